@@ -1,0 +1,1 @@
+"""What runs Equipoise on machines: units, monitoring, and the lab."""

@@ -1,0 +1,1 @@
+"""The lab: guests, load and demonstrations on one small machine."""

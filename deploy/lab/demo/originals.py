@@ -1,0 +1,63 @@
+"""Weights and CPU affinities of QEMU processes, read from the kernel without any of Equipoise's own code.
+
+Taken before Equipoise starts and after it has stopped, they show whether it left everything as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+_WEIGHT_FILES = ("cpu.shares", "cpu.weight")
+_WORKER = re.compile(r"^(worker|call_rcu)")  # QEMU's helpers come and go
+
+
+def qemu_pid(name: str) -> int:
+    """Process of a running domain. Raises OSError when it does not run."""
+    return int(Path(f"/run/libvirt/qemu/{name}.pid").read_text())
+
+
+def settings_of(name: str) -> dict[str, str]:
+    """Weight of the VM's cgroup and affinity of each lasting thread, as text by what they are."""
+    pid = qemu_pid(name)
+    found = {}
+    for folder in _group_folders(pid):
+        for file in _WEIGHT_FILES:
+            if (folder / file).exists():
+                found[f"{name}: {folder / file}"] = (folder / file).read_text().strip()
+    for thread in sorted(Path(f"/proc/{pid}/task").iterdir()):
+        title = (thread / "comm").read_text().strip()
+        if not _WORKER.match(title):
+            cpus = ",".join(map(str, sorted(os.sched_getaffinity(int(thread.name)))))
+            found[f"{name}: affinity of thread {thread.name} ({title})"] = cpus
+    return found
+
+
+def settings_of_all(names: Iterable[str]) -> dict[str, str]:
+    """The settings of several VMs."""
+    return {key: value for name in names for key, value in settings_of(name).items()}
+
+
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """What is not as it was, in words."""
+    return [
+        f"{key}: was {before.get(key, 'absent')}, is {after.get(key, 'absent')}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _group_folders(pid: int) -> list[Path]:
+    """Folders, in all cgroup hierarchies, of the group that holds all of a VM's threads."""
+    folders = []
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, point, kind, options, *_ = line.split()
+        for group_line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
+            _, controllers, group = group_line.split(":", 2)
+            v1 = kind == "cgroup" and "cpu" in controllers.split(",") and "cpu" in options.split(",")
+            v2 = kind == "cgroup2" and controllers == ""
+            if (v1 or v2) and "qemu" in group:
+                folders.append(Path(point) / re.sub(r"(/libvirt)?(/emulator|/vcpu\d+)?$", "", group).lstrip("/"))
+    return folders

@@ -1,0 +1,152 @@
+"""The result of a demonstration: as JSON for scripts, as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from deploy.lab.demo.measure import Measured
+from deploy.lab.demo.scene import DemoPhase, Scene
+
+MIN_GAIN = 3.0
+MAX_OF_ALONE = 2.0
+FULL_SHARE = 0.95
+MAX_FOREIGN_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseResult:
+    """A phase, what was measured in it, the SLAs' states at its end, and the batch VMs' rate running by themselves."""
+
+    phase: DemoPhase
+    measured: Measured
+    sla_states: Mapping[str, str]
+    batch_alone_rate: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Times in microseconds, rates per second, shares 0 .. 1."""
+        loads = self.measured.loads
+        return {
+            "name": self.phase.name,
+            "services": {
+                name: {
+                    **{key: load[key] for key in ("p50_us", "p95_us", "p99_us", "rate_rps", "sent")},
+                    "errors": sum(load["errors"].values()),
+                    "errors_by_kind": load["errors"],
+                    "client_limited": load["client_limited"],
+                    "client_lateness_p99_us": load["lateness"]["p99_us"],
+                    "sla_state": self.sla_states.get(name, "no_data"),
+                }
+                for name, load in loads.items()
+            },
+            "host_cpu_share": round(self.measured.use.host_share, 4),
+            "batch_share_of_alone": round(self.measured.use.batch_rate / self.batch_alone_rate, 4),
+            "outside_cpu_share": round(self.measured.use.outside_share, 4),
+            "load_generators_cpu_share": round(sum(load["cpu_share"] for load in loads.values()), 4),
+        }
+
+
+def to_json(
+    scene: Scene,
+    accelerator: str,
+    reason: str,
+    duration_s: float,
+    phases: Sequence[PhaseResult],
+    changed: Sequence[str],
+) -> dict[str, Any]:
+    """The whole result. ``changed`` are the settings that were not as before at the end."""
+    return {
+        "accelerator": accelerator,
+        "accelerator_reason": reason,
+        "duration_s": duration_s,
+        "managed_cpus": sorted(scene.managed_cpus),
+        "load_cpus": sorted(scene.load_cpus),
+        "phases": [phase.to_json() for phase in phases],
+        "restored": not changed,
+        "not_restored": list(changed),
+    }
+
+
+def verdicts(phases: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]]:
+    """What was promised of this demonstration, and whether this run kept it."""
+    by_name = {phase["name"]: phase for phase in phases}
+
+    def p95(phase: str, service: str) -> float:
+        return float(by_name[phase]["services"][service]["p95_us"] or float("inf"))
+
+    found = []
+    for name, phase in by_name.items():
+        if name != "alone":
+            share = phase["host_cpu_share"]
+            found.append(
+                (share >= FULL_SHARE, f"{name}: the managed CPUs are full ({share:.1%}, at least {FULL_SHARE:.0%})")
+            )
+    gain = p95("equal", "memcached") / p95("priority", "memcached")
+    found.append((gain >= MIN_GAIN, f"memcached's p95 is {gain:.1f} x better with priority (at least {MIN_GAIN:g} x)"))
+    for service in by_name["pinned"]["services"]:
+        ratio = p95("pinned", service) / p95("alone", service)
+        found.append(
+            (ratio <= MAX_OF_ALONE, f"{service}'s p95 pinned is {ratio:.2f} x alone (at most {MAX_OF_ALONE:g} x)")
+        )
+    return found
+
+
+def print_report(console: Console, result: Mapping[str, Any]) -> None:
+    """A table of the phases, then what holds and what does not."""
+    slow = ", emulated (TCG): ratios count, not microseconds" if result["accelerator"] == "tcg" else ""
+    table = Table(title=f"The same load in four phases, {result['duration_s']:g} s each{slow}")
+    for title in (
+        "phase",
+        "service",
+        "p50",
+        "p95",
+        "p99",
+        "answers/s",
+        "errors",
+        "SLA",
+        "host CPU",
+        "batch",
+        "outside VMs",
+    ):
+        table.add_column(title, justify="left" if title in {"phase", "service", "SLA at end"} else "right")
+    for phase in result["phases"]:
+        shares = (phase["host_cpu_share"], phase["batch_share_of_alone"], phase["outside_cpu_share"])
+        for number, (name, load) in enumerate(phase["services"].items()):
+            table.add_row(
+                "" if number else phase["name"],
+                name + (" (!)" if load["client_limited"] else ""),
+                *(_time(load[key]) for key in ("p50_us", "p95_us", "p99_us")),
+                f"{load['rate_rps']:,.0f}",
+                str(load["errors"]),
+                load["sla_state"].replace("_", " "),
+                *([""] * 3 if number else [f"{share:.0%}" for share in shares]),
+                end_section=number == len(phase["services"]) - 1,
+            )
+    console.print(table)
+    console.print(
+        "host CPU: busy share of the managed CPUs; batch: CPU time against running without load beside it;\n"
+        "outside VMs: share of all CPUs spent by load generators, Equipoise, libvirt and everything else",
+        style="dim",
+    )
+    if any(load["client_limited"] for phase in result["phases"] for load in phase["services"].values()):
+        console.print("(!) the load generator itself was late there: the numbers are partly about it")
+    for phase in result["phases"]:
+        foreign = phase["outside_cpu_share"] - phase["load_generators_cpu_share"] / max(len(result["load_cpus"]), 1)
+        if foreign > MAX_FOREIGN_SHARE:
+            console.print(f"{phase['name']}: {foreign:.0%} of the CPUs went to other programs: do not trust this run")
+    for holds, text in verdicts(result["phases"]):
+        console.print(f"{'holds' if holds else 'FALLS SHORT':<12}{text}", highlight=False)
+    if result["restored"]:
+        console.print("holds       every weight and pin is back to its original", highlight=False)
+    else:
+        console.print("FALLS SHORT not everything is as it was:", *result["not_restored"], sep="\n  ", highlight=False)
+
+
+def _time(time_us: float | None) -> str:
+    if time_us is None:
+        return "-"
+    return f"{time_us:,.0f} us" if time_us < 10_000 else f"{time_us / 1000:,.1f} ms"

@@ -1,0 +1,146 @@
+"""Equipoise as the demonstration uses it: `equipoise run` in a process of its own, spoken to through REST alone."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from deploy.lab.commands import LabError, last_lines
+from deploy.lab.demo.scene import DemoPhase, Scene
+from manager.client import ManagerClient
+from manager.errors import ManagerUnavailable
+
+HOST = "demo"
+START_S = 60.0
+SETTLE_S = 30.0
+STOP_S = 60.0
+INTERVAL_S = 1.0
+
+
+class Equipoise:
+    """A running service with its state in ``folder``, which must not hold an earlier one's."""
+
+    def __init__(self, folder: Path, scene: Scene) -> None:
+        """Start it and wait until the agent has reported. Raises LabError when it does not come up."""
+        self._scene = scene
+        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.token_file = folder / "admin.token"
+        self.log = folder / "equipoise.log"
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        environment = {
+            "EQUIPOISE_STATE_DIR": str(folder),
+            "EQUIPOISE_LISTEN_PORT": self.url.rpartition(":")[2],
+            "EQUIPOISE_AGENT_LISTEN_PORT": str(_free_port()),
+            "EQUIPOISE_HOST_NAME": HOST,
+            "EQUIPOISE_INTERVAL_S": str(INTERVAL_S),
+            "EQUIPOISE_MANAGED_CPUS": ",".join(map(str, sorted(scene.managed_cpus))),
+        }
+        self.metrics_url = f"http://127.0.0.1:{environment['EQUIPOISE_AGENT_LISTEN_PORT']}/metrics"
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("EQUIPOISE_")}
+        with self.log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "manager.cli", "run"], env=inherited | environment, stdout=log, stderr=log
+            )
+        self._client: ManagerClient | None = None
+        self._wait(self._has_reported, START_S, "its agent to report")
+
+    @property
+    def client(self) -> ManagerClient:
+        """Speaks with the manager as its admin."""
+        if self._client is None:
+            self._client = ManagerClient(self.url, self.token_file.read_text().strip())
+        return self._client
+
+    def register(self) -> None:
+        """Register the scene: four VMs, two applications with their SLAs."""
+        for service in self._scene.services:
+            self.client.request("PUT", f"/vms/{service.vm.name}", body={"class": "critical", "host": HOST})
+            body = {
+                "tiers": [{"name": service.name, "vms": [service.vm.name]}],
+                "sla": {"response_time_ms": service.sla_ms, "percentile": 95},
+            }
+            self.client.request("PUT", f"/applications/{service.name}", body=body)
+        for vm in self._scene.batch:
+            self.client.request("PUT", f"/vms/{vm.name}", body={"class": "batch", "host": HOST})
+
+    def control(self, phase: DemoPhase) -> None:
+        """Set the host's policy and wait until two ticks were made with it, the second with nothing left to change."""
+        before = self._tick()["number"]
+        body = {"mode": "enforce", "policy": phase.policy, "pinning": phase.pinning}
+        self.client.request("PUT", f"/hosts/{HOST}", body=body)
+
+        def in_force() -> bool:
+            tick = self._tick()
+            settled = tick["policy"] == phase.policy and tick["number"] >= before + 3
+            running = [vm for vm in self.client.items("/vms") if vm["status"]]
+            return bool(settled and len(running) == len(self._scene.vms))
+
+        self._wait(in_force, SETTLE_S, f"the policy {phase.policy} to be in force")
+
+    def push(self, service: str, interval: Mapping[str, Any]) -> None:
+        """Send an interval's response times, as a proxy or an application would."""
+        end = datetime.fromtimestamp(interval["end_epoch_s"], UTC).isoformat()
+        body = {"end": end, "buckets": interval["buckets"]}
+        self.client.request("POST", f"/applications/{service}/samples", body=body)
+
+    def sla_states(self) -> dict[str, str]:
+        """State of each application's SLA as the manager sees it now."""
+        return {item["name"]: item["sla_state"] for item in self.client.items("/applications")}
+
+    def decisions(self) -> int:
+        """How many decisions were recorded."""
+        return len(self.client.items("/decisions"))
+
+    def stop(self) -> None:
+        """End it with SIGTERM, on which it puts everything back. Raises LabError when that does not end cleanly."""
+        if self._client is not None:
+            self._client.close()
+        if self._process.poll() is None:
+            self._process.terminate()
+        try:
+            status = self._process.wait(STOP_S)
+        except subprocess.TimeoutExpired as error:
+            self._process.kill()
+            raise LabError(f"equipoise did not end within {STOP_S:g} s of SIGTERM; see {self.log}") from error
+        if status != 0:
+            raise LabError(f"equipoise ended with status {status}; its log says\n{last_lines(self.log.read_text())}")
+
+    @property
+    def pid(self) -> int:
+        """Process id of `equipoise run`."""
+        return self._process.pid
+
+    def _tick(self) -> dict[str, Any]:
+        tick: dict[str, Any] = self.client.get(f"/hosts/{HOST}")["tick"]
+        return tick
+
+    def _has_reported(self) -> bool:
+        return self.token_file.exists() and bool(self.client.get(f"/hosts/{HOST}")["tick"])
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+        deadline = time.monotonic() + timeout_s
+        reason = ""
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise LabError(f"equipoise ended; its log says\n{last_lines(self.log.read_text())}")
+            try:
+                if condition():
+                    return
+            except ManagerUnavailable as error:
+                reason = f" ({error})"
+            time.sleep(0.2)
+        raise LabError(f"waited {timeout_s:g} s in vain for {what}{reason}; see {self.log}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

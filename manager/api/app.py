@@ -1,0 +1,71 @@
+"""The REST interface as a WSGI application."""
+
+from __future__ import annotations
+
+from flask import Response
+from flask_openapi3.models.info import Info
+from flask_openapi3.openapi import OpenAPI
+
+from manager import __version__
+from manager.api.agents import agents_api
+from manager.api.applications import applications_api
+from manager.api.auth import install_auth
+from manager.api.context import ManagerContext
+from manager.api.docs import docs_pages
+from manager.api.endpoint import components
+from manager.api.errors import install_errors
+from manager.api.health import health_api, metrics_page
+from manager.api.hosts import hosts_api
+from manager.api.metrics import Metrics
+from manager.api.policies import policies_api
+from manager.api.records import records_api
+from manager.api.schemas import Problem
+from manager.api.tokens import tokens_api
+from manager.api.vms import vms_api
+
+MAX_BODY_BYTES = 8 * 1024 * 1024
+
+_DESCRIPTION = """Register hosts, VMs and applications with their SLAs; read what is decided and why.
+
+Every request but health and metrics needs a bearer token. PUT creates or replaces, by name; its answer and that of GET
+carry an ETag of what was registered (not of status that agents report), for If-Match. Lists come in parts: pass `next`
+as `cursor`. Times are RFC 3339. Errors are application/problem+json with one entry in `errors` a bad field."""
+
+
+def create_app(context: ManagerContext) -> OpenAPI:
+    """An application for a migrated database. It keeps no state of its own but its metrics."""
+    app = OpenAPI(
+        "equipoise",
+        info=Info(title="Equipoise", version=__version__, description=_DESCRIPTION),
+        openapi_extensions={"components": components()},
+        validation_error_model=Problem,
+        doc_ui=False,
+        static_folder=None,
+    )
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    metrics = Metrics(context)
+    metrics.install(app)
+    install_auth(app, context)
+    install_errors(app)
+    app.after_request(_harden)
+    for api in (
+        hosts_api(context),
+        agents_api(context, metrics),
+        vms_api(context),
+        applications_api(context),
+        policies_api(context),
+        records_api(context),
+        tokens_api(context),
+        health_api(context),
+    ):
+        app.register_api(api)
+    app.register_blueprint(docs_pages(app))
+    app.register_blueprint(metrics_page(metrics))
+    return app
+
+
+def _harden(response: Response) -> Response:
+    """Nothing may be cached: answers depend on the token, and the ETag of an object leaves out its status."""
+    response.headers.setdefault("Cache-Control", "no-store")
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    return response

@@ -1,0 +1,32 @@
+"""What the REST interface is given: everything that is not a request."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from manager.store.database import Database
+from policies.registry import InstalledPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class ManagerContext:
+    """Database, installed policies, settings, and a clock that answers seconds since the epoch.
+
+    ``stale_s`` and ``min_samples`` are the settings of that name; ``slot_s`` is the length of a window of response
+    times, ``skew_s`` how far the clocks of others may be ahead.
+    """
+
+    database: Database
+    policies: Mapping[str, InstalledPolicy]
+    stale_s: float
+    min_samples: int
+    slot_s: float = 5.0
+    skew_s: float = 60.0
+    clock: Callable[[], float] = time.time
+
+    def now(self) -> datetime:
+        """The current time, in UTC."""
+        return datetime.fromtimestamp(self.clock(), UTC)

@@ -1,0 +1,94 @@
+"""Hosts: how they are to be controlled, and what their agents said of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from flask import Response
+from flask_openapi3.blueprint import APIBlueprint
+
+from manager.api.auth import OPERATOR, VIEWER, VIEWER_OR_OWN_HOST
+from manager.api.context import ManagerContext
+from manager.api.endpoint import answer, answers, blueprint, endpoint, no_content, written
+from manager.api.pages import CapabilitiesPage, HostCapabilities, HostPage
+from manager.api.paging import cut, name_place, read_cursor
+from manager.api.queries import Conditions, NamePath, PageQuery
+from manager.api.schemas import CapabilitiesBody, HostIn, HostOut
+from manager.api.validation import shown
+from manager.errors import InvalidRequest, NotFound
+from manager.model.registration import HostSpec
+from manager.store.hosts import put_host
+from manager.store.models import HostRow
+from manager.store.registered import delete, get, page
+
+
+def hosts_api(context: ManagerContext) -> APIBlueprint:
+    """The routes of hosts."""
+    api = blueprint("hosts", "KVM machines, each with one agent.")
+    database = context.database
+
+    @api.get("/hosts", responses=answers((200, HostPage)))
+    @endpoint(VIEWER)
+    def list_hosts(query: PageQuery) -> Response:
+        """All hosts by name."""
+        with database.reading() as session:
+            rows = page(session, HostRow, read_cursor(query, name_place), query.limit + 1)
+        rows, following = cut(rows, query.limit, lambda row: row.name)
+        return answer(HostPage(items=[_host_out(row) for row in rows], next=following))
+
+    @api.get("/hosts/<name>", responses=answers((200, HostOut)))
+    @endpoint(VIEWER_OR_OWN_HOST)
+    def get_host(path: NamePath) -> Response:
+        """One host."""
+        with database.reading() as session:
+            row = get(session, HostRow, path.name)
+        return answer(_host_out(row), etag=row.etag)
+
+    @api.put("/hosts/<name>", responses=answers((200, HostOut), (201, HostOut)))
+    @endpoint(OPERATOR)
+    def put_host_(path: NamePath, header: Conditions, body: HostIn) -> Response:
+        """Set how a host is to be controlled; its agent need not have reported yet."""
+        _refuse_unknown_policy(body.policy, context.policies)
+        spec = HostSpec(path.name, body.mode, body.policy, body.pinning)
+        with database.registering() as session:
+            row, created = put_host(session, spec, context.now(), header.check)
+        return written(_host_out(row), created, row.etag)
+
+    @api.delete("/hosts/<name>", responses=answers((204, None)))
+    @endpoint(OPERATOR)
+    def delete_host(path: NamePath, header: Conditions) -> Response:
+        """Forget a host. It comes back with the default settings when its agent reports again."""
+        with database.registering() as session:
+            delete(session, HostRow, path.name, header.check)
+        return no_content()
+
+    @api.get("/hosts/<name>/capabilities", responses=answers((200, CapabilitiesBody)))
+    @endpoint(VIEWER_OR_OWN_HOST)
+    def get_host_capabilities(path: NamePath) -> Response:
+        """What a host offers, as its agent last reported."""
+        with database.reading() as session:
+            row = get(session, HostRow, path.name)
+        if row.capabilities is None:
+            raise NotFound(f"the agent of host {path.name!r} never reported")
+        return answer(CapabilitiesBody.model_validate(row.capabilities))
+
+    @api.get("/capabilities", responses=answers((200, CapabilitiesPage)))
+    @endpoint(VIEWER)
+    def list_capabilities(query: PageQuery) -> Response:
+        """What all hosts offer, by name of the host."""
+        with database.reading() as session:
+            rows = page(session, HostRow, read_cursor(query, name_place), query.limit + 1)
+        rows, following = cut(rows, query.limit, lambda row: row.name)
+        items = [HostCapabilities.model_validate({"host": row.name, "capabilities": row.capabilities}) for row in rows]
+        return answer(CapabilitiesPage(items=items, next=following))
+
+    return api
+
+
+def _refuse_unknown_policy(name: str, installed: Collection[str]) -> None:
+    if name not in installed:
+        raise InvalidRequest("policy", f"{shown(name)} is not installed; allowed: {', '.join(sorted(installed))}")
+
+
+def _host_out(row: HostRow) -> HostOut:
+    return HostOut.model_validate(row, from_attributes=True)

@@ -1,0 +1,168 @@
+"""What Prometheus reads from the manager.
+
+Labels are routes, methods, statuses, and registered names: nothing a stranger sends becomes one. Hosts and applications
+are read from the database at each scrape, so every manager of a fleet tells the same.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from http import HTTPStatus
+
+from flask import Flask, Response, g, request
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from manager.api.context import ManagerContext
+from manager.api.schemas import TickStatus
+from manager.control.sla import sla_state
+from manager.errors import DatabaseUnavailable
+from manager.model.window import SlaState
+from manager.store.applications import sla_of
+from manager.store.models import ApplicationRow, HostRow
+from manager.store.windows import latest_windows
+
+_BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
+_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "POST", "DELETE"})
+
+log = logging.getLogger(__name__)
+
+
+class Metrics:
+    """The metrics of one app, in a registry of their own."""
+
+    content_type = CONTENT_TYPE_PLAIN_0_0_4
+
+    def __init__(self, context: ManagerContext) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        self._registry.register(_Fleet(context))
+        self._requests = Counter(
+            "equipoise_api_requests", "REST requests answered", ["method", "route", "status"], registry=self._registry
+        )
+        self._durations = Histogram(
+            "equipoise_api_request_duration_seconds",
+            "Time from reading a request to its answer",
+            ["method", "route"],
+            buckets=_BUCKETS_S,
+            registry=self._registry,
+        )
+        self._errors = Counter(
+            "equipoise_api_errors", "REST requests answered with an error", ["kind"], registry=self._registry
+        )
+        self._records = Counter(
+            "equipoise_records_stored", "Decisions and events stored", ["kind"], registry=self._registry
+        )
+        self.records_stored(0, 0)
+
+    def text(self) -> bytes:
+        """The metrics page."""
+        return generate_latest(self._registry)
+
+    def records_stored(self, decisions: int, events: int) -> None:
+        """Count stored records."""
+        self._records.labels("decision").inc(decisions)
+        self._records.labels("event").inc(events)
+
+    def install(self, app: Flask) -> None:
+        """Count and time every request."""
+
+        def started() -> None:
+            g.started_s = time.perf_counter()
+
+        def finished(response: Response) -> Response:
+            method = request.method if request.method in _METHODS else "other"
+            route = request.url_rule.rule if request.url_rule else "none"
+            self._requests.labels(method, route, str(response.status_code)).inc()
+            self._durations.labels(method, route).observe(time.perf_counter() - g.started_s)
+            if response.status_code >= 400:
+                self._errors.labels(HTTPStatus(response.status_code).phrase.lower().replace(" ", "_")).inc()
+            return response
+
+        app.before_request(started)
+        app.after_request(finished)
+
+
+class _Fleet(Collector):
+    """Hosts and applications as they are when asked."""
+
+    def __init__(self, context: ManagerContext) -> None:
+        self._context = context
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: otherwise registering would ask the database."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """The metrics; without a database only that it is down."""
+        up = GaugeMetricFamily("equipoise_database_up", "Whether the manager's database answers")
+        try:
+            with self._context.database.reading() as session:
+                found = [*self._hosts(session), *self._applications(session)]
+        except DatabaseUnavailable as error:
+            log.error("scraped without a database: %s", error)
+            found = []
+        up.add_metric([], 1.0 if found else 0.0)
+        yield up
+        yield from found
+
+    def _hosts(self, session: Session) -> list[Metric]:
+        label = ["host"]
+        age = GaugeMetricFamily(
+            "equipoise_host_last_seen_age_seconds", "Time since an agent's last report", None, label
+        )
+        duration = GaugeMetricFamily("equipoise_host_tick_duration_seconds", "Length of the last tick", None, label)
+        overruns = CounterMetricFamily(
+            "equipoise_host_tick_overruns", "Ticks not begun because the one before took too long", None, label
+        )
+        errors = CounterMetricFamily("equipoise_host_tick_errors", "Errors in ticks", None, label)
+        for row in session.scalars(select(HostRow).order_by(HostRow.name)):
+            if row.last_seen_at is not None:
+                age.add_metric([row.name], max(0.0, self._context.clock() - row.last_seen_at.timestamp()))
+            if row.tick is not None:
+                tick = TickStatus.model_validate(row.tick)
+                duration.add_metric([row.name], tick.duration_ms / 1000)
+                overruns.add_metric([row.name], tick.overruns)
+                errors.add_metric([row.name], tick.errors)
+        return [age, duration, overruns, errors]
+
+    def _applications(self, session: Session) -> list[Metric]:
+        label = ["application"]
+        p95 = GaugeMetricFamily(
+            "equipoise_application_p95_seconds", "95th percentile of the latest window", None, label
+        )
+        promise = GaugeMetricFamily(
+            "equipoise_application_sla_seconds", "Response time promised by the SLA", None, label
+        )
+        rate = GaugeMetricFamily(
+            "equipoise_application_rate_rps", "Requests per second of the latest window", None, label
+        )
+        count = GaugeMetricFamily("equipoise_application_window_requests", "Requests in the latest window", None, label)
+        state = GaugeMetricFamily(
+            "equipoise_application_sla_state", "1 for the state the SLA is in", None, ["application", "state"]
+        )
+        rows = session.scalars(select(ApplicationRow).order_by(ApplicationRow.name)).all()
+        windows = latest_windows(session, rows)
+        now_s = self._context.clock()
+        for row in rows:
+            window = windows.get(row.name)
+            sla = sla_of(row)
+            if sla is not None:
+                promise.add_metric([row.name], sla.response_time_ms / 1000)
+            if window is not None:
+                rate.add_metric([row.name], window.rate_rps)
+                count.add_metric([row.name], window.histogram.count)
+                p95_ms = window.percentile_ms(95)
+                if p95_ms is not None:
+                    p95.add_metric([row.name], p95_ms / 1000)
+            current = sla_state(window, sla, now_s, self._context.stale_s, self._context.min_samples)
+            for possible in SlaState:
+                state.add_metric([row.name, possible], 1.0 if possible is current else 0.0)
+        return [p95, promise, rate, count, state]

@@ -1,0 +1,84 @@
+"""Shapes of the lists that the REST interface answers."""
+
+from __future__ import annotations
+
+from manager.api.schemas import (
+    ApplicationOut,
+    CapabilitiesBody,
+    EventBody,
+    HostOut,
+    Name,
+    PolicyOut,
+    RecordBody,
+    Schema,
+    TokenOut,
+    VmOut,
+    WindowOut,
+)
+
+
+class Page(Schema):
+    """A part of a list. ``next`` is the ``cursor`` of the following part; null: this is the last one."""
+
+    next: str | None = None
+
+
+class HostPage(Page):
+    """Hosts by name."""
+
+    items: list[HostOut]
+
+
+class VmPage(Page):
+    """VMs by name."""
+
+    items: list[VmOut]
+
+
+class ApplicationPage(Page):
+    """Applications by name."""
+
+    items: list[ApplicationOut]
+
+
+class WindowPage(Page):
+    """Windows of an application, newest first."""
+
+    items: list[WindowOut]
+
+
+class PolicyPage(Page):
+    """Policies by name."""
+
+    items: list[PolicyOut]
+
+
+class RecordPage(Page):
+    """Decisions, newest first."""
+
+    items: list[RecordBody]
+
+
+class EventPage(Page):
+    """Events, newest first."""
+
+    items: list[EventBody]
+
+
+class TokenPage(Page):
+    """Tokens by name."""
+
+    items: list[TokenOut]
+
+
+class HostCapabilities(Schema):
+    """A host and what it offers; null: its agent never reported."""
+
+    host: Name
+    capabilities: CapabilitiesBody | None
+
+
+class CapabilitiesPage(Page):
+    """Capabilities by name of the host."""
+
+    items: list[HostCapabilities]

@@ -1,0 +1,83 @@
+"""What may stand in the path, the query string and the headers of a request."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+from werkzeug.exceptions import PreconditionFailed
+from werkzeug.http import parse_etags
+
+from manager.api.schemas import Moment, Name, Schema
+from manager.model.records import Knob, Severity
+from manager.model.registration import VmClass
+
+
+class NamePath(Schema):
+    """The name of the object."""
+
+    name: Name
+
+
+class PageQuery(Schema):
+    """Which part of a list."""
+
+    limit: Annotated[int, Field(ge=1, le=1000, description="most items in the answer, 1 to 1000")] = 100
+    cursor: Annotated[str, Field(max_length=200)] | None = Field(
+        default=None, description="`next` of the previous part; absent: the first part"
+    )
+
+
+class VmQuery(PageQuery):
+    """Which VMs."""
+
+    host: Name | None = Field(default=None, description="registered for this host, or last seen on it")
+    vm_class: VmClass | None = Field(default=None, alias="class")
+    application: Name | None = None
+
+
+class WindowQuery(PageQuery):
+    """Which windows."""
+
+    since: Moment | None = Field(default=None, description="windows that began at this time or later")
+
+
+class RecordQuery(PageQuery):
+    """Which decisions or events."""
+
+    host: Name | None = None
+    vm: Name | None = None
+    since: Moment | None = Field(default=None, description="of this time or later")
+    until: Moment | None = Field(default=None, description="earlier than this time")
+
+
+class DecisionQuery(RecordQuery):
+    """Which decisions."""
+
+    knob: Knob | None = None
+
+
+class EventQuery(RecordQuery):
+    """Which events."""
+
+    severity: Severity | None = None
+
+
+class Conditions(Schema):
+    """Preconditions of a write (RFC 9110, section 13). They compare with the ETag that reads and writes answer."""
+
+    if_match: str | None = Field(default=None, alias="If-Match", description="only if this is the object's ETag")
+    if_none_match: str | None = Field(default=None, alias="If-None-Match", description="`*`: only if it is new")
+
+    def check(self, etag: str | None) -> None:
+        """Raises PreconditionFailed (412) unless an object with this ETag, None where there is none, may be written."""
+        if self.if_match is not None and (etag is None or not parse_etags(self.if_match).contains(etag)):
+            raise PreconditionFailed("If-Match: it was changed or removed meanwhile; read it again")
+        if self.if_none_match is not None and etag is not None and parse_etags(self.if_none_match).contains(etag):
+            raise PreconditionFailed("If-None-Match: it exists already")
+
+
+class AssignmentConditions(Schema):
+    """Precondition of a read."""
+
+    if_none_match: str | None = Field(default=None, alias="If-None-Match", description="ETag of what the caller has")

@@ -1,0 +1,148 @@
+"""Reading requests into schemas, and saying what is wrong with one: the field, its value, and what would be right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+from werkzeug.exceptions import BadRequest
+
+from manager.errors import InvalidRequest
+
+Model = TypeVar("Model", bound=BaseModel)
+Subschemas = list[dict[str, Any]]
+
+_MAX_ERRORS = 20
+_MAX_VALUE_TEXT = 80
+_KEY = "[key]"  # pydantic's mark for an error of a mapping's key
+_VALUELESS = frozenset({"missing", "json_invalid", "extra_forbidden", "too_long", "too_short"})
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One bad field: its JSON path such as ``tiers[0].vms[1]``, and a sentence with value and range."""
+
+    field: str
+    message: str
+
+
+class InvalidFields(InvalidRequest):
+    """Several fields hold unusable values."""
+
+    def __init__(self, errors: Sequence[FieldError]) -> None:
+        super().__init__(errors[0].field, errors[0].message)
+        self.errors = tuple(errors)
+
+
+def read_json(model: type[Model], text: bytes) -> Model:
+    """A request's body. Raises BadRequest for malformed JSON, InvalidFields for bad values.
+
+    Strict: a number written as text, or 1 for true, is refused, not guessed at. The parser bounds nesting.
+    """
+    try:
+        return model.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        for one in error.errors(include_url=False, include_context=False, include_input=False):
+            if one["type"] == "json_invalid":
+                raise BadRequest(f"the body is not JSON: {one['msg'].removeprefix('Invalid JSON: ')}") from None
+        raise _refusal(model, error) from None
+
+
+def read_text(model: type[Model], values: Mapping[str, str]) -> Model:
+    """Path, query string or headers, whose values are all text. Raises InvalidFields."""
+    try:
+        return model.model_validate(dict(values))
+    except ValidationError as error:
+        raise _refusal(model, error) from None
+
+
+def shown(value: object) -> str:
+    """A value as JSON for a message, shortened."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _MAX_VALUE_TEXT else text[:_MAX_VALUE_TEXT] + "…"
+
+
+def _refusal(model: type[BaseModel], error: ValidationError) -> InvalidFields:
+    schema = model.model_json_schema()
+    details = error.errors(include_url=False)
+    return InvalidFields([_field_error(schema, one) for one in details[:_MAX_ERRORS]])
+
+
+def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:
+    location = [step for step in error["loc"] if step != _KEY]
+    field = _json_path(location)
+    if error["type"] == "extra_forbidden":
+        known = sorted(name for at in _at(schema, location[:-1]) for name in at.get("properties", {}))
+        return FieldError(field, f"is not a known field; known: {', '.join(known)}")
+    message = error["msg"].removeprefix("Value error, ")
+    message = message[:1].lower() + message[1:]
+    if error["type"] == "missing":
+        message = "is required"
+    elif error["type"] not in _VALUELESS:
+        message = f"{shown(error['input'])} is refused: {message}"
+    allowed = _range_text(schema, location)
+    return FieldError(field, f"{message}; allowed: {allowed}" if allowed else message)
+
+
+def _json_path(location: Sequence[int | str]) -> str:
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    return path.removeprefix(".") or "body"
+
+
+def _range_text(schema: dict[str, Any], location: Sequence[int | str]) -> str:
+    """What a field's schema allows, in words; empty where there is nothing to say."""
+    texts = (_words(at) for at in _at(schema, location))
+    return " or ".join(dict.fromkeys(filter(None, texts)))
+
+
+def _words(schema: dict[str, Any]) -> str:
+    if "enum" in schema:
+        return ", ".join(map(str, schema["enum"]))
+    if schema.get("type") in {"integer", "number"}:
+        bounds = [
+            f"{words} {schema[key]:.16g}"
+            for key, words in (
+                ("minimum", "at least"),
+                ("exclusiveMinimum", "more than"),
+                ("maximum", "at most"),
+                ("exclusiveMaximum", "less than"),
+            )
+            if key in schema
+        ]
+        kind = "a whole number" if schema["type"] == "integer" else "a number"
+        return " ".join([kind, " and ".join(bounds)]).strip()
+    if schema.get("type") == "string":
+        return str(schema.get("description", "text"))
+    simple = {"boolean": "true or false", "null": "null", "object": "an object"}
+    if schema.get("type") == "array":
+        return f"a list of at most {schema['maxItems']}" if "maxItems" in schema else "a list"
+    return simple.get(schema.get("type", ""), "")
+
+
+def _at(schema: dict[str, Any], location: Sequence[int | str]) -> Subschemas:
+    """The subschemas that may describe the value at a location; none where the location does not exist."""
+    definitions = schema.get("$defs", {})
+    found = _alternatives(schema, definitions)
+    for step in location:
+        below: Subschemas = []
+        for at in found:
+            if isinstance(step, int):
+                inner = at.get("items")
+            else:
+                inner = at.get("properties", {}).get(step, at.get("additionalProperties"))
+            if isinstance(inner, dict):
+                below.extend(_alternatives(inner, definitions))
+        found = below
+    return found
+
+
+def _alternatives(schema: dict[str, Any], definitions: Mapping[str, Any]) -> Subschemas:
+    if "$ref" in schema:
+        return _alternatives(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions)
+    if "anyOf" in schema:
+        return [inner for option in schema["anyOf"] for inner in _alternatives(option, definitions)]
+    return [schema]

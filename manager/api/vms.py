@@ -1,0 +1,79 @@
+"""VMs: what was registered, the application each serves, and its last status."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flask import Response
+from flask_openapi3.blueprint import APIBlueprint
+from pydantic_core import to_json
+
+from manager.api.auth import OPERATOR, VIEWER
+from manager.api.context import ManagerContext
+from manager.api.endpoint import answers, blueprint, endpoint, no_content
+from manager.api.pages import VmPage
+from manager.api.paging import cut, name_place, read_cursor
+from manager.api.queries import Conditions, NamePath, VmQuery
+from manager.api.schemas import VmIn, VmOut
+from manager.model.registration import VmSpec
+from manager.store.models import VmRow
+from manager.store.registered import get
+from manager.store.vms import VmFilter, delete_vm, get_vm, list_vms, put_vm
+
+
+def vms_api(context: ManagerContext) -> APIBlueprint:
+    """The routes of VMs."""
+    api = blueprint("vms", "Registered libvirt domains, which need not exist.")
+    database = context.database
+
+    @api.get("/vms", responses=answers((200, VmPage)))
+    @endpoint(VIEWER)
+    def list_vms_(query: VmQuery) -> Response:
+        """All VMs by name."""
+        wanted = VmFilter(query.host, query.vm_class, query.application)
+        with database.reading() as session:
+            rows = list_vms(session, wanted, read_cursor(query, name_place), query.limit + 1)
+        vms, following = cut(rows, query.limit, lambda vm: str(vm["name"]))
+        items = b",".join(map(_vm_json, vms))
+        return Response(b'{"items":[%b],"next":%b}' % (items, to_json(following)), mimetype="application/json")
+
+    @api.get("/vms/<name>", responses=answers((200, VmOut)))
+    @endpoint(VIEWER)
+    def get_vm_(path: NamePath) -> Response:
+        """One VM."""
+        with database.reading() as session:
+            etag = get(session, VmRow, path.name).etag
+            vm = get_vm(session, path.name)
+        return _vm_answer(vm, etag, 200)
+
+    @api.put("/vms/<name>", responses=answers((200, VmOut), (201, VmOut)))
+    @endpoint(OPERATOR)
+    def put_vm_(path: NamePath, header: Conditions, body: VmIn) -> Response:
+        """Register a VM; it need not exist yet."""
+        spec = VmSpec(path.name, body.vm_class, body.libvirt_name, body.libvirt_uuid, body.host, body.weight, body.pin)
+        with database.registering() as session:
+            row, created = put_vm(session, spec, context.now(), header.check)
+            vm = get_vm(session, path.name)
+        return _vm_answer(vm, row.etag, 201 if created else 200)
+
+    @api.delete("/vms/<name>", responses=answers((204, None)))
+    @endpoint(OPERATOR)
+    def delete_vm_(path: NamePath, header: Conditions) -> Response:
+        """Forget a VM; its agent puts its settings back. One that serves an application cannot be forgotten."""
+        with database.registering() as session:
+            delete_vm(session, path.name, header.check)
+        return no_content()
+
+    return api
+
+
+def _vm_answer(vm: dict[str, Any], etag: str, status: int) -> Response:
+    response = Response(_vm_json(vm), status, mimetype="application/json")
+    response.set_etag(etag)
+    return response
+
+
+def _vm_json(vm: dict[str, Any]) -> bytes:
+    """A VmOut as JSON. The status is stored as JSON: to parse it only to write it again would take most of the time."""
+    status = vm.pop("status")
+    return b'%b,"status":%b}' % (to_json(vm)[:-1], b"null" if status is None else status.encode())

@@ -1,0 +1,5 @@
+"""The command line."""
+
+from manager.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,193 @@
+"""Commands of set-up: config, db, token."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from rich.table import Table
+
+from manager.cli.options import OnePage, console, with_settings
+from manager.errors import NotFound, SettingsError
+from manager.settings import SETTINGS, Settings
+from manager.store.database import Database, open_database
+from manager.store.tokens import Role, authenticate, create_token, list_tokens, revoke_token
+
+_CONFIG_EPILOG = """
+SOURCES
+  Later ones win: the default, the TOML file, the environment (EQUIPOISE_ and the name in capitals), a flag. An
+  unknown name or a value out of range is refused. docs/configuration.md describes every setting.
+
+EXAMPLES
+  equipoise config
+  equipoise config --config trial.toml --json
+  EQUIPOISE_INTERVAL_S=1 equipoise config
+"""
+
+
+@click.command(cls=OnePage, epilog=_CONFIG_EPILOG)
+@with_settings(*(setting.name for setting in SETTINGS))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def config(settings: Settings, as_json: bool) -> None:
+    """Print every setting in force, where it came from, and its range."""
+    if as_json:
+        rows = {
+            one.name: {
+                "value": settings.values[one.name],
+                "source": settings.sources[one.name],
+                "default": one.default,
+                "range": one.range_text,
+            }
+            for one in SETTINGS
+        }
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("setting", "value", "source", "range", "meaning")
+    for one in SETTINGS:
+        table.add_row(one.name, str(settings.values[one.name]), settings.sources[one.name], one.range_text, one.help)
+    console().print(table)
+
+
+def open_store(settings: Settings, threads: int = 1) -> Database:
+    """The manager's database. Raises EquipoiseError when its URL or folder cannot be used."""
+    make_state_dir(settings)
+    return open_database(settings.database_url, threads)
+
+
+def make_state_dir(settings: Settings) -> Path:
+    """The state directory, made for its owner alone if it is missing. Raises SettingsError when that fails."""
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise SettingsError(
+            f"setting state_dir = {settings.text('state_dir')!r} cannot be used: {error.strerror}; run as root, or"
+            " choose another folder with --state-dir"
+        ) from error
+    return settings.state_dir
+
+
+def ensure_token_file(database: Database, path: Path, name: str, role: Role, host: str | None) -> None:
+    """A file, readable by its owner alone, with a token that the database knows; made anew where either is not so.
+
+    Raises SettingsError when the file cannot be written.
+    """
+    now = datetime.now(UTC)
+    try:
+        if path.exists() and authenticate(database, path.read_text().strip(), now) is not None:
+            return
+        with database.registering() as session:
+            with contextlib.suppress(NotFound):
+                revoke_token(session, name)
+            session.flush()
+            _, secret = create_token(session, name, role, host, now)
+        path.touch(mode=0o600)
+        path.chmod(0o600)
+        path.write_text(secret + "\n")
+    except OSError as error:
+        raise SettingsError(f"the token file {path} cannot be used: {error.strerror}") from error
+
+
+_DB_EPILOG = """
+EXAMPLES
+  equipoise db current
+  equipoise db upgrade
+  equipoise db downgrade base --yes    remove all tables and what is in them
+"""
+
+
+@click.group()
+def db() -> None:
+    """Look after the manager's database: its tables are versioned by migrations.
+
+    `equipoise run` and `equipoise manager` upgrade on start; these commands are for doing it by hand.
+    """
+
+
+@db.command(cls=OnePage, epilog=_DB_EPILOG)
+@with_settings("state_dir", "database_url")
+@click.argument("revision", default="head")
+def upgrade(settings: Settings, revision: str) -> None:
+    """Bring the tables up to REVISION (the newest by default)."""
+    database = open_store(settings)
+    database.upgrade(revision)
+    click.echo(f"at revision {database.current()}")
+
+
+@db.command(cls=OnePage, epilog=_DB_EPILOG)
+@with_settings("state_dir", "database_url")
+@click.argument("revision")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def downgrade(settings: Settings, revision: str, yes: bool) -> None:
+    """Take the tables back to REVISION; `base` removes them. Data the older tables cannot hold is lost."""
+    if not yes:
+        click.confirm(f"Take the tables back to {revision}? Data may be lost", abort=True)
+    database = open_store(settings)
+    database.downgrade(revision)
+    click.echo(f"at revision {database.current() or 'base'}")
+
+
+@db.command(cls=OnePage, epilog=_DB_EPILOG)
+@with_settings("state_dir", "database_url")
+def current(settings: Settings) -> None:
+    """Print the revision of the tables."""
+    click.echo(open_store(settings).current() or "base (no tables)")
+
+
+_ROLES_PAGE = """
+ROLES
+  viewer    reads everything
+  operator  also registers VMs and applications, sets SLAs, policies and modes, sends response times
+  admin     also makes and revokes tokens
+  host      an agent: reports for its own host, and reads what it is to do there
+
+EXAMPLES
+  equipoise token create --role operator --name alice
+  equipoise token create --role host --host kvm7 --name kvm7 > /etc/equipoise/token
+"""
+
+
+@click.group()
+def token() -> None:
+    """Make, list and revoke the bearer tokens of the REST interface.
+
+    These commands work on the database directly, so they run on the manager's machine and need no token. A token's
+    secret is printed once and stored as a hash.
+    """
+
+
+@token.command(cls=OnePage, epilog=_ROLES_PAGE)
+@with_settings("state_dir", "database_url")
+@click.option("--role", type=click.Choice(["viewer", "operator", "admin", "host"]), required=True, help="See ROLES.")
+@click.option("--name", required=True, metavar="NAME", help="What the token is called in lists.")
+@click.option("--host", metavar="HOST", help="The host that a token of role host speaks for.")
+def create(settings: Settings, role: str, name: str, host: str | None) -> None:
+    """Make a token and print its secret on standard output."""
+    database = open_store(settings)
+    database.upgrade()
+    with database.registering() as session:
+        _, secret = create_token(session, name, Role(role), host, datetime.now(UTC))
+    click.echo(secret)
+
+
+@token.command("list", cls=OnePage, epilog=_ROLES_PAGE)
+@with_settings("state_dir", "database_url")
+def list_command(settings: Settings) -> None:
+    """List the tokens, without their secrets."""
+    table = Table("name", "role", "host", "created", "last used")
+    with open_store(settings).reading() as session:
+        for one in list_tokens(session):
+            table.add_row(one.name, one.role, one.host or "-", str(one.created_at), str(one.last_used_at or "never"))
+    console().print(table)
+
+
+@token.command(cls=OnePage, epilog=_ROLES_PAGE)
+@with_settings("state_dir", "database_url")
+@click.argument("name")
+def revoke(settings: Settings, name: str) -> None:
+    """Make the token NAME invalid at once."""
+    with open_store(settings).registering() as session:
+        revoke_token(session, name)
+    click.echo(f"revoked {name}")

@@ -1,0 +1,51 @@
+"""The command ``equipoise`` and its subcommands."""
+
+from __future__ import annotations
+
+import click
+
+from manager import __version__
+from manager.cli.admin import config, db, token
+from manager.cli.operate import decisions, enforce, observe, release, status
+from manager.cli.service import agent, manager, run
+
+_EPILOG = """
+FILES
+  /etc/equipoise/equipoise.toml   settings; `equipoise config` lists them all
+  /var/lib/equipoise/             database, journal of original values, tokens
+
+ENVIRONMENT
+  EQUIPOISE_CONFIG      settings file
+  EQUIPOISE_TOKEN       bearer token of the commands that ask a manager
+  EQUIPOISE_<SETTING>   any setting, such as EQUIPOISE_INTERVAL_S=1
+
+EXIT STATUS
+  0  done     1  it failed, and standard error says why     2  wrong usage
+
+EXAMPLES
+  equipoise run                         manager and agent on this machine
+  equipoise status                      what is managed, changed, and how the SLAs are
+  equipoise decisions --vm shop-cache   why that VM has the weight it has
+  equipoise release                     put every changed setting of this host back
+"""
+
+
+class _Group(click.Group):
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        del ctx
+        formatter.write(_EPILOG)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, message="%(prog)s %(version)s")
+def main() -> None:
+    """Fill a KVM host with batch VMs and keep the SLAs of the services beside them.
+
+    Equipoise gives registered VMs CPU weights and pCPUs so that latency-critical services keep their response times
+    while batch VMs use what is left. It touches registered VMs only, records every change with its reason, and puts
+    every changed setting back when told to, when stopped, and after a crash.
+    """
+
+
+for command in (run, manager, agent, status, decisions, enforce, observe, release, config, db, token):
+    main.add_command(command)

@@ -1,0 +1,51 @@
+"""Undoing without an agent: from the journal and the kernel alone, with neither manager nor libvirtd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from manager.errors import AlreadyRunning, EquipoiseError
+from manager.host.kernel_host import KernelHost
+from manager.host.registry import HostPaths
+from manager.loop.journal import Journal
+from manager.loop.lock import HostLock
+from manager.loop.tick import ControlLoop, LoopSettings
+from manager.model.records import OutcomeKind
+from manager.settings import Settings
+
+JOURNAL_FILE = "journal.db"
+
+
+def lock_path(settings: Settings) -> Path:
+    """The lock that the agent of this host holds."""
+    return Path(settings.text("root_dir")) / "run/equipoise-agent.lock"
+
+
+def release_offline(settings: Settings) -> str | None:
+    """Put everything back and say so; None when an agent runs here, which must then do it.
+
+    Raises EquipoiseError when something could not be put back, or the journal or the host cannot be read.
+    """
+    try:
+        lock = HostLock(lock_path(settings))
+    except AlreadyRunning:
+        return None
+    path = settings.state_dir / JOURNAL_FILE
+    try:
+        if not path.exists():
+            return f"nothing to put back: there is no journal {path}"
+        host = KernelHost(HostPaths(Path(settings.text("root_dir"))), None)
+        journal = Journal(path, host.boot_id)
+        loop = ControlLoop(host, journal, {}, LoopSettings(settings.text("host_name"), 1.0, 1.0, 1))
+        result = loop.release("host released")
+        failed = [one for one in result.outcomes if one.kind is OutcomeKind.FAILED]
+        if failed or result.troubles:
+            reasons = [one.detail for one in failed] + [trouble.text for trouble in result.troubles]
+            raise EquipoiseError(f"not everything could be put back: {'; '.join(reasons)}")
+        restored = sum(one.kind is OutcomeKind.RESTORED for one in result.outcomes)
+        foreign = sum(one.kind is OutcomeKind.FOREIGN for one in result.outcomes)
+        note = f", {foreign} left as somebody else changed them" if foreign else ""
+        journal.close()
+        return f"{restored} settings put back{note}"
+    finally:
+        lock.close()

@@ -1,0 +1,243 @@
+"""Commands of daily work: status, decisions, and how far Equipoise may go on a host."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from typing import Any
+
+import click
+from rich.table import Table
+
+from manager.cli.offline import release_offline
+from manager.cli.options import CLIENT_SETTINGS, Failure, OnePage, connect, console, with_settings
+from manager.client import ManagerClient
+from manager.errors import ManagerUnavailable
+from manager.settings import Settings
+
+_MODE_WAIT_S = 60
+_SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
+
+_STATUS_EPILOG = """
+OUTPUT
+  A table of hosts, one of applications, and one of managed VMs with each setting: what it holds, and in brackets
+  what it held before Equipoise changed it. `foreign` marks a setting that somebody else changed and that was given
+  up. With --json, one object with the keys hosts, applications and vms, each a list as the REST API answers it.
+
+EXAMPLES
+  equipoise status
+  equipoise status --json | jq '.vms[] | {name, knobs: .status.knobs}'
+"""
+
+
+@click.command(cls=OnePage, epilog=_STATUS_EPILOG)
+@with_settings(*CLIENT_SETTINGS)
+@click.option("--host", default="", metavar="NAME", help="Only this host.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+def status(settings: Settings, host: str, as_json: bool) -> None:
+    """Show every managed VM, its settings and their originals, and the state of every SLA."""
+    client = connect(settings)
+    hosts = [client.get(f"/hosts/{host}")] if host else client.items("/hosts")
+    vms = client.items("/vms")
+    if host:
+        vms = [vm for vm in vms if host in {vm["host"], vm["status_host"]}]
+    found = {"hosts": hosts, "applications": client.items("/applications"), "vms": vms}
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    console().print(_hosts_table(hosts), _applications_table(found["applications"]), _vms_table(vms))
+
+
+def _hosts_table(hosts: list[dict[str, Any]]) -> Table:
+    table = Table("host", "mode", "policy", "pinning", "CPU", "changed", "last seen", "libvirt", title="Hosts")
+    for host in hosts:
+        tick = host["tick"] or {}
+        table.add_row(
+            host["name"],
+            host["mode"] if tick.get("mode", host["mode"]) == host["mode"] else f"{host['mode']} (not yet in force)",
+            host["policy"],
+            "yes" if host["pinning"] else "no",
+            f"{tick['host_cpu_share']:.0%}" if tick else "-",
+            str(tick.get("owned_knobs", "-")),
+            _ago(host["last_seen_at"]),
+            "connected" if tick.get("libvirt_connected") else "not connected",
+        )
+    return table
+
+
+def _applications_table(applications: list[dict[str, Any]]) -> Table:
+    table = Table("application", "SLA", "state", "p95", "rate", "tiers", title="Applications")
+    for application in applications:
+        sla, window = application["sla"], application["window"] or {}
+        p95_ms = window.get("p95_ms")
+        table.add_row(
+            application["name"],
+            f"p{sla['percentile']:g} <= {sla['response_time_ms']:g} ms" if sla else "-",
+            _SLA_MARKS[application["sla_state"]],
+            f"{p95_ms:.3g} ms" if p95_ms is not None else "-",
+            f"{window['rate_rps']:.0f}/s" if window else "-",
+            ", ".join(tier["name"] for tier in application["tiers"]),
+        )
+    return table
+
+
+def _vms_table(vms: list[dict[str, Any]]) -> Table:
+    table = Table("VM", "class", "application", "host", "CPU", "waits", "weight", "pins", title="VMs")
+    for vm in vms:
+        state = vm["status"]
+        if state is None:
+            table.add_row(
+                vm["name"], vm["class"], vm["application"] or "-", vm["host"] or "any", "not running", "", "", ""
+            )
+            continue
+        weights = [_knob(knob) for knob in state["knobs"] if knob["knob"] == "weight"]
+        pins = [f"{knob['index']}: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "vcpu_pin"]
+        pins += [f"emulator: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "emulator_pin"]
+        table.add_row(
+            vm["name"],
+            vm["class"],
+            vm["application"] or "-",
+            vm["status_host"],
+            f"{state['cpu_share']:.0%}",
+            f"{state['run_delay_share']:.1%}",
+            "\n".join(weights) or "none",
+            "\n".join(pins),
+        )
+    return table
+
+
+def _knob(knob: dict[str, Any]) -> str:
+    text = str(knob["value"])
+    if knob["foreign"]:
+        return f"{text} foreign"
+    return f"{text} [[{knob['original']}]" if knob["original"] is not None else text
+
+
+def _ago(moment: str | None) -> str:
+    if moment is None:
+        return "never"
+    seconds = time.time() - datetime.fromisoformat(moment).timestamp()
+    return f"{seconds:.0f} s ago"
+
+
+_DECISIONS_EPILOG = """
+OUTPUT
+  One line a decision, newest first: when, on which host and VM, which setting, before and after, what came of it, why.
+
+EXAMPLES
+  equipoise decisions --vm shop-cache --limit 20
+  equipoise decisions --since 2026-01-31T14:00:00Z --json
+"""
+
+
+@click.command(cls=OnePage, epilog=_DECISIONS_EPILOG)
+@with_settings(*CLIENT_SETTINGS)
+@click.option("--host", default="", metavar="NAME", help="Only this host.")
+@click.option("--vm", default="", metavar="NAME", help="Only this VM.")
+@click.option("--knob", default="", metavar="KNOB", help="Only weight, vcpu_pin or emulator_pin.")
+@click.option("--since", default="", metavar="TIME", help="Not before this RFC 3339 time.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
+def decisions(settings: Settings, host: str, vm: str, knob: str, since: str, limit: int, as_json: bool) -> None:
+    """Show what was decided, for which VM, why, and what came of it."""
+    found = connect(settings).items("/decisions", limit=limit, host=host, vm=vm, knob=knob, since=since)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    table = Table("when", "host", "VM", "setting", "before", "after", "outcome", "reason")
+    for one in found:
+        setting = one["knob"] if one["knob"] != "vcpu_pin" else f"vcpu_pin {one['index']}"
+        when = datetime.fromisoformat(one["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        reason = one["reason"] + (f" ({one['detail']})" if one["detail"] else "")
+        table.add_row(when, one["host"], one["vm"], setting, one["before"], one["after"], one["outcome"], reason)
+    console().print(table if found else "No decisions yet.")
+
+
+_RELEASE_EPILOG = """
+WHAT IT DOES
+  Sets the host's mode to `released` and waits until the agent has put every setting back to the value it had before
+  Equipoise changed it. Settings that somebody else changed since are left as they are. The host stays released, also
+  across restarts, until `equipoise enforce`. When no agent runs on this machine, the journal is used directly; that
+  needs root but neither the manager nor libvirtd. Doing it twice does no harm.
+
+EXAMPLES
+  equipoise release
+  equipoise release --host kvm7
+"""
+
+
+@click.command(cls=OnePage, epilog=_RELEASE_EPILOG)
+@with_settings(*CLIENT_SETTINGS, "host_name", "root_dir")
+@click.option("--host", default="", metavar="NAME", help="Release this host. [default: this machine]")
+def release(settings: Settings, host: str) -> None:
+    """Put every changed setting of a host back."""
+    name = host or settings.text("host_name")
+    outcome = release_offline(settings) if name == settings.text("host_name") else None
+    try:
+        client = connect(settings)
+        seen = _set_mode(client, name, "released")
+    except ManagerUnavailable as error:
+        if outcome is None:
+            hint = "; stopping the agent puts everything back, too: `systemctl stop equipoise-agent`, or SIGTERM"
+            raise Failure(f"{error}{hint}") from error
+        click.echo(f"{outcome} (the manager does not answer: its mode for this host is unchanged)")
+        return
+    if outcome is None:
+        _wait_for_mode(client, name, "released", seen)
+        outcome = f"{name}: released, every setting is back to its original"
+    click.echo(outcome)
+
+
+_MODE_EPILOG = """
+MODES
+  enforce    settings are changed
+  observe    the whole loop runs and records what it would do, nothing is written; what was changed is put back first
+  released   nothing is done; what was changed is put back first (`equipoise release`)
+"""
+
+
+@click.command(cls=OnePage, epilog=_MODE_EPILOG)
+@with_settings(*CLIENT_SETTINGS, "host_name")
+@click.option("--host", default="", metavar="NAME", help="The host. [default: this machine]")
+def enforce(settings: Settings, host: str) -> None:
+    """Let Equipoise change settings on a host."""
+    _switch(settings, host, "enforce")
+
+
+@click.command(cls=OnePage, epilog=_MODE_EPILOG)
+@with_settings(*CLIENT_SETTINGS, "host_name")
+@click.option("--host", default="", metavar="NAME", help="The host. [default: this machine]")
+def observe(settings: Settings, host: str) -> None:
+    """Run the whole loop on a host without writing anything."""
+    _switch(settings, host, "observe")
+
+
+def _switch(settings: Settings, host: str, mode: str) -> None:
+    name = host or settings.text("host_name")
+    client = connect(settings)
+    _wait_for_mode(client, name, mode, _set_mode(client, name, mode))
+    click.echo(f"{name}: {mode}")
+
+
+def _set_mode(client: ManagerClient, name: str, mode: str) -> int:
+    """Set a host's mode; returns the number of the last tick before."""
+    host = client.get(f"/hosts/{name}")
+    body = {"mode": mode, "policy": host["policy"], "pinning": host["pinning"]}
+    client.request("PUT", f"/hosts/{name}", body=body)
+    return int(host["tick"]["number"]) if host["tick"] else 0
+
+
+def _wait_for_mode(client: ManagerClient, name: str, mode: str, tick_before: int) -> None:
+    """Wait until the agent reports a tick in that mode, and nothing changed by us where the mode says so."""
+    deadline = time.monotonic() + _MODE_WAIT_S
+    while time.monotonic() < deadline:
+        tick = client.get(f"/hosts/{name}")["tick"]
+        done = tick and tick["number"] != tick_before and tick["mode"] == mode
+        if done and (mode == "enforce" or tick["owned_knobs"] == 0):
+            return
+        time.sleep(0.2)
+    raise Failure(
+        f"{name}: the mode is set to {mode}, but within {_MODE_WAIT_S} s its agent did not report having carried it"
+        " out; see `equipoise status` and the agent's log"
+    )

@@ -1,0 +1,121 @@
+"""Options made from the table of settings, and what commands share."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from manager.client import ManagerClient
+from manager.errors import EquipoiseError, SettingsError
+from manager.settings import BY_NAME, DEFAULT_CONFIG_FILE, ENV_PREFIX, Setting, Settings, load_settings
+
+ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 - a file's name
+AGENT_TOKEN_FILE = "agent.token"  # noqa: S105 - a file's name
+CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
+TOKEN_VARIABLE = ENV_PREFIX + "TOKEN"
+CLIENT_SETTINGS = ("state_dir", "manager_url", "token_file")
+
+
+class Failure(click.ClickException):
+    """An expected error, printed without a traceback; exit status 1."""
+
+    def show(self, file: Any = None) -> None:
+        """Print to standard error."""
+        click.echo(f"equipoise: {self.message}", err=True, file=file)
+
+
+class OnePage(click.Command):
+    """A command whose help is laid out like a manual page."""
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Print the epilog as it is written."""
+        if self.epilog:
+            formatter.write_paragraph()
+            formatter.write(self.epilog.strip("\n") + "\n")
+        del ctx
+
+
+def with_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Give a command ``--config`` and an option for each named setting, and call it with ``settings``.
+
+    Expected errors of the command end it with their text and status 1.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapper(*, config: Path | None, **arguments: Any) -> Any:
+            flags = {name: arguments.pop(name) for name in names}
+            try:
+                chosen = config or (Path(os.environ[CONFIG_VARIABLE]) if CONFIG_VARIABLE in os.environ else None)
+                settings = load_settings(chosen, os.environ, flags)
+                return function(settings=settings, **arguments)
+            except EquipoiseError as error:
+                raise Failure(str(error)) from error
+
+        decorated: Callable[..., Any] = wrapper
+        for name in reversed(names):
+            decorated = _option(BY_NAME[name])(decorated)
+        config_help = f"Read settings from this TOML file. [default: {DEFAULT_CONFIG_FILE}, if it exists]"
+        return click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=config_help)(decorated)
+
+    return decorate
+
+
+def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    default = "this machine's name" if setting.name == "host_name" else setting.default
+    text = setting.help[0].upper() + setting.help[1:]
+    bounds = "" if setting.range_text == "text" else f" Range: {setting.range_text}."
+    shown = f" [default: {default}]" if default != "" else ""
+    return click.option(
+        "--" + setting.name.replace("_", "-"),
+        setting.name,
+        metavar="VALUE",
+        default=None,
+        help=f"{text}.{bounds}{shown}",
+    )
+
+
+def console() -> Console:
+    """Standard output; wide enough for whole tables where it is not a terminal."""
+    return Console(width=None if sys.stdout.isatty() else 240)
+
+
+def start_logging(settings: Settings) -> None:
+    """Log to standard error: systemd and terminals add or need nothing else."""
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=settings.text("log_level").upper(),
+        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
+    )
+    for noisy in ("apscheduler", "httpx", "httpcore", "alembic", "waitress.queue"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def read_token(settings: Settings, default_file: str = ADMIN_TOKEN_FILE) -> str:
+    """The bearer token: from EQUIPOISE_TOKEN, the setting token_file, or the file `equipoise run` made.
+
+    Raises SettingsError saying how to get one.
+    """
+    if TOKEN_VARIABLE in os.environ:
+        return os.environ[TOKEN_VARIABLE].strip()
+    path = Path(settings.text("token_file") or settings.state_dir / default_file)
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise SettingsError(
+            f"no token: {path} cannot be read ({error.strerror}). Set EQUIPOISE_TOKEN or --token-file, or make a token"
+            " on the manager's machine with `equipoise token create`"
+        ) from error
+
+
+def connect(settings: Settings) -> ManagerClient:
+    """A client for the manager that the settings name."""
+    return ManagerClient(settings.text("manager_url"), read_token(settings))

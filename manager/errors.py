@@ -1,0 +1,73 @@
+"""Every error Equipoise raises on purpose.
+
+EquipoiseError
+├── SettingsError           a setting is unknown, malformed or out of range
+├── InvalidRequest          a request names an unusable value; carries the field
+├── NotFound, Conflict      of registered objects
+├── DatabaseUnavailable     the manager's database cannot be used
+├── HostError               the kernel or libvirt refused; carries errno where there is one
+│   ├── VmVanished          the VM went away: normal, never counted as a failure
+│   └── HypervisorUnavailable   libvirtd is not answering
+├── JournalError            originals could not be made durable; nothing may be written
+├── ManagerUnavailable      the manager did not answer the agent or the command line
+└── AlreadyRunning          another agent controls this host
+"""
+
+from __future__ import annotations
+
+
+class EquipoiseError(Exception):
+    """Base of all expected errors; its text is meant for an operator."""
+
+
+class SettingsError(EquipoiseError):
+    """A setting is unknown, of the wrong type, or outside its range."""
+
+
+class InvalidRequest(EquipoiseError):
+    """A request holds an unusable value. ``field`` is a JSON path such as ``sla.response_time_ms``."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class NotFound(EquipoiseError):
+    """No object of that kind has that name."""
+
+
+class Conflict(EquipoiseError):
+    """The object changed meanwhile, or another object stands in the way."""
+
+
+class DatabaseUnavailable(EquipoiseError):
+    """The manager's database does not answer, is busy for too long, or lacks its tables."""
+
+
+class HostError(EquipoiseError):
+    """The kernel or libvirt refused an operation. ``errno`` is 0 where the source gives none."""
+
+    def __init__(self, message: str, errno: int = 0) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class VmVanished(HostError):
+    """The VM's process or cgroup is gone: it was stopped or migrated away."""
+
+
+class HypervisorUnavailable(HostError):
+    """libvirtd does not answer; it is reconnected to in the background."""
+
+
+class JournalError(EquipoiseError):
+    """The journal could not be written or read, so no setting may be changed."""
+
+
+class ManagerUnavailable(EquipoiseError):
+    """The manager could not be reached or refused the request."""
+
+
+class AlreadyRunning(EquipoiseError):
+    """Another agent holds this host's lock."""

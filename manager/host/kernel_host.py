@@ -1,0 +1,138 @@
+"""The real host: settings through the kernel, running domains through libvirt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from manager.errors import HostError
+from manager.host import process
+from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, read_mounts
+from manager.host.handle import VmHandle
+from manager.host.hypervisor import HypervisorWatch
+from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
+from manager.model.cpus import CpuSet, parse_cpus
+from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+
+
+class KernelHost:
+    """``HostPort`` on procfs, sysfs, cgroupfs and libvirt. ``watch`` None serves undoing without libvirt.
+
+    Belongs to the control loop's thread.
+    """
+
+    def __init__(self, paths: HostPaths, watch: HypervisorWatch | None, managed_cpus: CpuSet = frozenset()) -> None:
+        """Probe the host. ``managed_cpus`` empty means all online ones.
+
+        Raises HostError when procfs or sysfs cannot be read, or ``managed_cpus`` names CPUs that are not online.
+        """
+        self._paths = paths
+        self._watch = watch
+        try:
+            self._boot_id = paths.boot_id.read_text().strip()
+            self._mounts: CgroupMounts = read_mounts(paths)
+            self._kernel = paths.kernel_release.read_text().strip()
+            online = parse_cpus(paths.online_cpus.read_text())
+        except (OSError, ValueError) as error:
+            raise HostError(f"this host cannot be read: {error}") from error
+        if not managed_cpus <= online:
+            missing = sorted(managed_cpus - online)
+            raise HostError(
+                f"setting managed_cpus names pCPUs that are not online: {missing}; online are {sorted(online)}"
+            )
+        self._online = online
+        self._managed = managed_cpus or online
+        self._cpu: CgroupCpu | None = cpu_controller(self._mounts)
+        self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
+
+    @property
+    def boot_id(self) -> str:
+        """The kernel's boot id."""
+        return self._boot_id
+
+    @property
+    def connected(self) -> bool:
+        """Whether libvirt is connected."""
+        return self._watch is not None and self._watch.domains.connected
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What was probed at start, with libvirt's version as soon as it is known."""
+        warnings: list[str] = []
+        if self._cpu is None:
+            warnings.append("no cpu controller in any cgroup hierarchy: weights cannot be set")
+        scheduler = self._sched_ext()
+        if scheduler:
+            warnings.append(f"the sched_ext scheduler {scheduler!r} is loaded: it may ignore CPU weights")
+        schedstat = (self._paths.process(1) / "schedstat").exists()
+        if not schedstat:
+            warnings.append("no schedstat: run-queue delay of vCPUs is not known")
+        return Capabilities(
+            kernel=self._kernel,
+            libvirt=self._watch.domains.libvirt_version if self._watch else "unknown",
+            cgroup_version=self._cpu.version if self._cpu else 0,
+            weights=self._cpu.scale if self._cpu else None,
+            online_cpus=self._online,
+            managed_cpus=self._managed,
+            schedstat=schedstat,
+            warnings=tuple(warnings),
+        )
+
+    def running(self) -> Mapping[str, VmInstance]:
+        """The running domains by UUID, as last listed."""
+        return self._watch.domains.instances if self._watch else {}
+
+    def is_alive(self, instance: VmInstance) -> bool:
+        """Whether that very QEMU process still runs; True while that cannot be known, so that nothing is forgotten."""
+        try:
+            return process.is_alive(self._paths, instance)
+        except HostError:
+            return True
+
+    def read(self, instance: VmInstance) -> VmState:
+        """Settings and counters of a VM now. Raises VmVanished, HostError."""
+        return self._handle(instance).read()
+
+    def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
+        """Set one knob and return what is then read back. Raises VmVanished, HostError."""
+        return self._handle(instance).write(key, value)
+
+    def forget(self, keep: frozenset[VmInstance]) -> None:
+        """Close what is held open for instances other than ``keep``."""
+        for instance in [held for held in self._handles if held not in keep]:
+            self._handles.pop(instance)[0].close()
+
+    def cpu_times(self) -> CpuTimes:
+        """The first line of /proc/stat; guest time is part of user time (proc_stat(5))."""
+        try:
+            with self._paths.stat.open() as file:
+                fields = [int(field) for field in file.readline().split()[1:9]]
+            idle = fields[3] + fields[4]
+        except (OSError, ValueError, IndexError) as error:
+            raise HostError(f"{self._paths.stat} cannot be read: {error}") from error
+        return CpuTimes(sum(fields) * USER_HZ_NS, (sum(fields) - idle) * USER_HZ_NS)
+
+    def _handle(self, instance: VmInstance) -> VmHandle:
+        generation = self._watch.domains.generation if self._watch else 0
+        held = self._handles.get(instance)
+        if held is None:
+            handle = self._open(instance)
+        else:
+            handle, seen = held
+            if seen == generation:
+                return handle
+            handle.find_threads()
+        self._handles[instance] = (handle, generation)
+        return handle
+
+    def _open(self, instance: VmInstance) -> VmHandle:
+        try:
+            cgroup = find_vm_cgroup(self._paths, self._mounts, self._cpu, instance.pid)
+        except OSError as error:
+            raise process.refusal(f"cgroup of process {instance.pid}", error) from error
+        return VmHandle(self._paths, instance, cgroup)
+
+    def _sched_ext(self) -> str:
+        try:
+            return self._paths.sched_ext_ops.read_text().strip()
+        except OSError:
+            return ""

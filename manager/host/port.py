@@ -1,0 +1,51 @@
+"""The seam between the control loop and a host: real, simulated, or a fake in tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+
+
+class HostPort(Protocol):
+    """A KVM host as the control loop sees it. No method blocks on libvirt."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the host offers."""
+        ...
+
+    @property
+    def connected(self) -> bool:
+        """Whether the list of running domains is being kept up to date."""
+        ...
+
+    @property
+    def boot_id(self) -> str:
+        """Changes at each boot; settings of an earlier boot are gone."""
+        ...
+
+    def running(self) -> Mapping[str, VmInstance]:
+        """The running domains by UUID, as last listed."""
+        ...
+
+    def is_alive(self, instance: VmInstance) -> bool:
+        """Whether that run of the domain still goes on; True while that cannot be known."""
+        ...
+
+    def read(self, instance: VmInstance) -> VmState:
+        """Settings and counters of a VM now. Raises VmVanished, HostError."""
+        ...
+
+    def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
+        """Set one knob and return what is then read back. Raises VmVanished, HostError."""
+        ...
+
+    def forget(self, keep: frozenset[VmInstance]) -> None:
+        """Let go of what is held open for instances other than ``keep``."""
+        ...
+
+    def cpu_times(self) -> CpuTimes:
+        """CPU time of the whole host. Raises HostError."""
+        ...

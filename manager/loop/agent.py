@@ -1,0 +1,161 @@
+"""The agent: the control loop and the talk with the manager, each on its own schedule, until told to stop."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
+from apscheduler.executors.pool import ThreadPoolExecutor
+from apscheduler.schedulers.background import BackgroundScheduler
+
+from manager.api.convert import capabilities_body
+from manager.api.schemas import TickStatus, VmStatus
+from manager.errors import JournalError, ManagerUnavailable
+from manager.host.port import HostPort
+from manager.loop.journal import Journal
+from manager.loop.link import ManagerLink, Orders, Report
+from manager.loop.metrics import AgentMetrics
+from manager.loop.outbox import Outbox
+from manager.loop.records import new_event
+from manager.loop.status import tick_status, vm_statuses
+from manager.loop.tick import ControlLoop, TickResult, system_clock
+from manager.model.records import DecisionRecord, Event, Severity
+
+TICK, SYNC = "tick", "sync"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """What the last tick left for the next report."""
+
+    tick: TickStatus
+    vms: list[VmStatus]
+
+
+class Agent:
+    """Runs ticks every ``interval_s`` and exchanges with the manager every ``sync_s``; neither waits for the other."""
+
+    def __init__(
+        self,
+        host: HostPort,
+        loop: ControlLoop,
+        journal: Journal,
+        outbox: Outbox,
+        link: ManagerLink,
+        metrics: AgentMetrics,
+        *,
+        host_name: str,
+        interval_s: float,
+        sync_s: float,
+    ) -> None:
+        """Everything is injected; nothing runs before ``start``."""
+        self._host = host
+        self._loop = loop
+        self._journal = journal
+        self._outbox = outbox
+        self._link = link
+        self._metrics = metrics
+        self._host_name = host_name
+        self._interval_s = interval_s
+        self._sync_s = sync_s
+        self._orders = Orders()
+        self._latest: Latest | None = None
+        self._reported: Latest | None = None
+        self._overruns = 0
+        self._manager_answers: bool | None = None
+        self._scheduler = BackgroundScheduler(
+            executors={TICK: ThreadPoolExecutor(1), SYNC: ThreadPoolExecutor(1)},
+            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
+        )
+        self._scheduler.add_listener(self._on_overrun, EVENT_JOB_MAX_INSTANCES)
+        self._scheduler.add_listener(self._on_crash, EVENT_JOB_ERROR)
+
+    def start(self) -> None:
+        """Begin with what is known of the manager's orders, cached if it does not answer."""
+        self._orders = self._link.cached_orders()
+        self.say(Severity.INFO, "agent-started", f"agent started, {len(self._journal.entries)} settings in the journal")
+        self.sync()
+        for name, job, seconds in ((TICK, self.tick, self._interval_s), (SYNC, self.sync, self._sync_s)):
+            self._scheduler.add_job(job, "interval", seconds=seconds, id=name, executor=name)
+        self.tick()
+        self._scheduler.start()
+
+    def tick(self) -> None:
+        """One control interval."""
+        orders = self._orders
+        self._finish(self._loop.tick(orders.assignment, orders.windows))
+
+    def sync(self) -> None:
+        """One exchange with the manager."""
+        latest = self._latest
+        try:
+            changed = latest is not None and latest is not self._reported
+            self._link.send(
+                Report(
+                    capabilities_body(self._host.capabilities),
+                    latest.tick if changed and latest else None,
+                    latest.vms if changed and latest else None,
+                )
+            )
+            self._reported = latest
+            self._orders = self._link.fetch()
+        except (ManagerUnavailable, JournalError) as error:
+            if self._manager_answers is not False:
+                log.warning("%s; control goes on with what is known", error)
+            self._manager_answers = False
+            self._metrics.errors.labels("manager").inc()
+        else:
+            if self._manager_answers is not True:
+                log.info("the manager answers")
+            self._manager_answers = True
+        self._metrics.manager_up.set(bool(self._manager_answers))
+
+    def stop(self) -> int:
+        """End the schedule, put everything back, tell the manager. Returns how many settings could not be put back."""
+        if self._scheduler.running:
+            self._scheduler.shutdown(wait=True)
+        self._finish(self._loop.release("agent stopped"))
+        left = [entry for entry in self._journal.entries.values() if not entry.owned.foreign]
+        text = "everything is as it was" if not left else f"{len(left)} settings could not be put back"
+        self.say(Severity.ERROR if left else Severity.INFO, "agent-stopped", f"agent stopped, {text}")
+        self.sync()
+        return len(left)
+
+    def say(self, severity: Severity, kind: str, message: str) -> None:
+        """Tell the operator of something that is not part of a tick."""
+        self._keep((), (new_event(self._host_name, system_clock().epoch_s, severity, kind, message),))
+
+    def _finish(self, result: TickResult) -> None:
+        owned = sum(not entry.owned.foreign for entry in self._journal.entries.values())
+        connected = self._host.connected
+        self._metrics.observe(result, owned, connected)
+        for record in result.records:
+            change = f"{record.vm} {record.knob} {record.index}: {record.before} to {record.after}"
+            log.info("%s %s (%s) %s", record.outcome, change, record.reason, record.detail)
+        for event in result.events:
+            log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)
+        self._keep(result.records, result.events)
+        status = tick_status(result, self._overruns, owned, connected)
+        self._latest = Latest(status, vm_statuses(result, self._journal.entries))
+
+    def _keep(self, records: Sequence[DecisionRecord], events: Sequence[Event]) -> None:
+        """Keep for the manager. What the disk refuses is lost with an error: control matters more."""
+        try:
+            self._outbox.put(records, events)
+        except JournalError as error:
+            self._metrics.errors.labels("outbox").inc()
+            log.error("%s", error)
+
+    def _on_overrun(self, event: JobExecutionEvent) -> None:
+        if event.job_id == TICK:
+            self._overruns += 1
+            self._metrics.overruns.inc()
+            log.warning("a tick took longer than the interval of %g s; the next one is left out", self._interval_s)
+
+    def _on_crash(self, event: JobExecutionEvent) -> None:
+        self._metrics.errors.labels("bug").inc()
+        log.error("%s failed: %r", event.job_id, event.exception, exc_info=event.exception)

@@ -1,0 +1,110 @@
+"""Carries out changes: journal first, then one write a knob, each for itself, each read back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from manager.errors import HostError, JournalError, VmVanished
+from manager.host.port import HostPort
+from manager.loop.journal import Entry, Journal
+from manager.model.decision import Action, Change, Owned
+from manager.model.host import KnobKey, VmInstance, knob_text
+from manager.model.records import OutcomeKind
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a change; ``detail`` is the kernel's or the journal's reason when it was not as wanted."""
+
+    change: Change
+    kind: OutcomeKind
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What came of all changes. ``journal_error`` says why the journal could not be written, empty when it could."""
+
+    outcomes: tuple[Outcome, ...]
+    journal_error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The run of a domain that a change is for, and the VM's registered name."""
+
+    instance: VmInstance
+    vm: str
+
+
+def apply(changes: Sequence[Change], targets: Mapping[str, Target], host: HostPort, journal: Journal) -> Applied:
+    """Carry out ``changes`` in order; ``targets`` is by domain UUID and has one for each of them.
+
+    Everything that is about to be written is durable in the journal before the first write. When the journal cannot
+    be written, nothing is. A failed write stops none of the others. ``forget`` changes have no outcome.
+    """
+    try:
+        _note_intents(changes, targets, journal)
+    except JournalError as error:
+        unwritten = (_unwritten(change, str(error)) for change in changes if change.action is not Action.FORGET)
+        return Applied(tuple(unwritten), str(error))
+    outcomes = tuple(_carry_out(change, targets, host) for change in changes if change.action is not Action.FORGET)
+    try:
+        _note_results(outcomes, journal)
+    except JournalError as error:  # the next tick finds the originals in place and drops the entries then
+        return Applied(outcomes, str(error))
+    return Applied(outcomes)
+
+
+def _note_intents(changes: Sequence[Change], targets: Mapping[str, Target], journal: Journal) -> None:
+    put: dict[KnobKey, Entry] = {}
+    for change in changes:
+        known = journal.entries.get(change.key)
+        target = targets[change.key.uuid]
+        if change.action in {Action.WRITE, Action.RESTORE}:
+            original = known.owned.original if known else change.before
+            owned = Owned(original, previous=change.before, intended=change.after)
+            put[change.key] = Entry(target.instance, target.vm, owned)
+        elif change.action is Action.GIVE_UP and known:
+            put[change.key] = replace(known, owned=replace(known.owned, foreign=True))
+    journal.update(put, [change.key for change in changes if change.action is Action.FORGET])
+
+
+def _carry_out(change: Change, targets: Mapping[str, Target], host: HostPort) -> Outcome:
+    if change.action is Action.OBSERVE:
+        return Outcome(change, OutcomeKind.OBSERVED)
+    if change.action is Action.GIVE_UP:
+        return Outcome(change, OutcomeKind.FOREIGN, "given up; release the VM or the host to let go of it")
+    try:
+        held = host.write(targets[change.key.uuid].instance, change.key, change.after)
+    except VmVanished as error:
+        return Outcome(change, OutcomeKind.VANISHED, str(error))
+    except HostError as error:
+        return Outcome(change, OutcomeKind.FAILED, str(error))
+    if held != change.after:
+        return Outcome(replace(change, after=held), OutcomeKind.IGNORED, f"the kernel keeps {knob_text(held)}")
+    return Outcome(change, OutcomeKind.RESTORED if change.action is Action.RESTORE else OutcomeKind.APPLIED)
+
+
+def _note_results(outcomes: Sequence[Outcome], journal: Journal) -> None:
+    """Settle what was written and drop what was restored.
+
+    A failed write stays unsettled: whether it took effect is seen at the next read.
+    """
+    put: dict[KnobKey, Entry] = {}
+    for outcome in outcomes:
+        known = journal.entries.get(outcome.change.key)
+        if outcome.kind is OutcomeKind.IGNORED and known:
+            put[outcome.change.key] = replace(known, owned=replace(known.owned, intended=outcome.change.after))
+    done = {OutcomeKind.APPLIED, OutcomeKind.IGNORED}
+    try:
+        journal.update(put, [one.change.key for one in outcomes if one.kind is OutcomeKind.RESTORED])
+    finally:
+        journal.settle(one.change.key for one in outcomes if one.kind in done)
+
+
+def _unwritten(change: Change, reason: str) -> Outcome:
+    if change.action is Action.OBSERVE:
+        return Outcome(change, OutcomeKind.OBSERVED)
+    return Outcome(change, OutcomeKind.FAILED, reason)

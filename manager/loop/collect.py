@@ -1,0 +1,156 @@
+"""Reads the host and the registrations into a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from manager.control.resolve import effective_mode
+from manager.control.sla import sla_state
+from manager.errors import HostError, VmVanished
+from manager.host.port import HostPort
+from manager.model.decision import ApplicationView, Snapshot, VmView
+from manager.model.host import Capabilities, CpuTimes, VmInstance, VmState
+from manager.model.registration import Application, Assignment, Tier, VmSpec
+from manager.model.window import Window
+
+_SERVES_NONE: tuple[Application | None, Tier | None] = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read from the host at one moment, kept to compute rates at the next.
+
+    ``errors`` says for each VM (by UUID) why it could not be read; vanished VMs are in neither.
+    """
+
+    monotonic_s: float
+    states: Mapping[str, VmState]
+    times: CpuTimes | None
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HostUse:
+    """Shares of all pCPUs' time in the last interval, 0 .. 1."""
+
+    busy: float = 0.0
+    managed_vms: float = 0.0
+
+
+def match(specs: tuple[VmSpec, ...], running: Mapping[str, VmInstance]) -> dict[str, VmSpec]:
+    """The registered VMs that run here, by domain UUID. A UUID decides before a name; the first in name order wins."""
+    by_name = {instance.libvirt_name: uuid for uuid, instance in running.items()}
+    matched: dict[str, VmSpec] = {}
+    for spec in sorted(specs, key=lambda spec: (spec.libvirt_uuid is None, spec.name)):
+        uuid = spec.libvirt_uuid or by_name.get(spec.libvirt_name or spec.name)
+        if uuid is not None and uuid in running:
+            matched.setdefault(uuid, spec)
+    return matched
+
+
+def read_host(host: HostPort, instances: Mapping[str, VmInstance], monotonic_s: float) -> Reading:
+    """Read every VM of ``instances`` (by UUID), each for itself."""
+    states: dict[str, VmState] = {}
+    errors: dict[str, str] = {}
+    for uuid, instance in sorted(instances.items()):
+        try:
+            states[uuid] = host.read(instance)
+        except VmVanished:
+            continue
+        except HostError as error:
+            errors[uuid] = str(error)
+    try:
+        times: CpuTimes | None = host.cpu_times()
+    except HostError as error:
+        times = None
+        errors["host"] = str(error)
+    return Reading(monotonic_s, states, times, errors)
+
+
+def cpu_share(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> float:
+    """CPU time a VM used since the last reading, as a fraction of the whole host; 0 at its first reading."""
+    state, earlier = now.states[uuid], before.states.get(uuid) if before else None
+    if before is None or earlier is None or earlier.instance != state.instance:
+        return 0.0
+    elapsed_s = now.monotonic_s - before.monotonic_s
+    used_s = (state.cpu_ns - earlier.cpu_ns) / 1e9
+    return min(max(used_s / (elapsed_s * pcpus), 0.0), 1.0) if elapsed_s > 0 else 0.0
+
+
+def run_delay_share(uuid: str, now: Reading, before: Reading | None) -> float:
+    """Seconds a VM's vCPUs waited for a pCPU per second since the last reading."""
+    state, earlier = now.states[uuid], before.states.get(uuid) if before else None
+    if before is None or earlier is None or earlier.instance != state.instance:
+        return 0.0
+    delays = {vcpu.index: vcpu.run_delay_ns for vcpu in earlier.vcpus}
+    waited_ns = 0
+    for vcpu in state.vcpus:
+        past = delays.get(vcpu.index)
+        if vcpu.run_delay_ns is not None and past is not None:
+            waited_ns += max(vcpu.run_delay_ns - past, 0)
+    elapsed_s = now.monotonic_s - before.monotonic_s
+    return waited_ns / 1e9 / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def host_use(now: Reading, before: Reading | None, managed_share: float) -> HostUse:
+    """How busy the host was since the last reading."""
+    if before is None or now.times is None or before.times is None:
+        return HostUse(managed_vms=managed_share)
+    total_ns = now.times.total_ns - before.times.total_ns
+    busy_ns = now.times.busy_ns - before.times.busy_ns
+    return HostUse(min(max(busy_ns / total_ns, 0.0), 1.0) if total_ns > 0 else 0.0, managed_share)
+
+
+def build_snapshot(
+    assignment: Assignment,
+    windows: Mapping[str, Window],
+    matched: Mapping[str, VmSpec],
+    capabilities: Capabilities,
+    now: Reading,
+    before: Reading | None,
+    *,
+    epoch_s: float,
+    interval_s: float,
+    stale_s: float,
+    min_samples: int,
+) -> Snapshot:
+    """Combine registrations, windows (by application) and readings; VMs that could not be read are left out."""
+    serving: dict[str, tuple[Application | None, Tier | None]] = {}
+    for served in assignment.applications:
+        for part in served.tiers:
+            serving.update(dict.fromkeys(part.vms, (served, part)))
+    views: list[VmView] = []
+    for uuid, spec in matched.items():
+        state = now.states.get(uuid)
+        if state is None:
+            continue
+        application, tier = serving.get(spec.name, _SERVES_NONE)
+        views.append(
+            VmView(
+                spec,
+                vcpus=len(state.vcpus),
+                cpu_share=cpu_share(uuid, now, before, len(capabilities.online_cpus)),
+                run_delay_share=run_delay_share(uuid, now, before),
+                mode=effective_mode(assignment.host.mode, application.mode if application else None),
+                weight=state.weight,
+                application=application.name if application else None,
+                tier=tier.name if tier else None,
+            )
+        )
+    applications = (
+        ApplicationView(
+            application,
+            windows.get(application.name),
+            sla_state(windows.get(application.name), application.sla, epoch_s, stale_s, min_samples),
+        )
+        for application in assignment.applications
+    )
+    return Snapshot(
+        now_s=epoch_s,
+        interval_s=interval_s,
+        host=assignment.host,
+        capabilities=capabilities,
+        vms=tuple(sorted(views, key=lambda view: view.name)),
+        applications=tuple(sorted(applications, key=lambda view: view.application.name)),
+    )

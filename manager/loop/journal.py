@@ -1,0 +1,132 @@
+"""The journal: the durable list of original values, by which everything is undone.
+
+A knob enters before its first write and leaves after its original was put back. Both are SQLite transactions with
+``synchronous=FULL``: after a kill -9 or a power cut the journal names every value that may differ from its original.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from manager.errors import JournalError
+from manager.model.decision import Owned
+from manager.model.host import KnobKey, VmInstance, knob_text, knob_value
+from manager.model.records import Knob
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS owned (
+    uuid TEXT NOT NULL, knob TEXT NOT NULL, idx INTEGER NOT NULL,
+    vm TEXT NOT NULL, libvirt_name TEXT NOT NULL, boot_id TEXT NOT NULL, pid INTEGER NOT NULL, ticks INTEGER NOT NULL,
+    original TEXT NOT NULL, previous TEXT NOT NULL, intended TEXT NOT NULL, is_foreign INTEGER NOT NULL,
+    PRIMARY KEY (uuid, knob, idx)
+) STRICT
+"""
+_UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_SELECT = (
+    "SELECT uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_foreign FROM owned"
+    " WHERE boot_id = ?"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A journalled knob: of which run of which VM, and its values."""
+
+    instance: VmInstance
+    vm: str
+    owned: Owned
+
+
+class Journal:
+    """The knobs Equipoise changed on this host, on disk and in memory. Not thread-safe."""
+
+    def __init__(self, path: Path, boot_id: str) -> None:
+        """Open or create. Entries of an earlier boot are dropped: what they describe ended with it.
+
+        Raises JournalError when the file cannot be used.
+        """
+        self._path = path
+        self._boot_id = boot_id
+        self._entries: dict[KnobKey, Entry] = {}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._database = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+            with closing(self._database.cursor()) as cursor:
+                cursor.execute("PRAGMA journal_mode = WAL")
+                cursor.execute("PRAGMA synchronous = FULL")
+                cursor.execute(_SCHEMA)
+                cursor.execute("DELETE FROM owned WHERE boot_id <> ?", (boot_id,))
+                for row in cursor.execute(_SELECT, (boot_id,)):
+                    key, entry = _entry(row)
+                    self._entries[key] = entry
+        except (OSError, sqlite3.Error, ValueError) as error:
+            raise JournalError(f"the journal {path} cannot be used: {error}") from error
+
+    @property
+    def entries(self) -> Mapping[KnobKey, Entry]:
+        """All journalled knobs."""
+        return MappingProxyType(self._entries)
+
+    @property
+    def ledger(self) -> dict[KnobKey, Owned]:
+        """All journalled knobs without their VMs."""
+        return {key: entry.owned for key, entry in self._entries.items()}
+
+    def update(self, put: Mapping[KnobKey, Entry], drop: Iterable[KnobKey] = ()) -> None:
+        """Write entries and then remove some, in one transaction, durable on return.
+
+        Raises JournalError, and then nothing of it is in the journal.
+        """
+        gone = [key for key in drop if key in self._entries]
+        if not put and not gone:
+            return
+        try:
+            with closing(self._database.cursor()) as cursor:
+                cursor.execute("BEGIN IMMEDIATE")
+                try:
+                    cursor.executemany(_UPSERT, [self._row(key, entry) for key, entry in put.items()])
+                    cursor.executemany(
+                        "DELETE FROM owned WHERE uuid = ? AND knob = ? AND idx = ?",
+                        [(key.uuid, str(key.knob), key.index) for key in gone],
+                    )
+                    cursor.execute("COMMIT")
+                except sqlite3.Error:
+                    if self._database.in_transaction:
+                        cursor.execute("ROLLBACK")
+                    raise
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+        self._entries.update(put)
+        for key in gone:
+            del self._entries[key]
+
+    def settle(self, keys: Iterable[KnobKey]) -> None:
+        """Note in memory that the intended values of ``keys`` were written: nothing else is accepted there now."""
+        for key in keys:
+            entry = self._entries.get(key)
+            if entry is not None and not entry.owned.settled:
+                self._entries[key] = replace(entry, owned=replace(entry.owned, settled=True))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def _row(self, key: KnobKey, entry: Entry) -> tuple[str | int, ...]:
+        run, owned = entry.instance, entry.owned
+        texts = (knob_text(owned.original), knob_text(owned.previous), knob_text(owned.intended))
+        process = (run.libvirt_name, self._boot_id, run.pid, run.start_ticks)
+        return (key.uuid, str(key.knob), key.index, entry.vm, *process, *texts, int(owned.foreign))
+
+
+def _entry(row: tuple[str | int, ...]) -> tuple[KnobKey, Entry]:
+    uuid, knob_name, index, vm, libvirt_name, pid, ticks, *texts, foreign = row
+    knob = Knob(str(knob_name))
+    original, previous, intended = (knob_value(knob, str(text)) for text in texts)
+    owned = Owned(original, previous, intended, foreign=bool(foreign))
+    instance = VmInstance(str(uuid), str(libvirt_name), int(pid), int(ticks))
+    return KnobKey(str(uuid), knob, int(index)), Entry(instance, str(vm), owned)

@@ -1,0 +1,105 @@
+"""Prometheus metrics of an agent. Names, labels and meanings are listed in docs/operations.md."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from manager.loop.tick import TickResult
+from manager.model.records import Knob
+from manager.model.window import SlaState
+
+_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+class AgentMetrics:
+    """Counts what ticks do and shows the settings in force. One instance per agent, with a registry of its own."""
+
+    def __init__(self) -> None:
+        """Create all metrics."""
+        self.registry = CollectorRegistry()
+        reg = self.registry
+        self.tick_seconds = Histogram(
+            "equipoise_agent_tick_seconds", "Duration of a tick", buckets=_BUCKETS_S, registry=reg
+        )
+        self.overruns = Counter(
+            "equipoise_agent_tick_overruns", "Ticks left out, the one before still ran", registry=reg
+        )
+        self.errors = Counter("equipoise_agent_errors", "Errors by kind", ["kind"], registry=reg)
+        self.writes = Counter(
+            "equipoise_agent_writes", "Changes of settings by knob and result", ["knob", "result"], registry=reg
+        )
+        self.manager_up = Gauge("equipoise_agent_manager_up", "1 when the manager answered last time", registry=reg)
+        self.libvirt_up = Gauge("equipoise_agent_libvirt_up", "1 when libvirt is connected", registry=reg)
+        self.owned = Gauge("equipoise_agent_owned_knobs", "Settings that differ from their original", registry=reg)
+        self.host_cpu = Gauge("equipoise_agent_host_cpu_share", "Busy share of the host's pCPUs", registry=reg)
+        self.weight = Gauge("equipoise_vm_cpu_weight", "CPU weight in force", ["vm"], registry=reg)
+        self.pin = Gauge(
+            "equipoise_vm_vcpu_pinned_pcpu", "pCPU a vCPU is pinned to; absent: it floats", ["vm", "vcpu"], registry=reg
+        )
+        self.cpu = Gauge("equipoise_vm_cpu_share", "CPU time used, share of the host", ["vm"], registry=reg)
+        self.delay = Gauge(
+            "equipoise_vm_run_delay_share", "Seconds its vCPUs waited for a pCPU per second", ["vm"], registry=reg
+        )
+        self.p95 = Gauge(
+            "equipoise_application_p95_seconds", "95th percentile of the latest window", ["application"], registry=reg
+        )
+        self.rate = Gauge(
+            "equipoise_application_rate_rps", "Requests per second of the latest window", ["application"], registry=reg
+        )
+        self.samples = Gauge(
+            "equipoise_application_window_samples", "Samples in the latest window", ["application"], registry=reg
+        )
+        self.age = Gauge(
+            "equipoise_application_window_age_seconds", "Age of the latest window", ["application"], registry=reg
+        )
+        self.sla = Gauge(
+            "equipoise_application_sla_state", "1 for the state the SLA is in", ["application", "state"], registry=reg
+        )
+        self._per_object = (
+            self.weight,
+            self.pin,
+            self.cpu,
+            self.delay,
+            self.p95,
+            self.rate,
+            self.samples,
+            self.age,
+            self.sla,
+        )
+
+    def observe(self, result: TickResult, owned_knobs: int, connected: bool) -> None:
+        """Take over what a tick saw and did; VMs and applications that are gone lose their lines."""
+        self.tick_seconds.observe(result.duration_s)
+        for trouble in result.troubles:
+            self.errors.labels(trouble.kind).inc()
+        for outcome in result.outcomes:
+            self.writes.labels(outcome.change.key.knob, outcome.kind).inc()
+        self.owned.set(owned_knobs)
+        self.libvirt_up.set(connected)
+        self.host_cpu.set(result.use.busy)
+        for metric in self._per_object:
+            metric.clear()
+        for view in result.snapshot.vms:
+            self.cpu.labels(view.name).set(view.cpu_share)
+            self.delay.labels(view.name).set(view.run_delay_share)
+        for domain, spec in result.specs.items():
+            for key, value in result.knobs(domain).items():
+                if isinstance(value, int):
+                    self.weight.labels(spec.name).set(value)
+                elif key.knob is Knob.VCPU_PIN and len(value) == 1:
+                    self.pin.labels(spec.name, str(key.index)).set(min(value))
+        self._applications(result)
+
+    def _applications(self, result: TickResult) -> None:
+        for view in result.snapshot.applications:
+            name = view.application.name
+            for state in SlaState:
+                self.sla.labels(name, state).set(state is view.sla_state)
+            if view.window is None:
+                continue
+            p95_ms = view.window.percentile_ms(95)
+            if p95_ms is not None:
+                self.p95.labels(name).set(p95_ms / 1000)
+            self.rate.labels(name).set(view.window.rate_rps)
+            self.samples.labels(name).set(view.window.histogram.count)
+            self.age.labels(name).set(view.window.age_s(result.at_s))

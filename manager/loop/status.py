@@ -1,0 +1,69 @@
+"""What the agent reports of its last tick."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from manager.api.convert import timestamp
+from manager.api.schemas import KnobStatus, TickStatus, VmStatus
+from manager.loop.journal import Entry
+from manager.loop.tick import TickResult
+from manager.model.host import KnobKey, KnobValue, knob_text
+
+
+def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[VmStatus]:
+    """The managed VMs as read at the begin of the tick, with the values that the tick wrote.
+
+    ``journal`` are the journalled knobs after the tick.
+    """
+    views = {view.name: view for view in result.snapshot.vms}
+    statuses: list[VmStatus] = []
+    for domain, spec in result.specs.items():
+        state, view = result.reading.states[domain], views[spec.name]
+        statuses.append(
+            VmStatus(
+                vm=spec.name,
+                libvirt_name=state.instance.libvirt_name,
+                libvirt_uuid=domain,
+                pid=state.instance.pid,
+                vcpus=len(state.vcpus),
+                cpu_share=view.cpu_share,
+                run_delay_share=view.run_delay_share,
+                knobs=_knobs(result.knobs(domain), journal),
+            )
+        )
+    return sorted(statuses, key=lambda status: status.vm)
+
+
+def _knobs(values: Mapping[KnobKey, KnobValue], journal: Mapping[KnobKey, Entry]) -> list[KnobStatus]:
+    statuses: list[KnobStatus] = []
+    for key, value in sorted(values.items(), key=lambda item: item[0]):
+        entry = journal.get(key)
+        statuses.append(
+            KnobStatus(
+                knob=key.knob,
+                index=key.index,
+                value=knob_text(value),
+                original=knob_text(entry.owned.original) if entry else None,
+                owned=entry is not None and not entry.owned.foreign,
+                foreign=entry is not None and entry.owned.foreign,
+            )
+        )
+    return statuses
+
+
+def tick_status(result: TickResult, overruns: int, owned_knobs: int, connected: bool) -> TickStatus:
+    """The tick itself."""
+    return TickStatus(
+        number=result.number,
+        at=timestamp(result.at_s),
+        duration_ms=result.duration_s * 1000,
+        overruns=overruns,
+        errors=len(result.troubles),
+        host_cpu_share=result.use.busy,
+        vms_cpu_share=result.use.managed_vms,
+        owned_knobs=owned_knobs,
+        mode=result.snapshot.host.mode,
+        policy=result.snapshot.host.policy,
+        libvirt_connected=connected,
+    )

@@ -1,0 +1,1 @@
+"""Value types of Equipoise: frozen, slotted dataclasses. This package imports nothing of ours and does no I/O."""

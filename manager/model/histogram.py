@@ -1,0 +1,77 @@
+"""A mergeable histogram of response times with a bounded relative error.
+
+Buckets grow geometrically, as in DDSketch (Masson, Rim, Lee: "DDSketch: a fast and fully-mergeable quantile sketch
+with relative-error guarantees", VLDB 2019): with ``GAMMA = (1 + e) / (1 - e)`` every value of a bucket is within the
+relative error ``e`` of the bucket's representative, and merging adds counts, so percentiles of several sources are
+those of all their samples together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+RELATIVE_ERROR = 0.01
+MIN_US = 10.0
+MAX_US = 100_000_000.0
+GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
+_LOG_GAMMA = math.log(GAMMA)
+FIRST_BUCKET = math.ceil(math.log(MIN_US) / _LOG_GAMMA)
+LAST_BUCKET = math.ceil(math.log(MAX_US) / _LOG_GAMMA)
+
+
+def bucket_of(time_us: float) -> int:
+    """Bucket number of a response time in microseconds; times outside 10 us .. 100 s count in the edge buckets."""
+    if time_us <= MIN_US:
+        return FIRST_BUCKET
+    return math.ceil(math.log(min(time_us, MAX_US)) / _LOG_GAMMA)
+
+
+def bucket_value_us(bucket: int) -> float:
+    """The representative of a bucket, in microseconds: at most 1 % from any time the bucket holds."""
+    return 2 * GAMMA**bucket / (GAMMA + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """Counts per bucket number. Immutable: ``merge`` and ``of`` make new ones."""
+
+    buckets: Mapping[int, int] = field(default_factory=dict)
+
+    @staticmethod
+    def of(times_us: Iterable[float]) -> Histogram:
+        """Count response times given in microseconds."""
+        buckets: dict[int, int] = {}
+        for time_us in times_us:
+            bucket = bucket_of(time_us)
+            buckets[bucket] = buckets.get(bucket, 0) + 1
+        return Histogram(buckets)
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return sum(self.buckets.values())
+
+    def merge(self, *others: Histogram) -> Histogram:
+        """The histogram of all samples of this one and the others."""
+        buckets = dict(self.buckets)
+        for other in others:
+            for bucket, count in other.buckets.items():
+                buckets[bucket] = buckets.get(bucket, 0) + count
+        return Histogram(buckets)
+
+    def percentile_us(self, percentile: float) -> float | None:
+        """Nearest-rank percentile (0 < percentile <= 100) in microseconds, or None without samples.
+
+        Raises ValueError for a percentile outside that range.
+        """
+        if not 0 < percentile <= 100:
+            raise ValueError(f"percentile {percentile} is not in (0, 100]")
+        rank = max(1, math.ceil(self.count * percentile / 100))
+        seen = 0
+        for bucket in sorted(self.buckets):
+            seen += self.buckets[bucket]
+            if seen >= rank:
+                return bucket_value_us(bucket)
+        return None

@@ -1,0 +1,122 @@
+"""What a host is and does at one moment: capabilities, running VMs, and the settings they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from manager.model.cpus import CpuSet, format_cpus, parse_cpus
+from manager.model.records import Knob
+
+KnobValue = int | CpuSet
+"""A weight, or the set of pCPUs that threads may run on."""
+
+
+def knob_text(value: KnobValue) -> str:
+    """A knob's value as records and the journal write it."""
+    return str(value) if isinstance(value, int) else format_cpus(value)
+
+
+def knob_value(knob: Knob, text: str) -> KnobValue:
+    """The inverse of ``knob_text``. Raises ValueError for text of another shape."""
+    return int(text) if knob is Knob.WEIGHT else parse_cpus(text)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class KnobKey:
+    """Identifies one knob of one domain; ``index`` is the vCPU number for a vCPU pin, otherwise 0."""
+
+    uuid: str
+    knob: Knob
+    index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WeightScale:
+    """Range and customary values of a CPU weight (design, section 4).
+
+    ``default`` is the kernel's, ``critical`` what `priority` gives a critical VM, ``critical_min`` the W_min and
+    ``maximum`` the W_max of the feedback law, ``batch`` what batch VMs get beside critical ones.
+    """
+
+    minimum: int
+    maximum: int
+    default: int
+    critical: int
+    critical_min: int
+    batch: int
+
+    def clamp(self, weight: int) -> int:
+        """The nearest weight the kernel accepts."""
+        return min(max(weight, self.minimum), self.maximum)
+
+
+CPU_SHARES_V1 = WeightScale(2, 262_144, default=1024, critical=10_000, critical_min=1024, batch=2)
+CPU_WEIGHT_V2 = WeightScale(1, 10_000, default=100, critical=10_000, critical_min=100, batch=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What this host offers, found by probing. ``weights`` None: no usable cpu controller, weights cannot be set."""
+
+    kernel: str
+    libvirt: str
+    cgroup_version: int
+    weights: WeightScale | None
+    online_cpus: CpuSet
+    managed_cpus: CpuSet
+    schedstat: bool
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class VmInstance:
+    """One run of a domain: the same domain started again is another instance.
+
+    ``start_ticks`` is the process's start time in clock ticks since boot (proc(5), field 22 of stat): with the pid it
+    names one process of this boot.
+    """
+
+    uuid: str
+    libvirt_name: str
+    pid: int
+    start_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class VcpuState:
+    """A vCPU thread. ``run_delay_ns`` is the total time it waited for a pCPU (schedstat), None where not kept."""
+
+    index: int
+    cpus: CpuSet
+    run_delay_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VmState:
+    """A running VM as read from the kernel. ``cpu_ns`` is the CPU time all its threads used since it started.
+
+    ``weight`` None: the VM has no CPU cgroup of its own, so it cannot be weighted.
+    """
+
+    instance: VmInstance
+    cpu_ns: int
+    weight: int | None
+    vcpus: tuple[VcpuState, ...]
+    emulator_cpus: CpuSet
+
+    def knobs(self) -> dict[KnobKey, KnobValue]:
+        """All knobs of the VM with what they hold now."""
+        uuid = self.instance.uuid
+        values: dict[KnobKey, KnobValue] = {KnobKey(uuid, Knob.VCPU_PIN, vcpu.index): vcpu.cpus for vcpu in self.vcpus}
+        values[KnobKey(uuid, Knob.EMULATOR_PIN)] = self.emulator_cpus
+        if self.weight is not None:
+            values[KnobKey(uuid, Knob.WEIGHT)] = self.weight
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Total and busy CPU time of all pCPUs since boot, in nanoseconds (proc(5), /proc/stat; steal counts as busy)."""
+
+    total_ns: int
+    busy_ns: int

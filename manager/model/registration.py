@@ -1,0 +1,97 @@
+"""What operators register: VMs, applications, SLAs, and how a host is to be controlled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+"""Names of hosts, VMs, applications, tiers, policies and tokens."""
+
+
+class VmClass(StrEnum):
+    """Critical VMs serve requests under an SLA; batch VMs fill what is left."""
+
+    CRITICAL = "critical"
+    BATCH = "batch"
+
+
+class Mode(StrEnum):
+    """How far Equipoise goes on a host or for an application.
+
+    ``observe`` runs the whole loop and records what it would do but writes nothing; ``released`` does nothing.
+    Entering either from ``enforce`` first puts every changed setting back.
+    """
+
+    ENFORCE = "enforce"
+    OBSERVE = "observe"
+    RELEASED = "released"
+
+
+@dataclass(frozen=True, slots=True)
+class VmSpec:
+    """A registered VM. It may not exist (yet) on any host.
+
+    ``libvirt_uuid`` (canonical lower-case text) or ``libvirt_name`` says which domain it is; ``host`` None means
+    wherever it is found. ``weight`` overrides the policy's weight in units of cgroup v1 shares or v2 weight and is
+    clamped to the range of the host's version; ``pin`` None means as the host says.
+    """
+
+    name: str
+    vm_class: VmClass
+    libvirt_name: str | None = None
+    libvirt_uuid: str | None = None
+    host: str | None = None
+    weight: int | None = None
+    pin: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sla:
+    """The promise: ``percentile`` of response times stays at or below ``response_time_ms`` up to ``max_rate_rps``."""
+
+    response_time_ms: float
+    percentile: float = 95.0
+    max_rate_rps: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """One tier of an application and the names of the registered VMs that serve it."""
+
+    name: str
+    vms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Application:
+    """A service with an SLA. ``mode`` None means as the host says."""
+
+    name: str
+    tiers: tuple[Tier, ...] = ()
+    sla: Sla | None = None
+    mode: Mode | None = None
+
+    @property
+    def vms(self) -> frozenset[str]:
+        """Names of all VMs of all tiers."""
+        return frozenset(vm for tier in self.tiers for vm in tier.vms)
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec:
+    """How a host is to be controlled. ``pinning`` gives critical vCPUs pCPUs of their own."""
+
+    name: str
+    mode: Mode = Mode.ENFORCE
+    policy: str = "priority"
+    pinning: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """All that the agent of one host needs to know, as the manager answers it."""
+
+    host: HostSpec
+    vms: tuple[VmSpec, ...] = ()
+    applications: tuple[Application, ...] = ()

@@ -1,0 +1,177 @@
+"""The settings: one typed, bounded table, and where each value in force came from.
+
+Sources, later ones winning: the default, the TOML file, the environment (``EQUIPOISE_<NAME>``), a command-line flag.
+A name that is not in the table, or a value outside its type or range, is refused with the name and the range.
+"""
+
+from __future__ import annotations
+
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from manager.errors import SettingsError
+from manager.model.cpus import parse_cpus
+
+Value = str | int | float
+ENV_PREFIX = "EQUIPOISE_"
+DEFAULT_CONFIG_FILE = Path("/etc/equipoise/equipoise.toml")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table. ``minimum``/``maximum`` bound numbers, ``choices`` bounds text."""
+
+    name: str
+    default: Value
+    help: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def range_text(self) -> str:
+        """The range as a person writes it, such as ``0.2 to 300`` or ``debug, info, warning or error``."""
+        if self.choices:
+            return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
+        if self.minimum is not None and self.maximum is not None:
+            return f"{self.minimum:g} to {self.maximum:g}"
+        return {"str": "text", "int": "a whole number", "float": "a number"}[type(self.default).__name__]
+
+    def parse(self, raw: object, source: str) -> Value:
+        """Check ``raw`` (text, or a TOML value) against type and range.
+
+        Raises SettingsError naming the setting, the value, the range and the source.
+        """
+        value: Value
+        try:
+            if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+                raise ValueError
+            if isinstance(self.default, str):
+                if not isinstance(raw, str):
+                    raise ValueError
+                value = raw
+            elif isinstance(self.default, int):
+                if isinstance(raw, float):
+                    raise ValueError
+                value = int(raw)
+            else:
+                value = float(raw)
+        except (ValueError, OverflowError):  # a whole number may be too large for a float
+            raise self._refusal(raw, source) from None
+        if self.choices and value not in self.choices:
+            raise self._refusal(raw, source)
+        if not isinstance(value, str):
+            low = self.minimum if self.minimum is not None else value
+            high = self.maximum if self.maximum is not None else value
+            if not low <= value <= high:  # also refuses NaN
+                raise self._refusal(raw, source)
+        return value
+
+    def _refusal(self, raw: object, source: str) -> SettingsError:
+        return SettingsError(f"setting {self.name} = {raw!r} (from {source}) is refused: use {self.range_text}")
+
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting("state_dir", "/var/lib/equipoise", "folder of the database, the journal, tokens and the agent's cache"),
+    Setting("database_url", "", "SQLAlchemy URL of the manager's database; empty: SQLite in state_dir"),
+    Setting("listen_host", "127.0.0.1", "address the manager listens on"),
+    Setting("listen_port", 8750, "TCP port the manager listens on", 1, 65535),
+    Setting("api_threads", 8, "threads that answer REST requests", 1, 128),
+    Setting("manager_url", "http://127.0.0.1:8750", "where agent and command line find the manager"),
+    Setting("token_file", "", "file holding the bearer token; empty: the one `equipoise run` made in state_dir"),
+    Setting("host_name", socket.gethostname() or "localhost", "name this host is registered under"),
+    Setting("libvirt_uri", "qemu:///system", "libvirt connection of the agent"),
+    Setting("root_dir", "/", "root of the /proc, /sys and /run that the agent reads (for tests and containers)"),
+    Setting("interval_s", 5.0, "length of a control interval, in seconds", 0.2, 300),
+    Setting("reconcile_s", 30.0, "seconds between full listings of the domains, besides lifecycle events", 1, 3600),
+    Setting("sync_s", 1.0, "seconds between exchanges of the agent with the manager", 0.1, 60),
+    Setting("managed_cpus", "", "pCPUs that may be given to critical vCPUs, such as 2-7; empty: all online ones"),
+    Setting("agent_listen_host", "127.0.0.1", "address of the agent's metrics page"),
+    Setting("agent_listen_port", 8751, "TCP port of the agent's metrics page; 0 switches it off", 0, 65535),
+    Setting("stale_s", 30.0, "age in seconds at which a window of response times counts as no data", 1, 3600),
+    Setting("min_samples", 20, "response times a window needs before its percentile is believed", 1, 100_000),
+    Setting("outbox_rows", 100_000, "records the agent keeps for a manager that is away", 100, 10_000_000),
+    Setting("retention_days", 30.0, "days that decisions, events and windows are kept", 0.01, 3650),
+    Setting("log_level", "info", "least severity that is logged", choices=LOG_LEVELS),
+)
+
+BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings in force. ``sources`` says for each name where its value came from."""
+
+    values: Mapping[str, Value]
+    sources: Mapping[str, str]
+
+    def text(self, name: str) -> str:
+        """A text setting."""
+        return str(self.values[name])
+
+    def whole(self, name: str) -> int:
+        """A whole-number setting."""
+        return int(self.values[name])
+
+    def number(self, name: str) -> float:
+        """A numeric setting."""
+        return float(self.values[name])
+
+    @property
+    def state_dir(self) -> Path:
+        """The state directory as a path."""
+        return Path(self.text("state_dir"))
+
+    @property
+    def database_url(self) -> str:
+        """The manager's database, with the default filled in."""
+        return self.text("database_url") or f"sqlite:///{self.state_dir.resolve()}/equipoise.db"
+
+
+def load_settings(config_file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Value | None]) -> Settings:
+    """Combine all sources.
+
+    ``config_file`` None means the default file, which may be absent; a named one must exist. ``flags`` holds the
+    settings given on the command line; None values were not given. Raises SettingsError for the first bad setting.
+    """
+    values: dict[str, Value] = {setting.name: setting.default for setting in SETTINGS}
+    sources = dict.fromkeys(values, "default")
+
+    def take(name: str, raw: object, source: str) -> None:
+        if name not in BY_NAME:
+            raise SettingsError(f"{source} names an unknown setting {name!r}; `equipoise config` lists them all")
+        values[name] = BY_NAME[name].parse(raw, source)
+        sources[name] = source
+
+    for name, raw in _read_file(config_file).items():
+        take(name, raw, str(config_file or DEFAULT_CONFIG_FILE))
+    for variable, raw_text in sorted(environ.items()):
+        name = variable.removeprefix(ENV_PREFIX)
+        if variable.startswith(ENV_PREFIX) and name not in {"CONFIG", "TOKEN"}:
+            take(name.lower(), raw_text, f"environment {variable}")
+    for name, raw_flag in flags.items():
+        if raw_flag is not None:
+            take(name, raw_flag, f"flag --{name.replace('_', '-')}")
+    try:
+        parse_cpus(str(values["managed_cpus"]))
+    except ValueError as error:
+        raise SettingsError(f"setting managed_cpus (from {sources['managed_cpus']}) is refused: {error}") from None
+    return Settings(values, sources)
+
+
+def _read_file(config_file: Path | None) -> Mapping[str, object]:
+    path = config_file or DEFAULT_CONFIG_FILE
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        if config_file is None:
+            return {}
+        raise SettingsError(f"configuration file {path} does not exist") from None
+    except OSError as error:
+        raise SettingsError(f"configuration file {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"configuration file {path} is not valid TOML: {error}") from None

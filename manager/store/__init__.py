@@ -1,0 +1,1 @@
+"""The manager's database: tables, sessions, migrations, and small repositories of functions that take a session."""

@@ -1,0 +1,122 @@
+"""Applications: tiers, SLA, and which VMs serve them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from manager.errors import Conflict, InvalidRequest
+from manager.model.registration import Application, Sla, Tier
+from manager.store.models import ApplicationRow, TierRow, TierVmRow, VmRow
+from manager.store.registered import Precondition, replace, touch
+from manager.store.vms import may_run_on
+
+
+def put_application(
+    session: Session, wanted: Application, now: datetime, precondition: Precondition
+) -> tuple[ApplicationRow, bool]:
+    """Register an application; see ``registered.replace``.
+
+    Raises InvalidRequest naming the field when a tier's VM is not registered or anything is named twice, and Conflict
+    when a VM serves another application already.
+    """
+    vm_ids: dict[str, int] = {}
+
+    def servable(etag: str | None) -> None:
+        precondition(etag)
+        vm_ids.update(_registered_vms(session, wanted))
+
+    sla = wanted.sla
+    values = {
+        "mode": wanted.mode,
+        "sla_response_time_ms": sla.response_time_ms if sla else None,
+        "sla_percentile": sla.percentile if sla else None,
+        "sla_max_rate_rps": sla.max_rate_rps if sla else None,
+    }
+    row, created = replace(session, ApplicationRow, wanted.name, values, now, servable)
+    if applications_of(session, [row])[row.name].tiers != wanted.tiers:
+        session.execute(delete(TierRow).where(TierRow.application_id == row.id))
+        for place, tier in enumerate(wanted.tiers):
+            tier_row = TierRow(application_id=row.id, name=tier.name, position=place)
+            session.add(tier_row)
+            session.flush()
+            session.add_all(
+                TierVmRow(vm_id=vm_ids[vm], tier_id=tier_row.id, position=index) for index, vm in enumerate(tier.vms)
+            )
+        if not created:
+            touch(row, now)
+    return row, created
+
+
+def _registered_vms(session: Session, wanted: Application) -> dict[str, int]:
+    """Row numbers of the application's VMs by name."""
+    found = session.execute(select(VmRow.name, VmRow.id).where(VmRow.name.in_(wanted.vms)))
+    vms = {row[0]: row[1] for row in found}
+    users = session.execute(
+        select(VmRow.name, ApplicationRow.name)
+        .join(TierVmRow, TierVmRow.vm_id == VmRow.id)
+        .join(TierRow)
+        .join(ApplicationRow)
+        .where(VmRow.name.in_(wanted.vms), ApplicationRow.name != wanted.name)
+    )
+    used = {row[0]: row[1] for row in users}
+    seen_tiers: set[str] = set()
+    seen_vms: set[str] = set()
+    for place, tier in enumerate(wanted.tiers):
+        if tier.name in seen_tiers:
+            raise InvalidRequest(f"tiers[{place}].name", f"{tier.name!r} names an earlier tier, too; use another name")
+        seen_tiers.add(tier.name)
+        for index, vm in enumerate(tier.vms):
+            field = f"tiers[{place}].vms[{index}]"
+            if vm in seen_vms:
+                raise InvalidRequest(field, f"{vm!r} is listed twice; a VM serves one tier of one application")
+            seen_vms.add(vm)
+            if vm not in vms:
+                raise InvalidRequest(field, f"{vm!r} is not a registered VM; register it first with PUT /vms/{vm}")
+            if vm in used:
+                raise Conflict(f"{field}: VM {vm!r} serves application {used[vm]!r} already")
+    return vms
+
+
+def applications_of(session: Session, rows: Sequence[ApplicationRow]) -> dict[str, Application]:
+    """The value types of rows by name, in the order of the rows."""
+    members = session.execute(
+        select(TierRow.application_id, TierRow.name, VmRow.name)
+        .outerjoin(TierVmRow, TierVmRow.tier_id == TierRow.id)
+        .outerjoin(VmRow, VmRow.id == TierVmRow.vm_id)
+        .where(TierRow.application_id.in_([row.id for row in rows]))
+        .order_by(TierRow.position, TierVmRow.position)
+    )
+    tiers: dict[int, dict[str, list[str]]] = {row.id: {} for row in rows}
+    for application, tier, vm in members:
+        vms = tiers[application].setdefault(tier, [])
+        if vm is not None:
+            vms.append(vm)
+    return {
+        row.name: Application(
+            row.name, tuple(Tier(tier, tuple(vms)) for tier, vms in tiers[row.id].items()), sla_of(row), row.mode
+        )
+        for row in rows
+    }
+
+
+def applications_for_host(session: Session, host: str) -> Sequence[ApplicationRow]:
+    """The applications that are served by a VM which may run on a host, by name."""
+    served = (
+        select(TierRow.application_id)
+        .join(TierVmRow, TierVmRow.tier_id == TierRow.id)
+        .join(VmRow, VmRow.id == TierVmRow.vm_id)
+        .where(may_run_on(host))
+    )
+    query = select(ApplicationRow).where(ApplicationRow.id.in_(served)).order_by(ApplicationRow.name)
+    return session.scalars(query).all()
+
+
+def sla_of(row: ApplicationRow) -> Sla | None:
+    """The promise of an application."""
+    if row.sla_response_time_ms is None or row.sla_percentile is None:
+        return None
+    return Sla(row.sla_response_time_ms, row.sla_percentile, row.sla_max_rate_rps)

@@ -1,0 +1,195 @@
+"""The engine, its sessions, and the migrations.
+
+Supported are SQLite (one manager, the default) and PostgreSQL (a fleet, several managers). Writers on SQLite take the
+write lock at the start of their transaction, so that a transaction never fails half-way because another one wrote.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import as_file, files
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, func, make_url, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.orm import Session, sessionmaker
+
+from manager.errors import DatabaseUnavailable, SettingsError
+from manager.store.models import Base
+
+_IMMEDIATE = "equipoise_immediate"
+_BUSY_TIMEOUT_S = 15
+_MIGRATION_TIMEOUT_S = 120
+_LOCK_TIMEOUT_S = 15
+
+# Keys of PostgreSQL's advisory locks; the numbers only have to differ from those of other users of the database.
+_MIGRATION_LOCK = 0x65717569
+_REGISTRATION_LOCK = _MIGRATION_LOCK + 1
+
+
+class Database:
+    """Sessions and migrations of one database. Thread-safe; make one a process with ``open_database``."""
+
+    def __init__(self, url: URL, pool_size: int) -> None:
+        self._url = url
+        self._engine = _make_engine(url, pool_size)
+        self._readers = sessionmaker(self._engine, expire_on_commit=False)
+        self._writers = sessionmaker(_immediate(self._engine), expire_on_commit=False)
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A session that sees one state of the database; nothing it does is kept. Raises DatabaseUnavailable."""
+        with self._answering("read"), self._readers() as session:
+            yield session
+
+    @contextmanager
+    def writing(self) -> Iterator[Session]:
+        """A session in one transaction: committed at the end, rolled back when the block raises.
+
+        Raises DatabaseUnavailable; then nothing was changed.
+        """
+        with self._answering("written"), self._writers.begin() as session:
+            yield session
+
+    @contextmanager
+    def registering(self) -> Iterator[Session]:
+        """Like ``writing``, but one at a time in the whole fleet.
+
+        Registrations are rare and depend on each other (a domain belongs to one VM, a VM to one tier), so they are
+        checked and written one after the other.
+        """
+        with self.writing() as session:
+            lock_registrations(session)
+            yield session
+
+    def upgrade(self, revision: str = "head") -> None:
+        """Bring the tables to ``revision``, all of it or nothing. Several processes may call this at once.
+
+        Raises DatabaseUnavailable when the database cannot be opened.
+        """
+        self._migrate(lambda config: command.upgrade(config, revision))
+
+    def downgrade(self, revision: str) -> None:
+        """Take the tables back to ``revision``; ``base`` removes them. Raises DatabaseUnavailable."""
+        self._migrate(lambda config: command.downgrade(config, revision))
+
+    def current(self) -> str | None:
+        """The revision of the tables, or None where there are none. Raises DatabaseUnavailable."""
+        with self.reading() as session:
+            return MigrationContext.configure(session.connection()).get_current_revision()
+
+    def ping(self) -> None:
+        """Raises DatabaseUnavailable when the database does not answer."""
+        with self.reading() as session:
+            session.execute(select(1))
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        self._engine.dispose()
+
+    def _migrate(self, act: Callable[[Config], None]) -> None:
+        # An engine of its own: waiting for another process's migration takes longer than any request may, and SQLite
+        # must not enforce foreign keys while a migration rebuilds a table, or dropping the old one deletes its rows.
+        engine = _immediate(_make_engine(self._url, None))
+        with self._answering("migrated"), as_file(files("migrations")) as folder, engine.begin() as connection:
+            if connection.dialect.name == "postgresql":
+                connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+            act(_config(str(folder), connection))
+
+    @contextmanager
+    def _answering(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except (OperationalError, ProgrammingError, PoolTimeout) as error:
+            where = self._url.render_as_string(hide_password=True)
+            why = str(getattr(error, "orig", error)).strip()
+            raise DatabaseUnavailable(f"database {where} cannot be {done}: {why}") from error
+
+
+def open_database(url: str, pool_size: int = 8) -> Database:
+    """The database at a SQLAlchemy URL. Nothing is connected or created yet.
+
+    ``pool_size`` is the number of threads that use it at once. Raises SettingsError for a URL of another kind.
+    """
+    try:
+        parsed = make_url(url)
+        backend = parsed.get_backend_name()
+        if backend not in {"sqlite", "postgresql"} or (
+            backend == "sqlite" and parsed.database in {None, "", ":memory:"}
+        ):
+            raise SettingsError(
+                f"database_url {parsed.render_as_string(hide_password=True)} is refused: "
+                "use sqlite:///<file> or postgresql://<user>:<password>@<host>/<name>"
+            )
+        if parsed.drivername == "postgresql":
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        return Database(parsed, pool_size)
+    except ArgumentError as error:
+        raise SettingsError(f"database_url is refused: {error}") from None
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"database_url needs the Python package {error.name!r}: install it") from None
+
+
+def lock_registrations(session: Session) -> None:
+    """Until the end of the transaction, let no other one register anything. Writers on SQLite are alone anyway."""
+    if _is_postgresql(session):
+        session.execute(select(func.pg_advisory_xact_lock(_REGISTRATION_LOCK)))
+
+
+def insert_for(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT into ``table`` that can say what to do ON CONFLICT, in the words of the session's database."""
+    return postgresql.insert(table) if _is_postgresql(session) else sqlite.insert(table)
+
+
+def _is_postgresql(session: Session) -> bool:
+    return session.get_bind().dialect.name == "postgresql"
+
+
+def _config(folder: str, connection: Connection) -> Config:
+    config = Config()
+    config.set_main_option("script_location", folder.replace("%", "%%"))  # a ConfigParser reads it
+    config.attributes["connection"] = connection
+    return config
+
+
+def _immediate(engine: Engine) -> Engine:
+    return engine.execution_options(**{_IMMEDIATE: True})
+
+
+def _make_engine(url: URL, pool_size: int | None) -> Engine:
+    """An engine; ``pool_size`` None makes one for migrations."""
+    migrating = pool_size is None
+    pool: dict[str, Any] = {"poolclass": NullPool} if migrating else {"pool_size": pool_size, "max_overflow": pool_size}
+    if url.get_backend_name() == "sqlite":
+        engine = create_engine(url, **pool)
+        _prepare_sqlite(
+            engine, foreign_keys=not migrating, timeout_s=_MIGRATION_TIMEOUT_S if migrating else _BUSY_TIMEOUT_S
+        )
+        return engine
+    timeout_s = _MIGRATION_TIMEOUT_S if migrating else _LOCK_TIMEOUT_S
+    arguments = {"connect_timeout": 10, "options": f"-c timezone=utc -c lock_timeout={timeout_s}s"}
+    return create_engine(url, connect_args=arguments, pool_pre_ping=not migrating, pool_recycle=1800, **pool)
+
+
+def _prepare_sqlite(engine: Engine, *, foreign_keys: bool, timeout_s: int) -> None:
+    def connected(connection: Any, _record: object) -> None:
+        # The driver's own transaction control begins too late to isolate reads, and never around DDL; see
+        # SQLAlchemy's documentation of the dialect, "Serializable isolation / Savepoints / Transactional DDL".
+        connection.isolation_level = None
+        connection.execute(f"PRAGMA busy_timeout = {timeout_s * 1000}")
+        connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
+        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+            connection.execute("PRAGMA journal_mode = WAL")
+
+    def begin(connection: Connection) -> None:
+        immediate = connection.get_execution_options().get(_IMMEDIATE, False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+
+    event.listen(engine, "connect", connected)
+    event.listen(engine, "begin", begin)

@@ -1,0 +1,256 @@
+"""The tables. Times are aware UTC datetimes on every database; names are those of the REST interface.
+
+``decisions``, ``events`` and ``vm_status`` name hosts and VMs as text, because they outlive a registration or come
+before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, ClassVar
+
+from sqlalchemy import (
+    BigInteger,
+    DateTime,
+    Double,
+    Enum,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    UniqueConstraint,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
+
+from manager.model.records import Knob, OutcomeKind, Severity
+from manager.model.registration import Mode, VmClass
+
+Json = dict[str, object]
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime, kept as UTC. SQLite has no time zones: there the stored value is naive UTC."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """To the database. Raises ValueError for a naive datetime, whose meaning would depend on the machine."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone")
+        utc = value.astimezone(UTC)
+        return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        """From the database."""
+        return None if value is None else value.astimezone(UTC)
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
+        """From SQLite, whose driver answers text: several times quicker than by way of a naive datetime."""
+        if dialect.name != "sqlite":
+            return super().result_processor(dialect, coltype)
+        return lambda text: None if text is None else datetime.fromisoformat(text + "+00:00")
+
+
+def _words(kind: type[StrEnum]) -> Enum:
+    """A column of the enumeration's words as plain text, so that a new word needs no migration."""
+    return Enum(kind, native_enum=False, length=32, values_callable=lambda members: [word.value for word in members])
+
+
+# Row numbers of tables that grow for ever; SQLite counts by itself only in a column of exactly this type.
+_Serial = BigInteger().with_variant(Integer, "sqlite")
+
+
+class Base(DeclarativeBase):
+    """Base of all tables. Every constraint has a name, so that a migration can drop it on any database."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map: ClassVar[dict[object, TypeEngine[Any]]] = {
+        str: String(),
+        float: Double(),
+        datetime: UtcDateTime(),
+        Json: JSON(none_as_null=True),
+        dict[str, int]: JSON(),
+        **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, VmClass)},
+    }
+
+
+class Registered(Base):
+    """What all objects that operators register have. ``version`` counts the changes of what was registered."""
+
+    __abstract__ = True
+    __table_args__: object = {"sqlite_autoincrement": True}  # never reuse an id: the ETag is built from it
+    kind: ClassVar[str]
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(unique=True)
+    version: Mapped[int] = mapped_column(default=1)
+    created_at: Mapped[datetime]
+    updated_at: Mapped[datetime]
+
+    @property
+    def etag(self) -> str:
+        """Names this registration: it changes with every change, and is never that of an earlier object."""
+        return f"{self.id}.{self.version}"
+
+
+class HostRow(Registered):
+    """A host: how it is to be controlled, and what its agent reported last."""
+
+    __tablename__ = "hosts"
+    kind = "host"
+
+    mode: Mapped[Mode]
+    policy: Mapped[str]
+    pinning: Mapped[bool]
+    last_seen_at: Mapped[datetime | None]
+    agent_version: Mapped[str | None]
+    tick: Mapped[Json | None]
+    capabilities: Mapped[Json | None]
+
+
+class VmRow(Registered):
+    """A registered VM, which need not exist."""
+
+    __tablename__ = "vms"
+    __table_args__ = (Index(None, "libvirt_name"), {"sqlite_autoincrement": True})
+    kind = "VM"
+
+    vm_class: Mapped[VmClass]
+    libvirt_name: Mapped[str | None]
+    libvirt_uuid: Mapped[str | None] = mapped_column(unique=True)
+    host: Mapped[str | None] = mapped_column(index=True)
+    weight: Mapped[int | None]
+    pin: Mapped[bool | None]
+
+
+class VmStatusRow(Base):
+    """What the last report said of a VM: one row a VM, that of the host which reported it last.
+
+    ``body`` is the status as JSON text, ready to be answered.
+    """
+
+    __tablename__ = "vm_status"
+
+    vm: Mapped[str] = mapped_column(primary_key=True)
+    host_id: Mapped[int] = mapped_column(ForeignKey("hosts.id", ondelete="CASCADE"), index=True)
+    at: Mapped[datetime]
+    body: Mapped[str]
+
+
+class ApplicationRow(Registered):
+    """A service with its SLA. ``latest_from``: start of the earliest slot that belongs to its latest window."""
+
+    __tablename__ = "applications"
+    kind = "application"
+
+    mode: Mapped[Mode | None]
+    sla_response_time_ms: Mapped[float | None]
+    sla_percentile: Mapped[float | None]
+    sla_max_rate_rps: Mapped[float | None]
+    latest_from: Mapped[datetime | None]
+
+
+class TierRow(Base):
+    """One tier of an application; ``position`` is its place among them."""
+
+    __tablename__ = "tiers"
+    __table_args__ = (UniqueConstraint("application_id", "name"),)
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"))
+    name: Mapped[str]
+    position: Mapped[int]
+
+
+class TierVmRow(Base):
+    """A VM serves a tier. The VM is the key: it serves at most one tier of one application."""
+
+    __tablename__ = "tier_vms"
+
+    vm_id: Mapped[int] = mapped_column(ForeignKey("vms.id", ondelete="RESTRICT"), primary_key=True)
+    tier_id: Mapped[int] = mapped_column(ForeignKey("tiers.id", ondelete="CASCADE"), index=True)
+    position: Mapped[int]
+
+
+class WindowRow(Base):
+    """Response times of an application that ended in one slot.
+
+    ``slot`` is the aligned start of the slot; ``start_at`` .. ``end_at`` is the time the samples really cover.
+    ``buckets`` maps bucket numbers (as text) of ``manager.model.histogram`` to counts.
+    """
+
+    __tablename__ = "windows"
+    __table_args__ = (UniqueConstraint("application_id", "slot"),)
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"))
+    slot: Mapped[datetime] = mapped_column(index=True)
+    start_at: Mapped[datetime]
+    end_at: Mapped[datetime]
+    count: Mapped[int] = mapped_column(BigInteger)
+    buckets: Mapped[dict[str, int]]
+
+
+class TokenRow(Registered):
+    """A bearer token. Only the SHA-256 of its 256-bit random secret is kept."""
+
+    __tablename__ = "tokens"
+    kind = "token"
+
+    role: Mapped[str]
+    host: Mapped[str | None]
+    secret_hash: Mapped[str] = mapped_column(unique=True)
+    last_used_at: Mapped[datetime | None]
+
+
+class DecisionRow(Base):
+    """One decision about one knob. ``record_id`` is the agent's UUID, by which a repeated report is recognised."""
+
+    __tablename__ = "decisions"
+    __table_args__ = (Index(None, "at", "id"), Index(None, "host", "at", "id"), Index(None, "vm", "at", "id"))
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    record_id: Mapped[str] = mapped_column(unique=True)
+    at: Mapped[datetime]
+    host: Mapped[str]
+    vm: Mapped[str]
+    knob: Mapped[Knob]
+    knob_index: Mapped[int]
+    before: Mapped[str]
+    after: Mapped[str]
+    reason: Mapped[str]
+    policy: Mapped[str]
+    mode: Mapped[Mode]
+    outcome: Mapped[OutcomeKind]
+    detail: Mapped[str]
+
+
+class EventRow(Base):
+    """Something an operator may want to know."""
+
+    __tablename__ = "events"
+    __table_args__ = (Index(None, "at", "id"), Index(None, "host", "at", "id"), Index(None, "vm", "at", "id"))
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    record_id: Mapped[str] = mapped_column(unique=True)
+    at: Mapped[datetime]
+    host: Mapped[str]
+    vm: Mapped[str | None]
+    severity: Mapped[Severity]
+    kind: Mapped[str]
+    message: Mapped[str]

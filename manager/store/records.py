@@ -1,0 +1,67 @@
+"""Decisions and events: stored once however often they are reported, read newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import BigInteger, ColumnElement, literal, select, tuple_
+from sqlalchemy.orm import Session
+
+from manager.store.database import insert_for
+from manager.store.models import DecisionRow, EventRow, UtcDateTime
+
+RecordRow = TypeVar("RecordRow", DecisionRow, EventRow)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFilter:
+    """Which records to list; None means any. ``since`` is inclusive, ``until`` is not."""
+
+    host: str | None = None
+    vm: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A record's place in the order of lists."""
+
+    at: datetime
+    id: int
+
+
+def store_new(session: Session, kind: type[RecordRow], rows: Sequence[dict[str, Any]]) -> int:
+    """Store the rows (columns by name) whose ``record_id`` is new, and tell how many were."""
+    if not rows:
+        return 0
+    insert = insert_for(session, kind).on_conflict_do_nothing(index_elements=["record_id"])
+    return len(session.scalars(insert.returning(kind.id), rows).all())
+
+
+def list_records(
+    session: Session,
+    kind: type[RecordRow],
+    wanted: RecordFilter,
+    after: Position | None,
+    limit: int,
+    *conditions: ColumnElement[bool],
+) -> Sequence[RecordRow]:
+    """At most ``limit`` records, newest first, that come after a position and meet all ``conditions``."""
+    query = select(kind).where(*conditions)
+    if wanted.host is not None:
+        query = query.where(kind.host == wanted.host)
+    if wanted.vm is not None:
+        query = query.where(kind.vm == wanted.vm)
+    if wanted.since is not None:
+        query = query.where(kind.at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(kind.at < wanted.until)
+    if after is not None:
+        query = query.where(
+            tuple_(kind.at, kind.id) < tuple_(literal(after.at, UtcDateTime()), literal(after.id, BigInteger()))
+        )
+    return session.scalars(query.order_by(kind.at.desc(), kind.id.desc()).limit(limit)).all()

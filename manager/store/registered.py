@@ -1,0 +1,91 @@
+"""What all registered objects share: finding by name, listing by name, replacing idempotently, deleting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Select, select
+from sqlalchemy.orm import Session
+
+from manager.errors import NotFound
+from manager.store.models import Registered
+
+Row = TypeVar("Row", bound=Registered)
+Query = TypeVar("Query", bound="Select[*tuple[Any, ...]]")
+
+Precondition = Callable[[str | None], None]
+"""Called in the transaction with the object's ETag, None where there is no object yet; raises to prevent a write."""
+
+
+def find(session: Session, kind: type[Row], name: str) -> Row | None:
+    """The object of that kind and name, if there is one."""
+    return session.scalars(select(kind).where(kind.name == name)).one_or_none()
+
+
+def get(session: Session, kind: type[Row], name: str) -> Row:
+    """The object of that kind and name. Raises NotFound."""
+    row = find(session, kind, name)
+    if row is None:
+        raise not_found(kind, name)
+    return row
+
+
+def not_found(kind: type[Registered], name: str) -> NotFound:
+    """The error for a name that nothing has."""
+    return NotFound(f"there is no {kind.kind} named {name!r}")
+
+
+def by_name(query: Query, kind: type[Registered], after: str | None, limit: int) -> Query:
+    """``query`` in the order of names: at most ``limit`` rows whose name comes after ``after``."""
+    if after is not None:
+        query = query.where(kind.name > after)
+    return query.order_by(kind.name).limit(limit)
+
+
+def page(session: Session, kind: type[Row], after: str | None, limit: int) -> Sequence[Row]:
+    """A page of all objects of a kind, see ``by_name``."""
+    return session.scalars(by_name(select(kind), kind, after, limit)).all()
+
+
+def replace(
+    session: Session,
+    kind: type[Row],
+    name: str,
+    values: Mapping[str, object],
+    now: datetime,
+    precondition: Precondition,
+) -> tuple[Row, bool]:
+    """Create the object, or give it these values; the second answer tells whether it was created.
+
+    Equal values leave it untouched, its version and ``updated_at`` included. Call it in ``Database.registering``.
+    """
+    row = find(session, kind, name)
+    precondition(row.etag if row else None)
+    if row is None:
+        row = kind(name=name, version=1, created_at=now, updated_at=now, **values)
+        session.add(row)
+        session.flush()
+        return row, True
+    changed = {column: value for column, value in values.items() if getattr(row, column) != value}
+    for column, value in changed.items():
+        setattr(row, column, value)
+    if changed:
+        touch(row, now)
+    return row, False
+
+
+def touch(row: Registered, now: datetime) -> None:
+    """Make what was registered a new version."""
+    row.version += 1
+    row.updated_at = now
+
+
+def delete(session: Session, kind: type[Row], name: str, precondition: Precondition) -> None:
+    """Remove the object and what belongs to it. Raises NotFound."""
+    row = find(session, kind, name)
+    precondition(row.etag if row else None)
+    if row is None:
+        raise not_found(kind, name)
+    session.delete(row)

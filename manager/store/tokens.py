@@ -1,0 +1,93 @@
+"""Bearer tokens: made here, shown once, kept as a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from manager.errors import Conflict, InvalidRequest
+from manager.model.registration import NAME_PATTERN
+from manager.store.database import Database
+from manager.store.models import TokenRow
+from manager.store.registered import delete, find, page
+
+_SECRET_BYTES = 32
+_PREFIX = "eqp_"  # lets scanners of repositories and logs recognise a leaked token
+_LAST_USED_STEP = timedelta(minutes=1)
+
+
+class Role(StrEnum):
+    """What a token allows. Viewer, operator and admin include each other; ``host`` is for the agent of one host."""
+
+    VIEWER = "viewer"
+    OPERATOR = "operator"
+    ADMIN = "admin"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who sends a request. ``host`` is set for role ``host`` only."""
+
+    token: str
+    role: Role
+    host: str | None
+
+
+def create_token(session: Session, name: str, role: Role, host: str | None, now: datetime) -> tuple[TokenRow, str]:
+    """Make a token; the second answer is its secret, which nobody can read again. Call it in ``Database.registering``.
+
+    Raises InvalidRequest naming the field, or Conflict when the name is taken.
+    """
+    for field, value in (("name", name), ("host", host)):
+        if value is not None and not re.fullmatch(NAME_PATTERN, value):
+            raise InvalidRequest(field, f"{value!r} is refused; use 1 to 63 letters, digits, dots, dashes, underscores")
+    if role is Role.HOST and host is None:
+        raise InvalidRequest("host", "null is refused; a token of role host names the host it is for")
+    if role is not Role.HOST and host is not None:
+        raise InvalidRequest("host", f"{host!r} is refused; only a token of role host is for one host")
+    if find(session, TokenRow, name) is not None:
+        raise Conflict(f"there is a token named {name!r} already: revoke it first, or use another name")
+    secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
+    row = TokenRow(
+        name=name, version=1, created_at=now, updated_at=now, role=role, host=host, secret_hash=_hash(secret)
+    )
+    session.add(row)
+    return row, secret
+
+
+def list_tokens(session: Session, after: str | None = None, limit: int = 1000) -> list[TokenRow]:
+    """Tokens by name, without their secrets."""
+    return list(page(session, TokenRow, after, limit))
+
+
+def revoke_token(session: Session, name: str) -> None:
+    """Remove a token; it is refused from now on. Raises NotFound."""
+    delete(session, TokenRow, name, lambda _etag: None)
+
+
+def authenticate(database: Database, secret: str, now: datetime) -> Principal | None:
+    """Whose secret this is, or None. Notes the use, at most once a minute: reads must not all become writes."""
+    query = select(TokenRow).where(TokenRow.secret_hash == _hash(secret))
+    with database.reading() as session:
+        row = session.scalars(query).one_or_none()
+    if row is None:
+        return None
+    if row.last_used_at is None or now - row.last_used_at >= _LAST_USED_STEP:
+        with database.writing() as session:
+            used = session.scalars(query.with_for_update()).one_or_none()
+            if used is not None:
+                used.last_used_at = now
+    return Principal(row.name, Role(row.role), row.host)
+
+
+def _hash(secret: str) -> str:
+    # A plain hash is enough for 256 random bits: there is no dictionary to try.
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,139 @@
+"""Registered VMs, with the application each serves and its last status."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import ColumnElement, Select, and_, or_, select
+from sqlalchemy.orm import Session
+
+from manager.errors import Conflict
+from manager.model.registration import VmClass, VmSpec
+from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
+from manager.store.registered import Precondition, by_name, delete, not_found, replace
+
+
+@dataclass(frozen=True, slots=True)
+class VmFilter:
+    """Which VMs to list; None means any. ``host``: registered for it, or last seen on it."""
+
+    host: str | None = None
+    vm_class: VmClass | None = None
+    application: str | None = None
+
+
+def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondition) -> tuple[VmRow, bool]:
+    """Register a VM; see ``registered.replace``. Without UUID and libvirt name, its own name is the libvirt name.
+
+    Raises Conflict when another VM may be the same domain.
+    """
+    libvirt_name = spec.libvirt_name if spec.libvirt_name or spec.libvirt_uuid else spec.name
+    values = {
+        "vm_class": spec.vm_class,
+        "libvirt_name": libvirt_name,
+        "libvirt_uuid": spec.libvirt_uuid,
+        "host": spec.host,
+        "weight": spec.weight,
+        "pin": spec.pin,
+    }
+
+    def unclaimed(etag: str | None) -> None:
+        precondition(etag)
+        _refuse_rivals(session, spec.name, libvirt_name, spec.libvirt_uuid, spec.host)
+
+    return replace(session, VmRow, spec.name, values, now, unclaimed)
+
+
+def _refuse_rivals(session: Session, name: str, libvirt_name: str | None, uuid: str | None, host: str | None) -> None:
+    # "= NULL" must not become "IS NULL": two VMs registered without a UUID have none in common.
+    same_name = and_(VmRow.libvirt_name.is_not(None), VmRow.libvirt_name == libvirt_name)
+    if host is not None:
+        same_name = and_(same_name, or_(VmRow.host == host, VmRow.host.is_(None)))
+    same_uuid = and_(VmRow.libvirt_uuid.is_not(None), VmRow.libvirt_uuid == uuid)
+    rivals = select(VmRow).where(VmRow.name != name, or_(same_uuid, same_name)).limit(1)
+    rival = session.scalars(rivals).one_or_none()
+    if rival is None:
+        return
+    what = (
+        f"libvirt_uuid {uuid}" if uuid is not None and rival.libvirt_uuid == uuid else f"libvirt_name {libvirt_name!r}"
+    )
+    where = rival.host or "any host"
+    raise Conflict(f"{what} is that of VM {rival.name!r} already (registered for {where})")
+
+
+def delete_vm(session: Session, name: str, precondition: Precondition) -> None:
+    """Remove a VM. Raises NotFound, or Conflict when it serves an application."""
+    application = session.scalars(
+        select(ApplicationRow.name).join(TierRow).join(TierVmRow).join(VmRow).where(VmRow.name == name)
+    ).one_or_none()
+
+    def unused(etag: str | None) -> None:
+        precondition(etag)
+        if application is not None:
+            raise Conflict(f"VM {name!r} serves application {application!r}: take it out of its tier first")
+
+    delete(session, VmRow, name, unused)
+
+
+def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) -> list[dict[str, Any]]:
+    """A page of VMs, each as a mapping: what was registered, its application and its status (as JSON text)."""
+    query = _details()
+    if wanted.host is not None:
+        query = query.where(or_(VmRow.host == wanted.host, HostRow.name == wanted.host))
+    if wanted.vm_class is not None:
+        query = query.where(VmRow.vm_class == wanted.vm_class)
+    if wanted.application is not None:
+        query = query.where(ApplicationRow.name == wanted.application)
+    return _mappings(session, by_name(query, VmRow, after, limit))
+
+
+def get_vm(session: Session, name: str) -> dict[str, Any]:
+    """One VM as in ``list_vms``. Raises NotFound."""
+    found = _mappings(session, _details().where(VmRow.name == name))
+    if not found:
+        raise not_found(VmRow, name)
+    return found[0]
+
+
+def vms_for_host(session: Session, host: str) -> list[dict[str, Any]]:
+    """The VMs that may run on a host by name, each as a mapping of what was registered."""
+    return _mappings(session, select(*_registered()).where(may_run_on(host)).order_by(VmRow.name))
+
+
+def may_run_on(host: str) -> ColumnElement[bool]:
+    """Whether a VM is registered for a host, or for none in particular."""
+    return or_(VmRow.host == host, VmRow.host.is_(None))
+
+
+def _mappings(session: Session, query: Select[*tuple[Any, ...]]) -> list[dict[str, Any]]:
+    # Columns instead of objects, and one tuple of names for all: lists of a thousand VMs are read often.
+    result = session.execute(query)
+    names = tuple(result.keys())
+    return [dict(zip(names, row, strict=True)) for row in result]
+
+
+def _registered() -> tuple[Any, ...]:
+    vm_class = VmRow.vm_class.label("class")
+    return VmRow.name, vm_class, VmRow.libvirt_name, VmRow.libvirt_uuid, VmRow.host, VmRow.weight, VmRow.pin
+
+
+def _details() -> Select[*tuple[Any, ...]]:
+    return (
+        select(
+            *_registered(),
+            VmRow.created_at,
+            VmRow.updated_at,
+            ApplicationRow.name.label("application"),
+            HostRow.name.label("status_host"),
+            VmStatusRow.at.label("status_at"),
+            VmStatusRow.body.label("status"),
+        )
+        .select_from(VmRow)
+        .outerjoin(TierVmRow, TierVmRow.vm_id == VmRow.id)
+        .outerjoin(TierRow, TierRow.id == TierVmRow.tier_id)
+        .outerjoin(ApplicationRow, ApplicationRow.id == TierRow.application_id)
+        .outerjoin(VmStatusRow, VmStatusRow.vm == VmRow.name)
+        .outerjoin(HostRow, HostRow.id == VmStatusRow.host_id)
+    )

@@ -1,0 +1,27 @@
+"""What Alembic runs for every command.
+
+The manager hands over a connection in whose transaction everything happens. A developer's command line
+(``alembic -c migrations/alembic.ini revision --autogenerate -m "..."``) has the URL in that file instead.
+"""
+
+from __future__ import annotations
+
+from alembic import context
+from sqlalchemy import Connection, create_engine
+
+from manager.store.models import Base
+
+
+def _run(connection: Connection) -> None:
+    # SQLite can hardly alter a table: batch mode rebuilds it.
+    context.configure(connection=connection, target_metadata=Base.metadata, render_as_batch=True)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+handed_over = context.config.attributes.get("connection")
+if handed_over is not None:
+    _run(handed_over)
+else:
+    with create_engine(context.config.get_main_option("sqlalchemy.url", "")).connect() as own:
+        _run(own)

@@ -1,0 +1,211 @@
+"""The REST interface without a network: one application a test, a clock that stands, and a token for every role."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from flask_openapi3.openapi import OpenAPI
+from werkzeug.test import TestResponse
+
+from manager.api.app import create_app
+from manager.api.context import ManagerContext
+from manager.store.database import Database
+from manager.store.tokens import Role, create_token
+from policies.equal import POLICY as EQUAL
+from policies.priority import POLICY as PRIORITY
+from policies.registry import InstalledPolicy
+from tests.conftest import KINDS
+
+START = datetime(2026, 3, 1, 12, tzinfo=UTC)
+HOST = "kvm1"
+"""The host that the token of role host is for."""
+
+CAPABILITIES = {
+    "kernel": "6.1.0",
+    "libvirt": "9.0.0",
+    "cgroup_version": 2,
+    "weight_min": 1,
+    "weight_max": 10000,
+    "weight_default": 100,
+    "online_cpus": "0-3",
+    "managed_cpus": "1-3",
+    "schedstat": True,
+    "warnings": ["no resctrl"],
+}
+
+
+@dataclass
+class Clock:
+    """Seconds since the epoch; tests move it."""
+
+    now_s: float = START.timestamp()
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Api:
+    """Calls an application in the name of a role."""
+
+    app: OpenAPI
+    database: Database
+    clock: Clock
+    secrets: dict[str, str] = field(default_factory=dict)
+
+    def make_tokens(self) -> None:
+        """A token for every role, and one of another host."""
+        wanted = [(str(role), role, HOST if role is Role.HOST else None) for role in Role]
+        with self.database.registering() as session:
+            for name, role, host in [*wanted, ("other host", Role.HOST, "kvm2")]:
+                _, self.secrets[name] = create_token(session, f"the-{name.replace(' ', '-')}", role, host, START)
+
+    def call(self, method: str, path: str, body: Any = None, role: str = "admin", **headers: str) -> TestResponse:
+        """``path`` is below /api/v1 unless it starts with two slashes; ``role`` may be empty: no token.
+
+        Headers are given in Python's spelling: ``If_Match``.
+        """
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        if role:
+            given.setdefault("Authorization", f"Bearer {self.secrets[role]}")
+        url = path[1:] if path.startswith("//") else f"/api/v1{path}"
+        return self.app.test_client().open(url, method=method, json=body, headers=given, buffered=True)
+
+    def ok(self, method: str, path: str, body: Any = None, role: str = "admin", **headers: str) -> Any:
+        """The JSON of an answer that must be a success."""
+        response = self.call(method, path, body, role, **headers)
+        assert response.status_code < 300, response.get_data(as_text=True)
+        return response.get_json(silent=True)
+
+    def refused(
+        self, status: int, method: str, path: str, body: Any = None, role: str = "admin", **headers: str
+    ) -> Any:
+        """The problem of an answer that must be this error."""
+        response = self.call(method, path, body, role, **headers)
+        assert response.status_code == status, response.get_data(as_text=True)
+        assert response.mimetype == "application/problem+json"
+        return response.get_json()
+
+
+def report(**changes: Any) -> dict[str, Any]:
+    """An agent's report."""
+    return {"agent_version": "0.1.0", "capabilities": CAPABILITIES, **changes}
+
+
+def tick(**changes: Any) -> dict[str, Any]:
+    """A tick as an agent reports it."""
+    return {
+        "number": 7,
+        "at": "2026-03-01T11:59:59Z",
+        "duration_ms": 12.5,
+        "overruns": 1,
+        "errors": 2,
+        "host_cpu_share": 0.9,
+        "vms_cpu_share": 0.8,
+        "owned_knobs": 5,
+        "mode": "enforce",
+        "policy": "priority",
+        "libvirt_connected": True,
+        **changes,
+    }
+
+
+def status(vm: str, **changes: Any) -> dict[str, Any]:
+    """A VM's status as an agent reports it."""
+    return {
+        "vm": vm,
+        "libvirt_name": vm,
+        "libvirt_uuid": "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10",
+        "pid": 4711,
+        "vcpus": 1,
+        "cpu_share": 0.25,
+        "run_delay_share": 0.01,
+        "knobs": [
+            {"knob": "weight", "index": 0, "value": "10000", "original": "100", "owned": True, "foreign": False},
+            {"knob": "vcpu_pin", "index": 0, "value": "1", "original": "0-3", "owned": True, "foreign": False},
+        ],
+        **changes,
+    }
+
+
+def record(number: int, **changes: Any) -> dict[str, Any]:
+    """A decision as an agent reports it, ``number`` seconds after the start."""
+    return {
+        "id": f"00000000-0000-4000-8000-{number:012d}",
+        "at": f"2026-03-01T12:{number // 60:02d}:{number % 60:02d}Z",
+        "host": HOST,
+        "vm": "web-1",
+        "knob": "weight",
+        "index": 0,
+        "before": "100",
+        "after": "10000",
+        "reason": "priority: critical VM",
+        "policy": "priority",
+        "mode": "enforce",
+        "outcome": "applied",
+        "detail": "",
+        **changes,
+    }
+
+
+def event(number: int, **changes: Any) -> dict[str, Any]:
+    """An event as an agent reports it."""
+    return {
+        "id": f"00000000-0000-4000-9000-{number:012d}",
+        "at": f"2026-03-01T12:{number // 60:02d}:{number % 60:02d}Z",
+        "host": HOST,
+        "severity": "warning",
+        "kind": "tick_overrun",
+        "message": "a tick took 6 s",
+        "vm": None,
+        **changes,
+    }
+
+
+def make_api(database: Database) -> Api:
+    """An application for a migrated database."""
+    clock = Clock()
+    policies = {policy.name: InstalledPolicy(policy, "equipoise") for policy in (EQUAL, PRIORITY)}
+    return Api(create_app(ManagerContext(database, policies, stale_s=30, min_samples=20, clock=clock)), database, clock)
+
+
+@pytest.fixture(scope="session")
+def get_api(migrated: Callable[[str], Database]) -> Callable[[str], Api]:
+    """The interface on a kind of database, as if new: making the application takes longer than most tests."""
+    made: dict[str, Api] = {}
+
+    def get(kind: str) -> Api:
+        database = migrated(kind)
+        if kind not in made:
+            made[kind] = make_api(database)
+        made[kind].clock.now_s = START.timestamp()
+        made[kind].make_tokens()
+        return made[kind]
+
+    return get
+
+
+@pytest.fixture(params=KINDS)
+def api(request: pytest.FixtureRequest, get_api: Callable[[str], Api]) -> Api:
+    """The interface on each kind of database."""
+    return get_api(request.param)
+
+
+@pytest.fixture
+def sqlite_api(get_api: Callable[[str], Api]) -> Api:
+    """The interface where the kind of database makes no difference."""
+    return get_api("sqlite")
+
+
+@pytest.fixture
+def shop(api: Api) -> Api:
+    """An application ``shop`` with two tiers and an SLA of 10 ms."""
+    for name in ("web-1", "web-2", "db-1"):
+        api.ok("PUT", f"/vms/{name}", {"class": "critical"})
+    tiers = [{"name": "web", "vms": ["web-1", "web-2"]}, {"name": "db", "vms": ["db-1"]}]
+    api.ok("PUT", "/applications/shop", {"tiers": tiers, "sla": {"response_time_ms": 10}})
+    return api

@@ -1,0 +1,215 @@
+"""What agents report, what they are told, and the records that come of it."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from manager.api.convert import assignment_of
+from manager.api.schemas import AssignmentOut, HostOut
+from tests.api.conftest import CAPABILITIES, HOST, Api, event, record, report, status, tick
+
+
+def test_the_first_report_registers_its_host(api: Api) -> None:
+    assert api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick()), role="host") == {
+        "stored_decisions": 0,
+        "stored_events": 0,
+    }
+    host = api.ok("GET", f"/hosts/{HOST}")
+    HostOut.model_validate_json(api.call("GET", f"/hosts/{HOST}").data, strict=True)
+    assert (host["mode"], host["policy"], host["pinning"]) == ("enforce", "priority", True)
+    assert (host["last_seen_at"], host["agent_version"]) == ("2026-03-01T12:00:00Z", "0.1.0")
+    assert (host["tick"], host["capabilities"]) == (tick(), CAPABILITIES)
+    assert api.ok("GET", f"/hosts/{HOST}/capabilities") == CAPABILITIES
+    assert api.ok("GET", "/capabilities")["items"] == [{"host": HOST, "capabilities": CAPABILITIES}]
+
+
+def test_a_report_leaves_the_registration_alone(api: Api) -> None:
+    etag = api.call("PUT", f"/hosts/{HOST}", {"mode": "observe"}).headers["ETag"]
+    api.clock.now_s += 5
+    api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick()), role="host")
+    read = api.call("GET", f"/hosts/{HOST}")
+    assert (read.headers["ETag"], read.get_json()["mode"]) == (etag, "observe")
+    assert read.get_json()["updated_at"] == "2026-03-01T12:00:00Z"
+    api.ok("POST", f"/hosts/{HOST}/report", report(), role="host")  # no tick since: the last one stays
+    assert api.ok("GET", f"/hosts/{HOST}")["tick"] == tick()
+
+
+def test_a_report_sent_again_stores_nothing_twice(api: Api) -> None:
+    body = report(decisions=[record(1), record(2)], events=[event(1)])
+    send = ("POST", f"/hosts/{HOST}/report", body, "host")
+    assert api.ok(*send) == {"stored_decisions": 2, "stored_events": 1}
+    assert api.ok(*send) == {"stored_decisions": 0, "stored_events": 0}
+    body["decisions"].append(record(3))
+    assert api.ok(*send) == {"stored_decisions": 1, "stored_events": 0}
+    assert api.ok("GET", "/decisions")["items"] == [record(3), record(2), record(1)]
+    assert api.ok("GET", "/events")["items"] == [event(1)]
+
+
+def test_the_first_reports_of_a_host_may_come_at_once(api: Api) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        bodies = [report(decisions=[record(number)]) for number in range(8)]
+        answers = list(pool.map(lambda body: api.call("POST", f"/hosts/{HOST}/report", body, "host"), bodies))
+    assert [answer.status_code for answer in answers] == [200] * 8
+    assert len(api.ok("GET", "/decisions")["items"]) == 8
+
+
+def test_statuses_are_replaced_as_a_whole_or_left_alone(shop: Api) -> None:
+    def seen() -> list[str]:
+        return [vm["name"] for vm in shop.ok("GET", "/vms")["items"] if vm["status"]]
+
+    shop.ok("POST", f"/hosts/{HOST}/report", report(vms=[status("web-1"), status("db-1"), status("ghost")]))
+    assert seen() == ["db-1", "web-1"]
+    shop.ok("POST", f"/hosts/{HOST}/report", report())
+    assert seen() == ["db-1", "web-1"]
+    shop.ok("POST", f"/hosts/{HOST}/report", report(vms=[status("web-2")]))
+    assert seen() == ["web-2"]
+    shop.ok("POST", f"/hosts/{HOST}/report", report(vms=[]))
+    assert seen() == []
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"decisions": [record(1), record(2, host="kvm2")]}, "decisions[1].host", ['"kvm2"', "allowed: kvm1"]),
+        ({"events": [event(1, host="kvm2")]}, "events[0].host", ['"kvm2"', "allowed: kvm1"]),
+        ({"vms": [status("a"), status("a")]}, "vms[1].vm", ['"a"', "twice"]),
+        ({"vms": [status("a", cpu_share=1.5)]}, "vms[0].cpu_share", ["1.5", "at least 0 and at most 1"]),
+        ({"decisions": [record(1, detail="a\0")]}, "decisions[0].detail", ["none of them NUL"]),
+        ({"decisions": [record(1, at="0001-01-01T00:00:00+14:00")]}, "decisions[0].at", ["from 1970 to 9998"]),
+        ({"decisions": [record(1, at="2026-03-01T12:00:00")]}, "decisions[0].at", ["RFC 3339 time with offset"]),
+        ({"decisions": [record(1, id="X" * 36)]}, "decisions[0].id", ["UUID in lower case"]),
+        ({"decisions": [record(n) for n in range(1001)]}, "decisions", ["at most 1000"]),
+        ({"tick": tick(number=2**53 + 1)}, "tick.number", ["9007199254740992"]),
+        (
+            {"capabilities": {**CAPABILITIES, "cgroup_version": 3}},
+            "capabilities.cgroup_version",
+            ["3", "at least 0 and at most 2"],
+        ),
+    ],
+)
+def test_a_bad_report_is_refused_as_a_whole(api: Api, change: dict[str, Any], field: str, words: list[str]) -> None:
+    [error] = api.refused(422, "POST", f"/hosts/{HOST}/report", report(**{"decisions": [record(9)], **change}))[
+        "errors"
+    ]
+    assert error["field"] == field
+    assert all(word in error["message"] for word in words), error
+    api.refused(404, "GET", f"/hosts/{HOST}")
+    assert api.ok("GET", "/decisions")["items"] == []
+
+
+def assignment(api: Api, **headers: str) -> tuple[int, Any, str]:
+    response = api.call("GET", f"/hosts/{HOST}/assignment", role="host", **headers)
+    return response.status_code, response.get_json(silent=True), response.headers["ETag"]
+
+
+def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
+    shop.refused(404, "GET", f"/hosts/{HOST}/assignment", role="host")
+    shop.ok("PUT", f"/hosts/{HOST}", {"policy": "equal"})
+    shop.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST, "weight": 7})
+    shop.ok("PUT", "/vms/db-1", {"class": "critical", "host": "kvm2"})
+    shop.ok("PUT", "/vms/blog", {"class": "critical", "host": "kvm2"})
+    shop.ok("PUT", "/applications/blog", {"tiers": [{"name": "web", "vms": ["blog"]}]})
+    shop.ok("POST", "/applications/shop/samples", {"times_ms": [1, 2, 3]}, role="host")
+    code, body, _ = assignment(shop)
+    assert code == 200
+    assert body["host"] == {"name": HOST, "mode": "enforce", "policy": "equal", "pinning": True}
+    assert [(vm["name"], vm["host"], vm["weight"]) for vm in body["vms"]] == [("web-1", HOST, 7), ("web-2", None, None)]
+    [application] = body["applications"]
+    assert application["name"] == "shop"
+    assert [tier["vms"] for tier in application["tiers"]] == [["web-1", "web-2"], ["db-1"]]
+    assert sum(application["window"]["buckets"].values()) == 3
+    parsed, windows = assignment_of(
+        AssignmentOut.model_validate_json(shop.call("GET", f"/hosts/{HOST}/assignment").data)
+    )
+    assert (parsed.applications[0].sla is not None, windows["shop"].histogram.count) == (True, 3)
+
+
+def test_an_unchanged_assignment_is_not_sent_again(shop: Api) -> None:
+    shop.ok("PUT", f"/hosts/{HOST}", {})
+    _, _, etag = assignment(shop)
+    assert assignment(shop, If_None_Match=etag) == (304, None, etag)
+    assert assignment(shop, If_None_Match=f'"x", W/{etag}')[0] == 304
+    assert assignment(shop, If_None_Match='"x"')[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "concerns"),
+    [
+        ("PUT", f"/hosts/{HOST}", {"mode": "observe"}, True),
+        ("PUT", "/vms/web-1", {"class": "critical", "host": HOST}, True),
+        ("PUT", "/vms/new", {"class": "batch"}, True),
+        ("PUT", "/vms/new", {"class": "batch", "host": HOST}, True),
+        ("PUT", "/applications/shop", {}, True),
+        ("DELETE", "/applications/shop", None, True),
+        ("POST", "/applications/shop/samples", {"times_ms": [1]}, True),
+        ("PUT", "/vms/new", {"class": "batch", "host": "kvm2"}, False),
+        ("PUT", "/vms/web-1", {"class": "critical"}, False),
+        ("PUT", "/hosts/kvm2", {}, False),
+        ("POST", f"/hosts/{HOST}/report", report(vms=[status("web-1")]), False),
+    ],
+)
+def test_the_etag_of_an_assignment_changes_with_it(
+    shop: Api, method: str, path: str, body: Any, concerns: bool
+) -> None:
+    shop.ok("PUT", f"/hosts/{HOST}", {})
+    _, _, etag = assignment(shop)
+    shop.clock.now_s += 1
+    shop.ok(method, path, body)
+    assert assignment(shop, If_None_Match=etag)[0] == (200 if concerns else 304)
+
+
+def test_records_come_in_parts_that_new_ones_do_not_move(api: Api) -> None:
+    api.ok("POST", f"/hosts/{HOST}/report", report(decisions=[record(n, at="2026-03-01T12:00:00Z") for n in range(7)]))
+    first = api.ok("GET", "/decisions?limit=3")
+    api.ok("POST", f"/hosts/{HOST}/report", report(decisions=[record(8)]))
+    second = api.ok("GET", f"/decisions?limit=3&cursor={first['next']}")
+    third = api.ok("GET", f"/decisions?limit=3&cursor={second['next']}")
+    ids = [item["id"][-1] for page in (first, second, third) for item in page["items"]]
+    assert (ids, third["next"]) == (list("6543210"), None)
+
+
+def test_records_are_filtered(api: Api) -> None:
+    decisions = [record(1), record(2, vm="web-2"), record(3, knob="vcpu_pin", index=1)]
+    events = [event(1), event(2, severity="error", vm="web-2")]
+    api.ok("POST", f"/hosts/{HOST}/report", report(decisions=decisions, events=events))
+
+    def numbers(path: str) -> list[int]:
+        return [int(item["id"][-12:]) for item in api.ok("GET", path)["items"]]
+
+    assert numbers("/decisions?host=kvm1") == [3, 2, 1]
+    assert numbers("/decisions?host=kvm2") == []
+    assert numbers("/decisions?vm=web-2") == [2]
+    assert numbers("/decisions?knob=vcpu_pin") == [3]
+    assert numbers("/decisions?since=2026-03-01T12:00:02Z") == [3, 2]
+    assert numbers("/decisions?until=2026-03-01T13:00:02%2B01:00") == [1]
+    assert numbers("/events?severity=error") == [2]
+    assert numbers("/events?vm=web-2&severity=warning") == []
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [
+        ("/decisions?knob=volume", "knob"),
+        ("/decisions?since=yesterday", "since"),
+        ("/decisions?until=10000-01-01T00:00:00Z", "until"),
+        ("/decisions?host=%00", "host"),
+        ("/events?severity=fatal", "severity"),
+        ("/events?limit=0", "limit"),
+        ("/events?limit=1001", "limit"),
+        ("/events?limit=many", "limit"),
+        ("/events?page=2", "page"),
+        *(
+            (f"{path}?cursor={cursor}", "cursor")
+            for path in ("/events", "/vms", "/applications/shop/windows")
+            for cursor in ("%00", "AA==", "x")
+        ),
+        ("/events?cursor=MjAyNi0wMy0wMVQxMjowMDowMCAx", "cursor"),  # a time without an offset
+        ("/events?cursor=MDAwMS0wMS0wMVQwMDowMDowMCsxNDowMCAx", "cursor"),  # before the year 1 in UTC
+        ("/events?cursor=MjAyNi0wMy0wMVQxMjowMDowMCswMDowMCA5OTk5OTk5OTk5OTk5OTk5OTk5OTk5", "cursor"),
+    ],
+)
+def test_a_bad_query_is_refused(shop: Api, path: str, field: str) -> None:
+    assert shop.refused(422, "GET", path)["field"] == field

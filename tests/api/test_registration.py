@@ -1,0 +1,226 @@
+"""Registering hosts, VMs and applications: what is answered, conditions, and lists in parts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from manager.api.schemas import ApplicationOut, HostOut, VmOut
+from tests.api.conftest import Api, report, status
+
+UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
+OBJECTS = [
+    ("/hosts/a", {}, {"mode": "observe"}),
+    ("/vms/a", {"class": "batch"}, {"class": "critical"}),
+    ("/applications/a", {}, {"sla": {"response_time_ms": 5}}),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "changed"), OBJECTS)
+def test_put_creates_replaces_and_repeats(api: Api, path: str, body: Any, changed: Any) -> None:
+    created = api.call("PUT", path, body)
+    assert created.status_code == 201
+    again = api.call("PUT", path, body)
+    assert (again.status_code, again.get_json(), again.headers["ETag"]) == (
+        200,
+        created.get_json(),
+        created.headers["ETag"],
+    )
+    api.clock.now_s += 1
+    replaced = api.call("PUT", path, changed)
+    assert replaced.status_code == 200
+    assert replaced.headers["ETag"] != created.headers["ETag"]
+    assert replaced.get_json()["created_at"] == "2026-03-01T12:00:00Z"
+    assert replaced.get_json()["updated_at"] == "2026-03-01T12:00:01Z"
+    read = api.call("GET", path)
+    assert (read.get_json(), read.headers["ETag"]) == (replaced.get_json(), replaced.headers["ETag"])
+    assert api.call("DELETE", path).status_code == 204
+    api.refused(404, "GET", path)
+    api.refused(404, "DELETE", path)
+
+
+@pytest.mark.parametrize(("path", "body", "changed"), OBJECTS)
+def test_conditions(api: Api, path: str, body: Any, changed: Any) -> None:
+    api.refused(412, "PUT", path, body, If_Match='"1.1"')
+    api.refused(412, "PUT", path, body, If_Match="*")
+    api.refused(412, "DELETE", path, If_Match="*")
+    old = api.call("PUT", path, body, If_None_Match="*").headers["ETag"]
+    assert "exists already" in api.refused(412, "PUT", path, changed, If_None_Match="*")["detail"]
+    new = api.call("PUT", path, changed, If_Match=old)
+    assert new.status_code == 200
+    for stale in (old, f"W/{new.headers['ETag']}", '"nonsense"', ",", ""):
+        assert "changed" in api.refused(412, "PUT", path, body, If_Match=stale)["detail"], stale
+        api.refused(412, "DELETE", path, If_Match=stale)
+    assert api.call("GET", path).headers["ETag"] == new.headers["ETag"]
+    assert api.call("DELETE", path, If_Match=f'"x", {new.headers["ETag"]}').status_code == 204
+
+
+@pytest.mark.parametrize("kind", ["hosts", "vms", "applications"])
+def test_lists_come_in_parts(api: Api, kind: str) -> None:
+    names = [f"n{number}" for number in range(5)]
+    for name in reversed(names):
+        api.ok("PUT", f"/{kind}/{name}", {"class": "batch"} if kind == "vms" else {})
+    seen, cursor, sizes = [], "", []
+    while cursor is not None:
+        page = api.ok("GET", f"/{kind}?limit=2" + (f"&cursor={cursor}" if cursor else ""))
+        seen += [item["name"] for item in page["items"]]
+        sizes.append(len(page["items"]))
+        cursor = page["next"]
+        if len(sizes) == 1:
+            api.ok("PUT", f"/{kind}/n0a", {"class": "batch"} if kind == "vms" else {})  # before the cursor: not seen
+    assert (seen, sizes) == (names, [2, 2, 1])
+    assert len(api.ok("GET", f"/{kind}")["items"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({"policy": "magic"}, "policy", ['"magic"', "equal, priority"]),
+        ({"mode": "off"}, "mode", ['"off"', "enforce, observe, released"]),
+        ({"pinning": "yes"}, "pinning", ['"yes"', "true or false"]),
+        ({"colour": 1}, "colour", ["mode, pinning, policy"]),
+    ],
+)
+def test_a_bad_host_is_refused(api: Api, body: Any, field: str, words: list[str]) -> None:
+    [error] = api.refused(422, "PUT", "/hosts/kvm1", body)["errors"]
+    assert error["field"] == field
+    assert all(word in error["message"] for word in words), error
+    api.refused(404, "GET", "/hosts/kvm1")
+
+
+def test_a_host_is_answered_whole(api: Api) -> None:
+    api.ok("PUT", "/hosts/kvm1", {"policy": "equal", "pinning": False})
+    host = HostOut.model_validate(api.ok("GET", "/hosts/kvm1"))
+    assert (host.mode, host.policy, host.pinning, host.last_seen_at, host.tick) == (
+        "enforce",
+        "equal",
+        False,
+        None,
+        None,
+    )
+    api.refused(404, "GET", "/hosts/kvm1/capabilities")
+    assert api.ok("GET", "/capabilities")["items"] == [{"host": "kvm1", "capabilities": None}]
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({}, "class", ["is required", "critical, batch"]),
+        ({"class": "gold"}, "class", ['"gold"', "critical, batch"]),
+        ({"class": "batch", "weight": 300000}, "weight", ["300000", "at least 1 and at most 262144"]),
+        ({"class": "batch", "weight": 10**30}, "weight", ["262144"]),
+        ({"class": "batch", "weight": "5"}, "weight", ['"5"', "whole number"]),
+        ({"class": "batch", "weight": True}, "weight", ["true", "whole number"]),
+        ({"class": "batch", "libvirt_uuid": "x"}, "libvirt_uuid", ['"x"', "a UUID such as"]),
+        ({"class": "batch", "libvirt_uuid": UUID + "\n"}, "libvirt_uuid", ["a UUID such as"]),
+        ({"class": "batch", "libvirt_name": ""}, "libvirt_name", ["1 to 255"]),
+        ({"class": "batch", "libvirt_name": "a\0b"}, "libvirt_name", ["printable"]),
+        ({"class": "batch", "libvirt_name": "a" * 256}, "libvirt_name", ["…", "1 to 255"]),
+        ({"class": "batch", "host": "a/b"}, "host", ['"a/b"', "1 to 63 letters"]),
+        ({"class": "batch", "pin": 1}, "pin", ["1", "true or false or null"]),
+        ({"class": "batch", "vm_class": "batch"}, "vm_class", ["not a known field"]),
+        ([], "body", ["an object"]),
+        ("text", "body", ["an object"]),
+    ],
+)
+def test_a_bad_vm_is_refused(api: Api, body: Any, field: str, words: list[str]) -> None:
+    [error] = api.refused(422, "PUT", "/vms/a", body)["errors"]
+    assert error["field"] == field
+    assert all(word in error["message"] for word in words), error
+    api.refused(404, "GET", "/vms/a")
+
+
+def test_a_vm_is_answered_with_application_and_status(shop: Api) -> None:
+    body = {"class": "critical", "libvirt_uuid": UUID.upper(), "host": "kvm1", "weight": 500, "pin": True}
+    shop.ok("PUT", "/vms/web-1", body)
+    vm = shop.ok("GET", "/vms/web-1")
+    assert {key: vm[key] for key in body} == body | {"libvirt_uuid": UUID}
+    assert (vm["libvirt_name"], vm["application"], vm["status"]) == (None, "shop", None)
+    shop.ok("POST", "/hosts/kvm1/report", report(vms=[status("web-1")]), role="host")
+    vm = shop.ok("GET", "/vms/web-1")
+    assert vm["status"] == status("web-1")
+    assert (vm["status_host"], vm["status_at"]) == ("kvm1", "2026-03-01T12:00:00Z")
+    VmOut.model_validate_json(shop.call("GET", "/vms/web-1").data, strict=True)
+    assert vm in shop.ok("GET", "/vms")["items"]
+
+
+def test_a_vm_registered_by_nothing_is_found_by_its_name(api: Api) -> None:
+    assert api.ok("PUT", "/vms/a", {"class": "batch"})["libvirt_name"] == "a"
+    problem = api.refused(409, "PUT", "/vms/b", {"class": "batch", "libvirt_name": "a"})
+    assert "libvirt_name 'a' is that of VM 'a' already" in problem["detail"]
+
+
+def test_vms_are_filtered(shop: Api) -> None:
+    shop.ok("PUT", "/vms/hog", {"class": "batch", "host": "kvm1"})
+    shop.ok("POST", "/hosts/kvm1/report", report(vms=[status("db-1")]))
+
+    def names(query: str) -> list[str]:
+        return [vm["name"] for vm in shop.ok("GET", f"/vms?{query}")["items"]]
+
+    assert names("class=batch") == ["hog"]
+    assert names("host=kvm1") == ["db-1", "hog"]
+    assert names("application=shop&limit=2") == ["db-1", "web-1"]
+    assert names("application=blog") == []
+    assert shop.refused(422, "GET", "/vms?class=gold")["field"] == "class"
+
+
+def test_a_vm_in_use_cannot_be_removed(shop: Api) -> None:
+    assert "application 'shop'" in shop.refused(409, "DELETE", "/vms/web-1")["detail"]
+    shop.ok("DELETE", "/applications/shop")
+    shop.ok("DELETE", "/vms/web-1")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "field", "words"),
+    [
+        ({"tiers": [{"name": "web", "vms": ["spare", "ghost"]}]}, 422, "tiers[0].vms[1]", ["'ghost'", "register it"]),
+        (
+            {"tiers": [{"name": "a", "vms": ["spare"]}, {"name": "b", "vms": ["spare"]}]},
+            422,
+            "tiers[1].vms[0]",
+            ["twice"],
+        ),
+        ({"tiers": [{"name": "a"}, {"name": "a"}]}, 422, "tiers[1].name", ["'a'"]),
+        ({"tiers": [{"vms": []}]}, 422, "tiers[0].name", ["is required", "1 to 63"]),
+        ({"tiers": [{"name": "a"}] * 51}, 422, "tiers", ["at most 50"]),
+        ({"sla": {}}, 422, "sla.response_time_ms", ["is required", "more than 0"]),
+        ({"sla": {"response_time_ms": 0}}, 422, "sla.response_time_ms", ["0", "more than 0 and at most 100000"]),
+        ({"sla": {"response_time_ms": 5, "percentile": 100}}, 422, "sla.percentile", ["100", "less than 100"]),
+        ({"sla": {"response_time_ms": 5, "max_rate_rps": -1}}, 422, "sla.max_rate_rps", ["-1", "at most 1000000000"]),
+        ({"mode": "off"}, 422, "mode", ["enforce, observe, released or null"]),
+        ({"tiers": [{"name": "a", "vms": ["db-1"]}]}, 409, None, ["'db-1' serves application 'shop'"]),
+    ],
+)
+def test_a_bad_application_is_refused(shop: Api, body: Any, code: int, field: str | None, words: list[str]) -> None:
+    shop.ok("PUT", "/vms/spare", {"class": "batch"})
+    problem = shop.refused(code, "PUT", "/applications/blog", body)
+    assert problem["field"] == field
+    assert all(word in problem["detail"] for word in words), problem
+    shop.refused(404, "GET", "/applications/blog")
+
+
+def test_every_bad_field_is_named_at_once(api: Api) -> None:
+    body = {"tiers": [{"name": "!", "vms": ["?"]}], "sla": {"percentile": 0}, "x": 1}
+    problem = api.refused(422, "PUT", "/applications/blog", body)
+    fields = [error["field"] for error in problem["errors"]]
+    assert sorted(fields) == ["sla.percentile", "sla.response_time_ms", "tiers[0].name", "tiers[0].vms[0]", "x"]
+    assert "(and 4 more)" in problem["detail"]
+
+
+def test_an_application_is_answered_whole(shop: Api) -> None:
+    application = shop.ok("GET", "/applications/shop")
+    assert application["tiers"] == [{"name": "web", "vms": ["web-1", "web-2"]}, {"name": "db", "vms": ["db-1"]}]
+    assert application["sla"] == {"response_time_ms": 10.0, "percentile": 95.0, "max_rate_rps": None}
+    assert (application["mode"], application["sla_state"], application["window"]) == (None, "no_data", None)
+    ApplicationOut.model_validate_json(shop.call("GET", "/applications/shop").data, strict=True)
+    assert shop.ok("GET", "/applications")["items"] == [application]
+
+
+def test_policies(sqlite_api: Api) -> None:
+    listed = sqlite_api.ok("GET", "/policies")
+    assert ([policy["name"] for policy in listed["items"]], listed["next"]) == (["equal", "priority"], None)
+    assert sqlite_api.ok("GET", "/policies/equal") == listed["items"][0]
+    assert "magic" in sqlite_api.refused(404, "GET", "/policies/magic")["detail"]
+    first = sqlite_api.ok("GET", "/policies?limit=1")
+    assert sqlite_api.ok("GET", f"/policies?limit=1&cursor={first['next']}")["items"] == listed["items"][1:]

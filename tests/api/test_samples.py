@@ -1,0 +1,119 @@
+"""Response times coming in, the windows they make, and the state of the SLA."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from manager.model.histogram import Histogram
+from tests.api.conftest import Api
+
+
+def post(api: Api, body: dict[str, Any]) -> int:
+    accepted: int = api.ok("POST", "/applications/shop/samples", body, role="operator")["accepted"]
+    return accepted
+
+
+def state(api: Api) -> str:
+    answer: str = api.ok("GET", "/applications/shop")["sla_state"]
+    return answer
+
+
+def test_single_times_and_histograms_add_up(shop: Api) -> None:
+    buckets = {str(bucket): count for bucket, count in Histogram.of([5000.0] * 30).buckets.items()}
+    assert post(shop, {"times_ms": [1.0] * 10, "buckets": buckets}) == 40
+    assert post(shop, {"times_ms": [1.0] * 10}) == 10
+    window = shop.ok("GET", "/applications/shop")["window"]
+    assert (window["start"], window["end"]) == ("2026-03-01T11:59:59Z", "2026-03-01T12:00:00Z")
+    assert (window["count"], window["rate_rps"]) == (50, 50.0)
+    assert window["p50_ms"] == pytest.approx(5, rel=0.01)
+    assert window["p95_ms"] == pytest.approx(5, rel=0.01)
+    assert shop.ok("GET", "/applications/shop/windows")["items"] == [window]
+
+
+def test_no_requests_are_an_answer_too(shop: Api) -> None:
+    assert post(shop, {}) == 0
+    window = shop.ok("GET", "/applications/shop")["window"]
+    assert (window["count"], window["p95_ms"], state(shop)) == (0, None, "no_data")
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "count", "age_s", "expected"),
+    [
+        (5, 20, 0, "met"),
+        (9.5, 20, 0, "at_risk"),
+        (11, 20, 0, "missed"),
+        (11, 19, 0, "no_data"),
+        (11, 20, 30, "missed"),
+        (11, 20, 31, "no_data"),
+    ],
+)
+def test_the_state_of_the_sla(shop: Api, time_ms: float, count: int, age_s: float, expected: str) -> None:
+    post(shop, {"times_ms": [time_ms] * count})
+    shop.clock.now_s += age_s
+    assert state(shop) == expected
+
+
+def test_the_state_does_not_flap_when_a_slot_begins(shop: Api) -> None:
+    seen = set()
+    for _ in range(40):
+        post(shop, {"times_ms": [11.0] * 10})
+        seen.add(state(shop))
+        shop.clock.now_s += 1
+    assert seen == {"no_data", "missed"}
+    window = shop.ok("GET", "/applications/shop")["window"]
+    assert window["rate_rps"] == pytest.approx(10)
+
+
+def test_windows_come_newest_first_in_parts(shop: Api) -> None:
+    for _ in range(5):
+        post(shop, {"times_ms": [1]})
+        shop.clock.now_s += 5
+    first = shop.ok("GET", "/applications/shop/windows?limit=3")
+    second = shop.ok("GET", f"/applications/shop/windows?limit=3&cursor={first['next']}")
+    ends = [window["end"][-3:-1] for window in first["items"] + second["items"]]
+    assert (ends, second["next"]) == (["20", "15", "10", "05", "00"], None)
+    late = shop.ok("GET", "/applications/shop/windows?since=2026-03-01T12:00:10Z")["items"]
+    assert [window["end"][-3:-1] for window in late] == ["20", "15"]
+    shop.refused(404, "GET", "/applications/blog/windows")
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({"times_ms": [1, -1]}, "times_ms[1]", ["-1", "at least 0 and at most 1000000"]),
+        ({"times_ms": [1e7]}, "times_ms[0]", ["10000000"]),
+        ({"times_ms": ["1"]}, "times_ms[0]", ['"1"', "a number"]),
+        ({"times_ms": [1] * 100_001}, "times_ms", ["at most 100000"]),
+        ({"buckets": {"1": 1}}, "buckets.1", ['"1"', "greater than or equal to"]),
+        ({"buckets": {"x": 1}}, "buckets.x", ['"x"']),
+        ({"buckets": {"500": -1}}, "buckets.500", ["-1", "at least 0"]),
+        ({"buckets": {str(n): 2**53 for n in range(500, 510)}}, "buckets", [str(2**53)]),
+        ({"end": "2026-03-01T12:01:01Z"}, "end", ["2026-03-01 12:01:01", "60 s after"]),
+        ({"start": "2026-03-01T12:00:01Z"}, "start", ["at most the end"]),
+        ({"end": "soon"}, "end", ['"soon"', "RFC 3339"]),
+        ({"end": 1772366400}, "end", ["1772366400", "RFC 3339"]),
+    ],
+)
+def test_bad_samples_are_refused_as_a_whole(shop: Api, body: Any, field: str, words: list[str]) -> None:
+    problem = shop.refused(422, "POST", "/applications/shop/samples", body)
+    assert problem["field"] == field
+    assert all(word in problem["errors"][0]["message"] for word in words), problem
+    assert shop.ok("GET", "/applications/shop/windows")["items"] == []
+
+
+def test_samples_of_an_unknown_application_are_refused(api: Api) -> None:
+    api.refused(404, "POST", "/applications/shop/samples", {"times_ms": [1]})
+
+
+def test_times_outside_what_buckets_cover_count_in_the_edge_buckets(shop: Api) -> None:
+    assert post(shop, {"times_ms": [0, 1e6]}) == 2
+    assert shop.ok("GET", "/applications/shop")["window"]["p99_ms"] == pytest.approx(100_000, rel=0.02)
+
+
+def test_samples_that_many_send_at_once_are_all_counted(shop: Api) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: post(shop, {"times_ms": [1.0] * 10}), range(60)))
+    assert shop.ok("GET", "/applications/shop")["window"]["count"] == 600

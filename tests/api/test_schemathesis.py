@@ -1,0 +1,84 @@
+"""The whole interface against its OpenAPI document: whatever is sent, no server error and no undocumented answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from wsgiref.types import StartResponse, WSGIEnvironment
+
+import pytest
+import schemathesis
+from flask_openapi3.openapi import OpenAPI
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis.config import SchemathesisConfig
+from schemathesis.generation import GenerationMode
+
+from manager.api.app import create_app
+from manager.api.context import ManagerContext
+from manager.store.database import open_database
+from tests.api.conftest import HOST, Api, event, record, report, status, tick
+
+NAMES = {"hosts": HOST, "vms": "web-1", "applications": "shop", "policies": "equal", "tokens": "the-viewer"}
+CONFIG = {
+    # A valid document may still ask for what cannot be (422), or set a condition that does not hold (412).
+    "checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "304", "404", "409", "412", "422"]}},
+    "seed": 4,
+}
+
+
+class Stand:
+    """Stands for the application until a fixture has made it: tests are made when this file is collected."""
+
+    app: OpenAPI
+
+    def __call__(self, environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        return self.app(environ, start_response)
+
+
+stand = Stand()
+unopened = open_database("sqlite:///never-opened.db")
+document = create_app(ManagerContext(unopened, {}, stale_s=30, min_samples=20)).api_doc
+schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(CONFIG))
+schema.app = stand
+names = [one.ok() for one in schema.get_all_operations() if "{name}" in one.ok().path]
+limits = settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@pytest.fixture(scope="module")
+def headers(get_api: Callable[[str], Api]) -> dict[str, str]:
+    """What every request carries. The database is PostgreSQL, the stricter one, with an object of each kind."""
+    api = get_api("postgresql")
+    stand.app = api.app
+    api.ok("PUT", "/vms/web-1", {"class": "critical"})
+    api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web-1"]}], "sla": {"response_time_ms": 9}})
+    api.ok("POST", "/applications/shop/samples", {"times_ms": [1, 2, 3]})
+    body = report(tick=tick(), vms=[status("web-1")], decisions=[record(1), record(2)], events=[event(1), event(2)])
+    api.ok("POST", f"/hosts/{HOST}/report", body)
+    return {"Authorization": f"Bearer {api.secrets['admin']}"}
+
+
+@schema.parametrize()
+@limits
+def test_any_request_is_answered_as_documented(case: schemathesis.Case, headers: dict[str, str]) -> None:
+    case.call_and_validate(headers=headers)
+
+
+@pytest.mark.parametrize("operation", names, ids=lambda one: one.label)
+def test_any_request_about_what_exists_is_answered_as_documented(
+    operation: schemathesis.schemas.APIOperation, headers: dict[str, str]
+) -> None:
+    name = {"name": NAMES[operation.path.split("/")[3]]}
+    cases = [operation.as_strategy(generation_mode=mode, path_parameters=name) for mode in GenerationMode]
+
+    @limits
+    @given(st.one_of(cases))
+    def check(case: schemathesis.Case) -> None:
+        case.call_and_validate(headers=headers)
+
+    check()

@@ -1,0 +1,84 @@
+"""The server: listening, serving, and ending without dropping a request."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from flask import Flask
+
+from manager.api.server import HttpServer, make_server
+from manager.errors import SettingsError
+from manager.settings import load_settings
+from manager.store.database import Database
+
+
+@pytest.fixture
+def slow() -> tuple[Flask, threading.Event]:
+    """An application whose answer takes a while, and an event that tells it was asked."""
+    app = Flask("slow")
+    asked = threading.Event()
+
+    @app.get("/")
+    def answer() -> bytes:
+        asked.set()
+        time.sleep(0.5)
+        return b"x" * 800_000
+
+    return app, asked
+
+
+def test_a_request_under_way_is_answered_before_the_end(slow: tuple[Flask, threading.Event]) -> None:
+    app, asked = slow
+    server = HttpServer(app, "127.0.0.1", 0, 2)
+    server.start()
+    [(host, port)] = server.addresses
+    idle = socket.create_connection((host, port))  # keeps a connection open and asks for nothing
+    answers: list[httpx.Response] = []
+    client = threading.Thread(target=lambda: answers.append(httpx.get(f"http://{host}:{port}/")))
+    client.start()
+    assert asked.wait(5)
+    began_s = time.monotonic()
+    server.close()
+    assert time.monotonic() - began_s < 5
+    client.join(5)
+    assert [(one.status_code, len(one.content)) for one in answers] == [(200, 800_000)]
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection((host, port))
+    assert idle.recv(1) == b""
+    idle.close()
+
+
+def test_it_listens_before_it_serves_and_a_taken_port_is_an_error(slow: tuple[Flask, threading.Event]) -> None:
+    server = HttpServer(slow[0], "127.0.0.1", 0, 1)
+    [(host, port)] = server.addresses
+    with pytest.raises(SettingsError, match=f"port {port}: .*in use"):
+        HttpServer(slow[0], host, port, 1)
+    with pytest.raises(SettingsError, match="cannot listen on nowhere"):
+        HttpServer(slow[0], "nowhere.invalid", port, 1)
+    server.start()
+    server.close()
+
+
+def test_the_manager_serves_what_its_settings_say(
+    migrated: Callable[[str], Database], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = socket.create_server(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+    free.close()
+    flags = {"listen_port": port, "state_dir": str(tmp_path)}
+    server = make_server(load_settings(None, {}, flags), migrated("sqlite"), {})
+    server.start()
+    try:
+        assert server.addresses == [("127.0.0.1", port)]
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            assert client.get("/api/v1/health").json()["status"] == "ok"
+            assert client.get("/api/v1/vms").status_code == 401
+            assert "server" not in client.get("/metrics").headers
+    finally:
+        server.close()

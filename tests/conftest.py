@@ -1,0 +1,69 @@
+"""Databases for all tests that want one, of every kind."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+from sqlalchemy import text
+
+from manager.store.database import Database, open_database
+from manager.store.models import Base
+from tests.postgres import PostgresServer, postgres_server
+
+KINDS = ("sqlite", "postgresql")
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    with postgres_server() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def new_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Makes an empty database of a kind."""
+    numbers = itertools.count()
+
+    def make(kind: str) -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path_factory.mktemp('sqlite')}/equipoise.db"
+        server: PostgresServer = request.getfixturevalue("postgres")
+        return server.create(f"equipoise-{next(numbers)}")
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def migrated(new_url: Callable[[str], str]) -> Iterator[Callable[[str], Database]]:
+    """The one database of a kind that has its tables already; as if new, because making one takes long."""
+    opened: dict[str, Database] = {}
+
+    def get(kind: str) -> Database:
+        if kind not in opened:
+            opened[kind] = open_database(new_url(kind))
+            opened[kind].upgrade()
+        with opened[kind].writing() as session:
+            if kind == "postgresql":
+                session.execute(text(f"TRUNCATE {', '.join(Base.metadata.tables)} RESTART IDENTITY"))
+            else:
+                for table in ["sqlite_sequence", *(table.name for table in reversed(Base.metadata.sorted_tables))]:
+                    session.execute(text(f"DELETE FROM {table}"))
+        return opened[kind]
+
+    yield get
+    for database in opened.values():
+        database.close()
+
+
+@pytest.fixture(params=KINDS)
+def database_url(request: pytest.FixtureRequest, new_url: Callable[[str], str]) -> str:
+    """An empty database of each kind."""
+    return new_url(request.param)
+
+
+@pytest.fixture(params=KINDS)
+def database(request: pytest.FixtureRequest, migrated: Callable[[str], Database]) -> Database:
+    """A migrated database of each kind, with nothing in its tables."""
+    return migrated(request.param)

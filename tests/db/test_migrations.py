@@ -1,0 +1,114 @@
+"""Migrations: up, down, by several processes at once, and equal to the models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, text
+
+from manager.errors import DatabaseUnavailable, SettingsError
+from manager.store.database import Database, open_database
+from manager.store.models import Base
+
+
+def revisions() -> list[str]:
+    config = Config()
+    config.set_main_option("script_location", str(files("migrations")))
+    return [script.revision for script in reversed(list(ScriptDirectory.from_config(config).walk_revisions()))]
+
+
+def tables(database: Database) -> set[str]:
+    with database.reading() as session:
+        return set(inspect(session.connection()).get_table_names()) - {"alembic_version"}
+
+
+def test_every_revision_goes_up_and_down_and_up_again(database_url: str) -> None:
+    database = open_database(database_url)
+    assert database.current() is None
+    for revision in revisions():
+        database.upgrade(revision)
+        assert database.current() == revision
+    assert tables(database) == set(Base.metadata.tables)
+    for revision in [*reversed(revisions()[:-1]), "base"]:
+        database.downgrade(revision)
+        assert database.current() == (None if revision == "base" else revision)
+    assert tables(database) == set()
+    database.upgrade()
+    assert database.current() == revisions()[-1]
+    assert tables(database) == set(Base.metadata.tables)
+    database.close()
+
+
+def test_the_models_are_what_the_migrations_make(database: Database) -> None:
+    with database.reading() as session:
+        context = MigrationContext.configure(session.connection(), opts={"compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_upgrading_twice_changes_nothing(database: Database) -> None:
+    database.upgrade()
+    assert database.current() == revisions()[-1]
+
+
+def test_processes_that_start_at_once_migrate_once(database_url: str) -> None:
+    start_s = time.time() + 1.5  # when all of them have imported what they need
+    script = (
+        "import sys, time; from manager.store.database import open_database; "
+        "time.sleep(max(0, float(sys.argv[2]) - time.time())); database = open_database(sys.argv[1]); "
+        "database.upgrade(); print(database.current()); database.close()"
+    )
+    command = [sys.executable, "-c", script, database_url, str(start_s)]
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(lambda _: subprocess.run(command, capture_output=True, text=True, check=False), range(4)))
+    assert [one.stderr for one in done] == [""] * 4
+    assert {one.stdout.strip() for one in done} == {revisions()[-1]}
+
+
+def test_a_failed_migration_leaves_nothing_behind(database_url: str) -> None:
+    database = open_database(database_url)
+    with database.writing() as session:
+        session.execute(text("CREATE TABLE windows (id INTEGER)"))  # in the way of the migration, after other tables
+    with pytest.raises(DatabaseUnavailable, match="cannot be migrated"):
+        database.upgrade()
+    assert tables(database) == {"windows"}
+    database.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("mysql://user:secret@host/db", "use sqlite:///<file> or postgresql://"),
+        ("sqlite://", "use sqlite:///<file>"),
+        ("sqlite:///:memory:", "use sqlite:///<file>"),
+        ("no url", "Could not parse"),
+    ],
+)
+def test_a_database_of_another_kind_is_refused(url: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match="database_url") as refusal:
+        open_database(url)
+    assert reason in str(refusal.value)
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("url", ["sqlite:////nowhere/x.db", "postgresql://user:secret@/db?host=/nowhere"])
+def test_a_database_that_does_not_answer_is_named_without_its_password(url: str) -> None:
+    database = open_database(url)
+    with pytest.raises(DatabaseUnavailable, match="nowhere") as failure:
+        database.ping()
+    assert "secret" not in str(failure.value)
+
+
+def test_reading_before_there_are_tables_says_so(database_url: str) -> None:
+    database = open_database(database_url)
+    with pytest.raises(DatabaseUnavailable, match="tokens"), database.reading() as session:
+        session.execute(text("SELECT * FROM tokens"))
+    database.close()

@@ -1,0 +1,261 @@
+"""Hosts, VMs and applications in the store."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from sqlalchemy import select
+from sqlalchemy.exc import StatementError
+
+from manager.errors import Conflict, InvalidRequest, NotFound
+from manager.model.histogram import Histogram
+from manager.model.registration import Application, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
+from manager.store.applications import applications_for_host, applications_of, put_application
+from manager.store.database import Database
+from manager.store.hosts import put_host, replace_statuses, reporting_host
+from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
+from manager.store.registered import delete, get, page
+from manager.store.vms import VmFilter, delete_vm, get_vm, list_vms, put_vm, vms_for_host
+from manager.store.windows import merge_samples
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+LATER = NOW + timedelta(minutes=1)
+SHOP = Application("shop", (Tier("web", ("web-1", "web-2")), Tier("db", ("db-1",))), Sla(20.0, 95.0, 1000.0))
+
+
+def anything(_etag: str | None) -> None:
+    """A precondition that always holds."""
+
+
+def register_vms(database: Database, *names: str) -> None:
+    with database.registering() as session:
+        for name in names:
+            put_vm(session, VmSpec(name, VmClass.CRITICAL), NOW, anything)
+
+
+def put_shop(database: Database, application: Application, now: datetime = NOW) -> tuple[str, bool]:
+    with database.registering() as session:
+        row, created = put_application(session, application, now, anything)
+        return row.etag, created
+
+
+def test_put_creates_then_replaces_and_only_a_change_makes_a_version(database: Database) -> None:
+    seen = []
+    for mode in (Mode.ENFORCE, Mode.ENFORCE, Mode.OBSERVE):
+        with database.registering() as session:
+            row, created = put_host(session, HostSpec("h", mode), NOW + timedelta(seconds=len(seen)), anything)
+            seen.append((created, row.etag, row.updated_at))
+    assert seen == [
+        (True, "1.1", NOW),
+        (False, "1.1", NOW),
+        (False, "1.2", NOW + timedelta(seconds=2)),
+    ]
+
+
+def test_an_object_made_again_never_has_an_old_etag(database: Database) -> None:
+    etags = set()
+    for _ in range(3):
+        with database.registering() as session:
+            row, created = put_host(session, HostSpec("h"), NOW, anything)
+            assert created
+            etags.add(row.etag)
+        with database.registering() as session:
+            delete(session, HostRow, "h", anything)
+    assert len(etags) == 3
+
+
+def test_a_precondition_that_raises_leaves_everything_as_it_was(database: Database) -> None:
+    def never(_etag: str | None) -> None:
+        raise Conflict("no")
+
+    with pytest.raises(Conflict), database.registering() as session:
+        put_host(session, HostSpec("h"), NOW, never)
+    with database.reading() as session, pytest.raises(NotFound, match="no host named 'h'"):
+        get(session, HostRow, "h")
+
+
+def test_times_come_back_as_utc_whatever_offset_they_had(database: Database) -> None:
+    eastern = NOW.astimezone(timezone(timedelta(hours=9)))
+    with database.registering() as session:
+        put_host(session, HostSpec("h"), eastern.replace(microsecond=123456), anything)
+    with database.reading() as session:
+        created = get(session, HostRow, "h").created_at
+    assert created == NOW.replace(microsecond=123456)
+    assert created.tzinfo is UTC
+
+
+def test_a_naive_time_is_refused(database: Database) -> None:
+    with pytest.raises(StatementError, match="no time zone"), database.registering() as session:
+        put_host(session, HostSpec("h"), NOW.replace(tzinfo=None), anything)
+
+
+def test_pages_by_name(database: Database) -> None:
+    register_vms(database, "c", "a", "d", "b")
+    with database.reading() as session:
+        assert [row.name for row in page(session, VmRow, None, 3)] == ["a", "b", "c"]
+        assert [row.name for row in page(session, VmRow, "b", 3)] == ["c", "d"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "clash"),
+    [
+        (VmSpec("a", VmClass.BATCH), VmSpec("b", VmClass.BATCH, libvirt_name="a"), "libvirt_name 'a'"),
+        (VmSpec("a", VmClass.BATCH, "x"), VmSpec("b", VmClass.BATCH, "x"), "libvirt_name 'x'"),
+        (VmSpec("a", VmClass.BATCH, "x", host="h"), VmSpec("b", VmClass.BATCH, "x", host="h"), "libvirt_name 'x'"),
+        (VmSpec("a", VmClass.BATCH, "x", host="h"), VmSpec("b", VmClass.BATCH, "x"), "libvirt_name 'x'"),
+        (VmSpec("a", VmClass.BATCH, "x"), VmSpec("b", VmClass.BATCH, "x", host="h"), "libvirt_name 'x'"),
+        (VmSpec("a", VmClass.BATCH, "x", host="h"), VmSpec("b", VmClass.BATCH, "x", host="g"), None),
+        (VmSpec("a", VmClass.BATCH, None, "u"), VmSpec("b", VmClass.BATCH, None, "u", host="h"), "libvirt_uuid u"),
+        (VmSpec("a", VmClass.BATCH, None, "u"), VmSpec("b", VmClass.BATCH, None, "v"), None),
+        (VmSpec("a", VmClass.BATCH, None, "u"), VmSpec("b", VmClass.BATCH, "a"), None),
+    ],
+)
+def test_two_vms_may_not_be_the_same_domain(
+    database: Database, first: VmSpec, second: VmSpec, clash: str | None
+) -> None:
+    with database.registering() as session:
+        put_vm(session, first, NOW, anything)
+        put_vm(session, first, NOW, anything)  # a VM does not stand in its own way
+    if clash is None:
+        with database.registering() as session:
+            assert put_vm(session, second, NOW, anything)[1]
+        return
+    with pytest.raises(Conflict, match=clash), database.registering() as session:
+        put_vm(session, second, NOW, anything)
+    with database.reading() as session:
+        assert [row.name for row in page(session, VmRow, None, 9)] == ["a"]
+
+
+def test_a_vm_without_a_domain_is_found_by_its_own_name(database: Database) -> None:
+    with database.registering() as session:
+        assert put_vm(session, VmSpec("a", VmClass.BATCH), NOW, anything)[0].libvirt_name == "a"
+        assert put_vm(session, VmSpec("b", VmClass.BATCH, None, "u"), NOW, anything)[0].libvirt_name is None
+
+
+def test_an_application_keeps_the_order_of_tiers_and_vms(database: Database) -> None:
+    register_vms(database, "web-1", "web-2", "db-1")
+    assert put_shop(database, SHOP) == ("1.1", True)
+    assert put_shop(database, SHOP, LATER) == ("1.1", False)
+    moved = Application("shop", (Tier("db", ("web-2",)), Tier("web", ("db-1", "web-1"))), None, Mode.OBSERVE)
+    etag, created = put_shop(database, moved, LATER)
+    assert (etag != "1.1", created) == (True, False)
+    with database.reading() as session:
+        row = get(session, ApplicationRow, "shop")
+        assert applications_of(session, [row]) == {"shop": moved}
+        assert row.updated_at == LATER
+
+
+def test_only_tiers_that_changed_make_a_version_too(database: Database) -> None:
+    register_vms(database, "web-1", "web-2", "db-1")
+    put_shop(database, SHOP)
+    assert put_shop(database, Application("shop", SHOP.tiers[:1], SHOP.sla)) == ("1.2", False)
+
+
+@pytest.mark.parametrize(
+    ("tiers", "field"),
+    [
+        ((Tier("web", ("web-1",)), Tier("db", ("nobody",))), "tiers[1].vms[0]"),
+        ((Tier("web", ("web-1", "web-1")),), "tiers[0].vms[1]"),
+        ((Tier("web", ("web-1",)), Tier("db", ("web-1",))), "tiers[1].vms[0]"),
+        ((Tier("web"), Tier("web")), "tiers[1].name"),
+    ],
+)
+def test_a_bad_tier_is_named_and_changes_nothing(database: Database, tiers: tuple[Tier, ...], field: str) -> None:
+    register_vms(database, "web-1", "web-2", "db-1")
+    put_shop(database, SHOP)
+    with pytest.raises(InvalidRequest) as refusal:
+        put_shop(database, Application("shop", tiers))
+    assert refusal.value.field == field
+    with database.reading() as session:
+        assert applications_of(session, [get(session, ApplicationRow, "shop")]) == {"shop": SHOP}
+
+
+def test_a_vm_serves_one_application_and_cannot_be_removed_meanwhile(database: Database) -> None:
+    register_vms(database, "web-1", "web-2", "db-1")
+    put_shop(database, SHOP)
+    with pytest.raises(Conflict, match="'web-2' serves application 'shop'"):
+        put_shop(database, Application("blog", (Tier("web", ("web-2",)),)))
+    with pytest.raises(Conflict, match="application 'shop'"), database.registering() as session:
+        delete_vm(session, "web-2", anything)
+    put_shop(database, Application("shop"))
+    with database.registering() as session:
+        delete_vm(session, "web-2", anything)
+    with database.reading() as session, pytest.raises(NotFound):
+        get_vm(session, "web-2")
+
+
+def test_removing_an_application_removes_what_is_its_own(database: Database) -> None:
+    register_vms(database, "web-1", "web-2", "db-1")
+    put_shop(database, SHOP)
+    with database.writing() as session:
+        merge_samples(session, "shop", NOW, LATER, Histogram.of([1.0]), timedelta(seconds=5))
+    with database.registering() as session:
+        delete(session, ApplicationRow, "shop", anything)
+    with database.reading() as session:
+        assert session.scalars(select(WindowRow)).all() == []
+        assert session.scalars(select(TierVmRow)).all() == []
+        assert len(page(session, VmRow, None, 9)) == 3
+
+
+def report(database: Database, host: str, **statuses: str) -> None:
+    with database.writing() as session:
+        replace_statuses(session, reporting_host(session, HostSpec(host), NOW), statuses, NOW)
+
+
+def test_a_report_replaces_all_statuses_of_its_host_and_no_other(database: Database) -> None:
+    register_vms(database, "a", "b", "c")
+    report(database, "h", a="1", b="2")
+    report(database, "g", c="3")
+    report(database, "h", b="4")
+    with database.reading() as session:
+        rows = [(vm["name"], vm["status"], vm["status_host"]) for vm in list_vms(session, VmFilter(), None, 9)]
+    assert rows == [("a", None, None), ("b", "4", "h"), ("c", "3", "g")]
+
+
+def test_a_migrated_vm_is_where_it_was_reported_last(database: Database) -> None:
+    report(database, "h", a="1")
+    report(database, "g", a="2")
+    report(database, "h")
+    with database.reading() as session:
+        [row] = session.scalars(select(VmStatusRow))
+        assert row.body == "2"
+
+
+def test_a_reporting_host_keeps_how_it_is_registered(database: Database) -> None:
+    with database.registering() as session:
+        put_host(session, HostSpec("h", Mode.OBSERVE, "equal", False), NOW, anything)
+    report(database, "h", a="1")
+    with database.reading() as session:
+        row = get(session, HostRow, "h")
+        assert (row.mode, row.policy, row.pinning, row.etag) == (Mode.OBSERVE, "equal", False, "1.1")
+
+
+def test_removing_a_host_forgets_what_it_reported(database: Database) -> None:
+    report(database, "h", a="1")
+    with database.registering() as session:
+        delete(session, HostRow, "h", anything)
+    with database.reading() as session:
+        assert session.scalars(select(VmStatusRow)).all() == []
+
+
+def test_lists_of_vms_are_filtered(database: Database) -> None:
+    with database.registering() as session:
+        put_vm(session, VmSpec("a", VmClass.CRITICAL, host="h"), NOW, anything)
+        put_vm(session, VmSpec("b", VmClass.BATCH), NOW, anything)
+        put_vm(session, VmSpec("c", VmClass.BATCH, host="g"), NOW, anything)
+        put_application(session, Application("shop", (Tier("t", ("a",)),)), NOW, anything)
+    report(database, "h", b="1")
+    with database.reading() as session:
+
+        def names(wanted: VmFilter) -> str:
+            return "".join(vm["name"] for vm in list_vms(session, wanted, None, 9))
+
+        assert names(VmFilter()) == "abc"
+        assert names(VmFilter(host="h")) == "ab"
+        assert names(VmFilter(vm_class=VmClass.BATCH)) == "bc"
+        assert names(VmFilter(host="h", vm_class=VmClass.BATCH)) == "b"
+        assert names(VmFilter(application="shop")) == "a"
+        assert [vm["name"] for vm in vms_for_host(session, "h")] == ["a", "b"]
+        assert [row.name for row in applications_for_host(session, "h")] == ["shop"]
+        assert applications_for_host(session, "g") == []

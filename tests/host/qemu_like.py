@@ -1,0 +1,88 @@
+"""A process whose threads are named as QEMU names its own. Run by the tests, which speak with it over pipes.
+
+usage: qemu_like.py -uuid UUID -name MAIN -threads NAME ...
+
+A name is text of bytes (latin-1). It prints one line of JSON with the thread id of each name, then does one command
+a line and answers each with a line:
+
+    start NAME   one thread more; answers with its thread id
+    end NAME     that thread ends
+    spin         all threads use as much CPU time as they get
+    rest         they stop
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import hashlib
+import json
+import sys
+import threading
+import time
+from pathlib import Path
+
+PR_SET_NAME = 15
+
+_libc = ctypes.CDLL(None)
+_spinning = threading.Event()
+
+
+class Worker:
+    """A named thread; ``tid`` is known once it runs under its name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._ready, self._ending = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        self._ready.wait()
+        self.tid = self._thread.native_id
+
+    def _run(self) -> None:
+        set_name(self._name)
+        self._ready.set()
+        while not self._ending.wait(0 if _spinning.is_set() else 0.01):
+            if _spinning.is_set():
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 5000)  # lets the other threads run meanwhile
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join()
+        while Path(f"/proc/self/task/{self.tid}").exists():  # the kernel is done with it a moment later
+            time.sleep(0.001)
+
+
+def set_name(name: str) -> None:
+    """Name the calling thread as the kernel shows it."""
+    _libc.prctl(PR_SET_NAME, name.encode("latin-1"), 0, 0, 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-uuid")
+    parser.add_argument("-name", default="qemu-system-x86")
+    parser.add_argument("-threads", nargs="*", default=[])
+    options = parser.parse_args()
+    set_name(options.name)
+    workers = {name: Worker(name) for name in options.threads}
+    print(json.dumps({name: worker.tid for name, worker in workers.items()}), flush=True)
+    for line in sys.stdin:
+        command, _, name = line.rstrip("\n").partition(" ")
+        answer = 0
+        if command == "start":
+            workers[name] = Worker(name)
+            answer = workers[name].tid
+        elif command == "end":
+            workers.pop(name).end()
+        elif command == "spin":
+            _spinning.set()
+        elif command == "rest":
+            _spinning.clear()
+        print(answer, flush=True)
+    for worker in workers.values():
+        worker.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,364 @@
+"""Settings and counters of a VM, on this machine's own cgroups and threads."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from manager.errors import HostError, VmVanished
+from manager.host.cgroup import VmCgroup, find_vm_cgroup, read_mounts
+from manager.host.handle import VmHandle
+from manager.host.registry import CGROUP_USAGE, CGROUP_V1, CGROUP_V2, CgroupUsage
+from manager.model.cpus import MAX_CPU
+from manager.model.host import KnobKey, KnobValue, VmState
+from manager.model.records import Knob
+from tests.host.conftest import REAL, QemuLike, VmGroup, descriptors, until
+
+ONLINE = frozenset(os.sched_getaffinity(0))
+FIRST, LAST = min(ONLINE), max(ONLINE)
+NO_GROUP = VmCgroup(None, None, None)
+
+
+def weight_key(vm: QemuLike) -> KnobKey:
+    return KnobKey(vm.uuid, Knob.WEIGHT)
+
+
+def vcpu_key(vm: QemuLike, index: int = 0) -> KnobKey:
+    return KnobKey(vm.uuid, Knob.VCPU_PIN, index)
+
+
+def emulator_key(vm: QemuLike) -> KnobKey:
+    return KnobKey(vm.uuid, Knob.EMULATOR_PIN)
+
+
+@pytest.fixture
+def handle(qemu: QemuLike, group: VmGroup) -> Iterator[VmHandle]:
+    """Of the VM in its groups, found as the agent finds it."""
+    group.take(qemu)
+    cgroup = find_vm_cgroup(REAL, read_mounts(REAL), group.cpu, qemu.pid)
+    opened = VmHandle(REAL, qemu.instance, cgroup)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def bare(qemu: QemuLike) -> Iterator[VmHandle]:
+    """Of a VM without groups of its own."""
+    opened = VmHandle(REAL, qemu.instance, NO_GROUP)
+    yield opened
+    opened.close()
+
+
+def test_the_groups_are_found(qemu: QemuLike, group: VmGroup) -> None:
+    assert find_vm_cgroup(REAL, read_mounts(REAL), group.cpu, qemu.pid).weight_file is None, "in nobody's group yet"
+    group.take(qemu)
+    found = find_vm_cgroup(REAL, read_mounts(REAL), group.cpu, qemu.pid)
+    assert found.weight_file == group.weight
+    assert found.usage_file is not None
+    assert found.usage_file.parent.name == "qemu-99-test.libvirt-qemu"
+
+
+def test_a_fresh_vm(handle: VmHandle, qemu: QemuLike, group: VmGroup) -> None:
+    state = handle.read()
+    assert state.instance == qemu.instance
+    assert state.weight == group.cpu.scale.default
+    assert [vcpu.index for vcpu in state.vcpus] == [0, 1]
+    assert {vcpu.cpus for vcpu in state.vcpus} == {state.emulator_cpus} == {ONLINE}
+
+
+def test_counters_grow_and_never_shrink(handle: VmHandle, qemu: QemuLike) -> None:
+    """Two vCPUs that want the same pCPU: both use it, and both wait for it."""
+    for index in range(2):
+        handle.write(vcpu_key(qemu, index), frozenset({FIRST}))
+    seen = [handle.read()]
+
+    def grown() -> bool:
+        seen.append(handle.read())
+        waited = [
+            late.run_delay_ns > early.run_delay_ns for late, early in zip(seen[-1].vcpus, seen[0].vcpus, strict=True)
+        ]
+        return seen[-1].cpu_ns > seen[0].cpu_ns + 20_000_000 and all(waited)
+
+    qemu.tell("spin")
+    until(grown, "CPU time and run-queue delay of both vCPUs grew")
+    qemu.tell("rest")
+    for counter in counters(seen):
+        assert counter == sorted(counter)
+    for index in range(2):
+        before = waited_ns(qemu, index)
+        assert before <= handle.read().vcpus[index].run_delay_ns <= waited_ns(qemu, index)
+
+
+def waited_ns(vm: QemuLike, index: int) -> int:
+    """What the kernel says of a vCPU's waiting: Documentation/scheduler/sched-stats.rst."""
+    ran, waited, _ = Path(f"/proc/{vm.pid}/task/{vm.tids[f'CPU {index}/TCG']}/schedstat").read_text().split()
+    assert ran != waited
+    return int(waited)
+
+
+def counters(seen: list[VmState]) -> list[list[int]]:
+    delays = [[state.vcpus[index].run_delay_ns for state in seen] for index in range(2)]
+    assert all(delay is not None for delay in delays[0] + delays[1])
+    return [[state.cpu_ns for state in seen], *delays]  # type: ignore[list-item]
+
+
+def test_the_time_of_all_threads_counts_also_without_groups(bare: VmHandle, qemu: QemuLike) -> None:
+    before = bare.read()
+    assert before.weight is None
+    assert weight_key(qemu) not in before.knobs()
+    qemu.tell("spin")
+    until(lambda: bare.read().cpu_ns > before.cpu_ns, "CPU time grew")
+    qemu.tell("rest")
+
+
+def test_a_weight_is_written_and_read_back(handle: VmHandle, qemu: QemuLike, group: VmGroup) -> None:
+    scale = group.cpu.scale
+    for weight in (scale.maximum, scale.minimum, 777, scale.batch, scale.critical, scale.default):
+        assert handle.write(weight_key(qemu), weight) == weight
+        assert group.weight.read_text() == f"{weight}\n"
+        assert handle.read().weight == weight
+
+
+@pytest.mark.parametrize(
+    ("weight", "v1"),
+    [
+        (0, 2),
+        (1, 2),
+        (262_145, 262_144),
+        (2**64 - 1, 262_144),
+        (2**64, errno.ERANGE),
+        (-1, errno.EINVAL),
+    ],
+)
+def test_weights_out_of_range(handle: VmHandle, qemu: QemuLike, group: VmGroup, weight: int, v1: int) -> None:
+    """cgroup v1 clamps without a word (sched_group_set_shares), so reading back is what tells; v2 refuses."""
+    if group.cpu is CGROUP_V1 and v1 not in (errno.ERANGE, errno.EINVAL):
+        assert handle.write(weight_key(qemu), weight) == v1
+        return
+    before = handle.read().weight
+    with pytest.raises(HostError) as caught:
+        handle.write(weight_key(qemu), weight)
+    assert not isinstance(caught.value, VmVanished)
+    assert caught.value.errno in ({v1} if group.cpu is CGROUP_V1 else {errno.ERANGE, errno.EINVAL})
+    assert str(caught.value) == f"write {weight}: {os.strerror(caught.value.errno)}"
+    assert handle.read().weight == before
+
+
+def test_an_idle_group_takes_no_weight(handle: VmHandle, qemu: QemuLike, group: VmGroup) -> None:
+    """cpu.idle (Linux 5.15): the group is SCHED_IDLE, and its weight the kernel's until it is not idle any more."""
+    idle = group.weight.with_name("cpu.idle")
+    if not idle.exists():
+        pytest.skip("NOT TESTED: this kernel has no cpu.idle")
+    idle.write_text("1")
+    with pytest.raises(HostError) as caught:
+        handle.write(weight_key(qemu), 500)
+    assert caught.value.errno == errno.EINVAL
+    assert handle.read().weight != 500
+    idle.write_text("0")
+    assert handle.write(weight_key(qemu), 500) == 500
+
+
+@pytest.mark.parametrize("value", [5, frozenset({0})])
+def test_a_vm_without_a_group_has_no_weight_to_write(bare: VmHandle, qemu: QemuLike, value: KnobValue) -> None:
+    with pytest.raises(HostError) as caught:
+        bare.write(weight_key(qemu), value)
+    assert not isinstance(caught.value, VmVanished)
+    assert caught.value.errno == errno.ENOENT
+
+
+def test_pins_take_pcpus_only(bare: VmHandle, qemu: QemuLike) -> None:
+    for key in (vcpu_key(qemu), emulator_key(qemu)):
+        with pytest.raises(HostError) as caught:
+            bare.write(key, 0)
+        assert caught.value.errno == errno.EINVAL
+
+
+def test_a_vcpu_is_pinned_and_let_go(bare: VmHandle, qemu: QemuLike) -> None:
+    assert bare.write(vcpu_key(qemu, 1), frozenset({LAST})) == {LAST}
+    state = bare.read()
+    assert [vcpu.cpus for vcpu in state.vcpus] == [ONLINE, {LAST}]
+    assert state.emulator_cpus == ONLINE
+    assert bare.write(vcpu_key(qemu, 1), ONLINE) == ONLINE
+    assert {vcpu.cpus for vcpu in bare.read().vcpus} == {ONLINE}
+
+
+def test_the_emulator_is_all_threads_but_vcpus_and_io(bare: VmHandle, qemu: QemuLike) -> None:
+    assert bare.write(emulator_key(qemu), frozenset({FIRST})) == {FIRST}
+    pinned = {name: os.sched_getaffinity(tid) for name, tid in qemu.tids.items()}
+    assert pinned == {"CPU 0/TCG": ONLINE, "CPU 1/TCG": ONLINE, "worker": {FIRST}, "IO iothread1": ONLINE}
+    assert os.sched_getaffinity(qemu.pid) == {FIRST}
+    late = qemu.tell("start late worker")
+    assert os.sched_getaffinity(late) == {FIRST}, "threads it starts from now on inherit"
+    assert bare.write(emulator_key(qemu), ONLINE) == ONLINE
+    assert os.sched_getaffinity(late) == ONLINE, "also those that came since the threads were listed"
+
+
+def test_a_pin_to_no_online_pcpu_is_refused_and_changes_nothing(bare: VmHandle, qemu: QemuLike) -> None:
+    before = bare.read().knobs()
+    for key in (vcpu_key(qemu), emulator_key(qemu)):
+        for cpus in (frozenset({MAX_CPU}), frozenset()):
+            with pytest.raises(HostError) as caught:
+                bare.write(key, cpus)
+            assert not isinstance(caught.value, VmVanished)
+            assert caught.value.errno == errno.EINVAL
+    assert bare.read().knobs() == before
+
+
+def test_what_the_kernel_made_of_a_pin_is_read_back(bare: VmHandle, qemu: QemuLike) -> None:
+    assert bare.write(vcpu_key(qemu), frozenset({FIRST, MAX_CPU})) == {FIRST}
+
+
+def test_a_vcpu_that_is_not_there(bare: VmHandle, qemu: QemuLike) -> None:
+    with pytest.raises(VmVanished, match="has no vCPU 2"):
+        bare.write(vcpu_key(qemu, 2), ONLINE)
+
+
+def test_a_vcpu_that_is_unplugged_does_not_take_the_vm_with_it(bare: VmHandle, qemu: QemuLike) -> None:
+    qemu.tell("end CPU 1/TCG")
+    with pytest.raises(VmVanished):
+        bare.write(vcpu_key(qemu, 1), ONLINE)
+    assert [vcpu.index for vcpu in bare.read().vcpus] == [0]
+
+
+def test_a_vcpu_that_is_plugged_is_seen_when_looked_for(bare: VmHandle, qemu: QemuLike) -> None:
+    plugged = qemu.tell("start CPU 2/TCG")
+    assert [vcpu.index for vcpu in bare.read().vcpus] == [0, 1]
+    bare.find_threads()
+    assert [vcpu.index for vcpu in bare.read().vcpus] == [0, 1, 2]
+    assert bare.write(vcpu_key(qemu, 2), frozenset({FIRST})) == {FIRST} == os.sched_getaffinity(plugged)
+
+
+def all_actions(vm: QemuLike, handle: VmHandle) -> dict[str, Callable[[], object]]:
+    return {
+        "read": handle.read,
+        "vcpu": lambda: handle.write(vcpu_key(vm), ONLINE),
+        "emulator": lambda: handle.write(emulator_key(vm), ONLINE),
+    }
+
+
+@pytest.mark.parametrize("action", ["read", "vcpu", "emulator"])
+@pytest.mark.parametrize("zombie", [False, True])
+def test_a_killed_vm_has_vanished(handle: VmHandle, qemu: QemuLike, action: str, zombie: bool) -> None:
+    actions = all_actions(qemu, handle)
+    if zombie:
+        qemu.kill_only()
+    else:
+        qemu.kill()
+    with pytest.raises(VmVanished):
+        actions[action]()
+
+
+@pytest.mark.parametrize("action", ["read", "weight"])
+def test_a_removed_group_has_vanished(handle: VmHandle, qemu: QemuLike, group: VmGroup, action: str) -> None:
+    """The held files answer ENODEV, also when another VM's group has the same name by now."""
+    group.remove()
+    for folder in group.folders:
+        folder.mkdir()
+    before = group.weight.read_text()
+    with pytest.raises(VmVanished) as caught:
+        if action == "read":
+            handle.read()
+        else:
+            handle.write(weight_key(qemu), 777)
+    assert caught.value.errno == errno.ENODEV
+    assert group.weight.read_text() == before
+
+
+def test_another_process_with_that_pid_is_not_taken_for_the_vm(bare: VmHandle, qemu: QemuLike) -> None:
+    earlier = replace(qemu.instance, start_ticks=qemu.instance.start_ticks - 1)
+    held = descriptors()
+    with pytest.raises(VmVanished):
+        VmHandle(REAL, earlier, NO_GROUP)
+    assert descriptors() == held, "what was opened before is closed"
+    bare.instance = earlier
+    for key in (vcpu_key(qemu), emulator_key(qemu)):
+        with pytest.raises(VmVanished):
+            bare.write(key, frozenset({FIRST}))
+    assert os.sched_getaffinity(qemu.pid) == ONLINE
+
+
+def test_opening_what_cannot_be_opened_leaves_nothing_open(
+    qemu: QemuLike, start: Callable[..., QemuLike], tmp_path: Path
+) -> None:
+    gone = start()
+    instance = gone.instance
+    gone.kill()
+    held = descriptors()
+    with pytest.raises(VmVanished):
+        VmHandle(REAL, instance, NO_GROUP)
+    weight, usage = tmp_path / "cpu.shares", tmp_path / "cpuacct.usage"
+    weight.touch()
+    usage.symlink_to(usage)
+    with pytest.raises(HostError) as caught:
+        VmHandle(REAL, qemu.instance, VmCgroup(weight, usage, CGROUP_USAGE[0]))
+    assert not isinstance(caught.value, VmVanished)
+    assert caught.value.errno == errno.ELOOP
+    assert descriptors() == held
+
+
+def test_closing_closes_everything_and_may_be_done_twice(qemu: QemuLike, group: VmGroup) -> None:
+    group.take(qemu)
+    cgroup = find_vm_cgroup(REAL, read_mounts(REAL), group.cpu, qemu.pid)
+    instance = qemu.instance
+    held = descriptors()
+    for _ in range(3):
+        handle = VmHandle(REAL, instance, cgroup)
+        assert descriptors() == held + 4, "weight, usage, and the delay of each vCPU"
+        handle.read()
+        handle.find_threads()
+        assert descriptors() == held + 4
+        handle.close()
+        handle.close()
+        assert descriptors() == held
+
+
+def test_plugging_leaks_nothing(bare: VmHandle, qemu: QemuLike) -> None:
+    held = descriptors()
+    for _ in range(3):
+        qemu.tell("start CPU 2/TCG")
+        bare.find_threads()
+        assert descriptors() == held + 1
+        qemu.tell("end CPU 2/TCG")
+        bare.find_threads()
+        assert descriptors() == held
+
+
+V2_STAT = b"usage_usec 1234567\nuser_usec 1000000\nsystem_usec 234567\nnr_periods 9\n"
+
+
+@pytest.mark.parametrize(
+    ("usage", "text", "cpu_ns"),
+    [(CGROUP_USAGE[0], b"987654321\n", 987_654_321), (CGROUP_USAGE[1], V2_STAT, 1_234_567_000)],
+)
+def test_units_of_cpu_time(qemu: QemuLike, tmp_path: Path, usage: CgroupUsage, text: bytes, cpu_ns: int) -> None:
+    (tmp_path / usage.file).write_bytes(text)
+    handle = VmHandle(REAL, qemu.instance, VmCgroup(None, tmp_path / usage.file, usage))
+    assert handle.read().cpu_ns == cpu_ns
+    handle.close()
+
+
+def test_weights_of_v2_are_read_from_its_own_file(qemu: QemuLike, tmp_path: Path) -> None:
+    """As far as ordinary files go; a v2 host's own groups are used where there are any."""
+    file = tmp_path / CGROUP_V2.weight_file
+    file.write_text("100\n")
+    handle = VmHandle(REAL, qemu.instance, VmCgroup(file, None, None))
+    assert handle.read().weight == 100
+    assert handle.write(weight_key(qemu), 200) == 200
+    handle.close()
+
+
+@pytest.mark.parametrize("text", [b"", b"garbage\n", b"user_usec 5\n", b"usage_usec \n", b"usage_usec x\n"])
+def test_counters_that_make_no_sense_are_an_error_of_that_vm(qemu: QemuLike, tmp_path: Path, text: bytes) -> None:
+    file = tmp_path / "cpu.stat"
+    file.write_bytes(text)
+    handle = VmHandle(REAL, qemu.instance, VmCgroup(None, file, CGROUP_USAGE[1]))
+    with pytest.raises(HostError) as caught:
+        handle.read()
+    assert not isinstance(caught.value, VmVanished)
+    assert caught.value.errno == errno.EIO
+    handle.close()

@@ -1,0 +1,221 @@
+"""Real VMs and a real service for live tests."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.lab.accelerator import decide
+from deploy.lab.demo.originals import settings_of, settings_of_all
+from deploy.lab.guest import build
+from deploy.lab.vms import PREFIX, LabHost, LabVm, Role, connect
+from manager.client import ManagerClient
+from manager.errors import ManagerUnavailable
+
+HOST = "live"
+WAIT_S = 30.0
+LIVE_PREFIX = f"{PREFIX}live-"
+CACHE = LabVm(f"{LIVE_PREFIX}cache", Role.MEMCACHED, "192.168.122.241")
+BATCH = LabVm(f"{LIVE_PREFIX}batch", Role.BATCH, "192.168.122.242", vcpus=2, options={"on_ms": 5, "off_ms": 95})
+STRANGER = LabVm(f"{LIVE_PREFIX}stranger", Role.BATCH, "192.168.122.243", options={"on_ms": 5, "off_ms": 95})
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+    """Wait for a condition and return what it gives; the manager may not be there yet."""
+    deadline = time.monotonic() + timeout_s
+    last = ""
+    while time.monotonic() < deadline:
+        try:
+            found = condition()
+        except ManagerUnavailable as error:
+            last, found = str(error), None
+        if found:
+            return found
+        time.sleep(0.05)
+    pytest.fail(f"waited {timeout_s:g} s for {what} {last}")
+
+
+def weight_file(vm: LabVm) -> Path:
+    """The file with the weight of a VM, found by its name alone."""
+    escaped = vm.name.replace("-", r"\x2d")
+    for pattern in (
+        f"cpu/machine/qemu-*-{vm.name}.libvirt-qemu/cpu.shares",
+        f"cpu/machine.slice/machine-qemu*{escaped}.scope/cpu.shares",
+        f"machine.slice/machine-qemu*{escaped}.scope/cpu.weight",
+        f"machine/qemu-*-{vm.name}.libvirt-qemu/cpu.weight",
+    ):
+        found = list(Path("/sys/fs/cgroup").glob(pattern))
+        if found:
+            return found[0]
+    raise AssertionError(f"no weight file of {vm.name}")
+
+
+def weight(vm: LabVm) -> int:
+    """What the kernel says the weight of a VM is."""
+    return int(weight_file(vm).read_text())
+
+
+def is_v1(vm: LabVm) -> bool:
+    """Whether weights are shares of cgroup v1."""
+    return weight_file(vm).name == "cpu.shares"
+
+
+@dataclass
+class Service:
+    """`equipoise run` and the commands of an operator, with a state directory of their own."""
+
+    folder: Path
+    port: int
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("EQUIPOISE_")}
+        return clean | {
+            "EQUIPOISE_STATE_DIR": str(self.folder),
+            "EQUIPOISE_LISTEN_PORT": str(self.port),
+            "EQUIPOISE_MANAGER_URL": f"http://127.0.0.1:{self.port}",
+            "EQUIPOISE_AGENT_LISTEN_PORT": "0",
+            "EQUIPOISE_HOST_NAME": HOST,
+            "EQUIPOISE_INTERVAL_S": "0.2",
+            "EQUIPOISE_SYNC_S": "0.2",
+        }
+
+    def spawn(self, *command: str) -> subprocess.Popen[bytes]:
+        with (self.folder / f"{len(self.processes)}-{command[-1]}.log").open("wb") as log:
+            process = subprocess.Popen([sys.executable, *command], env=self.environment, stdout=log, stderr=log)
+        self.processes.append(process)
+        return process
+
+    def run(self) -> subprocess.Popen[bytes]:
+        """Start manager and agent and wait until the agent reports."""
+        process = self.spawn("-m", "manager.cli", "run")
+        until(self.reports, "the agent to report")
+        return process
+
+    def reports(self) -> Any:
+        return (self.folder / "admin.token").exists() and self.client.get(f"/hosts/{HOST}")["tick"]
+
+    def manager(self) -> subprocess.Popen[bytes]:
+        """Start the manager alone."""
+        process = self.spawn("-m", "manager.cli", "manager")
+        until(lambda: self.client.get("/health"), "the manager")
+        return process
+
+    def cli(self, *arguments: str) -> str:
+        """Run a command to its end."""
+        done = subprocess.run(
+            [sys.executable, "-m", "manager.cli", *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    @cached_property
+    def client(self) -> ManagerClient:
+        token = (self.folder / "admin.token").read_text().strip()
+        return ManagerClient(f"http://127.0.0.1:{self.port}", token)
+
+    def register(self, *, mode: str = "enforce", policy: str = "priority") -> None:
+        """The host, the cache as critical with an SLA, the batch VM; not the stranger."""
+        client = self.client
+        client.request("PUT", f"/hosts/{HOST}", body={"mode": mode, "policy": policy})
+        client.request("PUT", f"/vms/{CACHE.name}", body={"class": "critical"})
+        client.request("PUT", f"/vms/{BATCH.name}", body={"class": "batch"})
+        body = {"tiers": [{"name": "cache", "vms": [CACHE.name]}], "sla": {"response_time_ms": 2}}
+        client.request("PUT", "/applications/shop", body=body)
+
+    def tick_number(self) -> int:
+        return int(self.client.get(f"/hosts/{HOST}")["tick"]["number"])
+
+    def ticks(self, count: int = 3) -> None:
+        """Wait for a few more ticks."""
+        goal = self.tick_number() + count
+        until(lambda: self.tick_number() >= goal, f"tick {goal}")
+
+    def logs(self) -> str:
+        return "\n".join(file.read_text() for file in sorted(self.folder.glob("*.log")))
+
+    def end(self) -> None:
+        if "client" in self.__dict__:
+            self.client.close()
+        for process in self.processes:
+            if process.poll() is None:
+                process.terminate()
+        for process in self.processes:
+            process.wait(30)
+
+
+def terminate(process: subprocess.Popen[bytes]) -> int:
+    """SIGTERM, and the exit status."""
+    process.send_signal(signal.SIGTERM)
+    return process.wait(30)
+
+
+def open_lab() -> LabHost:
+    """The lab through a new connection: a test may have restarted libvirtd."""
+    guest = build()
+    return LabHost(connect(), guest, decide(guest).accelerator)
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[LabHost]:
+    host = open_lab()
+    host.destroy_all(LIVE_PREFIX)
+    yield host
+    open_lab().destroy_all(LIVE_PREFIX)
+
+
+@pytest.fixture
+def vms(lab: LabHost) -> dict[str, str]:
+    """The three VMs, running as libvirt starts them; gives their settings before anything happened.
+
+    They are kept from test to test, because booting takes longest, but for those that a test left changed.
+    """
+    fresh = []
+    for vm in (CACHE, BATCH, STRANGER):
+        if not is_untouched(vm):
+            lab.destroy(vm)
+            lab.start(vm)
+            fresh.append(vm)
+    for vm in fresh:
+        lab.wait_ready(vm)
+    return settings_of_all([CACHE.name, BATCH.name, STRANGER.name])
+
+
+def is_untouched(vm: LabVm) -> bool:
+    """Whether a VM runs with the kernel's default weight and on all pCPUs."""
+    try:
+        settings = settings_of(vm.name)
+    except OSError:
+        return False
+    everywhere = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+    defaults = {"cpu.shares": "1024", "cpu.weight": "100"}
+    if not any(key.endswith(tuple(defaults)) for key in settings):  # a zombie: its group is gone
+        return False
+    return all(value == defaults.get(key.rpartition("/")[2], everywhere) for key, value in settings.items())
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Iterator[Service]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    made = Service(tmp_path, port)
+    yield made
+    made.end()
+    print(made.logs())

@@ -1,0 +1,72 @@
+"""A loop on a fake host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from manager.loop.journal import Journal
+from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
+from manager.model.host import KnobKey, KnobValue
+from manager.model.records import Knob
+from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
+from policies.equal import POLICY as EQUAL
+from policies.priority import POLICY as PRIORITY
+from tests.fakes.host import FakeHost, domain_uuid
+
+
+@dataclass
+class Rig:
+    """A fake host, a journal on disk, and a loop that can be killed and started again."""
+
+    folder: Path
+    host: FakeHost = field(default_factory=FakeHost)
+    assignment: Assignment = field(default_factory=lambda: Assignment(HostSpec("h1")))
+    now_s: float = 1000.0
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Start the agent's loop, as after a crash: only the journal remains."""
+        self.journal = Journal(self.folder / "journal.db", self.host.boot_id)
+        settings = LoopSettings("h1", 1.0, 30.0, 20)
+        policies = {"equal": EQUAL, "priority": PRIORITY}
+        self.loop = ControlLoop(self.host, self.journal, policies, settings, self.clock)
+
+    def clock(self) -> Clock:
+        return Clock(self.now_s, self.now_s)
+
+    def register(self, name: str, vm_class: str = "critical", **fields: object) -> None:
+        spec = VmSpec(name, VmClass(vm_class), libvirt_name=name)
+        spec = replace(spec, **fields)  # type: ignore[arg-type]
+        self.assignment = replace(self.assignment, vms=(*self.assignment.vms, spec))
+
+    def control(self, **fields: object) -> None:
+        """Change how the host is controlled."""
+        self.assignment = replace(self.assignment, host=replace(self.assignment.host, **fields))  # type: ignore[arg-type]
+
+    def tick(self) -> TickResult:
+        self.now_s += 1.0
+        return self.loop.tick(self.assignment, {})
+
+    def crash(self) -> None:
+        """kill -9 and start again."""
+        self.journal.close()
+        self.start()
+
+    def value(self, name: str, knob: Knob = Knob.WEIGHT, index: int = 0) -> KnobValue:
+        return self.host.settings()[KnobKey(domain_uuid(name), knob, index)]
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[Rig]:
+    made = Rig(tmp_path)
+    yield made
+    made.journal.close()
+
+
+__all__ = ["Mode", "Rig", "rig"]

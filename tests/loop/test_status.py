@@ -1,0 +1,95 @@
+"""What the agent reports of a tick, compared with files in ``golden``.
+
+EQUIPOISE_REGENERATE_GOLDEN=1 writes them anew; read the diff.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from manager.api.convert import capabilities_body
+from manager.api.schemas import ReportIn
+from manager.loop.status import tick_status, vm_statuses
+from manager.loop.tick import TickResult
+from manager.model.host import KnobKey
+from manager.model.records import Knob
+from manager.model.registration import Mode
+from tests.fakes.host import FakeHost, domain_uuid
+from tests.loop.conftest import Rig
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def compare(rig: Rig, result: TickResult, name: str) -> None:
+    owned = sum(not one.owned.foreign for one in rig.journal.entries.values())
+    report = {
+        "tick": tick_status(result, 2, owned, rig.host.connected).model_dump(mode="json"),
+        "vms": [one.model_dump(mode="json") for one in vm_statuses(result, rig.journal.entries)],
+    }
+    text = json.dumps(report, indent=1) + "\n"
+    file = GOLDEN / f"{name}.json"
+    if os.environ.get("EQUIPOISE_REGENERATE_GOLDEN") == "1":
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+@pytest.fixture
+def busy(rig: Rig) -> Rig:
+    """Two VMs registered, a third not, after one interval in which they ran."""
+    for name, vcpus in (("web", 2), ("hog", 1), ("stranger", 1)):
+        rig.host.boot(name, vcpus)
+    rig.register("web")
+    rig.register("hog", "batch")
+    rig.tick()
+    rig.host.vms[domain_uuid("web")].cpu_ns += 500_000_000
+    rig.host.vms[domain_uuid("web")].delay_ns += 50_000_000
+    rig.host.vms[domain_uuid("hog")].cpu_ns += 3_000_000_000
+    return rig
+
+
+def test_enforced(busy: Rig) -> None:
+    compare(busy, busy.tick(), "enforced")
+
+
+def test_values_are_those_that_the_tick_left(rig: Rig) -> None:
+    rig.host.boot("web")
+    rig.register("web")
+    compare(rig, rig.tick(), "first-tick")
+
+
+def test_a_foreign_value_is_shown_as_such(busy: Rig) -> None:
+    busy.host.change(KnobKey(domain_uuid("web"), Knob.WEIGHT), 777)
+    compare(busy, busy.tick(), "foreign")
+
+
+def test_released(busy: Rig) -> None:
+    busy.control(mode=Mode.RELEASED)
+    busy.host.connected = False
+    compare(busy, busy.tick(), "released")
+
+
+def test_observed(rig: Rig) -> None:
+    rig.host.boot("web")
+    rig.register("web")
+    rig.control(mode=Mode.OBSERVE, policy="equal")
+    compare(rig, rig.tick(), "observed")
+
+
+def test_troubles_are_counted_and_unreadable_vms_left_out(busy: Rig) -> None:
+    busy.host.unreadable.add(domain_uuid("web"))
+    result = busy.tick()
+    assert tick_status(result, 0, 0, True).errors == len(result.troubles) == 1
+    assert [one.vm for one in vm_statuses(result, busy.journal.entries)] == ["hog"]
+
+
+@pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.json")), ids=lambda file: file.stem)
+def test_what_is_reported_is_what_the_interface_takes(file: Path) -> None:
+    about = {"agent_version": "0.1.0", "capabilities": capabilities_body(FakeHost().capabilities)}
+    report = json.loads(file.read_text())
+    taken = ReportIn.model_validate(about | report).model_dump(mode="json")
+    assert {name: taken[name] for name in report} == report

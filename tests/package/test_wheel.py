@@ -1,0 +1,59 @@
+"""The wheel, installed away from the checkout, has everything: command, policies, migrations."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[2]
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
+    run("git", "clone", "--quiet", TOP, source, cwd=folder)  # what is committed, without what lies about
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, source, cwd=folder)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of an environment with the wheel; what it depends on is borrowed from this environment."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder, with_pip=True)
+    [site] = (folder / "lib").glob("python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    run(folder / "bin/pip", "install", "--quiet", "--no-deps", wheel, cwd=folder)
+    return folder
+
+
+def test_the_wheel_holds_migrations_and_typing_marks_but_no_tests(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.startswith("migrations/versions/0001") for name in names)
+    assert {"migrations/env.py", "migrations/script.py.mako", "manager/py.typed", "policies/py.typed"} <= set(names)
+    assert not [name for name in names if name.startswith(("tests/", "deploy/"))]
+
+
+def test_it_runs_away_from_the_checkout(installed: Path, tmp_path: Path) -> None:
+    command = installed / "bin/equipoise"
+    assert "Usage: equipoise" in run(command, "--help", cwd=tmp_path)
+    where = run(installed / "bin/python", "-c", "import manager; print(manager.__file__)", cwd=tmp_path)
+    assert str(installed) in where
+    state = tmp_path / "state"
+    assert "base" in run(command, "db", "current", "--state-dir", state, cwd=tmp_path)
+    assert "at revision 0001" in run(command, "db", "upgrade", "--state-dir", state, cwd=tmp_path)
+    script = "from policies.registry import load_policies; print(sorted(load_policies()))"
+    assert "['equal', 'priority']" in run(installed / "bin/python", "-c", script, cwd=tmp_path)

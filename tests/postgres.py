@@ -1,0 +1,82 @@
+"""A PostgreSQL server of the tests' own, on a socket in a temporary folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psycopg
+
+_UNPRIVILEGED = ("postgres", "nobody")  # initdb and postgres refuse to run as root
+
+
+@dataclass(frozen=True, slots=True)
+class PostgresServer:
+    """A running server; its superuser needs no password."""
+
+    folder: Path
+
+    def url(self, database: str) -> str:
+        return f"postgresql://tester@/{database}?host={self.folder}"
+
+    def create(self, database: str) -> str:
+        """Make an empty database and return its URL."""
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(f'CREATE DATABASE "{database}"')  # type: ignore[arg-type]
+        return self.url(database)
+
+
+@contextmanager
+def postgres_server() -> Iterator[PostgresServer]:
+    """Start a server, and stop and remove it at the end. Raises FileNotFoundError where PostgreSQL is not installed."""
+    programs = _programs()
+    user = None
+    if os.geteuid() == 0:
+        import pwd
+
+        known = {entry.pw_name for entry in pwd.getpwall()}
+        user = next(name for name in _UNPRIVILEGED if name in known)
+    folder = Path(tempfile.mkdtemp(prefix="eqp-pg-"))  # short: a socket's path has at most 107 bytes
+    if user is not None:
+        shutil.chown(folder, user)
+    data = folder / "data"
+
+    def run(program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [programs / program, "-D", data, *arguments],
+            user=user,
+            cwd=folder,
+            stdout=(output := tempfile.TemporaryFile()),  # noqa: SIM115 - a pipe would be held open by the server
+            stderr=subprocess.STDOUT,
+            check=False,
+        )
+        if done.returncode != 0:
+            output.seek(0)
+            raise RuntimeError(f"{program} failed: {output.read().decode(errors='replace')}")
+        output.close()
+
+    try:
+        run("initdb", "--username=tester", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
+        options = f"-k {folder} -c listen_addresses= -c fsync=off -c synchronous_commit=off -c max_connections=60"
+        run("pg_ctl", "start", "--wait", "--silent", "-o", options, "-l", str(folder / "log"))
+        try:
+            yield PostgresServer(folder)
+        finally:
+            run("pg_ctl", "stop", "--wait", "--silent", "--mode=immediate")
+    finally:
+        shutil.rmtree(folder)
+
+
+def _programs() -> Path:
+    """The folder of the server's programs: the newest that Debian installed, or the one on the PATH."""
+    installed = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda path: int(path.parts[-3]))
+    found = str(installed[-1]) if installed else shutil.which("initdb")
+    if found is None:
+        raise FileNotFoundError("the tests need a PostgreSQL server: apt install postgresql")
+    return Path(found).parent

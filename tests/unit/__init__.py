@@ -1,0 +1,1 @@
+"""Unit tests: no host, no libvirt, no root."""

@@ -1,0 +1,85 @@
+"""The commands that need neither a manager nor a host."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from manager.cli import main
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("EQUIPOISE_STATE_DIR", str(tmp_path / "state"))
+    for name in ("EQUIPOISE_CONFIG", "EQUIPOISE_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_config_says_what_is_in_force_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text("interval_s = 2\nlisten_port = 9000\n")
+    monkeypatch.setenv("EQUIPOISE_LISTEN_PORT", "9001")
+    found = json.loads(call("config", "--config", str(file), "--sync-s", "0.5", "--json").stdout)
+    assert (found["interval_s"]["value"], found["interval_s"]["source"]) == (2.0, str(file))
+    port = found["listen_port"]
+    assert (port["value"], port["source"]) == (9001, "environment EQUIPOISE_LISTEN_PORT")
+    assert (found["sync_s"]["value"], found["sync_s"]["source"]) == (0.5, "flag --sync-s")
+    assert found["reconcile_s"]["source"] == "default"
+    assert "interval_s" in call("config").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("config", "--interval-s", "0.1"), "interval_s = '0.1' (from flag --interval-s) is refused: use 0.2 to 300"),
+        (("config", "--log-level", "loud"), "debug, info, warning or error"),
+        (("config", "--managed-cpus", "3-1"), "managed_cpus"),
+        (("config", "--config", "/nonexistent.toml"), "does not exist"),
+        (("db", "upgrade", "--database-url", "mysql://x/y"), "sqlite:///"),
+        (("status",), "equipoise token create"),
+        (("token", "create", "--role", "host", "--name", "x"), "host"),
+        (("token", "create", "--role", "viewer", "--name", "bad name"), "name"),
+    ],
+)
+def test_what_is_refused_is_named_without_a_traceback(arguments: tuple[str, ...], says: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == 1
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+def test_unknown_setting_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIPOISE_INTERVALL", "1")
+    assert "unknown setting 'intervall'" in call("config").output
+
+
+def test_a_manager_that_is_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EQUIPOISE_TOKEN", "x")
+    result = call("decisions", "--manager-url", "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "the manager at http://127.0.0.1:9 does not answer" in result.output
+
+
+def test_tokens_are_made_listed_and_revoked() -> None:
+    secret = call("token", "create", "--role", "operator", "--name", "alice").stdout.strip()
+    assert len(secret) > 30
+    assert call("token", "create", "--role", "viewer", "--name", "alice").exit_code == 1
+    listed = call("token", "list").output
+    assert "alice" in listed
+    assert secret not in listed
+    assert call("token", "revoke", "alice").exit_code == 0
+    assert call("token", "revoke", "alice").exit_code == 1
+
+
+def test_database_up_and_down() -> None:
+    assert "no tables" in call("db", "current").output
+    assert "at revision 0001" in call("db", "upgrade").output
+    assert call("db", "downgrade", "base").exit_code == 1, "asks first"
+    assert "at revision base" in call("db", "downgrade", "base", "--yes").output

@@ -1,0 +1,245 @@
+"""Runs against servers that fail in every way there is, and memcached with its own ways."""
+
+import queue
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from deploy.lab.loadgen import HttpOptions, IntervalResult, LoadError, LoadSpec, MemcachedOptions, Phase, run
+from manager.model.histogram import RELATIVE_ERROR, Histogram
+
+from .test_loadgen_run import OK, Handler, Server, after, answering, load, once, percentile, serving
+
+
+@pytest.mark.parametrize("connections", [1, 64])
+def test_no_answer_counts_at_the_timeout(connections: int) -> None:
+    def never(handler: Handler, _number: int) -> bool:
+        handler.rfile.read(1)  # until the client gives up
+        return False
+
+    with serving(answering(never)) as server:
+        result = load(server.port, 100, 0.4, timeout_s=0.2, connections=connections)
+    assert result.answered == 0
+    assert result.errors.keys() <= {"timeout", "queue_timeout"}
+    assert (result.errors.get("queue_timeout", 0) > 0) == (connections == 1)
+    assert result.histogram == Histogram.of([200_000] * result.sent)
+    assert result.mean_us == pytest.approx(200_000)
+
+
+def good(handler: Handler, _number: int) -> None:
+    handler.write(OK)
+
+
+def close_now(_handler: Handler, _number: int) -> bool:
+    return False
+
+
+def reset_now(handler: Handler, _number: int) -> bool:
+    handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    handler.connection.close()  # with linger 0: a reset
+    return False
+
+
+def nonsense(handler: Handler, _number: int) -> None:
+    handler.write(b"220 mail.example.org ESMTP\r\n\r\n")
+
+
+def unavailable(handler: Handler, _number: int) -> None:
+    handler.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [(close_now, "closed"), (reset_now, "reset"), (nonsense, "bad_answer"), (unavailable, "http_503")],
+)
+def test_errors_are_counted_by_kind(answer: Callable[[Handler, int], object], kind: str) -> None:
+    def every_other(handler: Handler, number: int) -> object:
+        return (answer if number % 2 else good)(handler, number)
+
+    with serving(answering(every_other)) as server:
+        result = load(server.port, 100, 0.4)
+    assert result.errors.keys() == {kind}
+    assert abs(result.errors[kind] - result.answered) <= 1
+    assert result.histogram.count == result.answered
+    assert (result.events.get("reconnects", 0) > 0) == (kind != "http_503")
+
+
+def test_polite_close_is_no_error() -> None:
+    def close_every_fifth(handler: Handler, number: int) -> bool:
+        closing = number % 5 == 0
+        handler.write(OK.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n") if closing else OK)
+        return not closing
+
+    with serving(answering(close_every_fifth)) as server:
+        result = load(server.port, 200, 0.3, connections=4)
+    assert not result.errors
+    assert result.events["reconnects"] >= result.sent // 5 - 4
+
+
+def test_chunks_and_fragments() -> None:
+    body = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nwiki\r\n5\r\npedia\r\n0\r\n\r\n"
+
+    def fragmented(handler: Handler, _number: int) -> None:
+        for begin in range(0, len(body), 9):
+            handler.write(body[begin : begin + 9])
+            time.sleep(0.001)
+
+    with serving(answering(fragmented)) as server:
+        result = load(server.port, 100, 0.4, protocol=HttpOptions("/x", (("Accept-Encoding", "gzip"),)))
+    assert not result.errors
+    assert percentile(result.histogram, 1) >= 1000 * (len(body) // 9) * (1 - RELATIVE_ERROR)
+    assert all(b"Accept-Encoding: gzip" in request and b"GET /x " in request for request in server.requests)
+
+
+def test_server_that_dies_looks_slow() -> None:
+    """Refused connections take no time, but the requests that fall due meanwhile wait for one, and time out."""
+    dead = threading.Event()
+    ports: queue.Queue[int] = queue.Queue()
+
+    def live() -> None:
+        def answer(handler: Handler, _number: int) -> bool:
+            handler.write(b"" if dead.is_set() else OK)
+            return not dead.is_set()
+
+        with serving(answering(answer)) as server:
+            ports.put(server.port)
+            dead.wait()
+
+    def on_interval(interval: IntervalResult) -> None:
+        if interval.end_s >= 0.2:
+            dead.set()
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    spec = LoadSpec(
+        "127.0.0.1", ports.get(), HttpOptions(), (Phase(0.7, 100),), connections=4, timeout_s=0.3, interval_s=0.1
+    )
+    result = run(spec, on_interval)
+    thread.join()
+    assert result.answered > 0
+    assert result.events["connect_failures"] > 0
+    assert result.errors["queue_timeout"] >= 20
+    assert percentile(result.histogram, 95) == percentile(Histogram.of([300_000]), 50)
+
+
+def memcached(handler: Handler, server: Server) -> bool:
+    """A small memcached; a value cut into pieces exercises the parser."""
+    words = handler.rfile.readline().split()
+    if not words:
+        return False
+    if words[0] == b"set":
+        server.stored[words[1]] = handler.rfile.read(int(words[4]) + 2)[:-2]
+        handler.write(b"STORED\r\n")
+        return True
+    value = server.stored.get(words[1])
+    if value is None:
+        handler.write(b"END\r\n")
+    else:
+        handler.write(b"VALUE %b 0 %d\r\n%b" % (words[1], len(value), value[:7]))
+        handler.write(value[7:] + b"\r\nEND\r\n")
+    return True
+
+
+def test_memcached_keys_are_stored_first() -> None:
+    options = MemcachedOptions(keys=1200, value_bytes=50, set_share=0.2)
+    with serving(memcached) as server:
+        result = load(server.port, 300, 0.3, protocol=options)
+    assert not result.errors
+    assert "misses" not in result.events
+    assert len(server.stored) == 1200
+    assert {len(value) for value in server.stored.values()} == {50}
+
+
+def test_large_values_are_sent_in_parts() -> None:
+    options = MemcachedOptions(keys=2, value_bytes=500_000, set_share=1)
+    with serving(memcached, narrow=True) as server:
+        result = load(server.port, 20, 0.3, protocol=options, connections=2)
+    assert not result.errors
+    assert len(set(server.stored.values())) == 1
+
+
+def test_answer_before_the_whole_request_ends_the_connection() -> None:
+    def hasty(handler: Handler, server: Server) -> bool:
+        if not server.stored:
+            return memcached(handler, server)
+        if handler.rfile.readline():
+            handler.write(b"SERVER_ERROR busy\r\n")
+            time.sleep(0.03)  # the client reads the answer while it has no room to send the rest
+            handler.rfile.read()  # until it closes: a second request would never be answered
+        return False
+
+    options = MemcachedOptions(keys=1, value_bytes=500_000, set_share=1)
+
+    def check() -> bool:
+        with serving(hasty, narrow=True) as server:
+            result = load(server.port, 40, 0.15, protocol=options, connections=1, timeout_s=0.5)
+        return result.errors == {"server_error": result.sent}
+
+    once(check)
+
+
+def test_refused_keys_stop_the_run() -> None:
+    def full(handler: Handler, _server: Server) -> bool:
+        handler.rfile.readline()
+        handler.rfile.readline()
+        handler.write(b"SERVER_ERROR object too large for cache\r\n")
+        return False
+
+    with serving(full) as server, pytest.raises(LoadError, match="object too large for cache"):
+        load(server.port, 10, 0.1, protocol=MemcachedOptions(keys=1))
+
+
+def test_memcached_errors_and_misses() -> None:
+    def forgetful(handler: Handler, server: Server) -> bool:
+        number = next(server.numbers)
+        if number < 10:
+            return memcached(handler, server)
+        line = handler.rfile.readline()
+        handler.write(b"END\r\n" if number % 2 else b"SERVER_ERROR busy\r\n")
+        return bool(line)
+
+    with serving(forgetful) as server:
+        result = load(server.port, 100, 0.3, protocol=MemcachedOptions(keys=10, set_share=0))
+    assert result.errors.keys() == {"server_error"}
+    assert result.events["misses"] == result.answered > 0
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def test_nobody_there_says_where_and_what_to_do() -> None:
+    port = free_port()
+    with pytest.raises(LoadError, match=rf"cannot connect to 127\.0\.0\.1:{port} within 0\.2 s .*--connect-timeout"):
+        load(port, 10, 0.1, connect_timeout_s=0.2)
+    with pytest.raises(LoadError, match=r"no-such-host\.invalid has no address"):
+        run(LoadSpec("no-such-host.invalid", 80, HttpOptions(), (Phase(1, 1),)))
+
+
+def test_stop_before_the_first_request() -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(LoadError, match="stopped before the first request"):
+        run(LoadSpec("127.0.0.1", free_port(), HttpOptions(), (Phase(1, 1),)), stop=stop)
+
+
+def test_stop_counts_what_is_outstanding_at_its_age() -> None:
+    stop = threading.Event()
+
+    def on_interval(interval: IntervalResult) -> None:
+        if interval.end_s >= 0.3:
+            stop.set()
+
+    with serving(after(lambda _: 30)) as server:
+        spec = LoadSpec("127.0.0.1", server.port, HttpOptions(), (Phase(20, 100),), interval_s=0.1, connections=2)
+        result = run(spec, on_interval, stop)
+    assert result.duration_s < 10
+    assert result.errors == {"interrupted": result.sent}
+    assert result.histogram.count == result.sent > 0
+    assert result.max_us is not None
+    assert 200_000 <= result.max_us <= result.duration_s * 1e6

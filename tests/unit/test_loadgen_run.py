@@ -1,0 +1,277 @@
+"""Runs against servers whose service times are known.
+
+What is measured may never be less than what the server took. How much more it is depends on what else the machine
+does, so upper bounds are generous, on medians, and need to hold in one of several attempts only.
+"""
+
+import itertools
+import select
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import pytest
+
+from deploy.lab.loadgen import (
+    HttpOptions,
+    IntervalResult,
+    LoadResult,
+    LoadSpec,
+    Phase,
+    run,
+)
+from deploy.lab.loadgen.arrivals import arrivals
+from deploy.lab.loadgen.timer import AbsoluteTimer
+from manager.model.histogram import RELATIVE_ERROR, Histogram, bucket_value_us
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+@dataclass
+class Server:
+    """A server on a thread per connection; ``serve`` handles one request and returns False to close."""
+
+    port: int
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    requests: list[bytes] = field(default_factory=list)
+    stored: dict[bytes, bytes] = field(default_factory=dict)
+
+
+Serve = Callable[["Handler", Server], bool]
+
+
+class Handler(socketserver.StreamRequestHandler):
+    disable_nagle_algorithm = True
+
+    def http_request(self) -> bytes:
+        """The next request's head; empty when the client has closed."""
+        lines = []
+        while line := self.rfile.readline().strip():
+            lines.append(line)
+        return b"\r\n".join(lines)
+
+    def write(self, data: bytes) -> None:
+        self.wfile.write(data)
+
+
+@contextmanager
+def serving(serve: Serve, narrow: bool = False) -> Iterator[Server]:
+    """A running server. ``narrow`` makes the buffers between it and a client small, so that clients must wait."""
+
+    class Connection(Handler):
+        def handle(self) -> None:
+            try:
+                while serve(self, server):
+                    pass
+            except (ConnectionError, ValueError):
+                pass  # the client went away
+
+    class Listener(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+        request_queue_size = 128
+
+        def server_bind(self) -> None:
+            if narrow:  # the accepted connections inherit both; the segment size also bounds the client's buffer
+                self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG, 536)
+            super().server_bind()
+
+    with Listener(("127.0.0.1", 0), Connection) as listener:
+        server = Server(listener.server_address[1])
+        thread = threading.Thread(target=listener.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield server
+        finally:
+            listener.shutdown()
+            thread.join()
+
+
+def answering(answer: Callable[[Handler, int], object]) -> Serve:
+    """Serve HTTP with ``answer(connection, number of the request)``, which returns False to close."""
+
+    def serve(handler: Handler, server: Server) -> bool:
+        request = handler.http_request()
+        if not request:
+            return False
+        server.requests.append(request)
+        return answer(handler, next(server.numbers)) is not False
+
+    return serve
+
+
+def after(delay_s: Callable[[int], float]) -> Serve:
+    """Serve HTTP, each answer after its delay."""
+
+    def answer(handler: Handler, number: int) -> None:
+        time.sleep(delay_s(number))
+        handler.write(OK)
+
+    return answering(answer)
+
+
+def load(port: int, rate_rps: float, duration_s: float, **options: object) -> LoadResult:
+    protocol = options.pop("protocol", HttpOptions())
+    result = run(LoadSpec("127.0.0.1", port, protocol, (Phase(duration_s, rate_rps),), **options))  # type: ignore[arg-type]
+    assert result.sent == result.answered + sum(result.errors.values())
+    assert result.sent == result.lateness.count
+    return result
+
+
+def slower_than(histogram: Histogram, time_us: float) -> int:
+    return sum(count for bucket, count in histogram.buckets.items() if bucket_value_us(bucket) >= time_us)
+
+
+def percentile(histogram: Histogram, percent: float) -> float:
+    time_us = histogram.percentile_us(percent)
+    assert time_us is not None
+    return time_us
+
+
+def once(check: Callable[[], bool]) -> None:
+    """Of a few attempts, one must find the machine quiet enough."""
+    assert any(check() for _ in range(5))
+
+
+def test_fixed_service_time() -> None:
+    def check() -> bool:
+        with serving(after(lambda _: 0.02)) as server:
+            result = load(server.port, 300, 0.5)
+        assert not result.errors
+        assert result.answered == len(list(arrivals(result.spec.phases, 1)))
+        assert percentile(result.histogram, 1) >= 20_000 * (1 - RELATIVE_ERROR)
+        assert result.mean_us is not None
+        assert result.mean_us >= 20_000
+        assert result.max_us is not None
+        assert result.max_us >= percentile(result.histogram, 99) * (1 - RELATIVE_ERROR)
+        return percentile(result.histogram, 50) <= 30_000
+
+    once(check)
+
+
+def test_two_service_times() -> None:
+    def check() -> bool:
+        with serving(after(lambda number: 0.06 if number % 10 == 0 else 0.002)) as server:
+            result = load(server.port, 300, 0.6)
+        assert not result.errors
+        assert slower_than(result.histogram, 59_000) >= result.sent // 10
+        assert percentile(result.histogram, 95) >= 59_000
+        assert percentile(result.histogram, 1) >= 2_000 * (1 - RELATIVE_ERROR)
+        return percentile(result.histogram, 50) <= 10_000
+
+    once(check)
+
+
+def test_queueing_is_what_lindley_says() -> None:
+    """One connection and a fixed service time are an M/D/1 queue, whose waits follow exactly from the arrivals."""
+    service_s = 0.004
+
+    def check() -> bool:
+        with serving(after(lambda _: service_s)) as server:
+            result = load(server.port, 125, 1, connections=1)
+        expected_us = []
+        free_s = 0.0
+        for at_s in arrivals(result.spec.phases, 1):
+            free_s = max(free_s, at_s) + service_s
+            expected_us.append((free_s - at_s) * 1e6)
+        expected = Histogram.of(expected_us)
+        assert result.answered == expected.count
+        for percent in (10, 50, 90, 95, 99):
+            assert percentile(result.histogram, percent) >= percentile(expected, percent) * (1 - 2 * RELATIVE_ERROR)
+        return percentile(result.histogram, 90) <= 2 * percentile(expected, 90)
+
+    once(check)
+
+
+class Stall:
+    """A server that answers at once, except that it stalls once, for everybody."""
+
+    def __init__(self, after_s: float, length_s: float) -> None:
+        self.after_s = after_s
+        self.length_s = length_s
+        self.begin_s: float | None = None
+
+    def __call__(self, handler: Handler, _number: int) -> None:
+        now_s = time.monotonic()
+        if self.begin_s is None:
+            self.begin_s = now_s + self.after_s
+        if self.begin_s <= now_s < self.begin_s + self.length_s:
+            time.sleep(self.begin_s + self.length_s - now_s)
+        handler.write(OK)
+
+
+def closed_loop_times_s(port: int, duration_s: float) -> list[float]:
+    """What a client sees that waits for each answer before it sends again."""
+    times_s = []
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        end_s = time.monotonic() + duration_s
+        while (begin_s := time.monotonic()) < end_s:
+            connection.sendall(b"GET / HTTP/1.1\r\n\r\n")
+            connection.recv(4096)
+            times_s.append(time.monotonic() - begin_s)
+    return times_s
+
+
+def test_a_stall_shows_as_many_slow_answers() -> None:
+    """The proof of the open loop: a stall of S s at R requests/s makes S * R answers slow, not one per connection."""
+    rate_rps, stall_s, slow_s = 400, 0.4, 0.04
+
+    def check() -> bool:
+        with serving(answering(Stall(0.3, stall_s))) as server:
+            result = load(server.port, rate_rps, 0.8, connections=8)
+        with serving(answering(Stall(0.3, stall_s))) as server:
+            closed = closed_loop_times_s(server.port, 0.8)
+        slow = slower_than(result.histogram, slow_s * 1e6)
+        slow_in_closed_loop = sum(time_s >= slow_s for time_s in closed)
+        expected = rate_rps * (stall_s - slow_s)
+        assert slow >= 0.6 * expected
+        assert result.max_us is not None
+        assert result.max_us >= 0.9 * stall_s * 1e6
+        return slow <= 1.4 * expected and slow_in_closed_loop == 1
+
+    once(check)
+
+
+def test_warm_up_is_sent_but_not_counted() -> None:
+    with serving(after(lambda _: 0.0)) as server:
+        result = load(server.port, 200, 0.3, warmup_s=0.3)
+    due_s = list(arrivals(result.spec.phases, 1))
+    assert len(server.requests) == len(due_s)
+    assert result.sent == sum(at_s >= 0.3 for at_s in due_s) < len(due_s)
+
+
+def test_intervals_sum_up_to_the_whole() -> None:
+    seen: list[IntervalResult] = []
+    with serving(after(lambda _: 0.0)) as server:
+        phases = (Phase(0.15, 200), Phase(0.1, 0), Phase(0.15, 600))
+        result = run(LoadSpec("127.0.0.1", server.port, HttpOptions(), phases, interval_s=0.05), seen.append)
+    assert tuple(seen) == result.intervals
+    assert len(seen) >= 8  # more if the last answers come late
+    assert sum(interval.sent for interval in seen) == result.sent
+    assert sum(interval.answered for interval in seen) == result.answered
+    assert Histogram().merge(*(interval.histogram for interval in seen)) == result.histogram
+    assert seen[-1].end_epoch_s == pytest.approx(time.time(), abs=5)
+    assert sum(interval.sent for interval in seen[5:]) > sum(interval.sent for interval in seen[:3])
+
+
+def test_timer_expires_when_it_is_set_to() -> None:
+    timer = AbsoluteTimer()
+    waiter = select.poll()
+    waiter.register(timer.fd, select.POLLIN)
+    try:
+        assert not waiter.poll(0)
+        timer.set(time.monotonic() - 1)
+        assert waiter.poll(1000)
+        timer.set(time.monotonic() + 60)  # without a read
+        assert not waiter.poll(0)
+        at_s = time.monotonic() + 0.01
+        timer.set(at_s)
+        assert waiter.poll(1000)
+        assert time.monotonic() >= at_s
+    finally:
+        timer.close()

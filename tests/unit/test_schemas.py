@@ -1,0 +1,81 @@
+"""Times and texts as the REST interface takes them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from manager.api.schemas import DomainName, Moment, Name, Text, Uuid
+
+moment: TypeAdapter[datetime] = TypeAdapter(Moment)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-03-01T12:00:00Z", datetime(2026, 3, 1, 12, tzinfo=UTC)),
+        ("2026-03-01t12:00:00z", datetime(2026, 3, 1, 12, tzinfo=UTC)),
+        ("2026-03-01 13:00:00.5+01:00", datetime(2026, 3, 1, 12, 0, 0, 500_000, tzinfo=UTC)),
+        ("2026-03-01T12:00:00.123456789-00:00", datetime(2026, 3, 1, 12, 0, 0, 123_456, tzinfo=UTC)),
+        ("1970-01-01T00:00:00Z", datetime(1970, 1, 1, tzinfo=UTC)),
+        ("9998-12-31T23:59:59Z", datetime(9998, 12, 31, 23, 59, 59, tzinfo=UTC)),
+    ],
+)
+def test_times(text: str, expected: datetime) -> None:
+    for strict in (False, True):
+        assert moment.validate_json(f'"{text}"', strict=strict) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "now",
+        "0.5",
+        "1772366400",
+        "2026-03-01",
+        "2026-03-01T12:00:00",
+        "2026-03-01T12:00Z",
+        "2026-03-01T12:00:00+0100",
+        "2026-W09-7T12:00:00Z",
+        "2026-13-01T12:00:00Z",
+        "2026-02-30T12:00:00Z",
+        "2026-03-01T24:00:00Z",
+        "2026-03-01T12:00:00+24:00",
+        "2026-03-01T12:00:00Z\n",
+        "٢٠٢٦-03-01T12:00:00Z",
+        "1969-12-31T23:59:59Z",
+        "9999-01-01T00:00:00Z",
+        "0001-01-01T00:00:00+14:00",
+    ],
+)
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(ValidationError):
+        moment.validate_python(text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        (Name, ["a", "A.b-c_9", "a" * 63], ["", "-a", ".a", "a b", "a\n", "ä", "a" * 64]),
+        (DomainName, ["a", "Windows 11 (ä)", "a" * 255], ["", "a\n", "a\0", "\x7f", "a" * 256]),
+        (Text, ["", "two\nlines", "a" * 2000], ["a\0", "a" * 2001]),
+        (
+            Uuid,
+            ["6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"],
+            ["", "6f1f5b0e6f0e4b629d2b0d3f6f0f8a10", "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10\n"],
+        ),
+    ],
+)
+def test_texts(kind: object, good: list[str], bad: list[str]) -> None:
+    adapter: TypeAdapter[str] = TypeAdapter(kind)
+    assert [adapter.validate_python(text) for text in good] == good
+    for text in bad:
+        with pytest.raises(ValidationError):
+            adapter.validate_python(text)
+
+
+def test_a_uuid_is_answered_in_lower_case() -> None:
+    assert TypeAdapter(Uuid).validate_python("6F1F5B0E-6F0E-4B62-9D2B-0D3F6F0F8A10").startswith("6f1f5b0e-")
