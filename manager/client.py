@@ -33,19 +33,26 @@ class ManagerClient:
         params: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        """Call ``path`` below /api/v1. Statuses of 400 and above raise ManagerUnavailable with the problem's detail."""
+        """Call ``path`` below /api/v1.
+
+        Any status but success and 304 raises ManagerUnavailable with the problem's detail: a redirect comes from
+        something that is not a manager.
+        """
         given = {name: value for name, value in (params or {}).items() if value}
         try:
             response = self._client.request(method, API + path, json=body, params=given, headers=headers)
         except httpx.HTTPError as error:
             raise ManagerUnavailable(f"the manager at {self._url} does not answer: {error}") from error
-        if response.status_code >= 400:
+        if not response.is_success and response.status_code != httpx.codes.NOT_MODIFIED:
             raise ManagerUnavailable(f"{method} {API}{path}: {_problem(response)}")
         return response
 
     def get(self, path: str, **params: str) -> Any:
-        """The JSON answer of a GET."""
-        return self.request("GET", path, params=params).json()
+        """The JSON answer of a GET. Raises ManagerUnavailable, also when the answer is not JSON."""
+        try:
+            return self.request("GET", path, params=params).json()
+        except ValueError as error:
+            raise ManagerUnavailable(f"{self._url} answers, but not as a manager does: {error}") from error
 
     def items(self, path: str, limit: int | None = None, **params: str) -> list[Any]:
         """All items of a paginated list, or the first ``limit``."""

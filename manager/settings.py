@@ -6,6 +6,7 @@ A name that is not in the table, or a value outside its type or range, is refuse
 
 from __future__ import annotations
 
+import re
 import socket
 import tomllib
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from manager.errors import SettingsError
 from manager.model.cpus import parse_cpus
+from manager.model.registration import NAME_PATTERN
 
 Value = str | int | float
 ENV_PREFIX = "EQUIPOISE_"
@@ -156,6 +158,11 @@ def load_settings(config_file: Path | None, environ: Mapping[str, str], flags: M
     for name, raw_flag in flags.items():
         if raw_flag is not None:
             take(name, raw_flag, f"flag --{name.replace('_', '-')}")
+    if not re.fullmatch(NAME_PATTERN, str(values["host_name"])):
+        raise SettingsError(
+            f"setting host_name = {values['host_name']!r} (from {sources['host_name']}) is refused: use 1 to 63"
+            " letters, digits, dots, dashes and underscores, a letter or digit first"
+        )
     try:
         parse_cpus(str(values["managed_cpus"]))
     except ValueError as error:

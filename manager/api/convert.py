@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from manager.api.schemas import (
+    MAX_TEXT,
     AssignedApplication,
     AssignedWindow,
     AssignmentOut,
@@ -69,12 +70,23 @@ def capabilities_body(capabilities: Capabilities) -> CapabilitiesBody:
 
 
 def record_body(row: Mapping[str, Any]) -> RecordBody:
-    """A DecisionRecord, given as a mapping of its fields."""
+    """A DecisionRecord, given as a mapping of its fields. Raises pydantic.ValidationError."""
     fields = dict(row)
-    return RecordBody.model_validate({"id": fields.pop("record_id"), "at": timestamp(fields.pop("time_s")), **fields})
+    texts = {name: _text(fields.pop(name)) for name in ("reason", "detail")}
+    return RecordBody.model_validate(
+        {"id": fields.pop("record_id"), "at": timestamp(fields.pop("time_s")), **texts, **fields}
+    )
 
 
 def event_body(row: Mapping[str, Any]) -> EventBody:
-    """An Event, given as a mapping of its fields."""
+    """An Event, given as a mapping of its fields. Raises pydantic.ValidationError."""
     fields = dict(row)
-    return EventBody.model_validate({"id": fields.pop("event_id"), "at": timestamp(fields.pop("time_s")), **fields})
+    message = _text(fields.pop("message"))
+    return EventBody.model_validate(
+        {"id": fields.pop("event_id"), "at": timestamp(fields.pop("time_s")), "message": message, **fields}
+    )
+
+
+def _text(text: str) -> str:
+    """Text as the interface takes it, whatever a third party's policy or the kernel put into it."""
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)[:MAX_TEXT]

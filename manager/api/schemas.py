@@ -22,8 +22,9 @@ DomainName = Annotated[
     Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$", description="1 to 255 printable characters"),
 ]
 # No database keeps NUL characters in text.
+MAX_TEXT = 2000
 Text = Annotated[
-    str, Field(max_length=2000, pattern=r"^[^\x00]*$", description="up to 2000 characters, none of them NUL")
+    str, Field(max_length=MAX_TEXT, pattern=r"^[^\x00]*$", description="up to 2000 characters, none of them NUL")
 ]
 Uuid = Annotated[
     str,

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from manager.api.convert import assignment_of, event_body, record_body
-from manager.api.schemas import AssignmentOut, CapabilitiesBody, ReportIn, TickStatus, VmStatus
+from manager.api.schemas import (
+    AssignmentOut,
+    CapabilitiesBody,
+    EventBody,
+    RecordBody,
+    ReportIn,
+    ReportOut,
+    TickStatus,
+    VmStatus,
+)
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 from manager.loop.outbox import Outbox
@@ -19,6 +29,8 @@ from manager.model.registration import Assignment
 from manager.model.window import Window
 
 _BATCH = 500
+
+Body = TypeVar("Body", RecordBody, EventBody)
 
 log = logging.getLogger(__name__)
 
@@ -97,12 +109,16 @@ class ManagerLink:
                 capabilities=report.capabilities,
                 tick=report.tick,
                 vms=report.vms,
-                decisions=[record_body(row) for row in decisions],
-                events=[event_body(row) for row in events],
+                decisions=_valid(decisions, record_body),
+                events=_valid(events, event_body),
             )
-            self._client.request(
+            response = self._client.request(
                 "POST", f"/hosts/{self._host}/report", body=body.model_dump(mode="json", by_alias=True)
             )
+            try:
+                ReportOut.model_validate_json(response.content)
+            except ValidationError as error:
+                raise ManagerUnavailable(f"the answer to a report is not a manager's: {error}") from error
             self._outbox.drop_through(last)
             if len(decisions) + len(events) < _BATCH:
                 return
@@ -117,3 +133,14 @@ class ManagerLink:
             log.warning("the assignment cannot be cached in %s: %s", self._cache, error)
             with contextlib.suppress(OSError):
                 temporary.unlink()
+
+
+def _valid(rows: list[dict[str, Any]], convert: Callable[[Mapping[str, Any]], Body]) -> list[Body]:
+    """The rows the interface takes. One that it does not take is logged and left out: it must not hold up the rest."""
+    bodies: list[Body] = []
+    for row in rows:
+        try:
+            bodies.append(convert(row))
+        except ValidationError as error:
+            log.error("a record cannot be reported and is dropped: %s: %s", row, error)
+    return bodies

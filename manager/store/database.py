@@ -39,7 +39,9 @@ class Database:
     def __init__(self, url: URL, pool_size: int) -> None:
         self._url = url
         self._engine = _make_engine(url, pool_size)
-        self._readers = sessionmaker(self._engine, expire_on_commit=False)
+        # All statements of a reader see one state: SQLite's do anyway, PostgreSQL's at this isolation level.
+        snapshot = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
+        self._readers = sessionmaker(self._engine.execution_options(**snapshot), expire_on_commit=False)
         self._writers = sessionmaker(_immediate(self._engine), expire_on_commit=False)
 
     @contextmanager

@@ -357,7 +357,6 @@ def test_what_was_not_acknowledged_stays_and_goes_next_time(manager, link, outbo
     assert sent(manager) == [record(number).record_id for number in range(500, 1201)]
 
 
-@pytest.mark.xfail(strict=True, reason="ManagerLink.send takes any status below 400 for the manager's acknowledgement")
 @pytest.mark.parametrize(
     "answer",
     [httpx.Response(302, headers={"Location": "https://m/"}), httpx.Response(200, text="<html>login</html>")],
@@ -371,9 +370,6 @@ def test_a_proxys_answer_acknowledges_nothing(manager, link, outbox, report, ans
     assert outbox.peek(1)[1] != []
 
 
-@pytest.mark.xfail(
-    strict=True, reason="ManagerLink.send fails with pydantic's error, for ever, on a row it cannot send"
-)
 @pytest.mark.parametrize("message", ["x" * 2001, "nul \x00"], ids=["too long", "NUL"])
 def test_an_event_the_interface_does_not_take_stops_no_others(manager, link, outbox, report, message: str) -> None:
     """Such as the text of whatever a third party's policy raised."""
