@@ -40,7 +40,7 @@ class Setting:
         if self.choices:
             return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
         if self.minimum is not None and self.maximum is not None:
-            return f"{self.minimum:g} to {self.maximum:g}"
+            return f"{_plain(self.minimum)} to {_plain(self.maximum)}"
         return {"str": "text", "int": "a whole number", "float": "a number"}[type(self.default).__name__]
 
     def parse(self, raw: object, source: str) -> Value:
@@ -75,6 +75,10 @@ class Setting:
 
     def _refusal(self, raw: object, source: str) -> SettingsError:
         return SettingsError(f"setting {self.name} = {raw!r} (from {source}) is refused: use {self.range_text}")
+
+
+def _plain(bound: float) -> str:
+    return str(int(bound)) if bound == int(bound) else str(bound)
 
 
 SETTINGS: tuple[Setting, ...] = (

@@ -40,7 +40,7 @@ class KernelHost:
                 f"setting managed_cpus names pCPUs that are not online: {missing}; online are {sorted(online)}"
             )
         self._online = online
-        self._managed = managed_cpus or online
+        self._managed = managed_cpus
         self._cpu: CgroupCpu | None = cpu_controller(self._mounts)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
 
@@ -56,7 +56,8 @@ class KernelHost:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What was probed at start, with libvirt's version as soon as it is known."""
+        """What was probed at start, with what may change since: online pCPUs, libvirt's version, sched_ext."""
+        self._online = self._online_now()
         warnings: list[str] = []
         if self._cpu is None:
             warnings.append("no cpu controller in any cgroup hierarchy: weights cannot be set")
@@ -72,7 +73,7 @@ class KernelHost:
             cgroup_version=self._cpu.version if self._cpu else 0,
             weights=self._cpu.scale if self._cpu else None,
             online_cpus=self._online,
-            managed_cpus=self._managed,
+            managed_cpus=(self._managed or self._online) & self._online,
             schedstat=schedstat,
             warnings=tuple(warnings),
         )
@@ -130,6 +131,12 @@ class KernelHost:
         except OSError as error:
             raise process.refusal(f"cgroup of process {instance.pid}", error) from error
         return VmHandle(self._paths, instance, cgroup)
+
+    def _online_now(self) -> CpuSet:
+        try:
+            return parse_cpus(self._paths.online_cpus.read_text())
+        except (OSError, ValueError):  # it was readable at start
+            return self._online
 
     def _sched_ext(self) -> str:
         try:

@@ -64,6 +64,7 @@ class ManagerLink:
         self._outbox = outbox
         self._etag = ""
         self._orders = Orders()
+        self._saved: Assignment | None = None
 
     def cached_orders(self) -> Orders:
         """What the manager said before this start, without windows, which are stale by now."""
@@ -77,6 +78,7 @@ class ManagerLink:
         assignment, _ = assignment_of(body)
         if assignment.host.name != self._host:
             return Orders()
+        self._saved = assignment
         self._orders = Orders(assignment)
         return self._orders
 
@@ -91,8 +93,8 @@ class ManagerLink:
         except ValidationError as error:
             raise ManagerUnavailable(f"the manager's assignment is not understood: {error}") from error
         assignment, windows = assignment_of(body)
-        if assignment != self._orders.assignment:
-            self._save(response.content)
+        if assignment != self._saved and self._save(response.content):
+            self._saved = assignment
         self._orders = Orders(assignment, windows)
         self._etag = response.headers.get("ETag", "")
         return self._orders
@@ -123,8 +125,8 @@ class ManagerLink:
             if len(decisions) + len(events) < _BATCH:
                 return
 
-    def _save(self, content: bytes) -> None:
-        """Replace the cache as a whole; a cache that cannot be written is only logged."""
+    def _save(self, content: bytes) -> bool:
+        """Replace the cache as a whole; when it cannot be written that is logged, and tried again next time."""
         temporary = self._cache.with_suffix(".new")
         try:
             temporary.write_bytes(content)
@@ -133,6 +135,8 @@ class ManagerLink:
             log.warning("the assignment cannot be cached in %s: %s", self._cache, error)
             with contextlib.suppress(OSError):
                 temporary.unlink()
+            return False
+        return True
 
 
 def _valid(rows: list[dict[str, Any]], convert: Callable[[Mapping[str, Any]], Body]) -> list[Body]:

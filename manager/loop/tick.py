@@ -16,7 +16,7 @@ from manager.loop.collect import HostUse, Reading, build_snapshot, host_use, mat
 from manager.loop.journal import Journal
 from manager.loop.records import Chronicle
 from manager.model.decision import Memory, Placement, Plan, Snapshot
-from manager.model.host import KnobKey, KnobValue, VmInstance
+from manager.model.host import KnobKey, KnobValue, VmInstance, VmState
 from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity
 from manager.model.registration import Assignment, HostSpec, Mode, VmSpec
 from manager.model.window import Window
@@ -136,7 +136,7 @@ class ControlLoop:
         if snapshot.host.mode is Mode.RELEASED:
             plan: Plan | None = Plan(undo_reason=undo_reason)
         else:
-            plan = self._plan(snapshot, specs, frozenset(reading.errors), troubles)
+            plan = self._plan(snapshot, specs, reading, troubles)
         applied = Applied(()) if plan is None else self._apply(plan, reading, names)
         if applied.journal_error:
             troubles.append(Trouble("journal", applied.journal_error))
@@ -176,7 +176,7 @@ class ControlLoop:
             troubles.append(Trouble("journal", str(error)))
 
     def _plan(
-        self, snapshot: Snapshot, specs: Mapping[str, VmSpec], unread: frozenset[str], troubles: list[Trouble]
+        self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, troubles: list[Trouble]
     ) -> Plan | None:
         """What is wanted, or None when the policy fails: then everything stays as it is."""
         name = snapshot.host.policy
@@ -195,11 +195,11 @@ class ControlLoop:
             troubles.append(Trouble("policy", f"policy {name!r} {objection}; everything stays as it is"))
             return None
         self._memory = (name, decision.memory)
-        placement = self._place(snapshot, specs, unread)
+        placement = self._place(snapshot, specs, reading)
         troubles.extend(Trouble("placement", f"{vm} {reason}") for vm, reason in placement.floating)
         return resolve(decision, placement, snapshot, {spec.name: domain for domain, spec in specs.items()})
 
-    def _place(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], unread: frozenset[str]) -> Placement:
+    def _place(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading) -> Placement:
         """Pins for the VMs that want them. Those pinned before keep their pCPUs, also while they cannot be read."""
         requests = [
             PlacementRequest(vm.name, vm.vcpus)
@@ -208,16 +208,11 @@ class ControlLoop:
             and vm.mode is not Mode.RELEASED
             and (vm.critical and snapshot.host.pinning if vm.spec.pin is None else vm.spec.pin)
         ]
-        previous: dict[str, tuple[int, ...]] = {}
+        previous = {spec.name: _own_pcpus(reading.states[domain]) for domain, spec in specs.items()}
         taken: set[int] = set()
-        for key, entry in sorted(self._journal.entries.items()):
+        for key, entry in self._journal.entries.items():
             pinned = entry.owned.intended
-            if key.knob is not Knob.VCPU_PIN or not isinstance(pinned, frozenset) or len(pinned) != 1:
-                continue
-            if key.uuid in specs:
-                name = specs[key.uuid].name
-                previous[name] = (*previous.get(name, ()), *pinned)
-            elif key.uuid in unread:
+            if key.knob is Knob.VCPU_PIN and key.uuid in reading.errors and isinstance(pinned, frozenset):
                 taken |= pinned
         return place(requests, snapshot.capabilities.managed_cpus - taken, previous)
 
@@ -227,10 +222,14 @@ class ControlLoop:
         for domain, state in reading.states.items():
             actual |= state.knobs()
             targets[domain] = Target(state.instance, names[domain])
-        ledger = self._journal.ledger
+        ledger = {
+            key: entry.owned
+            for key, entry in self._journal.entries.items()
+            if key.uuid in targets and entry.instance == targets[key.uuid].instance
+        }
         changes = diff(plan, actual, ledger)
         applied = apply(changes, targets, self._host, self._journal)
-        self._journal.settle(ledger.keys() & actual.keys() - {change.key for change in changes})
+        self._journal.settle(ledger.keys() - {change.key for change in changes})
         return applied
 
     def _events(
@@ -252,3 +251,10 @@ class ControlLoop:
             *self._chronicle.foreign_changes(outcomes, names, now_s),
             *self._chronicle.troubles(severities, now_s),
         )
+
+
+def _own_pcpus(state: VmState) -> tuple[int, ...]:
+    """The pCPU that each vCPU is pinned to, by whomever; empty when any of them floats."""
+    if any(len(vcpu.cpus) != 1 for vcpu in state.vcpus):
+        return ()
+    return tuple(min(vcpu.cpus) for vcpu in state.vcpus)

@@ -363,3 +363,51 @@ def test_outcomes_of_vanishing_between_read_and_write(rig: Rig, monkeypatch: pyt
     assert not result.troubles
     rig.tick()
     assert not rig.journal.entries
+
+
+def test_a_vm_pinned_by_others_keeps_its_pcpu_when_one_before_it_comes(rig: Rig) -> None:
+    rig.host.boot("zoo", pinned=frozenset({0}))  # just where it would be pinned anyway, so nothing is journalled
+    rig.register("zoo")
+    rig.tick()
+    rig.host.boot("ape")
+    rig.register("ape")
+    rig.tick()
+    assert rig.value("zoo", Knob.VCPU_PIN) == frozenset({0})
+    assert rig.value("ape", Knob.VCPU_PIN) == frozenset({1})
+
+
+def test_a_vcpu_that_somebody_moved_is_not_joined_by_another(rig: Rig) -> None:
+    rig.host.boot("web")
+    rig.register("web")
+    rig.tick()
+    rig.host.change(KnobKey(domain_uuid("web"), Knob.VCPU_PIN, 0), frozenset({1}))
+    rig.tick()
+    rig.host.boot("db")
+    rig.register("db")
+    rig.tick()
+    assert rig.value("web", Knob.VCPU_PIN) == frozenset({1})
+    assert rig.value("db", Knob.VCPU_PIN) == frozenset({0})
+
+
+def test_release_ends_also_when_a_pcpu_went_offline_meanwhile(rig: Rig) -> None:
+    rig.host.boot("web")
+    rig.register("web")
+    rig.tick()
+    rig.host.cpus = 3
+    assert set(kinds(rig.loop.release("test"))) == {"restored"}
+    assert not rig.journal.entries
+
+
+def test_a_domain_started_again_while_its_last_process_is_still_ending(rig: Rig) -> None:
+    uuid = rig.host.boot("web")
+    rig.register("web")
+    rig.tick()
+    ending = rig.host.vms[uuid].instance
+    rig.host.boot("web")
+    real = rig.host.is_alive
+    rig.host.is_alive = lambda instance: instance == ending or real(instance)  # type: ignore[method-assign]
+    result = rig.tick()
+    assert set(kinds(result)) == {"applied"}
+    assert {entry.owned.original for key, entry in rig.journal.entries.items() if key.knob is Knob.WEIGHT} == {1024}
+    rig.loop.release("test")
+    assert rig.value("web") == 1024

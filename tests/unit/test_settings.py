@@ -99,7 +99,7 @@ def test_out_of_bounds_is_refused_with_name_value_and_range(setting: Setting, bo
     message = refused(None, {}, {setting.name: outside})
     assert message == (
         f"setting {setting.name} = {outside!r} (from flag --{setting.name.replace('_', '-')}) is refused:"
-        f" use {setting.minimum:g} to {setting.maximum:g}"
+        f" use {setting.range_text}"
     )
 
 
