@@ -28,7 +28,7 @@ class PostgresServer:
     def create(self, database: str) -> str:
         """Make an empty database and return its URL."""
         with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{database}"')  # type: ignore[arg-type]
+            connection.execute(f'CREATE DATABASE "{database}"')
         return self.url(database)
 
 

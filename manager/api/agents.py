@@ -46,7 +46,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     @endpoint(ADMIN_OR_OWN_HOST)
     def report(path: NamePath, body: ReportIn) -> Response:
         """Take an agent's report, all of it or nothing. An unknown host is registered with the default settings."""
-        _refuse_foreign_records(path.name, body)
+        _refuse_contradictions(path.name, body)
         defaults = HostIn()
         spec = HostSpec(path.name, defaults.mode, defaults.policy, defaults.pinning)
         now = context.now()
@@ -70,25 +70,23 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         """All that the agent of a host needs to know. With If-None-Match: only if it changed."""
         with database.reading() as session:
             response = answer(_assignment(session, path.name))
-        response.set_etag(hashlib.sha256(response.get_data()).hexdigest()[:32])
-        if header.if_none_match and parse_etags(header.if_none_match).contains_weak(response.get_etag()[0] or ""):
-            unchanged = Response(status=HTTPStatus.NOT_MODIFIED)
-            unchanged.headers["ETag"] = response.headers["ETag"]
-            return unchanged
+        etag = hashlib.sha256(response.get_data()).hexdigest()
+        if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
+            response = Response(status=HTTPStatus.NOT_MODIFIED)
+        response.set_etag(etag)
         return response
 
     return api
 
 
-def _refuse_foreign_records(host: str, body: ReportIn) -> None:
+def _refuse_contradictions(host: str, body: ReportIn) -> None:
+    """Raises InvalidFields for records of another host, and for a VM with two statuses."""
+    named = [(f"decisions[{index}].host", record.host) for index, record in enumerate(body.decisions)]
+    named += [(f"events[{index}].host", event.host) for index, event in enumerate(body.events)]
     errors = [
-        FieldError(f"{kind}[{index}].host", f"{shown(named)} is refused; allowed: {host}, which is reporting")
-        for kind, hosts in (
-            ("decisions", [record.host for record in body.decisions]),
-            ("events", [event.host for event in body.events]),
-        )
-        for index, named in enumerate(hosts)
-        if named != host
+        FieldError(field, f"{shown(other)} is refused; allowed: {host}, which is reporting")
+        for field, other in named
+        if other != host
     ]
     seen: set[str] = set()
     for index, vm in enumerate(body.vms or []):

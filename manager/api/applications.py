@@ -53,7 +53,7 @@ def applications_api(context: ManagerContext) -> APIBlueprint:
 
     @api.get("/applications", responses=answers((200, ApplicationPage)))
     @endpoint(VIEWER)
-    def list_applications_(query: PageQuery) -> Response:
+    def list_applications(query: PageQuery) -> Response:
         """All applications by name."""
         with database.reading() as session:
             found = page(session, ApplicationRow, read_cursor(query, name_place), query.limit + 1)
@@ -63,7 +63,7 @@ def applications_api(context: ManagerContext) -> APIBlueprint:
 
     @api.get("/applications/<name>", responses=answers((200, ApplicationOut)))
     @endpoint(VIEWER)
-    def get_application_(path: NamePath) -> Response:
+    def get_application(path: NamePath) -> Response:
         """One application."""
         with database.reading() as session:
             row = get(session, ApplicationRow, path.name)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from typing import Any
 
 from flask import Blueprint, Response, jsonify, send_from_directory
-from flask_openapi3.openapi import OpenAPI
 
 from manager.api.auth import VIEWER_IN_BROWSER, allow
 from manager.api.endpoint import PREFIX
@@ -29,14 +29,14 @@ _START = 'SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", deepLinki
 _CONTENT_POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"
 
 
-def docs_pages(app: OpenAPI) -> Blueprint:
+def docs_pages(document: dict[str, Any]) -> Blueprint:
     """The document, the page, and the files of the Swagger UI package."""
     pages = Blueprint("docs", __name__, url_prefix=PREFIX)
 
     @pages.get("/openapi.json")
     @allow(VIEWER_IN_BROWSER)
     def get_document() -> Response:
-        return jsonify(app.api_doc)
+        return jsonify(document)
 
     @pages.get("/docs")
     @allow(VIEWER_IN_BROWSER)

@@ -67,7 +67,7 @@ def _read(part: str, model: type[BaseModel], url_values: dict[str, str]) -> Base
     if part == "header":
         names = (field.alias for field in model.model_fields.values() if field.alias)
         return read_text(model, {name: request.headers[name] for name in names if name in request.headers})
-    return read_text(model, url_values if part == "path" else request.args)
+    return read_text(model, url_values if part == "path" else request.args.to_dict())
 
 
 def answer(body: BaseModel, status: int = 200, etag: str | None = None) -> Response:

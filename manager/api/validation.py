@@ -31,11 +31,11 @@ class FieldError:
 
 
 class InvalidFields(InvalidRequest):
-    """Several fields hold unusable values."""
+    """One or more fields hold unusable values; ``errors`` holds the first of them."""
 
     def __init__(self, errors: Sequence[FieldError]) -> None:
         super().__init__(errors[0].field, errors[0].message)
-        self.errors = tuple(errors)
+        self.errors = tuple(errors[:_MAX_ERRORS])
 
 
 def read_json(model: type[Model], text: bytes) -> Model:
@@ -55,7 +55,7 @@ def read_json(model: type[Model], text: bytes) -> Model:
 def read_text(model: type[Model], values: Mapping[str, str]) -> Model:
     """Path, query string or headers, whose values are all text. Raises InvalidFields."""
     try:
-        return model.model_validate(dict(values))
+        return model.model_validate(values)
     except ValidationError as error:
         raise _refusal(model, error) from None
 

@@ -3,70 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 from rich.table import Table
 
-from manager.cli.options import OnePage, console, with_settings
+from manager.cli.options import OnePage, console, make_state_dir, with_settings
 from manager.errors import NotFound, SettingsError
-from manager.settings import SETTINGS, Settings
+from manager.settings import Settings
 from manager.store.database import Database, open_database
 from manager.store.tokens import Role, authenticate, create_token, list_tokens, revoke_token
-
-_CONFIG_EPILOG = """
-SOURCES
-  Later ones win: the default, the TOML file, the environment (EQUIPOISE_ and the name in capitals), a flag. An
-  unknown name or a value out of range is refused. docs/configuration.md describes every setting.
-
-EXAMPLES
-  equipoise config
-  equipoise config --config trial.toml --json
-  EQUIPOISE_INTERVAL_S=1 equipoise config
-"""
-
-
-@click.command(cls=OnePage, epilog=_CONFIG_EPILOG)
-@with_settings(*(setting.name for setting in SETTINGS))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def config(settings: Settings, as_json: bool) -> None:
-    """Print every setting in force, where it came from, and its range."""
-    if as_json:
-        rows = {
-            one.name: {
-                "value": settings.values[one.name],
-                "source": settings.sources[one.name],
-                "default": one.default,
-                "range": one.range_text,
-            }
-            for one in SETTINGS
-        }
-        click.echo(json.dumps(rows, indent=2))
-        return
-    table = Table("setting", "value", "source", "range", "meaning")
-    for one in SETTINGS:
-        table.add_row(one.name, str(settings.values[one.name]), settings.sources[one.name], one.range_text, one.help)
-    console().print(table)
 
 
 def open_store(settings: Settings, threads: int = 1) -> Database:
     """The manager's database. Raises EquipoiseError when its URL or folder cannot be used."""
     make_state_dir(settings)
     return open_database(settings.database_url, threads)
-
-
-def make_state_dir(settings: Settings) -> Path:
-    """The state directory, made for its owner alone if it is missing. Raises SettingsError when that fails."""
-    try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise SettingsError(
-            f"setting state_dir = {settings.text('state_dir')!r} cannot be used: {error.strerror}; run as root, or"
-            " choose another folder with --state-dir"
-        ) from error
-    return settings.state_dir
 
 
 def ensure_token_file(database: Database, path: Path, name: str, role: Role, host: str | None) -> None:

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from manager import __version__
-from manager.cli.admin import config, db, token
-from manager.cli.operate import decisions, enforce, observe, release, status
-from manager.cli.service import agent, manager, run
+
+# Loaded when called: the agent, for one, needs neither the database nor the web framework in its memory.
+_COMMANDS = {
+    "run": "run",
+    "manager": "manager",
+    "agent": "agent",
+    "status": "operate",
+    "decisions": "operate",
+    "enforce": "operate",
+    "observe": "operate",
+    "release": "operate",
+    "config": "config",
+    "db": "admin",
+    "token": "admin",
+}
 
 _EPILOG = """
 FILES
@@ -31,6 +45,18 @@ EXAMPLES
 
 
 class _Group(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of use, not of the alphabet."""
+        del ctx
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        del ctx
+        if cmd_name not in _COMMANDS:
+            return None
+        command: click.Command = getattr(import_module(f"manager.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+        return command
+
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         del ctx
         formatter.write(_EPILOG)
@@ -45,7 +71,3 @@ def main() -> None:
     while batch VMs use what is left. It touches registered VMs only, records every change with its reason, and puts
     every changed setting back when told to, when stopped, and after a crash.
     """
-
-
-for command in (run, manager, agent, status, decisions, enforce, observe, release, config, db, token):
-    main.add_command(command)

@@ -21,8 +21,8 @@ _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data":
 
 _STATUS_EPILOG = """
 OUTPUT
-  A table of hosts, one of applications, and one of managed VMs with each setting: what it holds, and in brackets
-  what it held before Equipoise changed it. `foreign` marks a setting that somebody else changed and that was given
+  A table of hosts, one of applications, and one of managed VMs with each setting: what it holds, and what it was
+  before Equipoise changed it. `foreign` marks a setting that somebody else changed and that was given
   up. With --json, one object with the keys hosts, applications and vms, each a list as the REST API answers it.
 
 EXAMPLES
@@ -111,7 +111,7 @@ def _knob(knob: dict[str, Any]) -> str:
     text = str(knob["value"])
     if knob["foreign"]:
         return f"{text} foreign"
-    return f"{text} [[{knob['original']}]" if knob["original"] is not None else text
+    return f"{text} (was {knob['original']})" if knob["original"] is not None else text
 
 
 def _ago(moment: str | None) -> str:

@@ -83,6 +83,18 @@ def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., An
     )
 
 
+def make_state_dir(settings: Settings) -> Path:
+    """The state directory, made for its owner alone if it is missing. Raises SettingsError when that fails."""
+    try:
+        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise SettingsError(
+            f"setting state_dir = {settings.text('state_dir')!r} cannot be used: {error.strerror}; run as root, or"
+            " choose another folder with --state-dir"
+        ) from error
+    return settings.state_dir
+
+
 def console() -> Console:
     """Standard output; wide enough for whole tables where it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else 240)

@@ -14,9 +14,10 @@ from typing import Any
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.util import CommandError
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, func, make_url, select
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, OperationalError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
@@ -24,9 +25,8 @@ from manager.errors import DatabaseUnavailable, SettingsError
 from manager.store.models import Base
 
 _IMMEDIATE = "equipoise_immediate"
-_BUSY_TIMEOUT_S = 15
+_TIMEOUT_S = 15  # how long a writer waits for another one
 _MIGRATION_TIMEOUT_S = 120
-_LOCK_TIMEOUT_S = 15
 
 # Keys of PostgreSQL's advisory locks; the numbers only have to differ from those of other users of the database.
 _MIGRATION_LOCK = 0x65717569
@@ -108,7 +108,9 @@ class Database:
     def _answering(self, done: str) -> Iterator[None]:
         try:
             yield
-        except (OperationalError, ProgrammingError, PoolTimeout) as error:
+        except (DataError, IntegrityError):
+            raise  # our mistake, not the database's
+        except (DBAPIError, PoolTimeout, CommandError) as error:
             where = self._url.render_as_string(hide_password=True)
             why = str(getattr(error, "orig", error)).strip()
             raise DatabaseUnavailable(f"database {where} cannot be {done}: {why}") from error
@@ -122,9 +124,8 @@ def open_database(url: str, pool_size: int = 8) -> Database:
     try:
         parsed = make_url(url)
         backend = parsed.get_backend_name()
-        if backend not in {"sqlite", "postgresql"} or (
-            backend == "sqlite" and parsed.database in {None, "", ":memory:"}
-        ):
+        in_memory = backend == "sqlite" and parsed.database in {None, "", ":memory:"}
+        if backend not in {"sqlite", "postgresql"} or in_memory:
             raise SettingsError(
                 f"database_url {parsed.render_as_string(hide_password=True)} is refused: "
                 "use sqlite:///<file> or postgresql://<user>:<password>@<host>/<name>"
@@ -167,14 +168,12 @@ def _immediate(engine: Engine) -> Engine:
 def _make_engine(url: URL, pool_size: int | None) -> Engine:
     """An engine; ``pool_size`` None makes one for migrations."""
     migrating = pool_size is None
+    timeout_s = _MIGRATION_TIMEOUT_S if migrating else _TIMEOUT_S
     pool: dict[str, Any] = {"poolclass": NullPool} if migrating else {"pool_size": pool_size, "max_overflow": pool_size}
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, **pool)
-        _prepare_sqlite(
-            engine, foreign_keys=not migrating, timeout_s=_MIGRATION_TIMEOUT_S if migrating else _BUSY_TIMEOUT_S
-        )
+        _prepare_sqlite(engine, foreign_keys=not migrating, timeout_s=timeout_s)
         return engine
-    timeout_s = _MIGRATION_TIMEOUT_S if migrating else _LOCK_TIMEOUT_S
     arguments = {"connect_timeout": 10, "options": f"-c timezone=utc -c lock_timeout={timeout_s}s"}
     return create_engine(url, connect_args=arguments, pool_pre_ping=not migrating, pool_recycle=1800, **pool)
 

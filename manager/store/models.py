@@ -48,15 +48,14 @@ class UtcDateTime(TypeDecorator[datetime]):
         utc = value.astimezone(UTC)
         return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
 
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
-        """From the database."""
-        return None if value is None else value.astimezone(UTC)
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:  # noqa: ARG002
+        """From the database: quicker than ``process_result_value``, for lists hold thousands of times.
 
-    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:
-        """From SQLite, whose driver answers text: several times quicker than by way of a naive datetime."""
-        if dialect.name != "sqlite":
-            return super().result_processor(dialect, coltype)
-        return lambda text: None if text is None else datetime.fromisoformat(text + "+00:00")
+        SQLite's driver answers text; PostgreSQL's an aware datetime in the session's time zone, which is UTC.
+        """
+        if dialect.name == "sqlite":
+            return lambda text: None if text is None else datetime.fromisoformat(text + "+00:00")
+        return None
 
 
 def _words(kind: type[StrEnum]) -> Enum:

@@ -63,7 +63,7 @@ class Retention:
             try:
                 before = datetime.fromtimestamp(self._clock(), UTC) - self._keep
                 gone = prune(self._database, before, self._stop.is_set)
-                log.info("retention: %d rows older than %s removed", gone, self._keep)
+                log.info("retention: %d rows from before %s removed", gone, before)
             except DatabaseUnavailable as error:
                 log.warning("retention is put off: %s", error)
             self._stop.wait(_PERIOD_S)

@@ -40,7 +40,7 @@ unopened = open_database("sqlite:///never-opened.db")
 document = create_app(ManagerContext(unopened, {}, stale_s=30, min_samples=20)).api_doc
 schema = schemathesis.openapi.from_dict(document, config=SchemathesisConfig.from_dict(CONFIG))
 schema.app = stand
-names = [one.ok() for one in schema.get_all_operations() if "{name}" in one.ok().path]
+about_one_object = [one.ok() for one in schema.get_all_operations() if "{name}" in one.ok().path]
 limits = settings(
     max_examples=20,
     deadline=None,
@@ -69,7 +69,7 @@ def test_any_request_is_answered_as_documented(case: schemathesis.Case, headers:
     case.call_and_validate(headers=headers)
 
 
-@pytest.mark.parametrize("operation", names, ids=lambda one: one.label)
+@pytest.mark.parametrize("operation", about_one_object, ids=lambda one: one.label)
 def test_any_request_about_what_exists_is_answered_as_documented(
     operation: schemathesis.schemas.APIOperation, headers: dict[str, str]
 ) -> None:

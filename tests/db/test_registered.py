@@ -41,7 +41,7 @@ def put_shop(database: Database, application: Application, now: datetime = NOW) 
 
 
 def test_put_creates_then_replaces_and_only_a_change_makes_a_version(database: Database) -> None:
-    seen = []
+    seen: list[tuple[bool, str, datetime]] = []
     for mode in (Mode.ENFORCE, Mode.ENFORCE, Mode.OBSERVE):
         with database.registering() as session:
             row, created = put_host(session, HostSpec("h", mode), NOW + timedelta(seconds=len(seen)), anything)

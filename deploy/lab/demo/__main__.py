@@ -6,7 +6,6 @@ import json
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -78,7 +77,7 @@ def _run(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
     stack.callback(connection.close)
     lab = LabHost(connection, guest, verdict.accelerator)
     lab.destroy_all()
-    on_exit = ExitStack() if keep else stack
+    on_exit = stack.enter_context(ExitStack())
     for vm in scene.vms:
         on_exit.callback(lab.destroy, vm)
         lab.start(vm)
@@ -104,6 +103,8 @@ def _run(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
         done_s = solo_s
         for phase in PHASES:
             progress.update(task, completed=done_s, description=f"{phase.name}: {phase.says}")
+            if not console.is_terminal:  # where a bar cannot move
+                console.print(f"      {phase.name}: {phase.says}, {duration_s:g} s")
             start_s = done_s
             measured = _phase(
                 scene,
@@ -120,7 +121,9 @@ def _run(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
 
     changed: list[str] = []
     if keep:
-        _say_how_to_reach(console, service)
+        on_exit.pop_all()
+        changed.append("nothing was compared: all was left running")
+        _say_how_to_reach(console, service, scene)
     else:
         console.print("== stopping Equipoise and comparing every weight and pin with its original")
         decisions = service.decisions()
@@ -148,20 +151,18 @@ def _phase(
 
 
 def _progress(console: Console) -> Progress:
-    """A bar on a terminal; elsewhere a line a phase would be lost between updates, so nothing is animated."""
+    """A bar on a terminal; elsewhere it is printed once, at the end."""
     return Progress(
         TextColumn("{task.description:<45}"), BarColumn(), TimeRemainingColumn(), console=console, refresh_per_second=2
     )
 
 
-def _say_how_to_reach(console: Console, service: Equipoise) -> None:
-    tokens: Mapping[str, str] = {"token": str(service.token_file), "process": str(service.pid)}
+def _say_how_to_reach(console: Console, service: Equipoise, scene: Scene) -> None:
     console.print(f"== kept running: Equipoise at {service.url} (API documentation at {service.url}/api/v1/docs)")
     console.print(f"      the agent's metrics: {service.metrics_url}")
-    console.print(f"      admin's token: {tokens['token']}, log: {service.log}", highlight=False)
-    console.print(
-        f"      end it with: kill {tokens['process']}; for vm in $(virsh list --name); do virsh destroy $vm; done"
-    )
+    console.print(f"      admin's token: {service.token_file}, log: {service.log}", highlight=False)
+    end = f"kill {service.pid}; for vm in {' '.join(vm.name for vm in scene.vms)}; do virsh destroy $vm; done"
+    console.print(f"      end it with: {end}", highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

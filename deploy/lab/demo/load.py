@@ -21,7 +21,11 @@ def main() -> None:
 
 
 def _print_interval(interval: IntervalResult) -> None:
-    line = {"end_epoch_s": interval.end_epoch_s, "buckets": dict(interval.histogram.buckets)}
+    line = {
+        "start_epoch_s": interval.end_epoch_s - (interval.end_s - interval.start_s),
+        "end_epoch_s": interval.end_epoch_s,
+        "buckets": dict(interval.histogram.buckets),
+    }
     print(json.dumps({"interval": line}), flush=True)
 
 

@@ -46,7 +46,12 @@ class Equipoise:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("EQUIPOISE_")}
         with self.log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "manager.cli", "run"], env=inherited | environment, stdout=log, stderr=log
+                [sys.executable, "-m", "manager.cli", "run"],
+                env=inherited | environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C reaches the demonstration, which then ends it in order
             )
         self._client: ManagerClient | None = None
         self._wait(self._has_reported, START_S, "its agent to report")
@@ -86,8 +91,8 @@ class Equipoise:
 
     def push(self, service: str, interval: Mapping[str, Any]) -> None:
         """Send an interval's response times, as a proxy or an application would."""
-        end = datetime.fromtimestamp(interval["end_epoch_s"], UTC).isoformat()
-        body = {"end": end, "buckets": interval["buckets"]}
+        start, end = (datetime.fromtimestamp(interval[f"{edge}_epoch_s"], UTC).isoformat() for edge in ("start", "end"))
+        body = {"start": start, "end": end, "buckets": interval["buckets"]}
         self.client.request("POST", f"/applications/{service}/samples", body=body)
 
     def sla_states(self) -> dict[str, str]:

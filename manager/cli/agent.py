@@ -1,0 +1,158 @@
+"""`equipoise agent`."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from contextlib import ExitStack
+from pathlib import Path
+
+import click
+from prometheus_client import start_http_server
+
+from manager import __version__
+from manager.cli.offline import JOURNAL_FILE, lock_path
+from manager.cli.options import AGENT_TOKEN_FILE, OnePage, make_state_dir, read_token, start_logging, with_settings
+from manager.cli.signals import stop_signal, wait
+from manager.client import ManagerClient
+from manager.errors import EquipoiseError, SettingsError
+from manager.host.hypervisor import EventLoop, HypervisorWatch
+from manager.host.kernel_host import KernelHost
+from manager.host.registry import HostPaths
+from manager.loop.agent import Agent
+from manager.loop.journal import Journal
+from manager.loop.link import ManagerLink
+from manager.loop.lock import HostLock
+from manager.loop.metrics import AgentMetrics
+from manager.loop.outbox import Outbox
+from manager.loop.tick import ControlLoop, LoopSettings
+from manager.model.cpus import parse_cpus
+from manager.model.records import Severity
+from manager.settings import Settings
+from policies.registry import load_policies
+
+_FIRST_LISTING_S = 10
+
+_AGENT_SETTINGS = (
+    "state_dir",
+    "manager_url",
+    "token_file",
+    "host_name",
+    "libvirt_uri",
+    "root_dir",
+    "interval_s",
+    "reconcile_s",
+    "sync_s",
+    "managed_cpus",
+    "agent_listen_host",
+    "agent_listen_port",
+    "stale_s",
+    "min_samples",
+    "outbox_rows",
+    "log_level",
+)
+
+log = logging.getLogger(__name__)
+
+_AGENT_EPILOG = """
+WHAT IT DOES
+  Follows the running domains through libvirt and, once an interval, sets the CPU weights and pins of the registered
+  VMs as the host's policy wants them. The original of each value is in the journal before it is changed. On SIGTERM,
+  and when told to with `equipoise release`, everything is put back; after a crash the next start goes on from the
+  journal. It needs root. It keeps controlling while the manager is away, and while libvirtd restarts.
+
+FILES
+  STATE_DIR/journal.db        original values
+  STATE_DIR/outbox.db         records waiting for the manager
+  STATE_DIR/assignment.json   what the manager last said
+
+EXAMPLES
+  equipoise agent --manager-url https://equipoise.example.org --token-file /etc/equipoise/token
+  equipoise agent --interval-s 1 --managed-cpus 2-15
+"""
+
+
+@click.command(cls=OnePage, epilog=_AGENT_EPILOG)
+@with_settings(*_AGENT_SETTINGS)
+def agent(settings: Settings) -> None:
+    """Control this host."""
+    start_logging(settings)
+    with stop_signal() as stop, ExitStack() as stack:
+        running = _start_agent(settings, stack)
+        wait(stop)
+        log.info("stopping: putting everything back")
+        left = running.stop()
+    if left:
+        raise EquipoiseError(f"{left} settings could not be put back; `equipoise release` tries again")
+    log.info("agent stopped, everything is as it was")
+
+
+def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
+    """Wire up and start an agent; ``stack`` takes what must be closed after it has stopped."""
+    _raise_file_limit()
+    lock = HostLock(lock_path(settings))
+    stack.callback(lock.close)
+    folder = make_state_dir(settings)
+    paths = HostPaths(Path(settings.text("root_dir")))
+    outbox = Outbox(folder / "outbox.db", settings.whole("outbox_rows"))
+    stack.callback(outbox.close)
+    metrics = AgentMetrics()
+    client = ManagerClient(settings.text("manager_url"), read_token(settings, AGENT_TOKEN_FILE))
+    stack.callback(client.close)
+    link = ManagerLink(client, settings.text("host_name"), __version__, folder / "assignment.json", outbox)
+
+    events = EventLoop()
+    events.start()
+    watch = HypervisorWatch(settings.text("libvirt_uri"), paths, settings.number("reconcile_s"))
+    host = KernelHost(paths, watch, parse_cpus(settings.text("managed_cpus")))
+    journal = Journal(folder / JOURNAL_FILE, host.boot_id)
+    stack.callback(journal.close)
+    watch.start()
+    stack.callback(watch.stop)
+    if not watch.wait_first_listing(_FIRST_LISTING_S):
+        log.warning("libvirt at %s does not answer; going on with the VMs in the journal", settings.text("libvirt_uri"))
+
+    loop_settings = LoopSettings(
+        settings.text("host_name"),
+        settings.number("interval_s"),
+        settings.number("stale_s"),
+        settings.whole("min_samples"),
+    )
+    broken: list[str] = []
+    policies = {name: found.policy for name, found in load_policies(on_error=broken.append).items()}
+    running = Agent(
+        host,
+        ControlLoop(host, journal, policies, loop_settings),
+        journal,
+        outbox,
+        link,
+        metrics,
+        host_name=settings.text("host_name"),
+        interval_s=settings.number("interval_s"),
+        sync_s=settings.number("sync_s"),
+    )
+    for problem in broken:
+        running.say(Severity.ERROR, "policy", problem)
+    if settings.whole("agent_listen_port"):
+        _serve_metrics(settings, metrics, stack)
+    running.start()
+    return running
+
+
+def _serve_metrics(settings: Settings, metrics: AgentMetrics, stack: ExitStack) -> None:
+    address, port = settings.text("agent_listen_host"), settings.whole("agent_listen_port")
+    try:
+        server, thread = start_http_server(port, address, metrics.registry)
+    except OSError as error:
+        raise SettingsError(
+            f"settings agent_listen_host and agent_listen_port: cannot listen on {address}:{port}: {error.strerror}"
+        ) from error
+    stack.callback(thread.join)
+    stack.callback(server.server_close)
+    stack.callback(server.shutdown)
+
+
+def _raise_file_limit() -> None:
+    """A few descriptors are held for each VM and vCPU: allow as many as root may have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,45 @@
+"""`equipoise config`."""
+
+from __future__ import annotations
+
+import json
+
+import click
+from rich.table import Table
+
+from manager.cli.options import OnePage, console, with_settings
+from manager.settings import SETTINGS, Settings
+
+_CONFIG_EPILOG = """
+SOURCES
+  Later ones win: the default, the TOML file, the environment (EQUIPOISE_ and the name in capitals), a flag. An
+  unknown name or a value out of range is refused. docs/configuration.md describes every setting.
+
+EXAMPLES
+  equipoise config
+  equipoise config --config trial.toml --json
+  EQUIPOISE_INTERVAL_S=1 equipoise config
+"""
+
+
+@click.command(cls=OnePage, epilog=_CONFIG_EPILOG)
+@with_settings(*(setting.name for setting in SETTINGS))
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def config(settings: Settings, as_json: bool) -> None:
+    """Print every setting in force, where it came from, and its range."""
+    if as_json:
+        rows = {
+            one.name: {
+                "value": settings.values[one.name],
+                "source": settings.sources[one.name],
+                "default": one.default,
+                "range": one.range_text,
+            }
+            for one in SETTINGS
+        }
+        click.echo(json.dumps(rows, indent=2))
+        return
+    table = Table("setting", "value", "source", "range", "meaning")
+    for one in SETTINGS:
+        table.add_row(one.name, str(settings.values[one.name]), settings.sources[one.name], one.range_text, one.help)
+    console().print(table)

@@ -1,0 +1,54 @@
+"""`equipoise manager`."""
+
+from __future__ import annotations
+
+import logging
+
+import click
+
+from manager.api.server import make_server
+from manager.cli.admin import open_store
+from manager.cli.options import OnePage, start_logging, with_settings
+from manager.cli.signals import stop_signal, wait
+from manager.settings import Settings
+from policies.registry import load_policies
+
+_MANAGER_SETTINGS = (
+    "state_dir",
+    "database_url",
+    "listen_host",
+    "listen_port",
+    "api_threads",
+    "stale_s",
+    "min_samples",
+    "retention_days",
+    "log_level",
+)
+log = logging.getLogger(__name__)
+
+_MANAGER_EPILOG = """
+WHAT IT DOES
+  Upgrades the database's tables, then serves /api/v1 (documentation at /api/v1/docs) and /metrics until SIGTERM.
+  It needs no privileges and keeps nothing outside the database, so several may run behind a proxy. Put a proxy with
+  TLS in front of it before listening on anything but the loopback address.
+
+EXAMPLES
+  equipoise manager --listen-host 127.0.0.1 --database-url postgresql://equipoise@db/equipoise
+  equipoise token create --role admin --name me
+"""
+
+
+@click.command(cls=OnePage, epilog=_MANAGER_EPILOG)
+@with_settings(*_MANAGER_SETTINGS)
+def manager(settings: Settings) -> None:
+    """Serve the REST interface and keep the database."""
+    start_logging(settings)
+    database = open_store(settings, settings.whole("api_threads"))
+    database.upgrade()
+    with stop_signal() as stop:
+        server = make_server(settings, database, load_policies(on_error=log.error))
+        server.start()
+        wait(stop)
+        server.close()
+    database.close()
+    log.info("manager stopped")

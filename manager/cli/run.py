@@ -1,0 +1,130 @@
+"""`equipoise run`."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import click
+
+from manager.cli.admin import ensure_token_file, open_store
+from manager.cli.options import (
+    ADMIN_TOKEN_FILE,
+    AGENT_TOKEN_FILE,
+    OnePage,
+    make_state_dir,
+    start_logging,
+    with_settings,
+)
+from manager.cli.signals import stop_signal
+from manager.client import ManagerClient
+from manager.errors import EquipoiseError, ManagerUnavailable
+from manager.settings import ENV_PREFIX, SETTINGS, Settings
+from manager.store.tokens import Role
+
+_MANAGER_START_S = 60
+_PR_SET_PDEATHSIG = 1
+
+log = logging.getLogger(__name__)
+
+_RUN_EPILOG = f"""
+WHAT IT DOES
+  Starts `equipoise manager` and `equipoise agent` as two processes that speak REST with each other, as they would on
+  two machines. On the first start it makes an admin's token, STATE_DIR/{ADMIN_TOKEN_FILE}, which the other commands
+  find by themselves, and the agent's. SIGTERM stops the agent, which puts everything back, and then the manager.
+
+EXAMPLES
+  equipoise run
+  equipoise run --interval-s 1 --state-dir /tmp/trial
+  curl -H "Authorization: Bearer $(cat /var/lib/equipoise/{ADMIN_TOKEN_FILE})" http://127.0.0.1:8750/api/v1/hosts
+"""
+
+
+@click.command(cls=OnePage, epilog=_RUN_EPILOG)
+@with_settings(*(setting.name for setting in SETTINGS))
+def run(settings: Settings) -> None:
+    """Start manager and agent on this machine."""
+    start_logging(settings)
+    folder = make_state_dir(settings)
+    database = open_store(settings)
+    database.upgrade()
+    ensure_token_file(database, folder / ADMIN_TOKEN_FILE, "local-admin", Role.ADMIN, None)
+    host = settings.text("host_name")
+    ensure_token_file(database, folder / AGENT_TOKEN_FILE, f"agent-{host}"[:63], Role.HOST, host)
+    database.close()
+    url = f"http://{settings.text('listen_host')}:{settings.whole('listen_port')}"
+    environment = _environment(settings) | {ENV_PREFIX + "MANAGER_URL": url}
+    with stop_signal() as stop:
+        manager_process = _spawn("manager", environment)
+        try:
+            _wait_for_manager(url, manager_process, stop)
+            agent_process = None if stop.is_set() else _spawn("agent", environment)
+            log.info("manager at %s, its admin token in %s", url, folder / ADMIN_TOKEN_FILE)
+            died = _watch([one for one in (manager_process, agent_process) if one], stop)
+            agent_status = _end(agent_process) if agent_process else 0
+        finally:
+            manager_status = _end(manager_process)
+    if died:
+        raise EquipoiseError(f"{died} ended by itself, so everything was stopped; its log says why")
+    if agent_status or manager_status:
+        raise EquipoiseError(f"not a clean end: agent exit status {agent_status}, manager {manager_status}")
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    """The environment that gives a child process the same settings, whatever they came from here."""
+    given = {name: str(value) for name, value in settings.values.items() if settings.sources[name] != "default"}
+    return dict(os.environ) | {ENV_PREFIX + name.upper(): value for name, value in given.items()}
+
+
+def _spawn(command: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a subcommand that gets SIGTERM when this process dies, however it dies."""
+    libc = ctypes.CDLL(None)
+
+    def ask_for_signal() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+
+    # A group of its own: the terminal's Ctrl-C reaches this process only, which then stops them in order.
+    return subprocess.Popen(
+        [sys.executable, "-m", "manager.cli", command],
+        env=environment,
+        preexec_fn=ask_for_signal,  # noqa: PLW1509 - nothing else runs in this process yet
+        process_group=0,
+    )
+
+
+def _wait_for_manager(url: str, process: subprocess.Popen[bytes], stop: threading.Event) -> None:
+    client = ManagerClient(url, "")
+    deadline = time.monotonic() + _MANAGER_START_S
+    while not stop.wait(0.1):
+        if process.poll() is not None:
+            raise EquipoiseError("the manager did not start; its log above says why")
+        try:
+            client.get("/health")
+        except ManagerUnavailable as error:
+            if time.monotonic() > deadline:
+                raise EquipoiseError(f"the manager did not get ready in {_MANAGER_START_S} s: {error}") from error
+        else:
+            break
+    client.close()
+
+
+def _watch(processes: list[subprocess.Popen[bytes]], stop: threading.Event) -> str:
+    """Wait for the stop, or the end of any process; the name of the one that ended by itself, or nothing."""
+    while not stop.wait(0.5):
+        for process in processes:
+            if process.poll() is not None:
+                return str(process.args[-1]) if isinstance(process.args, list) else "a process"
+    return ""
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Ask a process to end and wait until it has."""
+    if process.poll() is None:
+        process.terminate()
+    return process.wait()

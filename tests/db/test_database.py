@@ -1,0 +1,86 @@
+"""Opening databases, and what sessions see of each other."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from manager.errors import DatabaseUnavailable, SettingsError
+from manager.model.registration import HostSpec
+from manager.store.database import Database, open_database
+from manager.store.hosts import put_host
+from manager.store.models import HostRow
+from manager.store.registered import page
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+def register(database: Database, name: str) -> None:
+    with database.registering() as session:
+        put_host(session, HostSpec(name), NOW, lambda _etag: None)
+
+
+def test_a_reader_sees_one_state(database: Database) -> None:
+    register(database, "a")
+    with database.reading() as session:
+        assert [row.name for row in page(session, HostRow, None, 9)] == ["a"]
+        register(database, "b")
+        assert [row.name for row in page(session, HostRow, None, 9)] == ["a"]
+    with database.reading() as session:
+        assert [row.name for row in page(session, HostRow, None, 9)] == ["a", "b"]
+
+
+def test_a_reader_changes_nothing(database: Database) -> None:
+    with database.reading() as session:
+        put_host(session, HostSpec("a"), NOW, lambda _etag: None)
+    with database.reading() as session:
+        assert page(session, HostRow, None, 9) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("mysql://user:secret@host/db", "use sqlite:///<file> or postgresql://"),
+        ("sqlite://", "use sqlite:///<file>"),
+        ("sqlite:///:memory:", "use sqlite:///<file>"),
+        ("no url", "Could not parse"),
+    ],
+)
+def test_a_database_of_another_kind_is_refused(url: str, reason: str) -> None:
+    with pytest.raises(SettingsError, match="database_url") as refusal:
+        open_database(url)
+    assert reason in str(refusal.value)
+    assert "secret" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("url", ["sqlite:////nowhere/x.db", "postgresql://user:secret@/db?host=/nowhere"])
+def test_a_database_that_does_not_answer_is_named_without_its_password(url: str) -> None:
+    database = open_database(url)
+    with pytest.raises(DatabaseUnavailable, match="nowhere") as failure:
+        database.ping()
+    assert "secret" not in str(failure.value)
+
+
+def test_reading_before_there_are_tables_says_so(database_url: str) -> None:
+    database = open_database(database_url)
+    with pytest.raises(DatabaseUnavailable, match="tokens"), database.reading() as session:
+        session.execute(text("SELECT * FROM tokens"))
+    database.close()
+
+
+def test_a_file_that_is_no_database_is_said_so(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("not a database, but long enough to be looked at" * 100)
+    database = open_database(f"sqlite:///{file}")
+    for use in (database.ping, database.upgrade, database.current):
+        with pytest.raises(DatabaseUnavailable, match="not a database"):
+            use()
+
+
+@pytest.mark.parametrize("act", ["upgrade", "downgrade"])
+def test_an_unknown_revision_is_said_so(database: Database, act: str) -> None:
+    with pytest.raises(DatabaseUnavailable, match="nonsense"):
+        getattr(database, act)("nonsense")
