@@ -1,16 +1,23 @@
-"""Databases for all tests that want one, of every kind."""
+"""Databases for all tests that want one, of every kind; and how Hypothesis searches."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
 
 import pytest
+from hypothesis import settings
 from sqlalchemy import text
 
 from manager.store.database import Database, open_database
 from manager.store.models import Base
 from tests.postgres import PostgresServer, postgres_server
+
+# In continuous integration the same examples each time, so that a red run is about the change; elsewhere new ones.
+settings.register_profile("ci", derandomize=True)
+if "CI" in os.environ:
+    settings.load_profile("ci")
 
 KINDS = ("sqlite", "postgresql")
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from manager.errors import JournalError
+from manager.loop.sqlite import open_file, transaction
 from manager.model.decision import Owned
 from manager.model.host import KnobKey, VmInstance, knob_text, knob_value
 from manager.model.records import Knob
@@ -54,11 +55,8 @@ class Journal:
         self._boot_id = boot_id
         self._entries: dict[KnobKey, Entry] = {}
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._database = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
+            self._database = open_file(path, synchronous="FULL")
             with closing(self._database.cursor()) as cursor:
-                cursor.execute("PRAGMA journal_mode = WAL")
-                cursor.execute("PRAGMA synchronous = FULL")
                 cursor.execute(_SCHEMA)
                 cursor.execute("DELETE FROM owned WHERE boot_id <> ?", (boot_id,))
                 for row in cursor.execute(_SELECT, (boot_id,)):
@@ -82,23 +80,16 @@ class Journal:
 
         Raises JournalError, and then nothing of it is in the journal.
         """
-        gone = [key for key in drop if key in self._entries]
+        gone = [key for key in dict.fromkeys(drop) if key in self._entries]
         if not put and not gone:
             return
         try:
-            with closing(self._database.cursor()) as cursor:
-                cursor.execute("BEGIN IMMEDIATE")
-                try:
-                    cursor.executemany(_UPSERT, [self._row(key, entry) for key, entry in put.items()])
-                    cursor.executemany(
-                        "DELETE FROM owned WHERE uuid = ? AND knob = ? AND idx = ?",
-                        [(key.uuid, str(key.knob), key.index) for key in gone],
-                    )
-                    cursor.execute("COMMIT")
-                except sqlite3.Error:
-                    if self._database.in_transaction:
-                        cursor.execute("ROLLBACK")
-                    raise
+            with transaction(self._database) as cursor:
+                cursor.executemany(_UPSERT, [self._row(key, entry) for key, entry in put.items()])
+                cursor.executemany(
+                    "DELETE FROM owned WHERE uuid = ? AND knob = ? AND idx = ?",
+                    [(key.uuid, str(key.knob), key.index) for key in gone],
+                )
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
         self._entries.update(put)

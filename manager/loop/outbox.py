@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from manager.errors import JournalError
+from manager.loop.sqlite import open_file, transaction
 from manager.model.records import DecisionRecord, Event
 
 _SCHEMA = """
@@ -30,10 +31,7 @@ class Outbox:
         self._max_rows = max_rows
         self._lock = threading.Lock()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._database = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
-            self._database.execute("PRAGMA journal_mode = WAL")
-            self._database.execute("PRAGMA synchronous = NORMAL")
+            self._database = open_file(path, synchronous="NORMAL")
             self._database.execute(_SCHEMA)
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"the outbox {path} cannot be used: {error}") from error
@@ -45,18 +43,9 @@ class Outbox:
         if not rows:
             return
         try:
-            with self._lock, closing(self._database.cursor()) as cursor:
-                cursor.execute("BEGIN IMMEDIATE")
-                try:
-                    cursor.executemany("INSERT INTO waiting (kind, body) VALUES (?, ?)", rows)
-                    cursor.execute(
-                        "DELETE FROM waiting WHERE seq <= (SELECT max(seq) FROM waiting) - ?", (self._max_rows,)
-                    )
-                    cursor.execute("COMMIT")
-                except sqlite3.Error:
-                    if self._database.in_transaction:
-                        cursor.execute("ROLLBACK")
-                    raise
+            with self._lock, transaction(self._database) as cursor:
+                cursor.executemany("INSERT INTO waiting (kind, body) VALUES (?, ?)", rows)
+                cursor.execute("DELETE FROM waiting WHERE seq <= (SELECT max(seq) FROM waiting) - ?", (self._max_rows,))
         except sqlite3.Error as error:
             raise JournalError(f"the outbox cannot be written: {error}") from error
 

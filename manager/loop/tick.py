@@ -208,13 +208,26 @@ class ControlLoop:
             and vm.mode is not Mode.RELEASED
             and (vm.critical and snapshot.host.pinning if vm.spec.pin is None else vm.spec.pin)
         ]
-        previous = {spec.name: _own_pcpus(reading.states[domain]) for domain, spec in specs.items()}
+        previous = {spec.name: self._own_pcpus(reading.states[domain]) for domain, spec in specs.items()}
         taken: set[int] = set()
         for key, entry in self._journal.entries.items():
             pinned = entry.owned.intended
             if key.knob is Knob.VCPU_PIN and key.uuid in reading.errors and isinstance(pinned, frozenset):
                 taken |= pinned
         return place(requests, snapshot.capabilities.managed_cpus - taken, previous)
+
+    def _own_pcpus(self, state: VmState) -> tuple[int, ...]:
+        """The pCPU that each vCPU is pinned to, by whomever, or was to be when that failed; empty when one floats."""
+        pcpus: list[int] = []
+        for vcpu in state.vcpus:
+            pinned: KnobValue = vcpu.cpus
+            entry = self._journal.entries.get(KnobKey(state.instance.uuid, Knob.VCPU_PIN, vcpu.index))
+            if len(vcpu.cpus) != 1 and entry and entry.instance == state.instance and not entry.owned.foreign:
+                pinned = entry.owned.intended
+            if isinstance(pinned, int) or len(pinned) != 1:
+                return ()
+            pcpus += pinned
+        return tuple(pcpus)
 
     def _apply(self, plan: Plan, reading: Reading, names: Mapping[str, str]) -> Applied:
         actual: dict[KnobKey, KnobValue] = {}
@@ -251,10 +264,3 @@ class ControlLoop:
             *self._chronicle.foreign_changes(outcomes, names, now_s),
             *self._chronicle.troubles(severities, now_s),
         )
-
-
-def _own_pcpus(state: VmState) -> tuple[int, ...]:
-    """The pCPU that each vCPU is pinned to, by whomever; empty when any of them floats."""
-    if any(len(vcpu.cpus) != 1 for vcpu in state.vcpus):
-        return ()
-    return tuple(min(vcpu.cpus) for vcpu in state.vcpus)

@@ -137,7 +137,7 @@ class LoopMachine(RuleBasedStateMachine):
 
 
 TestLoopMachine = LoopMachine.TestCase
-TestLoopMachine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestLoopMachine.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.parametrize("step", range(8))

@@ -1,0 +1,83 @@
+"""What the demonstration makes of its measurements, and that it can say no."""
+
+from __future__ import annotations
+
+from io import StringIO
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from deploy.lab.demo.originals import differences
+from deploy.lab.demo.report import print_report, verdicts
+
+
+def phase(name: str, memcached_p95_us: float, nginx_p95_us: float, host_share: float = 0.99) -> dict[str, Any]:
+    def load(p95_us: float) -> dict[str, Any]:
+        return {
+            "p50_us": p95_us / 2,
+            "p95_us": p95_us,
+            "p99_us": p95_us * 2,
+            "rate_rps": 500.0,
+            "sent": 1000,
+            "errors": 0,
+            "client_limited": False,
+            "sla_state": "met",
+        }
+
+    return {
+        "name": name,
+        "services": {"memcached": load(memcached_p95_us), "nginx": load(nginx_p95_us)},
+        "host_cpu_share": host_share,
+        "batch_share_of_alone": 0.5,
+        "outside_cpu_share": 0.1,
+        "load_generators_cpu_share": 0.17,
+    }
+
+
+GOOD = [
+    phase("alone", 500, 700, 0.5),
+    phase("equal", 8000, 9000),
+    phase("priority", 800, 900),
+    phase("pinned", 700, 800),
+]
+
+
+def test_all_holds_when_it_does() -> None:
+    assert all(holds for holds, _ in verdicts(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("number", "replaced", "says"),
+    [
+        (1, phase("equal", 8000, 9000, host_share=0.9), "equal: the managed CPUs are full (90.0%"),
+        (2, phase("priority", 3000, 900), "memcached's p95 is 2.7 x better"),
+        (3, phase("pinned", 1100, 800), "memcached's p95 pinned is 2.20 x alone"),
+        (3, phase("pinned", 700, 1500), "nginx's p95 pinned is 2.14 x alone"),
+    ],
+)
+def test_what_falls_short_is_said(number: int, replaced: dict[str, Any], says: str) -> None:
+    phases = [*GOOD[:number], replaced, *GOOD[number + 1 :]]
+    [text] = [text for holds, text in verdicts(phases) if not holds]
+    assert says in text
+
+
+@pytest.mark.parametrize("restored", [True, False])
+def test_the_report_labels_emulation_and_says_what_was_not_put_back(restored: bool) -> None:
+    result = {
+        "accelerator": "tcg",
+        "duration_s": 40.0,
+        "load_cpus": [0, 1],
+        "phases": GOOD,
+        "restored": restored,
+        "not_restored": [] if restored else ["web: cpu.shares: was 1024, is 2"],
+    }
+    out = StringIO()
+    print_report(Console(file=out, width=160), result)
+    assert "emulated (TCG)" in out.getvalue()
+    assert ("was 1024, is 2" in out.getvalue()) is not restored
+
+
+def test_differences_name_what_changed_appeared_and_went() -> None:
+    assert differences({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == ["b: was 2, is 3"]
+    assert differences({"a": "1"}, {"c": "1"}) == ["a: was 1, is absent", "c: was absent, is 1"]
