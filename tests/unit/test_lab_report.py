@@ -71,6 +71,7 @@ def test_the_report_labels_emulation_and_says_what_was_not_put_back(restored: bo
         "phases": GOOD,
         "restored": restored,
         "not_restored": [] if restored else ["web: cpu.shares: was 1024, is 2"],
+        "kept_running": False,
     }
     out = StringIO()
     print_report(Console(file=out, width=160), result)

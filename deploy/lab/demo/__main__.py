@@ -119,10 +119,9 @@ def _run(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
             done_s += duration_s + WARMUP_S
         progress.update(task, completed=done_s, description="done")
 
-    changed: list[str] = []
+    changed: list[str] | None = None
     if keep:
         on_exit.pop_all()
-        changed.append("nothing was compared: all was left running")
         _say_how_to_reach(console, service, scene)
     else:
         console.print("== stopping Equipoise and comparing every weight and pin with its original")

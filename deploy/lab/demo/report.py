@@ -56,9 +56,9 @@ def to_json(
     reason: str,
     duration_s: float,
     phases: Sequence[PhaseResult],
-    changed: Sequence[str],
+    changed: Sequence[str] | None,
 ) -> dict[str, Any]:
-    """The whole result. ``changed`` are the settings that were not as before at the end."""
+    """The whole result. ``changed`` are the settings that were not as before at the end; None: all was left running."""
     return {
         "accelerator": accelerator,
         "accelerator_reason": reason,
@@ -66,8 +66,9 @@ def to_json(
         "managed_cpus": sorted(scene.managed_cpus),
         "load_cpus": sorted(scene.load_cpus),
         "phases": [phase.to_json() for phase in phases],
-        "restored": not changed,
-        "not_restored": list(changed),
+        "restored": changed is not None and not changed,
+        "not_restored": list(changed or ()),
+        "kept_running": changed is None,
     }
 
 
@@ -142,6 +143,8 @@ def print_report(console: Console, result: Mapping[str, Any]) -> None:
         console.print(f"{'holds' if holds else 'FALLS SHORT':<12}{text}", highlight=False)
     if result["restored"]:
         console.print("holds       every weight and pin is back to its original", highlight=False)
+    elif result["kept_running"]:
+        console.print("not seen    whether every weight and pin goes back: all was left running", highlight=False)
     else:
         console.print("FALLS SHORT not everything is as it was:", *result["not_restored"], sep="\n  ", highlight=False)
 
