@@ -13,7 +13,7 @@ from rich.table import Table
 from manager.cli.offline import release_offline
 from manager.cli.options import CLIENT_SETTINGS, Failure, OnePage, connect, console, with_settings
 from manager.client import ManagerClient
-from manager.errors import ManagerUnavailable
+from manager.errors import ManagerUnavailable, SettingsError
 from manager.settings import Settings
 
 _MODE_WAIT_S = 60
@@ -177,11 +177,14 @@ def release(settings: Settings, host: str) -> None:
     try:
         client = connect(settings)
         seen = _set_mode(client, name, "released")
-    except ManagerUnavailable as error:
+    except (
+        ManagerUnavailable,
+        SettingsError,
+    ) as error:  # also without a token: the host itself may be released already
         if outcome is None:
             hint = "; stopping the agent puts everything back, too: `systemctl stop equipoise-agent`, or SIGTERM"
             raise Failure(f"{error}{hint}") from error
-        click.echo(f"{outcome} (the manager does not answer: its mode for this host is unchanged)")
+        click.echo(f"{outcome} (the mode that the manager keeps for this host is unchanged: {error})")
         return
     if outcome is None:
         _wait_for_mode(client, name, "released", seen)

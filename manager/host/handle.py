@@ -38,7 +38,7 @@ class VmHandle:
             self.find_threads()
             if not process.is_alive(paths, instance):
                 raise VmVanished(f"process {instance.pid} is gone")
-        except BaseException:
+        except BaseException:  # whatever ends it, no descriptor may stay open
             self.close()
             raise
 

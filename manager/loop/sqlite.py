@@ -25,7 +25,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Cursor]:
         try:
             yield cursor
             cursor.execute("COMMIT")
-        except BaseException:
+        except BaseException:  # whatever ends it, the transaction must not stay open
             if connection.in_transaction:
                 cursor.execute("ROLLBACK")
             raise

@@ -83,3 +83,11 @@ def test_database_up_and_down() -> None:
     assert "at revision 0001" in call("db", "upgrade").output
     assert call("db", "downgrade", "base").exit_code == 1, "asks first"
     assert "at revision base" in call("db", "downgrade", "base", "--yes").output
+
+
+def test_releasing_this_host_needs_no_token_and_no_manager(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    result = call("release", "--root-dir", str(tmp_path), "--host-name", "h1")
+    assert result.exit_code == 0
+    assert "nothing to put back" in result.output
+    assert "no token" in result.output
