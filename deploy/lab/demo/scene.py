@@ -79,7 +79,9 @@ class Scene:
 def make_scene() -> Scene:
     """The scene for this machine: VMs on its first two pCPUs, load generators on the others if there are any.
 
-    Each batch VM has as many vCPUs as there are managed pCPUs, so that batch alone fills them.
+    There is a batch VM of one vCPU for each managed pCPU, so that batch alone fills them. One vCPU, because the kernel
+    reweighs a VM's group on every pCPU whenever threads of it come and go on several, which makes critical VMs wait
+    for timer ticks (docs/lab.md, "Batch VMs with several vCPUs").
     """
     online = sorted(os.sched_getaffinity(0))
     managed = frozenset(online[:MANAGED_PCPUS])
@@ -93,5 +95,5 @@ def make_scene() -> Scene:
         Service("memcached", vm("memcached", Role.MEMCACHED, 231, 1), rate_rps=2000, sla_ms=2.0),
         Service("nginx", vm("nginx", Role.NGINX, 232, 1), rate_rps=500, sla_ms=10.0),
     )
-    batch = tuple(vm(f"batch-{number}", Role.BATCH, 232 + number, len(managed)) for number in (1, 2))
+    batch = tuple(vm(f"batch-{number + 1}", Role.BATCH, 233 + number, 1) for number in range(len(managed)))
     return Scene(managed, load, services, batch)
