@@ -10,6 +10,7 @@ EquipoiseError
 │   └── HypervisorUnavailable   libvirtd is not answering
 ├── JournalError            originals could not be made durable; nothing may be written
 ├── ManagerUnavailable      the manager did not answer the agent or the command line
+├── RecordingError          a file of a host's history cannot be read or made
 └── AlreadyRunning          another agent controls this host
 """
 
@@ -67,6 +68,10 @@ class JournalError(EquipoiseError):
 
 class ManagerUnavailable(EquipoiseError):
     """The manager could not be reached or refused the request."""
+
+
+class RecordingError(EquipoiseError):
+    """A recording is malformed or cut off, or there is nothing to record."""
 
 
 class AlreadyRunning(EquipoiseError):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
 from http import HTTPStatus
 
 from flask import Response
@@ -10,12 +13,14 @@ from flask_openapi3.blueprint import APIBlueprint
 from sqlalchemy.orm import Session
 from werkzeug.http import parse_etags
 
-from manager.api.applications import assigned_application
-from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER_OR_OWN_HOST
+from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
+from manager.api.convert import assigned_application, host_spec, law_body, window_of
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.metrics import Metrics
-from manager.api.queries import AssignmentConditions, NamePath
+from manager.api.pages import TickPage
+from manager.api.paging import cut, read_cursor, time_place
+from manager.api.queries import AssignmentConditions, NamePath, TickQuery
 from manager.api.schemas import (
     AssignedHost,
     AssignedVm,
@@ -25,16 +30,24 @@ from manager.api.schemas import (
     RecordBody,
     ReportIn,
     ReportOut,
+    TickBody,
+    WindowBody,
 )
 from manager.api.validation import FieldError, InvalidFields, shown
-from manager.model.registration import HostSpec
-from manager.store.applications import applications_for_host, applications_of
-from manager.store.hosts import replace_statuses, reporting_host
-from manager.store.models import DecisionRow, EventRow, HostRow
+from manager.control.sources import sources_on
+from manager.model.registration import Application
+from manager.store.applications import applications_for_host, applications_of, keep_applications
+from manager.store.hosts import law_of, replace_statuses, reporting_host
+from manager.store.models import ApplicationRow, DecisionRow, EventRow, HostRow
 from manager.store.records import store_new
 from manager.store.registered import get
+from manager.store.sources import hosts_of, replace_source_statuses
+from manager.store.ticks import list_ticks, store_ticks
 from manager.store.vms import vms_for_host
-from manager.store.windows import latest_windows
+from manager.store.windows import MAX_COUNT, recent_windows, replace_windows
+
+_TOLD_SLOTS = 4
+"""Slots that an agent is told of; it remembers the earlier ones."""
 
 
 def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
@@ -42,34 +55,70 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     api = blueprint("agents", "What the agent of a host reports and is told.")
     database = context.database
 
+    def take(session: Session, name: str, body: ReportIn, now: datetime) -> ReportOut:
+        row = reporting_host(session, host_spec(name, HostIn()), now)
+        row.last_seen_at = now
+        row.agent_version = body.agent_version
+        row.capabilities = body.capabilities.model_dump(mode="json")
+        if body.tick is not None:
+            row.tick = body.tick.model_dump(mode="json")
+        if body.vms is not None:
+            replace_statuses(session, row, {vm.vm: vm.model_dump_json() for vm in body.vms}, now)
+        here: dict[str, int] = {}
+        if body.windows or body.sources:
+            here = keep_applications(session, applications_for_host(session, name))
+        if body.sources is not None:
+            statuses = {
+                (here[one.application], one.source): one.model_dump_json()
+                for one in body.sources
+                if one.application in here
+            }
+            replace_source_statuses(session, row, statuses, now)
+        latest = now + timedelta(seconds=context.skew_s)
+        windows = [window_of(one.application, one) for one in body.windows if one.end <= latest]
+        return ReportOut(
+            stored_decisions=store_new(session, DecisionRow, [_decision_row(record) for record in body.decisions]),
+            stored_events=store_new(session, EventRow, [_event_row(event) for event in body.events]),
+            stored_ticks=store_ticks(session, name, {tick.at: tick.model_dump_json() for tick in body.ticks}),
+            stored_windows=replace_windows(session, name, here, windows, context.slot_length),
+        )
+
     @api.post("/hosts/<name>/report", responses=answers((200, ReportOut)))
     @endpoint(ADMIN_OR_OWN_HOST)
     def report(path: NamePath, body: ReportIn) -> Response:
-        """Take an agent's report, all of it or nothing. An unknown host is registered with the default settings."""
+        """Take an agent's report, all of it or nothing. An unknown host is registered with the default settings.
+
+        Windows of applications without a VM or a source on the host are left out, as are those of the future.
+        """
         _refuse_contradictions(path.name, body)
-        defaults = HostIn()
-        spec = HostSpec(path.name, defaults.mode, defaults.policy, defaults.pinning)
         now = context.now()
         with database.writing() as session:
-            row = reporting_host(session, spec, now)
-            row.last_seen_at = now
-            row.agent_version = body.agent_version
-            row.capabilities = body.capabilities.model_dump(mode="json")
-            if body.tick is not None:
-                row.tick = body.tick.model_dump(mode="json")
-            if body.vms is not None:
-                replace_statuses(session, row, {vm.vm: vm.model_dump_json() for vm in body.vms}, now)
-            decisions = store_new(session, DecisionRow, [_decision_row(record) for record in body.decisions])
-            events = store_new(session, EventRow, [_event_row(event) for event in body.events])
-        metrics.records_stored(decisions, events)
-        return answer(ReportOut(stored_decisions=decisions, stored_events=events))
+            stored = take(session, path.name, body, now)
+        future = sum(one.end > now + timedelta(seconds=context.skew_s) for one in body.windows)
+        metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
+        metrics.windows_taken("stored", stored.stored_windows)
+        metrics.windows_taken("future", future)
+        metrics.windows_taken("unknown", len(body.windows) - future - stored.stored_windows)
+        return answer(stored)
+
+    @api.get("/hosts/<name>/ticks", responses=answers((200, TickPage)))
+    @endpoint(VIEWER)
+    def get_ticks(path: NamePath, query: TickQuery) -> Response:
+        """What the ticks of a host saw, newest first."""
+        before = read_cursor(query, time_place)
+        until = query.until if before is None or (query.until is not None and query.until < before) else before
+        with database.reading() as session:
+            get(session, HostRow, path.name)
+            found = list_ticks(session, path.name, query.since, until, query.limit + 1)
+        rows, following = cut(found, query.limit, lambda row: row.at.isoformat())
+        return answer(TickPage(items=[TickBody.model_validate_json(row.body) for row in rows], next=following))
 
     @api.get("/hosts/<name>/assignment", responses=answers((200, AssignmentOut), (304, None)))
     @endpoint(VIEWER_OR_OWN_HOST)
     def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
         """All that the agent of a host needs to know. With If-None-Match: only if it changed."""
         with database.reading() as session:
-            response = answer(_assignment(session, path.name))
+            response = answer(_assignment(session, path.name, context))
         etag = hashlib.sha256(response.get_data()).hexdigest()
         if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
             response = Response(status=HTTPStatus.NOT_MODIFIED)
@@ -80,7 +129,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
 
 
 def _refuse_contradictions(host: str, body: ReportIn) -> None:
-    """Raises InvalidFields for records of another host, and for a VM with two statuses."""
+    """Raises InvalidFields for records of another host, for what is listed twice, and for impossible windows."""
     named = [(f"decisions[{index}].host", record.host) for index, record in enumerate(body.decisions)]
     named += [(f"events[{index}].host", event.host) for index, event in enumerate(body.events)]
     errors = [
@@ -88,13 +137,34 @@ def _refuse_contradictions(host: str, body: ReportIn) -> None:
         for field, other in named
         if other != host
     ]
-    seen: set[str] = set()
-    for index, vm in enumerate(body.vms or []):
-        if vm.vm in seen:
-            errors.append(FieldError(f"vms[{index}].vm", f"{shown(vm.vm)} is refused: it is listed twice"))
-        seen.add(vm.vm)
+    errors += _listed_twice((f"vms[{place}].vm", vm.vm) for place, vm in enumerate(body.vms or ()))
+    errors += _listed_twice(
+        (f"sources[{place}].source", f"{one.application} {one.source}") for place, one in enumerate(body.sources or ())
+    )
+    errors += [error for place, window in enumerate(body.windows) for error in _impossible(place, window)]
     if errors:
         raise InvalidFields(errors)
+
+
+def _listed_twice(named: Iterable[tuple[str, str]]) -> list[FieldError]:
+    seen: set[str] = set()
+    errors: list[FieldError] = []
+    for field, name in named:
+        if name in seen:
+            errors.append(FieldError(field, f"{shown(name)} is refused: it is listed twice"))
+        seen.add(name)
+    return errors
+
+
+def _impossible(place: int, window: WindowBody) -> list[FieldError]:
+    if window.start > window.end:
+        text = f"{shown(window.start)} is refused; allowed: at most the end, {window.end}"
+        return [FieldError(f"windows[{place}].start", text)]
+    count = sum(window.buckets.values())
+    if count > MAX_COUNT:
+        text = f"{count} response times are refused; allowed: {MAX_COUNT} in all"
+        return [FieldError(f"windows[{place}].buckets", text)]
+    return []
 
 
 def _decision_row(body: RecordBody) -> dict[str, object]:
@@ -107,14 +177,28 @@ def _event_row(body: EventBody) -> dict[str, object]:
     return {"record_id": fields.pop("id"), **fields}
 
 
-def _assignment(session: Session, name: str) -> AssignmentOut:
+def _assignment(session: Session, name: str, context: ManagerContext) -> AssignmentOut:
     host = get(session, HostRow, name)
-    vms = vms_for_host(session, name)
     rows = applications_for_host(session, name)
-    applications = applications_of(session, rows)
-    windows = latest_windows(session, rows)
+    slots = recent_windows(session, rows, context.slot_length, _TOLD_SLOTS, without=name)
     return AssignmentOut(
-        host=AssignedHost(name=host.name, mode=host.mode, policy=host.policy, pinning=host.pinning),
-        vms=[AssignedVm(**vm) for vm in vms],
-        applications=[assigned_application(one, windows.get(one.name)) for one in applications.values()],
+        host=AssignedHost(
+            name=host.name, mode=host.mode, policy=host.policy, pinning=host.pinning, law=law_body(law_of(host))
+        ),
+        vms=[AssignedVm(**vm) for vm in vms_for_host(session, name)],
+        applications=[
+            assigned_application(application, slots.get(application.name, ()))
+            for application in _with_sources_here(session, name, rows)
+        ],
+        slot_s=context.slot_s,
     )
+
+
+def _with_sources_here(session: Session, host: str, rows: Iterable[ApplicationRow]) -> list[Application]:
+    """The applications with those of their sources that run on a host."""
+    rows = list(rows)
+    hosts = hosts_of(session, [row for row in rows if row.sources])
+    return [
+        replace(application, sources=sources_on(host, application.sources, hosts.get(application.name, ())))
+        for application in applications_of(session, rows).values()
+    ]

@@ -19,11 +19,11 @@ from manager.api.hosts import hosts_api
 from manager.api.metrics import Metrics
 from manager.api.policies import policies_api
 from manager.api.records import records_api
+from manager.api.samples import samples_api
 from manager.api.schemas import Problem
 from manager.api.tokens import tokens_api
 from manager.api.vms import vms_api
-
-MAX_BODY_BYTES = 8 * 1024 * 1024
+from manager.serving import MAX_BODY_BYTES
 
 _DESCRIPTION = """Register hosts, VMs and applications with their SLAs; read what is decided and why.
 
@@ -53,6 +53,7 @@ def create_app(context: ManagerContext) -> OpenAPI:
         agents_api(context, metrics),
         vms_api(context),
         applications_api(context),
+        samples_api(context),
         policies_api(context),
         records_api(context),
         tokens_api(context),

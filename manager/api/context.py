@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from manager.store.database import Database
 from policies.registry import InstalledPolicy
@@ -16,7 +16,7 @@ class ManagerContext:
     """Database, installed policies, settings, and a clock that answers seconds since the epoch.
 
     ``stale_s`` and ``min_samples`` are the settings of that name; ``slot_s`` is the length of a window of response
-    times, ``skew_s`` how far the clocks of others may be ahead.
+    times, ``skew_s`` how far the clocks of others may be ahead, and ``late_s`` how old posted response times may be.
     """
 
     database: Database
@@ -25,8 +25,14 @@ class ManagerContext:
     min_samples: int
     slot_s: float = 5.0
     skew_s: float = 60.0
+    late_s: float = 300.0
     clock: Callable[[], float] = time.time
 
     def now(self) -> datetime:
         """The current time, in UTC."""
         return datetime.fromtimestamp(self.clock(), UTC)
+
+    @property
+    def slot_length(self) -> timedelta:
+        """``slot_s`` as a length of time."""
+        return timedelta(seconds=self.slot_s)

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from manager.api.schemas import (
     MAX_TEXT,
+    ApplicationIn,
     AssignedApplication,
     AssignedWindow,
     AssignmentOut,
     CapabilitiesBody,
     EventBody,
+    HostIn,
+    LawBody,
+    ReadyBody,
     RecordBody,
+    SlaBody,
+    SourceStatusBody,
+    TickBody,
+    TierBody,
+    WindowBody,
 )
+from manager.control.sources import source_fields, source_of
 from manager.model.cpus import format_cpus
 from manager.model.histogram import Histogram
 from manager.model.host import Capabilities
+from manager.model.law import Law
 from manager.model.registration import Application, Assignment, HostSpec, Sla, Tier, VmSpec
-from manager.model.window import Window
+from manager.model.source import SourceStatus
+from manager.model.window import Ready, Window
 
 
 def timestamp(time_s: float) -> datetime:
@@ -27,27 +40,97 @@ def timestamp(time_s: float) -> datetime:
     return datetime.fromtimestamp(time_s, UTC)
 
 
-def assignment_of(body: AssignmentOut) -> tuple[Assignment, dict[str, Window]]:
-    """The assignment and the latest window of each application that has one."""
-    host = HostSpec(body.host.name, body.host.mode, body.host.policy, body.host.pinning)
+def assignment_of(body: AssignmentOut) -> tuple[Assignment, dict[str, tuple[Window, ...]]]:
+    """The assignment and the recent slots of each application that has some."""
     vms = tuple(
         VmSpec(vm.name, vm.vm_class, vm.libvirt_name, vm.libvirt_uuid, vm.host, vm.weight, vm.pin) for vm in body.vms
     )
-    windows = {
-        application.name: _window(application.name, application.window)
-        for application in body.applications
-        if application.window
-    }
-    return Assignment(host, vms, tuple(_application(application) for application in body.applications)), windows
+    slots = {one.name: tuple(window_of(one.name, window) for window in one.windows) for one in body.applications}
+    applications = tuple(application_of(one.name, one) for one in body.applications)
+    assignment = Assignment(host_spec(body.host.name, body.host), vms, applications, body.slot_s)
+    return assignment, {name: windows for name, windows in slots.items() if windows}
 
 
-def _application(body: AssignedApplication) -> Application:
+def host_spec(name: str, body: HostIn) -> HostSpec:
+    """How a host is to be controlled."""
+    return HostSpec(name, body.mode, body.policy, body.pinning, Law(**body.law.model_dump()))
+
+
+def law_body(law: Law) -> LawBody:
+    """The settings of the feedback law."""
+    return LawBody(**asdict(law))
+
+
+def application_of(name: str, body: ApplicationIn) -> Application:
+    """An application."""
     sla = Sla(body.sla.response_time_ms, body.sla.percentile, body.sla.max_rate_rps) if body.sla else None
-    return Application(body.name, tuple(Tier(tier.name, tuple(tier.vms)) for tier in body.tiers), sla, body.mode)
+    tiers = tuple(Tier(tier.name, tuple(tier.vms)) for tier in body.tiers)
+    sources = tuple(source_of(source.model_dump()) for source in body.sources)
+    return Application(name, tiers, sla, body.mode, body.sharing, sources)
 
 
-def _window(application: str, body: AssignedWindow) -> Window:
-    return Window(application, body.start.timestamp(), body.end.timestamp(), Histogram(dict(body.buckets)))
+def application_body(application: Application) -> ApplicationIn:
+    """The inverse of ``application_of``."""
+    sla = application.sla
+    return ApplicationIn.model_validate(
+        {
+            "tiers": [TierBody(name=tier.name, vms=list(tier.vms)) for tier in application.tiers],
+            "sla": SlaBody(**asdict(sla)) if sla else None,
+            "mode": application.mode,
+            "sharing": application.sharing,
+            "sources": [source_fields(source) for source in application.sources],
+        }
+    )
+
+
+def assigned_application(application: Application, slots: Iterable[Window]) -> AssignedApplication:
+    """An application as an agent is told of it."""
+    windows = [
+        AssignedWindow(
+            start=timestamp(slot.start_s),
+            end=timestamp(slot.end_s),
+            buckets=dict(slot.histogram.buckets),
+            requests=slot.requests,
+            ready=ready_body(slot.ready),
+        )
+        for slot in slots
+    ]
+    return AssignedApplication(name=application.name, windows=windows, **dict(application_body(application)))
+
+
+def window_of(application: str, body: WindowBody | AssignedWindow) -> Window:
+    """Response times of one slot of an application."""
+    ready = Ready(body.ready.percentile, body.ready.time_ms) if body.ready else None
+    histogram = Histogram(dict(body.buckets))
+    return Window(application, body.start.timestamp(), body.end.timestamp(), histogram, body.requests, ready)
+
+
+def window_body(window: Window) -> WindowBody:
+    """A slot as an agent reports it. Raises pydantic.ValidationError."""
+    return WindowBody(
+        application=window.application,
+        start=timestamp(window.start_s),
+        end=timestamp(window.end_s),
+        buckets=dict(window.histogram.buckets),
+        requests=window.requests,
+        ready=ready_body(window.ready),
+    )
+
+
+def ready_body(ready: Ready | None) -> ReadyBody | None:
+    """A percentile that a source answered itself."""
+    return ReadyBody(percentile=ready.percentile, time_ms=ready.time_ms) if ready else None
+
+
+def status_body(status: SourceStatus) -> SourceStatusBody:
+    """How a source is. Raises pydantic.ValidationError."""
+    fields = asdict(status)
+    last_s = fields.pop("last_sample_s")
+    detail = text(fields.pop("detail"))
+    last_at = None if last_s is None else timestamp(last_s)
+    return SourceStatusBody.model_validate(
+        {"type": fields.pop("kind"), "last_sample_at": last_at, "detail": detail, **fields}
+    )
 
 
 def capabilities_body(capabilities: Capabilities) -> CapabilitiesBody:
@@ -72,7 +155,7 @@ def capabilities_body(capabilities: Capabilities) -> CapabilitiesBody:
 def record_body(row: Mapping[str, Any]) -> RecordBody:
     """A DecisionRecord, given as a mapping of its fields. Raises pydantic.ValidationError."""
     fields = dict(row)
-    texts = {name: _text(fields.pop(name)) for name in ("reason", "detail")}
+    texts = {name: text(fields.pop(name)) for name in ("reason", "detail")}
     return RecordBody.model_validate(
         {"id": fields.pop("record_id"), "at": timestamp(fields.pop("time_s")), **texts, **fields}
     )
@@ -81,12 +164,26 @@ def record_body(row: Mapping[str, Any]) -> RecordBody:
 def event_body(row: Mapping[str, Any]) -> EventBody:
     """An Event, given as a mapping of its fields. Raises pydantic.ValidationError."""
     fields = dict(row)
-    message = _text(fields.pop("message"))
+    message = text(fields.pop("message"))
     return EventBody.model_validate(
         {"id": fields.pop("event_id"), "at": timestamp(fields.pop("time_s")), "message": message, **fields}
     )
 
 
-def _text(text: str) -> str:
+def slot_body(row: Mapping[str, Any]) -> WindowBody:
+    """A Window, given as a mapping of its fields. Raises pydantic.ValidationError."""
+    fields = dict(row)
+    start, end = timestamp(fields.pop("start_s")), timestamp(fields.pop("end_s"))
+    buckets = fields.pop("histogram")["buckets"]
+    return WindowBody.model_validate({"start": start, "end": end, "buckets": buckets, **fields})
+
+
+def tick_body(row: Mapping[str, Any]) -> TickBody:
+    """A TickRecord, given as a mapping of its fields. Raises pydantic.ValidationError."""
+    fields = dict(row)
+    return TickBody.model_validate({"at": timestamp(fields.pop("time_s")), **fields})
+
+
+def text(said: str) -> str:
     """Text as the interface takes it, whatever a third party's policy or the kernel put into it."""
-    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in text)[:MAX_TEXT]
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in said)[:MAX_TEXT]

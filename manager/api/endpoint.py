@@ -92,17 +92,21 @@ def no_content() -> Response:
 
 def answers(*documented: tuple[int, type[BaseModel] | None]) -> dict[str | int, Any]:
     """The documented answers of a route; every other one is a Problem."""
-    problem = {"content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE.format(model="Problem")}}}}
+    problem = {"content": {MEDIA_TYPE: {"schema": reference(schemas.Problem)}}}
     responses: dict[str | int, Any] = {}
     for status, model in documented:
         description = {200: "OK", 201: "Created", 204: "Removed", 304: "Not Modified"}[status]
         responses[status] = {"description": description}
         if model is not None:
-            schema = {"$ref": _REFERENCE.format(model=model.__name__)}
-            responses[status]["content"] = {"application/json": {"schema": schema}}
+            responses[status]["content"] = {"application/json": {"schema": reference(model)}}
     responses[422] = {"description": "A field is refused", **problem}
     responses["default"] = {"description": "Any other error", **problem}
     return responses
+
+
+def reference(model: type[BaseModel]) -> dict[str, str]:
+    """Refers to the schema of a shape in the OpenAPI document."""
+    return {"$ref": _REFERENCE.format(model=model.__name__)}
 
 
 def components() -> dict[str, Any]:

@@ -9,15 +9,15 @@ from flask_openapi3.blueprint import APIBlueprint
 
 from manager.api.auth import OPERATOR, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
+from manager.api.convert import host_spec, law_body
 from manager.api.endpoint import answer, answers, blueprint, endpoint, no_content, written
 from manager.api.pages import CapabilitiesPage, HostCapabilities, HostPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, PageQuery
-from manager.api.schemas import CapabilitiesBody, HostIn, HostOut
+from manager.api.schemas import CapabilitiesBody, HostIn, HostOut, TickStatus
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
-from manager.model.registration import HostSpec
-from manager.store.hosts import put_host
+from manager.store.hosts import law_of, put_host
 from manager.store.models import HostRow
 from manager.store.registered import delete, get, page
 
@@ -49,7 +49,7 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
     def put_host_(path: NamePath, header: Conditions, body: HostIn) -> Response:
         """Set how a host is to be controlled; its agent need not have reported yet."""
         _refuse_unknown_policy(body.policy, context.policies)
-        spec = HostSpec(path.name, body.mode, body.policy, body.pinning)
+        spec = host_spec(path.name, body)
         with database.registering() as session:
             row, created = put_host(session, spec, context.now(), header.check)
         return written(_host_out(row), created, row.etag)
@@ -91,4 +91,16 @@ def _refuse_unknown_policy(name: str, installed: Collection[str]) -> None:
 
 
 def _host_out(row: HostRow) -> HostOut:
-    return HostOut.model_validate(row, from_attributes=True)
+    return HostOut(
+        name=row.name,
+        mode=row.mode,
+        policy=row.policy,
+        pinning=row.pinning,
+        law=law_body(law_of(row)),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        last_seen_at=row.last_seen_at,
+        agent_version=row.agent_version,
+        tick=None if row.tick is None else TickStatus.model_validate(row.tick),
+        capabilities=None if row.capabilities is None else CapabilitiesBody.model_validate(row.capabilities),
+    )

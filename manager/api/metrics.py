@@ -58,18 +58,28 @@ class Metrics:
             "equipoise_api_errors", "REST requests answered with an error", ["kind"], registry=self._registry
         )
         self._records = Counter(
-            "equipoise_records_stored", "Decisions and events stored", ["kind"], registry=self._registry
+            "equipoise_records_stored", "Decisions, events and ticks stored", ["kind"], registry=self._registry
         )
-        self.records_stored(0, 0)
+        self._windows = Counter(
+            "equipoise_windows", "Windows that agents reported", ["result"], registry=self._registry
+        )
+        self.records_stored(0, 0, 0)
+        for result in ("stored", "unknown", "future"):
+            self.windows_taken(result, 0)
 
     def text(self) -> bytes:
         """The metrics page."""
         return generate_latest(self._registry)
 
-    def records_stored(self, decisions: int, events: int) -> None:
+    def records_stored(self, decisions: int, events: int, ticks: int) -> None:
         """Count stored records."""
         self._records.labels("decision").inc(decisions)
         self._records.labels("event").inc(events)
+        self._records.labels("tick").inc(ticks)
+
+    def windows_taken(self, result: str, count: int) -> None:
+        """Count reported windows: stored, unknown (of an application without a VM or source there), or future."""
+        self._windows.labels(result).inc(count)
 
     def install(self, app: Flask) -> None:
         """Count and time every request."""
@@ -144,12 +154,14 @@ class _Fleet(Collector):
         rate = GaugeMetricFamily(
             "equipoise_application_rate_rps", "Requests per second of the latest window", None, label
         )
-        count = GaugeMetricFamily("equipoise_application_window_requests", "Requests in the latest window", None, label)
+        count = GaugeMetricFamily(
+            "equipoise_application_window_samples", "Response times in the latest window", None, label
+        )
         state = GaugeMetricFamily(
             "equipoise_application_sla_state", "1 for the state the SLA is in", None, ["application", "state"]
         )
         rows = session.scalars(select(ApplicationRow).order_by(ApplicationRow.name)).all()
-        windows = latest_windows(session, rows)
+        windows = latest_windows(session, rows, self._context.slot_length)
         now_s = self._context.clock()
         for row in rows:
             window = windows.get(row.name)
@@ -157,7 +169,8 @@ class _Fleet(Collector):
             if sla is not None:
                 promise.add_metric([row.name], sla.response_time_ms / 1000)
             if window is not None:
-                rate.add_metric([row.name], window.rate_rps)
+                if window.rate_rps is not None:
+                    rate.add_metric([row.name], window.rate_rps)
                 count.add_metric([row.name], window.histogram.count)
                 p95_ms = window.percentile_ms(95)
                 if p95_ms is not None:

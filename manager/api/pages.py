@@ -11,6 +11,8 @@ from manager.api.schemas import (
     PolicyOut,
     RecordBody,
     Schema,
+    SourceOut,
+    TickBody,
     TokenOut,
     VmOut,
     WindowOut,
@@ -45,6 +47,18 @@ class WindowPage(Page):
     """Windows of an application, newest first."""
 
     items: list[WindowOut]
+
+
+class SourcePage(Page):
+    """Sources of an application by name, then by host."""
+
+    items: list[SourceOut]
+
+
+class TickPage(Page):
+    """Ticks of a host, newest first."""
+
+    items: list[TickBody]
 
 
 class PolicyPage(Page):

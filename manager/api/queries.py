@@ -40,6 +40,15 @@ class WindowQuery(PageQuery):
     """Which windows."""
 
     since: Moment | None = Field(default=None, description="windows that began at this time or later")
+    until: Moment | None = Field(default=None, description="windows that began earlier than this time")
+    buckets: bool = Field(default=False, description="answer `buckets` and `ready` of each window, too")
+
+
+class TickQuery(PageQuery):
+    """Which ticks."""
+
+    since: Moment | None = Field(default=None, description="of this time or later")
+    until: Moment | None = Field(default=None, description="earlier than this time")
 
 
 class RecordQuery(PageQuery):

@@ -19,6 +19,7 @@ Subschemas = list[dict[str, Any]]
 _MAX_ERRORS = 20
 _MAX_VALUE_TEXT = 80
 _KEY = "[key]"  # pydantic's mark for an error of a mapping's key
+_TAG_ERRORS = frozenset({"union_tag_invalid", "union_tag_not_found"})
 _VALUELESS = frozenset({"missing", "json_invalid", "extra_forbidden", "too_long", "too_short"})
 
 
@@ -52,6 +53,33 @@ def read_json(model: type[Model], text: bytes) -> Model:
         raise _refusal(model, error) from None
 
 
+def read_lines(model: type[Model], text: bytes, most: int) -> list[Model]:
+    """A request's body of one JSON object a line; empty lines are passed over. Raises InvalidFields.
+
+    Bad fields are those of ``lines[n]``, n counting from 0 without the empty ones.
+    """
+    lines = [line for line in text.split(b"\n") if line.strip()]
+    if len(lines) > most:
+        raise InvalidFields([FieldError("lines", f"{len(lines)} are refused; allowed: at most {most}")])
+    read: list[Model] = []
+    errors: list[FieldError] = []
+    for place, line in enumerate(lines):
+        try:
+            read.append(model.model_validate_json(line, strict=True))
+        except ValidationError as error:
+            errors += [_of_line(place, one) for one in _refusal(model, error).errors]
+            if len(errors) >= _MAX_ERRORS:
+                break
+    if errors:
+        raise InvalidFields(errors)
+    return read
+
+
+def _of_line(place: int, error: FieldError) -> FieldError:
+    field = f"lines[{place}]" if error.field == "body" else f"lines[{place}].{error.field}"
+    return FieldError(field, error.message)
+
+
 def read_text(model: type[Model], values: Mapping[str, str]) -> Model:
     """Path, query string or headers, whose values are all text. Raises InvalidFields."""
     try:
@@ -73,8 +101,10 @@ def _refusal(model: type[BaseModel], error: ValidationError) -> InvalidFields:
 
 
 def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:
-    location = [step for step in error["loc"] if step != _KEY]
-    field = _json_path(location)
+    location = _without_tags(schema, [step for step in error["loc"] if step != _KEY])
+    if error["type"] in _TAG_ERRORS:
+        return _tag_error(schema, location, error)
+    field = _json_path([step for step in location if not isinstance(step, _Tag)])
     if error["type"] == "extra_forbidden":
         known = sorted(name for at in _at(schema, location[:-1]) for name in at.get("properties", {}))
         return FieldError(field, f"is not a known field; known: {', '.join(known)}")
@@ -86,6 +116,31 @@ def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:
         message = f"{shown(error['input'])} is refused: {message}"
     allowed = _range_text(schema, location)
     return FieldError(field, f"{message}; allowed: {allowed}" if allowed else message)
+
+
+class _Tag(str):
+    """A step that pydantic puts into locations for the member it chose of a union; no part of the path."""
+
+    __slots__ = ()
+
+
+def _without_tags(schema: dict[str, Any], location: Sequence[int | str]) -> list[int | str]:
+    """The location with the tags of unions marked as such."""
+    steps: list[int | str] = []
+    for step in location:
+        mappings = [at["discriminator"]["mapping"] for at in _at(schema, steps) if "discriminator" in at]
+        steps.append(_Tag(step) if isinstance(step, str) and any(step in tags for tags in mappings) else step)
+    return steps
+
+
+def _tag_error(schema: dict[str, Any], location: Sequence[int | str], error: ErrorDetails) -> FieldError:
+    """The error of an object whose tag is missing or unknown."""
+    [union] = [at["discriminator"] for at in _at(schema, location) if "discriminator" in at]
+    name = union["propertyName"]
+    given = error["input"].get(name) if isinstance(error["input"], dict) else None
+    message = "is required" if given is None else f"{shown(given)} is refused"
+    field = _json_path([*(step for step in location if not isinstance(step, _Tag)), name])
+    return FieldError(field, f"{message}; allowed: {', '.join(union['mapping'])}")
 
 
 def _json_path(location: Sequence[int | str]) -> str:
@@ -130,7 +185,10 @@ def _at(schema: dict[str, Any], location: Sequence[int | str]) -> Subschemas:
     for step in location:
         below: Subschemas = []
         for at in found:
-            if isinstance(step, int):
+            inner: object
+            if isinstance(step, _Tag):
+                inner = {"$ref": at["discriminator"]["mapping"][step]} if "discriminator" in at else None
+            elif isinstance(step, int):
                 inner = at.get("items")
             else:
                 inner = at.get("properties", {}).get(step, at.get("additionalProperties"))

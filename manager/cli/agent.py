@@ -8,14 +8,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import click
-from prometheus_client import start_http_server
+from prometheus_client import make_wsgi_app
 
 from manager import __version__
 from manager.cli.offline import JOURNAL_FILE, lock_path
 from manager.cli.options import AGENT_TOKEN_FILE, OnePage, make_state_dir, read_token, start_logging, with_settings
 from manager.cli.signals import stop_signal, wait
 from manager.client import ManagerClient
-from manager.errors import EquipoiseError, SettingsError
+from manager.errors import EquipoiseError
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
@@ -28,10 +28,13 @@ from manager.loop.outbox import Outbox
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.cpus import parse_cpus
 from manager.model.records import Severity
+from manager.serving import HttpServer
 from manager.settings import Settings
+from manager.telemetry.sources import Sources
 from policies.registry import load_policies
 
 _FIRST_LISTING_S = 10
+_HTTP_THREADS = 4
 
 _AGENT_SETTINGS = (
     "state_dir",
@@ -46,6 +49,8 @@ _AGENT_SETTINGS = (
     "managed_cpus",
     "agent_listen_host",
     "agent_listen_port",
+    "syslog_listen_host",
+    "syslog_listen_port",
     "stale_s",
     "min_samples",
     "outbox_rows",
@@ -59,7 +64,8 @@ WHAT IT DOES
   Follows the running domains through libvirt and, once an interval, sets the CPU weights and pins of the registered
   VMs as the host's policy wants them. The original of each value is in the journal before it is changed. On SIGTERM,
   and when told to with `equipoise release`, everything is put back; after a crash the next start goes on from the
-  journal. It needs root. It keeps controlling while the manager is away, and while libvirtd restarts.
+  journal. It runs the response-time sources of its host, see docs/sources.md. It needs root. It keeps controlling
+  while the manager is away, and while libvirtd restarts.
 
 FILES
   STATE_DIR/journal.db        original values
@@ -112,6 +118,15 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     if not watch.wait_first_listing(_FIRST_LISTING_S):
         log.warning("libvirt at %s does not answer; going on with the VMs in the journal", settings.text("libvirt_uri"))
 
+    sources = Sources(
+        settings.text("syslog_listen_host"),
+        settings.whole("syslog_listen_port"),
+        make_wsgi_app(metrics.registry),
+        watch.look_again,
+    )
+    sources.start()
+    stack.callback(sources.close)
+
     loop_settings = LoopSettings(
         settings.text("host_name"),
         settings.number("interval_s"),
@@ -127,6 +142,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         outbox,
         link,
         metrics,
+        telemetry=sources,
         host_name=settings.text("host_name"),
         interval_s=settings.number("interval_s"),
         sync_s=settings.number("sync_s"),
@@ -134,22 +150,13 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     for problem in broken:
         running.say(Severity.ERROR, "policy", problem)
     if settings.whole("agent_listen_port"):
-        _serve_metrics(settings, metrics, stack)
+        http = HttpServer(
+            sources.pages, settings.text("agent_listen_host"), settings.whole("agent_listen_port"), _HTTP_THREADS
+        )
+        stack.callback(http.close)
+        http.start()
     running.start()
     return running
-
-
-def _serve_metrics(settings: Settings, metrics: AgentMetrics, stack: ExitStack) -> None:
-    address, port = settings.text("agent_listen_host"), settings.whole("agent_listen_port")
-    try:
-        server, thread = start_http_server(port, address, metrics.registry)
-    except OSError as error:
-        raise SettingsError(
-            f"settings agent_listen_host and agent_listen_port: cannot listen on {address}:{port}: {error.strerror}"
-        ) from error
-    stack.callback(thread.join)
-    stack.callback(server.server_close)
-    stack.callback(server.shutdown)
 
 
 def _raise_file_limit() -> None:

@@ -18,6 +18,7 @@ _COMMANDS = {
     "enforce": "operate",
     "observe": "operate",
     "release": "operate",
+    "sim": "sim",
     "config": "config",
     "db": "admin",
     "token": "admin",

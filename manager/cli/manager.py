@@ -19,6 +19,7 @@ _MANAGER_SETTINGS = (
     "listen_host",
     "listen_port",
     "api_threads",
+    "interval_s",
     "stale_s",
     "min_samples",
     "retention_days",

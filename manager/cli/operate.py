@@ -23,7 +23,8 @@ _STATUS_EPILOG = """
 OUTPUT
   A table of hosts, one of applications, and one of managed VMs with each setting: what it holds, and what it was
   before Equipoise changed it. `foreign` marks a setting that somebody else changed and that was given
-  up. With --json, one object with the keys hosts, applications and vms, each a list as the REST API answers it.
+  up. Then a line for each source of response times that is not well. With --json, one object with the keys hosts,
+  applications, vms and sources, each a list as the REST API answers it.
 
 EXAMPLES
   equipoise status
@@ -42,11 +43,20 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
     vms = client.items("/vms")
     if host:
         vms = [vm for vm in vms if host in {vm["host"], vm["status_host"]}]
-    found = {"hosts": hosts, "applications": client.items("/applications"), "vms": vms}
+    applications = client.items("/applications")
+    sources = [
+        {"application": one["name"], **source}
+        for one in applications
+        if one["sources"]
+        for source in client.items(f"/applications/{one['name']}/sources")
+    ]
+    found = {"hosts": hosts, "applications": applications, "vms": vms, "sources": sources}
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
-    console().print(_hosts_table(hosts), _applications_table(found["applications"]), _vms_table(vms))
+    console().print(_hosts_table(hosts), _applications_table(applications), _vms_table(vms))
+    for line in filter(None, map(_ailing, sources)):
+        click.echo(line)
 
 
 def _hosts_table(hosts: list[dict[str, Any]]) -> Table:
@@ -70,16 +80,27 @@ def _applications_table(applications: list[dict[str, Any]]) -> Table:
     table = Table("application", "SLA", "state", "p95", "rate", "tiers", title="Applications")
     for application in applications:
         sla, window = application["sla"], application["window"] or {}
-        p95_ms = window.get("p95_ms")
+        p95_ms, rate_rps = window.get("p95_ms"), window.get("rate_rps")
         table.add_row(
             application["name"],
             f"p{sla['percentile']:g} <= {sla['response_time_ms']:g} ms" if sla else "-",
             _SLA_MARKS[application["sla_state"]],
             f"{p95_ms:.3g} ms" if p95_ms is not None else "-",
-            f"{window['rate_rps']:.0f}/s" if window else "-",
+            f"{rate_rps:.0f}/s" if rate_rps is not None else "-",
             ", ".join(tier["name"] for tier in application["tiers"]),
         )
     return table
+
+
+def _ailing(source: dict[str, Any]) -> str:
+    """A line about a source that is not ok; empty for one that is."""
+    name, status = f"source {source['application']}/{source['source']}", source["status"]
+    if status is None:
+        return f"{name}: no agent runs it"
+    if status["state"] == "ok":
+        return ""
+    detail = f": {status['detail']}" if status["detail"] else ""
+    return f"{name} on {source['host']}: {status['state']}{detail}"
 
 
 def _vms_table(vms: list[dict[str, Any]]) -> Table:
@@ -226,7 +247,7 @@ def _switch(settings: Settings, host: str, mode: str) -> None:
 def _set_mode(client: ManagerClient, name: str, mode: str) -> int:
     """Set a host's mode; returns the number of the last tick before."""
     host = client.get(f"/hosts/{name}")
-    body = {"mode": mode, "policy": host["policy"], "pinning": host["pinning"]}
+    body = {"mode": mode, "policy": host["policy"], "pinning": host["pinning"], "law": host["law"]}
     client.request("PUT", f"/hosts/{name}", body=body)
     return int(host["tick"]["number"]) if host["tick"] else 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from manager.model.decision import Decision, Goal, Placement, Plan, Snapshot, WeightGoal
+from manager.model.decision import Decision, Goal, Note, Placement, Plan, Snapshot, WeightGoal
 from manager.model.host import KnobKey
 from manager.model.records import Knob
 from manager.model.registration import Mode
@@ -22,7 +22,7 @@ def validate(decision: Decision, snapshot: Snapshot) -> str | None:
     A decision that is of another type, names a VM twice, names one that is not there, or gives a weight below 1
     changes nothing (design, section 5, rule 3).
     """
-    if not isinstance(decision, Decision) or not isinstance(decision.weights, tuple):
+    if not isinstance(decision, Decision) or not isinstance(decision.weights, tuple) or not _are_notes(decision.notes):
         return f"returned {decision!r} instead of a decision"
     known = {vm.name for vm in snapshot.vms}
     seen: set[str] = set()
@@ -37,6 +37,10 @@ def validate(decision: Decision, snapshot: Snapshot) -> str | None:
             return f"gives VM {goal.vm!r} the weight {goal.weight!r}; use a whole number of at least 1"
         seen.add(goal.vm)
     return None
+
+
+def _are_notes(notes: object) -> bool:
+    return isinstance(notes, tuple) and all(isinstance(note, Note) for note in notes)
 
 
 def resolve(decision: Decision, placement: Placement, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:

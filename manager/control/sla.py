@@ -14,7 +14,7 @@ def sla_state(window: Window | None, sla: Sla | None, now_s: float, stale_s: flo
 
     No data: no SLA, no window, one older than ``stale_s``, or fewer than ``min_samples`` response times.
     """
-    if sla is None or window is None or window.age_s(now_s) > stale_s or window.histogram.count < min_samples:
+    if sla is None or window is None or window.age_s(now_s) > stale_s or not window.has_samples(min_samples):
         return SlaState.NO_DATA
     measured_ms = window.percentile_ms(sla.percentile)
     if measured_ms is None:

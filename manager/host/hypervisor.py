@@ -9,13 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import libvirt
 
 from manager.errors import HostError
 from manager.host import process
+from manager.host.neighbours import read_neighbours
 from manager.host.registry import HostPaths
 from manager.model.host import VmInstance
 
@@ -28,12 +30,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Domains:
-    """The running domains as last listed, by UUID. ``generation`` grows with each listing; 0: never listed yet."""
+    """The running domains as last listed, by UUID. ``generation`` grows with each listing; 0: never listed yet.
+
+    ``addresses`` are the IP addresses that libvirt and the host's neighbour table know of each.
+    """
 
     instances: Mapping[str, VmInstance]
     generation: int = 0
     connected: bool = False
     libvirt_version: str = "unknown"
+    addresses: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 class EventLoop:
@@ -66,8 +72,13 @@ class HypervisorWatch:
         paths: HostPaths,
         reconcile_s: float,
         on_connection: Callable[[bool, str], None] = lambda _connected, _reason: None,
+        neighbours: Callable[[], Mapping[str, frozenset[str]]] = read_neighbours,
     ) -> None:
-        """``on_connection(connected, reason)`` is called in the background thread at each change."""
+        """``on_connection(connected, reason)`` is called in the background thread at each change.
+
+        ``neighbours`` tells the IP addresses beside this host by hardware address, or raises OSError.
+        """
+        self._neighbours = neighbours
         self._uri = uri
         self._paths = paths
         self._reconcile_s = reconcile_s
@@ -92,6 +103,10 @@ class HypervisorWatch:
         """Wait until domains were listed once; False when that took longer."""
         return self._first_listing.wait(timeout_s)
 
+    def look_again(self) -> None:
+        """List soon, as something changed that no event tells of. Returns at once."""
+        self._changed.set()
+
     def stop(self) -> None:
         """Close the connection and end the thread (waits a moment for it)."""
         self._stopping.set()
@@ -115,7 +130,7 @@ class HypervisorWatch:
             if self._domains.connected:
                 failures = 0
             if failures == 0:
-                self._domains = Domains(self._domains.instances, self._domains.generation)
+                self._domains = replace(self._domains, connected=False, libvirt_version="unknown")
                 log.warning("libvirt at %s is not available: %s", self._uri, reason)
                 self._on_connection(False, reason)
             self._stopping.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
@@ -140,9 +155,10 @@ class HypervisorWatch:
                 connection.domainEventDeregisterAny(lifecycle)
 
     def _list(self, connection: libvirt.virConnect, version: str) -> None:
-        known = self._domains.instances
+        known, addresses = self._domains.instances, self._domains.addresses
         found: dict[str, VmInstance] = {}
-        for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
+        domains: list[libvirt.virDomain] = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
+        for domain in domains:
             uuid, name = domain.UUIDString(), domain.name()
             instance = known.get(uuid)
             try:
@@ -153,11 +169,23 @@ class HypervisorWatch:
             if instance is not None:
                 found[uuid] = instance
         reconnected = not self._domains.connected
-        self._domains = Domains(found, self._domains.generation + 1, True, version)
+        same = {uuid: addresses[uuid] for uuid in addresses if known.get(uuid) == found.get(uuid)}
+        self._domains = Domains(found, self._domains.generation + 1, True, version, same)
         self._first_listing.set()
         if reconnected:
             log.info("libvirt %s at %s: %d running domains", version, self._uri, len(found))
             self._on_connection(True, f"{len(found)} running domains")
+        # Last, as it takes two calls a domain, which may be slow.
+        neighbours = self._read_neighbours()
+        seen = {one.UUIDString(): _addresses_of(one, neighbours) for one in domains if one.UUIDString() in found}
+        self._domains = replace(self._domains, addresses=merge_addresses(same, seen))
+
+    def _read_neighbours(self) -> Mapping[str, frozenset[str]]:
+        try:
+            return self._neighbours()
+        except OSError as error:
+            log.warning("the neighbour table cannot be read: %s", error)
+            return {}
 
     def _on_lifecycle(self, _connection: object, _domain: object, _event: int, _detail: int, _opaque: object) -> None:
         self._changed.set()
@@ -165,6 +193,39 @@ class HypervisorWatch:
     def _on_close(self, _connection: object, _reason: int, _opaque: object) -> None:
         self._broken.set()
         self._changed.set()
+
+
+def merge_addresses(
+    known: Mapping[str, frozenset[str]], seen: Mapping[str, frozenset[str]]
+) -> dict[str, frozenset[str]]:
+    """Addresses by domain, for the domains in ``seen``.
+
+    An address stays with its domain while nobody knows it of another one: the neighbour table forgets those that it
+    was not asked for a while.
+    """
+    owners = {address: uuid for uuid, addresses in seen.items() for address in addresses}
+    return {
+        uuid: addresses | {one for one in known.get(uuid, ()) if owners.get(one, uuid) == uuid}
+        for uuid, addresses in seen.items()
+    }
+
+
+def _addresses_of(domain: libvirt.virDomain, neighbours: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """Addresses that libvirt leased to a domain, and those of its interfaces in the host's neighbour table."""
+    found: set[str] = set()
+    try:
+        leases = domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, 0)
+        found.update(str(one["addr"]) for interface in leases.values() for one in interface["addrs"] or ())
+    except libvirt.libvirtError as error:  # it ended meanwhile, or its network is none of libvirt's
+        log.debug("leases of domain %s: %s", domain.name(), error)
+    try:
+        description = ET.fromstring(domain.XMLDesc())  # noqa: S314 - libvirt's own
+    except libvirt.libvirtError as error:
+        log.debug("interfaces of domain %s: %s", domain.name(), error)
+    else:
+        for mac in description.iterfind("devices/interface/mac"):
+            found |= neighbours.get(mac.get("address", "").lower(), frozenset())
+    return frozenset(found)
 
 
 def _close(connection: libvirt.virConnect) -> None:

@@ -82,6 +82,10 @@ class KernelHost:
         """The running domains by UUID, as last listed."""
         return self._watch.domains.instances if self._watch else {}
 
+    def addresses(self) -> Mapping[str, frozenset[str]]:
+        """IP addresses of running domains by UUID, as last looked up."""
+        return self._watch.domains.addresses if self._watch else {}
+
     def is_alive(self, instance: VmInstance) -> bool:
         """Whether that very QEMU process still runs; True while that cannot be known, so that nothing is forgotten."""
         try:

@@ -30,6 +30,10 @@ class HostPort(Protocol):
         """The running domains by UUID, as last listed."""
         ...
 
+    def addresses(self) -> Mapping[str, frozenset[str]]:
+        """IP addresses of running domains by UUID, as last looked up; of some none may be known."""
+        ...
+
     def is_alive(self, instance: VmInstance) -> bool:
         """Whether that run of the domain still goes on; True while that cannot be known."""
         ...

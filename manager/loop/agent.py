@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC
 
 from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
 from apscheduler.executors.pool import ThreadPoolExecutor
 from apscheduler.schedulers.background import BackgroundScheduler
 
-from manager.api.convert import capabilities_body
+from manager.api.convert import capabilities_body, timestamp
 from manager.api.schemas import TickStatus, VmStatus
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
 from manager.loop.journal import Journal
-from manager.loop.link import ManagerLink, Orders, Report
+from manager.loop.link import ManagerLink, Orders, Report, Slots
 from manager.loop.metrics import AgentMetrics
-from manager.loop.outbox import Outbox
+from manager.loop.outbox import Item, Outbox
 from manager.loop.records import new_event
-from manager.loop.status import tick_status, vm_statuses
+from manager.loop.status import tick_record, tick_status, vm_statuses
 from manager.loop.tick import ControlLoop, TickResult, system_clock
-from manager.model.records import DecisionRecord, Event, Severity
+from manager.model.records import Severity
+from manager.model.registration import Application
+from manager.model.source import SourceStatus
+from manager.telemetry.port import Telemetry
 
 TICK, SYNC = "tick", "sync"
+_AFTER_SLOT_S = 0.03
+"""A tick comes so long after a slot of response times has ended: what ended in it has been counted by then."""
 
 log = logging.getLogger(__name__)
 
@@ -36,8 +43,21 @@ class Latest:
     vms: list[VmStatus]
 
 
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """What the sources of response times were last told to be."""
+
+    applications: Sequence[Application]
+    slot_s: float
+    addresses: Mapping[str, frozenset[str]]
+
+
 class Agent:
-    """Runs ticks every ``interval_s`` and exchanges with the manager every ``sync_s``; neither waits for the other."""
+    """Runs ticks every ``interval_s`` and exchanges with the manager every ``sync_s``; neither waits for the other.
+
+    Ticks come just after multiples of ``interval_s`` since the epoch, when slots of response times have just ended. An
+    exchange comes twice an interval at least: one host's response times are at all others an interval later.
+    """
 
     def __init__(
         self,
@@ -48,6 +68,7 @@ class Agent:
         link: ManagerLink,
         metrics: AgentMetrics,
         *,
+        telemetry: Telemetry,
         host_name: str,
         interval_s: float,
         sync_s: float,
@@ -59,15 +80,20 @@ class Agent:
         self._outbox = outbox
         self._link = link
         self._metrics = metrics
+        self._telemetry = telemetry
         self._host_name = host_name
         self._interval_s = interval_s
-        self._sync_s = sync_s
+        self._sync_s = min(sync_s, interval_s / 2)
         self._orders = Orders()
         self._latest: Latest | None = None
         self._reported: Latest | None = None
+        self._reported_sources: tuple[SourceStatus, ...] | None = None
+        self._sources: _Sources | None = None
+        self._policy: str | None = None
         self._overruns = 0
         self._manager_answers: bool | None = None
         self._scheduler = BackgroundScheduler(
+            timezone=UTC,
             executors={TICK: ThreadPoolExecutor(1), SYNC: ThreadPoolExecutor(1)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
@@ -79,19 +105,28 @@ class Agent:
         self._orders = self._link.cached_orders()
         self.say(Severity.INFO, "agent-started", f"agent started, {len(self._journal.entries)} settings in the journal")
         self.sync()
-        for name, job, seconds in ((TICK, self.tick, self._interval_s), (SYNC, self.sync, self._sync_s)):
-            self._scheduler.add_job(job, "interval", seconds=seconds, id=name, executor=name)
         self.tick()
+        first = timestamp(first_tick_s(system_clock().epoch_s, self._interval_s))
+        for name, job, seconds, begin in (
+            (TICK, self.tick, self._interval_s, first),
+            (SYNC, self.sync, self._sync_s, None),
+        ):
+            self._scheduler.add_job(job, "interval", seconds=seconds, start_date=begin, id=name, executor=name)
         self._scheduler.start()
 
     def tick(self) -> None:
         """One control interval."""
         orders = self._orders
-        self._finish(self._loop.tick(orders.assignment, orders.windows))
+        self._note_policy(orders)
+        result = self._loop.tick(orders.assignment, joined(self._telemetry.slots(), orders.slots))
+        self._configure(orders, result)
+        self._finish(result)
 
     def sync(self) -> None:
         """One exchange with the manager."""
         latest = self._latest
+        sources = self._telemetry.statuses()
+        self._metrics.observe_sources(sources)
         try:
             changed = latest is not None and latest is not self._reported
             self._link.send(
@@ -99,9 +134,11 @@ class Agent:
                     capabilities_body(self._host.capabilities),
                     latest.tick if changed and latest else None,
                     latest.vms if changed and latest else None,
+                    sources if sources != self._reported_sources else None,
+                    self._telemetry.recent(),
                 )
             )
-            self._reported = latest
+            self._reported, self._reported_sources = latest, sources
             self._orders = self._link.fetch()
         except (ManagerUnavailable, JournalError) as error:
             if self._manager_answers is not False:
@@ -119,6 +156,7 @@ class Agent:
         if self._scheduler.running:
             self._scheduler.shutdown(wait=True)
         self._finish(self._loop.release("agent stopped"))
+        self._keep(self._telemetry.recent())  # nothing more will come, also if the manager is away now
         left = [entry for entry in self._journal.entries.values() if not entry.owned.foreign]
         text = "everything is as it was" if not left else f"{len(left)} settings could not be put back"
         self.say(Severity.ERROR if left else Severity.INFO, "agent-stopped", f"agent stopped, {text}")
@@ -127,7 +165,7 @@ class Agent:
 
     def say(self, severity: Severity, kind: str, message: str) -> None:
         """Tell the operator of something that is not part of a tick."""
-        self._keep((), (new_event(self._host_name, system_clock().epoch_s, severity, kind, message),))
+        self._keep([new_event(self._host_name, system_clock().epoch_s, severity, kind, message)])
 
     def _finish(self, result: TickResult) -> None:
         owned = sum(not entry.owned.foreign for entry in self._journal.entries.values())
@@ -138,14 +176,33 @@ class Agent:
             log.info("%s %s (%s) %s", record.outcome, change, record.reason, record.detail)
         for event in result.events:
             log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)
-        self._keep(result.records, result.events)
+        self._keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
         status = tick_status(result, self._overruns, owned, connected)
         self._latest = Latest(status, vm_statuses(result, self._journal.entries))
 
-    def _keep(self, records: Sequence[DecisionRecord], events: Sequence[Event]) -> None:
+    def _note_policy(self, orders: Orders) -> None:
+        if orders.assignment is None:
+            return
+        policy, before = orders.assignment.host.policy, self._policy
+        self._policy = policy
+        if before is not None and before != policy:
+            self.say(Severity.INFO, "policy-changed", f"policy {policy} instead of {before}")
+
+    def _configure(self, orders: Orders, result: TickResult) -> None:
+        """Let the sources be those of the assignment, believing the VMs that run here."""
+        if orders.assignment is None:
+            return
+        known = self._host.addresses()
+        addresses = {spec.name: known.get(domain, frozenset()) for domain, spec in result.specs.items()}
+        wanted = _Sources(orders.assignment.applications, orders.assignment.slot_s, addresses)
+        if wanted != self._sources:
+            self._telemetry.configure(wanted.applications, wanted.slot_s, wanted.addresses)
+            self._sources = wanted
+
+    def _keep(self, items: Iterable[Item]) -> None:
         """Keep for the manager. What the disk refuses is lost with an error: control matters more."""
         try:
-            self._outbox.put(records, events)
+            self._outbox.put(items)
         except JournalError as error:
             self._metrics.errors.labels("outbox").inc()
             log.error("%s", error)
@@ -159,3 +216,13 @@ class Agent:
     def _on_crash(self, event: JobExecutionEvent) -> None:
         self._metrics.errors.labels("bug").inc()
         log.error("%s failed: %r", event.job_id, event.exception, exc_info=event.exception)
+
+
+def first_tick_s(now_s: float, interval_s: float) -> float:
+    """When the first scheduled tick is due, seconds since the epoch."""
+    return (math.floor((now_s - _AFTER_SLOT_S) / interval_s) + 1) * interval_s + _AFTER_SLOT_S
+
+
+def joined(own: Slots, others: Slots) -> Slots:
+    """The slots of both, by application."""
+    return {name: (*own.get(name, ()), *others.get(name, ())) for name in own.keys() | others.keys()}

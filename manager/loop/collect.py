@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manager.control.resolve import effective_mode
 from manager.control.sla import sla_state
+from manager.control.windows import by_slot, latest
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.model.decision import ApplicationView, Snapshot, VmView
@@ -104,7 +105,7 @@ def host_use(now: Reading, before: Reading | None, managed_share: float) -> Host
 
 def build_snapshot(
     assignment: Assignment,
-    windows: Mapping[str, Window],
+    slots: Mapping[str, Sequence[Window]],
     matched: Mapping[str, VmSpec],
     capabilities: Capabilities,
     now: Reading,
@@ -115,7 +116,10 @@ def build_snapshot(
     stale_s: float,
     min_samples: int,
 ) -> Snapshot:
-    """Combine registrations, windows (by application) and readings; VMs that could not be read are left out."""
+    """Combine registrations, slots of response times (by application) and readings.
+
+    VMs that could not be read are left out.
+    """
     serving: dict[str, tuple[Application | None, Tier | None]] = {}
     for served in assignment.applications:
         for part in served.tiers:
@@ -138,14 +142,12 @@ def build_snapshot(
                 tier=tier.name if tier else None,
             )
         )
-    applications = (
-        ApplicationView(
-            application,
-            windows.get(application.name),
-            sla_state(windows.get(application.name), application.sla, epoch_s, stale_s, min_samples),
-        )
-        for application in assignment.applications
-    )
+    applications: list[ApplicationView] = []
+    for served in assignment.applications:
+        merged = by_slot(slots.get(served.name, ()), assignment.slot_s)
+        window = latest(merged, epoch_s, assignment.slot_s)
+        promise = sla_state(window, served.sla, epoch_s, stale_s, min_samples)
+        applications.append(ApplicationView(served, window, promise, merged))
     return Snapshot(
         now_s=epoch_s,
         interval_s=interval_s,

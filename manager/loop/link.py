@@ -4,52 +4,65 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from manager.api.convert import assignment_of, event_body, record_body
-from manager.api.schemas import (
-    AssignmentOut,
-    CapabilitiesBody,
-    EventBody,
-    RecordBody,
-    ReportIn,
-    ReportOut,
-    TickStatus,
-    VmStatus,
+from manager.api.convert import (
+    assignment_of,
+    event_body,
+    record_body,
+    slot_body,
+    status_body,
+    tick_body,
+    window_body,
 )
+from manager.api.schemas import AssignmentOut, CapabilitiesBody, ReportIn, ReportOut, TickStatus, VmStatus
 from manager.client import ManagerClient
+from manager.control.windows import slot_number
 from manager.errors import ManagerUnavailable
-from manager.loop.outbox import Outbox
+from manager.loop.outbox import Kind, Outbox
 from manager.model.registration import Assignment
+from manager.model.source import SourceStatus
 from manager.model.window import Window
 
 _BATCH = 500
+_BATCH_BYTES = 2_000_000
+_REMEMBERED_S = 300.0
 
-Body = TypeVar("Body", RecordBody, EventBody)
+Slots = Mapping[str, tuple[Window, ...]]
+Body = TypeVar("Body", bound=BaseModel)
+Item = TypeVar("Item")
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the manager last said. ``assignment`` None: it never said anything, and there is no cache of it."""
+    """What the manager last said. ``assignment`` None: it never said anything, and there is no cache of it.
+
+    ``slots`` are those of response times that came from elsewhere than this host, by application, oldest first.
+    """
 
     assignment: Assignment | None = None
-    windows: Mapping[str, Window] = field(default_factory=dict)
+    slots: Slots = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is to be told of the last tick; ``vms`` None means unchanged."""
+    """What is to be told of the last tick; ``vms`` and ``sources`` None mean unchanged.
+
+    ``windows`` are the slots of response times that may still grow, as they are now.
+    """
 
     capabilities: CapabilitiesBody
     tick: TickStatus | None
     vms: list[VmStatus] | None
+    sources: tuple[SourceStatus, ...] | None = None
+    windows: tuple[Window, ...] = ()
 
 
 class ManagerLink:
@@ -92,27 +105,36 @@ class ManagerLink:
             body = AssignmentOut.model_validate_json(response.content)
         except ValidationError as error:
             raise ManagerUnavailable(f"the manager's assignment is not understood: {error}") from error
-        assignment, windows = assignment_of(body)
+        assignment, slots = assignment_of(body)
         if assignment != self._saved and self._save(response.content):
             self._saved = assignment
-        self._orders = Orders(assignment, windows)
+        before = self._orders
+        same_slots = before.assignment is not None and before.assignment.slot_s == assignment.slot_s
+        known = {one.name: before.slots.get(one.name, ()) if same_slots else () for one in assignment.applications}
+        self._orders = Orders(assignment, remember(known, slots, assignment.slot_s))
         self._etag = response.headers.get("ETag", "")
         return self._orders
 
     def send(self, report: Report) -> None:
-        """Report the last tick and the waiting records, oldest first, until none wait.
+        """Report the last tick and all that waits, oldest first, until nothing does.
 
         Raises ManagerUnavailable; what was not acknowledged stays in the outbox.
         """
+        windows = _valid(report.windows, window_body)
+        sources = None if report.sources is None else _valid(report.sources, status_body)
         while True:
-            last, decisions, events = self._outbox.peek(_BATCH)
+            waiting = self._outbox.peek(_BATCH, _BATCH_BYTES)
+            now, windows = windows[:_BATCH], windows[_BATCH:]
             body = ReportIn(
                 agent_version=self._version,
                 capabilities=report.capabilities,
                 tick=report.tick,
                 vms=report.vms,
-                decisions=_valid(decisions, record_body),
-                events=_valid(events, event_body),
+                sources=sources,
+                windows=_valid(waiting.fields[Kind.WINDOW], slot_body) + now,
+                ticks=_valid(waiting.fields[Kind.TICK], tick_body),
+                decisions=_valid(waiting.fields[Kind.DECISION], record_body),
+                events=_valid(waiting.fields[Kind.EVENT], event_body),
             )
             response = self._client.request(
                 "POST", f"/hosts/{self._host}/report", body=body.model_dump(mode="json", by_alias=True)
@@ -121,8 +143,8 @@ class ManagerLink:
                 ReportOut.model_validate_json(response.content)
             except ValidationError as error:
                 raise ManagerUnavailable(f"the answer to a report is not a manager's: {error}") from error
-            self._outbox.drop_through(last)
-            if len(decisions) + len(events) < _BATCH:
+            self._outbox.drop_through(waiting.last)
+            if waiting.complete and not windows:
                 return
 
     def _save(self, content: bytes) -> bool:
@@ -139,12 +161,26 @@ class ManagerLink:
         return True
 
 
-def _valid(rows: list[dict[str, Any]], convert: Callable[[Mapping[str, Any]], Body]) -> list[Body]:
-    """The rows the interface takes. One that it does not take is logged and left out: it must not hold up the rest."""
+def remember(known: Slots, fresh: Slots, slot_s: float) -> Slots:
+    """The slots of the last minutes: ``known`` ones, and in their place what ``fresh`` says of the same slots.
+
+    The manager tells of the newest slots only; policies look further back where response times are few.
+    """
+    merged: dict[str, tuple[Window, ...]] = {}
+    for name in known.keys() | fresh.keys():
+        by_number = {slot_number(one.end_s, slot_s): one for one in (*known.get(name, ()), *fresh.get(name, ()))}
+        if by_number:
+            oldest = max(by_number) - _REMEMBERED_S / slot_s
+            merged[name] = tuple(by_number[number] for number in sorted(by_number) if number >= oldest)
+    return merged
+
+
+def _valid(items: Iterable[Item], convert: Callable[[Item], Body]) -> list[Body]:
+    """What the interface takes. What it does not take is logged and left out: it must not hold up the rest."""
     bodies: list[Body] = []
-    for row in rows:
+    for item in items:
         try:
-            bodies.append(convert(row))
-        except ValidationError as error:
-            log.error("a record cannot be reported and is dropped: %s: %s", row, error)
+            bodies.append(convert(item))
+        except (ValidationError, OverflowError, ValueError) as error:
+            log.error("cannot be reported and is dropped: %s: %s", item, error)
     return bodies

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from manager.loop.tick import TickResult
 from manager.model.records import Knob
+from manager.model.source import SourceState, SourceStatus
 from manager.model.window import SlaState
 
 _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
+
+
+_COUNTS = ("accepted", "malformed", "refused", "late", "errors")
 
 
 class AgentMetrics:
@@ -55,6 +64,8 @@ class AgentMetrics:
         self.sla = Gauge(
             "equipoise_application_sla_state", "1 for the state the SLA is in", ["application", "state"], registry=reg
         )
+        self._sources = _Sources()
+        reg.register(self._sources)
         self._per_object = (
             self.weight,
             self.pin,
@@ -90,6 +101,10 @@ class AgentMetrics:
                     self.pin.labels(spec.name, str(key.index)).set(min(value))
         self._applications(result)
 
+    def observe_sources(self, statuses: Sequence[SourceStatus]) -> None:
+        """Take over how the sources of response times are; sources that are gone lose their lines."""
+        self._sources.statuses = tuple(statuses)
+
     def _applications(self, result: TickResult) -> None:
         for view in result.snapshot.applications:
             name = view.application.name
@@ -100,6 +115,29 @@ class AgentMetrics:
             p95_ms = view.window.percentile_ms(95)
             if p95_ms is not None:
                 self.p95.labels(name).set(p95_ms / 1000)
-            self.rate.labels(name).set(view.window.rate_rps)
+            if view.window.rate_rps is not None:
+                self.rate.labels(name).set(view.window.rate_rps)
             self.samples.labels(name).set(view.window.histogram.count)
             self.age.labels(name).set(view.window.age_s(result.at_s))
+
+
+class _Sources(Collector):
+    """How the sources of response times are, as they count themselves."""
+
+    def __init__(self) -> None:
+        self.statuses: tuple[SourceStatus, ...] = ()
+
+    def collect(self) -> Iterator[Metric]:
+        """One line for each count of each source, and one for each state."""
+        label = ["application", "source"]
+        counts = CounterMetricFamily(
+            "equipoise_source_samples", "Response times of a source, by what became of them", None, [*label, "result"]
+        )
+        states = GaugeMetricFamily("equipoise_source_state", "1 for the state a source is in", None, [*label, "state"])
+        for status in self.statuses:
+            for name in _COUNTS:
+                counts.add_metric([status.application, status.source, name], getattr(status, name))
+            for state in SourceState:
+                states.add_metric([status.application, status.source, state], state is status.state)
+        yield counts
+        yield states

@@ -1,30 +1,70 @@
-"""Records and events waiting for the manager, on disk, so that neither its absence nor the agent's death loses them."""
+"""What waits for the manager, on disk, so that neither its absence nor the agent's death loses it."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from manager.errors import JournalError
 from manager.loop.sqlite import open_file, transaction
-from manager.model.records import DecisionRecord, Event
+from manager.model.records import DecisionRecord, Event, TickRecord
+from manager.model.window import Window
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS waiting (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, body TEXT NOT NULL
 ) STRICT
 """
-DECISION, EVENT = "decision", "event"
+_DROP_BULK = """
+DELETE FROM waiting WHERE seq IN (
+    SELECT seq FROM waiting WHERE kind IN ('window', 'tick') ORDER BY seq LIMIT ?
+)
+"""
+_DROP_ANY = "DELETE FROM waiting WHERE seq IN (SELECT seq FROM waiting ORDER BY seq LIMIT ?)"
+
+Item = DecisionRecord | Event | Window | TickRecord
+Fields = dict[str, Any]
+
+
+class Kind(StrEnum):
+    """What an item is, as the file says it."""
+
+    DECISION = "decision"
+    EVENT = "event"
+    WINDOW = "window"
+    TICK = "tick"
+
+
+_KINDS: Mapping[type[Item], Kind] = {
+    DecisionRecord: Kind.DECISION,
+    Event: Kind.EVENT,
+    Window: Kind.WINDOW,
+    TickRecord: Kind.TICK,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The oldest items: number of the last one (0: none wait), whether it is the last of all, and fields by kind."""
+
+    last: int
+    complete: bool
+    fields: Mapping[Kind, list[Fields]]
 
 
 class Outbox:
-    """A bounded queue of records; the oldest are dropped when it is full. Safe to use from several threads."""
+    """A bounded queue. Safe to use from several threads.
+
+    When it is full, the oldest windows and ticks are dropped, and only without any the oldest records and events: what
+    comes with every interval must not push out what is said once.
+    """
 
     def __init__(self, path: Path, max_rows: int) -> None:
         """Open or create. Raises JournalError when the file cannot be used."""
@@ -33,45 +73,53 @@ class Outbox:
         try:
             self._database = open_file(path, synchronous="NORMAL")
             self._database.execute(_SCHEMA)
+            [self._rows] = self._database.execute("SELECT count(*) FROM waiting").fetchone()
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"the outbox {path} cannot be used: {error}") from error
 
-    def put(self, records: Sequence[DecisionRecord], events: Sequence[Event]) -> None:
-        """Add to the end. Raises JournalError when the disk refuses."""
-        rows = [(DECISION, json.dumps(asdict(record))) for record in records]
-        rows += [(EVENT, json.dumps(asdict(event))) for event in events]
+    def put(self, items: Iterable[Item]) -> None:
+        """Add to the end. Raises JournalError when the disk refuses; then nothing was added."""
+        rows = [(_KINDS[type(item)], json.dumps(asdict(item))) for item in items]
         if not rows:
             return
         try:
-            with self._lock, transaction(self._database) as cursor:
-                cursor.executemany("INSERT INTO waiting (kind, body) VALUES (?, ?)", rows)
-                cursor.execute("DELETE FROM waiting WHERE seq <= (SELECT max(seq) FROM waiting) - ?", (self._max_rows,))
+            with self._lock:
+                with transaction(self._database) as cursor:
+                    cursor.executemany("INSERT INTO waiting (kind, body) VALUES (?, ?)", rows)
+                    total = self._rows + len(rows)
+                    for statement in (_DROP_BULK, _DROP_ANY):
+                        if total > self._max_rows:
+                            total -= cursor.execute(statement, (total - self._max_rows,)).rowcount
+                self._rows = total
         except sqlite3.Error as error:
             raise JournalError(f"the outbox cannot be written: {error}") from error
 
-    def peek(self, limit: int) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
-        """The oldest ``limit`` rows: the last one's number (0 when empty), decisions, events.
+    def peek(self, limit: int, max_bytes: int) -> Waiting:
+        """The oldest items, at most ``limit`` and ``max_bytes`` of them, but one in any case.
 
         Raises JournalError when the file cannot be read.
         """
-        decisions: list[dict[str, Any]] = []
-        events: list[dict[str, Any]] = []
-        last = 0
+        last = size = taken = 0
+        complete = True
+        fields: dict[Kind, list[Fields]] = {kind: [] for kind in Kind}
         try:
             with self._lock, closing(self._database.cursor()) as cursor:
-                rows = cursor.execute("SELECT seq, kind, body FROM waiting ORDER BY seq LIMIT ?", (limit,)).fetchall()
+                for seq, kind, body in cursor.execute("SELECT seq, kind, body FROM waiting ORDER BY seq"):
+                    size += len(body)
+                    complete = not taken or (taken < limit and size <= max_bytes)
+                    if not complete:
+                        break
+                    fields[Kind(kind)].append(json.loads(body))
+                    last, taken = seq, taken + 1
         except sqlite3.Error as error:
             raise JournalError(f"the outbox cannot be read: {error}") from error
-        for seq, kind, body in rows:
-            last = seq
-            (decisions if kind == DECISION else events).append(json.loads(body))
-        return last, decisions, events
+        return Waiting(last, complete, fields)
 
     def drop_through(self, seq: int) -> None:
         """Remove what the manager acknowledged. Raises JournalError when the disk refuses."""
         try:
             with self._lock:
-                self._database.execute("DELETE FROM waiting WHERE seq <= ?", (seq,))
+                self._rows -= self._database.execute("DELETE FROM waiting WHERE seq <= ?", (seq,)).rowcount
         except sqlite3.Error as error:
             raise JournalError(f"the outbox cannot be written: {error}") from error
 

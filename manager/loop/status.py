@@ -1,4 +1,4 @@
-"""What the agent reports of its last tick."""
+"""What the agent reports of a tick."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from manager.api.schemas import KnobStatus, TickStatus, VmStatus
 from manager.loop.journal import Entry
 from manager.loop.tick import TickResult
 from manager.model.host import KnobKey, KnobValue, knob_text
+from manager.model.records import TickRecord, VmTick
 
 
 def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[VmStatus]:
@@ -67,3 +68,13 @@ def tick_status(result: TickResult, overruns: int, owned_knobs: int, connected: 
         policy=result.snapshot.host.policy,
         libvirt_connected=connected,
     )
+
+
+def tick_record(result: TickResult) -> TickRecord:
+    """What the tick saw, for the history; shares are rounded, because there will be many of these."""
+    vms = (
+        VmTick(view.name, round(view.cpu_share, 5), round(view.run_delay_share, 5), view.weight, view.mode)
+        for view in result.snapshot.vms
+    )
+    host = result.snapshot.host
+    return TickRecord(result.at_s, host.policy, host.mode, round(result.use.busy, 5), tuple(vms))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from manager.control.diff import diff
@@ -15,7 +15,7 @@ from manager.loop.apply import Applied, Outcome, Target, apply
 from manager.loop.collect import HostUse, Reading, build_snapshot, host_use, match, read_host
 from manager.loop.journal import Journal
 from manager.loop.records import Chronicle
-from manager.model.decision import Memory, Placement, Plan, Snapshot
+from manager.model.decision import Memory, Note, Placement, Plan, Snapshot
 from manager.model.host import KnobKey, KnobValue, VmInstance, VmState
 from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity
 from manager.model.registration import Assignment, HostSpec, Mode, VmSpec
@@ -97,13 +97,14 @@ class ControlLoop:
         self._clock = clock
         self._chronicle = Chronicle(settings.host_name)
         self._memory: tuple[str, Memory] = ("", None)
+        self._notes: tuple[Note, ...] = ()
         self._before: Reading | None = None
         self._number = 0
 
     def tick(
-        self, assignment: Assignment | None, windows: Mapping[str, Window], undo_reason: str = "host released"
+        self, assignment: Assignment | None, slots: Mapping[str, Sequence[Window]], undo_reason: str = "host released"
     ) -> TickResult:
-        """Collect, decide, resolve, diff, apply.
+        """Collect, decide, resolve, diff, apply. ``slots`` are the recent slots of response times by application.
 
         ``assignment`` None, or a released host, undoes everything, with ``undo_reason`` in the records.
         """
@@ -123,7 +124,7 @@ class ControlLoop:
         specs = {domain: spec for domain, spec in matched.items() if domain in reading.states}
         snapshot = build_snapshot(
             wanted,
-            windows,
+            slots,
             specs,
             self._host.capabilities,
             reading,
@@ -135,6 +136,7 @@ class ControlLoop:
         )
         if snapshot.host.mode is Mode.RELEASED:
             plan: Plan | None = Plan(undo_reason=undo_reason)
+            self._notes = ()
         else:
             plan = self._plan(snapshot, specs, reading, troubles)
         applied = Applied(()) if plan is None else self._apply(plan, reading, names)
@@ -153,7 +155,7 @@ class ControlLoop:
             use=use,
             outcomes=applied.outcomes,
             records=self._chronicle.records(applied.outcomes, names, wanted.host.policy, started.epoch_s),
-            events=self._events(specs, reading, applied.outcomes, names, troubles, started.epoch_s),
+            events=self._events(specs, reading, applied.outcomes, names, troubles, self._notes, started.epoch_s),
             troubles=tuple(troubles),
         )
 
@@ -195,6 +197,7 @@ class ControlLoop:
             troubles.append(Trouble("policy", f"policy {name!r} {objection}; everything stays as it is"))
             return None
         self._memory = (name, decision.memory)
+        self._notes = decision.notes
         placement = self._place(snapshot, specs, reading)
         troubles.extend(Trouble("placement", f"{vm} {reason}") for vm, reason in placement.floating)
         return resolve(decision, placement, snapshot, {spec.name: domain for domain, spec in specs.items()})
@@ -252,6 +255,7 @@ class ControlLoop:
         outcomes: tuple[Outcome, ...],
         names: Mapping[str, str],
         troubles: list[Trouble],
+        notes: tuple[Note, ...],
         now_s: float,
     ) -> tuple[Event, ...]:
         managed = {domain: spec.name for domain, spec in specs.items()}
@@ -259,6 +263,7 @@ class ControlLoop:
             (Severity.WARNING if trouble.kind == "placement" else Severity.ERROR, trouble.kind, trouble.text)
             for trouble in troubles
         ]
+        severities += [(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in notes]
         return (
             *self._chronicle.comings_and_goings(managed, reading.errors, now_s),
             *self._chronicle.foreign_changes(outcomes, names, now_s),

@@ -40,11 +40,15 @@ class VmView:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationView:
-    """An application with its latest window and the state of its SLA."""
+    """An application with its latest window and the state of its SLA.
+
+    ``slots`` are its recent windows, disjoint and oldest first, for policies that need more than the latest.
+    """
 
     application: Application
     window: Window | None
     sla_state: SlaState
+    slots: tuple[Window, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,14 @@ class WeightGoal:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What an operator should know of an application for as long as it lasts, such as that its data are stale."""
+
+    application: str
+    text: str
+
+
 Memory = object | None
 """What a policy wants to see again at its next call; None at the first. Any immutable value of its own."""
 
@@ -78,6 +90,7 @@ class Decision:
 
     weights: tuple[WeightGoal, ...] = ()
     memory: Memory = None
+    notes: tuple[Note, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

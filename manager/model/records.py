@@ -1,4 +1,4 @@
-"""What an agent reports: the state of its VMs, a record of every decision, and events."""
+"""What an agent reports: a record of every decision, events, and the history of its ticks."""
 
 from __future__ import annotations
 
@@ -72,3 +72,25 @@ class Event:
     kind: str
     message: str
     vm: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VmTick:
+    """A managed VM in one tick, before anything was changed; see VmView for the units."""
+
+    vm: str
+    cpu_share: float
+    run_delay_share: float
+    weight: int | None
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class TickRecord:
+    """What one tick saw: the host's use, 0 .. 1, in the interval before ``time_s`` (seconds since the epoch)."""
+
+    time_s: float
+    policy: str
+    mode: str
+    host_cpu_share: float
+    vms: tuple[VmTick, ...]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from manager.model.law import DEFAULT_LAW, Law
+from manager.model.source import Source
+
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """Names of hosts, VMs, applications, tiers, policies and tokens."""
 
@@ -63,14 +66,26 @@ class Tier:
     vms: tuple[str, ...] = ()
 
 
+class Sharing(StrEnum):
+    """What an application above its agreed rate gets under a feedback policy.
+
+    ``fair``: help as if it were not; ``isolation``: none, it pays for its load alone.
+    """
+
+    FAIR = "fair"
+    ISOLATION = "isolation"
+
+
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A service with an SLA. ``mode`` None means as the host says."""
+    """A service with an SLA. ``mode`` None means as the host says, ``sharing`` None as the host's policy does."""
 
     name: str
     tiers: tuple[Tier, ...] = ()
     sla: Sla | None = None
     mode: Mode | None = None
+    sharing: Sharing | None = None
+    sources: tuple[Source, ...] = ()
 
     @property
     def vms(self) -> frozenset[str]:
@@ -80,18 +95,24 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """How a host is to be controlled. ``pinning`` gives critical vCPUs pCPUs of their own."""
+    """How a host is to be controlled. ``pinning`` gives critical vCPUs pCPUs of their own; ``law`` tunes feedback."""
 
     name: str
     mode: Mode = Mode.ENFORCE
     policy: str = "priority"
     pinning: bool = True
+    law: Law = DEFAULT_LAW
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """All that the agent of one host needs to know, as the manager answers it."""
+    """All that the agent of one host needs to know, as the manager answers it.
+
+    The ``sources`` of its applications are those that run on this host. ``slot_s`` is the length of the slots in which
+    response times are counted, the same on all hosts of a manager.
+    """
 
     host: HostSpec
     vms: tuple[VmSpec, ...] = ()
     applications: tuple[Application, ...] = ()
+    slot_s: float = 5.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -18,25 +19,68 @@ class SlaState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Ready:
+    """A percentile that a source computed itself, in milliseconds: of no use for any other percentile."""
+
+    percentile: float
+    time_ms: float
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
-    """Response times that ended between ``start_s`` and ``end_s`` (seconds since the epoch)."""
+    """Response times that ended between ``start_s`` and ``end_s`` (seconds since the epoch).
+
+    ``requests`` is the number of requests that were served in that time, None where no source tells: probes measure
+    response times without seeing the requests of others, so it need not be the histogram's count. ``ready`` stands in
+    place of a histogram where the only source answers percentiles.
+    """
 
     application: str
     start_s: float
     end_s: float
     histogram: Histogram
+    requests: float | None = None
+    ready: Ready | None = None
 
     @property
-    def rate_rps(self) -> float:
-        """Requests per second; 0 for a window without length."""
+    def rate_rps(self) -> float | None:
+        """Requests per second, None where unknown; 0 for a window without length."""
+        if self.requests is None:
+            return None
         length_s = self.end_s - self.start_s
-        return self.histogram.count / length_s if length_s > 0 else 0.0
+        return self.requests / length_s if length_s > 0 else 0.0
 
     def percentile_ms(self, percentile: float) -> float | None:
-        """A percentile in milliseconds, or None without samples."""
+        """A percentile in milliseconds, or None without samples, or where only another percentile is known."""
+        if self.ready is not None:
+            return self.ready.time_ms if self.ready.percentile == percentile else None
         time_us = self.histogram.percentile_us(percentile)
         return None if time_us is None else time_us / 1000
+
+    def has_samples(self, at_least: int) -> bool:
+        """Whether it holds enough response times for its percentile to be believed; a ready one is taken as it is."""
+        return self.ready is not None or self.histogram.count >= max(at_least, 1)
 
     def age_s(self, now_s: float) -> float:
         """Seconds since the window ended, never negative."""
         return max(0.0, now_s - self.end_s)
+
+
+def merge(windows: Iterable[Window]) -> Window:
+    """One window of all samples of at least one window of the same application.
+
+    Of ready percentiles the latest counts: they cannot be merged. Raises ValueError without windows.
+    """
+    parts = sorted(windows, key=lambda window: (window.end_s, window.start_s))
+    if not parts:
+        raise ValueError("no windows to merge")
+    known = [part.requests for part in parts if part.requests is not None]
+    ready = [part.ready for part in parts if part.ready is not None]
+    return Window(
+        parts[0].application,
+        min(part.start_s for part in parts),
+        parts[-1].end_s,
+        parts[0].histogram.merge(*(part.histogram for part in parts[1:])),
+        sum(known) if known else None,
+        ready[-1] if ready else None,
+    )

@@ -1,17 +1,19 @@
-"""Applications: tiers, SLA, and which VMs serve them."""
+"""Applications: tiers, SLA, sources, and which VMs serve them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
 
-from sqlalchemy import delete, select
+from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
+from manager.control.sources import source_fields
 from manager.errors import Conflict, InvalidRequest
 from manager.model.registration import Application, Sla, Tier
 from manager.store.models import ApplicationRow, TierRow, TierVmRow, VmRow
 from manager.store.registered import Precondition, replace, touch
+from manager.store.sources import sources_of
 from manager.store.vms import may_run_on
 
 
@@ -35,6 +37,8 @@ def put_application(
         "sla_response_time_ms": sla.response_time_ms if sla else None,
         "sla_percentile": sla.percentile if sla else None,
         "sla_max_rate_rps": sla.max_rate_rps if sla else None,
+        "sharing": wanted.sharing,
+        "sources": [source_fields(source) for source in wanted.sources] or None,
     }
     row, created = replace(session, ApplicationRow, wanted.name, values, now, servable)
     if applications_of(session, [row])[row.name].tiers != wanted.tiers:
@@ -97,22 +101,36 @@ def applications_of(session: Session, rows: Sequence[ApplicationRow]) -> dict[st
             vms.append(vm)
     return {
         row.name: Application(
-            row.name, tuple(Tier(tier, tuple(vms)) for tier, vms in tiers[row.id].items()), sla_of(row), row.mode
+            row.name,
+            tuple(Tier(tier, tuple(vms)) for tier, vms in tiers[row.id].items()),
+            sla_of(row),
+            row.mode,
+            row.sharing,
+            sources_of(row),
         )
         for row in rows
     }
 
 
 def applications_for_host(session: Session, host: str) -> Sequence[ApplicationRow]:
-    """The applications that are served by a VM which may run on a host, by name."""
+    """The applications that are served by a VM which may run on a host, or have a source there, by name."""
     served = (
         select(TierRow.application_id)
         .join(TierVmRow, TierVmRow.tier_id == TierRow.id)
         .join(VmRow, VmRow.id == TierVmRow.vm_id)
         .where(may_run_on(host))
     )
-    query = select(ApplicationRow).where(ApplicationRow.id.in_(served)).order_by(ApplicationRow.name)
-    return session.scalars(query).all()
+    is_served = ApplicationRow.id.in_(served)
+    query = select(ApplicationRow, is_served).where(or_(is_served, ApplicationRow.sources.is_not(None)))
+    found = session.execute(query.order_by(ApplicationRow.name))
+    return [row for row, here in found if here or any(source.host == host for source in sources_of(row))]
+
+
+def keep_applications(session: Session, rows: Sequence[ApplicationRow]) -> dict[str, int]:
+    """Row numbers by name of those applications that still are there, and stay until the transaction's end."""
+    query = select(ApplicationRow.name, ApplicationRow.id).where(ApplicationRow.id.in_([row.id for row in rows]))
+    locked = query.order_by(ApplicationRow.id).with_for_update(read=True, key_share=True)
+    return {row.name: row.id for row in session.execute(locked)}
 
 
 def sla_of(row: ApplicationRow) -> Sla | None:

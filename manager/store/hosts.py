@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import datetime
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
+from manager.model.law import Law
 from manager.model.registration import HostSpec
 from manager.store.database import insert_for, lock_registrations
 from manager.store.models import HostRow, VmStatusRow
@@ -16,8 +18,16 @@ from manager.store.registered import Precondition, replace
 
 def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Precondition) -> tuple[HostRow, bool]:
     """Register how a host is to be controlled; see ``registered.replace``."""
-    values = {"mode": spec.mode, "policy": spec.policy, "pinning": spec.pinning}
+    usual = asdict(Law())
+    # Only what was set: what was left at its default follows that when a later version changes it.
+    law = {name: value for name, value in asdict(spec.law).items() if value != usual[name]}
+    values = {"mode": spec.mode, "policy": spec.policy, "pinning": spec.pinning, "law": law or None}
     return replace(session, HostRow, spec.name, values, now, precondition)
+
+
+def law_of(row: HostRow) -> Law:
+    """The settings of a host's feedback law."""
+    return Law(**row.law) if row.law else Law()
 
 
 def reporting_host(session: Session, defaults: HostSpec, now: datetime) -> HostRow:

@@ -1,7 +1,7 @@
 """The tables. Times are aware UTC datetimes on every database; names are those of the REST interface.
 
-``decisions``, ``events`` and ``vm_status`` name hosts and VMs as text, because they outlive a registration or come
-before it.
+``decisions``, ``events``, ``ticks`` and ``vm_status`` name hosts and VMs as text, because they outlive a registration
+or come before it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
 from manager.model.records import Knob, OutcomeKind, Severity
-from manager.model.registration import Mode, VmClass
+from manager.model.registration import Mode, Sharing, VmClass
 
-Json = dict[str, object]
+Json = dict[str, Any]
+JsonList = list[dict[str, Any]]
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -83,8 +84,9 @@ class Base(DeclarativeBase):
         float: Double(),
         datetime: UtcDateTime(),
         Json: JSON(none_as_null=True),
+        JsonList: JSON(none_as_null=True),
         dict[str, int]: JSON(),
-        **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, VmClass)},
+        **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, Sharing, VmClass)},
     }
 
 
@@ -108,7 +110,10 @@ class Registered(Base):
 
 
 class HostRow(Registered):
-    """A host: how it is to be controlled, and what its agent reported last."""
+    """A host: how it is to be controlled, and what its agent reported last.
+
+    ``law`` holds the settings of the feedback law that differ from their defaults, null: none does.
+    """
 
     __tablename__ = "hosts"
     kind = "host"
@@ -116,6 +121,7 @@ class HostRow(Registered):
     mode: Mapped[Mode]
     policy: Mapped[str]
     pinning: Mapped[bool]
+    law: Mapped[Json | None]
     last_seen_at: Mapped[datetime | None]
     agent_version: Mapped[str | None]
     tick: Mapped[Json | None]
@@ -152,7 +158,7 @@ class VmStatusRow(Base):
 
 
 class ApplicationRow(Registered):
-    """A service with its SLA. ``latest_from``: start of the earliest slot that belongs to its latest window."""
+    """A service with its SLA. ``sources``: as ``manager.control.sources.source_fields`` writes them; null: none."""
 
     __tablename__ = "applications"
     kind = "application"
@@ -161,7 +167,8 @@ class ApplicationRow(Registered):
     sla_response_time_ms: Mapped[float | None]
     sla_percentile: Mapped[float | None]
     sla_max_rate_rps: Mapped[float | None]
-    latest_from: Mapped[datetime | None]
+    sharing: Mapped[Sharing | None]
+    sources: Mapped[JsonList | None]
 
 
 class TierRow(Base):
@@ -187,22 +194,54 @@ class TierVmRow(Base):
 
 
 class WindowRow(Base):
-    """Response times of an application that ended in one slot.
+    """Response times of an application that ended in one slot, as one origin knows them.
 
     ``slot`` is the aligned start of the slot; ``start_at`` .. ``end_at`` is the time the samples really cover.
-    ``buckets`` maps bucket numbers (as text) of ``manager.model.histogram`` to counts.
+    ``origin`` is the host whose agent counted them, empty for those that were posted to the manager. ``buckets`` maps
+    bucket numbers (as text) of ``manager.model.histogram`` to counts, ``requests`` and ``ready`` are those of
+    ``manager.model.window``.
     """
 
     __tablename__ = "windows"
-    __table_args__ = (UniqueConstraint("application_id", "slot"),)
+    __table_args__ = (UniqueConstraint("application_id", "slot", "origin"),)
 
     id: Mapped[int] = mapped_column(_Serial, primary_key=True)
     application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"))
     slot: Mapped[datetime] = mapped_column(index=True)
+    origin: Mapped[str]
     start_at: Mapped[datetime]
     end_at: Mapped[datetime]
     count: Mapped[int] = mapped_column(BigInteger)
     buckets: Mapped[dict[str, int]]
+    requests: Mapped[float | None]
+    ready: Mapped[Json | None]
+
+
+class SourceStatusRow(Base):
+    """How a source of response times is on a host, as that host's agent last reported.
+
+    ``body`` is the status as JSON text, ready to be answered.
+    """
+
+    __tablename__ = "source_status"
+
+    application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"), primary_key=True)
+    source: Mapped[str] = mapped_column(primary_key=True)
+    host_id: Mapped[int] = mapped_column(ForeignKey("hosts.id", ondelete="CASCADE"), primary_key=True, index=True)
+    at: Mapped[datetime]
+    body: Mapped[str]
+
+
+class TickRow(Base):
+    """What one tick of a host saw. ``body`` is JSON text, ready to be answered; a host has one tick at a time."""
+
+    __tablename__ = "ticks"
+    __table_args__ = (UniqueConstraint("host", "at"),)
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    host: Mapped[str]
+    at: Mapped[datetime] = mapped_column(index=True)
+    body: Mapped[str]
 
 
 class TokenRow(Registered):

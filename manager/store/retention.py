@@ -1,4 +1,4 @@
-"""Forgetting: decisions, events and windows are kept for so long and not longer."""
+"""Forgetting: decisions, events, windows and ticks are kept for so long and not longer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sqlalchemy import delete, select
 
 from manager.errors import DatabaseUnavailable
 from manager.store.database import Database
-from manager.store.models import DecisionRow, EventRow, WindowRow
+from manager.store.models import DecisionRow, EventRow, TickRow, WindowRow
 
 _BATCH = 10_000
 _PERIOD_S = 3600.0
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 
 def prune(database: Database, older_than: datetime, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Delete decisions, events and windows from before ``older_than``, and tell how many.
+    """Delete decisions, events, windows and ticks from before ``older_than``, and tell how many.
 
     In batches, each a transaction of its own, so that agents are not kept waiting; ``stopped`` is asked before each.
     Raises DatabaseUnavailable.
     """
-    times = ((DecisionRow, DecisionRow.at), (EventRow, EventRow.at), (WindowRow, WindowRow.slot))
+    times = ((DecisionRow, DecisionRow.at), (EventRow, EventRow.at), (WindowRow, WindowRow.slot), (TickRow, TickRow.at))
     total = 0
     for kind, time in times:
         old = select(kind.id).where(time < older_than).limit(_BATCH)

@@ -1,6 +1,9 @@
-"""Response times of applications, merged into windows of aligned slots.
+"""Response times of applications in windows of aligned slots, each as one origin knows it.
 
-A slot of length L covers ``(k L, (k + 1) L]`` since the epoch. Samples belong to the slot in which they ended.
+A slot of length L covers ``(k L, (k + 1) L]`` since the epoch. Response times belong to the slot in which they ended.
+The origin of those that were posted to the manager is empty, and they are added up; an agent reports the whole content
+of its slots under its host's name, which replaces what it reported before. What is read is merged over all origins.
+
 The *latest window* of an application is its latest slot merged with the one just before it, if that has samples: so
 it always holds at least one slot's worth while samples keep coming, and a state drawn from it does not flap when a new
 slot begins. It covers only the time the samples say they cover, so its rate is not diluted by the rest of the slot.
@@ -8,54 +11,87 @@ slot begins. It covers only the time the samples say they cover, so its rate is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import func, select, tuple_
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
 from manager.model.histogram import Histogram
-from manager.model.window import Window
+from manager.model.window import Ready, Window, merge
+from manager.store.database import insert_for
 from manager.store.models import ApplicationRow, WindowRow
 from manager.store.registered import not_found
 
 MAX_COUNT = 2**53
 """Most samples in a window: beyond it JSON readers that know only doubles lose count, and so would a BIGINT."""
 
+PUSHED = ""
+"""Origin of response times that were posted to the manager."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TICK = timedelta(microseconds=1)
+_BATCH = 500  # slots looked up by one statement
 
 
-def merge_samples(
-    session: Session, application: str, start: datetime, end: datetime, histogram: Histogram, slot_length: timedelta
-) -> None:
-    """Add response times that ended between ``start`` and ``end``. Call it in ``Database.writing``.
+def add_samples(session: Session, application: str, windows: Iterable[Window], slot_length: timedelta) -> None:
+    """Add posted response times, each window to the slot in which it ended. Call it in ``Database.writing``.
 
     Raises NotFound for an unknown application, and InvalidRequest for more samples than a window can count.
     """
-    # Locking the application makes merging into one of its windows one at a time; KEY SHARE lets others refer to it.
+    # Locking the application makes adding to one of its windows one at a time; KEY SHARE lets others refer to it.
     query = select(ApplicationRow).where(ApplicationRow.name == application).with_for_update(key_share=True)
     row = session.scalars(query).one_or_none()
     if row is None:
         raise not_found(ApplicationRow, application)
-    slot = slot_start(end, slot_length)
-    window = session.scalars(
-        select(WindowRow).where(WindowRow.application_id == row.id, WindowRow.slot == slot)
-    ).one_or_none()
-    merged = histogram.merge(_histogram(window)) if window else histogram
-    if merged.count > MAX_COUNT:
-        raise InvalidRequest("buckets", f"{histogram.count} more samples in this window; allowed: {MAX_COUNT} in all")
-    if window is None:
-        window = WindowRow(application_id=row.id, slot=slot, start_at=start, end_at=end)
-        session.add(window)
-    window.start_at = min(window.start_at, start)
-    window.end_at = max(window.end_at, end)
-    window.count = merged.count
-    window.buckets = {str(bucket): count for bucket, count in sorted(merged.buckets.items())}
-    latest_from = slot - slot_length
-    if row.latest_from is None or row.latest_from < latest_from:
-        row.latest_from = latest_from
+    for window in windows:
+        slot = slot_start(_time(window.end_s), slot_length)
+        place = (WindowRow.application_id == row.id, WindowRow.slot == slot, WindowRow.origin == PUSHED)
+        known = session.scalars(select(WindowRow).where(*place)).one_or_none()
+        merged = merge([_window_of(application, known), window]) if known else window
+        if merged.histogram.count > MAX_COUNT:
+            text = f"{window.histogram.count} more samples in this window; allowed: {MAX_COUNT} in all"
+            raise InvalidRequest("buckets", text)
+        if known is None:
+            known = WindowRow(application_id=row.id, slot=slot, origin=PUSHED)
+            session.add(known)
+        for column, value in _columns(merged).items():
+            setattr(known, column, value)
+
+
+def replace_windows(
+    session: Session, origin: str, applications: Mapping[str, int], windows: Iterable[Window], slot_length: timedelta
+) -> int:
+    """Take the whole contents of slots as a host's agent knows them, and tell how many windows that were.
+
+    ``applications`` are row numbers by name; windows of others are left out. Of several contents of a slot the one with
+    the most samples stays: slots only grow, and an agent that was started anew counts from 0.
+    """
+    rows: dict[tuple[int, datetime], dict[str, Any]] = {}
+    taken = 0
+    for window in windows:
+        number = applications.get(window.application)
+        if number is None:
+            continue
+        taken += 1
+        slot = slot_start(_time(window.end_s), slot_length)
+        row = {"application_id": number, "slot": slot, "origin": origin, **_columns(window)}
+        known = rows.setdefault((number, slot), row)
+        if (known["count"], known["end_at"]) <= (row["count"], row["end_at"]):
+            rows[number, slot] = row
+    if rows:
+        insert = insert_for(session, WindowRow)
+        changed = {
+            name: insert.excluded[name] for name in ("start_at", "end_at", "count", "buckets", "requests", "ready")
+        }
+        unique = ["application_id", "slot", "origin"]
+        more = WindowRow.count <= insert.excluded["count"]
+        statement = insert.on_conflict_do_update(index_elements=unique, set_=changed, where=more)
+        session.execute(statement, [rows[place] for place in sorted(rows)])
+    return taken
 
 
 def slot_start(end: datetime, slot_length: timedelta) -> datetime:
@@ -64,47 +100,83 @@ def slot_start(end: datetime, slot_length: timedelta) -> datetime:
     return _EPOCH + ((end - _EPOCH) // _TICK - 1) // length * length * _TICK
 
 
-def latest_windows(session: Session, applications: Iterable[ApplicationRow]) -> dict[str, Window]:
+def latest_windows(
+    session: Session, applications: Iterable[ApplicationRow], slot_length: timedelta
+) -> dict[str, Window]:
     """The latest window of each application that has one, by name."""
+    recent = recent_windows(session, applications, slot_length, 2)
+    return {name: merge(slots) for name, slots in recent.items()}
+
+
+def recent_windows(
+    session: Session,
+    applications: Iterable[ApplicationRow],
+    slot_length: timedelta,
+    slots: int,
+    without: str | None = None,
+) -> dict[str, tuple[Window, ...]]:
+    """The windows of the latest slot of each application and of the ``slots - 1`` before, by name, oldest first.
+
+    Each is merged over all origins but ``without``; applications and slots without any are left out.
+    """
     names = {application.id: application.name for application in applications}
-    query = (
-        select(WindowRow)
-        .join(ApplicationRow, ApplicationRow.id == WindowRow.application_id)
-        .where(WindowRow.application_id.in_(names), WindowRow.slot >= ApplicationRow.latest_from)
-    )
-    found: dict[str, Window] = {}
-    for row in session.scalars(query):
-        name = names[row.application_id]
-        window = window_of(name, row)
-        found[name] = _merge(found[name], window) if name in found else window
-    return found
+    newest = select(func.max(WindowRow.slot)).where(WindowRow.application_id == ApplicationRow.id).scalar_subquery()
+    found = session.execute(select(ApplicationRow.id, newest).where(ApplicationRow.id.in_(names)))
+    places = [(number, slot - slot_length * back) for number, slot in found if slot for back in range(slots)]
+    parts: dict[tuple[str, datetime], list[Window]] = {}
+    for first in range(0, len(places), _BATCH):
+        wanted = places[first : first + _BATCH]
+        query = select(WindowRow).where(tuple_(WindowRow.application_id, WindowRow.slot).in_(wanted))
+        if without is not None:
+            query = query.where(WindowRow.origin != without)
+        for row in session.scalars(query):
+            name = names[row.application_id]
+            parts.setdefault((name, row.slot), []).append(_window_of(name, row))
+    merged: dict[str, tuple[Window, ...]] = {}
+    for name, slot in sorted(parts):
+        merged[name] = (*merged.get(name, ()), merge(parts[name, slot]))
+    return merged
 
 
 def list_windows(
     session: Session, application: ApplicationRow, since: datetime | None, before: datetime | None, limit: int
-) -> Sequence[WindowRow]:
-    """At most ``limit`` windows, newest first, whose slots begin at ``since`` or later and earlier than ``before``."""
-    query = select(WindowRow).where(WindowRow.application_id == application.id)
+) -> Sequence[tuple[datetime, Window]]:
+    """At most ``limit`` windows, newest first, whose slots begin at ``since`` or later and earlier than ``before``.
+
+    Each comes with the start of its slot, and is merged over all origins.
+    """
+    slots = select(WindowRow.slot).where(WindowRow.application_id == application.id)
     if since is not None:
-        query = query.where(WindowRow.slot >= since)
+        slots = slots.where(WindowRow.slot >= since)
     if before is not None:
-        query = query.where(WindowRow.slot < before)
-    return session.scalars(query.order_by(WindowRow.slot.desc()).limit(limit)).all()
+        slots = slots.where(WindowRow.slot < before)
+    wanted = session.scalars(slots.distinct().order_by(WindowRow.slot.desc()).limit(limit)).all()
+    if not wanted:
+        return []
+    between = WindowRow.slot.between(wanted[-1], wanted[0])
+    parts: dict[datetime, list[Window]] = {slot: [] for slot in wanted}
+    for row in session.scalars(select(WindowRow).where(WindowRow.application_id == application.id, between)):
+        parts[row.slot].append(_window_of(application.name, row))
+    return [(slot, merge(windows)) for slot, windows in parts.items()]
 
 
-def window_of(application: str, row: WindowRow) -> Window:
-    """The value type of a row."""
-    return Window(application, row.start_at.timestamp(), row.end_at.timestamp(), _histogram(row))
+def _window_of(application: str, row: WindowRow) -> Window:
+    histogram = Histogram({int(bucket): count for bucket, count in row.buckets.items()})
+    start_s, end_s = row.start_at.timestamp(), row.end_at.timestamp()
+    ready = Ready(**row.ready) if row.ready else None
+    return Window(application, start_s, end_s, histogram, row.requests, ready)
 
 
-def _histogram(row: WindowRow) -> Histogram:
-    return Histogram({int(bucket): count for bucket, count in row.buckets.items()})
+def _columns(window: Window) -> dict[str, Any]:
+    return {
+        "start_at": _time(window.start_s),
+        "end_at": _time(window.end_s),
+        "count": window.histogram.count,
+        "buckets": {str(bucket): count for bucket, count in sorted(window.histogram.buckets.items())},
+        "requests": window.requests,
+        "ready": asdict(window.ready) if window.ready else None,
+    }
 
 
-def _merge(one: Window, other: Window) -> Window:
-    return Window(
-        one.application,
-        min(one.start_s, other.start_s),
-        max(one.end_s, other.end_s),
-        one.histogram.merge(other.histogram),
-    )
+def _time(time_s: float) -> datetime:
+    return datetime.fromtimestamp(time_s, UTC)

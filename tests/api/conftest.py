@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -13,6 +13,8 @@ from werkzeug.test import TestResponse
 
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
+from manager.model.histogram import Histogram
+from manager.model.law import Law
 from manager.store.database import Database
 from manager.store.tokens import Role, create_token
 from policies.equal import POLICY as EQUAL
@@ -112,6 +114,60 @@ def tick(**changes: Any) -> dict[str, Any]:
         "libvirt_connected": True,
         **changes,
     }
+
+
+LAW = asdict(Law())
+"""The feedback law of a host that sets nothing of it."""
+
+
+def window(application: str = "shop", end: int = 0, count: int = 1, **changes: Any) -> dict[str, Any]:
+    """A slot as an agent reports it: ``count`` response times of 5 ms until ``end`` seconds after the start."""
+    buckets = {str(bucket): number for bucket, number in Histogram.of([5000.0] * count).buckets.items()}
+    return {
+        "application": application,
+        "start": moment(end - 5),
+        "end": moment(end),
+        "buckets": buckets,
+        "requests": count,
+        "ready": None,
+        **changes,
+    }
+
+
+def source_status(source: str, **changes: Any) -> dict[str, Any]:
+    """How a source of ``shop`` is, as an agent reports it."""
+    return {
+        "application": "shop",
+        "source": source,
+        "type": "http_probe",
+        "state": "ok",
+        "last_sample_at": "2026-03-01T11:59:59Z",
+        "accepted": 10,
+        "malformed": 0,
+        "refused": 0,
+        "late": 0,
+        "errors": 1,
+        "detail": "",
+        **changes,
+    }
+
+
+def tick_of(second: int, **changes: Any) -> dict[str, Any]:
+    """A tick of the history as an agent reports it, ``second`` seconds after the start."""
+    vms = [{"vm": "web-1", "cpu_share": 0.25, "run_delay_share": 0.01, "weight": 10000, "mode": "enforce"}]
+    return {
+        "at": moment(second),
+        "policy": "priority",
+        "mode": "enforce",
+        "host_cpu_share": 0.9,
+        "vms": vms,
+        **changes,
+    }
+
+
+def moment(second: int) -> str:
+    """So many seconds after the start, as it is answered."""
+    return (START + timedelta(seconds=second)).isoformat().replace("+00:00", "Z")
 
 
 def status(vm: str, **changes: Any) -> dict[str, Any]:

@@ -9,13 +9,29 @@ import pytest
 
 from manager.api.convert import assignment_of
 from manager.api.schemas import AssignmentOut, HostOut
-from tests.api.conftest import CAPABILITIES, HOST, Api, event, record, report, status, tick
+from tests.api.conftest import (
+    CAPABILITIES,
+    HOST,
+    LAW,
+    Api,
+    event,
+    moment,
+    record,
+    report,
+    source_status,
+    status,
+    tick,
+    tick_of,
+    window,
+)
 
 
 def test_the_first_report_registers_its_host(api: Api) -> None:
     assert api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick()), role="host") == {
         "stored_decisions": 0,
         "stored_events": 0,
+        "stored_ticks": 0,
+        "stored_windows": 0,
     }
     host = api.ok("GET", f"/hosts/{HOST}")
     HostOut.model_validate_json(api.call("GET", f"/hosts/{HOST}").data, strict=True)
@@ -38,12 +54,16 @@ def test_a_report_leaves_the_registration_alone(api: Api) -> None:
 
 
 def test_a_report_sent_again_stores_nothing_twice(api: Api) -> None:
-    body = report(decisions=[record(1), record(2)], events=[event(1)])
-    send = ("POST", f"/hosts/{HOST}/report", body, "host")
-    assert api.ok(*send) == {"stored_decisions": 2, "stored_events": 1}
-    assert api.ok(*send) == {"stored_decisions": 0, "stored_events": 0}
+    body = report(decisions=[record(1), record(2)], events=[event(1)], ticks=[tick_of(1), tick_of(2)])
+
+    def stored() -> list[int]:
+        answer = api.ok("POST", f"/hosts/{HOST}/report", body, "host")
+        return [answer[f"stored_{kind}"] for kind in ("decisions", "events", "ticks")]
+
+    assert stored() == [2, 1, 2]
+    assert stored() == [0, 0, 0]
     body["decisions"].append(record(3))
-    assert api.ok(*send) == {"stored_decisions": 1, "stored_events": 0}
+    assert stored() == [1, 0, 0]
     assert api.ok("GET", "/decisions")["items"] == [record(3), record(2), record(1)]
     assert api.ok("GET", "/events")["items"] == [event(1)]
 
@@ -83,6 +103,12 @@ def test_statuses_are_replaced_as_a_whole_or_left_alone(shop: Api) -> None:
         ({"decisions": [record(1, id="X" * 36)]}, "decisions[0].id", ["UUID in lower case"]),
         ({"decisions": [record(n) for n in range(1001)]}, "decisions", ["at most 1000"]),
         ({"tick": tick(number=2**53 + 1)}, "tick.number", ["9007199254740992"]),
+        ({"windows": [window(), window(start=moment(1))]}, "windows[1].start", ["at most the end"]),
+        ({"windows": [window(buckets={"500": 2**53, "501": 1})]}, "windows[0].buckets", [str(2**53 + 1), "in all"]),
+        ({"windows": [window(ready={"percentile": 95, "time_ms": -1})]}, "windows[0].ready.time_ms", ["at least 0"]),
+        ({"sources": [source_status("a"), source_status("a")]}, "sources[1].source", ["shop a", "twice"]),
+        ({"sources": [source_status("a", state="fine")]}, "sources[0].state", ['"fine"', "silent"]),
+        ({"ticks": [tick_of(1, host_cpu_share=2)]}, "ticks[0].host_cpu_share", ["2", "at most 1"]),
         (
             {"capabilities": {**CAPABILITIES, "cgroup_version": 3}},
             "capabilities.cgroup_version",
@@ -115,16 +141,15 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
     shop.ok("POST", "/applications/shop/samples", {"times_ms": [1, 2, 3]}, role="host")
     code, body, _ = assignment(shop)
     assert code == 200
-    assert body["host"] == {"name": HOST, "mode": "enforce", "policy": "equal", "pinning": True}
+    assert body["host"] == {"name": HOST, "mode": "enforce", "policy": "equal", "pinning": True, "law": LAW}
+    assert body["slot_s"] == 5
     assert [(vm["name"], vm["host"], vm["weight"]) for vm in body["vms"]] == [("web-1", HOST, 7), ("web-2", None, None)]
     [application] = body["applications"]
     assert application["name"] == "shop"
     assert [tier["vms"] for tier in application["tiers"]] == [["web-1", "web-2"], ["db-1"]]
-    assert sum(application["window"]["buckets"].values()) == 3
-    parsed, windows = assignment_of(
-        AssignmentOut.model_validate_json(shop.call("GET", f"/hosts/{HOST}/assignment").data)
-    )
-    assert (parsed.applications[0].sla is not None, windows["shop"].histogram.count) == (True, 3)
+    assert [sum(slot["buckets"].values()) for slot in application["windows"]] == [3]
+    parsed, slots = assignment_of(AssignmentOut.model_validate_json(shop.call("GET", f"/hosts/{HOST}/assignment").data))
+    assert (parsed.applications[0].sla is not None, [slot.histogram.count for slot in slots["shop"]]) == (True, [3])
 
 
 def test_an_unchanged_assignment_is_not_sent_again(shop: Api) -> None:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from manager.store.database import Database
-from tests.api.conftest import HOST, Api, event, make_api, record, report, tick
+from tests.api.conftest import HOST, Api, event, make_api, record, report, tick, tick_of, window
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -35,7 +35,10 @@ def value(samples: Samples, name: str, **labels: str) -> float:
 def test_hosts(api: Api) -> None:
     api.ok("PUT", "/hosts/silent", {})
     body = report(
-        tick=tick(duration_ms=12.5, overruns=3, errors=4), decisions=[record(1), record(2)], events=[event(1)]
+        tick=tick(duration_ms=12.5, overruns=3, errors=4),
+        decisions=[record(1), record(2)],
+        events=[event(1)],
+        ticks=[tick_of(1)],
     )
     api.ok("POST", f"/hosts/{HOST}/report", body, role="host")
     api.ok("POST", f"/hosts/{HOST}/report", body, role="host")
@@ -48,6 +51,7 @@ def test_hosts(api: Api) -> None:
     assert value(samples, "equipoise_host_tick_errors_total", host=HOST) == 4
     assert value(samples, "equipoise_records_stored_total", kind="decision") == 2
     assert value(samples, "equipoise_records_stored_total", kind="event") == 1
+    assert value(samples, "equipoise_records_stored_total", kind="tick") == 1
     assert "silent" not in str(samples)
 
 
@@ -59,11 +63,30 @@ def test_applications(api: Api) -> None:
     assert value(samples, "equipoise_application_p95_seconds", application="shop") == pytest.approx(0.02, rel=0.01)
     assert value(samples, "equipoise_application_sla_seconds", application="shop") == 0.01
     assert value(samples, "equipoise_application_rate_rps", application="shop") == 50
-    assert value(samples, "equipoise_application_window_requests", application="shop") == 50
+    assert value(samples, "equipoise_application_window_samples", application="shop") == 50
     for application, current in (("shop", "missed"), ("idle", "no_data")):
         for state in ("met", "at_risk", "missed", "no_data"):
             seen = value(samples, "equipoise_application_sla_state", application=application, state=state)
             assert seen == (1 if state == current else 0)
+
+
+def test_reported_windows(api: Api) -> None:
+    api.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
+    api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web-1"]}]})
+    windows = [window(end=-5), window(requests=None), window("elsewhere"), window(end=61)]
+    api.ok("POST", f"/hosts/{HOST}/report", report(windows=windows), role="host")
+    samples = scrape(api)
+    for result, count in (("stored", 2), ("unknown", 1), ("future", 1)):
+        assert value(samples, "equipoise_windows_total", result=result) == count
+    assert value(samples, "equipoise_application_window_samples", application="shop") == 2
+    assert value(samples, "equipoise_application_rate_rps", application="shop") == 0.1, "of the slot where it is known"
+
+
+def test_a_rate_that_nobody_knows_has_no_line(api: Api) -> None:
+    api.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
+    api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web-1"]}]})
+    api.ok("POST", f"/hosts/{HOST}/report", report(windows=[window(requests=None)]), role="host")
+    assert "equipoise_application_rate_rps" not in {name for name, _ in scrape(api)}
 
 
 def test_requests(api: Api) -> None:

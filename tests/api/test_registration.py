@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from manager.api.schemas import ApplicationOut, HostOut, VmOut
-from tests.api.conftest import Api, report, status
+from tests.api.conftest import LAW, Api, report, status
 
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
 OBJECTS = [
@@ -79,7 +79,10 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         ({"policy": "magic"}, "policy", ['"magic"', "equal, priority"]),
         ({"mode": "off"}, "mode", ['"off"', "enforce, observe, released"]),
         ({"pinning": "yes"}, "pinning", ['"yes"', "true or false"]),
-        ({"colour": 1}, "colour", ["mode, pinning, policy"]),
+        ({"colour": 1}, "colour", ["law, mode, pinning, policy"]),
+        ({"law": {"gain": 6}}, "law.gain", ["6", "at least 0.05 and at most 5"]),
+        ({"law": {"min_samples": 1.5}}, "law.min_samples", ["1.5", "a whole number at least 1 and at most 100000"]),
+        ({"law": {"speed": 1}}, "law.speed", ["known: batch_floor, dead_band"]),
     ],
 )
 def test_a_bad_host_is_refused(api: Api, body: Any, field: str, words: list[str]) -> None:
@@ -99,6 +102,10 @@ def test_a_host_is_answered_whole(api: Api) -> None:
         None,
         None,
     )
+    assert host.law.gain == LAW["gain"]
+    api.ok("PUT", "/hosts/kvm1", {"law": {"gain": 1, "published": True}})
+    assert api.ok("GET", "/hosts/kvm1")["law"] == {**LAW, "gain": 1, "published": True}
+    assert api.ok("GET", "/hosts/kvm1/assignment")["host"]["law"]["gain"] == 1
     api.refused(404, "GET", "/hosts/kvm1/capabilities")
     assert api.ok("GET", "/capabilities")["items"] == [{"host": "kvm1", "capabilities": None}]
 
@@ -189,6 +196,7 @@ def test_a_vm_in_use_cannot_be_removed(shop: Api) -> None:
         ({"sla": {"response_time_ms": 5, "percentile": 100}}, 422, "sla.percentile", ["100", "less than 100"]),
         ({"sla": {"response_time_ms": 5, "max_rate_rps": -1}}, 422, "sla.max_rate_rps", ["-1", "at most 1000000000"]),
         ({"mode": "off"}, 422, "mode", ["enforce, observe, released or null"]),
+        ({"sharing": "greedy"}, 422, "sharing", ["fair, isolation or null"]),
         ({"tiers": [{"name": "a", "vms": ["db-1"]}]}, 409, None, ["'db-1' serves application 'shop'"]),
     ],
 )

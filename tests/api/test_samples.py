@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manager.model.histogram import Histogram
-from tests.api.conftest import Api
+from tests.api.conftest import Api, moment
 
 
 def post(api: Api, body: dict[str, Any]) -> int:
@@ -27,7 +27,7 @@ def test_single_times_and_histograms_add_up(shop: Api) -> None:
     assert post(shop, {"times_ms": [1.0] * 10}) == 10
     window = shop.ok("GET", "/applications/shop")["window"]
     assert (window["start"], window["end"]) == ("2026-03-01T11:59:59Z", "2026-03-01T12:00:00Z")
-    assert (window["count"], window["rate_rps"]) == (50, 50.0)
+    assert (window["count"], window["requests"], window["rate_rps"]) == (50, 50, 50.0)
     assert window["p50_ms"] == pytest.approx(5, rel=0.01)
     assert window["p95_ms"] == pytest.approx(5, rel=0.01)
     assert shop.ok("GET", "/applications/shop/windows")["items"] == [window]
@@ -95,6 +95,7 @@ def test_windows_come_newest_first_in_parts(shop: Api) -> None:
         ({"start": "2026-03-01T12:00:01Z"}, "start", ["at most the end"]),
         ({"end": "soon"}, "end", ['"soon"', "RFC 3339"]),
         ({"end": 1772366400}, "end", ["1772366400", "RFC 3339"]),
+        ({"requests": -1}, "requests", ["-1", "at least 0"]),
     ],
 )
 def test_bad_samples_are_refused_as_a_whole(shop: Api, body: Any, field: str, words: list[str]) -> None:
@@ -117,3 +118,74 @@ def test_samples_that_many_send_at_once_are_all_counted(shop: Api) -> None:
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: post(shop, {"times_ms": [1.0] * 10}), range(60)))
     assert shop.ok("GET", "/applications/shop")["window"]["count"] == 600
+
+
+def test_times_may_be_a_sample_of_the_requests(shop: Api) -> None:
+    post(shop, {"times_ms": [1.0] * 10, "requests": 100})
+    post(shop, {"times_ms": [1.0] * 10})
+    window = shop.ok("GET", "/applications/shop")["window"]
+    assert (window["count"], window["requests"], window["rate_rps"]) == (20, 110, 110)
+
+
+@pytest.mark.parametrize(("age_s", "taken"), [(300, True), (301, False)])
+def test_what_is_late_is_counted_but_not_stored(shop: Api, age_s: int, taken: bool) -> None:
+    answer = shop.ok("POST", "/applications/shop/samples", {"times_ms": [1, 2], "end": moment(-age_s)})
+    assert answer == ({"accepted": 2, "late": 0} if taken else {"accepted": 0, "late": 2})
+    assert bool(shop.ok("GET", "/applications/shop/windows")["items"]) is taken
+
+
+def post_lines(api: Api, *lines: str) -> Any:
+    return api.app.test_client().post(
+        "/api/v1/applications/shop/samples",
+        data="\n".join(lines).encode(),
+        headers={"Content-Type": "application/x-ndjson", "Authorization": f"Bearer {api.secrets['operator']}"},
+    )
+
+
+def test_each_line_counts_in_the_slot_in_which_it_ended(shop: Api) -> None:
+    answer = post_lines(
+        shop,
+        '{"time_ms": 1}',
+        "",
+        f'{{"time_ms": 2, "end": "{moment(-5)}"}}',
+        f'{{"time_ms": 3, "end": "{moment(-4)}"}}\r',
+        f'{{"time_ms": 4, "end": "{moment(-301)}"}}',
+        f'{{"time_ms": 5, "end": "{moment(2)}"}}',
+    )
+    assert (answer.status_code, answer.get_json()) == (200, {"accepted": 4, "late": 1})
+    windows = shop.ok("GET", "/applications/shop/windows")["items"]
+    assert [(one["start"], one["end"], one["count"]) for one in windows] == [
+        (moment(0), moment(0)[:-1] + ".000001Z", 1),  # ended after now, by a clock that is ahead
+        (moment(-5), moment(0), 2),
+        (moment(-10), moment(-5), 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("lines", "field", "words"),
+    [
+        (['{"time_ms": 1}', "", '{"time_ms": -1}'], "lines[1].time_ms", ["-1", "at least 0 and at most 1000000"]),
+        (["{}"], "lines[0].time_ms", ["is required"]),
+        (['{"time_ms": 1, "x": 2}'], "lines[0].x", ["known: end, time_ms"]),
+        (["[1]"], "lines[0]", ["an object"]),
+        (["{"], "lines[0]", ["JSON"]),
+        ([f'{{"time_ms": 1, "end": "{moment(61)}"}}'], "lines[0].end", ["at most 60 s after"]),
+        (["{}"] * 100_001, "lines", ["100001", "at most 100000"]),
+    ],
+)
+def test_bad_lines_are_refused_as_a_whole(shop: Api, lines: list[str], field: str, words: list[str]) -> None:
+    answer = post_lines(shop, *lines)
+    error = answer.get_json()["errors"][0]
+    assert (answer.status_code, error["field"]) == (422, field)
+    assert all(word in error["message"] for word in words), error
+    assert shop.ok("GET", "/applications/shop/windows")["items"] == []
+
+
+def test_another_kind_of_body_is_refused(shop: Api) -> None:
+    answer = shop.app.test_client().post(
+        "/api/v1/applications/shop/samples",
+        data=b"1",
+        headers={"Content-Type": "text/plain", "Authorization": f"Bearer {shop.secrets['operator']}"},
+    )
+    assert answer.status_code == 415
+    assert "application/x-ndjson" in answer.get_json()["detail"]

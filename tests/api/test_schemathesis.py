@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
+from typing import Any
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import pytest
@@ -21,9 +23,20 @@ from tests.api.conftest import HOST, Api, event, record, report, status, tick
 NAMES = {"hosts": HOST, "vms": "web-1", "applications": "shop", "policies": "equal", "tokens": "the-viewer"}
 CONFIG = {
     # A valid document may still ask for what cannot be (422), or set a condition that does not hold (412).
-    "checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "304", "404", "409", "412", "422"]}},
+    "checks": {
+        "positive_data_acceptance": {"expected-statuses": ["2xx", "304", "404", "409", "412", "422"]},
+        # Too many of something may be more than a body may hold.
+        "negative_data_rejection": {"expected-statuses": ["400", "401", "404", "409", "412", "413", "415", "422"]},
+    },
     "seed": 4,
 }
+
+
+@schemathesis.serializer("application/x-ndjson")
+def lines(_context: schemathesis.SerializationContext, value: Any) -> bytes:
+    """A list's items one a line; anything else as what no line may be."""
+    items = value if isinstance(value, list) else [[value]]
+    return b"\n".join(json.dumps(item).encode() for item in items)
 
 
 class Stand:

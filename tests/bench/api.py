@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -28,6 +28,7 @@ import httpx
 from sqlalchemy import delete
 
 from manager.api.server import make_server
+from manager.model.histogram import Histogram
 from manager.settings import load_settings
 from manager.store.database import open_database
 from manager.store.models import Base
@@ -38,6 +39,17 @@ VMS = 1000
 APPLICATIONS = 50
 READS = 200
 BATCHES = 100
+CAPABILITIES = {
+    "kernel": "6.1.0",
+    "libvirt": "9.0.0",
+    "cgroup_version": 2,
+    "weight_min": 1,
+    "weight_max": 10000,
+    "weight_default": 100,
+    "online_cpus": "0-63",
+    "managed_cpus": "0-63",
+    "schedstat": True,
+}
 
 
 @dataclass(frozen=True)
@@ -80,20 +92,9 @@ def fill(client: httpx.Client) -> None:
         body = {"tiers": tiers, "sla": {"response_time_ms": 50}}
         client.put(f"/applications/app-{number}", json=body).raise_for_status()
         client.post(f"/applications/app-{number}/samples", json={"times_ms": times(500)}).raise_for_status()
-    capabilities = {
-        "kernel": "6.1.0",
-        "libvirt": "9.0.0",
-        "cgroup_version": 2,
-        "weight_min": 1,
-        "weight_max": 10000,
-        "weight_default": 100,
-        "online_cpus": "0-63",
-        "managed_cpus": "0-63",
-        "schedstat": True,
-    }
     for host in range(5):
         vms = [status(name, number) for number, name in enumerate(names[host * 200 : host * 200 + 200])]
-        body = {"agent_version": "0", "capabilities": capabilities, "vms": vms}
+        body = {"agent_version": "0", "capabilities": CAPABILITIES, "vms": vms}
         client.post(f"/hosts/kvm{host}/report", json=body).raise_for_status()
 
 
@@ -115,6 +116,20 @@ def status(name: str, number: int) -> dict[str, object]:
             *pins,
             {"knob": "emulator_pin", "index": 0, "value": "0-3", "original": "0-63", "owned": True},
         ],
+    }
+
+
+def slot(application: str, back: int) -> dict[str, object]:
+    """A slot of 500 response times, so many slots ago."""
+    end = datetime.now(UTC) - timedelta(seconds=5 * back)
+    buckets = Histogram.of(time_ms * 1000 for time_ms in times(500)).buckets
+    start = end - timedelta(seconds=5)
+    return {
+        "application": application,
+        "start": start.isoformat(),
+        "end": end.isoformat(),
+        "buckets": buckets,
+        "requests": 500,
     }
 
 
@@ -154,6 +169,16 @@ def run(url: str) -> list[Result]:
             body = json.dumps({"times_ms": times(count)})  # made once: the client's work is not measured
             return lambda: client.post("/applications/app-0/samples", content=body).raise_for_status()
 
+        def post_lines(count: int) -> Callable[[], object]:
+            body = "\n".join(json.dumps({"time_ms": time_ms}) for time_ms in times(count))
+            lines = {"Content-Type": "application/x-ndjson"}
+            return lambda: client.post("/applications/app-1/samples", content=body, headers=lines).raise_for_status()
+
+        def report(windows: int) -> Callable[[], object]:
+            slots = [slot(f"app-{number % APPLICATIONS}", number // APPLICATIONS) for number in range(windows)]
+            body = json.dumps({"agent_version": "0", "capabilities": CAPABILITIES, "windows": slots})
+            return lambda: client.post("/hosts/kvm0/report", content=body).raise_for_status()
+
         results = [
             measure("GET /vms, all 1,000 in one part", read("/vms?limit=1000"), READS, VMS, 20, 0),
             measure("GET /vms, the first 100 of 1,000", read("/vms"), READS, 100, 20, 0),
@@ -164,6 +189,10 @@ def run(url: str) -> list[Result]:
             measure("POST samples, batches of 100", post(100), BATCHES, 100, 0, 0),
             measure("POST samples, batches of 1,000", post(1000), BATCHES, 1000, 0, 20_000),
             measure("POST samples, batches of 10,000", post(10_000), BATCHES, 10_000, 0, 20_000),
+            measure("POST samples, 1,000 lines", post_lines(1000), BATCHES, 1000, 0, 20_000),
+            measure("POST samples, 10,000 lines", post_lines(10_000), BATCHES, 10_000, 0, 20_000),
+            measure("POST report with 150 windows", report(150), BATCHES, 150, 0, 0),
+            measure("GET assignment with their slots", read("/hosts/kvm1/assignment"), READS, VMS, 0, 0),
         ]
     ours.send("end")
     process.join()

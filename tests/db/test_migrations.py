@@ -81,3 +81,38 @@ def test_a_failed_migration_leaves_nothing_behind(database_url: str) -> None:
         database.upgrade()
     assert tables(database) == {"windows"}
     database.close()
+
+
+def test_windows_of_before_are_those_that_were_posted(database_url: str) -> None:
+    database = open_database(database_url)
+    database.upgrade("0001")
+    moment = "'2026-03-01 12:00:00'"
+    application = "INSERT INTO applications (name, version, created_at, updated_at)"
+    with database.writing() as session:
+        for statement in (
+            f"{application} VALUES ('gone', 1, {moment}, {moment})",
+            "DELETE FROM applications",
+            f"{application} VALUES ('shop', 1, {moment}, {moment})",
+            "INSERT INTO windows (application_id, slot, start_at, end_at, count, buckets)"
+            f" SELECT id, {moment}, {moment}, {moment}, 7, '{{\"500\": 7}}' FROM applications",
+        ):
+            session.execute(text(statement))
+    database.upgrade("0002")
+    with database.reading() as session:
+        assert session.execute(text("SELECT origin, requests, ready, count FROM windows")).all() == [("", 7, None, 7)]
+        assert session.execute(text("SELECT sharing, sources FROM applications")).all() == [(None, None)]
+    with database.writing() as session:
+        session.execute(
+            text(
+                "INSERT INTO windows (application_id, slot, origin, start_at, end_at, count, buckets)"
+                f" SELECT id, {moment}, 'kvm1', {moment}, {moment}, 3, '{{}}' FROM applications"
+            )
+        )
+    database.downgrade("0001")
+    with database.writing() as session:
+        assert session.execute(text("SELECT count FROM windows")).scalars().all() == [7]
+        assert session.execute(text("SELECT count(*) FROM applications WHERE latest_from IS NOT NULL")).scalar() == 1
+        session.execute(text("DELETE FROM applications"))
+        session.execute(text(f"{application} VALUES ('x', 1, {moment}, {moment})"))
+        assert session.execute(text("SELECT id FROM applications")).scalar() == 3, "no id is used again"
+    database.close()

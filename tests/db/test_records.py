@@ -15,14 +15,16 @@ from manager.errors import Conflict, InvalidRequest, NotFound
 from manager.model.histogram import Histogram
 from manager.model.records import Knob, OutcomeKind, Severity
 from manager.model.registration import Application, Mode
+from manager.model.window import Window
 from manager.store import retention
 from manager.store.applications import put_application
 from manager.store.database import Database
-from manager.store.models import DecisionRow, EventRow, TokenRow, WindowRow
+from manager.store.models import DecisionRow, EventRow, TickRow, TokenRow, WindowRow
 from manager.store.records import Position, RecordFilter, list_records, store_new
 from manager.store.retention import Retention, prune
+from manager.store.ticks import list_ticks, store_ticks
 from manager.store.tokens import Principal, Role, authenticate, create_token, list_tokens, revoke_token
-from manager.store.windows import merge_samples
+from manager.store.windows import add_samples
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -131,23 +133,23 @@ def fill(database: Database, old: int, new: int) -> None:
     with database.writing() as session:
         for second in [-60 * (n + 1) for n in range(old)] + [60 * (n + 1) for n in range(new)]:
             end = NOW + timedelta(seconds=second)
-            merge_samples(session, "shop", end, end, Histogram.of([1.0]), timedelta(seconds=5))
+            window = Window("shop", end.timestamp(), end.timestamp(), Histogram.of([1.0]), 1)
+            add_samples(session, "shop", [window], timedelta(seconds=5))
+            store_ticks(session, "h", {end: "{}"})
 
 
-def left(database: Database) -> tuple[int, int, int]:
+def left(database: Database) -> tuple[int, ...]:
     with database.reading() as session:
-        decisions, events, windows = (
-            len(session.scalars(select(kind.id)).all()) for kind in (DecisionRow, EventRow, WindowRow)
-        )
-        return decisions, events, windows
+        kinds = (DecisionRow, EventRow, WindowRow, TickRow)
+        return tuple(len(session.scalars(select(kind.id)).all()) for kind in kinds)
 
 
 def test_what_is_old_is_pruned_in_batches(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_BATCH", 3)
     fill(database, old=7, new=2)
     assert prune(database, NOW, lambda: True) == 0
-    assert prune(database, NOW) == 21
-    assert left(database) == (2, 2, 2)
+    assert prune(database, NOW) == 28
+    assert left(database) == (2, 2, 2, 2)
     assert prune(database, NOW) == 0
 
 
@@ -156,10 +158,24 @@ def test_retention_works_in_the_background(database: Database) -> None:
     keeper = Retention(database, timedelta(days=1), clock=lambda: NOW.timestamp() + 86_400)
     keeper.start()
     for _ in range(500):
-        if left(database) == (1, 1, 1):
+        if left(database) == (1, 1, 1, 1):
             break
     keeper.close()
-    assert left(database) == (1, 1, 1)
+    assert left(database) == (1, 1, 1, 1)
+
+
+def test_a_tick_of_a_host_is_stored_once(database: Database) -> None:
+    at = [NOW + timedelta(seconds=second) for second in range(4)]
+
+    def stored(host: str, *ticks: datetime) -> int:
+        with database.writing() as session:
+            return store_ticks(session, host, {tick: f'"{tick}"' for tick in ticks})
+
+    assert (stored("h", at[0], at[1]), stored("h", at[1], at[2]), stored("g", at[1]), stored("h")) == (2, 1, 1, 0)
+    with database.reading() as session:
+        assert [row.at for row in list_ticks(session, "h", None, None, 9)] == at[2::-1]
+        assert [row.at for row in list_ticks(session, "h", at[1], at[2], 9)] == [at[1]]
+        assert [row.body for row in list_ticks(session, "h", None, None, 1)] == [f'"{at[2]}"']
 
 
 def test_a_token_is_shown_once_and_kept_as_a_hash(database: Database) -> None:

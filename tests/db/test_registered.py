@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -10,14 +11,18 @@ from sqlalchemy.exc import StatementError
 
 from manager.errors import Conflict, InvalidRequest, NotFound
 from manager.model.histogram import Histogram
-from manager.model.registration import Application, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
+from manager.model.law import Law
+from manager.model.registration import Application, HostSpec, Mode, Sharing, Sla, Tier, VmClass, VmSpec
+from manager.model.source import HttpProbe, Push
+from manager.model.window import Window
 from manager.store.applications import applications_for_host, applications_of, put_application
 from manager.store.database import Database
-from manager.store.hosts import put_host, replace_statuses, reporting_host
+from manager.store.hosts import law_of, put_host, replace_statuses, reporting_host
 from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
 from manager.store.registered import delete, get, page
+from manager.store.sources import hosts_of
 from manager.store.vms import VmFilter, delete_vm, get_vm, list_vms, put_vm, vms_for_host
-from manager.store.windows import merge_samples
+from manager.store.windows import add_samples
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 LATER = NOW + timedelta(minutes=1)
@@ -189,7 +194,8 @@ def test_removing_an_application_removes_what_is_its_own(database: Database) -> 
     register_vms(database, "web-1", "web-2", "db-1")
     put_shop(database, SHOP)
     with database.writing() as session:
-        merge_samples(session, "shop", NOW, LATER, Histogram.of([1.0]), timedelta(seconds=5))
+        window = Window("shop", NOW.timestamp(), LATER.timestamp(), Histogram.of([1.0]), 1)
+        add_samples(session, "shop", [window], timedelta(seconds=5))
     with database.registering() as session:
         delete(session, ApplicationRow, "shop", anything)
     with database.reading() as session:
@@ -237,6 +243,45 @@ def test_removing_a_host_forgets_what_it_reported(database: Database) -> None:
         delete(session, HostRow, "h", anything)
     with database.reading() as session:
         assert session.scalars(select(VmStatusRow)).all() == []
+
+
+@pytest.mark.parametrize("law", [Law(), Law(published=True), Law(gain=1.0, min_samples=7)])
+def test_a_host_keeps_its_law(database: Database, law: Law) -> None:
+    with database.registering() as session:
+        put_host(session, HostSpec("h", law=law), NOW, anything)
+    with database.reading() as session:
+        row = get(session, HostRow, "h")
+        assert law_of(row) == law
+        assert (row.law is None) == (law == Law()), "what is not set follows the default"
+
+
+def test_sources_belong_to_an_application_and_make_it_a_hosts_concern(database: Database) -> None:
+    register_vms(database, *SHOP.vms)
+    sources = (HttpProbe("probe", "http://shop/", host="elsewhere"), Push("push", ("10.0.0.0/8",)))
+    wanted = replace(SHOP, sources=sources, sharing=Sharing.ISOLATION)
+    assert put_shop(database, wanted) == ("1.1", True)
+    assert put_shop(database, wanted, LATER) == ("1.1", False)
+    with database.registering() as session:
+        for vm in SHOP.vms:
+            put_vm(session, VmSpec(vm, VmClass.CRITICAL, host="h"), NOW, anything)
+    with database.reading() as session:
+        row = get(session, ApplicationRow, "shop")
+        assert applications_of(session, [row])["shop"] == wanted
+        concerned = [host for host in ("elsewhere", "g", "h") if applications_for_host(session, host)]
+        assert concerned == ["elsewhere", "h"]
+
+
+def test_the_hosts_that_have_a_vm_of_an_application(database: Database) -> None:
+    register_vms(database, "web-1", "web-2", "db-1", "other")
+    put_shop(database, SHOP)
+    with database.registering() as session:
+        put_application(session, Application("idle"), NOW, anything)
+        put_vm(session, VmSpec("web-1", VmClass.CRITICAL, host="a"), NOW, anything)
+    report(database, "b", **{"web-2": "1", "other": "1"})
+    report(database, "c", other="1")
+    with database.reading() as session:
+        rows = [get(session, ApplicationRow, name) for name in ("shop", "idle")]
+        assert hosts_of(session, rows) == {"shop": {"a", "b"}, "idle": frozenset()}
 
 
 def test_lists_of_vms_are_filtered(database: Database) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -11,12 +12,20 @@ import pytest
 from manager.errors import InvalidRequest, NotFound
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
-from manager.model.window import Window
+from manager.model.window import Ready, Window
 from manager.store.applications import put_application
 from manager.store.database import Database
-from manager.store.models import ApplicationRow
+from manager.store.models import ApplicationRow, WindowRow
 from manager.store.registered import get
-from manager.store.windows import MAX_COUNT, latest_windows, list_windows, merge_samples, slot_start, window_of
+from manager.store.windows import (
+    MAX_COUNT,
+    add_samples,
+    latest_windows,
+    list_windows,
+    recent_windows,
+    replace_windows,
+    slot_start,
+)
 
 MINUTE = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SLOT = timedelta(seconds=5)
@@ -34,21 +43,26 @@ def shop(database: Database) -> Database:
     return database
 
 
+def window(start: float, end: float, count: int = 1, time_us: float = 1000.0) -> Window:
+    histogram = Histogram.of([time_us] * count)
+    return Window("shop", at(start).timestamp(), at(end).timestamp(), histogram, count)
+
+
 def post(database: Database, start: float, end: float, count: int = 1, time_us: float = 1000.0) -> None:
     with database.writing() as session:
-        merge_samples(session, "shop", at(start), at(end), Histogram.of([time_us] * count), SLOT)
+        add_samples(session, "shop", [window(start, end, count, time_us)], SLOT)
 
 
 def windows(database: Database) -> list[tuple[float, float, int]]:
     """Start and end in seconds, and count, of all windows, newest first."""
     with database.reading() as session:
         rows = list_windows(session, get(session, ApplicationRow, "shop"), None, None, 100)
-        return [seconds(window_of("shop", row)) for row in rows]
+        return [seconds(one) for _, one in rows]
 
 
 def latest(database: Database) -> tuple[float, float, int] | None:
     with database.reading() as session:
-        found = latest_windows(session, [get(session, ApplicationRow, "shop")])
+        found = latest_windows(session, [get(session, ApplicationRow, "shop")], SLOT)
     return seconds(found["shop"]) if found else None
 
 
@@ -97,15 +111,15 @@ def test_pages_of_windows(shop: Database) -> None:
     with shop.reading() as session:
         row = get(session, ApplicationRow, "shop")
         newest = list_windows(session, row, None, None, 2)
-        older = list_windows(session, row, at(5), newest[-1].slot, 9)
-    assert [one.slot for one in newest] == [at(15), at(10)]
-    assert [one.slot for one in older] == [at(5)]
+        older = list_windows(session, row, at(5), newest[-1][0], 9)
+    assert [slot for slot, _ in newest] == [at(15), at(10)]
+    assert [slot for slot, _ in older] == [at(5)]
 
 
 def test_more_than_can_be_counted_is_refused(shop: Database) -> None:
-    full = Histogram({500: MAX_COUNT})
+    full = replace(window(0, 1), histogram=Histogram({500: MAX_COUNT}))
     with shop.writing() as session:
-        merge_samples(session, "shop", at(0), at(1), full, SLOT)
+        add_samples(session, "shop", [full], SLOT)
     with pytest.raises(InvalidRequest, match="buckets"):
         post(shop, 0, 1)
     assert windows(shop) == [(0, 1, MAX_COUNT)]
@@ -140,3 +154,68 @@ def test_samples_sent_while_the_application_is_registered_anew_are_kept(shop: Da
         for job in jobs:
             job.result()
     assert latest(shop) == (0, 1, 40)
+
+
+def report(database: Database, origin: str, *found: Window) -> int:
+    with database.writing() as session:
+        number = get(session, ApplicationRow, "shop").id
+        return replace_windows(session, origin, {"shop": number}, found, SLOT)
+
+
+def recent(database: Database, slots: int, without: str | None = None) -> list[Window]:
+    with database.reading() as session:
+        row = get(session, ApplicationRow, "shop")
+        return list(recent_windows(session, [row], SLOT, slots, without).get("shop", ()))
+
+
+def test_what_an_origin_reports_replaces_what_it_reported(shop: Database) -> None:
+    assert report(shop, "h", window(0, 2, 3), window(5, 6, 1)) == 2
+    assert report(shop, "h", window(0, 5, 9)) == 1
+    assert windows(shop) == [(5, 6, 1), (0, 5, 9)]
+
+
+@pytest.mark.parametrize("counts", [(5, 5), (5, 3), (3, 5), (5, 3, 4)])
+def test_a_slot_never_shrinks(shop: Database, counts: tuple[int, ...]) -> None:
+    for count in counts:
+        report(shop, "h", window(0, 5, count))
+    assert windows(shop) == [(0, 5, 5)]
+    with shop.writing() as session:
+        session.query(WindowRow).delete()
+    report(shop, "h", *(window(0, 5, count) for count in counts))
+    assert windows(shop) == [(0, 5, 5)], "also in one report"
+
+
+def test_origins_are_added_up_wherever_windows_are_read(shop: Database) -> None:
+    post(shop, 1, 4, 1)
+    report(shop, "h", window(0, 5, 10))
+    report(shop, "g", window(0, 3, 100), window(5, 8, 1000))
+    post(shop, 1, 4, 1)
+    assert windows(shop) == [(5, 8, 1000), (0, 5, 112)]
+    assert latest(shop) == (0, 8, 1112)
+    assert [seconds(one) for one in recent(shop, 2)] == [(0, 5, 112), (5, 8, 1000)]
+    assert [seconds(one) for one in recent(shop, 1)] == [(5, 8, 1000)]
+    assert [seconds(one) for one in recent(shop, 2, without="g")] == [(0, 5, 12)]
+
+
+def test_what_is_unknown_stays_unknown(shop: Database) -> None:
+    ready = Ready(95, 12.5)
+    unknown = replace(window(0, 5, 0), requests=None, ready=ready)
+    report(shop, "h", unknown)
+    assert recent(shop, 1) == [unknown]
+    report(shop, "g", replace(window(0, 5, 0), requests=2.5))
+    assert (recent(shop, 1)[0].requests, recent(shop, 1)[0].ready) == (2.5, ready)
+
+
+def test_many_slots_are_found(shop: Database) -> None:
+    report(shop, "h", *(window(5 * number, 5 * number + 5) for number in range(1200)))
+    assert len(recent(shop, 1100)) == 1100
+
+
+def test_many_agents_report_at_once(shop: Database) -> None:
+    def send(origin: int) -> None:
+        for count in range(1, 11):
+            report(shop, f"h{origin}", *(window(5 * slot, 5 * slot + 5, count) for slot in range(5)))
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(send, range(6)))
+    assert [count for _, _, count in windows(shop)] == [60] * 5

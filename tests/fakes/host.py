@@ -54,6 +54,7 @@ class FakeHost:
     ignore: set[Knob] = field(default_factory=set)
     writes: list[tuple[KnobKey, KnobValue]] = field(default_factory=list)
     next_pid: int = 100
+    ips: dict[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def online(self) -> CpuSet:
@@ -90,6 +91,9 @@ class FakeHost:
 
     def running(self) -> Mapping[str, VmInstance]:
         return self.listed
+
+    def addresses(self) -> Mapping[str, frozenset[str]]:
+        return {uuid: self.ips[uuid] for uuid in self.listed if uuid in self.ips}
 
     def is_alive(self, instance: VmInstance) -> bool:
         vm = self.vms.get(instance.uuid)

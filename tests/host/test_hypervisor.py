@@ -15,10 +15,11 @@ import libvirt
 import pytest
 
 from manager.host import hypervisor
-from manager.host.hypervisor import EventLoop, HypervisorWatch
+from manager.host.hypervisor import EventLoop, HypervisorWatch, merge_addresses
 from tests.host.conftest import QemuLike, Root, descriptors, until
 
 DOMAIN = "test"  # the one domain that libvirt's test driver begins with, running
+MAC = "52:54:00:00:00:99"  # of nobody
 UUID = "6695eb01-f6a4-8304-79aa-97f2502e193f"
 SECOND = """
 <domain type='test'>
@@ -107,9 +108,17 @@ class Followed:
     """A watch and what it told."""
 
     def __init__(self, uri: str, root: Root, reconcile_s: float = 3600) -> None:
+        self.neighbours: dict[str, frozenset[str]] | None = {}
         self.told: list[tuple[bool, str]] = []
-        self.watch = HypervisorWatch(uri, root.paths, reconcile_s, lambda *told: self.told.append(told))
+        self.watch = HypervisorWatch(
+            uri, root.paths, reconcile_s, lambda *told: self.told.append(told), self.read_neighbours
+        )
         self.watch.start()
+
+    def read_neighbours(self) -> dict[str, frozenset[str]]:
+        if self.neighbours is None:
+            raise PermissionError(1, "Operation not permitted")
+        return self.neighbours
 
     @property
     def connections(self) -> list[bool]:
@@ -229,6 +238,79 @@ def test_each_restart_of_libvirtd_is_told_once_and_survived(libvirtd, follow, vm
     operator.lookupByName(DOMAIN).destroy()
     until(lambda: followed.listed() == set(), "events arrive over the new connection")
     operator.close()
+
+
+def test_addresses_are_looked_up_and_kept_while_libvirtd_is_away(libvirtd, follow, vm: QemuLike) -> None:
+    libvirtd.start()
+    followed = follow(libvirtd.uri)
+    until(lambda: followed.watch.domains.addresses, "addresses are known")
+    assert followed.watch.domains.addresses == {UUID: frozenset({"192.168.122.3"})}, "the test driver's own answer"
+    libvirtd.kill()
+    until(lambda: not followed.watch.domains.connected, "the loss is noticed")
+    assert followed.watch.domains.addresses == {UUID: frozenset({"192.168.122.3"})}
+
+
+def test_a_domain_that_ends_has_no_addresses(libvirtd, follow, vm: QemuLike) -> None:
+    libvirtd.start()
+    followed = follow(libvirtd.uri)
+    until(lambda: followed.watch.domains.addresses, "addresses are known")
+    operator = libvirtd.connect()
+    operator.lookupByName(DOMAIN).destroy()
+    until(lambda: followed.watch.domains.addresses == {}, "they are forgotten")
+    operator.close()
+
+
+def test_asked_to_look_again_it_finds_new_neighbours_and_keeps_old_ones(libvirtd, follow, vm: QemuLike) -> None:
+    libvirtd.start()
+    followed = follow(libvirtd.uri)
+    until(lambda: followed.watch.domains.addresses, "it was looked up")
+    followed.neighbours = {"aa:bb:cc:dd:ee:ff": frozenset({"192.168.122.44", "fd00::44"}), MAC: frozenset({"10.0.0.1"})}
+    followed.watch.look_again()
+    known = frozenset({"192.168.122.3", "192.168.122.44", "fd00::44"})
+    until(lambda: followed.watch.domains.addresses == {UUID: known}, "the new addresses are known")
+    followed.neighbours = None  # reading them fails
+    generation = followed.watch.domains.generation
+    followed.watch.look_again()
+    until(lambda: followed.watch.domains.generation > generation, "it was listed again")
+    assert followed.watch.domains.addresses == {UUID: known}
+    assert followed.connections == [True]
+
+
+def test_a_refused_look_up_disturbs_nothing(libvirtd, follow, vm: QemuLike, monkeypatch) -> None:
+    asked: list[str] = []
+
+    def refuse(_domain: libvirt.virDomain, *_: int) -> None:
+        asked.append("refused")
+        raise libvirt.libvirtError("no network with matching name")
+
+    monkeypatch.setattr(libvirt.virDomain, "interfaceAddresses", refuse)
+    monkeypatch.setattr(libvirt.virDomain, "XMLDesc", refuse)
+    libvirtd.start()
+    followed = follow(libvirtd.uri)
+    until(lambda: UUID in followed.watch.domains.addresses, "it was looked up")
+    assert followed.watch.domains.addresses == {UUID: frozenset()}
+    assert len(asked) == 2, "leases, and then interfaces"
+    assert followed.listed() == {DOMAIN}
+    assert followed.connections == [True]
+
+
+@pytest.mark.parametrize(
+    ("known", "seen", "merged"),
+    [
+        ({}, {"a": {"1"}}, {"a": {"1"}}),
+        ({"a": {"1"}}, {"a": {"2"}}, {"a": {"1", "2"}}),
+        ({"a": {"1"}}, {"a": set()}, {"a": {"1"}}),
+        ({"a": {"1"}}, {"a": set(), "b": {"1"}}, {"a": set(), "b": {"1"}}),
+        ({"a": {"1"}}, {"a": {"1"}, "b": {"1"}}, {"a": {"1"}, "b": {"1"}}),
+        ({"a": {"1"}}, {"b": set()}, {"b": set()}),
+    ],
+    ids=["new", "another one", "forgotten by the kernel", "taken over", "shared", "ended"],
+)
+def test_an_address_stays_with_its_domain_while_no_other_has_it(known: dict, seen: dict, merged: dict) -> None:
+    def frozen(addresses: dict[str, set[str]]) -> dict[str, frozenset[str]]:
+        return {uuid: frozenset(ips) for uuid, ips in addresses.items()}
+
+    assert merge_addresses(frozen(known), frozen(seen)) == frozen(merged)
 
 
 def counted_opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:

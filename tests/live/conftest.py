@@ -78,6 +78,7 @@ class Service:
     folder: Path
     port: int
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    extra: dict[str, str] = field(default_factory=dict)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -90,6 +91,8 @@ class Service:
             "EQUIPOISE_HOST_NAME": HOST,
             "EQUIPOISE_INTERVAL_S": "0.2",
             "EQUIPOISE_SYNC_S": "0.2",
+            "EQUIPOISE_SYSLOG_LISTEN_PORT": "0",
+            **self.extra,
         }
 
     def spawn(self, *command: str) -> subprocess.Popen[bytes]:

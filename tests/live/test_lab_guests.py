@@ -109,7 +109,8 @@ def test_nginx_serves_compresses_and_logs_where_asked(host: LabHost) -> None:
             assert answer.headers["Content-Encoding"] == "gzip"
             assert 512 < len(answer.read()) < 16 * 1024
         logged = collector.recv(1000).decode()
-        assert " GET / 200 4096 " in logged
+        assert "nginx: / request_time=" in logged
+        assert logged.endswith(" status=200")
 
 
 def test_batch_burns_all_its_vcpus_or_its_share_of_the_time(host: LabHost, connection: libvirt.virConnect) -> None:

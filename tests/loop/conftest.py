@@ -1,4 +1,4 @@
-"""A loop on a fake host."""
+"""A loop on a fake host, and the link of an agent with a manager of the test's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import httpx
 import pytest
 
+from manager.api.convert import capabilities_body
+from manager.client import ManagerClient
 from manager.loop.journal import Journal
+from manager.loop.link import ManagerLink, Report
+from manager.loop.outbox import Outbox
 from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
 from manager.model.host import KnobKey, KnobValue
 from manager.model.records import Knob
@@ -16,6 +21,7 @@ from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSp
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.manager import Manager
 
 
 @dataclass
@@ -67,6 +73,35 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
     yield made
     made.journal.close()
+
+
+@pytest.fixture
+def manager() -> Manager:
+    return Manager()
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "assignment.json"
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[Outbox]:
+    opened = Outbox(tmp_path / "outbox.db", 10_000)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def link(manager: Manager, cache: Path, outbox: Outbox) -> Iterator[ManagerLink]:
+    client = ManagerClient("http://manager:8750/", "s3cret", httpx.MockTransport(manager.handle))
+    yield ManagerLink(client, "h1", "0.1.0", cache, outbox)
+    client.close()
+
+
+@pytest.fixture
+def report() -> Report:
+    return Report(capabilities_body(FakeHost().capabilities), None, None)
 
 
 __all__ = ["Mode", "Rig", "rig"]

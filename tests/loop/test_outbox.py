@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manager.errors import JournalError
-from manager.loop.outbox import Outbox
-from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity
+from manager.loop.outbox import Kind, Outbox, Waiting
+from manager.model.histogram import Histogram
+from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity, TickRecord, VmTick
+from manager.model.window import Ready, Window
 from tests.loop.disk import small_disk
+
+PLENTY = 10**9
+"""Bytes, more than any of these tests has."""
 
 
 def record(number: int) -> DecisionRecord:
@@ -32,8 +38,21 @@ def event(number: int) -> Event:
     return Event(f"event {number}", 2.5, "h1", Severity.WARNING, "read", "all\x00kinds of “text”", None)
 
 
-def ids(rows: list[dict[str, Any]]) -> list[str]:
-    return [row.get("record_id") or row["event_id"] for row in rows]
+def tick(number: int) -> TickRecord:
+    return TickRecord(float(number), "fair", "enforce", 0.5, (VmTick("wéb", 0.25, 0.01, None, "observe"),))
+
+
+def window(number: int) -> Window:
+    return Window("shop", 5.0 * number, 5.0 * number + 5, Histogram({500: 3}), None, Ready(95, 12.5))
+
+
+def waiting(outbox: Outbox, limit: int = 100) -> list[str]:
+    """Ids of the decisions, then of the events."""
+    return ids(outbox.peek(limit, PLENTY).fields)
+
+
+def ids(fields: Mapping[Kind, list[dict[str, Any]]]) -> list[str]:
+    return [one["record_id"] for one in fields[Kind.DECISION]] + [one["event_id"] for one in fields[Kind.EVENT]]
 
 
 @pytest.fixture
@@ -49,53 +68,63 @@ def outbox(path: Path) -> Iterator[Outbox]:
 
 
 def test_empty(outbox: Outbox) -> None:
-    assert outbox.peek(10) == (0, [], [])
-    outbox.put((), ())
+    nothing = Waiting(0, True, {kind: [] for kind in Kind})
+    assert outbox.peek(10, PLENTY) == nothing
+    outbox.put(())
     outbox.drop_through(0)
-    assert outbox.peek(10) == (0, [], [])
+    assert outbox.peek(10, PLENTY) == nothing
 
 
 def test_what_was_put_comes_back_as_it_was(outbox: Outbox) -> None:
-    outbox.put([record(1)], [event(1)])
-    _, decisions, events = outbox.peek(10)
-    assert decisions == [asdict(record(1))]
-    assert events == [asdict(event(1))]
-    assert DecisionRecord(**decisions[0]) == record(1)
-    assert Event(**events[0]) == event(1)
+    outbox.put([record(1), event(1), tick(1), window(1)])
+    fields = outbox.peek(10, PLENTY).fields
+    assert fields[Kind.DECISION] == [asdict(record(1))]
+    assert fields[Kind.EVENT] == [asdict(event(1))]
+    [sent_tick], [sent_window] = fields[Kind.TICK], fields[Kind.WINDOW]
+    assert (sent_tick["time_s"], sent_tick["vms"]) == (1.0, [asdict(tick(1).vms[0])])
+    assert sent_window == asdict(window(1)) | {"histogram": {"buckets": {"500": 3}}}
 
 
 def test_looking_takes_nothing_and_the_oldest_come_first(outbox: Outbox) -> None:
-    outbox.put([record(1), record(2)], [event(1)])
-    outbox.put([record(3)], [event(2)])
-    last, decisions, events = outbox.peek(4)
-    assert (ids(decisions), ids(events)) == (["record 1", "record 2", "record 3"], ["event 1"])
-    assert outbox.peek(4) == (last, decisions, events)
-    first, decisions, events = outbox.peek(1)
-    assert (ids(decisions), events) == (["record 1"], [])
-    assert first < last
+    outbox.put([record(1), record(2), event(1)])
+    outbox.put([record(3), event(2)])
+    first = outbox.peek(4, PLENTY)
+    assert (ids(first.fields), first.complete) == (["record 1", "record 2", "record 3", "event 1"], False)
+    assert outbox.peek(4, PLENTY) == first
+    assert outbox.peek(5, PLENTY).complete
+    assert waiting(outbox, 1) == ["record 1"]
+    assert outbox.peek(1, PLENTY).last < first.last
+
+
+def test_what_is_taken_at_once_is_bounded_but_never_nothing(outbox: Outbox) -> None:
+    outbox.put(record(number) for number in range(10))
+    size = len(json.dumps(asdict(record(0))))
+    assert len(ids(outbox.peek(10, 3 * size).fields)) == 3
+    assert len(ids(outbox.peek(10, 3 * size - 1).fields)) == 2
+    assert (ids(outbox.peek(10, 1).fields), outbox.peek(10, 1).complete) == (["record 0"], False)
 
 
 def test_only_what_was_acknowledged_is_dropped(outbox: Outbox) -> None:
-    outbox.put([record(number) for number in range(5)], ())
-    last, _, _ = outbox.peek(2)
-    outbox.put([record(5)], ())
+    outbox.put([record(number) for number in range(5)])
+    last = outbox.peek(2, PLENTY).last
+    outbox.put([record(5)])
     outbox.drop_through(last)
     outbox.drop_through(last)
-    assert ids(outbox.peek(10)[1]) == ["record 2", "record 3", "record 4", "record 5"]
+    assert waiting(outbox) == ["record 2", "record 3", "record 4", "record 5"]
 
 
 def test_rows_survive_a_restart_and_their_numbers_are_never_used_again(outbox: Outbox, path: Path) -> None:
-    outbox.put([record(1)], [event(1)])
-    last, decisions, events = outbox.peek(10)
+    outbox.put([record(1), event(1)])
+    before = outbox.peek(10, PLENTY)
     outbox.close()
     with closing(Outbox(path, 100)) as again:
-        assert again.peek(10) == (last, decisions, events)
-        again.drop_through(last)
+        assert again.peek(10, PLENTY) == before
+        again.drop_through(before.last)
     with closing(Outbox(path, 100)) as again:
-        again.put([record(2)], ())
-        assert again.peek(10)[0] > last, "an old acknowledgement must not drop it"
-        again.drop_through(last)
-        assert ids(again.peek(10)[1]) == ["record 2"]
+        again.put([record(2)])
+        assert again.peek(10, PLENTY).last > before.last, "an old acknowledgement must not drop it"
+        again.drop_through(before.last)
+        assert waiting(again) == ["record 2"]
 
 
 @settings(max_examples=30)
@@ -105,24 +134,43 @@ def test_the_newest_stay_when_it_is_full(max_rows: int, sizes: list[int]) -> Non
         wanted: list[str] = []
         for size in sizes:
             numbers = range(len(wanted), len(wanted) + size)
-            outbox.put([record(number) for number in numbers], ())
+            outbox.put([record(number) for number in numbers])
             wanted += [f"record {number}" for number in numbers]
-            assert ids(outbox.peek(100)[1]) == wanted[-max_rows:]
+            assert waiting(outbox) == wanted[-max_rows:]
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 6), st.lists(st.lists(st.sampled_from("rwt"), max_size=8), max_size=6), st.booleans())
+def test_what_comes_with_every_interval_gives_way_to_records(max_rows: int, puts: list[list[str]], again: bool) -> None:
+    makers = {"r": record, "w": window, "t": tick}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        path = Path(folder) / "outbox.db"
+        outbox = stack.enter_context(closing(Outbox(path, max_rows)))
+        kinds: list[str] = []
+        for put in puts:
+            outbox.put(makers[kind](len(kinds) + place) for place, kind in enumerate(put))
+            kinds += put
+            if again:
+                outbox = stack.enter_context(closing(Outbox(path, max_rows)))  # what it counts is in the file
+        fields = outbox.peek(1000, PLENTY).fields
+        assert sum(map(len, fields.values())) == min(max_rows, len(kinds))
+        records = [f"record {number}" for number, kind in enumerate(kinds) if kind == "r"]
+        assert [one["record_id"] for one in fields[Kind.DECISION]] == records[-max_rows:]
 
 
 def test_several_threads_may_use_it(outbox: Outbox) -> None:
     """The loop puts while the exchange with the manager takes."""
     taken: list[str] = []
     putters = [
-        threading.Thread(target=lambda start=start: [outbox.put([record(start + one)], ()) for one in range(25)])
+        threading.Thread(target=lambda start=start: [outbox.put([record(start + one)]) for one in range(25)])
         for start in (0, 100, 200)
     ]
     for thread in putters:
         thread.start()
     while len(taken) < 75:
-        last, decisions, _ = outbox.peek(10)
-        outbox.drop_through(last)
-        taken += ids(decisions)
+        found = outbox.peek(10, PLENTY)
+        outbox.drop_through(found.last)
+        taken += ids(found.fields)
     for thread in putters:
         thread.join()
     numbers = [int(name.split()[1]) for name in taken]
@@ -134,15 +182,15 @@ def test_several_threads_may_use_it(outbox: Outbox) -> None:
 
 def test_a_full_disk_refuses_all_of_it_and_keeps_the_rest(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as disk, closing(Outbox(disk.folder / "outbox.db", 10_000)) as outbox:
-        outbox.put([record(1)], ())
+        outbox.put([record(1)])
         disk.fill()
         for _ in range(2):
             with pytest.raises(JournalError, match="the outbox cannot be written: database or disk is full"):
-                outbox.put([record(number) for number in range(2, 2000)], ())
-        assert ids(outbox.peek(10)[1]) == ["record 1"]
+                outbox.put([record(number) for number in range(2, 2000)])
+        assert waiting(outbox) == ["record 1"]
         disk.clear()
-        outbox.put([record(2)], ())
-        assert ids(outbox.peek(10)[1]) == ["record 1", "record 2"]
+        outbox.put([record(2)])
+        assert waiting(outbox) == ["record 1", "record 2"]
 
 
 def test_a_file_that_cannot_be_used_is_refused(path: Path, tmp_path: Path) -> None:
@@ -159,6 +207,6 @@ def test_a_file_that_cannot_be_used_is_refused(path: Path, tmp_path: Path) -> No
 def test_errors_of_the_file_have_one_type(outbox: Outbox, path: Path) -> None:
     with closing(sqlite3.connect(path)) as other:
         other.execute("DROP TABLE waiting")
-    for action in (lambda: outbox.put([record(1)], ()), lambda: outbox.peek(1), lambda: outbox.drop_through(1)):
+    for action in (lambda: outbox.put([record(1)]), lambda: outbox.peek(1, PLENTY), lambda: outbox.drop_through(1)):
         with pytest.raises(JournalError, match="no such table"):
             action()

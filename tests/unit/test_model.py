@@ -118,7 +118,7 @@ def test_what_is_as_we_left_it(settled: bool, foreign_value: bool, previous: boo
     ("start_s", "end_s", "rate_rps"), [(0.0, 5.0, 0.8), (5.0, 5.0, 0.0), (6.0, 5.0, 0.0), (0.0, 0.5, 8.0)]
 )
 def test_the_rate_of_a_window(start_s: float, end_s: float, rate_rps: float) -> None:
-    assert Window("shop", start_s, end_s, Histogram({500: 3, 510: 1})).rate_rps == pytest.approx(rate_rps)
+    assert Window("shop", start_s, end_s, Histogram({500: 3, 510: 1}), 4).rate_rps == pytest.approx(rate_rps)
 
 
 def test_percentiles_of_a_window_are_milliseconds() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from manager.api.schemas import DomainName, Moment, Name, Text, Uuid
+from manager.api.convert import host_spec, law_body
+from manager.api.schemas import DomainName, HostIn, LawBody, Moment, Name, Text, Uuid
+from manager.model.law import BOUNDS, Law
+from manager.model.registration import HostSpec
 
 moment: TypeAdapter[datetime] = TypeAdapter(Moment)
 
@@ -80,3 +84,20 @@ def test_texts(kind: Any, good: list[str], bad: list[str]) -> None:
 
 def test_a_uuid_is_answered_in_lower_case() -> None:
     assert TypeAdapter(Uuid).validate_python("6F1F5B0E-6F0E-4B62-9D2B-0D3F6F0F8A10").startswith("6f1f5b0e-")
+
+
+def test_a_law_has_the_fields_and_defaults_of_the_model() -> None:
+    assert list(LawBody.model_fields) == [field.name for field in fields(Law)]
+    assert host_spec("h", HostIn()) == HostSpec("h")
+    assert LawBody().model_dump() == law_body(Law()).model_dump()
+
+
+@pytest.mark.parametrize("name", [name for name in LawBody.model_fields if name != "published"])
+def test_a_law_is_bounded_as_the_model_says(name: str) -> None:
+    low, high = BOUNDS[name]
+    for value in (low, high):
+        law = replace(Law(), **{name: value})
+        assert host_spec("h", HostIn(law=law_body(law))).law == law
+    for value in (low - 1, high + 1, None, "1"):
+        with pytest.raises(ValidationError):
+            LawBody.model_validate({name: value}, strict=True)

@@ -1,6 +1,6 @@
 """One load generator as a process of its own: a line of JSON for each interval, and one for the whole run.
 
-Run by the demonstration as ``python -m deploy.lab.demo.load SERVICE SECONDS`` inside the load generators' group.
+Run by a demonstration as ``python -m deploy.lab.demo.load SCENE SERVICE SECONDS`` inside the load generators' group.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ from __future__ import annotations
 import json
 import sys
 
-from deploy.lab.demo.scene import make_scene
+from deploy.lab.demo.scene import SCENES
 from deploy.lab.loadgen import IntervalResult, run
 
 
 def main() -> None:
     """Generate one service's load."""
-    name, seconds = sys.argv[1], float(sys.argv[2])
-    service = next(service for service in make_scene().services if service.name == name)
-    result = run(service.load(seconds), on_interval=_print_interval)
+    scene, name, seconds = SCENES[sys.argv[1]](), sys.argv[2], float(sys.argv[3])
+    service = next(service for service in scene.services if service.name == name)
+    result = run(service.load(seconds, scene.push_interval_s), on_interval=_print_interval)
     print(json.dumps({"result": result.to_json()}), flush=True)
 
 

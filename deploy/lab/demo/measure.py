@@ -147,12 +147,15 @@ def measure(
             process.kill()
         for reader in readers:
             reader.join()
+        for process in generators.values():
+            with process:  # closes its pipes and waits for its end
+                pass
     return Measured(results, use)
 
 
 def _start_load(scene: Scene, service: str, seconds: float) -> subprocess.Popen[bytes]:
     command = [str(_LOADGROUP), "run", "--cpus", format_cpus(scene.load_cpus), "--"]
-    command += [sys.executable, "-m", "deploy.lab.demo.load", service, str(seconds)]
+    command += [sys.executable, "-m", "deploy.lab.demo.load", scene.name, service, str(seconds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

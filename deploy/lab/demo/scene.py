@@ -1,8 +1,9 @@
-"""What the demonstration consists of: VMs, pCPUs, load, SLAs and phases."""
+"""What the demonstrations consist of: VMs, pCPUs, load, SLAs and phases."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from deploy.lab.loadgen import HttpOptions, LoadSpec, MemcachedOptions, Phase
@@ -12,33 +13,45 @@ from manager.model.cpus import format_cpus
 MANAGED_PCPUS = 2
 CONNECTIONS = 64
 WARMUP_S = 3.0
-PUSH_INTERVAL_S = 2.0
+# As in the study: 20 requests/s, doubled by the spike, of which 30 are agreed.
+SPIKE_BASE_RPS = 20.0
+SPIKE_MAX_RPS = 30.0
+SPIKE_SLA_MS = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A critical VM, the load it is given and the SLA it is registered with."""
+    """A critical VM, the load it is given and the SLA it is registered with.
+
+    With ``spike_rps`` the load has that rate in the middle third of the time, ``rate_rps`` else.
+    """
 
     name: str
     vm: LabVm
     rate_rps: float
     sla_ms: float
+    path: str = "/4k.txt"
+    spike_rps: float | None = None
+    max_rate_rps: float | None = None
+    seed: int = 1
 
-    def load(self, duration_s: float) -> LoadSpec:
-        """The same load in every phase, arrivals included."""
+    def load(self, duration_s: float, push_interval_s: float) -> LoadSpec:
+        """The same load whenever it is asked for, arrivals included."""
         port, protocol = (
             (MEMCACHED_PORT, MemcachedOptions())
             if self.vm.role is Role.MEMCACHED
-            else (HTTP_PORT, HttpOptions("/4k.txt"))
+            else (HTTP_PORT, HttpOptions(self.path))
         )
+        rates = [self.rate_rps] if self.spike_rps is None else [self.rate_rps, self.spike_rps, self.rate_rps]
         return LoadSpec(
             self.vm.ip,
             port,
             protocol,
-            (Phase(duration_s, self.rate_rps),),
+            tuple(Phase(duration_s / len(rates), rate_rps) for rate_rps in rates),
             warmup_s=WARMUP_S,
             connections=CONNECTIONS,
-            interval_s=PUSH_INTERVAL_S,
+            seed=self.seed,
+            interval_s=push_interval_s,
         )
 
 
@@ -63,12 +76,18 @@ PHASES = (
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """The pCPUs the VMs run on, those of the load generators (the same ones where there are no others), the VMs."""
+    """The pCPUs the VMs run on, those of the load generators (the same ones where there are no others), the VMs.
 
+    ``interval_s`` is the control interval, ``push_interval_s`` how often load generators tell of response times.
+    """
+
+    name: str
     managed_cpus: frozenset[int]
     load_cpus: frozenset[int]
     services: tuple[Service, ...]
     batch: tuple[LabVm, ...]
+    interval_s: float = 1.0
+    push_interval_s: float = 2.0
 
     @property
     def vms(self) -> tuple[LabVm, ...]:
@@ -76,7 +95,7 @@ class Scene:
         return (*(service.vm for service in self.services), *self.batch)
 
 
-def make_scene() -> Scene:
+def phases_scene() -> Scene:
     """The scene for this machine: VMs on its first two pCPUs, load generators on the others if there are any.
 
     There is a batch VM of one vCPU for each managed pCPU, so that batch alone fills them. One vCPU, because the kernel
@@ -96,4 +115,37 @@ def make_scene() -> Scene:
         Service("nginx", vm("nginx", Role.NGINX, 232, 1), rate_rps=500, sla_ms=10.0),
     )
     batch = tuple(vm(f"batch-{number + 1}", Role.BATCH, 233 + number, 1) for number in range(len(managed)))
-    return Scene(managed, load, services, batch)
+    return Scene("phases", managed, load, services, batch)
+
+
+def spike_scene() -> Scene:
+    """Two NGINX applications alike and a batch VM, all on one pCPU; the load of the second doubles for a while.
+
+    All threads of the VMs are on that pCPU, so that the two compete for it, and the load generators on others. The
+    rates are such that with static weights the second misses its SLA during the spike.
+    """
+    online = sorted(os.sched_getaffinity(0))
+    managed = frozenset(online[:1])
+    cpus = format_cpus(managed)
+
+    def vm(name: str, role: Role, last_octet: int) -> LabVm:
+        return LabVm(PREFIX + name, role, f"192.168.122.{last_octet}", cpus=cpus)
+
+    services = tuple(
+        Service(
+            name,
+            vm(name, Role.NGINX, octet),
+            rate_rps=SPIKE_BASE_RPS,
+            sla_ms=SPIKE_SLA_MS,
+            path="/gzip",
+            spike_rps=spike_rps,
+            max_rate_rps=SPIKE_MAX_RPS,
+            seed=octet,
+        )
+        for name, octet, spike_rps in (("wiki-1", 235, None), ("wiki-2", 236, 2 * SPIKE_BASE_RPS))
+    )
+    batch = (vm("batch-1", Role.BATCH, 233),)
+    return Scene("spike", managed, frozenset(online) - managed or managed, services, batch, 5.0, 1.0)
+
+
+SCENES: Mapping[str, Callable[[], Scene]] = {"phases": phases_scene, "spike": spike_scene}

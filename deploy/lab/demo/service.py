@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.lab.commands import LabError, last_lines
-from deploy.lab.demo.scene import DemoPhase, Scene
+from deploy.lab.demo.scene import Scene
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 
@@ -21,7 +21,6 @@ HOST = "demo"
 START_S = 60.0
 SETTLE_S = 30.0
 STOP_S = 60.0
-INTERVAL_S = 1.0
 
 
 class Equipoise:
@@ -39,7 +38,7 @@ class Equipoise:
             "EQUIPOISE_LISTEN_PORT": self.url.rpartition(":")[2],
             "EQUIPOISE_AGENT_LISTEN_PORT": str(_free_port()),
             "EQUIPOISE_HOST_NAME": HOST,
-            "EQUIPOISE_INTERVAL_S": str(INTERVAL_S),
+            "EQUIPOISE_INTERVAL_S": str(scene.interval_s),
             "EQUIPOISE_MANAGED_CPUS": ",".join(map(str, sorted(scene.managed_cpus))),
         }
         self.metrics_url = f"http://127.0.0.1:{environment['EQUIPOISE_AGENT_LISTEN_PORT']}/metrics"
@@ -69,31 +68,45 @@ class Equipoise:
             self.client.request("PUT", f"/vms/{service.vm.name}", body={"class": "critical", "host": HOST})
             body = {
                 "tiers": [{"name": service.name, "vms": [service.vm.name]}],
-                "sla": {"response_time_ms": service.sla_ms, "percentile": 95},
+                "sla": {
+                    "response_time_ms": service.sla_ms,
+                    "percentile": 95,
+                    "max_rate_rps": service.max_rate_rps,
+                },
             }
             self.client.request("PUT", f"/applications/{service.name}", body=body)
         for vm in self._scene.batch:
             self.client.request("PUT", f"/vms/{vm.name}", body={"class": "batch", "host": HOST})
 
-    def control(self, phase: DemoPhase) -> None:
+    def control(self, policy: str, pinning: bool) -> None:
         """Set the host's policy and wait until two ticks were made with it, the second with nothing left to change."""
         before = self._tick()["number"]
-        body = {"mode": "enforce", "policy": phase.policy, "pinning": phase.pinning}
+        body = {"mode": "enforce", "policy": policy, "pinning": pinning}
         self.client.request("PUT", f"/hosts/{HOST}", body=body)
 
         def in_force() -> bool:
             tick = self._tick()
-            settled = tick["policy"] == phase.policy and tick["number"] >= before + 3
+            settled = tick["policy"] == policy and tick["number"] >= before + 3
             running = [vm for vm in self.client.items("/vms") if vm["status"]]
             return bool(settled and len(running) == len(self._scene.vms))
 
-        self._wait(in_force, SETTLE_S, f"the policy {phase.policy} to be in force")
+        self._wait(in_force, SETTLE_S, f"the policy {policy} to be in force")
 
     def push(self, service: str, interval: Mapping[str, Any]) -> None:
         """Send an interval's response times, as a proxy or an application would."""
         start, end = (datetime.fromtimestamp(interval[f"{edge}_epoch_s"], UTC).isoformat() for edge in ("start", "end"))
         body = {"start": start, "end": end, "buckets": interval["buckets"]}
         self.client.request("POST", f"/applications/{service}/samples", body=body)
+
+    def weights(self) -> dict[str, int]:
+        """The CPU weight in force of each VM that runs, by name."""
+        return {
+            vm["name"]: int(knob["value"])
+            for vm in self.client.items("/vms")
+            if vm["status"]
+            for knob in vm["status"]["knobs"]
+            if knob["knob"] == "weight"
+        }
 
     def sla_states(self) -> dict[str, str]:
         """State of each application's SLA as the manager sees it now."""

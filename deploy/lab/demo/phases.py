@@ -1,0 +1,51 @@
+"""The demonstration of four phases: the same load on memcached and NGINX under ever better protection."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+from rich.console import Console
+
+from deploy.lab.demo.measure import Measured, measure
+from deploy.lab.demo.report import PhaseResult, to_json
+from deploy.lab.demo.scene import PHASES, WARMUP_S, DemoPhase, phases_scene
+from deploy.lab.demo.stage import Stage, progress_bar, set_up
+
+DEFAULT_PHASE_S = 40.0
+
+
+def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> dict[str, Any]:
+    """Run all phases, each ``duration_s`` long, and give the result as JSON. Raises EquipoiseError."""
+    stage = set_up(console, stack, phases_scene())
+    phases: list[PhaseResult] = []
+    solo_s = max(5.0, duration_s / 4)
+    with progress_bar(console) as progress:
+        task = progress.add_task("batch by itself", total=solo_s + len(PHASES) * (duration_s + WARMUP_S))
+        stage.service.control(PHASES[1].policy, PHASES[1].pinning)
+        batch_alone_rate = stage.meter.over(solo_s).batch_rate
+        done_s = solo_s
+        for phase in PHASES:
+            progress.update(task, completed=done_s, description=f"{phase.name}: {phase.says}")
+            if not console.is_terminal:  # where a bar cannot move
+                console.print(f"      {phase.name}: {phase.says}, {duration_s:g} s")
+            start_s = done_s
+            measured = _phase(stage, phase, duration_s, lambda s, at=start_s: progress.update(task, completed=at + s))
+            phases.append(PhaseResult(phase, measured, stage.service.sla_states(), batch_alone_rate))
+            done_s += duration_s + WARMUP_S
+        progress.update(task, completed=done_s, description="done")
+    changed = stage.close(keep)
+    return to_json(stage.scene, stage.accelerator.accelerator, stage.accelerator.reason, duration_s, phases, changed)
+
+
+def _phase(stage: Stage, phase: DemoPhase, duration_s: float, progress: Any) -> Measured:
+    stage.service.control(phase.policy, phase.pinning)
+    if not phase.batch_runs:
+        for vm in stage.scene.batch:
+            stage.lab.suspend(vm)
+    try:
+        return measure(stage.scene, stage.meter, duration_s, stage.service.push, progress)
+    finally:
+        if not phase.batch_runs:
+            for vm in stage.scene.batch:
+                stage.lab.resume(vm)

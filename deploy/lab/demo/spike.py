@@ -1,0 +1,150 @@
+"""The demonstration of a load spike: two applications that compete for a pCPU, under three policies.
+
+After Blagodurov et al., IM 2013, section V: the second application's load doubles for a third of the time. Static
+priorities, `fair` and `isolation` meet the same load, arrivals included.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from deploy.lab.demo.measure import CpuReading, measure
+from deploy.lab.demo.scene import WARMUP_S, Scene, spike_scene
+from deploy.lab.demo.stage import Stage, progress_bar, set_up
+from manager.model.histogram import Histogram
+
+POLICIES = ("priority", "fair", "isolation")
+DEFAULT_RUN_S = 180.0
+CALM_S = 15.0
+PARTS = ("before", "spike", "after")
+
+
+@dataclass
+class Series:
+    """What was seen during one run: response times pushed by service, and CPU readings and weights at each interval."""
+
+    pushed: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
+    cpu: list[CpuReading] = field(default_factory=list)
+    weights: list[Mapping[str, int]] = field(default_factory=list)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> dict[str, Any]:
+    """Run the load once under each policy, ``duration_s`` each, and give the result as JSON. Raises EquipoiseError."""
+    stage = set_up(console, stack, spike_scene())
+    runs: list[dict[str, Any]] = []
+    with progress_bar(console) as progress:
+        task = progress.add_task("", total=len(POLICIES) * (duration_s + WARMUP_S + CALM_S))
+        for number, policy in enumerate(POLICIES):
+            start_s = number * (duration_s + WARMUP_S + CALM_S)
+            progress.update(task, completed=start_s, description=f"{policy}: the same load")
+            if not console.is_terminal:
+                console.print(f"      {policy}: {duration_s:g} s, the load of wiki-2 doubles in the middle third")
+            stage.service.control(policy, pinning=False)
+            time.sleep(CALM_S)  # so that no run begins with what is left of the one before
+            runs.append(
+                _run(
+                    stage,
+                    policy,
+                    duration_s,
+                    lambda s, at=start_s + CALM_S: progress.update(task, completed=at + s),
+                )
+            )
+        progress.update(task, completed=len(POLICIES) * (duration_s + WARMUP_S + CALM_S), description="done")
+    changed = stage.close(keep)
+    return {
+        "scenario": "spike",
+        "accelerator": stage.accelerator.accelerator,
+        "accelerator_reason": stage.accelerator.reason,
+        "duration_s": duration_s,
+        "interval_s": stage.scene.interval_s,
+        "managed_cpus": sorted(stage.scene.managed_cpus),
+        "load_cpus": sorted(stage.scene.load_cpus),
+        "runs": runs,
+        "restored": changed is not None and not changed,
+        "not_restored": list(changed or ()),
+        "kept_running": changed is None,
+    }
+
+
+def _run(stage: Stage, policy: str, duration_s: float, progress: Any) -> dict[str, Any]:
+    series = Series()
+    began = time.time() + WARMUP_S
+
+    def push(service: str, interval: Mapping[str, Any]) -> None:
+        with series.lock:
+            series.pushed.setdefault(service, []).append(interval)
+        stage.service.push(service, interval)
+
+    def step(gone_s: float) -> None:
+        progress(gone_s)
+        if gone_s >= WARMUP_S + len(series.cpu) * stage.scene.interval_s:
+            series.cpu.append(stage.meter.read())
+            series.weights.append(stage.service.weights())
+
+    measured = measure(stage.scene, stage.meter, duration_s, push, step)
+    series.cpu.append(stage.meter.read())
+    uses = [stage.meter.use(before, after) for before, after in zip(series.cpu, series.cpu[1:], strict=False)]
+    vms_s = [
+        {name: (after.vms_s[name] - before.vms_s[name]) / (after.at_s - before.at_s) for name in after.vms_s}
+        for before, after in zip(series.cpu, series.cpu[1:], strict=False)
+    ]
+    return {
+        "policy": policy,
+        "applications": {
+            service.name: {
+                **_application(series.pushed.get(service.name, []), began, duration_s, service.sla_ms, stage.scene),
+                "weights": [weights.get(service.vm.name) for weights in series.weights],
+                "cpu_share": [round(used[service.vm.name], 4) for used in vms_s],
+                "client_limited": measured.loads[service.name]["client_limited"],
+                "errors": sum(measured.loads[service.name]["errors"].values()),
+            }
+            for service in stage.scene.services
+        },
+        "batch_cpu_share": [round(sum(used[vm.name] for vm in stage.scene.batch), 4) for used in vms_s],
+        "host_cpu_share": [round(use.host_share, 4) for use in uses],
+        "outside_cpu_share": round(measured.use.outside_share, 4),
+        "load_generators_cpu_share": round(sum(load["cpu_share"] for load in measured.loads.values()), 4),
+    }
+
+
+def _application(
+    pushed: Sequence[Mapping[str, Any]], began_s: float, duration_s: float, sla_ms: float, scene: Scene
+) -> dict[str, Any]:
+    """p95 and rate of each interval, of the three parts, and the share of intervals in which the SLA was missed."""
+    intervals = _merged(pushed, began_s, scene.interval_s, int(duration_s / scene.interval_s))
+    times_ms = [_p95_ms(histogram) for histogram in intervals]
+    judged = [time_ms for time_ms in times_ms if time_ms is not None]
+    thirds = _merged(pushed, began_s, duration_s / 3, 3)
+    return {
+        "sla_ms": sla_ms,
+        "violated_share": round(sum(time_ms > sla_ms for time_ms in judged) / max(len(judged), 1), 4),
+        "p95_ms": times_ms,
+        "rate_rps": [round(histogram.count / scene.interval_s, 2) for histogram in intervals],
+        "parts": {
+            name: {"p95_ms": _p95_ms(part), "count": part.count} for name, part in zip(PARTS, thirds, strict=True)
+        },
+    }
+
+
+def _merged(pushed: Sequence[Mapping[str, Any]], began_s: float, length_s: float, count: int) -> list[Histogram]:
+    """The response times of ``count`` stretches of ``length_s`` seconds."""
+    parts = [Histogram()] * count
+    for interval in pushed:
+        middle_s = (interval["start_epoch_s"] + interval["end_epoch_s"]) / 2
+        place = int((middle_s - began_s) // length_s)
+        if 0 <= place < count:
+            parts[place] = parts[place].merge(Histogram({int(k): v for k, v in interval["buckets"].items()}))
+    return parts
+
+
+def _p95_ms(histogram: Histogram) -> float | None:
+    time_us = histogram.percentile_us(95)
+    return None if time_us is None else round(time_us / 1000, 3)

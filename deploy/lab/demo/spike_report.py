@@ -1,0 +1,94 @@
+"""What the load spike showed, for people: a table, and what of the study's result it reproduces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+MAX_UNLIKE = 1.5
+MAX_HARM = 1.2
+FULL_SHARE = 0.95
+MAX_FOREIGN_SHARE = 0.1
+CALM, SPIKING = "wiki-1", "wiki-2"
+
+
+def spike_verdicts(runs: list[Mapping[str, Any]]) -> list[tuple[bool, str]]:
+    """What the study showed, and whether this run shows it (Blagodurov et al., IM 2013, Figures 6 and 7)."""
+    by_policy = {run["policy"]: run["applications"] for run in runs}
+
+    def p95(policy: str, name: str, part: str) -> float:
+        return float(by_policy[policy][name]["parts"][part]["p95_ms"] or float("inf"))
+
+    found = []
+    for run in runs:
+        share = sum(run["host_cpu_share"]) / max(len(run["host_cpu_share"]), 1)
+        found.append((share >= FULL_SHARE, f"{run['policy']}: the managed CPU is full ({share:.1%})"))
+    sla_ms = by_policy["priority"][SPIKING]["sla_ms"]
+    spiking = p95("priority", SPIKING, "spike")
+    found.append((spiking > sla_ms, f"static: {SPIKING} misses its SLA in the spike ({spiking:.0f} of {sla_ms:g} ms)"))
+    both = [p95("fair", name, "spike") for name in (CALM, SPIKING)]
+    found.append((max(both) <= sla_ms, f"fair: both keep the SLA in the spike ({both[0]:.0f} and {both[1]:.0f} ms)"))
+    unlike = max(both) / min(both)
+    found.append((unlike <= MAX_UNLIKE, f"fair: their p95 are alike ({unlike:.2f} x, at most {MAX_UNLIKE:g} x)"))
+    pays = p95("isolation", SPIKING, "spike")
+    found.append((pays > sla_ms, f"isolation: {SPIKING} pays for its load ({pays:.0f} of {sla_ms:g} ms)"))
+    harm = p95("isolation", CALM, "spike") / p95("isolation", CALM, "before")
+    found.append(
+        (harm <= MAX_HARM, f"isolation: {CALM}'s p95 in the spike is {harm:.2f} x before (at most {MAX_HARM:g} x)")
+    )
+    return found
+
+
+def print_spike_report(console: Console, result: Mapping[str, Any]) -> None:
+    """A table of the runs, then what holds and what does not."""
+    slow = ", emulated (TCG): ratios count, not milliseconds" if result["accelerator"] == "tcg" else ""
+    table = Table(title=f"The same load under three policies, {result['duration_s']:g} s each{slow}")
+    for title in (
+        "policy",
+        "application",
+        "p95 before",
+        "spike",
+        "after",
+        "SLA missed",
+        "weights",
+        "host CPU",
+        "batch",
+    ):
+        table.add_column(title, justify="left" if title in {"policy", "application"} else "right")
+    for run in result["runs"]:
+        shares = [sum(run[key]) / max(len(run[key]), 1) for key in ("host_cpu_share", "batch_cpu_share")]
+        for number, (name, seen) in enumerate(run["applications"].items()):
+            known = [weight for weight in seen["weights"] if weight is not None]
+            table.add_row(
+                "" if number else run["policy"],
+                name + (" (!)" if seen["client_limited"] else ""),
+                *(_time(part["p95_ms"]) for part in seen["parts"].values()),
+                f"{seen['violated_share']:.0%}",
+                f"{min(known):,} to {max(known):,}" if known else "-",
+                *([""] * 2 if number else [f"{share:.0%}" for share in shares]),
+                end_section=number == len(run["applications"]) - 1,
+            )
+    console.print(table)
+    console.print(
+        "SLA missed: share of intervals; host CPU: busy share of the managed CPU; batch: CPU time of the batch VM",
+        style="dim",
+    )
+    if any(seen["client_limited"] for run in result["runs"] for seen in run["applications"].values()):
+        console.print("(!) the load generator itself was late there: the numbers are partly about it")
+    for run in result["runs"]:
+        foreign = run["outside_cpu_share"] - run["load_generators_cpu_share"] / max(len(result["load_cpus"]), 1)
+        if foreign > MAX_FOREIGN_SHARE:
+            console.print(f"{run['policy']}: {foreign:.0%} of the CPUs went to other programs: do not trust this run")
+    for holds, text in spike_verdicts(result["runs"]):
+        console.print(f"{'holds' if holds else 'FALLS SHORT':<12}{text}", highlight=False)
+    if result["restored"]:
+        console.print("holds       every weight and pin is back to its original", highlight=False)
+    elif not result["kept_running"]:
+        console.print("FALLS SHORT not everything is as it was:", *result["not_restored"], sep="\n  ", highlight=False)
+
+
+def _time(time_ms: float | None) -> str:
+    return "-" if time_ms is None else f"{time_ms:,.0f} ms"

@@ -1,0 +1,172 @@
+"""Shapes of what agents report."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from manager.api.schemas.fields import (
+    Buckets,
+    Count,
+    DomainName,
+    Moment,
+    Name,
+    Percentile,
+    Schema,
+    Share,
+    Text,
+    Uuid,
+    Weight,
+)
+from manager.api.schemas.sources import SourceStatusBody
+from manager.model.records import Knob, OutcomeKind, Severity
+from manager.model.registration import Mode
+
+
+class KnobStatus(Schema):
+    """One knob of a running VM: what it holds, what it held before, and who owns it."""
+
+    knob: Knob
+    index: Annotated[int, Field(ge=0, le=8191)] = Field(description="vCPU number for vcpu_pin, otherwise 0")
+    value: Text
+    original: Text | None = Field(default=None, description="value before the first change; null: never changed")
+    owned: bool = False
+    foreign: bool = Field(default=False, description="somebody else changed it, so it was given up")
+
+
+class VmStatus(Schema):
+    """A managed VM as its agent last saw it."""
+
+    vm: Name
+    libvirt_name: DomainName
+    libvirt_uuid: Uuid
+    pid: int = Field(ge=1, le=2**31)
+    vcpus: int = Field(ge=0, le=8192)
+    cpu_share: Share = Field(description="CPU time used in the last interval, as a fraction of the whole host")
+    run_delay_share: float = Field(ge=0, description="time its vCPUs waited for a pCPU, per second of the interval")
+    knobs: list[KnobStatus] = Field(default_factory=list)
+
+
+class CapabilitiesBody(Schema):
+    """What the host's kernel and libvirt offer, as probed by its agent."""
+
+    kernel: Text
+    libvirt: Text
+    cgroup_version: int = Field(ge=0, le=2, description="version that carries the cpu controller; 0: none usable")
+    weight_min: Count
+    weight_max: Count
+    weight_default: Count
+    online_cpus: Text
+    managed_cpus: Text
+    schedstat: bool = Field(description="run-queue delay of vCPU threads can be read")
+    warnings: list[Text] = Field(default_factory=list)
+
+
+class TickStatus(Schema):
+    """The last control interval of an agent."""
+
+    number: Count
+    at: Moment
+    duration_ms: float = Field(ge=0)
+    overruns: Count
+    errors: Count
+    host_cpu_share: Share = Field(description="busy share of all pCPUs")
+    vms_cpu_share: Share = Field(description="share used by managed VMs")
+    owned_knobs: Count = Field(description="settings that now differ from their original because of Equipoise")
+    mode: Mode
+    policy: Name
+    libvirt_connected: bool
+
+
+class RecordBody(Schema):
+    """A decision about one knob, and what came of it."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f-]{36}$", description="a UUID in lower case")]
+    at: Moment
+    host: Name
+    vm: Name
+    knob: Knob
+    index: Annotated[int, Field(ge=0, le=8191)]
+    before: Text
+    after: Text
+    reason: Text
+    policy: Name
+    mode: Mode
+    outcome: OutcomeKind
+    detail: Text = ""
+
+
+class EventBody(Schema):
+    """Something an operator may want to know."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f-]{36}$", description="a UUID in lower case")]
+    at: Moment
+    host: Name
+    severity: Severity
+    kind: Name
+    message: Text
+    vm: Name | None = None
+
+
+class ReadyBody(Schema):
+    """A percentile that a source answered itself."""
+
+    percentile: Percentile
+    time_ms: Annotated[float, Field(ge=0, le=1e9)]
+
+
+class WindowBody(Schema):
+    """All that a host's agent knows of one slot of an application; it replaces what it said of the slot before."""
+
+    application: Name
+    start: Moment
+    end: Moment
+    buckets: Buckets
+    requests: Annotated[float, Field(ge=0, le=1e15)] | None = Field(default=None, description="null: unknown")
+    ready: ReadyBody | None = None
+
+
+class VmTick(Schema):
+    """A managed VM in one tick, before anything was changed."""
+
+    vm: Name
+    cpu_share: Share
+    run_delay_share: Annotated[float, Field(ge=0)]
+    weight: Weight | None = Field(description="null: it has none of its own")
+    mode: Mode
+
+
+class TickBody(Schema):
+    """What one tick saw."""
+
+    at: Moment
+    policy: Name
+    mode: Mode
+    host_cpu_share: Share
+    vms: list[VmTick] = Field(max_length=5000)
+
+
+class ReportIn(Schema):
+    """What an agent tells the manager; repeating it stores nothing twice."""
+
+    agent_version: Text
+    capabilities: CapabilitiesBody
+    tick: TickStatus | None = None
+    vms: list[VmStatus] | None = Field(default=None, max_length=5000, description="null: unchanged since last time")
+    sources: list[SourceStatusBody] | None = Field(
+        default=None, max_length=5000, description="null: unchanged since last time"
+    )
+    windows: list[WindowBody] = Field(default_factory=list, max_length=1000)
+    ticks: list[TickBody] = Field(default_factory=list, max_length=500)
+    decisions: list[RecordBody] = Field(default_factory=list, max_length=1000)
+    events: list[EventBody] = Field(default_factory=list, max_length=1000)
+
+
+class ReportOut(Schema):
+    """How many records, ticks and windows were stored (repeated records and ticks are not counted)."""
+
+    stored_decisions: Count
+    stored_events: Count
+    stored_ticks: Count
+    stored_windows: Count

@@ -1,0 +1,49 @@
+"""Shapes of what agents are told."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AwareDatetime, Field
+
+from manager.api.schemas.agents import ReadyBody
+from manager.api.schemas.fields import Name, Schema
+from manager.api.schemas.registration import ApplicationIn, HostIn, VmIn
+
+
+class AssignedVm(VmIn):
+    """A VM the host's agent is to manage if it finds it."""
+
+    name: Name
+
+
+class AssignedWindow(Schema):
+    """A recent slot of an application, as a histogram: what came from elsewhere than this host's agent."""
+
+    start: AwareDatetime
+    end: AwareDatetime
+    buckets: dict[int, Annotated[int, Field(ge=0)]]
+    requests: float | None = None
+    ready: ReadyBody | None = None
+
+
+class AssignedApplication(ApplicationIn):
+    """An application with the sources that run on this host, and its recent slots, oldest first."""
+
+    name: Name
+    windows: list[AssignedWindow] = Field(default_factory=list)
+
+
+class AssignedHost(HostIn):
+    """How the host is to be controlled."""
+
+    name: Name
+
+
+class AssignmentOut(Schema):
+    """All that an agent needs to know."""
+
+    host: AssignedHost
+    vms: list[AssignedVm]
+    applications: list[AssignedApplication]
+    slot_s: Annotated[float, Field(gt=0, description="length of a slot of response times, in seconds")]

@@ -1,0 +1,69 @@
+"""What all shapes are made of: names, texts, times and numbers with their bounds."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Annotated
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+
+from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET
+from manager.model.registration import NAME_PATTERN
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, dots, dashes, underscores")]
+DomainName = Annotated[
+    str,
+    Field(min_length=1, max_length=255, pattern=r"^[^\x00-\x1f\x7f]+$", description="1 to 255 printable characters"),
+]
+# No database keeps NUL characters in text.
+MAX_TEXT = 2000
+Text = Annotated[
+    str, Field(max_length=MAX_TEXT, pattern=r"^[^\x00]*$", description="up to 2000 characters, none of them NUL")
+]
+Uuid = Annotated[
+    str,
+    Field(
+        pattern=r"^[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}$",
+        description="a UUID such as 6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10; answered in lower case",
+    ),
+    AfterValidator(str.lower),
+]
+
+
+def _rfc_3339(value: object) -> object:
+    # Left to itself, pydantic takes more than that, such as "0.5" for seconds since the epoch.
+    if not isinstance(value, str):
+        return value
+    if not re.fullmatch(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", value, re.ASCII):
+        raise ValueError("should look like 2026-01-31T12:00:00Z or 2026-01-31T12:00:00.5+01:00")
+    return datetime.fromisoformat(value.upper())
+
+
+# Within these years every time can be converted to any offset and added to without overflow.
+Moment = Annotated[
+    AwareDatetime,
+    BeforeValidator(_rfc_3339),
+    Field(
+        ge=datetime(1970, 1, 1, tzinfo=UTC),
+        lt=datetime(9999, 1, 1, tzinfo=UTC),
+        description="an RFC 3339 time with offset, from 1970 to 9998",
+    ),
+]
+Share = Annotated[float, Field(ge=0, le=1, description="fraction of the host's CPU time")]
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Weight = Annotated[int, Field(ge=1, le=262_144)]
+Percentile = Annotated[float, Field(gt=0, lt=100)]
+Buckets = Annotated[
+    dict[Annotated[int, Field(ge=FIRST_BUCKET, le=LAST_BUCKET)], Count],
+    Field(
+        description=f"counts by bucket number, {FIRST_BUCKET} to {LAST_BUCKET}",
+        json_schema_extra={"propertyNames": {"pattern": "^[1-9][0-9]{2}$"}},
+    ),
+]
+
+
+class Schema(BaseModel):
+    """Base: unknown fields and NaN are refused."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)

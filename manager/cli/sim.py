@@ -1,0 +1,162 @@
+"""`equipoise sim`."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from manager.cli.options import Failure, OnePage, console
+from manager.errors import EquipoiseError
+from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
+from manager.sim.files import load_scenario, shipped
+from manager.sim.generate import random_scenario
+from manager.sim.report import comparison_table, run_json, run_tables, scenario_table, worse_table
+from manager.sim.runner import Simulation
+
+_TABLES_UP_TO = 12
+
+_ABOUT = """
+SCENARIO
+  The name of a shipped scenario (`equipoise sim list`), or a TOML file as described in docs/simulator.md.
+
+POLICY
+  An installed policy; `fair:published` and `isolation:published` take the feedback law exactly as printed.
+"""
+
+_RUN_EPILOG = f"""{_ABOUT}
+OUTPUT
+  For each application the share of intervals in which its SLA was missed, by how much, and the curves of response
+  times, rate and weights; for each VM its CPU time and, for batch, how it compares with running alone. With --json
+  the values of every interval.
+
+EXAMPLES
+  equipoise sim run spike --policy isolation
+  equipoise sim run my.toml --policy fair --json | jq '.applications[].violated_share'
+"""
+
+_COMPARE_EPILOG = f"""{_ABOUT}
+OUTPUT
+  A line for each scenario and policy: how long SLAs were missed and by how much, how far batch came, how often weights
+  were changed. With several scenarios also the sum over all, and those in which the first policy given (`fair`, if
+  none is) misses SLAs for longer than another.
+
+EXAMPLES
+  equipoise sim compare spike flash-crowd
+  equipoise sim compare spike --policy fair --policy priority --seeds 10
+  equipoise sim compare --random 200 --json > comparison.json
+"""
+
+_LIST_EPILOG = """
+EXAMPLES
+  equipoise sim list
+  equipoise sim list --json
+"""
+
+
+def _expected_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(**arguments: Any) -> Any:
+        try:
+            return function(**arguments)
+        except EquipoiseError as error:
+            raise Failure(str(error)) from error
+
+    return wrapper
+
+
+@contextmanager
+def _progress(total: int, what: str) -> Iterator[Callable[[], None]]:
+    """A function that counts one more; shown on standard error where that is a terminal."""
+    screen = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=screen, disable=not sys.stderr.isatty(), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+@click.group()
+def sim() -> None:
+    """Try policies on a simulated host: no root, no KVM, hundreds of times faster than the clock.
+
+    The same control loop and policies work there as on a real host. What it shows is simulated and labelled so.
+    """
+
+
+@sim.command("list", cls=OnePage, epilog=_LIST_EPILOG)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_expected_errors
+def list_command(as_json: bool) -> None:
+    """List the scenarios that come with Equipoise."""
+    scenarios = [load_scenario(name) for name in shipped()]
+    if as_json:
+        click.echo(json.dumps([{"name": one.name, "summary": one.summary} for one in scenarios], indent=2))
+    else:
+        console().print(scenario_table(scenarios))
+
+
+@sim.command(cls=OnePage, epilog=_RUN_EPILOG)
+@click.argument("scenario")
+@click.option("--policy", required=True, metavar="POLICY", help="See POLICY.")
+@click.option("--seed", type=click.IntRange(0, 2**63), metavar="N", help="Random seed. [default: the scenario's]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_expected_errors
+def run(scenario: str, policy: str, seed: int | None, as_json: bool) -> None:
+    """Run SCENARIO under a policy and show what came of it."""
+    loaded = load_scenario(scenario)
+    check_policy(policy)
+    intervals = Simulation.count_intervals(loaded)
+    with _progress(intervals, f"{loaded.name} under {policy}") as advance:
+        result = run_once(loaded, policy, seed, advance)
+    if as_json:
+        click.echo(json.dumps(run_json(result), indent=2))
+    else:
+        console().print(*run_tables(result), sep="\n")
+
+
+@sim.command(cls=OnePage, epilog=_COMPARE_EPILOG)
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
+@click.option(
+    "--policy", "policies", multiple=True, metavar="POLICY", help="See POLICY; may be repeated. [default: all]"
+)
+@click.option("--seeds", type=click.IntRange(1, 1000), default=1, metavar="N", help="Runs of each. [default: 1]")
+@click.option(
+    "--random", "made_up", type=click.IntRange(0, 100_000), default=0, metavar="N", help="N random scenarios."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_expected_errors
+def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, made_up: int, as_json: bool) -> None:
+    """Run scenarios under several policies, on all cores, and compare."""
+    if not scenarios and not made_up:
+        raise click.UsageError("name a SCENARIO, or use --random N")
+    loaded = [load_scenario(name) for name in scenarios] + [random_scenario(number) for number in range(made_up)]
+    chosen = tuple(check_policy(name) for name in policies) or usual_policies()
+    with _progress(len(loaded) * len(chosen) * seeds, "runs") as advance:
+        results = run_all(loaded, chosen, seeds, advance)
+    single, overall = by_scenario(results), by_policy(results)
+    judged = chosen[0] if policies or "fair" not in chosen else "fair"
+    found = list(worse(single, judged))
+    if as_json:
+        body = {
+            "simulated": True,
+            "scenarios": [asdict(one) for one in single],
+            "overall": [asdict(one) for one in overall],
+            "judged": judged,
+            "worse": [asdict(one) for one in found],
+        }
+        click.echo(json.dumps(body, indent=2))
+        return
+    if len(loaded) <= _TABLES_UP_TO:
+        console().print(comparison_table(single, "Simulated: policies side by side"))
+    if len(loaded) > 1:
+        console().print(comparison_table(overall, "Simulated: over all scenarios"))
+        if len(chosen) > 1:
+            console().print(worse_table(found, judged, len(loaded)))

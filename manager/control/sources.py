@@ -1,0 +1,89 @@
+"""Sources of response times: where they run, whether they go together, and their plain form for databases and JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from manager.model.registration import Sla
+from manager.model.source import (
+    ON_EVERY_HOST,
+    HttpProbe,
+    MemcachedProbe,
+    NginxFile,
+    NginxSyslog,
+    PrometheusQuery,
+    Push,
+    Source,
+    SourceKind,
+    TimeField,
+)
+
+_TYPES: Mapping[SourceKind, type[Source]] = {
+    SourceKind.NGINX_SYSLOG: NginxSyslog,
+    SourceKind.NGINX_FILE: NginxFile,
+    SourceKind.MEMCACHED_PROBE: MemcachedProbe,
+    SourceKind.HTTP_PROBE: HttpProbe,
+    SourceKind.PROMETHEUS: PrometheusQuery,
+    SourceKind.PUSH: Push,
+}
+
+
+def sources_on(host: str, sources: Iterable[Source], hosts: Collection[str]) -> tuple[Source, ...]:
+    """The sources that run on ``host``; ``hosts`` are those that have a VM of the application.
+
+    One that names a host runs there. Of the others, logs and pushed times are taken on every one of ``hosts``; probes
+    and queries run on the first of them by name, so that they are not made several times over.
+    """
+    first = min(hosts, default=None)
+
+    def runs_here(source: Source) -> bool:
+        if source.host is not None:
+            return source.host == host
+        return host in hosts if source.kind in ON_EVERY_HOST else host == first
+
+    return tuple(source for source in sources if runs_here(source))
+
+
+def contradictions(sources: Sequence[Source], sla: Sla | None) -> list[tuple[str, str]]:
+    """What keeps the sources of one application from working together: fields such as ``sources[1].name``, and why."""
+    found: list[tuple[str, str]] = []
+    names: set[str] = set()
+    tags: set[str | None] = set()
+    syslogs = sum(isinstance(source, NginxSyslog) for source in sources)
+    for place, source in enumerate(sources):
+        field = f"sources[{place}]"
+        if source.name in names:
+            found.append((f"{field}.name", f"{source.name!r} names an earlier source, too; use another name"))
+        names.add(source.name)
+        if isinstance(source, NginxSyslog):
+            if syslogs > 1 and (source.tag is None or source.tag in tags):
+                why = "no tag" if source.tag is None else f"{source.tag!r}, the tag of an earlier source,"
+                text = f"{why} is refused: of several nginx_syslog sources each needs a tag of its own"
+                found.append((f"{field}.tag", text))
+            tags.add(source.tag)
+        if isinstance(source, PrometheusQuery) and source.percentile is not None:
+            refused = f"{source.percentile:g} is refused: percentiles cannot be merged; allowed:"
+            if len(sources) > 1:
+                text = f"{refused} null and a query of a histogram, or no other source beside this one"
+                found.append((f"{field}.percentile", text))
+            if sla is not None and source.percentile != sla.percentile:
+                found.append((f"{field}.percentile", f"{refused} the SLA's percentile, {sla.percentile:g}"))
+    return found
+
+
+def source_fields(source: Source) -> dict[str, Any]:
+    """A source as plain values by field, its kind as ``type``."""
+    values = {field.name: getattr(source, field.name) for field in fields(source)}
+    values["type"] = str(values.pop("kind"))
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+
+
+def source_of(values: Mapping[str, Any]) -> Source:
+    """The inverse of ``source_fields``. Raises ValueError or TypeError for what that never answers."""
+    known = dict(values)
+    kind: Callable[..., Source] = _TYPES[SourceKind(known.pop("type"))]
+    if "time" in known:
+        known["time"] = TimeField(known["time"])
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})

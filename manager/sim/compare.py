@@ -1,0 +1,156 @@
+"""Many runs side by side, on all cores."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from statistics import fmean
+
+from manager.errors import SettingsError
+from manager.sim.results import RunResult
+from manager.sim.runner import Simulation
+from manager.sim.scenario import Scenario
+from policies.base import Policy
+from policies.registry import load_policies
+
+PUBLISHED = ":published"
+WORSE_BY = 0.005
+"""A policy is worse in a scenario when it misses SLAs for this much more of the time."""
+
+
+def installed() -> dict[str, Policy]:
+    """The installed policies by name."""
+    return {name: one.policy for name, one in load_policies().items()}
+
+
+def check_policy(name: str) -> str:
+    """``name``, of an installed policy with or without ``:published``. Raises SettingsError."""
+    known = installed()
+    if name.removesuffix(PUBLISHED) not in known:
+        raise SettingsError(f"policy {name!r} is not installed: use {', '.join(known)}, or one with {PUBLISHED} added")
+    return name
+
+
+def usual_policies() -> tuple[str, ...]:
+    """All installed policies, and `fair` with the law as printed."""
+    names = list(installed())
+    return (*names, "fair" + PUBLISHED) if "fair" in names else tuple(names)
+
+
+def run_once(
+    scenario: Scenario, policy: str, seed: int | None = None, on_step: Callable[[], None] = lambda: None
+) -> RunResult:
+    """One run. ``policy`` may have ``:published`` added for the law as printed."""
+    name = policy.removesuffix(PUBLISHED)
+    return Simulation(scenario, installed(), name, published=name != policy, seed=seed).run(on_step)
+
+
+def run_all(
+    scenarios: Sequence[Scenario], policies: Sequence[str], seeds: int = 1, on_done: Callable[[], None] = lambda: None
+) -> list[RunResult]:
+    """Every scenario under every policy with ``seeds`` seeds, the scenario's and those that follow it.
+
+    The results are in the order of scenarios, policies, seeds. ``on_done`` is called after each run.
+    """
+    jobs = [
+        (scenario, policy, scenario.seed + more)
+        for scenario in scenarios
+        for policy in policies
+        for more in range(seeds)
+    ]
+    workers = min(len(jobs), len(os.sched_getaffinity(0)))
+    if workers < 2:
+        return [_run(job, on_done) for job in jobs]
+    # Not forked: the caller may have threads.
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(run_once, *job) for job in jobs]
+        for _ in as_completed(futures):
+            on_done()
+        return [future.result() for future in futures]
+
+
+def _run(job: tuple[Scenario, str, int], on_done: Callable[[], None]) -> RunResult:
+    result = run_once(*job)
+    on_done()
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Runs of one scenario, or of several, under one policy: means over runs, but the worst of ``worst_excess``.
+
+    ``violated_s`` is the time in which SLAs were missed, summed over applications and runs.
+    """
+
+    scenario: str
+    policy: str
+    runs: int
+    violated_share: float
+    violated_s: float
+    worst_excess: float
+    mean_excess: float
+    batch_progress: float | None
+    weight_changes_per_hour: float
+    host_cpu_share: float
+
+
+def summarise(results: Sequence[RunResult], scenario: str) -> Summary:
+    """Sum up runs of one policy, at least one."""
+    progress = [one.batch_progress for one in results if one.batch_progress is not None]
+    missed = [(app.violated_share * len(app.time_ms), app.mean_excess) for one in results for app in one.applications]
+    total = sum(count for count, _ in missed)
+    return Summary(
+        scenario=scenario,
+        policy=results[0].policy,
+        runs=len(results),
+        violated_share=fmean(one.violated_share for one in results),
+        violated_s=sum(app.violated_share * one.duration_s for one in results for app in one.applications),
+        worst_excess=max(one.worst_excess for one in results),
+        mean_excess=sum(count * excess for count, excess in missed) / total if total else 0.0,
+        batch_progress=fmean(progress) if progress else None,
+        weight_changes_per_hour=fmean(one.weight_changes_per_hour for one in results),
+        host_cpu_share=fmean(fmean(one.host_cpu_share) for one in results),
+    )
+
+
+def by_scenario(results: Sequence[RunResult]) -> list[Summary]:
+    """One summary for each scenario and policy, in the order of the results."""
+    groups: dict[tuple[str, str], list[RunResult]] = {}
+    for one in results:
+        groups.setdefault((one.scenario, one.policy), []).append(one)
+    return [summarise(group, scenario) for (scenario, _), group in groups.items()]
+
+
+def by_policy(results: Sequence[RunResult]) -> list[Summary]:
+    """One summary for each policy over all scenarios."""
+    groups: dict[str, list[RunResult]] = {}
+    for one in results:
+        groups.setdefault(one.policy, []).append(one)
+    scenarios = len({one.scenario for one in results})
+    return [summarise(group, f"{scenarios} scenarios") for group in groups.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Worse:
+    """A scenario in which ``policy`` missed SLAs for longer than ``than``: shares of the time, over applications."""
+
+    scenario: str
+    policy: str
+    than: str
+    violated_share: float
+    than_share: float
+
+
+def worse(summaries: Sequence[Summary], policy: str) -> Iterator[Worse]:
+    """The scenarios in which ``policy`` is worse than another, with the best other one; the worst first."""
+    mine = {one.scenario: one for one in summaries if one.policy == policy}
+    found: list[Worse] = []
+    for scenario, own in mine.items():
+        others = [one for one in summaries if one.scenario == scenario and one.policy != policy]
+        best = min(others, key=lambda one: one.violated_share, default=own)
+        if own.violated_share > best.violated_share + WORSE_BY:
+            found.append(Worse(scenario, policy, best.policy, own.violated_share, best.violated_share))
+    yield from sorted(found, key=lambda one: one.than_share - one.violated_share)

@@ -1,0 +1,159 @@
+"""Results as tables and as JSON. Everything says that it is simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from rich.table import Table
+
+from manager.sim.compare import Summary, Worse
+from manager.sim.results import RunResult
+from manager.sim.scenario import Scenario, Segment
+
+_BARS = " ▁▂▃▄▅▆▇█"
+
+
+def run_json(result: RunResult) -> dict[str, object]:
+    """One run: the same names as a run of the demonstration has, and a mark that it is simulated."""
+    applications = {}
+    weights = {vm.name: vm.weights for vm in result.vms}
+    for app in result.applications:
+        body = asdict(app)
+        name = body.pop("name")
+        body["p95_ms" if app.percentile == 95 else f"p{app.percentile:g}_ms"] = body.pop("time_ms")
+        body["weights"] = {vm: weights[vm] for vm in weights if vm.startswith(f"{name}-")}
+        applications[name] = body
+    return {
+        "simulated": True,
+        "scenario": result.scenario,
+        "policy": result.policy,
+        "seed": result.seed,
+        "interval_s": result.interval_s,
+        "duration_s": result.duration_s,
+        "violated_share": result.violated_share,
+        "worst_excess": result.worst_excess,
+        "mean_excess": result.mean_excess,
+        "batch_progress": result.batch_progress,
+        "batch_share": result.batch_share,
+        "weight_changes_per_hour": result.weight_changes_per_hour,
+        "applications": applications,
+        "vms": {vm.name: {key: value for key, value in asdict(vm).items() if key != "name"} for vm in result.vms},
+        "host_cpu_share": result.host_cpu_share,
+        "notes": result.notes,
+    }
+
+
+def run_tables(result: RunResult) -> list[Table]:
+    """One run: applications, and VMs."""
+    title = f"Simulated: {result.scenario} under {result.policy}, {result.duration_s:g} s, seed {result.seed}"
+    apps = Table("application", "SLA", "missed", "mean excess", "worst", "answered", "given up", "failed", title=title)
+    for app in result.applications:
+        apps.add_row(
+            app.name,
+            f"p{app.percentile:g} <= {app.sla_ms:g} ms",
+            f"{app.violated_share:.1%}",
+            f"{app.mean_excess:+.0%}" if app.violated_share else "-",
+            f"{app.worst_excess:+.0%}" if app.violated_share else "-",
+            str(app.answered),
+            str(app.timed_out),
+            str(app.failed),
+        )
+    curves = Table("what", "over time", "from", "to", title="Simulated: curves")
+    for app in result.applications:
+        curves.add_row(f"{app.name} p{app.percentile:g}, ms", *_curve([value or 0.0 for value in app.time_ms]))
+        curves.add_row(f"{app.name} req/s", *_curve(app.rate_rps))
+    for vm in result.vms:
+        if vm.critical:
+            curves.add_row(f"{vm.name} weight", *_curve(vm.weights))
+    vms = Table("VM", "host CPU", "of alone", "weight", "changes/h", title="Simulated: VMs")
+    for vm in result.vms:
+        vms.add_row(
+            vm.name,
+            f"{vm.cpu_share:.1%}",
+            "-" if vm.progress is None else f"{vm.progress:.0%}",
+            f"{min(vm.weights)} .. {max(vm.weights)}" if vm.weights else "-",
+            f"{vm.weight_changes_per_hour:.0f}",
+        )
+    progress = "-" if result.batch_progress is None else f"{result.batch_progress:.0%}"
+    busy = sum(result.host_cpu_share) / max(len(result.host_cpu_share), 1)
+    vms.caption = f"batch together {progress} of alone; host {busy:.0%} busy" + "".join(
+        f"\n{note}" for note in result.notes
+    )
+    return [apps, curves, vms]
+
+
+def comparison_table(summaries: Sequence[Summary], title: str) -> Table:
+    """A line for each scenario and policy."""
+    table = Table(
+        "scenario",
+        "policy",
+        "runs",
+        "SLA missed",
+        "missed, s",
+        "mean excess",
+        "worst",
+        "batch",
+        "changes/h",
+        "host CPU",
+        title=title,
+        caption="SLA missed: share of the time, mean over applications. batch: CPU time against running alone.",
+    )
+    before = ""
+    for one in summaries:
+        if before and before != one.scenario:
+            table.add_section()
+        table.add_row(
+            one.scenario if one.scenario != before else "",
+            one.policy,
+            str(one.runs),
+            f"{one.violated_share:.2%}",
+            f"{one.violated_s:.0f}",
+            f"{one.mean_excess:+.0%}",
+            f"{one.worst_excess:+.0%}",
+            "-" if one.batch_progress is None else f"{one.batch_progress:.0%}",
+            f"{one.weight_changes_per_hour:.0f}",
+            f"{one.host_cpu_share:.0%}",
+        )
+        before = one.scenario
+    return table
+
+
+def worse_table(found: Sequence[Worse], policy: str, scenarios: int) -> Table:
+    """The scenarios in which a policy is not the best."""
+    table = Table(
+        "scenario",
+        f"missed under {policy}",
+        "best",
+        "missed under it",
+        title=f"Simulated: {policy} is worse than another policy in {len(found)} of {scenarios} scenarios",
+    )
+    for one in found:
+        table.add_row(one.scenario, f"{one.violated_share:.2%}", one.than, f"{one.than_share:.2%}")
+    return table
+
+
+def scenario_table(scenarios: Sequence[Scenario]) -> Table:
+    """What there is to simulate."""
+    table = Table("scenario", "pCPUs", "minutes", "applications", "what happens", title="Scenarios")
+    for one in scenarios:
+        apps = ", ".join(f"{app.name} {_rates(app.load)}" for app in one.applications)
+        table.add_row(one.name, str(one.pcpus), f"{one.duration_s / 60:g}", apps, one.summary)
+    return table
+
+
+def _rates(load: Sequence[Segment]) -> str:
+    rates = [rate for segment in load for rate in (segment.rate_at(0.0), segment.peak_rps)]
+    low, high = min(rates), max(rates)
+    return f"{low:g}/s" if low == high else f"{low:g}-{high:g}/s"
+
+
+def _curve(values: Sequence[float]) -> tuple[str, str, str]:
+    """A picture of at most 60 characters, with the least and the largest value."""
+    if not values:
+        return "", "-", "-"
+    width = max(1, -(-len(values) // 60))
+    means = [sum(part) / len(part) for part in (values[at : at + width] for at in range(0, len(values), width))]
+    top = max(means) or 1.0
+    picture = "".join(_BARS[min(len(_BARS) - 1, round(mean / top * (len(_BARS) - 1)))] for mean in means)
+    return picture, f"{min(values):.4g}", f"{max(values):.4g}"

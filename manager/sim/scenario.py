@@ -1,0 +1,237 @@
+"""What is simulated: a host, applications with their load, batch VMs, noise and faults."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from manager.model.law import Law
+from manager.model.registration import Application, Assignment, HostSpec, Sharing, Sla, Tier, VmClass, VmSpec
+
+HOST_NAME = "simulated"
+
+
+class Shape(StrEnum):
+    """Distribution of the CPU time of a request."""
+
+    EXPONENTIAL = "exponential"
+    LOGNORMAL = "lognormal"
+    DETERMINISTIC = "deterministic"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """CPU time of one request in one tier; ``cv`` is the coefficient of variation of a lognormal one."""
+
+    mean_ms: float
+    shape: Shape = Shape.EXPONENTIAL
+    cv: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """Requests at a constant rate for ``for_s`` seconds. Several of them in a row are steps."""
+
+    rate_rps: float
+    for_s: float = math.inf
+
+    @property
+    def peak_rps(self) -> float:
+        """The largest rate of the segment."""
+        return self.rate_rps
+
+    def rate_at(self, at_s: float) -> float:  # noqa: ARG002 - the same at any time
+        """The rate ``at_s`` seconds after the segment began."""
+        return self.rate_rps
+
+
+@dataclass(frozen=True, slots=True)
+class Ramp:
+    """A rate that changes evenly from ``rate_rps`` to ``to_rps``."""
+
+    rate_rps: float
+    to_rps: float
+    for_s: float
+
+    @property
+    def peak_rps(self) -> float:
+        """The largest rate of the segment."""
+        return max(self.rate_rps, self.to_rps)
+
+    def rate_at(self, at_s: float) -> float:
+        """The rate ``at_s`` seconds after the segment began."""
+        return self.rate_rps + (self.to_rps - self.rate_rps) * at_s / self.for_s
+
+
+@dataclass(frozen=True, slots=True)
+class Sine:
+    """A rate that swings by ``swing_rps`` around ``rate_rps`` once in ``period_s``, beginning at the mean, rising."""
+
+    rate_rps: float
+    swing_rps: float
+    period_s: float
+    for_s: float = math.inf
+
+    @property
+    def peak_rps(self) -> float:
+        """The largest rate of the segment."""
+        return self.rate_rps + self.swing_rps
+
+    def rate_at(self, at_s: float) -> float:
+        """The rate ``at_s`` seconds after the segment began; never below 0."""
+        return max(0.0, self.rate_rps + self.swing_rps * math.sin(2 * math.pi * at_s / self.period_s))
+
+
+Segment = Constant | Ramp | Sine
+
+
+class Route(StrEnum):
+    """How response times come to the agent: from a source of its own, or posted to the manager."""
+
+    LOCAL = "local"
+    MANAGER = "manager"
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """One tier: ``vms`` VMs alike, which take turns, each with ``vcpus`` vCPUs that serve one request at a time."""
+
+    name: str
+    service: Service
+    vms: int = 1
+    vcpus: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class AppSpec:
+    """An application. A request visits the tiers in order; ``load`` starts again when it is over.
+
+    A request that waited longer than ``timeout_s`` when its turn comes is not served and counts with that time.
+    """
+
+    name: str
+    sla: Sla
+    tiers: tuple[TierSpec, ...]
+    load: tuple[Segment, ...]
+    sharing: Sharing | None = None
+    timeout_s: float = 30.0
+    route: Route = Route.LOCAL
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSpec:
+    """``vms`` batch VMs, always runnable; or, with ``on_ms``, each vCPU for that long, then not for ``off_ms``."""
+
+    name: str
+    vms: int = 1
+    vcpus: int = 1
+    on_ms: float | None = None
+    off_ms: float = 0.0
+
+    @property
+    def duty(self) -> float:
+        """Share of the time in which its vCPUs are runnable."""
+        return 1.0 if self.on_ms is None else self.on_ms / (self.on_ms + self.off_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Something outside the VMs takes ``share`` of every pCPU for exponential times of mean ``on_ms``, then pauses."""
+
+    share: float
+    on_ms: float
+    off_ms: float
+
+
+class FaultKind(StrEnum):
+    """What may go wrong; see docs/simulator.md."""
+
+    SOURCE_SILENT = "source_silent"
+    VM_RESTART = "vm_restart"
+    MANAGER_AWAY = "manager_away"
+    AGENT_RESTART = "agent_restart"
+    WRITE_ERROR = "write_error"
+    READ_ERROR = "read_error"
+    LIBVIRT_AWAY = "libvirt_away"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong from ``at_s`` for ``for_s`` seconds; ``target`` is an application or a VM."""
+
+    kind: FaultKind
+    at_s: float
+    for_s: float
+    target: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduler:
+    """The scheduler's times: see ``manager.sim.cpus``."""
+
+    slice_ms: float = 3.0
+    tick_ms: float = 4.0
+    balance_ms: float = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """All that is simulated. The same scenario and seed give the same result."""
+
+    name: str
+    pcpus: int
+    applications: tuple[AppSpec, ...]
+    batch: tuple[BatchSpec, ...] = ()
+    summary: str = ""
+    cgroup: int = 2
+    interval_s: float = 5.0
+    duration_s: float = 1200.0
+    settle_s: float = 60.0
+    seed: int = 1
+    pinning: bool = False
+    law: Law = field(default_factory=Law)
+    noise: Noise | None = None
+    faults: tuple[Fault, ...] = ()
+    scheduler: Scheduler = Scheduler()
+
+    @property
+    def vms(self) -> tuple[VmSpec, ...]:
+        """The VMs as they are registered."""
+        critical = [
+            VmSpec(vm, VmClass.CRITICAL, libvirt_name=vm)
+            for app in self.applications
+            for tier in app.tiers
+            for vm in tier_vms(app, tier)
+        ]
+        batch = [VmSpec(vm, VmClass.BATCH, libvirt_name=vm) for group in self.batch for vm in batch_vms(group)]
+        return (*critical, *batch)
+
+    def assignment(self, policy: str, published: bool = False) -> Assignment:
+        """What an agent would be told, under ``policy``, with the law as printed or as the scenario has it."""
+        law = replace(self.law, published=True) if published else self.law
+        applications = tuple(
+            Application(
+                app.name,
+                tuple(Tier(tier.name, tier_vms(app, tier)) for tier in app.tiers),
+                app.sla,
+                sharing=app.sharing,
+            )
+            for app in self.applications
+        )
+        host = HostSpec(HOST_NAME, policy=policy, pinning=self.pinning, law=law)
+        return Assignment(host, self.vms, applications, slot_s=self.interval_s)
+
+
+def tier_vms(app: AppSpec, tier: TierSpec) -> tuple[str, ...]:
+    """Names of the VMs of a tier: ``shop-web``, or ``shop-web-1``, ``shop-web-2`` where there are several."""
+    return _numbered(f"{app.name}-{tier.name}", tier.vms)
+
+
+def batch_vms(group: BatchSpec) -> tuple[str, ...]:
+    """Names of the VMs of a group of batch VMs."""
+    return _numbered(group.name, group.vms)
+
+
+def _numbered(name: str, count: int) -> tuple[str, ...]:
+    return (name,) if count == 1 else tuple(f"{name}-{number}" for number in range(1, count + 1))

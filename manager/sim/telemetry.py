@@ -1,0 +1,115 @@
+"""``Telemetry`` of a simulated host: what its applications answered, as far as their sources work."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from manager.model.histogram import Histogram
+from manager.model.registration import Application
+from manager.model.source import SourceKind, SourceState, SourceStatus
+from manager.model.window import Window
+from manager.sim.services import AppSlot
+from manager.sim.world import World
+
+SOURCE = "simulated"
+
+
+@dataclass(slots=True)
+class _Source:
+    slots: deque[Window]
+    open: Window | None = None
+    accepted: int = 0
+    last_sample_s: float | None = None
+    working: bool = True
+
+
+class SimTelemetry:
+    """Keeps the slots of the last ``keep_s`` seconds. Only applications of the scenario have any."""
+
+    def __init__(self, world: World, keep_s: float) -> None:
+        """Whoever drives the world tells of each slot that ends."""
+        self._world = world
+        self._keep_s = keep_s
+        self._sources = {name: _Source(deque()) for name in world.apps}
+        self._configured = frozenset(world.apps)
+        self._closed: list[Window] = []
+
+    def add(self, slots: Mapping[str, AppSlot], start_s: float, end_s: float, speed: float = 1.0) -> None:
+        """Take what happened between ``start_s`` and ``end_s`` (seconds since the epoch); the slots are complete."""
+        for name, slot in slots.items():
+            source = self._sources[name]
+            source.open = None
+            source.working = self._world.source_works(name)
+            window = self._window(name, slot.counts, slot.answered, start_s, end_s, speed)
+            if window is not None:
+                source.slots.append(window)
+                source.accepted += window.histogram.count
+                source.last_sample_s = end_s
+                self._closed.append(window)
+            while source.slots and source.slots[0].end_s <= end_s - self._keep_s:
+                source.slots.popleft()
+
+    def show(self, start_s: float, now_s: float, speed: float = 1.0) -> None:
+        """Take a look at what happened since ``start_s``; the slots go on."""
+        for name, app in self._world.apps.items():
+            window = self._window(name, dict(app.counts), app.answered, start_s, now_s, speed)
+            self._sources[name].open = window
+
+    def configure(
+        self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
+    ) -> None:
+        """Only registered applications are told of. Slots and addresses are those of the simulation."""
+        del slot_s, addresses
+        self._configured = frozenset(application.name for application in applications)
+
+    def slots(self) -> Mapping[str, tuple[Window, ...]]:
+        """The slots of the last minutes by application, oldest first."""
+        return {
+            name: (*source.slots, source.open) if source.open else tuple(source.slots)
+            for name, source in self._sources.items()
+            if name in self._configured
+        }
+
+    def recent(self) -> tuple[Window, ...]:
+        """The slots that are still going on."""
+        return tuple(source.open for name, source in self._sources.items() if source.open and name in self._configured)
+
+    def closed(self) -> tuple[Window, ...]:
+        """The slots that ended since the last call."""
+        closed = tuple(window for window in self._closed if window.application in self._configured)
+        self._closed = []
+        return closed
+
+    def statuses(self) -> tuple[SourceStatus, ...]:
+        """One source an application, which pushes all its response times."""
+        return tuple(
+            SourceStatus(
+                name,
+                SOURCE,
+                SourceKind.PUSH,
+                self._state(source),
+                source.last_sample_s,
+                source.accepted,
+                detail="simulated",
+            )
+            for name, source in sorted(self._sources.items())
+            if name in self._configured
+        )
+
+    def close(self) -> None:
+        """Nothing runs by itself."""
+
+    def _state(self, source: _Source) -> SourceState:
+        if source.last_sample_s is None:
+            return SourceState.STARTING
+        return SourceState.OK if source.working else SourceState.SILENT
+
+    def _window(
+        self, name: str, counts: Mapping[int, int], answered: int, start_s: float, end_s: float, speed: float
+    ) -> Window | None:
+        """None where the source does not work: a source that works tells also of no requests at all."""
+        if not self._world.source_works(name):
+            return None
+        return Window(name, start_s, end_s, Histogram(counts), answered / speed)

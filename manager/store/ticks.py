@@ -1,0 +1,33 @@
+"""The history of ticks, for charts and replay."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from manager.store.database import insert_for
+from manager.store.models import TickRow
+
+
+def store_ticks(session: Session, host: str, ticks: Mapping[datetime, str]) -> int:
+    """Store the ticks of a host, as JSON text by their time, that are new, and tell how many were."""
+    if not ticks:
+        return 0
+    insert = insert_for(session, TickRow).on_conflict_do_nothing(index_elements=["host", "at"])
+    rows = [{"host": host, "at": at, "body": body} for at, body in sorted(ticks.items())]
+    return len(session.scalars(insert.returning(TickRow.id), rows).all())
+
+
+def list_ticks(
+    session: Session, host: str, since: datetime | None, until: datetime | None, limit: int
+) -> Sequence[TickRow]:
+    """At most ``limit`` ticks of a host, newest first, of ``since`` or later and earlier than ``until``."""
+    query = select(TickRow).where(TickRow.host == host)
+    if since is not None:
+        query = query.where(TickRow.at >= since)
+    if until is not None:
+        query = query.where(TickRow.at < until)
+    return session.scalars(query.order_by(TickRow.at.desc()).limit(limit)).all()

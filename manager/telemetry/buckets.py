@@ -1,0 +1,75 @@
+"""Arithmetic on Prometheus histograms: what was observed between two readings of cumulative buckets. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+
+from manager.model.histogram import bucket_of
+
+Series = frozenset[tuple[str, str]]
+"""The labels of a series, without ``le``."""
+Cumulative = Mapping[float, float]
+"""Observations at or below each bound, in seconds; ``inf`` holds all."""
+
+_POSITIONS = 200
+
+
+def increase(before: Cumulative, now: Cumulative) -> dict[float, float]:
+    """Observations per bucket (by its upper bound) between two readings of one series.
+
+    A counter that went down was reset, and began from 0. Bounds that were not there before count from 0 too.
+    """
+    reset = any(count < before.get(bound, 0.0) for bound, count in now.items())
+    since = {bound: count - (0.0 if reset else before.get(bound, 0.0)) for bound, count in now.items()}
+    bounds = sorted(since)
+    found = {bounds[0]: since[bounds[0]]} if bounds else {}
+    for low, high in pairwise(bounds):
+        found[high] = max(0.0, since[high] - since[low])  # not below 0: buckets are not read at one instant
+    return found
+
+
+def to_histogram(increases: Mapping[float, float]) -> dict[int, int]:
+    """Counts by our buckets: each of Prometheus' evenly spread between its bounds, as in histogram_quantile.
+
+    What is above the highest finite bound counts at that bound.
+    """
+    found: dict[int, int] = {}
+    low_s = 0.0
+    for high_s in sorted(increases):
+        count = round(increases[high_s])
+        finite_s = low_s if math.isinf(high_s) else high_s
+        places = min(count, _POSITIONS)
+        for place in range(places):
+            time_s = low_s + (finite_s - low_s) * (place + 0.5) / places
+            bucket = bucket_of(time_s * 1e6)
+            # The counts of all places together are the bucket's.
+            share = count * (place + 1) // places - count * place // places
+            found[bucket] = found.get(bucket, 0) + share
+        low_s = finite_s
+    return found
+
+
+class BucketCounter:
+    """Turns readings of all series of a query into what was observed since the reading before."""
+
+    def __init__(self) -> None:
+        self._before: dict[Series, Cumulative] = {}
+        self._seen_s: dict[Series, float] = {}
+
+    def update(self, reading: Mapping[Series, Cumulative], now_s: float, keep_s: float = 300.0) -> dict[int, int]:
+        """Counts by our buckets. A series counts from its second reading on.
+
+        Series that are missing for a while, as after a failed scrape, go on where they were for up to ``keep_s``.
+        """
+        total: dict[float, float] = {}
+        for series, now in reading.items():
+            if series in self._before:
+                for bound, count in increase(self._before[series], now).items():
+                    total[bound] = total.get(bound, 0.0) + count
+            self._before[series] = now
+            self._seen_s[series] = now_s
+        for series in [series for series, seen_s in self._seen_s.items() if seen_s < now_s - keep_s]:
+            del self._before[series], self._seen_s[series]
+        return to_histogram(total)

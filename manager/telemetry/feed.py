@@ -1,0 +1,151 @@
+"""What a source delivers to: the slots of its application and its own counters."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from manager.model.source import SourceKind, SourceState, SourceStatus
+from manager.model.window import Ready
+from manager.telemetry.store import Fate, WindowStore
+
+SILENT_S = 30.0
+"""After how long without response times a source counts as silent."""
+_NOTE_S = 60.0
+_MAX_DETAIL = 300
+
+
+class Feed:
+    """Takes over what one source measures, and knows how that source is. Thread-safe."""
+
+    def __init__(
+        self,
+        application: str,
+        source: str,
+        kind: SourceKind,
+        store: WindowStore,
+        clock: Callable[[], float],
+        silent_s: float = SILENT_S,
+    ) -> None:
+        """``clock`` tells seconds since the epoch."""
+        self.application = application
+        self._source = source
+        self._kind = kind
+        self._store = store
+        self._clock = clock
+        self._silent_s = silent_s
+        self._lock = threading.Lock()
+        self._started_s = clock()
+        self._last_sample_s: float | None = None
+        self._accepted = self._malformed = self._refused = self._late = self._errors = 0
+        self._failure = ""
+        self._note = ""
+        self._noted_s = 0.0
+        self._extra = ""
+
+    @property
+    def slot_s(self) -> float:
+        """Length of a slot in seconds."""
+        return self._store.slot_s
+
+    def take(
+        self,
+        end_s: float,
+        times_us: Sequence[float] = (),
+        *,
+        buckets: Mapping[int, int] | None = None,
+        requests: float | None = None,
+        ready: Ready | None = None,
+    ) -> Fate:
+        """Count response times as ``WindowStore.add`` does. Those of the future are malformed."""
+        fate = self._store.add(self.application, end_s, times_us, buckets=buckets, requests=requests, ready=ready)
+        count = len(times_us) + sum((buckets or {}).values()) + (ready is not None)
+        if not count:
+            return fate
+        with self._lock:
+            if fate is Fate.TAKEN:
+                self._accepted += count
+                self._last_sample_s = self._clock()
+            elif fate is Fate.LATE:
+                self._late += count
+            else:
+                self._malformed += count
+                self._say("response times of the future: the clock of the sender is ahead")
+        return fate
+
+    def take_requests(self, start_s: float, end_s: float, requests: float) -> None:
+        """Count requests whose response times are not known, as ``WindowStore.add_requests`` does."""
+        self._store.add_requests(self.application, start_s, end_s, requests)
+
+    def malformed(self, reason: str, count: int = 1) -> None:
+        """Something that could not be understood. The reason must not quote it: it may be private."""
+        with self._lock:
+            self._malformed += count
+            self._say(reason)
+
+    def refused(self, address: str) -> None:
+        """Something from an address that is not believed."""
+        with self._lock:
+            self._refused += 1
+            self._say(f"{address} is not an address of the application's VMs, as far as is known")
+
+    def error(self, reason: str) -> None:
+        """A request that failed or was not answered in time."""
+        with self._lock:
+            self._errors += 1
+            self._say(reason)
+
+    def failing(self, reason: str) -> None:
+        """The source cannot work now."""
+        with self._lock:
+            self._failure = reason[:_MAX_DETAIL] or "it failed without a reason"
+
+    def working(self) -> None:
+        """The source can work (again)."""
+        with self._lock:
+            self._failure = ""
+
+    def explain(self, text: str) -> None:
+        """Add something to the detail for as long as it holds; empty takes it away."""
+        with self._lock:
+            self._extra = text
+
+    def status(self) -> SourceStatus:
+        """How the source is now."""
+        with self._lock:
+            now_s = self._clock()
+            newest_s = self._started_s if self._last_sample_s is None else self._last_sample_s
+            if self._failure:
+                state = SourceState.FAILING
+            elif now_s - newest_s > self._silent_s:
+                state = SourceState.SILENT
+            else:
+                state = SourceState.STARTING if self._last_sample_s is None else SourceState.OK
+            note = self._note if now_s - self._noted_s < _NOTE_S else ""
+            details = (self._failure, "" if note == self._failure else note, self._extra)
+            return SourceStatus(
+                self.application,
+                self._source,
+                self._kind,
+                state,
+                self._last_sample_s,
+                self._accepted,
+                self._malformed,
+                self._refused,
+                self._late,
+                self._errors,
+                "; ".join(filter(None, details)),
+            )
+
+    def _say(self, reason: str) -> None:
+        self._note = reason[:_MAX_DETAIL]
+        self._noted_s = self._clock()
+
+
+def reason_of(error: Exception) -> str:
+    """An error as an operator reads it."""
+    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+        return os.strerror(error.errno)  # asyncio puts a text of its own into strerror
+    return str(error) or type(error).__name__

@@ -1,0 +1,201 @@
+"""memcached: response times by an active probe, the request rate by the server's own counters.
+
+Protocol: memcached's doc/protocol.txt (the text protocol).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from manager.model.source import MemcachedProbe
+from manager.telemetry.feed import Feed, reason_of
+from manager.telemetry.open_loop import OpenLoop, ProbeError
+from manager.telemetry.probe import ProbeReport
+
+PROBE_KEY = "equipoise:probe"
+_MAX_STATS_EVERY_S = 1.0
+# A multi-get counts once a key.
+_COUNTERS = frozenset(
+    ["cmd_get", "cmd_set", "cmd_touch", "cmd_flush"]
+    + [f"{command}_{result}" for command in ("delete", "incr", "decr") for result in ("hits", "misses")]
+)
+
+
+class TextConnection:
+    """One connection, made with the first request."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self._address = address
+        self._port = port
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    def close(self) -> None:
+        """Close at once; the next request connects again."""
+        if self._streams is not None:
+            self._streams[1].transport.abort()
+            self._streams = None
+
+    async def send(self, command: str) -> asyncio.StreamReader:
+        """Send a command line; the answer is to be read from what is returned. Raises OSError."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._address, self._port)
+        reader, writer = self._streams
+        writer.write(command.encode() + b"\r\n")
+        await writer.drain()
+        return reader
+
+
+@dataclass(slots=True)
+class OwnGets:
+    """Gets of the probe: those sent, and those of them that are answered or given up."""
+
+    sent: int = 0
+    finished: int = 0
+
+
+class GetSession(TextConnection):
+    """Asks for the probe's key, which need not exist."""
+
+    def __init__(self, address: str, port: int, own: OwnGets) -> None:
+        super().__init__(address, port)
+        self._own = own
+
+    async def request(self) -> None:
+        """One get. Raises ProbeError, OSError."""
+        reader = await self.send(f"get {PROBE_KEY}")
+        self._own.sent += 1
+        try:
+            await self._read_answer(reader)
+        finally:
+            self._own.finished += 1
+
+    async def _read_answer(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            line = await _line(reader)
+            if line == "END":
+                return
+            words = line.split()
+            if len(words) < 4 or words[0] != "VALUE" or not words[3].isdigit():
+                raise ProbeError(f"the server answers {line[:60]!r} to a get")
+            await _exactly(reader, int(words[3]) + len("\r\n"))
+
+
+async def _line(reader: asyncio.StreamReader) -> str:
+    try:
+        line = await reader.readline()
+    except ValueError as error:  # longer than the stream's limit
+        raise ProbeError("the server answers an endless line") from error
+    if not line.endswith(b"\r\n"):
+        raise ProbeError("the server closed the connection")
+    return line[:-2].decode("ascii", "replace")
+
+
+async def _exactly(reader: asyncio.StreamReader, count: int) -> None:
+    try:
+        await reader.readexactly(count)
+    except asyncio.IncompleteReadError as error:
+        raise ProbeError("the server closed the connection") from error
+
+
+async def read_stats(connection: TextConnection) -> dict[str, str]:
+    """The server's general statistics. Raises ProbeError, OSError."""
+    reader = await connection.send("stats")
+    found: dict[str, str] = {}
+    while (line := await _line(reader)) != "END":
+        words = line.split(" ", 2)
+        if len(words) != 3 or words[0] != "STAT":
+            raise ProbeError(f"the server answers {line[:60]!r} to stats")
+        found[words[1]] = words[2]
+    return found
+
+
+class RequestCounter:
+    """Requests of others between two readings of the server's counters, without the probe's own. Pure."""
+
+    def __init__(self) -> None:
+        self._server = ("", 0)
+        self._total = 0
+        self._others = 0
+        self._read_s: float | None = None
+
+    def update(
+        self, stats: dict[str, str], finished_before: int, sent: int, now_s: float
+    ) -> tuple[float, float, int] | None:
+        """Begin, end and number of the requests since the last reading; None where that is not known.
+
+        That is so the first time, and when the server was started anew or its counters were reset. Of the probe's
+        own gets, ``finished_before`` were done before the server was asked, ``sent`` are those sent by now. Raises
+        ProbeError for statistics without counters.
+        """
+        try:
+            total = sum(int(value) for name, value in stats.items() if name in _COUNTERS)
+            server = (stats["pid"], int(stats["cmd_get"]))
+        except (KeyError, ValueError) as error:
+            raise ProbeError(f"the server's stats are not memcached's: {error}") from error
+        before_s, self._read_s = self._read_s, now_s
+        anew = before_s is None or server[0] != self._server[0] or total < self._total
+        self._server, self._total = server, total
+        if anew or before_s is None:
+            self._others = total - finished_before
+            return None
+        # Own gets under way may be counted there or not yet. Beginning with the most that requests of others can be,
+        # and then counting new highs of the least they can be, an idle server never seems used.
+        count = max(0, total - sent - self._others)
+        self._others += count
+        return before_s, now_s, count
+
+
+class MemcachedSource:
+    """The probe and the counters of one server."""
+
+    def __init__(self, spec: MemcachedProbe, feed: Feed, clock: Callable[[], float]) -> None:
+        """``clock`` tells seconds since the epoch."""
+        self._spec = spec
+        self._feed = feed
+        self._clock = clock
+        self._own = OwnGets()
+
+    async def run(self) -> None:
+        """Probe and count until cancelled."""
+        spec = self._spec
+        loop = OpenLoop(
+            spec.rate_rps,
+            spec.timeout_s,
+            lambda: GetSession(spec.address, spec.port, self._own),
+            ProbeReport(self._feed, self._clock),
+        )
+        async with asyncio.TaskGroup() as group:
+            group.create_task(loop.run())
+            group.create_task(self._count_requests())
+
+    async def _count_requests(self) -> None:
+        connection = TextConnection(self._spec.address, self._spec.port)
+        counter = RequestCounter()
+        try:
+            while True:
+                # Aligned to slots, so that one that just ended is complete.
+                every_s = min(self._feed.slot_s / 2, _MAX_STATS_EVERY_S)
+                now_s = self._clock()
+                await asyncio.sleep((math.floor(now_s / every_s) + 1) * every_s - now_s)
+                await self._read(connection, counter)
+        finally:
+            connection.close()
+
+    async def _read(self, connection: TextConnection, counter: RequestCounter) -> None:
+        finished_before = self._own.finished
+        try:
+            async with asyncio.timeout(self._spec.timeout_s):
+                stats = await read_stats(connection)
+            since = counter.update(stats, finished_before, self._own.sent, self._clock())
+        except TimeoutError:
+            connection.close()
+            self._feed.error(f"no stats within {self._spec.timeout_s:g} s")
+        except (ProbeError, OSError) as error:
+            connection.close()
+            self._feed.error(f"stats: {reason_of(error)}")
+        else:
+            if since is not None:
+                self._feed.take_requests(*since)

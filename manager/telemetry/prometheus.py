@@ -1,0 +1,161 @@
+"""Response times from the operator's Prometheus server, by its HTTP API."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from manager.model.source import PrometheusQuery
+from manager.model.window import Ready
+from manager.telemetry.buckets import BucketCounter, Series
+from manager.telemetry.feed import Feed
+from manager.telemetry.probe import tls_context
+
+_MAX_ANSWER = 16 * 1024 * 1024
+_MAX_TIME_S = 1e6
+_IDLE_AFTER_S = 60.0
+"""Counters move with each scrape only: not before this long without a change do they tell that there is no request."""
+
+
+class QueryError(Exception):
+    """The server refuses the query, or answers what cannot be used."""
+
+
+class PrometheusClient:
+    """Instant queries on one server."""
+
+    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+        self._client = client
+        self._url = url.rstrip("/") + "/api/v1/query"
+
+    async def query(self, query: str) -> list[tuple[Mapping[str, str], float]]:
+        """Labels and value of each series; a scalar has no labels. Raises QueryError."""
+        data = await self._ask(query)
+        try:
+            if data["resultType"] == "scalar":
+                return [({}, float(data["result"][1]))]
+            if data["resultType"] != "vector":
+                raise QueryError(f"the query answers a {str(data['resultType'])[:20]}, not an instant vector")
+            if any("histogram" in one for one in data["result"]):
+                raise QueryError("the query answers native histograms; ask for a classic one's _bucket series")
+            return [
+                ({str(name): str(value) for name, value in one["metric"].items()}, float(one["value"][1]))
+                for one in data["result"]
+            ]
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise QueryError("the server does not answer as Prometheus does") from error
+
+    async def _ask(self, query: str) -> Any:
+        body = bytearray()
+        try:
+            async with self._client.stream("GET", self._url, params={"query": query}) as response:
+                async for part in response.aiter_bytes():
+                    body += part
+                    if len(body) > _MAX_ANSWER:
+                        raise QueryError(f"the query answers more than {_MAX_ANSWER} bytes; aggregate it")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise QueryError(str(error) or type(error).__name__) from error
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            raise QueryError(f"the server answers status {response.status_code} and no JSON") from None
+        if not isinstance(answer, dict) or answer.get("status") != "success":
+            reason = answer.get("error") if isinstance(answer, dict) else None
+            raise QueryError(str(reason) if reason else f"the server answers status {response.status_code}")
+        return answer.get("data")
+
+
+class PrometheusSource:
+    """One query, asked again and again."""
+
+    def __init__(self, spec: PrometheusQuery, feed: Feed, clock: Callable[[], float]) -> None:
+        """``clock`` tells seconds since the epoch."""
+        self._spec = spec
+        self._feed = feed
+        self._clock = clock
+        self._counter = BucketCounter()
+        self._changed_s: float | None = None
+
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        spec = self._spec
+        async with httpx.AsyncClient(timeout=spec.timeout_s, trust_env=False, verify=tls_context()) as http:
+            client = PrometheusClient(http, spec.url)
+            while True:
+                await self._poll(client)
+                # Aligned, so that all agents and sources see the same state of the server.
+                now_s = self._clock()
+                await asyncio.sleep((math.floor(now_s / spec.every_s) + 1) * spec.every_s - now_s)
+
+    async def _poll(self, client: PrometheusClient) -> None:
+        try:
+            async with asyncio.timeout(self._spec.timeout_s):
+                if self._spec.percentile is None:
+                    self._take_buckets(await client.query(self._spec.query))
+                else:
+                    await self._take_percentile(client, self._spec.percentile)
+        except TimeoutError:
+            self._fail(f"no answer within {self._spec.timeout_s:g} s")
+        except QueryError as error:
+            self._fail(str(error))
+        else:
+            self._feed.working()
+
+    def _fail(self, reason: str) -> None:
+        self._feed.error(reason)
+        self._feed.failing(reason)
+
+    def _take_buckets(self, answer: list[tuple[Mapping[str, str], float]]) -> None:
+        if not answer:
+            raise QueryError("the query answers no series")
+        now_s = self._clock()
+        buckets = self._counter.update(read_buckets(answer), now_s)
+        count = sum(buckets.values())
+        if self._changed_s is None:
+            self._changed_s = now_s
+        elif count:
+            self._feed.take(now_s, buckets=buckets)
+            self._feed.take_requests(self._changed_s, now_s, count)
+            self._changed_s = now_s
+        elif now_s - self._changed_s > _IDLE_AFTER_S:
+            self._feed.take_requests(now_s - self._spec.every_s, now_s, 0.0)
+
+    async def _take_percentile(self, client: PrometheusClient, percentile: float) -> None:
+        time_s = one_number(await client.query(self._spec.query))
+        rate_rps = one_number(await client.query(self._spec.rate_query)) if self._spec.rate_query else None
+        now_s = self._clock()
+        if time_s is not None and math.isnan(time_s):  # nothing was observed
+            rate_rps = 0.0
+        elif time_s is not None:
+            if not 0 <= time_s <= _MAX_TIME_S:
+                raise QueryError(f"the query answers {time_s:g}; use one for seconds, 0 to {_MAX_TIME_S:g}")
+            self._feed.take(now_s, ready=Ready(percentile, time_s * 1000))
+        if rate_rps is not None and math.isfinite(rate_rps) and rate_rps >= 0:
+            self._feed.take_requests(now_s - self._spec.every_s, now_s, rate_rps * self._spec.every_s)
+
+
+def read_buckets(answer: list[tuple[Mapping[str, str], float]]) -> dict[Series, dict[float, float]]:
+    """Cumulative buckets by series. Raises QueryError for series without a usable ``le``."""
+    found: dict[Series, dict[float, float]] = {}
+    for labels, value in answer:
+        try:
+            bound_s = float(labels["le"])
+        except (KeyError, ValueError):
+            raise QueryError("the query answers series without a label le; ask for _bucket series by le") from None
+        if math.isnan(bound_s) or not math.isfinite(value):
+            raise QueryError("the query answers buckets that are no numbers")
+        series = frozenset((name, text) for name, text in labels.items() if name != "le")
+        found.setdefault(series, {})[bound_s] = value
+    return found
+
+
+def one_number(answer: list[tuple[Mapping[str, str], float]]) -> float | None:
+    """The only value, None where there is no series. Raises QueryError for several."""
+    if len(answer) > 1:
+        raise QueryError(f"the query answers {len(answer)} series; it should answer one number")
+    return answer[0][1] if answer else None

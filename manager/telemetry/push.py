@@ -1,0 +1,175 @@
+"""Response times that others post to the agent: POST /samples/APPLICATION, beside the agent's metrics page."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from manager.api.schemas import Problem, SampleLine, SamplesIn, SamplesOut
+from manager.serving import MAX_BODY_BYTES
+from manager.telemetry.feed import Feed
+from manager.telemetry.store import SKEW_S, Fate
+from manager.telemetry.trust import Network, believed, plain_address
+
+PREFIX = "/samples/"
+JSON, NDJSON = "application/json", "application/x-ndjson"
+_MAX_VALUE = 80
+
+Environ = dict[str, Any]
+StartResponse = Callable[[str, list[tuple[str, str]]], object]
+WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class PushRoute:
+    """A push source, and who may post to it: the addresses of its application's VMs, and networks."""
+
+    feed: Feed
+    addresses: frozenset[str]
+    networks: tuple[Network, ...]
+
+
+class Refusal(Exception):
+    """A request that is answered with an error. ``field`` is a path such as ``times_ms[3]``."""
+
+    def __init__(self, status: HTTPStatus, detail: str, field: str | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.field = field
+
+
+class AgentPages:
+    """The agent's WSGI application: GET /metrics and POST /samples/APPLICATION. Called by many threads."""
+
+    def __init__(
+        self,
+        metrics: WsgiApp,
+        on_unknown: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``on_unknown`` is called when somebody posts whose address is not known."""
+        self.routes: Mapping[str, tuple[PushRoute, ...]] = {}
+        self._metrics = metrics
+        self._on_unknown = on_unknown
+        self._clock = clock
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        headers: list[tuple[str, str]] = []
+        try:
+            if path == "/metrics":
+                if method not in {"GET", "HEAD"}:
+                    headers = [("Allow", "GET, HEAD")]
+                    raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not possible here")
+                return self._metrics(environ | {"REQUEST_METHOD": "GET"}, start_response)
+            if not path.startswith(PREFIX):
+                raise Refusal(HTTPStatus.NOT_FOUND, "there are /metrics and /samples/APPLICATION here")
+            if method != "POST":
+                headers = [("Allow", "POST")]
+                raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not possible here")
+            status, kind = HTTPStatus.OK, JSON
+            body: BaseModel = self._post(path.removeprefix(PREFIX), environ)
+        except Refusal as refusal:
+            status, kind, body = refusal.status, "application/problem+json", _problem(refusal)
+        answer = body.model_dump_json().encode()
+        headers += [("Content-Type", kind), ("Content-Length", str(len(answer)))]
+        start_response(f"{status.value} {status.phrase}", headers)
+        return [answer]
+
+    def _post(self, application: str, environ: Environ) -> SamplesOut:
+        routes = self.routes.get(application)
+        if routes is None:
+            raise Refusal(HTTPStatus.NOT_FOUND, "no application with that name has a push source on this host")
+        address = plain_address(environ["REMOTE_ADDR"])
+        for route in routes:
+            if believed(address, route.addresses, route.networks):
+                feed = route.feed
+                break
+        else:
+            self._on_unknown()
+            for route in routes:
+                route.feed.refused(address)
+            raise Refusal(HTTPStatus.FORBIDDEN, f"response times of this application are not believed from {address}")
+        try:
+            return self._take(feed, environ)
+        except Refusal as refusal:
+            feed.malformed("a request whose body cannot be used" if refusal.field is None else "a bad " + refusal.field)
+            raise
+
+    def _take(self, feed: Feed, environ: Environ) -> SamplesOut:
+        kind = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
+        if kind not in {JSON, NDJSON}:
+            raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body's type should be {JSON} or {NDJSON}")
+        length = int(environ.get("CONTENT_LENGTH") or 0)  # waitress has checked it, and sets it for chunked bodies
+        if length > MAX_BODY_BYTES:
+            detail = f"a body of {length} bytes is refused; allowed: up to {MAX_BODY_BYTES}"
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
+        body: bytes = environ["wsgi.input"].read(length)
+        return self._lines(feed, body) if kind == NDJSON else self._batch(feed, body)
+
+    def _batch(self, feed: Feed, body: bytes) -> SamplesOut:
+        samples = _read(SamplesIn, body, "")
+        end_s = self._end_s(samples.end.timestamp() if samples.end else None, "end")
+        if samples.start is not None and samples.start.timestamp() > end_s:
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "start: should not be after end", "start")
+        count = len(samples.times_ms) + sum(samples.buckets.values())
+        requests = float(count) if samples.requests is None else samples.requests
+        times_us = [time_ms * 1000 for time_ms in samples.times_ms]
+        fate = feed.take(end_s, times_us, buckets=samples.buckets, requests=requests)
+        return SamplesOut(accepted=0, late=count) if fate is Fate.LATE else SamplesOut(accepted=count, late=0)
+
+    def _lines(self, feed: Feed, body: bytes) -> SamplesOut:
+        ends: dict[float, list[float]] = {}
+        now_s = self._clock()
+        for number, text in enumerate(body.splitlines(), 1):
+            if text.strip():
+                line = _read(SampleLine, text, f"line {number}")
+                end_s = self._end_s(line.end.timestamp(), f"line {number}: end") if line.end else now_s
+                ends.setdefault(end_s, []).append(line.time_ms * 1000)
+        counts = dict.fromkeys(Fate, 0)
+        for end_s, times_us in ends.items():
+            counts[feed.take(end_s, times_us, requests=len(times_us))] += len(times_us)
+        return SamplesOut(accepted=counts[Fate.TAKEN], late=counts[Fate.LATE])
+
+    def _end_s(self, end_s: float | None, field: str) -> float:
+        now_s = self._clock()
+        if end_s is not None and end_s > now_s + SKEW_S:
+            detail = f"{field}: is {end_s - now_s:.1f} s in the future; allowed: up to {SKEW_S:g} s"
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, detail, field)
+        return now_s if end_s is None else end_s
+
+
+def _read(model: type[Model], text: bytes, where: str) -> Model:
+    """Raises Refusal naming the field."""
+    try:
+        return model.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        if first["type"] == "json_invalid":
+            detail = ": ".join(filter(None, (where, f"is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}")))
+            raise Refusal(HTTPStatus.BAD_REQUEST, detail, where or "body") from None
+        path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in first["loc"]).lstrip(".")
+        field = ": ".join(filter(None, (where, path or "body")))
+        message = first["msg"].removeprefix("Value error, ")
+        if first["type"] not in {"missing", "extra_forbidden", "too_long"}:
+            message = f"{str(first['input'])[:_MAX_VALUE]!r} is refused: {message}"
+        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, f"{field}: {message}; nothing was taken", field) from None
+
+
+def _problem(refusal: Refusal) -> Problem:
+    errors = [{"field": refusal.field, "message": refusal.detail}] if refusal.field else []
+    return Problem(
+        title=refusal.status.phrase,
+        status=refusal.status,
+        detail=refusal.detail,
+        field=refusal.field,
+        errors=errors,
+    )

@@ -1,0 +1,290 @@
+"""What `fair` and `isolation` share: weights of critical VMs from measured response times.
+
+``Law.published`` gives the law exactly as printed. Otherwise the same equations work on what can be believed: the
+percentiles of enough samples, averaged over intervals, with exponents on C and on RT / RT_SLA that do better than 1,
+and a weight is changed only by a step that is worth it. An application without fresh response times keeps its weights,
+then gets those of `priority`; one without requests keeps them, then decays to the least weight. Batch VMs get the
+smallest weight, or one that keeps their floor while they are below it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from manager.control.feedback import (
+    LEAST_SAMPLES,
+    UNBOUND_MS,
+    average,
+    demand,
+    floor_weight,
+    miss,
+    performance_factor,
+    rate_over,
+    step_towards,
+    weight_of,
+    within,
+)
+from manager.control.windows import enough
+from manager.model.decision import ApplicationView, Decision, Memory, Note, Snapshot, VmView, WeightGoal
+from manager.model.host import WeightScale
+from manager.model.law import Law
+from manager.model.registration import Sharing, Sla
+
+IDLE_PCPUS = 0.05
+"""VMs of an application that use less than this of a pCPU have nothing to do: that nothing is measured is no fault."""
+FLOOR_MARGIN = 1.5
+"""Batch VMs below their floor get weights for this much more than it, so that they reach it again."""
+WAITING_SHARE = 0.05
+"""Batch VMs whose vCPUs wait less than this of the time get all they want, be it below the floor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What is remembered of an application.
+
+    ``miss`` is the average of ln(RT / RT_SLA), ``at_s`` when a percentile was believed last, ``idle_s`` since when it
+    has no requests, ``over`` whether it is above its agreed load.
+    """
+
+    miss: float | None = None
+    at_s: float = 0.0
+    idle_s: float | None = None
+    over: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The memory of the feedback policies: applications and average CPU shares of VMs by name, and of all batch VMs.
+
+    ``off`` counts for each VM the intervals in a row in which its weight was outside the dead band, negative below.
+    """
+
+    applications: Mapping[str, Held] = field(default_factory=dict)
+    cpu_shares: Mapping[str, float] = field(default_factory=dict)
+    off: Mapping[str, int] = field(default_factory=dict)
+    batch_share: float | None = None
+    batch_raised: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """An application in this interval.
+
+    ``factor`` is what its VMs' CPU use is multiplied by to get the demand; None where nothing can be said, then
+    ``reason`` says what becomes of its weights: held, or ``fallback`` (to `priority`), or ``decay`` (a factor).
+    """
+
+    held: Held
+    reason: str
+    factor: float | None = None
+    fallback: bool = False
+    decay: float | None = None
+    note: str = ""
+
+
+def decide(name: str, sharing: Sharing, snapshot: Snapshot, memory: Memory) -> Decision:
+    """Weights for all managed VMs under policy ``name``; applications without one of their own share as ``sharing``."""
+    scale = snapshot.capabilities.weights
+    if scale is None:
+        return Decision()
+    before = memory if isinstance(memory, Kept) else Kept()
+    law = snapshot.host.law
+    judged = {
+        view.application.name: _judge(view, view.application.sharing or sharing, snapshot, before)
+        for view in snapshot.applications
+        if view.application.sla is not None
+    }
+    smoothing = 1.0 if law.published else law.smoothing
+    shares = {vm.name: average(before.cpu_shares.get(vm.name), vm.cpu_share, smoothing) for vm in snapshot.vms}
+    kept = Kept({app: one.held for app, one in judged.items()}, shares)
+    critical, off = _critical_goals(name, snapshot, scale, judged, shares, before)
+    kept = replace(kept, off=off)
+    batch, kept = _batch_goals(name, snapshot, scale, critical, before, kept)
+    notes = tuple(Note(app, one.note) for app, one in sorted(judged.items()) if one.note)
+    goals = {goal.vm: goal for goal in (*critical, *batch)}
+    return Decision(tuple(goals[vm.name] for vm in snapshot.vms if vm.name in goals), kept, notes)
+
+
+def _judge(view: ApplicationView, sharing: Sharing, snapshot: Snapshot, before: Kept) -> Judged:
+    sla = view.application.sla
+    if sla is None:
+        raise ValueError(f"application {view.application.name} has no SLA to be judged by")
+    law, now_s = snapshot.host.law, snapshot.now_s
+    held = before.applications.get(view.application.name, Held(at_s=now_s))
+    if sharing is Sharing.ISOLATION and sla.max_rate_rps is not None:
+        held, rate_rps = _over(view, sla.max_rate_rps, held, law, now_s)
+        if held.over:
+            text = f"over its agreed load: {rate_rps or 0:.0f} of {sla.max_rate_rps:g} req/s"
+            measured_ms = _percentile_ms(view, sla, law, now_s) or sla.response_time_ms
+            factor = 1 + performance_factor(measured_ms, UNBOUND_MS) if law.published else 0.0
+            held = replace(held, miss=None, at_s=now_s, idle_s=None)
+            return Judged(held, text, factor, note="over its agreed load")
+    response_ms = _percentile_ms(view, sla, law, now_s)
+    if _idle(view, snapshot):
+        return _judge_idle(held, law, now_s)
+    if response_ms is None:
+        return _judge_unknown(held, law, now_s)
+    if law.published:
+        factor = 1 + performance_factor(response_ms, sla.response_time_ms)
+        return Judged(Held(at_s=now_s, over=held.over), _measured(response_ms, sla), factor)
+    averaged = average(held.miss, miss(response_ms, sla.response_time_ms, law.largest_miss), law.smoothing)
+    return Judged(Held(averaged, now_s, None, held.over), _measured(response_ms, sla), math.exp(law.gain * averaged))
+
+
+def _measured(response_ms: float, sla: Sla) -> str:
+    return f"p{sla.percentile:g} {response_ms:.4g} ms of {sla.response_time_ms:g} ms"
+
+
+def _over(view: ApplicationView, max_rate_rps: float, held: Held, law: Law, now_s: float) -> tuple[Held, float | None]:
+    """Whether an application is above its agreed load now (as before where that is unknown), and its rate."""
+    if law.published:
+        rate_rps = view.window.rate_rps if view.window else None
+        return replace(held, over=rate_rps is not None and rate_rps > max_rate_rps), rate_rps
+    rate_rps = rate_over(view.slots, now_s, law.over_rate_s)
+    if rate_rps is None:
+        return held, None
+    limit_rps = max_rate_rps * (1 - law.over_rate_margin) if held.over else max_rate_rps
+    return replace(held, over=rate_rps > limit_rps), rate_rps
+
+
+def _percentile_ms(view: ApplicationView, sla: Sla, law: Law, now_s: float) -> float | None:
+    """The SLA's percentile, where there are fresh response times enough for one."""
+    if law.published:
+        window = view.window if view.window and view.window.age_s(now_s) <= law.max_age_s else None
+    else:
+        window = enough(view.slots, now_s, law.max_age_s, law.min_samples, LEAST_SAMPLES)
+    return window.percentile_ms(sla.percentile) if window else None
+
+
+def _idle(view: ApplicationView, snapshot: Snapshot) -> bool:
+    """Whether nobody asks anything of an application: its sources say so, or are silent while its VMs do nothing."""
+    law = snapshot.host.law
+    fresh = [slot for slot in view.slots if slot.age_s(snapshot.now_s) <= law.max_age_s]
+    if fresh and fresh[-1].requests is not None:
+        return fresh[-1].requests == 0 and not fresh[-1].histogram.count
+    if any(slot.has_samples(1) for slot in fresh):
+        return False
+    pcpus = len(snapshot.capabilities.online_cpus)
+    served_by = [vm for vm in snapshot.vms if vm.application == view.application.name]
+    return bool(served_by) and all(vm.cpu_share * pcpus < IDLE_PCPUS for vm in served_by)
+
+
+def _judge_idle(held: Held, law: Law, now_s: float) -> Judged:
+    since_s = now_s if held.idle_s is None else held.idle_s
+    held = replace(held, miss=None, at_s=now_s, idle_s=since_s)
+    spare_s = now_s - since_s - law.idle_hold_s
+    if spare_s <= 0:
+        return Judged(held, "no requests")
+    return Judged(held, "no requests: decays", decay=0.5 ** (spare_s / law.idle_half_life_s))
+
+
+def _judge_unknown(held: Held, law: Law, now_s: float) -> Judged:
+    held = replace(held, idle_s=None)
+    if now_s - held.at_s <= law.max_age_s + law.hold_s:
+        return Judged(held, "too few fresh response times: held", note="too few fresh response times: weights are held")
+    note = "too few fresh response times for long: weights as under `priority`"
+    return Judged(replace(held, miss=None), "no response times: as under priority", fallback=True, note=note)
+
+
+def _critical_goals(
+    name: str,
+    snapshot: Snapshot,
+    scale: WeightScale,
+    judged: Mapping[str, Judged],
+    shares: Mapping[str, float],
+    before: Kept,
+) -> tuple[list[WeightGoal], dict[str, int]]:
+    """Goals of the critical VMs, and how long each has been outside the dead band."""
+    law = snapshot.host.law
+    demands: dict[str, float] = {}
+    tiers: dict[tuple[str | None, str | None], float] = {}
+    for vm in snapshot.vms:
+        one = judged.get(vm.application or "")
+        if vm.critical and one and one.factor is not None:
+            used = shares[vm.name] if law.published else shares[vm.name] ** law.demand_exponent
+            demands[vm.name] = demand(used, one.factor - 1)
+            tier = (vm.application, vm.tier)
+            tiers[tier] = tiers.get(tier, 0.0) + demands[vm.name]
+    largest = max(tiers.values(), default=0.0)
+    goals: list[WeightGoal] = []
+    off: dict[str, int] = {}
+    for vm in snapshot.vms:
+        if not vm.critical:
+            continue
+        one = judged.get(vm.application or "")
+        if vm.spec.weight is not None:
+            goals.append(WeightGoal(vm.name, vm.spec.weight, f"{name}: weight registered for this VM"))
+        elif one is None or one.fallback or (one.factor is not None and not largest):
+            why = one.reason if one and one.fallback else "no SLA or no CPU use yet: as under priority"
+            goals.append(WeightGoal(vm.name, scale.critical, f"{name}: {why}"))
+        elif one.factor is None:
+            goals.append(_kept_goal(name, vm, one, scale))
+        else:
+            wanted = weight_of(demands[vm.name], largest, scale)
+            text = f"{name}: {one.reason}, CPU {shares[vm.name]:.1%} of the host"
+            if not law.published and not one.held.over:
+                wanted, off[vm.name] = _steady(vm, wanted, law, before)
+            goals.append(WeightGoal(vm.name, wanted, text))
+    return goals, off
+
+
+def _kept_goal(name: str, vm: VmView, one: Judged, scale: WeightScale) -> WeightGoal:
+    """The weight it has, decaying to the least one where the application is idle."""
+    weight = scale.critical if vm.weight is None else max(vm.weight, scale.critical_min)
+    if one.decay is not None:
+        decayed = round(scale.critical_min + (scale.maximum - scale.critical_min) * one.decay)
+        weight = min(weight, decayed)
+    return WeightGoal(vm.name, weight, f"{name}: {one.reason}")
+
+
+def _steady(vm: VmView, wanted: int, law: Law, before: Kept) -> tuple[int, int]:
+    """The weight to have now on the way to ``wanted``, and for how many intervals it has been outside the dead band.
+
+    A small difference must last two intervals, because every third percentile or so is off by chance; twice the dead
+    band is acted on at once.
+    """
+    current = vm.weight
+    if current is None or vm.name not in before.cpu_shares:  # seen for the first time: nothing to be steady about
+        return wanted, 0
+    if within(current, wanted, law.dead_band):
+        return current, 0
+    side = 1 if wanted > current else -1
+    earlier = before.off.get(vm.name, 0)
+    count = earlier + side if earlier * side > 0 else side
+    if abs(count) < 2 and within(current, wanted, 2 * law.dead_band):
+        return current, count
+    return step_towards(current, wanted, law.max_step), count
+
+
+def _batch_goals(
+    name: str,
+    snapshot: Snapshot,
+    scale: WeightScale,
+    critical: list[WeightGoal],
+    before: Kept,
+    kept: Kept,
+) -> tuple[list[WeightGoal], Kept]:
+    """Goals of the batch VMs, and the memory with their CPU use."""
+    law = snapshot.host.law
+    batch = [vm for vm in snapshot.vms if not vm.critical]
+    smoothing = min(1.0, snapshot.interval_s / law.floor_window_s)
+    share = average(before.batch_share, sum(vm.cpu_share for vm in batch), smoothing)
+    waiting = any(vm.run_delay_share > WAITING_SHARE for vm in batch)
+    # Raised until the floor is exceeded by half the margin: else it would be left and raised again at once.
+    limit = law.batch_floor * ((1 + FLOOR_MARGIN) / 2 if before.batch_raised else 1)
+    raised = bool(batch) and waiting and share < limit
+    reason = f"{name}: batch VM"
+    weight = scale.batch
+    if raised:
+        others = sum(goal.weight for goal in critical)
+        weight = max(weight, floor_weight(others, min(law.batch_floor * FLOOR_MARGIN, 0.9), len(batch)))
+        reason = f"{name}: batch VMs got {share:.1%} of the host, less than their floor of {law.batch_floor:.1%}"
+    goals = [
+        WeightGoal(vm.name, vm.spec.weight, f"{name}: weight registered for this VM")
+        if vm.spec.weight is not None
+        else WeightGoal(vm.name, scale.clamp(weight), reason)
+        for vm in batch
+    ]
+    return goals, replace(kept, batch_share=share, batch_raised=raised)

@@ -1,0 +1,133 @@
+"""Registering sources of response times: what is taken, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from manager.api.convert import application_of
+from manager.api.schemas import ApplicationIn
+from manager.model.source import (
+    HttpProbe,
+    MemcachedProbe,
+    NginxFile,
+    NginxSyslog,
+    PrometheusQuery,
+    Push,
+    SourceKind,
+    TimeField,
+)
+from tests.api.conftest import Api
+
+LEAST: dict[str, dict[str, Any]] = {
+    "nginx_syslog": {},
+    "nginx_file": {"path": "/var/log/nginx/access.log"},
+    "memcached_probe": {"address": "10.0.0.1"},
+    "http_probe": {"url": "http://10.0.0.1:8080/health"},
+    "prometheus": {"url": "https://prometheus.example.org", "query": "sum by (le) (rate(http_seconds_bucket[5s]))"},
+    "push": {},
+}
+"""What a source of each kind needs besides its name."""
+
+
+def source(kind: str, name: str = "one", **changes: Any) -> dict[str, Any]:
+    return {"type": kind, "name": name, **LEAST[kind], **changes}
+
+
+def test_every_kind_has_a_body() -> None:
+    assert set(LEAST) == set(SourceKind)
+
+
+def test_sources_are_kept_as_registered(shop: Api) -> None:
+    sources = [
+        source("nginx_syslog", "a", tag="shop_1", time="upstream_response_time"),
+        source("nginx_file", "b", host="kvm7"),
+        source("memcached_probe", "c", address="cache.example.org", port=11212, rate_rps=0.1, timeout_s=60),
+        source("http_probe", "d", url="https://[fd00::1]/x?y=1", rate_rps=1000, timeout_s=0.05),
+        source("prometheus", "e", every_s=300),
+        source("push", "f", allow=["10.0.0.0/8", "fd00::/64", "192.0.2.1"]),
+    ]
+    answered = shop.ok("PUT", "/applications/shop", {"sources": sources, "sharing": "isolation"})
+    assert answered["sharing"] == "isolation"
+    for given, kept in zip(sources, answered["sources"], strict=True):
+        assert given.items() <= kept.items()
+    etag = shop.call("GET", "/applications/shop").headers["ETag"]
+    assert shop.call("PUT", "/applications/shop", {"sources": sources, "sharing": "isolation"}).headers["ETag"] == etag
+    body = ApplicationIn.model_validate({"sources": answered["sources"]})
+    assert application_of("shop", body).sources == (
+        NginxSyslog("a", "shop_1", TimeField.UPSTREAM),
+        NginxFile("b", "/var/log/nginx/access.log", host="kvm7"),
+        MemcachedProbe("c", "cache.example.org", 11212, 0.1, 60),
+        HttpProbe("d", "https://[fd00::1]/x?y=1", 1000, 0.05),
+        PrometheusQuery("e", LEAST["prometheus"]["url"], LEAST["prometheus"]["query"], every_s=300),
+        Push("f", ("10.0.0.0/8", "fd00::/64", "192.0.2.1")),
+    )
+
+
+@pytest.mark.parametrize("kind", LEAST)
+def test_defaults_are_those_of_the_model(shop: Api, kind: str) -> None:
+    [answered] = shop.ok("PUT", "/applications/shop", {"sources": [source(kind)]})["sources"]
+    [parsed] = application_of("shop", ApplicationIn.model_validate({"sources": [source(kind)]})).sources
+    assert parsed == type(parsed)(name="one", **LEAST[kind])
+    assert answered["type"] == parsed.kind
+
+
+READY = source("prometheus", percentile=99)
+
+
+@pytest.mark.parametrize(
+    ("sources", "field", "words"),
+    [
+        ([{"name": "a"}], "sources[0].type", ["is required", "allowed: http_probe, memcached_probe"]),
+        ([{"name": "a", "type": "guess"}], "sources[0].type", ['"guess"', "allowed: http_probe, memcached_probe"]),
+        ([5], "sources[0]", ["5"]),
+        ([{"type": "push"}], "sources[0].name", ["is required", "1 to 63"]),
+        ([source("push", "a b")], "sources[0].name", ['"a b"', "1 to 63"]),
+        ([source("push", url="http://x")], "sources[0].url", ["known: allow, host, name, type"]),
+        (
+            [source("push"), source("http_probe", rate_rps=0.09)],
+            "sources[1].rate_rps",
+            ["at least 0.1 and at most 1000"],
+        ),
+        ([source("http_probe", rate_rps=1001)], "sources[0].rate_rps", ["at least 0.1 and at most 1000"]),
+        ([source("http_probe", timeout_s=0.04)], "sources[0].timeout_s", ["at least 0.05 and at most 60"]),
+        ([source("http_probe", url="ftp://x/")], "sources[0].url", ["ftp://x/", "http:// or https://"]),
+        ([source("http_probe", url="http:///path")], "sources[0].url", ["http:// or https:// URL with a host"]),
+        ([source("http_probe", url="http://a:70000/")], "sources[0].url", ["http://a:70000/"]),
+        ([source("http_probe", url="http://[::1/")], "sources[0].url", ["http://[::1/"]),
+        ([source("http_probe", url="http://a b/")], "sources[0].url", ["http://a b/"]),
+        ([source("memcached_probe", address="300.1.1.1")], "sources[0].address", ["an IP address or a host name"]),
+        ([source("memcached_probe", address="a/b")], "sources[0].address", ["an IP address or a host name"]),
+        ([source("memcached_probe", port=0)], "sources[0].port", ["at least 1 and at most 65535"]),
+        ([source("memcached_probe", port=65536)], "sources[0].port", ["at least 1 and at most 65535"]),
+        ([source("nginx_file", path="access.log")], "sources[0].path", ["an absolute path"]),
+        ([source("nginx_file", path="/a\0")], "sources[0].path", ["an absolute path"]),
+        ([source("nginx_file", time="time")], "sources[0].time", ["request_time, upstream_response_time"]),
+        ([source("nginx_syslog", tag="a-b")], "sources[0].tag", ["1 to 32 letters, digits, underscores"]),
+        ([source("nginx_syslog", tag="a" * 33)], "sources[0].tag", ["1 to 32 letters, digits, underscores"]),
+        ([source("prometheus", every_s=0.9)], "sources[0].every_s", ["at least 1 and at most 300"]),
+        ([source("prometheus", query="")], "sources[0].query", ["PromQL"]),
+        ([source("prometheus", percentile=100)], "sources[0].percentile", ["less than 100"]),
+        ([source("push", allow=["10.0.0.1/8"])], "sources[0].allow[0]", ["10.0.0.1/8", "a network such as"]),
+        ([source("push", allow=["lan"])], "sources[0].allow[0]", ['"lan"', "a network such as"]),
+        ([source("push"), source("http_probe")], "sources[1].name", ["'one' names an earlier source"]),
+        ([source("nginx_syslog", "a", tag="x"), source("nginx_syslog", "b", tag="x")], "sources[1].tag", ["'x'"]),
+        ([source("nginx_syslog", "a", tag="x"), source("nginx_syslog", "b")], "sources[1].tag", ["a tag of its own"]),
+        ([READY], "sources[0].percentile", ["99 is refused", "the SLA's percentile, 95"]),
+        ([source("prometheus", percentile=95), source("push", "b")], "sources[0].percentile", ["no other source"]),
+        ([source("push", f"n{number}") for number in range(51)], "sources", ["at most 50"]),
+    ],
+)
+def test_a_bad_source_is_refused(shop: Api, sources: list[Any], field: str, words: list[str]) -> None:
+    before = shop.ok("GET", "/applications/shop")
+    body = {"sla": {"response_time_ms": 10}, "sources": sources}
+    error = shop.refused(422, "PUT", "/applications/shop", body)["errors"][0]
+    assert error["field"] == field
+    assert all(word in error["message"] for word in words), error
+    assert shop.ok("GET", "/applications/shop") == before
+
+
+def test_a_ready_percentile_of_the_sla_is_taken(shop: Api) -> None:
+    body = {"sla": {"response_time_ms": 10, "percentile": 99}, "sources": [READY]}
+    assert shop.ok("PUT", "/applications/shop", body)["sources"][0]["percentile"] == 99

@@ -1,0 +1,355 @@
+"""Agents of two hosts and one manager, all of them real but for kernel, sources and network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from manager.api.app import create_app
+from manager.api.context import ManagerContext
+from manager.client import ManagerClient
+from manager.loop.agent import Agent, first_tick_s, joined
+from manager.loop.journal import Journal
+from manager.loop.link import ManagerLink
+from manager.loop.metrics import AgentMetrics
+from manager.loop.outbox import Outbox
+from manager.loop.tick import Clock, ControlLoop, LoopSettings
+from manager.model.decision import Decision, Memory, Snapshot
+from manager.model.registration import Mode
+from manager.model.source import SourceKind, SourceState, SourceStatus
+from manager.model.window import Window
+from manager.store.database import Database
+from manager.store.tokens import Role, create_token
+from policies.equal import POLICY as EQUAL
+from policies.priority import POLICY as PRIORITY
+from policies.registry import InstalledPolicy
+from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.telemetry import FakeTelemetry
+
+START_S = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
+SLOT_S = 5.0
+STATUS = SourceStatus("shop", "log", SourceKind.NGINX_SYSLOG, SourceState.OK, START_S, accepted=7, refused=2)
+
+
+@dataclass
+class Watched:
+    """The policy `priority`, keeping what it saw."""
+
+    name: str = "priority"
+    summary: str = "watched"
+    seen: list[Snapshot] = field(default_factory=list)
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
+        self.seen.append(snapshot)
+        return PRIORITY.decide(snapshot, memory)
+
+
+class Machine:
+    """A host with its agent."""
+
+    def __init__(self, site: Site, name: str, folder: Path, stack: ExitStack) -> None:
+        self.name = name
+        self.host = FakeHost()
+        self.telemetry = FakeTelemetry()
+        self.policy = Watched()
+        self.metrics = AgentMetrics()
+        folder.mkdir()
+        journal, self.outbox = Journal(folder / "journal.db", "boot-1"), Outbox(folder / "outbox.db", 1000)
+        client = ManagerClient("http://manager", site.secret, httpx.MockTransport(site.handle))
+        for one in (journal, self.outbox, client):
+            stack.callback(one.close)
+        policies = {"priority": self.policy, "equal": EQUAL}
+        loop = ControlLoop(
+            self.host,
+            journal,
+            policies,
+            LoopSettings(name, SLOT_S, 30.0, 1),
+            lambda: Clock(site.now_s, site.now_s),
+        )
+        self.agent = Agent(
+            self.host,
+            loop,
+            journal,
+            self.outbox,
+            ManagerLink(client, name, "0.1.0", folder / "assignment.json", self.outbox),
+            self.metrics,
+            telemetry=self.telemetry,
+            host_name=name,
+            interval_s=SLOT_S,
+            sync_s=1.0,
+        )
+
+    def window(self) -> Window | None:
+        """The latest window of ``shop`` that the policy saw at the last tick."""
+        [view] = self.policy.seen[-1].applications
+        return view.window
+
+    def slots(self) -> list[tuple[float, int]]:
+        """End (seconds after the start) and samples of each slot that the policy saw at the last tick."""
+        [view] = self.policy.seen[-1].applications
+        return [(one.end_s - START_S, one.histogram.count) for one in view.slots]
+
+
+@dataclass
+class Site:
+    """Manager and hosts; time passes when told."""
+
+    database: Database
+    folder: Path
+    stack: ExitStack
+    now_s: float = START_S
+    up: bool = True
+    requests: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        policies = {policy.name: InstalledPolicy(policy, "equipoise") for policy in (EQUAL, PRIORITY)}
+        context = ManagerContext(self.database, policies, 30, 1, slot_s=SLOT_S, clock=lambda: self.now_s)
+        self.app = create_app(context)
+        with self.database.registering() as session:
+            _, self.secret = create_token(session, "admin", Role.ADMIN, None, context.now())
+        self.client = ManagerClient("http://manager", self.secret, httpx.MockTransport(self.handle))
+        self.stack.callback(self.client.close)
+        self.machines = [Machine(self, name, self.folder / name, self.stack) for name in ("a", "b")]
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        """The network between all of them."""
+        self.requests.append(f"{request.method} {request.url.path}")
+        if not self.up:
+            raise httpx.ConnectError("Connection refused", request=request)
+        response = self.app.test_client().open(
+            str(request.url.raw_path, "ascii"),
+            method=request.method,
+            data=request.content,
+            headers=dict(request.headers),
+            buffered=True,
+        )
+        return httpx.Response(response.status_code, headers=dict(response.headers), content=response.data)
+
+    def pass_slot(self) -> None:
+        """A slot ends; each agent makes the exchanges of an interval, one after the other, and its tick."""
+        self.now_s += SLOT_S
+        for machine in self.machines:
+            machine.agent.sync()
+        for machine in self.machines:
+            machine.agent.sync()
+        for machine in self.machines:
+            machine.agent.tick()
+
+    def windows(self) -> list[tuple[float, int]]:
+        """End (seconds after the start) and samples of each window that the manager has, oldest first."""
+        items = self.client.get("/applications/shop/windows")["items"]
+        return [(datetime.fromisoformat(one["end"]).timestamp() - START_S, one["count"]) for one in items[::-1]]
+
+
+@pytest.fixture
+def site(migrated: Callable[[str], Database], tmp_path: Path) -> Iterator[Site]:
+    """An application with a VM on each of two hosts."""
+    with ExitStack() as stack:
+        made = Site(migrated("sqlite"), tmp_path, stack)
+        for machine in made.machines:
+            made.client.request("PUT", f"/hosts/{machine.name}", body={})
+            made.client.request("PUT", f"/vms/web-{machine.name}", body={"class": "critical", "host": machine.name})
+            machine.host.boot(f"web-{machine.name}")
+        body: dict[str, Any] = {
+            "tiers": [{"name": "web", "vms": ["web-a", "web-b"]}],
+            "sla": {"response_time_ms": 10},
+            "sources": [{"type": "nginx_syslog", "name": "log"}],
+        }
+        made.client.request("PUT", "/applications/shop", body=body)
+        made.pass_slot()
+        yield made
+
+
+def test_what_one_host_measured_is_at_the_other_within_an_interval_and_counts_once(site: Site) -> None:
+    a, b = site.machines
+    a.telemetry.count("shop", site.now_s + 4, 30)
+    site.pass_slot()
+    assert (a.window(), b.window()) == (a.telemetry.recent()[0], a.telemetry.recent()[0])
+    b.telemetry.count("shop", site.now_s + 1, 12, time_ms=50)
+    a.telemetry.count("shop", site.now_s + 2, 8)
+    site.client.request(
+        "POST", "/applications/shop/samples", body={"times_ms": [5.0] * 100, "end": _text(site.now_s + 2)}
+    )
+    site.pass_slot()
+    for machine in (a, b):
+        assert machine.slots() == [(10, 30), (15, 120)]
+    assert a.window() == b.window()
+    assert (a.window().rate_rps, a.window().percentile_ms(95)) == (24, pytest.approx(50, rel=0.01))
+    assert site.windows() == [(10, 30), (15, 120)]
+
+
+def test_earlier_slots_stay_known_while_few_are_told(site: Site) -> None:
+    a, b = site.machines
+    for _ in range(8):
+        a.telemetry.count("shop", site.now_s + 1, 1)
+        site.pass_slot()
+    assert b.slots() == a.slots() == [(10 + 5 * number, 1) for number in range(8)]
+
+
+def test_without_the_manager_a_host_goes_by_what_it_measures_itself(site: Site) -> None:
+    a, b = site.machines
+    a.telemetry.count("shop", site.now_s + 1, 30)
+    b.telemetry.count("shop", site.now_s + 1, 4)
+    site.pass_slot()
+    site.up = False
+    for _ in range(7):
+        a.telemetry.count("shop", site.now_s + 1, 10)
+        a.telemetry.finish()
+        site.pass_slot()
+    assert a.slots()[-1] == (45, 10)
+    assert a.policy.seen[-1].applications[0].sla_state == "met"
+    assert b.slots() == [(10, 34)], "kept, with its age"
+    assert b.policy.seen[-1].applications[0].sla_state == "no_data"
+    site.up = True
+    site.pass_slot()
+    site.pass_slot()
+    assert site.windows() == [(10, 34), *((15 + 5 * number, 10) for number in range(7))], "each once"
+    assert b.slots()[-4:] == [(30, 10), (35, 10), (40, 10), (45, 10)]
+    ticks = site.client.items("/hosts/a/ticks")
+    assert len(ticks) == len({one["at"] for one in ticks}) == len(a.policy.seen) - 1, "the last one is yet to be sent"
+
+
+def test_an_answer_that_got_lost_counts_nothing_twice(site: Site) -> None:
+    a, _ = site.machines
+    a.telemetry.count("shop", site.now_s + 1, 30)
+    a.telemetry.finish()
+    a.agent.tick()
+    working, lost = site.app.test_client, [True]
+
+    def losing() -> Any:
+        client = working()
+        real = client.open
+
+        def handle(*arguments: Any, **options: Any) -> Any:
+            answer = real(*arguments, **options)
+            if lost.pop() if lost else False:
+                raise httpx.ReadTimeout("timed out")
+            return answer
+
+        client.open = handle
+        return client
+
+    site.app.test_client = losing
+    a.agent.sync()
+    assert a.outbox.peek(9, 10**6).last, "nothing was acknowledged"
+    a.agent.sync()
+    assert (a.outbox.peek(9, 10**6).last, site.windows()) == (0, [(10, 30)])
+
+
+def test_what_was_measured_last_is_kept_at_the_end(site: Site) -> None:
+    a, _ = site.machines
+    a.telemetry.count("shop", site.now_s + 1, 30)
+    site.up = False
+    a.agent.stop()
+    assert [one["end_s"] for one in a.outbox.peek(99, 10**6).fields["window"]] == [site.now_s + 5]
+    site.up = True
+    a.agent.sync()
+    assert site.windows() == [(10, 30)]
+
+
+def test_sources_are_those_of_the_assignment_and_believe_the_vms_that_run_here(site: Site) -> None:
+    a, _ = site.machines
+    a.host.ips = {domain_uuid("web-a"): frozenset({"10.0.0.1"}), domain_uuid("stranger"): frozenset({"10.0.0.9"})}
+    before = len(a.telemetry.configured)
+    site.pass_slot()
+    [applications], slot_s, addresses = a.telemetry.configured[-1]
+    assert ([source.name for source in applications.sources], slot_s) == (["log"], SLOT_S)
+    assert addresses == {"web-a": frozenset({"10.0.0.1"})}
+    site.pass_slot()
+    assert len(a.telemetry.configured) == before + 1, "only when something changed"
+    a.host.stop("web-a")
+    site.pass_slot()
+    assert a.telemetry.configured[-1][2] == {}
+    site.client.request("DELETE", "/applications/shop")
+    site.pass_slot()
+    assert a.telemetry.configured[-1][0] == ()
+
+
+def test_the_health_of_sources_is_told_and_shown(site: Site) -> None:
+    a, _ = site.machines
+    a.telemetry.health = (STATUS,)
+    site.pass_slot()
+    shown = {one["host"]: one["status"] for one in site.client.items("/applications/shop/sources")}
+    assert shown["a"]["accepted"] == 7
+
+    def metric(name: str, **labels: str) -> float | None:
+        return a.metrics.registry.get_sample_value(name, {"application": "shop", "source": "log", **labels})
+
+    assert [metric("equipoise_source_samples_total", result=one) for one in ("accepted", "refused", "late")] == [
+        7,
+        2,
+        0,
+    ]
+    assert [metric("equipoise_source_state", state=one) for one in ("ok", "failing")] == [1, 0]
+    a.telemetry.health = (replace(STATUS, state=SourceState.FAILING),)
+    site.pass_slot()
+    assert [metric("equipoise_source_state", state=one) for one in ("ok", "failing")] == [0, 1]
+    a.telemetry.health = ()
+    site.pass_slot()
+    assert metric("equipoise_source_samples_total", result="accepted") is None
+
+
+def test_another_policy_is_an_event(site: Site) -> None:
+    site.client.request("PUT", "/hosts/a", body={"policy": "equal"})
+    site.pass_slot()
+    site.pass_slot()
+    events = [one for one in site.client.items("/events") if one["kind"] == "policy-changed"]
+    assert [(one["host"], one["message"]) for one in events] == [("a", "policy equal instead of priority")]
+    assert [one["policy"] for one in site.client.items("/hosts/a/ticks", limit=2)] == ["equal", "priority"]
+
+
+def test_the_history_of_ticks_holds_what_they_saw(site: Site) -> None:
+    a, _ = site.machines
+    a.host.vms[domain_uuid("web-a")].cpu_ns += 10**9
+    site.pass_slot()
+    a.agent.sync()
+    newest = site.client.items("/hosts/a/ticks", limit=1)[0]
+    assert newest["at"] == "2026-03-01T12:00:10Z"
+    [vm] = newest["vms"]
+    assert (vm["vm"], vm["cpu_share"], vm["weight"], vm["mode"]) == ("web-a", 0.05, 10_000, Mode.ENFORCE)
+
+
+def test_a_rate_that_nobody_knows_is_not_shown(site: Site) -> None:
+    a, _ = site.machines
+    a.telemetry.count("shop", site.now_s + 1, 30)
+    site.pass_slot()
+    assert a.metrics.registry.get_sample_value("equipoise_application_rate_rps", {"application": "shop"}) == 6
+    unknown = [replace(one, requests=None) for one in a.telemetry.recent()]
+    a.telemetry.slots = lambda: {"shop": tuple(unknown)}
+    a.agent.tick()
+    assert a.metrics.registry.get_sample_value("equipoise_application_rate_rps", {"application": "shop"}) is None
+    assert a.metrics.registry.get_sample_value("equipoise_application_window_samples", {"application": "shop"}) == 30
+
+
+@pytest.mark.parametrize(
+    ("now_s", "interval_s", "due_s"),
+    [
+        (100.0, 5.0, 100.03),
+        (100.02, 5.0, 100.03),
+        (100.03, 5.0, 105.03),
+        (104.9, 5.0, 105.03),
+        (1e9 + 0.1, 0.2, 1e9 + 0.23),
+    ],
+)
+def test_ticks_follow_the_end_of_slots(now_s: float, interval_s: float, due_s: float) -> None:
+    assert first_tick_s(now_s, interval_s) == pytest.approx(due_s, abs=1e-6)
+
+
+def test_slots_of_both_are_joined() -> None:
+    mine, other = (Window("shop", 0, end_s, None) for end_s in (5, 6))
+    assert joined({"a": (mine,), "b": (mine,)}, {"b": (other,), "c": (other,)}) == {
+        "a": (mine,),
+        "b": (mine, other),
+        "c": (other,),
+    }
+
+
+def _text(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s, UTC).isoformat()

@@ -1,0 +1,72 @@
+"""`equipoise sim`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from manager.cli import main
+from manager.sim.files import shipped
+from tests.sim.test_files import SMALL
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["sim", *arguments])
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> str:
+    file = tmp_path / "small.toml"
+    file.write_text("duration_s = 20\n" + SMALL)
+    return str(file)
+
+
+def test_list() -> None:
+    assert [one["name"] for one in json.loads(call("list", "--json").stdout)] == list(shipped())
+    assert "flash-crowd" in call("list").output
+
+
+def test_run(small: str) -> None:
+    body = json.loads(call("run", small, "--policy", "priority", "--seed", "3", "--json").stdout)
+    assert (body["simulated"], body["policy"], body["seed"]) == (True, "priority", 3)
+    assert len(body["applications"]["shop"]["rate_rps"]) == 4
+    assert "Simulated: small under priority" in call("run", small, "--policy", "priority").output
+
+
+def test_compare(small: str) -> None:
+    body = json.loads(call("compare", small, "--policy", "equal", "--policy", "priority", "--json").stdout)
+    assert [one["policy"] for one in body["scenarios"]] == ["equal", "priority"]
+    assert body["judged"] == "equal"
+    assert "Simulated: policies side by side" in call("compare", small, "--policy", "equal").output
+
+
+def test_compare_random() -> None:
+    result = call("compare", "--random", "2", "--policy", "equal", "--policy", "priority")
+    assert "2 scenarios" in result.output
+    assert "equal is worse than another policy in" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        (("run", "nonexistent", "--policy", "equal"), 1, "neither one of"),
+        (("run", "spike", "--policy", "best"), 1, "policy 'best' is not installed: use equal"),
+        (("run", "spike"), 2, "--policy"),
+        (("compare",), 2, "--random"),
+        (("compare", "spike", "--policy", "best"), 1, "not installed"),
+        (("compare", "spike", "--seeds", "0"), 2, "--seeds"),
+    ],
+)
+def test_what_is_refused_is_named_without_a_traceback(arguments: tuple[str, ...], status: int, says: str) -> None:
+    result = call(*arguments)
+    assert result.exit_code == status
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize("command", ["list", "run", "compare"])
+def test_every_command_has_help_with_examples(command: str) -> None:
+    assert "EXAMPLES" in call(command, "--help").output

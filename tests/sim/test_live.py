@@ -1,0 +1,119 @@
+"""A simulated host in step with a clock."""
+
+from __future__ import annotations
+
+import pytest
+
+from manager.api.schemas import ApplicationIn, HostIn, VmIn
+from manager.control.windows import slot_number
+from manager.host.port import HostPort
+from manager.model.source import SourceKind, SourceState
+from manager.sim.files import load_scenario
+from manager.sim.live import LiveSimulation, registrations
+from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind
+from manager.telemetry.port import Telemetry
+from tests.sim.build import app, scenario
+
+BEGIN_S = 1_700_000_002.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = BEGIN_S
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def made(speed: float = 1.0, **fields: object) -> tuple[LiveSimulation, Clock]:
+    clock = Clock()
+    shop = app("shop", Constant(40.0), vcpus=2)
+    return LiveSimulation(scenario(shop, batch=(BatchSpec("batch", 2),), **fields), speed, clock), clock
+
+
+@pytest.mark.parametrize("speed", [1.0, 4.0])
+def test_counters_follow_the_clock(speed: float) -> None:
+    live, clock = made(speed)
+    host: HostPort = live.host
+    before = host.cpu_times()
+    for _ in range(10):
+        clock.now_s += 3.0
+        after = host.cpu_times()
+    assert after.total_ns - before.total_ns == pytest.approx(2 * 30e9, rel=1e-6)
+    used_ns = sum(host.read(vm).cpu_ns for vm in host.running().values())
+    assert used_ns == pytest.approx(after.busy_ns, rel=1e-6)
+    shop = next(vm for vm in host.running().values() if vm.libvirt_name == "shop-web")
+    assert host.read(shop).cpu_ns / 30e9 == pytest.approx(0.4, abs=0.1)
+
+
+@pytest.mark.parametrize("speed", [1.0, 4.0])
+def test_slots_lie_where_those_of_real_sources_do(speed: float) -> None:
+    live, clock = made(speed)
+    telemetry: Telemetry = live.telemetry
+    clock.now_s += 12.0
+    [*whole, newest] = telemetry.slots()["shop"]
+    assert [(one.start_s, one.end_s) for one in whole] == [(BEGIN_S, BEGIN_S + 3), (BEGIN_S + 3, BEGIN_S + 8)]
+    assert (newest.start_s, newest.end_s) == (BEGIN_S + 8, BEGIN_S + 12)
+    numbers = [slot_number(one.end_s, 5.0) for one in (*whole, newest)]
+    assert numbers == [numbers[0], numbers[0] + 1, numbers[0] + 2]
+    assert telemetry.recent() == (newest,)
+    assert telemetry.closed() == tuple(whole)
+    assert telemetry.closed() == ()
+    clock.now_s += 100.0 / 2
+    rates = [one.rate_rps or 0 for one in telemetry.slots()["shop"][1:]]
+    assert sum(rates) / len(rates) == pytest.approx(40, rel=0.15)
+    assert telemetry.slots()["shop"][0] == whole[0]
+
+
+def test_slots_have_the_managers_length_from_then_on() -> None:
+    live, clock = made()
+    clock.now_s += 10.0
+    live.telemetry.configure((), 2.0, {})
+    assert live.telemetry.slots() == {}
+    live.telemetry.configure(live.scenario.assignment("equal").applications, 2.0, {})
+    clock.now_s += 8.0
+    ends = [one.end_s - BEGIN_S for one in live.telemetry.slots()["shop"]]
+    assert ends == [3, 8, 10, 12, 14, 16, 18]
+
+
+def test_the_world_stands_still_while_nobody_looked_for_long() -> None:
+    live, clock = made()
+    clock.now_s += 10.0
+    before = live.host.cpu_times()
+    clock.now_s += 3600.0
+    assert live.host.cpu_times() == before
+    clock.now_s += 2.0
+    assert live.host.cpu_times().total_ns == pytest.approx(before.total_ns + 4e9)
+    assert all(one.end_s <= clock.now_s for one in live.telemetry.slots()["shop"])
+
+
+def test_sources_have_a_state() -> None:
+    live, clock = made(faults=(Fault(FaultKind.SOURCE_SILENT, 20, 20, "shop"),))
+    states = []
+    for _ in range(6):
+        [status] = live.telemetry.statuses()
+        states.append(status.state)
+        clock.now_s += 10.0
+    ok, silent = SourceState.OK, SourceState.SILENT
+    assert states == [SourceState.STARTING, ok, ok, silent, silent, ok]
+    assert (status.application, status.kind) == ("shop", SourceKind.PUSH)
+    assert status.accepted > 500
+
+
+def test_each_simulation_is_another_boot() -> None:
+    assert made()[0].host.boot_id != made()[0].host.boot_id
+
+
+def test_a_speed_out_of_range_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"use 0\.1 to 100"):
+        LiveSimulation(scenario(), 0.0)
+
+
+def test_what_is_registered_is_what_the_interface_takes() -> None:
+    found = registrations(load_scenario("spike"), "here", "fair")
+    paths = [path for path, _ in found]
+    assert paths[0] == "/vms/calm-web"
+    assert paths[-3:] == ["/applications/calm", "/applications/spiking", "/hosts/here"]
+    shapes = {"vms": VmIn, "applications": ApplicationIn, "hosts": HostIn}
+    for path, body in found:
+        shapes[path.split("/")[1]].model_validate(body)

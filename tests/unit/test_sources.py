@@ -1,0 +1,88 @@
+"""Where sources of response times run, which go together, and their plain form."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from manager.control.sources import contradictions, source_fields, source_of, sources_on
+from manager.model.registration import Sla
+from manager.model.source import (
+    HttpProbe,
+    MemcachedProbe,
+    NginxFile,
+    NginxSyslog,
+    PrometheusQuery,
+    Push,
+    Source,
+    SourceKind,
+    TimeField,
+)
+
+EVERY: tuple[Source, ...] = (
+    NginxSyslog("s", "tag", TimeField.UPSTREAM),
+    NginxFile("f", "/log", host="c"),
+    MemcachedProbe("m", "10.0.0.1", 1, 2.5, 3.5),
+    HttpProbe("h", "http://x/"),
+    PrometheusQuery("p", "http://x/", "up", 95.0, "rate", 1.5, 2.5, "c"),
+    Push("u", ("10.0.0.0/8", "fd00::/8")),
+)
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "names"),
+    [
+        ("a", ["b", "a"], "smhu"),  # the first by name makes the requests
+        ("b", ["b", "a"], "su"),
+        ("b", ["b"], "smhu"),
+        ("c", ["b", "a"], "fp"),  # named, though it has no VM
+        ("c", ["c", "d"], "sfmhpu"),
+        ("d", ["c", "d"], "su"),
+        ("a", ["b"], ""),
+        ("a", [], ""),
+        ("c", [], "fp"),
+    ],
+)
+def test_where_sources_run(host: str, hosts: list[str], names: str) -> None:
+    assert "".join(source.name for source in sources_on(host, EVERY, hosts)) == names
+
+
+def test_every_kind_has_a_plain_form() -> None:
+    assert {source.kind for source in EVERY} == set(SourceKind)
+    for source in EVERY:
+        plain = json.loads(json.dumps(source_fields(source)))
+        assert plain["type"] == source.kind
+        assert source_of(plain) == source
+
+
+@pytest.mark.parametrize("plain", [{"type": "guess", "name": "a"}, {"type": "push", "name": "a", "port": 1}])
+def test_what_is_no_plain_form(plain: dict[str, object]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        source_of(plain)
+
+
+def ready(percentile: float, name: str = "r") -> PrometheusQuery:
+    return PrometheusQuery(name, "http://x/", "up", percentile)
+
+
+@pytest.mark.parametrize(
+    ("sources", "percentile", "fields"),
+    [
+        (EVERY[:4], 95, []),
+        ([Push("a"), Push("b"), Push("a"), Push("a")], 95, ["sources[2].name", "sources[3].name"]),
+        ([NginxSyslog("a")], 95, []),
+        ([NginxSyslog("a", "x"), NginxSyslog("b", "y")], 95, []),
+        ([NginxSyslog("a", "x"), NginxSyslog("b", "x")], 95, ["sources[1].tag"]),
+        ([NginxSyslog("a"), NginxSyslog("b", "x")], 95, ["sources[0].tag"]),
+        ([ready(95)], 95, []),
+        ([ready(95)], None, []),
+        ([ready(99)], 95, ["sources[0].percentile"]),
+        ([Push("a"), ready(95)], 95, ["sources[1].percentile"]),
+        ([ready(95), ready(95, "s")], 95, ["sources[0].percentile", "sources[1].percentile"]),
+        ([PrometheusQuery("a", "http://x/", "up"), Push("b")], 95, []),
+    ],
+)
+def test_what_does_not_go_together(sources: list[Source], percentile: float | None, fields: list[str]) -> None:
+    sla = None if percentile is None else Sla(10, percentile)
+    assert [field for field, _ in contradictions(sources, sla)] == fields
