@@ -19,6 +19,7 @@ from manager.model.registration import NAME_PATTERN
 
 Value = str | int | float
 ENV_PREFIX = "EQUIPOISE_"
+DATABASE_FILE = "equipoise.db"
 DEFAULT_CONFIG_FILE = Path("/etc/equipoise/equipoise.toml")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
@@ -104,6 +105,8 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("min_samples", 20, "response times a window needs before its percentile is believed", 1, 100_000),
     Setting("outbox_rows", 100_000, "records the agent keeps for a manager that is away", 100, 10_000_000),
     Setting("retention_days", 30.0, "days that decisions, events, windows and ticks are kept", 0.01, 3650),
+    Setting("simulate", "", "scenario that the agent simulates in place of this host; empty: none, the host is real"),
+    Setting("simulate_speed", 1.0, "seconds of a simulated host in one of the clock", 0.1, 100),
     Setting("log_level", "info", "least severity that is logged", choices=LOG_LEVELS),
 )
 
@@ -137,7 +140,7 @@ class Settings:
     @property
     def database_url(self) -> str:
         """The manager's database, with the default filled in."""
-        return self.text("database_url") or f"sqlite:///{self.state_dir.resolve()}/equipoise.db"
+        return self.text("database_url") or f"sqlite:///{self.state_dir.resolve()}/{DATABASE_FILE}"
 
 
 def load_settings(config_file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Value | None]) -> Settings:

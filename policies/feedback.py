@@ -34,6 +34,7 @@ from manager.model.registration import Sharing, Sla
 
 IDLE_PCPUS = 0.05
 """VMs of an application that use less than this of a pCPU have nothing to do: that nothing is measured is no fault."""
+LASTING_INTERVALS = 3
 FLOOR_MARGIN = 1.5
 """Batch VMs below their floor get weights for this much more than it, so that they reach it again."""
 WAITING_SHARE = 0.05
@@ -242,7 +243,7 @@ def _kept_goal(name: str, vm: VmView, one: Judged, scale: WeightScale) -> Weight
 def _steady(vm: VmView, wanted: int, law: Law, before: Kept) -> tuple[int, int]:
     """The weight to have now on the way to ``wanted``, and for how many intervals it has been outside the dead band.
 
-    A small difference must last two intervals, because every third percentile or so is off by chance; twice the dead
+    A small difference must last three intervals, because percentiles are off by chance now and then; twice the dead
     band is acted on at once.
     """
     current = vm.weight
@@ -253,7 +254,7 @@ def _steady(vm: VmView, wanted: int, law: Law, before: Kept) -> tuple[int, int]:
     side = 1 if wanted > current else -1
     earlier = before.off.get(vm.name, 0)
     count = earlier + side if earlier * side > 0 else side
-    if abs(count) < 2 and within(current, wanted, 2 * law.dead_band):
+    if abs(count) < LASTING_INTERVALS and within(current, wanted, 2 * law.dead_band):
         return current, count
     return step_towards(current, wanted, law.max_step), count
 

@@ -5,20 +5,26 @@ from __future__ import annotations
 import logging
 import resource
 from contextlib import ExitStack
-from pathlib import Path
+from importlib import import_module
 
 import click
 from prometheus_client import make_wsgi_app
 
 from manager import __version__
-from manager.cli.offline import JOURNAL_FILE, lock_path
-from manager.cli.options import AGENT_TOKEN_FILE, OnePage, make_state_dir, read_token, start_logging, with_settings
+from manager.cli.machine import MakeMachine
+from manager.cli.options import (
+    AGENT_TOKEN_FILE,
+    JOURNAL_FILE,
+    OnePage,
+    claim_state_dir,
+    lock_path,
+    read_token,
+    start_logging,
+    with_settings,
+)
 from manager.cli.signals import stop_signal, wait
 from manager.client import ManagerClient
 from manager.errors import EquipoiseError
-from manager.host.hypervisor import EventLoop, HypervisorWatch
-from manager.host.kernel_host import KernelHost
-from manager.host.registry import HostPaths
 from manager.loop.agent import Agent
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
@@ -26,14 +32,12 @@ from manager.loop.lock import HostLock
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.tick import ControlLoop, LoopSettings
-from manager.model.cpus import parse_cpus
 from manager.model.records import Severity
 from manager.serving import HttpServer
 from manager.settings import Settings
-from manager.telemetry.sources import Sources
 from policies.registry import load_policies
 
-_FIRST_LISTING_S = 10
+_REAL, _SIMULATED = "manager.cli.this_machine", "manager.cli.simulated"
 _HTTP_THREADS = 4
 
 _AGENT_SETTINGS = (
@@ -54,6 +58,8 @@ _AGENT_SETTINGS = (
     "stale_s",
     "min_samples",
     "outbox_rows",
+    "simulate",
+    "simulate_speed",
     "log_level",
 )
 
@@ -96,10 +102,9 @@ def agent(settings: Settings) -> None:
 def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     """Wire up and start an agent; ``stack`` takes what must be closed after it has stopped."""
     _raise_file_limit()
+    folder = claim_state_dir(settings)
     lock = HostLock(lock_path(settings))
     stack.callback(lock.close)
-    folder = make_state_dir(settings)
-    paths = HostPaths(Path(settings.text("root_dir")))
     outbox = Outbox(folder / "outbox.db", settings.whole("outbox_rows"))
     stack.callback(outbox.close)
     metrics = AgentMetrics()
@@ -107,26 +112,11 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     stack.callback(client.close)
     link = ManagerLink(client, settings.text("host_name"), __version__, folder / "assignment.json", outbox)
 
-    events = EventLoop()
-    events.start()
-    watch = HypervisorWatch(settings.text("libvirt_uri"), paths, settings.number("reconcile_s"))
-    host = KernelHost(paths, watch, parse_cpus(settings.text("managed_cpus")))
-    journal = Journal(folder / JOURNAL_FILE, host.boot_id)
+    # Loaded when needed: a simulated host needs no libvirt, not even its library.
+    make_machine: MakeMachine = import_module(_SIMULATED if settings.text("simulate") else _REAL).make_machine
+    machine = make_machine(settings, make_wsgi_app(metrics.registry), stack)
+    journal = Journal(folder / JOURNAL_FILE, machine.host.boot_id)
     stack.callback(journal.close)
-    watch.start()
-    stack.callback(watch.stop)
-    if not watch.wait_first_listing(_FIRST_LISTING_S):
-        log.warning("libvirt at %s does not answer; going on with the VMs in the journal", settings.text("libvirt_uri"))
-
-    sources = Sources(
-        settings.text("syslog_listen_host"),
-        settings.whole("syslog_listen_port"),
-        make_wsgi_app(metrics.registry),
-        watch.look_again,
-    )
-    sources.start()
-    stack.callback(sources.close)
-
     loop_settings = LoopSettings(
         settings.text("host_name"),
         settings.number("interval_s"),
@@ -136,13 +126,13 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     broken: list[str] = []
     policies = {name: found.policy for name, found in load_policies(on_error=broken.append).items()}
     running = Agent(
-        host,
-        ControlLoop(host, journal, policies, loop_settings),
+        machine.host,
+        ControlLoop(machine.host, journal, policies, loop_settings),
         journal,
         outbox,
         link,
         metrics,
-        telemetry=sources,
+        telemetry=machine.telemetry,
         host_name=settings.text("host_name"),
         interval_s=settings.number("interval_s"),
         sync_s=settings.number("sync_s"),
@@ -151,7 +141,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         running.say(Severity.ERROR, "policy", problem)
     if settings.whole("agent_listen_port"):
         http = HttpServer(
-            sources.pages, settings.text("agent_listen_host"), settings.whole("agent_listen_port"), _HTTP_THREADS
+            machine.pages, settings.text("agent_listen_host"), settings.whole("agent_listen_port"), _HTTP_THREADS
         )
         stack.callback(http.close)
         http.start()

@@ -18,6 +18,8 @@ _COMMANDS = {
     "enforce": "operate",
     "observe": "operate",
     "release": "operate",
+    "record": "record",
+    "replay": "replay",
     "sim": "sim",
     "config": "config",
     "db": "admin",

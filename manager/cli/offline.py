@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from manager.cli.options import JOURNAL_FILE, SIMULATED_FILE, lock_path
 from manager.errors import AlreadyRunning, EquipoiseError
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
@@ -13,19 +14,14 @@ from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.records import OutcomeKind
 from manager.settings import Settings
 
-JOURNAL_FILE = "journal.db"
-
-
-def lock_path(settings: Settings) -> Path:
-    """The lock that the agent of this host holds."""
-    return Path(settings.text("root_dir")) / "run/equipoise-agent.lock"
-
 
 def release_offline(settings: Settings) -> str | None:
-    """Put everything back and say so; None when an agent runs here, which must then do it.
+    """Put everything back and say so; None when an agent runs here, or simulates a host: it must then do it.
 
     Raises EquipoiseError when something could not be put back, or the journal or the host cannot be read.
     """
+    if (settings.state_dir / SIMULATED_FILE).exists():
+        return None
     try:
         lock = HostLock(lock_path(settings))
     except AlreadyRunning:

@@ -23,7 +23,8 @@ _STATUS_EPILOG = """
 OUTPUT
   A table of hosts, one of applications, and one of managed VMs with each setting: what it holds, and what it was
   before Equipoise changed it. `foreign` marks a setting that somebody else changed and that was given
-  up. Then a line for each source of response times that is not well. With --json, one object with the keys hosts,
+  up. Then a line for each warning of a host, such as that it is simulated, and for each source of response times that
+  is not well. With --json, one object with the keys hosts,
   applications, vms and sources, each a list as the REST API answers it.
 
 EXAMPLES
@@ -55,7 +56,7 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     console().print(_hosts_table(hosts), _applications_table(applications), _vms_table(vms))
-    for line in filter(None, map(_ailing, sources)):
+    for line in (*_warnings(hosts), *filter(None, map(_ailing, sources))):
         click.echo(line)
 
 
@@ -90,6 +91,11 @@ def _applications_table(applications: list[dict[str, Any]]) -> Table:
             ", ".join(tier["name"] for tier in application["tiers"]),
         )
     return table
+
+
+def _warnings(hosts: list[dict[str, Any]]) -> list[str]:
+    """A line for each thing that hosts lack, or are: such as simulated."""
+    return [f"{one['name']}: {warning}" for one in hosts for warning in (one["capabilities"] or {}).get("warnings", ())]
 
 
 def _ailing(source: dict[str, Any]) -> str:

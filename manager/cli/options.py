@@ -15,10 +15,12 @@ from rich.console import Console
 
 from manager.client import ManagerClient
 from manager.errors import EquipoiseError, SettingsError
-from manager.settings import BY_NAME, DEFAULT_CONFIG_FILE, ENV_PREFIX, Setting, Settings, load_settings
+from manager.settings import BY_NAME, DATABASE_FILE, DEFAULT_CONFIG_FILE, ENV_PREFIX, Setting, Settings, load_settings
 
 ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 - a file's name
 AGENT_TOKEN_FILE = "agent.token"  # noqa: S105 - a file's name
+JOURNAL_FILE = "journal.db"
+SIMULATED_FILE = "simulated"
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 TOKEN_VARIABLE = ENV_PREFIX + "TOKEN"
 CLIENT_SETTINGS = ("state_dir", "manager_url", "token_file")
@@ -93,6 +95,33 @@ def make_state_dir(settings: Settings) -> Path:
             " choose another folder with --state-dir"
         ) from error
     return settings.state_dir
+
+
+def claim_state_dir(settings: Settings) -> Path:
+    """The state directory for an agent, made if it is missing. Raises SettingsError.
+
+    One of a simulated host is marked, and never used for a real one or the other way round: the agent of the one would
+    take the other's journal for one of before a reboot, and forget the originals in it.
+    """
+    folder = make_state_dir(settings)
+    mark, simulate = folder / SIMULATED_FILE, bool(settings.text("simulate"))
+    used = any((folder / name).exists() for name in (JOURNAL_FILE, DATABASE_FILE))
+    if used and mark.exists() is not simulate:
+        of = "real" if simulate else "simulated"
+        raise SettingsError(f"setting state_dir = {str(folder)!r} is that of a {of} host; choose another folder")
+    if simulate:
+        try:
+            mark.touch()
+        except OSError as error:
+            raise SettingsError(f"setting state_dir = {str(folder)!r} cannot be used: {error.strerror}") from error
+    return folder
+
+
+def lock_path(settings: Settings) -> Path:
+    """The lock that the agent of this host holds; a simulated host has one of its own."""
+    if settings.text("simulate"):
+        return settings.state_dir / "agent.lock"
+    return Path(settings.text("root_dir")) / "run/equipoise-agent.lock"
 
 
 def console() -> Console:

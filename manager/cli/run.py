@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import click
 
@@ -18,14 +19,17 @@ from manager.cli.options import (
     ADMIN_TOKEN_FILE,
     AGENT_TOKEN_FILE,
     OnePage,
-    make_state_dir,
+    claim_state_dir,
     start_logging,
     with_settings,
 )
 from manager.cli.signals import stop_signal
+from manager.cli.simulated import own_state_dir, register
 from manager.client import ManagerClient
 from manager.errors import EquipoiseError, ManagerUnavailable
 from manager.settings import ENV_PREFIX, SETTINGS, Settings
+from manager.sim.files import load_scenario
+from manager.sim.scenario import Scenario
 from manager.store.tokens import Role
 
 _MANAGER_START_S = 60
@@ -39,19 +43,34 @@ WHAT IT DOES
   two machines. On the first start it makes an admin's token, STATE_DIR/{ADMIN_TOKEN_FILE}, which the other commands
   find by themselves, and the agent's. SIGTERM stops the agent, which puts everything back, and then the manager.
 
+  With --simulate SCENARIO (`equipoise sim list`, or a file) the agent controls a simulated host, with all else as it
+  is on a real one: no root, no libvirt. The scenario's VMs and applications are registered. Its STATE_DIR is a folder
+  of its own, ~/.local/state/equipoise by default, which other commands need as --state-dir.
+
 EXAMPLES
   equipoise run
   equipoise run --interval-s 1 --state-dir /tmp/trial
+  equipoise run --simulate spike --simulate-speed 10
   curl -H "Authorization: Bearer $(cat /var/lib/equipoise/{ADMIN_TOKEN_FILE})" http://127.0.0.1:8750/api/v1/hosts
 """
 
 
 @click.command(cls=OnePage, epilog=_RUN_EPILOG)
 @with_settings(*(setting.name for setting in SETTINGS))
-def run(settings: Settings) -> None:
+@click.option(
+    "--simulate-policy",
+    default="fair",
+    show_default=True,
+    metavar="POLICY",
+    help="Policy of a simulated host that is not registered yet.",
+)
+def run(settings: Settings, simulate_policy: str) -> None:
     """Start manager and agent on this machine."""
     start_logging(settings)
-    folder = make_state_dir(settings)
+    scenario = load_scenario(settings.text("simulate")) if settings.text("simulate") else None
+    if scenario:
+        settings = own_state_dir(settings)
+    folder = claim_state_dir(settings)
     database = open_store(settings)
     database.upgrade()
     ensure_token_file(database, folder / ADMIN_TOKEN_FILE, "local-admin", Role.ADMIN, None)
@@ -64,6 +83,8 @@ def run(settings: Settings) -> None:
         manager_process = _spawn("manager", environment)
         try:
             _wait_for_manager(url, manager_process, stop)
+            if scenario and not stop.is_set():
+                _register(url, folder, scenario, host, simulate_policy)
             agent_process = None if stop.is_set() else _spawn("agent", environment)
             log.info("manager at %s, its admin token in %s", url, folder / ADMIN_TOKEN_FILE)
             died = _watch([one for one in (manager_process, agent_process) if one], stop)
@@ -112,6 +133,15 @@ def _wait_for_manager(url: str, process: subprocess.Popen[bytes], stop: threadin
         else:
             break
     client.close()
+
+
+def _register(url: str, folder: Path, scenario: Scenario, host: str, policy: str) -> None:
+    client = ManagerClient(url, (folder / ADMIN_TOKEN_FILE).read_text().strip())
+    try:
+        register(client, scenario, host, policy)
+    finally:
+        client.close()
+    log.info("simulated host %s: scenario %s; other commands need --state-dir %s", host, scenario.name, folder)
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], stop: threading.Event) -> str:

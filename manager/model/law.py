@@ -29,7 +29,7 @@ class Law:
     gain: float = 2.0
     largest_miss: float = 3.0
     demand_exponent: float = 0.5
-    smoothing: float = 0.25
+    smoothing: float = 0.2
     dead_band: float = 0.25
     max_step: float = 2.0
     idle_hold_s: float = 60.0

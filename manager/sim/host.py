@@ -41,7 +41,7 @@ class SimHost:
         """Weights of the scenario's cgroup version, and all its pCPUs."""
         scenario = self._world.scenario
         cpus = frozenset(range(scenario.pcpus))
-        warnings = (f"simulated: scenario {scenario.name}, no real host",)
+        warnings = (f"simulated host: scenario {scenario.name}",)
         return Capabilities(
             "simulated", "simulated", scenario.cgroup, self._world.scale, cpus, cpus, schedstat=True, warnings=warnings
         )

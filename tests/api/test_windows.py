@@ -58,6 +58,30 @@ def test_percentiles_come_from_all_origins_together(hosts: Api) -> None:
     assert hosts.ok("GET", "/applications/shop/windows")["items"] == [shown]
 
 
+def test_windows_come_as_histograms_on_demand(hosts: Api) -> None:
+    ready = {"percentile": 95, "time_ms": 12.5}
+    send(hosts, HOST, windows=[window(end=-5, count=3, ready=ready), window(count=4)])
+    send(hosts, OTHER, windows=[window(count=5, requests=None)])
+    items = hosts.ok("GET", "/applications/shop/windows?buckets=true", role="viewer")["items"]
+    assert [one["buckets"] for one in items] == [window(count=9)["buckets"], window(count=3)["buckets"]]
+    assert [(one["requests"], one["ready"]) for one in items] == [(4, None), (3, ready)]
+    plain = hosts.ok("GET", "/applications/shop/windows?buckets=false")["items"]
+    assert plain == [{**one, "buckets": None, "ready": None} for one in items]
+    assert hosts.ok("GET", "/applications/shop/windows")["items"] == plain
+    problem = hosts.refused(422, "GET", "/applications/shop/windows?buckets=perhaps")
+    assert problem["errors"][0]["field"] == "buckets"
+
+
+def test_windows_of_a_time(hosts: Api) -> None:
+    send(hosts, HOST, windows=[window(end=-5 * back, count=back + 1) for back in range(6)])
+    path = f"/applications/shop/windows?since={moment(-25)}&until={moment(-5)}"
+    assert [one["count"] for one in hosts.ok("GET", path)["items"]] == [2, 3, 4, 5]
+    first = hosts.ok("GET", f"{path}&limit=3")
+    rest = hosts.ok("GET", f"{path}&limit=3&cursor={first['next']}")
+    assert [one["count"] for one in first["items"] + rest["items"]] == [2, 3, 4, 5]
+    assert rest["next"] is None
+
+
 def test_an_agent_is_told_what_came_from_elsewhere(hosts: Api) -> None:
     send(hosts, HOST, windows=[window(count=3)])
     send(hosts, OTHER, windows=[window(count=4, requests=None), window(end=-5, count=5)])

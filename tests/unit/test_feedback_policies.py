@@ -187,7 +187,7 @@ def test_noise_within_the_dead_band_changes_nothing() -> None:
 def test_a_single_outlier_of_a_percentile_changes_nothing_but_a_lasting_one_does() -> None:
     law = Law(smoothing=1.0, gain=1.0, dead_band=0.15)
     assert set(of(follow(FAIR, steps(law, 0.5, 0.62, 0.5, 0.5)), "a")) == {262_144}
-    assert of(follow(FAIR, steps(law, 0.5, 0.62, 0.62)), "a")[-1] < 262_144
+    assert of(follow(FAIR, steps(law, 0.5, 0.62, 0.62, 0.62)), "a")[-1] < 262_144
 
 
 def test_too_few_samples_are_not_believed_but_held_and_then_left_to_priority() -> None:

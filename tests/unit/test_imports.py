@@ -67,6 +67,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "policies.base",
         "policies.registry",
     ),
+    "manager.sim.recording": ("manager.model", "manager.errors", "manager.api.schemas", "manager.api.convert"),
+    "manager.sim.replay": ("manager.model", "manager.control", "manager.sim.recording", "policies.base"),
     "migrations": ("manager.store",),
 }
 

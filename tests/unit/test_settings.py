@@ -227,4 +227,4 @@ def test_every_setting_has_a_name_of_its_own_a_unit_and_help() -> None:
         assert setting.name == setting.name.lower()
         assert setting.help
         if isinstance(setting.default, float):
-            assert setting.name.endswith(("_s", "_days")), "units are in names"
+            assert setting.name.endswith(("_s", "_days", "_speed")), "units are in names"

@@ -1,23 +1,41 @@
 """One load generator as a process of its own: a line of JSON for each interval, and one for the whole run.
 
-Run by a demonstration as ``python -m deploy.lab.demo.load SCENE SERVICE SECONDS`` inside the load generators' group.
+Run by a demonstration as ``python -m deploy.lab.demo.load SPEC`` inside the load generators' group; SPEC is JSON, see
+``to_json``.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
+from typing import Any
 
-from deploy.lab.demo.scene import SCENES
-from deploy.lab.loadgen import IntervalResult, run
+from deploy.lab.loadgen import HttpOptions, IntervalResult, LoadSpec, MemcachedOptions, Phase, run
 
 
 def main() -> None:
     """Generate one service's load."""
-    scene, name, seconds = SCENES[sys.argv[1]](), sys.argv[2], float(sys.argv[3])
-    service = next(service for service in scene.services if service.name == name)
-    result = run(service.load(seconds, scene.push_interval_s), on_interval=_print_interval)
+    result = run(of_json(sys.argv[1]), on_interval=_print_interval)
     print(json.dumps({"result": result.to_json()}), flush=True)
+
+
+def to_json(spec: LoadSpec) -> str:
+    """The load as text that this module's command line takes."""
+    return json.dumps({**asdict(spec), "http": isinstance(spec.protocol, HttpOptions)})
+
+
+def of_json(text: str) -> LoadSpec:
+    """The inverse of ``to_json``."""
+    fields: dict[str, Any] = json.loads(text)
+    options = fields.pop("protocol")
+    if fields.pop("http"):
+        headers = tuple((name, value) for name, value in options["headers"])
+        protocol: HttpOptions | MemcachedOptions = HttpOptions(options["path"], headers)
+    else:
+        protocol = MemcachedOptions(**options)
+    schedule = tuple(Phase(**phase) for phase in fields.pop("schedule"))
+    return LoadSpec(protocol=protocol, schedule=schedule, **fields)
 
 
 def _print_interval(interval: IntervalResult) -> None:

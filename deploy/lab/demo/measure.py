@@ -16,7 +16,8 @@ from typing import Any
 import libvirt
 
 from deploy.lab.commands import LabError, last_lines
-from deploy.lab.demo.scene import WARMUP_S, Scene
+from deploy.lab.demo.load import to_json
+from deploy.lab.demo.scene import WARMUP_S, Scene, Service
 from manager.model.cpus import format_cpus
 
 _LOADGROUP = Path(__file__).parent.parent / "loadgroup.sh"
@@ -122,7 +123,7 @@ def measure(
     Raises LabError when a load generator fails.
     """
     results: dict[str, Mapping[str, Any]] = {}
-    generators = {service.name: _start_load(scene, service.name, seconds) for service in scene.services}
+    generators = {service.name: _start_load(scene, service, seconds) for service in scene.services}
     readers = [
         threading.Thread(target=_collect, args=(name, process, results, push)) for name, process in generators.items()
     ]
@@ -153,9 +154,10 @@ def measure(
     return Measured(results, use)
 
 
-def _start_load(scene: Scene, service: str, seconds: float) -> subprocess.Popen[bytes]:
+def _start_load(scene: Scene, service: Service, seconds: float) -> subprocess.Popen[bytes]:
+    spec = to_json(service.load(seconds, scene.push_interval_s))
     command = [str(_LOADGROUP), "run", "--cpus", format_cpus(scene.load_cpus), "--"]
-    command += [sys.executable, "-m", "deploy.lab.demo.load", scene.name, service, str(seconds)]
+    command += [sys.executable, "-m", "deploy.lab.demo.load", spec]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -10,19 +10,21 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rich.console import Console
 
-from deploy.lab.demo.measure import CpuReading, measure
+from deploy.lab.demo.measure import CpuReading, Meter, measure
 from deploy.lab.demo.scene import WARMUP_S, Scene, spike_scene
 from deploy.lab.demo.stage import Stage, progress_bar, set_up
+from deploy.lab.vms import LabHost
 from manager.model.histogram import Histogram
 
 POLICIES = ("priority", "fair", "isolation")
-DEFAULT_RUN_S = 180.0
+DEFAULT_RUN_S = 120.0
 CALM_S = 15.0
+PROBE_RPS, PROBE_S, ENOUGH_OFFERED = 100.0, 5.0, 0.8
 PARTS = ("before", "spike", "after")
 
 
@@ -38,7 +40,18 @@ class Series:
 
 def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> dict[str, Any]:
     """Run the load once under each policy, ``duration_s`` each, and give the result as JSON. Raises EquipoiseError."""
-    stage = set_up(console, stack, spike_scene())
+    capacities: list[float] = []
+
+    def tune(scene: Scene, lab: LabHost, meter: Meter) -> Scene:
+        for vm in scene.batch:
+            lab.suspend(vm)
+        capacities.append(_capacity_rps(scene, meter))
+        for vm in scene.batch:
+            lab.resume(vm)
+        console.print(f"      one application serves {capacities[0]:.0f} requests/s; loads are set by that")
+        return spike_scene(capacities[0])
+
+    stage = set_up(console, stack, spike_scene(PROBE_RPS), tune)
     runs: list[dict[str, Any]] = []
     with progress_bar(console) as progress:
         task = progress.add_task("", total=len(POLICIES) * (duration_s + WARMUP_S + CALM_S))
@@ -65,6 +78,7 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
         "accelerator_reason": stage.accelerator.reason,
         "duration_s": duration_s,
         "interval_s": stage.scene.interval_s,
+        "capacity_rps": round(capacities[0], 1),
         "managed_cpus": sorted(stage.scene.managed_cpus),
         "load_cpus": sorted(stage.scene.load_cpus),
         "runs": runs,
@@ -72,6 +86,19 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
         "not_restored": list(changed or ()),
         "kept_running": changed is None,
     }
+
+
+def _capacity_rps(scene: Scene, meter: Meter) -> float:
+    """Requests/s that the first application serves by itself: the most it answered of ever more."""
+    answered: list[float] = []
+    offered_rps = PROBE_RPS
+    while not answered or answered[-1] > ENOUGH_OFFERED * offered_rps / 2:
+        probe = replace(scene.services[0], rate_rps=offered_rps)
+        alone = replace(scene, services=(probe,))
+        load = measure(alone, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None).loads[probe.name]
+        answered.append(float(load["rate_rps"]))
+        offered_rps *= 2
+    return max(answered)  # far above what it can serve it may serve less
 
 
 def _run(stage: Stage, policy: str, duration_s: float, progress: Any) -> dict[str, Any]:
@@ -100,7 +127,9 @@ def _run(stage: Stage, policy: str, duration_s: float, progress: Any) -> dict[st
         "policy": policy,
         "applications": {
             service.name: {
-                **_application(series.pushed.get(service.name, []), began, duration_s, service.sla_ms, stage.scene),
+                **seen_by(
+                    series.pushed.get(service.name, []), began, duration_s, service.sla_ms, stage.scene.interval_s
+                ),
                 "weights": [weights.get(service.vm.name) for weights in series.weights],
                 "cpu_share": [round(used[service.vm.name], 4) for used in vms_s],
                 "client_limited": measured.loads[service.name]["client_limited"],
@@ -115,11 +144,14 @@ def _run(stage: Stage, policy: str, duration_s: float, progress: Any) -> dict[st
     }
 
 
-def _application(
-    pushed: Sequence[Mapping[str, Any]], began_s: float, duration_s: float, sla_ms: float, scene: Scene
+def seen_by(
+    pushed: Sequence[Mapping[str, Any]], began_s: float, duration_s: float, sla_ms: float, interval_s: float
 ) -> dict[str, Any]:
-    """p95 and rate of each interval, of the three parts, and the share of intervals in which the SLA was missed."""
-    intervals = _merged(pushed, began_s, scene.interval_s, int(duration_s / scene.interval_s))
+    """An application's p95 and rate in each interval, p95 of the three parts, and the share of intervals that missed.
+
+    ``pushed`` are the load generator's histograms, ``began_s`` (seconds since the epoch) the schedule's begin.
+    """
+    intervals = _merged(pushed, began_s, interval_s, int(duration_s / interval_s))
     times_ms = [_p95_ms(histogram) for histogram in intervals]
     judged = [time_ms for time_ms in times_ms if time_ms is not None]
     thirds = _merged(pushed, began_s, duration_s / 3, 3)
@@ -127,7 +159,7 @@ def _application(
         "sla_ms": sla_ms,
         "violated_share": round(sum(time_ms > sla_ms for time_ms in judged) / max(len(judged), 1), 4),
         "p95_ms": times_ms,
-        "rate_rps": [round(histogram.count / scene.interval_s, 2) for histogram in intervals],
+        "rate_rps": [round(histogram.count / interval_s, 2) for histogram in intervals],
         "parts": {
             name: {"p95_ms": _p95_ms(part), "count": part.count} for name, part in zip(PARTS, thirds, strict=True)
         },

@@ -10,6 +10,7 @@ from rich.table import Table
 
 MAX_UNLIKE = 1.5
 MAX_HARM = 1.2
+MIN_APART = 2.0
 FULL_SHARE = 0.95
 MAX_FOREIGN_SHARE = 0.1
 CALM, SPIKING = "wiki-1", "wiki-2"
@@ -33,8 +34,10 @@ def spike_verdicts(runs: list[Mapping[str, Any]]) -> list[tuple[bool, str]]:
     found.append((max(both) <= sla_ms, f"fair: both keep the SLA in the spike ({both[0]:.0f} and {both[1]:.0f} ms)"))
     unlike = max(both) / min(both)
     found.append((unlike <= MAX_UNLIKE, f"fair: their p95 are alike ({unlike:.2f} x, at most {MAX_UNLIKE:g} x)"))
-    pays = p95("isolation", SPIKING, "spike")
-    found.append((pays > sla_ms, f"isolation: {SPIKING} pays for its load ({pays:.0f} of {sla_ms:g} ms)"))
+    apart = p95("isolation", SPIKING, "spike") / p95("isolation", CALM, "spike")
+    together = both[1] / both[0]
+    pays = apart >= MIN_APART * together
+    found.append((pays, f"isolation: {SPIKING} pays, its p95 is {apart:.1f} x {CALM}'s; with fair {together:.1f} x"))
     harm = p95("isolation", CALM, "spike") / p95("isolation", CALM, "before")
     found.append(
         (harm <= MAX_HARM, f"isolation: {CALM}'s p95 in the spike is {harm:.2f} x before (at most {MAX_HARM:g} x)")

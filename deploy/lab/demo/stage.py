@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -50,8 +50,16 @@ class Stage:
         return changed
 
 
-def set_up(console: Console, stack: ExitStack, scene: Scene) -> Stage:
-    """Boot the scene's VMs and start Equipoise; ``stack`` takes what ends both. Raises LabError."""
+def set_up(
+    console: Console,
+    stack: ExitStack,
+    scene: Scene,
+    tune: Callable[[Scene, LabHost, Meter], Scene] = lambda scene, _lab, _meter: scene,
+) -> Stage:
+    """Boot the scene's VMs and start Equipoise; ``stack`` takes what ends both.
+
+    ``tune`` may change loads and SLAs once the VMs run. Raises LabError.
+    """
     console.print("== guests")
     guest = build(say=lambda line: console.print(f"      {line}", highlight=False))
     verdict = decide(guest)
@@ -68,13 +76,16 @@ def set_up(console: Console, stack: ExitStack, scene: Scene) -> Stage:
         console.print(f"      {vm.name} at {vm.ip} is ready after {lab.wait_ready(vm):.1f} s", highlight=False)
     before = settings_of_all([vm.name for vm in scene.vms])
 
+    stack.enter_context(load_group())
+    meter = Meter(scene, connection)
+    scene = tune(scene, lab, meter)
+
     console.print("== equipoise run, and everything registered through its REST interface")
     shutil.rmtree(_STATE, ignore_errors=True)
     service = Equipoise(_STATE, scene)
     on_exit.callback(service.stop)
     service.register()
-    stack.enter_context(load_group())
-    return Stage(console, scene, verdict, lab, service, Meter(scene, connection), before, on_exit)
+    return Stage(console, scene, verdict, lab, service, meter, before, on_exit)
 
 
 def progress_bar(console: Console) -> Progress:

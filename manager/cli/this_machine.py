@@ -1,0 +1,39 @@
+"""This machine, with its kernel, libvirt, and sources of response times."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+
+from manager.cli.machine import Machine
+from manager.host.hypervisor import EventLoop, HypervisorWatch
+from manager.host.kernel_host import KernelHost
+from manager.host.registry import HostPaths
+from manager.model.cpus import parse_cpus
+from manager.serving import WsgiApp
+from manager.settings import Settings
+from manager.telemetry.sources import Sources
+
+_FIRST_LISTING_S = 10
+
+log = logging.getLogger(__name__)
+
+
+def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Machine:
+    """A ``MakeMachine``. Raises HostError."""
+    paths = HostPaths(Path(settings.text("root_dir")))
+    events = EventLoop()
+    events.start()
+    watch = HypervisorWatch(settings.text("libvirt_uri"), paths, settings.number("reconcile_s"))
+    host = KernelHost(paths, watch, parse_cpus(settings.text("managed_cpus")))
+    watch.start()
+    stack.callback(watch.stop)
+    if not watch.wait_first_listing(_FIRST_LISTING_S):
+        log.warning("libvirt at %s does not answer; going on with the VMs in the journal", settings.text("libvirt_uri"))
+    sources = Sources(
+        settings.text("syslog_listen_host"), settings.whole("syslog_listen_port"), metrics, watch.look_again
+    )
+    sources.start()
+    stack.callback(sources.close)
+    return Machine(host, sources, sources.pages)

@@ -1,0 +1,209 @@
+"""`equipoise run --simulate`: the whole service on a simulated host, without root."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from manager.cli import main
+from manager.client import ManagerClient
+from manager.errors import ManagerUnavailable
+
+NOBODY = 65534
+START_S = 60.0
+DROP = (
+    *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
+    # What is tested may lie in a folder of root's: it may be read, but nothing of root's may be written.
+    *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--bounding-set=-all,+dac_read_search"),
+)
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture
+def unprivileged() -> tuple[str, ...]:
+    """What a command begins with to have no privileges."""
+    if os.geteuid() != 0:
+        return ()
+    if not shutil.which("setpriv") or subprocess.run([*DROP, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("privileges cannot be given up here")
+    return DROP
+
+
+class Service:
+    """`equipoise run --simulate spike` in a folder."""
+
+    def __init__(self, folder: Path, unprivileged: tuple[str, ...]) -> None:
+        self.folder = folder
+        self.port, self.agent_port = free_ports(2)
+        settings = {
+            "STATE_DIR": folder / "state",
+            "LISTEN_PORT": self.port,
+            "MANAGER_URL": self.url,
+            "AGENT_LISTEN_PORT": self.agent_port,
+            "HOST_NAME": "sim1",
+            "INTERVAL_S": 0.5,
+            "SYNC_S": 0.1,
+        }
+        environ = {"PATH": os.environ["PATH"], **{f"EQUIPOISE_{name}": str(one) for name, one in settings.items()}}
+        command = [*unprivileged, sys.executable, "-m", "manager.cli", "run", "--simulate", "spike"]
+        with (folder / "log").open("a") as log:
+            self.process = subprocess.Popen(
+                [*command, "--simulate-speed", "20"],
+                cwd=Path(__file__).parents[2],
+                env=environ,
+                stdout=log,
+                stderr=log,
+            )
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def client(self) -> ManagerClient:
+        return ManagerClient(self.url, (self.folder / "state/admin.token").read_text().strip())
+
+    def until(self, what: Callable[[ManagerClient], Any]) -> Any:
+        """The first answer that is not empty."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log
+            try:
+                client = self.client()
+                try:
+                    if found := what(client):
+                        return found
+                finally:
+                    client.close()
+            except (ManagerUnavailable, FileNotFoundError):
+                pass  # not up yet
+            time.sleep(0.1)
+        raise AssertionError(self.log)
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def start(unprivileged: tuple[str, ...], tmp_path: Path) -> Iterator[Callable[[], Service]]:
+    if unprivileged:
+        os.chown(tmp_path, NOBODY, NOBODY)
+    started: list[Service] = []
+
+    def begin() -> Service:
+        started.append(Service(tmp_path, unprivileged))
+        return started[-1]
+
+    yield begin
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+
+
+def test_the_whole_service_runs_without_root_or_libvirt(start: Callable[[], Service]) -> None:
+    service = start()
+    ticks = service.until(lambda client: (found := client.items("/hosts/sim1/ticks"))[4:] and found)
+    assert {one["policy"] for one in ticks} == {"fair"}
+    assert {vm["vm"] for vm in ticks[0]["vms"]} == {"calm-web", "spiking-web", *(f"batch-{n}" for n in range(1, 5))}
+    windows = service.until(lambda client: client.items("/applications/calm/windows", buckets="true")[2:])
+    assert all(sum(one["buckets"].values()) == one["count"] > 0 for one in windows)
+    weights = service.until(
+        lambda client: [one for one in client.items("/decisions", knob="weight") if one["outcome"] == "applied"]
+    )
+    assert {"batch-1", "calm-web"} <= {one["vm"] for one in weights}
+    offers = service.until(lambda client: client.get("/hosts/sim1/capabilities"))
+    assert (offers["kernel"], offers["warnings"]) == ("simulated", ["simulated host: scenario spike"])
+    places = ["--manager-url", service.url, "--state-dir", str(service.folder / "state")]
+    shown = subprocess.run(
+        [sys.executable, "-m", "manager.cli", "status", *places], check=True, capture_output=True, text=True
+    )
+    assert "sim1: simulated host: scenario spike" in shown.stdout
+    maps = [Path(f"/proc/{one}/maps").read_text() for one in children(service.process.pid)]
+    assert len(maps) == 2
+    assert not any("libvirt" in one for one in maps)
+
+    # What an operator sets is still so after the next start.
+    service.until(lambda client: client.request("PUT", "/hosts/sim1", body={"policy": "equal"}))
+    sla = {"response_time_ms": 5}
+    service.until(lambda client: client.request("PUT", "/applications/calm", body={"sla": sla}))
+    assert service.stop() == 0, service.log
+    assert "everything is as it was" in service.log
+    again = start()
+    newest = again.until(lambda client: [one for one in client.items("/hosts/sim1/ticks") if one["policy"] == "equal"])
+    assert newest
+    assert again.until(lambda client: client.get("/applications/calm"))["sla"]["response_time_ms"] == 5
+    release = ["release", "--host-name", "sim1", *places[2:], "--manager-url", again.url]
+    released = subprocess.run(
+        [sys.executable, "-m", "manager.cli", *release], check=True, capture_output=True, text=True
+    )
+    assert released.stdout == "sim1: released, every setting is back to its original\n"
+    assert again.stop() == 0, again.log
+
+
+def children(pid: int) -> list[int]:
+    """Manager and agent; setpriv becomes the command itself."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--simulate", "nonexistent"), "scenario 'nonexistent' is neither one of"),
+        (("--simulate", "spike", "--simulate-speed", "0"), "simulate_speed = '0' (from flag --simulate-speed)"),
+        (("--simulate", "spike"), "is that of a real host; choose another folder"),
+    ],
+)
+def test_what_is_refused_is_named_before_anything_starts(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    (tmp_path / "journal.db").touch()
+    result = CliRunner().invoke(main, ["run", "--state-dir", str(tmp_path), *arguments])
+    assert result.exit_code == 1
+    assert says in result.output
+    assert "Traceback" not in result.output
+    assert [one.name for one in tmp_path.iterdir()] == ["journal.db"]
+
+
+def test_a_simulated_hosts_folder_is_not_used_for_a_real_one(tmp_path: Path) -> None:
+    for name in ("journal.db", "simulated"):
+        (tmp_path / name).touch()
+    for command in ("run", "agent"):
+        result = CliRunner().invoke(main, [command, "--state-dir", str(tmp_path), "--root-dir", str(tmp_path)])
+        assert (result.exit_code, "is that of a simulated host" in result.output) == (1, True), result.output
+
+
+def test_the_usual_folder_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from manager.cli.simulated import own_state_dir
+    from manager.settings import load_settings
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    usual = own_state_dir(load_settings(None, {}, {"simulate": "spike"}))
+    assert (usual.state_dir, usual.sources["state_dir"]) == (tmp_path / "equipoise", "default of --simulate")
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/home/me")
+    assert own_state_dir(load_settings(None, {}, {})).text("state_dir") == "/home/me/.local/state/equipoise"
+    given = load_settings(None, {}, {"state_dir": "/x"})
+    assert own_state_dir(given) is given
