@@ -135,11 +135,21 @@ def print_report(console: Console, result: Mapping[str, Any]) -> None:
     )
     if any(load["client_limited"] for phase in result["phases"] for load in phase["services"].values()):
         console.print("(!) the load generator itself was late there: the numbers are partly about it")
-    for phase in result["phases"]:
-        foreign = phase["outside_cpu_share"] - phase["load_generators_cpu_share"] / max(len(result["load_cpus"]), 1)
+    print_verdicts(console, result, {phase["name"]: phase for phase in result["phases"]}, verdicts(result["phases"]))
+
+
+def print_verdicts(
+    console: Console,
+    result: Mapping[str, Any],
+    parts: Mapping[str, Mapping[str, Any]],
+    found: Sequence[tuple[bool, str]],
+) -> None:
+    """Which ``parts`` of a demonstration other programs spoiled, what of it holds, and whether all was put back."""
+    for name, part in parts.items():
+        foreign = part["outside_cpu_share"] - part["load_generators_cpu_share"] / max(len(result["load_cpus"]), 1)
         if foreign > MAX_FOREIGN_SHARE:
-            console.print(f"{phase['name']}: {foreign:.0%} of the CPUs went to other programs: do not trust this run")
-    for holds, text in verdicts(result["phases"]):
+            console.print(f"{name}: {foreign:.0%} of the CPUs went to other programs: do not trust this run")
+    for holds, text in found:
         console.print(f"{'holds' if holds else 'FALLS SHORT':<12}{text}", highlight=False)
     if result["restored"]:
         console.print("holds       every weight and pin is back to its original", highlight=False)

@@ -8,11 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from deploy.lab.demo.report import FULL_SHARE, print_verdicts
+
 MAX_UNLIKE = 1.5
 MAX_HARM = 1.2
 MIN_APART = 2.0
-FULL_SHARE = 0.95
-MAX_FOREIGN_SHARE = 0.1
 CALM, SPIKING = "wiki-1", "wiki-2"
 
 
@@ -81,16 +81,7 @@ def print_spike_report(console: Console, result: Mapping[str, Any]) -> None:
     )
     if any(seen["client_limited"] for run in result["runs"] for seen in run["applications"].values()):
         console.print("(!) the load generator itself was late there: the numbers are partly about it")
-    for run in result["runs"]:
-        foreign = run["outside_cpu_share"] - run["load_generators_cpu_share"] / max(len(result["load_cpus"]), 1)
-        if foreign > MAX_FOREIGN_SHARE:
-            console.print(f"{run['policy']}: {foreign:.0%} of the CPUs went to other programs: do not trust this run")
-    for holds, text in spike_verdicts(result["runs"]):
-        console.print(f"{'holds' if holds else 'FALLS SHORT':<12}{text}", highlight=False)
-    if result["restored"]:
-        console.print("holds       every weight and pin is back to its original", highlight=False)
-    elif not result["kept_running"]:
-        console.print("FALLS SHORT not everything is as it was:", *result["not_restored"], sep="\n  ", highlight=False)
+    print_verdicts(console, result, {run["policy"]: run for run in result["runs"]}, spike_verdicts(result["runs"]))
 
 
 def _time(time_ms: float | None) -> str:
