@@ -247,7 +247,7 @@ def _steady(vm: VmView, wanted: int, law: Law, before: Kept) -> tuple[int, int]:
     band is acted on at once.
     """
     current = vm.weight
-    if current is None or vm.name not in before.cpu_shares:  # seen for the first time: nothing to be steady about
+    if current is None:
         return wanted, 0
     if within(current, wanted, law.dead_band):
         return current, 0

@@ -24,7 +24,7 @@ from tests.unit.build import capabilities, view
 PUBLISHED = Law(published=True)
 
 
-def critical(name: str, application: str, cpu_share: float, weight: int = 1024, tier: str = "web") -> VmView:
+def critical(name: str, application: str, cpu_share: float, weight: int = 262_144, tier: str = "web") -> VmView:
     return replace(view(name, weight=weight), cpu_share=cpu_share, application=application, tier=tier)
 
 
@@ -166,10 +166,15 @@ def of(decisions: Sequence[Decision], vm: str) -> list[int]:
     return [weights(decision)[vm] for decision in decisions]
 
 
-def test_the_first_decision_needs_no_steps() -> None:
-    [decision] = follow(FAIR, steps(Law(), 2.0))
-    assert weights(decision)["b"] == 262_144
-    assert weights(decision)["a"] == pytest.approx(1024 + 261_120 * 0.25 ** Law().gain, rel=0.02)
+def test_another_policy_goes_on_from_the_weights_that_are_there() -> None:
+    """After `priority`: in steps up to where the law wants them, with nothing remembered of before."""
+    before = [
+        replace(step, vms=tuple(replace(vm, weight=10_000) for vm in step.vms)) for step in steps(Law(), *[2.0] * 8)
+    ]
+    decisions = follow(FAIR, before)
+    assert of(decisions, "b")[:6] == [20_000, 40_000, 80_000, 160_000, 262_144, 262_144]
+    assert 5_000 <= of(decisions, "a")[0] <= 20_000
+    assert of(decisions, "a")[-1] == pytest.approx(1024 + 261_120 * 0.25 ** Law().gain, rel=0.3)
 
 
 def test_a_weight_changes_by_no_more_than_the_largest_step() -> None:
@@ -324,7 +329,11 @@ def test_whatever_is_measured_weights_stay_legal(ratios, cpu_shares, published: 
     made = []
     for place, ratio in enumerate(ratios):
         now_s = 1000.0 + 5 * place
-        vms = [critical("a", "one", cpu_shares[0]), critical("b", "two", cpu_shares[1]), batch("c")]
+        vms = [
+            critical(*who, share, scale.maximum)
+            for who, share in zip((("a", "one"), ("b", "two")), cpu_shares, strict=True)
+        ]
+        vms.append(batch("c"))
         applications = [
             application("one", [500 * ratio] * 10, 500, end_s=now_s),
             application("two", [250] * 10, 500, end_s=now_s),
