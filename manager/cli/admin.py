@@ -36,9 +36,12 @@ def ensure_token_file(database: Database, path: Path, name: str, role: Role, hos
                 revoke_token(session, name)
             session.flush()
             _, secret = create_token(session, name, role, host, now)
-        path.touch(mode=0o600)
-        path.chmod(0o600)
-        path.write_text(secret + "\n")
+        # As a whole: whoever waits for the file must not find it empty.
+        new = path.with_suffix(".new")
+        new.unlink(missing_ok=True)
+        new.touch(mode=0o600)
+        new.write_text(secret + "\n")
+        new.replace(path)
     except OSError as error:
         raise SettingsError(f"the token file {path} cannot be used: {error.strerror}") from error
 
