@@ -35,6 +35,7 @@ from manager.model.registration import Sharing, Sla
 IDLE_PCPUS = 0.05
 """VMs of an application that use less than this of a pCPU have nothing to do: that nothing is measured is no fault."""
 LASTING_INTERVALS = 3
+"""For so many intervals in a row a small difference must last until a weight is changed for it."""
 FLOOR_MARGIN = 1.5
 """Batch VMs below their floor get weights for this much more than it, so that they reach it again."""
 WAITING_SHARE = 0.05
@@ -163,10 +164,11 @@ def _idle(view: ApplicationView, snapshot: Snapshot) -> bool:
     """Whether nobody asks anything of an application: its sources say so, or are silent while its VMs do nothing."""
     law = snapshot.host.law
     fresh = [slot for slot in view.slots if slot.age_s(snapshot.now_s) <= law.max_age_s]
-    if fresh and fresh[-1].requests is not None:
-        return fresh[-1].requests == 0 and not fresh[-1].histogram.count
     if any(slot.has_samples(1) for slot in fresh):
         return False
+    told = [slot.requests for slot in fresh if slot.requests is not None]
+    if told:
+        return sum(told) == 0
     pcpus = len(snapshot.capabilities.online_cpus)
     served_by = [vm for vm in snapshot.vms if vm.application == view.application.name]
     return bool(served_by) and all(vm.cpu_share * pcpus < IDLE_PCPUS for vm in served_by)

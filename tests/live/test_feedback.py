@@ -113,7 +113,8 @@ def test_a_spike_is_met_as_each_policy_promises(tmp_path: Path) -> None:
         return runs[policy][name]["weights"][third : 2 * third + 1]
 
     fair = [weight for name in runs["fair"] for weight in weights("fair", name)]
-    assert max(fair) in (262_144, 10_000), "whose demand is the largest gets the largest weight there is (v1 or v2)"
+    largest = 262_144 if Path("/sys/fs/cgroup/cpu").is_dir() else 10_000
+    assert max(fair) == largest, "whose demand is the largest gets the largest weight there is"
     assert min(weights("isolation", "wiki-2")) < min(weights("isolation", "wiki-1")) / 10, "the spiking one pays"
     spiking, calm = (runs["isolation"][name]["parts"]["spike"]["p95_ms"] for name in ("wiki-2", "wiki-1"))
     assert calm < spiking
