@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +22,11 @@ from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 
 NOBODY = 65534
+TOP = Path(__file__).parents[2]
 START_S = 60.0
 DROP = (
     *("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"),
-    # What is tested may lie in a folder of root's: it may be read, but nothing of root's may be written.
+    # The interpreter may lie in a folder of root's: it may be read, but nothing of root's may be written.
     *("--inh-caps=+dac_read_search", "--ambient-caps=+dac_read_search", "--bounding-set=-all,+dac_read_search"),
 )
 
@@ -52,7 +54,7 @@ def unprivileged() -> tuple[str, ...]:
 class Service:
     """`equipoise run --simulate spike` in a folder."""
 
-    def __init__(self, folder: Path, unprivileged: tuple[str, ...]) -> None:
+    def __init__(self, sources: Path, folder: Path, unprivileged: tuple[str, ...]) -> None:
         self.folder = folder
         self.port, self.agent_port = free_ports(2)
         settings = {
@@ -69,7 +71,7 @@ class Service:
         with (folder / "log").open("a") as log:
             self.process = subprocess.Popen(
                 [*command, "--simulate-speed", "20"],
-                cwd=Path(__file__).parents[2],
+                cwd=sources,
                 env=environ,
                 stdout=log,
                 stderr=log,
@@ -108,14 +110,25 @@ class Service:
         return self.process.wait(60)
 
 
+@pytest.fixture(scope="module")
+def sources() -> Iterator[Path]:
+    """The packages in a folder that everybody may read: access(2) knows nothing of the capability to read others."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        for package in ("manager", "policies", "migrations", "webui"):
+            shutil.copytree(TOP / package, folder / package)
+        yield folder
+
+
 @pytest.fixture
-def start(unprivileged: tuple[str, ...], tmp_path: Path) -> Iterator[Callable[[], Service]]:
+def start(sources: Path, unprivileged: tuple[str, ...], tmp_path: Path) -> Iterator[Callable[[], Service]]:
     if unprivileged:
         os.chown(tmp_path, NOBODY, NOBODY)
     started: list[Service] = []
 
     def begin() -> Service:
-        started.append(Service(tmp_path, unprivileged))
+        started.append(Service(sources, tmp_path, unprivileged))
         return started[-1]
 
     yield begin
