@@ -4,7 +4,7 @@
 percentiles of enough samples, averaged over intervals, with exponents on C and on RT / RT_SLA that do better than 1,
 and a weight is changed only by a step that is worth it. An application without fresh response times keeps its weights,
 then gets those of `priority`; one without requests keeps them, then decays to the least weight. Batch VMs get the
-smallest weight, or one that keeps their floor while they are below it.
+smallest weight; that they keep their floor is seen to for every policy (manager.control.batch).
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from manager.control.feedback import (
     UNBOUND_MS,
     average,
     demand,
-    floor_weight,
     miss,
     performance_factor,
     rate_over,
@@ -36,10 +35,6 @@ IDLE_PCPUS = 0.05
 """VMs of an application that use less than this of a pCPU have nothing to do: that nothing is measured is no fault."""
 LASTING_INTERVALS = 3
 """For so many intervals in a row a small difference must last until a weight is changed for it."""
-FLOOR_MARGIN = 1.5
-"""Batch VMs below their floor get weights for this much more than it, so that they reach it again."""
-WAITING_SHARE = 0.05
-"""Batch VMs whose vCPUs wait less than this of the time get all they want, be it below the floor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The memory of the feedback policies: applications and average CPU shares of VMs by name, and of all batch VMs.
+    """The memory of the feedback policies: applications and average CPU shares of VMs, by name.
 
     ``off`` counts for each VM the intervals in a row in which its weight was outside the dead band, negative below.
     """
@@ -66,8 +61,6 @@ class Kept:
     applications: Mapping[str, Held] = field(default_factory=dict)
     cpu_shares: Mapping[str, float] = field(default_factory=dict)
     off: Mapping[str, int] = field(default_factory=dict)
-    batch_share: float | None = None
-    batch_raised: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +93,10 @@ def decide(name: str, sharing: Sharing, snapshot: Snapshot, memory: Memory) -> D
     }
     smoothing = 1.0 if law.published else law.smoothing
     shares = {vm.name: average(before.cpu_shares.get(vm.name), vm.cpu_share, smoothing) for vm in snapshot.vms}
-    kept = Kept({app: one.held for app, one in judged.items()}, shares)
     critical, off = _critical_goals(name, snapshot, scale, judged, shares, before)
-    kept = replace(kept, off=off)
-    batch, kept = _batch_goals(name, snapshot, scale, critical, before, kept)
+    kept = Kept({app: one.held for app, one in judged.items()}, shares, off)
     notes = tuple(Note(app, one.note) for app, one in sorted(judged.items()) if one.note)
-    goals = {goal.vm: goal for goal in (*critical, *batch)}
+    goals = {goal.vm: goal for goal in (*critical, *_batch_goals(name, snapshot, scale))}
     return Decision(tuple(goals[vm.name] for vm in snapshot.vms if vm.name in goals), kept, notes)
 
 
@@ -261,33 +252,11 @@ def _steady(vm: VmView, wanted: int, law: Law, before: Kept) -> tuple[int, int]:
     return step_towards(current, wanted, law.max_step), count
 
 
-def _batch_goals(
-    name: str,
-    snapshot: Snapshot,
-    scale: WeightScale,
-    critical: list[WeightGoal],
-    before: Kept,
-    kept: Kept,
-) -> tuple[list[WeightGoal], Kept]:
-    """Goals of the batch VMs, and the memory with their CPU use."""
-    law = snapshot.host.law
-    batch = [vm for vm in snapshot.vms if not vm.critical]
-    smoothing = min(1.0, snapshot.interval_s / law.floor_window_s)
-    share = average(before.batch_share, sum(vm.cpu_share for vm in batch), smoothing)
-    waiting = any(vm.run_delay_share > WAITING_SHARE for vm in batch)
-    # Raised until the floor is exceeded by half the margin: else it would be left and raised again at once.
-    limit = law.batch_floor * ((1 + FLOOR_MARGIN) / 2 if before.batch_raised else 1)
-    raised = bool(batch) and waiting and share < limit
-    reason = f"{name}: batch VM"
-    weight = scale.batch
-    if raised:
-        others = sum(goal.weight for goal in critical)
-        weight = max(weight, floor_weight(others, min(law.batch_floor * FLOOR_MARGIN, 0.9), len(batch)))
-        reason = f"{name}: batch VMs got {share:.1%} of the host, less than their floor of {law.batch_floor:.1%}"
-    goals = [
-        WeightGoal(vm.name, vm.spec.weight, f"{name}: weight registered for this VM")
-        if vm.spec.weight is not None
-        else WeightGoal(vm.name, scale.clamp(weight), reason)
-        for vm in batch
+def _batch_goals(name: str, snapshot: Snapshot, scale: WeightScale) -> list[WeightGoal]:
+    return [
+        WeightGoal(vm.name, scale.batch, f"{name}: batch VM")
+        if vm.spec.weight is None
+        else WeightGoal(vm.name, vm.spec.weight, f"{name}: weight registered for this VM")
+        for vm in snapshot.vms
+        if not vm.critical
     ]
-    return goals, replace(kept, batch_share=share, batch_raised=raised)

@@ -15,7 +15,7 @@ from werkzeug.http import parse_etags
 
 from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
-from manager.api.convert import assigned_application, host_spec, law_body, window_of
+from manager.api.convert import assigned_application, host_fields, host_spec, window_of
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.metrics import Metrics
 from manager.api.pages import TickPage
@@ -37,7 +37,7 @@ from manager.api.validation import FieldError, InvalidFields, shown
 from manager.control.sources import sources_on
 from manager.model.registration import Application
 from manager.store.applications import applications_for_host, applications_of, keep_applications
-from manager.store.hosts import law_of, replace_statuses, reporting_host
+from manager.store.hosts import replace_statuses, reporting_host, spec_of
 from manager.store.models import ApplicationRow, DecisionRow, EventRow, HostRow
 from manager.store.records import store_new
 from manager.store.registered import get
@@ -182,9 +182,7 @@ def _assignment(session: Session, name: str, context: ManagerContext) -> Assignm
     rows = applications_for_host(session, name)
     slots = recent_windows(session, rows, context.slot_length, _TOLD_SLOTS, without=name)
     return AssignmentOut(
-        host=AssignedHost(
-            name=host.name, mode=host.mode, policy=host.policy, pinning=host.pinning, law=law_body(law_of(host))
-        ),
+        host=AssignedHost(name=host.name, adoptions=host.adoptions, **host_fields(spec_of(host))),
         vms=[AssignedVm(**vm) for vm in vms_for_host(session, name)],
         applications=[
             assigned_application(application, slots.get(application.name, ()))

@@ -17,21 +17,26 @@ from manager.api.schemas import (
     EventBody,
     HostIn,
     LawBody,
+    PlacementBody,
     ReadyBody,
     RecordBody,
     SlaBody,
     SourceStatusBody,
     TickBody,
     TierBody,
+    TopologyBody,
+    VmIn,
     WindowBody,
 )
 from manager.control.sources import source_fields, source_of
-from manager.model.cpus import format_cpus
+from manager.model.cpus import format_cpus, parse_cpus
 from manager.model.histogram import Histogram
 from manager.model.host import Capabilities
 from manager.model.law import Law
 from manager.model.registration import Application, Assignment, HostSpec, Sla, Tier, VmSpec
+from manager.model.rules import PlacementRules
 from manager.model.source import SourceStatus
+from manager.model.topology import NicQueue, Pcpu, Topology
 from manager.model.window import Ready, Window
 
 
@@ -42,23 +47,55 @@ def timestamp(time_s: float) -> datetime:
 
 def assignment_of(body: AssignmentOut) -> tuple[Assignment, dict[str, tuple[Window, ...]]]:
     """The assignment and the recent slots of each application that has some."""
-    vms = tuple(
-        VmSpec(vm.name, vm.vm_class, vm.libvirt_name, vm.libvirt_uuid, vm.host, vm.weight, vm.pin) for vm in body.vms
-    )
+    vms = tuple(vm_spec(vm.name, vm, vm.adoptions) for vm in body.vms)
     slots = {one.name: tuple(window_of(one.name, window) for window in one.windows) for one in body.applications}
     applications = tuple(application_of(one.name, one) for one in body.applications)
-    assignment = Assignment(host_spec(body.host.name, body.host), vms, applications, body.slot_s)
+    assignment = Assignment(host_spec(body.host.name, body.host, body.host.adoptions), vms, applications, body.slot_s)
     return assignment, {name: windows for name, windows in slots.items() if windows}
 
 
-def host_spec(name: str, body: HostIn) -> HostSpec:
+def vm_spec(name: str, body: VmIn, adoptions: int = 0) -> VmSpec:
+    """A VM as registered."""
+    fields = {field: getattr(body, field) for field in VmIn.model_fields}
+    fields["cpus"] = None if body.cpus is None else parse_cpus(body.cpus)
+    return VmSpec(name, **fields, adoptions=adoptions)
+
+
+def vm_fields(spec: VmSpec) -> dict[str, Any]:
+    """The inverse of ``vm_spec``: the fields of a VmIn."""
+    fields = {field: getattr(spec, field) for field in VmIn.model_fields}
+    fields["cpus"] = None if spec.cpus is None else format_cpus(spec.cpus)
+    return fields
+
+
+def host_spec(name: str, body: HostIn, adoptions: int = 0) -> HostSpec:
     """How a host is to be controlled."""
-    return HostSpec(name, body.mode, body.policy, body.pinning, Law(**body.law.model_dump()))
+    rules = body.placement.model_dump()
+    rules["reserved_cpus"] = parse_cpus(body.placement.reserved_cpus)
+    return HostSpec(
+        name,
+        body.mode,
+        body.policy,
+        body.pinning,
+        Law(**body.law.model_dump()),
+        body.batch_idle,
+        PlacementRules(**rules),
+        adoptions,
+    )
 
 
-def law_body(law: Law) -> LawBody:
-    """The settings of the feedback law."""
-    return LawBody(**asdict(law))
+def host_fields(spec: HostSpec) -> dict[str, Any]:
+    """The inverse of ``host_spec``: the fields of a HostIn."""
+    rules = asdict(spec.placement)
+    rules["reserved_cpus"] = format_cpus(spec.placement.reserved_cpus)
+    return {
+        "mode": spec.mode,
+        "policy": spec.policy,
+        "pinning": spec.pinning,
+        "batch_idle": spec.batch_idle,
+        "law": LawBody(**asdict(spec.law)),
+        "placement": PlacementBody(**rules),
+    }
 
 
 def application_of(name: str, body: ApplicationIn) -> Application:
@@ -148,8 +185,28 @@ def capabilities_body(capabilities: Capabilities) -> CapabilitiesBody:
             "managed_cpus": format_cpus(capabilities.managed_cpus),
             "schedstat": capabilities.schedstat,
             "warnings": list(capabilities.warnings),
+            "idle_class": capabilities.idle_class,
+            "topology": topology_body(capabilities.topology),
         }
     )
+
+
+def topology_body(topology: Topology) -> TopologyBody:
+    """The host's pCPUs as hardware."""
+    queues = [
+        asdict(queue) | {"cpus": format_cpus(queue.cpus), "serving": format_cpus(queue.serving)}
+        for queue in topology.queues
+    ]
+    return TopologyBody.model_validate({"cpus": [asdict(cpu) for cpu in topology.cpus], "queues": queues})
+
+
+def topology_of(body: TopologyBody) -> Topology:
+    """The inverse of ``topology_body``. Raises ValueError for CPU lists that are none."""
+    queues = tuple(
+        NicQueue(one.interface, one.irq, parse_cpus(one.cpus), parse_cpus(one.serving), one.managed)
+        for one in body.queues
+    )
+    return Topology(tuple(Pcpu(**one.model_dump()) for one in body.cpus), queues)
 
 
 def record_body(row: Mapping[str, Any]) -> RecordBody:

@@ -9,7 +9,7 @@ from flask_openapi3.blueprint import APIBlueprint
 
 from manager.api.auth import OPERATOR, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
-from manager.api.convert import host_spec, law_body
+from manager.api.convert import host_fields, host_spec
 from manager.api.endpoint import answer, answers, blueprint, endpoint, no_content, written
 from manager.api.pages import CapabilitiesPage, HostCapabilities, HostPage
 from manager.api.paging import cut, name_place, read_cursor
@@ -17,7 +17,7 @@ from manager.api.queries import Conditions, NamePath, PageQuery
 from manager.api.schemas import CapabilitiesBody, HostIn, HostOut, TickStatus
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
-from manager.store.hosts import law_of, put_host
+from manager.store.hosts import adopt_host, put_host, spec_of
 from manager.store.models import HostRow
 from manager.store.registered import delete, get, page
 
@@ -62,6 +62,14 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
             delete(session, HostRow, path.name, header.check)
         return no_content()
 
+    @api.post("/hosts/<name>/adopt", responses=answers((200, HostOut)))
+    @endpoint(OPERATOR)
+    def adopt_host_(path: NamePath) -> Response:
+        """Take settings of the host itself back that somebody else changed: its agent stops leaving them alone."""
+        with database.registering() as session:
+            row = adopt_host(session, path.name, context.now())
+        return answer(_host_out(row), etag=row.etag)
+
     @api.get("/hosts/<name>/capabilities", responses=answers((200, CapabilitiesBody)))
     @endpoint(VIEWER_OR_OWN_HOST)
     def get_host_capabilities(path: NamePath) -> Response:
@@ -93,10 +101,7 @@ def _refuse_unknown_policy(name: str, installed: Collection[str]) -> None:
 def _host_out(row: HostRow) -> HostOut:
     return HostOut(
         name=row.name,
-        mode=row.mode,
-        policy=row.policy,
-        pinning=row.pinning,
-        law=law_body(law_of(row)),
+        **host_fields(spec_of(row)),
         created_at=row.created_at,
         updated_at=row.updated_at,
         last_seen_at=row.last_seen_at,

@@ -10,15 +10,15 @@ from pydantic_core import to_json
 
 from manager.api.auth import OPERATOR, VIEWER
 from manager.api.context import ManagerContext
+from manager.api.convert import vm_spec
 from manager.api.endpoint import answers, blueprint, endpoint, no_content
 from manager.api.pages import VmPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, VmQuery
 from manager.api.schemas import VmIn, VmOut
-from manager.model.registration import VmSpec
 from manager.store.models import VmRow
 from manager.store.registered import get
-from manager.store.vms import VmFilter, delete_vm, get_vm, list_vms, put_vm
+from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm
 
 
 def vms_api(context: ManagerContext) -> APIBlueprint:
@@ -50,11 +50,19 @@ def vms_api(context: ManagerContext) -> APIBlueprint:
     @endpoint(OPERATOR)
     def put_vm_(path: NamePath, header: Conditions, body: VmIn) -> Response:
         """Register a VM; it need not exist yet."""
-        spec = VmSpec(path.name, body.vm_class, body.libvirt_name, body.libvirt_uuid, body.host, body.weight, body.pin)
         with database.registering() as session:
-            row, created = put_vm(session, spec, context.now(), header.check)
+            row, created = put_vm(session, vm_spec(path.name, body), context.now(), header.check)
             vm = get_vm(session, path.name)
         return _vm_answer(vm, row.etag, 201 if created else 200)
+
+    @api.post("/vms/<name>/adopt", responses=answers((200, VmOut)))
+    @endpoint(OPERATOR)
+    def adopt_vm_(path: NamePath) -> Response:
+        """Take settings of a VM back that somebody else changed: its agent stops leaving them alone."""
+        with database.registering() as session:
+            row = adopt_vm(session, path.name, context.now())
+            vm = get_vm(session, path.name)
+        return _vm_answer(vm, row.etag, 200)
 
     @api.delete("/vms/<name>", responses=answers((204, None)))
     @endpoint(OPERATOR)

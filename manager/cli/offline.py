@@ -15,8 +15,10 @@ from manager.model.records import OutcomeKind
 from manager.settings import Settings
 
 
-def release_offline(settings: Settings) -> str | None:
-    """Put everything back and say so; None when an agent runs here, or simulates a host: it must then do it.
+def release_offline(settings: Settings, vm: str = "") -> str | None:
+    """Put everything, or what was changed of one VM, back and say so.
+
+    None when an agent runs here, or simulates a host: it must then do it.
 
     Raises EquipoiseError when something could not be put back, or the journal or the host cannot be read.
     """
@@ -33,7 +35,7 @@ def release_offline(settings: Settings) -> str | None:
         host = KernelHost(HostPaths(Path(settings.text("root_dir"))), None)
         journal = Journal(path, host.boot_id)
         loop = ControlLoop(host, journal, {}, LoopSettings(settings.text("host_name"), 1.0, 1.0, 1))
-        result = loop.release("host released")
+        result = loop.release("VM released" if vm else "host released", vm or None)
         failed = [one for one in result.outcomes if one.kind is OutcomeKind.FAILED]
         if failed or result.troubles:
             reasons = [one.detail for one in failed] + [trouble.text for trouble in result.troubles]

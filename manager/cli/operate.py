@@ -1,4 +1,4 @@
-"""Commands of daily work: status, decisions, and how far Equipoise may go on a host."""
+"""What there is to see: hosts, applications and VMs, and what was decided."""
 
 from __future__ import annotations
 
@@ -10,13 +10,10 @@ from typing import Any
 import click
 from rich.table import Table
 
-from manager.cli.offline import release_offline
-from manager.cli.options import CLIENT_SETTINGS, Failure, OnePage, connect, console, with_settings
-from manager.client import ManagerClient
-from manager.errors import ManagerUnavailable, SettingsError
+from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, console, with_settings
 from manager.settings import Settings
 
-_MODE_WAIT_S = 60
+_NUMBERED = frozenset({"vcpu_pin", "iothread_pin", "irq_affinity"})
 _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
 
 _STATUS_EPILOG = """
@@ -119,8 +116,21 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
             )
             continue
         weights = [_knob(knob) for knob in state["knobs"] if knob["knob"] == "weight"]
+        weights += [
+            f"idle class: {_knob(knob)}"
+            for knob in state["knobs"]
+            if knob["knob"] == "idle" and (knob["value"] != "0" or knob["original"] is not None)
+        ]
+        weights += [
+            f"quota: {_knob(knob)} us"
+            for knob in state["knobs"]
+            if knob["knob"] == "quota" and (knob["value"] != "-1" or knob["original"] is not None)
+        ]
         pins = [f"{knob['index']}: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "vcpu_pin"]
         pins += [f"emulator: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "emulator_pin"]
+        pins += [
+            f"iothread {knob['index']}: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "iothread_pin"
+        ]
         table.add_row(
             vm["name"],
             vm["class"],
@@ -162,7 +172,12 @@ EXAMPLES
 @with_settings(*CLIENT_SETTINGS)
 @click.option("--host", default="", metavar="NAME", help="Only this host.")
 @click.option("--vm", default="", metavar="NAME", help="Only this VM.")
-@click.option("--knob", default="", metavar="KNOB", help="Only weight, vcpu_pin or emulator_pin.")
+@click.option(
+    "--knob",
+    default="",
+    metavar="KNOB",
+    help="Only weight, idle, quota, vcpu_pin, emulator_pin, iothread_pin or irq_affinity.",
+)
 @click.option("--since", default="", metavar="TIME", help="Not before this RFC 3339 time.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
@@ -174,100 +189,8 @@ def decisions(settings: Settings, host: str, vm: str, knob: str, since: str, lim
         return
     table = Table("when", "host", "VM", "setting", "before", "after", "outcome", "reason")
     for one in found:
-        setting = one["knob"] if one["knob"] != "vcpu_pin" else f"vcpu_pin {one['index']}"
+        setting = f"{one['knob']} {one['index']}" if one["knob"] in _NUMBERED else one["knob"]
         when = datetime.fromisoformat(one["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
         reason = one["reason"] + (f" ({one['detail']})" if one["detail"] else "")
-        table.add_row(when, one["host"], one["vm"], setting, one["before"], one["after"], one["outcome"], reason)
+        table.add_row(when, one["host"], one["vm"] or "-", setting, one["before"], one["after"], one["outcome"], reason)
     console().print(table if found else "No decisions yet.")
-
-
-_RELEASE_EPILOG = """
-WHAT IT DOES
-  Sets the host's mode to `released` and waits until the agent has put every setting back to the value it had before
-  Equipoise changed it. Settings that somebody else changed since are left as they are. The host stays released, also
-  across restarts, until `equipoise enforce`. When no agent runs on this machine, the journal is used directly; that
-  needs root but neither the manager nor libvirtd. Doing it twice does no harm.
-
-EXAMPLES
-  equipoise release
-  equipoise release --host kvm7
-"""
-
-
-@click.command(cls=OnePage, epilog=_RELEASE_EPILOG)
-@with_settings(*CLIENT_SETTINGS, "host_name", "root_dir")
-@click.option("--host", default="", metavar="NAME", help="Release this host. [default: this machine]")
-def release(settings: Settings, host: str) -> None:
-    """Put every changed setting of a host back."""
-    name = host or settings.text("host_name")
-    outcome = release_offline(settings) if name == settings.text("host_name") else None
-    try:
-        client = connect(settings)
-        seen = _set_mode(client, name, "released")
-    except (
-        ManagerUnavailable,
-        SettingsError,
-    ) as error:  # also without a token: the host itself may be released already
-        if outcome is None:
-            hint = "; stopping the agent puts everything back, too: `systemctl stop equipoise-agent`, or SIGTERM"
-            raise Failure(f"{error}{hint}") from error
-        click.echo(f"{outcome} (the mode that the manager keeps for this host is unchanged: {error})")
-        return
-    if outcome is None:
-        _wait_for_mode(client, name, "released", seen)
-        outcome = f"{name}: released, every setting is back to its original"
-    click.echo(outcome)
-
-
-_MODE_EPILOG = """
-MODES
-  enforce    settings are changed
-  observe    the whole loop runs and records what it would do, nothing is written; what was changed is put back first
-  released   nothing is done; what was changed is put back first (`equipoise release`)
-"""
-
-
-@click.command(cls=OnePage, epilog=_MODE_EPILOG)
-@with_settings(*CLIENT_SETTINGS, "host_name")
-@click.option("--host", default="", metavar="NAME", help="The host. [default: this machine]")
-def enforce(settings: Settings, host: str) -> None:
-    """Let Equipoise change settings on a host."""
-    _switch(settings, host, "enforce")
-
-
-@click.command(cls=OnePage, epilog=_MODE_EPILOG)
-@with_settings(*CLIENT_SETTINGS, "host_name")
-@click.option("--host", default="", metavar="NAME", help="The host. [default: this machine]")
-def observe(settings: Settings, host: str) -> None:
-    """Run the whole loop on a host without writing anything."""
-    _switch(settings, host, "observe")
-
-
-def _switch(settings: Settings, host: str, mode: str) -> None:
-    name = host or settings.text("host_name")
-    client = connect(settings)
-    _wait_for_mode(client, name, mode, _set_mode(client, name, mode))
-    click.echo(f"{name}: {mode}")
-
-
-def _set_mode(client: ManagerClient, name: str, mode: str) -> int:
-    """Set a host's mode; returns the number of the last tick before."""
-    host = client.get(f"/hosts/{name}")
-    body = {"mode": mode, "policy": host["policy"], "pinning": host["pinning"], "law": host["law"]}
-    client.request("PUT", f"/hosts/{name}", body=body)
-    return int(host["tick"]["number"]) if host["tick"] else 0
-
-
-def _wait_for_mode(client: ManagerClient, name: str, mode: str, tick_before: int) -> None:
-    """Wait until the agent reports a tick in that mode, and nothing changed by us where the mode says so."""
-    deadline = time.monotonic() + _MODE_WAIT_S
-    while time.monotonic() < deadline:
-        tick = client.get(f"/hosts/{name}")["tick"]
-        done = tick and tick["number"] != tick_before and tick["mode"] == mode
-        if done and (mode == "enforce" or tick["owned_knobs"] == 0):
-            return
-        time.sleep(0.2)
-    raise Failure(
-        f"{name}: the mode is set to {mode}, but within {_MODE_WAIT_S} s its agent did not report having carried it"
-        " out; see `equipoise status` and the agent's log"
-    )

@@ -2,58 +2,206 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
+from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.host import KnobKey, KnobValue, knob_text
+from manager.model.host import PINS, KnobKey, KnobValue, knob_text
+from manager.model.records import Knob
 from manager.model.registration import Mode
 
 _OBSERVE_REASON = "not enforced any more: back to the original"
+_KEEPS = "kept for later: it changes with another setting"
 
 
-def diff(plan: Plan, actual: Mapping[KnobKey, KnobValue], ledger: Mapping[KnobKey, Owned]) -> tuple[Change, ...]:
-    """Compare the plan with ``actual``, the knobs as just read from the host.
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The host as just read.
+
+    ``values`` are the knobs that could be read. ``default_weight`` is what the kernel gives a group that leaves the
+    idle class, whatever it had before (kernel/sched/fair.c, sched_group_set_idle); None without weights.
+    ``adoptions`` counts, by domain UUID, how often the operator had settings taken back.
+    """
+
+    values: Mapping[KnobKey, KnobValue]
+    online: CpuSet
+    default_weight: int | None = None
+    adoptions: Mapping[str, int] = field(default_factory=dict)
+
+
+def diff(plan: Plan, found: Found, ledger: Mapping[KnobKey, Owned]) -> tuple[Change, ...]:
+    """Compare the plan with the host.
 
     A knob in the ``ledger`` (those changed before) that is not planned, or only for a released VM, goes back to its
     original, so an empty plan undoes everything. A knob that holds neither what we wrote nor, before the write is
-    known to have happened, what was there before, was changed by somebody else: it is given up. Knobs that could not
-    be read are left alone. Changes that widen a CPU set come first (design, section 5, rule 4), then the order is that
-    of the knobs.
+    known to have happened, what was there before, was changed by somebody else: it is given up, until the operator
+    adopts it; then it is forgotten, and so found anew by the next call. Knobs that could not be read are left alone.
+    Changes that widen a CPU set come first (design, section 5, rule 4), then the order is that of the knobs, so a VM
+    leaves the idle class before it gets a weight.
     """
     goals = {goal.key: goal for goal in plan.goals if goal.mode is not Mode.RELEASED}
-    undo_reason = f"{plan.undo_reason}: back to the original"
-    changes: list[Change] = []
-    for key in sorted(goals.keys() | ledger.keys()):
-        value = actual.get(key)
-        if value is not None:
-            changes.extend(_changes(key, value, goals.get(key), ledger.get(key), undo_reason))
+    pins: dict[str, list[KnobKey]] = {}
+    for key in found.values:
+        if key.knob in PINS:
+            pins.setdefault(key.uuid, []).append(key)
+    concerned: dict[str, set[KnobKey]] = {}
+    for key in goals.keys() | ledger.keys():
+        concerned.setdefault(key.uuid, set()).add(key)
+        if key.knob is Knob.EMULATOR_PIN and key in ledger:  # threads that came later may have its pin
+            concerned[key.uuid].update(pins.get(key.uuid, ()))
+    differences = _Diff(goals, found, ledger, pins, f"{plan.undo_reason}: back to the original")
+    changes = [
+        change
+        for uuid in sorted(concerned)
+        for change in differences.of_domain(uuid, sorted(concerned[uuid], key=_place))
+    ]
     return tuple(sorted(changes, key=lambda change: 0 if _widens(change) else 1))
 
 
-def _changes(key: KnobKey, value: KnobValue, goal: Goal | None, owned: Owned | None, undo_reason: str) -> list[Change]:
-    if owned is not None:
-        if owned.foreign:  # somebody else's now: only our memory of it ends, and only when it is not wanted any more
-            return [] if goal else [Change(Action.FORGET, key, value, value, undo_reason)]
-        if not owned.accepts(value):
+def _place(key: KnobKey) -> tuple[str, int]:
+    return key.knob, key.index
+
+
+@dataclass(frozen=True, slots=True)
+class _Diff:
+    goals: Mapping[KnobKey, Goal]
+    found: Found
+    ledger: Mapping[KnobKey, Owned]
+    pins: Mapping[str, list[KnobKey]]
+    undo_reason: str
+
+    def of_domain(self, uuid: str, keys: list[KnobKey]) -> list[Change]:
+        idle_key, weight_key = KnobKey(uuid, Knob.IDLE), KnobKey(uuid, Knob.WEIGHT)
+        changes: list[Change] = []
+        if idle_key in keys:
+            changes += self._of_idle(idle_key, weight_key)
+        enters, leaves = (any(_sets_idle(change, value) for change in changes) for value in (1, 0))
+        default = self.found.default_weight
+        for key in keys:
+            if key == weight_key and leaves and default is not None:
+                changes += self._from(key, default, self.ledger.get(key))  # the kernel will have given it that
+            elif key not in {idle_key, weight_key} or (key == weight_key and not enters):
+                changes += self._of_knob(key)
+        if enters:
+            returns = any(change.action is Action.RESTORE for change in changes if change.key == idle_key)
+            changes += self._before_idle(weight_key, returns)
+        changes += self._pins_to_keep(uuid, changes)
+        # The weight is written while the group has one: before it enters the idle class, after it left.
+        return sorted(changes, key=lambda one: (weight_key, 1) if _sets_idle(one, 1) else (one.key, 0))
+
+    def _of_idle(self, key: KnobKey, weight_key: KnobKey) -> list[Change]:
+        weight, value = self.ledger.get(weight_key), self.found.values.get(weight_key)
+        changes = self._of_knob(key)
+        if weight and value is not None and (weight.foreign or not self._is_ours(weight_key, value, weight)):
+            # The idle class would lose the weight that somebody else gave.
+            return [change for change in changes if not _sets_idle(change, 1)]
+        return changes
+
+    def _before_idle(self, key: KnobKey, returns: bool) -> Iterator[Change]:
+        """The weight, which is lost in the idle class: its original must be in the ledger.
+
+        A group that ``returns`` to the idle class had none.
+        """
+        value = self.found.values.get(key)
+        if returns:
+            if value is not None and key in self.ledger:
+                yield Change(Action.FORGET, key, value, value, self.undo_reason)
+            return
+        changes = [
+            replace(change, action=Action.WRITE) if change.action is Action.RESTORE else change
+            for change in self._of_knob(key)
+            if change.action is not Action.FORGET
+        ]
+        if value is not None and not changes and key not in self.ledger:
+            changes = [Change(Action.KEEP, key, value, value, _KEEPS, value)]
+        yield from changes
+
+    def _of_knob(self, key: KnobKey) -> list[Change]:
+        value = self.found.values.get(key)
+        if value is None:
+            return []
+        owned = self.ledger.get(key) or self._inherited(key, value)
+        goal = self.goals.get(key)
+        if owned is None:
+            return list(self._from(key, value, None))
+        if owned.foreign:  # somebody else's: our memory of it ends when it is not wanted, or wanted back
+            adopted = self.found.adoptions.get(key.uuid, 0) > owned.adoptions
+            return [] if goal and not adopted else [Change(Action.FORGET, key, value, value, self.undo_reason)]
+        if not self._is_ours(key, value, owned):
             reason = f"changed by somebody else: we left {knob_text(owned.intended)}, found {knob_text(value)}"
             given_up = Change(Action.GIVE_UP, key, owned.intended, value, reason)
-            return [given_up] if goal else [given_up, Change(Action.FORGET, key, value, value, undo_reason)]
-    if goal is not None and goal.mode is Mode.ENFORCE:
-        # The second case corrects an intention that a crash kept from being written.
-        if value != goal.value or (owned is not None and value != owned.intended):
-            return [Change(Action.WRITE, key, value, goal.value, goal.reason)]
-        if owned is not None and value == owned.original:
-            return [Change(Action.FORGET, key, value, value, goal.reason)]
-        return []
-    changes: list[Change] = []
-    if owned is not None:
-        reason = undo_reason if goal is None else _OBSERVE_REASON
-        action = Action.FORGET if value == owned.original else Action.RESTORE
-        changes.append(Change(action, key, value, owned.original, reason))
-        value = owned.original
-    if goal is not None and goal.mode is Mode.OBSERVE and value != goal.value:
-        changes.append(Change(Action.OBSERVE, key, value, goal.value, goal.reason))
-    return changes
+            return [given_up] if goal else [given_up, Change(Action.FORGET, key, value, value, self.undo_reason)]
+        return list(self._from(key, value, owned))
+
+    def _from(self, key: KnobKey, value: KnobValue, owned: Owned | None) -> Iterator[Change]:
+        """From ``value``, which is as we left it or nobody's, to what is wanted."""
+        goal = self.goals.get(key)
+        original = value if owned is None else owned.original
+        if goal is not None and goal.mode is Mode.ENFORCE:
+            # The second case corrects an intention that a crash kept from being written.
+            if not self._alike(value, goal.value) or (owned is not None and not self._alike(value, owned.intended)):
+                yield Change(Action.WRITE, key, value, goal.value, goal.reason, original)
+            elif owned is not None and value == original and not self._kept(key):
+                yield Change(Action.FORGET, key, value, value, goal.reason)
+            return
+        if owned is not None:
+            reason = self.undo_reason if goal is None else _OBSERVE_REASON
+            kept, there = self._kept(key), self._alike(value, original)
+            if not (kept and there):
+                action = Action.FORGET if there else Action.WRITE if kept else Action.RESTORE
+                yield Change(action, key, value, original, reason, original)
+            value = original
+        if goal is not None and goal.mode is Mode.OBSERVE and not self._alike(value, goal.value):
+            yield Change(Action.OBSERVE, key, value, goal.value, goal.reason)
+
+    def _is_ours(self, key: KnobKey, value: KnobValue, owned: Owned) -> bool:
+        """Whether ``value`` is as we left it, or as the kernel made it of that."""
+        if self._alike(value, owned.intended) or (not owned.settled and self._alike(value, owned.previous)):
+            return True
+        if isinstance(owned.intended, frozenset):  # all of them are offline: the kernel lets the thread run anywhere
+            return not owned.intended & self.found.online
+        idle = self.ledger.get(KnobKey(key.uuid, Knob.IDLE))
+        left_idle = idle is not None and idle.intended == 1 and self.found.values.get(KnobKey(key.uuid, Knob.IDLE)) == 0
+        return key.knob is Knob.WEIGHT and left_idle and value == self.found.default_weight
+
+    def _inherited(self, key: KnobKey, value: KnobValue) -> Owned | None:
+        """The pin of a thread that came after its VM was pinned: it has it from the emulator thread, as we left that.
+
+        All threads that were there before are in the ledger.
+        """
+        emulator = self.ledger.get(KnobKey(key.uuid, Knob.EMULATOR_PIN))
+        if key.knob not in PINS or emulator is None or emulator.foreign or value != emulator.intended:
+            return None
+        return Owned(emulator.original, previous=value, intended=value)
+
+    def _kept(self, key: KnobKey) -> bool:
+        """Whether a knob that holds its original must stay in the ledger: a pin of a VM whose emulator we pin."""
+        emulator = KnobKey(key.uuid, Knob.EMULATOR_PIN)
+        goal = self.goals.get(emulator)
+        return key.knob in PINS and key != emulator and goal is not None and goal.mode is Mode.ENFORCE
+
+    def _pins_to_keep(self, uuid: str, changes: list[Change]) -> Iterator[Change]:
+        """The pins of threads that are to be told from those which will inherit the emulator's."""
+        emulator = KnobKey(uuid, Knob.EMULATOR_PIN)
+        if not any(change.key == emulator and change.action is Action.WRITE for change in changes):
+            return
+        changing = {change.key for change in changes if change.action is Action.WRITE}
+        for key in self.pins.get(uuid, ()):
+            if key not in self.ledger and key not in changing:
+                value = self.found.values[key]
+                yield Change(Action.KEEP, key, value, value, _KEEPS, value)
+
+    def _alike(self, one: KnobValue, other: KnobValue) -> bool:
+        """Whether two values are the same on this host: the kernel leaves out pCPUs that are offline."""
+        if isinstance(one, int) or isinstance(other, int):
+            return one == other
+        return one == other or (bool(one & self.found.online) and one & self.found.online == other & self.found.online)
+
+
+def _sets_idle(change: Change, value: int) -> bool:
+    written = change.action in {Action.WRITE, Action.RESTORE} and change.before != change.after
+    return change.key.knob is Knob.IDLE and written and change.after == value
 
 
 def _widens(change: Change) -> bool:

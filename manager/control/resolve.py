@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
-from manager.model.decision import Decision, Goal, Note, Placement, Plan, Snapshot, WeightGoal
-from manager.model.host import KnobKey
+from manager.control.steering import Confined, Steered
+from manager.model.cpus import CpuSet
+from manager.model.decision import Decision, Goal, IdleGoal, Note, Placement, Plan, Snapshot, VmView, WeightGoal
+from manager.model.host import HOST_UUID, LEAST_QUOTA_US, KnobKey
 from manager.model.records import Knob
 from manager.model.registration import Mode
 
 
-def effective_mode(host: Mode, application: Mode | None) -> Mode:
-    """The more cautious of the host's and the application's mode; an application without one follows its host."""
+def effective_mode(host: Mode, *others: Mode | None) -> Mode:
+    """The most cautious of the host's, the application's and the VM's mode; those without one follow the host."""
     caution = [Mode.ENFORCE, Mode.OBSERVE, Mode.RELEASED]
-    return max(host, application or host, key=caution.index)
+    return max((host, *(mode or host for mode in others)), key=caution.index)
 
 
 def validate(decision: Decision, snapshot: Snapshot) -> str | None:
@@ -25,8 +28,12 @@ def validate(decision: Decision, snapshot: Snapshot) -> str | None:
     if not isinstance(decision, Decision) or not isinstance(decision.weights, tuple) or not _are_notes(decision.notes):
         return f"returned {decision!r} instead of a decision"
     known = {vm.name for vm in snapshot.vms}
+    return _objection_to_weights(decision.weights, known) or _objection_to_idle(decision.idle, known)
+
+
+def _objection_to_weights(goals: tuple[WeightGoal, ...], known: set[str]) -> str | None:
     seen: set[str] = set()
-    for goal in decision.weights:
+    for goal in goals:
         if not isinstance(goal, WeightGoal) or not isinstance(goal.vm, str) or not isinstance(goal.reason, str):
             return f"holds {goal!r} instead of a weight goal"
         if goal.vm not in known:
@@ -39,32 +46,91 @@ def validate(decision: Decision, snapshot: Snapshot) -> str | None:
     return None
 
 
+def _objection_to_idle(goals: object, known: set[str]) -> str | None:
+    if not isinstance(goals, tuple):
+        return f"holds {goals!r} instead of idle goals"
+    seen: set[str] = set()
+    for goal in goals:
+        if not isinstance(goal, IdleGoal) or not isinstance(goal.idle, bool) or not isinstance(goal.reason, str):
+            return f"holds {goal!r} instead of an idle goal"
+        if goal.vm not in known:
+            return f"names VM {goal.vm!r}, which is not a managed VM of this host"
+        if goal.vm in seen:
+            return f"says twice whether VM {goal.vm!r} is to be idle"
+        seen.add(goal.vm)
+    return None
+
+
 def _are_notes(notes: object) -> bool:
     return isinstance(notes, tuple) and all(isinstance(note, Note) for note in notes)
 
 
-def resolve(decision: Decision, placement: Placement, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
-    """Turn a valid decision and a placement into goals this host can be given.
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """All that is wanted of a host, by names of VMs."""
+
+    decision: Decision = field(default_factory=Decision)
+    placement: Placement = field(default_factory=Placement)
+    confined: tuple[Confined, ...] = ()
+    interrupts: tuple[Steered, ...] = ()
+
+
+def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
+    """Turn wishes, the decision among them valid, into goals this host can be given.
 
     Weights are clamped to the range of the host's cgroup version, and left out where the VM has none; pins become a
-    goal for each vCPU and one for the emulator threads, which go beside their vCPUs. ``uuids`` maps VM names to
-    domain UUIDs.
+    goal for each thread, the emulator's and I/O threads beside the vCPUs. ``uuids`` maps VM names to domain UUIDs.
     """
     views = {vm.name: vm for vm in snapshot.vms}
-    scale = snapshot.capabilities.weights
-    goals: list[Goal] = []
-    for wanted in decision.weights:
-        view = views[wanted.vm]
-        if scale is None or view.weight is None:
-            continue
-        weight = scale.clamp(wanted.weight)
-        reason = wanted.reason if weight == wanted.weight else f"{wanted.reason}; {wanted.weight} clamped to {weight}"
-        goals.append(Goal(KnobKey(uuids[wanted.vm], Knob.WEIGHT), wanted.vm, weight, reason, view.mode))
-    for name, cpus in placement.cpus:
-        mode = views[name].mode
-        for index, cpu in enumerate(cpus):
-            key = KnobKey(uuids[name], Knob.VCPU_PIN, index)
-            goals.append(Goal(key, name, frozenset({cpu}), f"critical vCPU {index}: pCPU {cpu} of its own", mode))
-        key = KnobKey(uuids[name], Knob.EMULATOR_PIN)
-        goals.append(Goal(key, name, frozenset(cpus), "emulator threads beside their vCPUs", mode))
+    goals = [
+        *_group_goals(wishes.decision, snapshot, views, uuids),
+        *_quota_goals(snapshot, uuids),
+    ]
+    for placed in wishes.placement.vms:
+        view, uuid = views[placed.vm], uuids[placed.vm]
+        for index, vcpu in enumerate(placed.vcpus):
+            key = KnobKey(uuid, Knob.VCPU_PIN, index)
+            goals.append(Goal(key, frozenset({vcpu.cpu}), f"critical vCPU {index}: {vcpu.why}", view.mode))
+        cpus = frozenset(vcpu.cpu for vcpu in placed.vcpus)
+        goals += _thread_goals(view, uuid, cpus, "threads beside their vCPUs")
+    for confined in wishes.confined:
+        view, uuid = views[confined.vm], uuids[confined.vm]
+        for index in range(view.vcpus):
+            key = KnobKey(uuid, Knob.VCPU_PIN, index)
+            goals.append(Goal(key, confined.cpus, confined.reason, view.mode))
+        goals += _thread_goals(view, uuid, confined.cpus, confined.reason)
+    for queue in wishes.interrupts:
+        key = KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, queue.irq)
+        goals.append(Goal(key, frozenset({queue.cpu}), queue.reason, snapshot.host.mode))
     return Plan(tuple(sorted(goals, key=lambda goal: goal.key)))
+
+
+def _group_goals(
+    decision: Decision, snapshot: Snapshot, views: Mapping[str, VmView], uuids: Mapping[str, str]
+) -> Iterator[Goal]:
+    scale = snapshot.capabilities.weights
+    for wanted in decision.idle:
+        if views[wanted.vm].idle is not None:
+            key = KnobKey(uuids[wanted.vm], Knob.IDLE)
+            yield Goal(key, int(wanted.idle), wanted.reason, views[wanted.vm].mode)
+    for goal in decision.weights:
+        view = views[goal.vm]
+        if scale is None or (view.weight is None and not view.idle):
+            continue
+        weight = scale.clamp(goal.weight)
+        reason = goal.reason if weight == goal.weight else f"{goal.reason}; {goal.weight} clamped to {weight}"
+        yield Goal(KnobKey(uuids[goal.vm], Knob.WEIGHT), weight, reason, view.mode)
+
+
+def _quota_goals(snapshot: Snapshot, uuids: Mapping[str, str]) -> Iterator[Goal]:
+    for view in snapshot.vms:
+        limit, period_us = view.spec.max_pcpus, view.quota_period_us
+        if limit is not None and period_us is not None:
+            quota_us = max(round(limit * period_us), LEAST_QUOTA_US)
+            yield Goal(KnobKey(uuids[view.name], Knob.QUOTA), quota_us, f"registered limit: {limit:g} pCPUs", view.mode)
+
+
+def _thread_goals(view: VmView, uuid: str, cpus: CpuSet, reason: str) -> Iterator[Goal]:
+    yield Goal(KnobKey(uuid, Knob.EMULATOR_PIN), cpus, f"emulator {reason}", view.mode)
+    for number in view.iothreads:
+        yield Goal(KnobKey(uuid, Knob.IOTHREAD_PIN, number), cpus, f"I/O {reason}", view.mode)

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from manager.host.registry import CGROUP_USAGE, CGROUP_V1, CGROUP_V2, CgroupCpu, CgroupUsage, HostPaths
+from manager.host.registry import (
+    CGROUP_USAGE,
+    CGROUP_V1,
+    CGROUP_V2,
+    IDLE_FILE,
+    NUMA_STAT_FILE,
+    CgroupCpu,
+    CgroupUsage,
+    HostPaths,
+)
 
 _CHILD_GROUP = re.compile(r"^(emulator|vcpu\d+|iothread\d+)$")
 # qemu-3-NAME.libvirt-qemu without systemd, machine-qemu\x2d3\x2dNAME.scope with it
@@ -39,11 +48,25 @@ class CgroupMounts:
 
 @dataclass(frozen=True, slots=True)
 class VmCgroup:
-    """A VM's own groups. ``weight_file`` None: it has none that can be weighted; ``usage`` None: none that counts."""
+    """A VM's own groups. ``cpu_folder`` None: it has none that can be weighted; ``usage`` None: none that counts.
 
-    weight_file: Path | None
+    ``resident_file`` tells on which NUMA nodes its memory is, None where nothing counts that.
+    """
+
+    cpu_folder: Path | None
+    cpu: CgroupCpu | None
     usage_file: Path | None
     usage: CgroupUsage | None
+    resident_file: Path | None = None
+
+    @property
+    def weight_file(self) -> Path | None:
+        """The file of its CPU weight."""
+        return self.cpu_folder / self.cpu.weight_file if self.cpu_folder and self.cpu else None
+
+
+NO_GROUP = VmCgroup(None, None, None, None)
+"""Of a VM without groups of its own."""
 
 
 def read_mounts(paths: HostPaths) -> CgroupMounts:
@@ -83,6 +106,15 @@ def cpu_controller(mounts: CgroupMounts) -> CgroupCpu | None:
     return CGROUP_V2 if "cpu" in controllers else None
 
 
+def has_idle_class(mounts: CgroupMounts, cpu: CgroupCpu) -> bool:
+    """Whether groups can be put into the idle class: seen in any group below the root, which has no such file."""
+    mount = mounts.by_controller.get(cpu.controller)
+    try:
+        return mount is not None and any((folder / IDLE_FILE).exists() for folder in mount[0].iterdir())
+    except OSError:
+        return False
+
+
 def parse_process_cgroups(text: str) -> dict[str, str]:
     """Group of a process by controller, from /proc/PID/cgroup (cgroups(7)); v2 under the empty name."""
     groups: dict[str, str] = {}
@@ -114,15 +146,17 @@ def vm_group(group: str) -> str | None:
 def find_vm_cgroup(paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None, pid: int) -> VmCgroup:
     """The groups of the VM that process ``pid`` runs. Raises OSError when the process is gone."""
     groups = parse_process_cgroups(os.fsdecode((paths.process(pid) / "cgroup").read_bytes()))
-    weight_folder = _folder(mounts, groups, cpu.controller) if cpu else None
-    weight_file = weight_folder / cpu.weight_file if cpu and weight_folder else None
-    if weight_file and not weight_file.exists():  # v2, and the controller is not enabled down there
-        weight_file = None
+    cpu_folder = _folder(mounts, groups, cpu.controller) if cpu else None
+    if cpu and cpu_folder and not (cpu_folder / cpu.weight_file).exists():  # v2: not enabled down there
+        cpu_folder = None
+    memory = [_folder(mounts, groups, controller) for controller in ("memory", "")]
+    resident = [folder / NUMA_STAT_FILE for folder in memory if folder and (folder / NUMA_STAT_FILE).exists()]
+    found = VmCgroup(cpu_folder, cpu if cpu_folder else None, None, None, resident[0] if resident else None)
     for usage in CGROUP_USAGE:
         folder = _folder(mounts, groups, usage.controller)
         if folder and (folder / usage.file).exists():
-            return VmCgroup(weight_file, folder / usage.file, usage)
-    return VmCgroup(weight_file, None, None)
+            return replace(found, usage_file=folder / usage.file, usage=usage)
+    return found
 
 
 def _folder(mounts: CgroupMounts, groups: dict[str, str], controller: str) -> Path | None:

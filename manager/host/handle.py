@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import errno
 import os
-from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host import process
 from manager.host.cgroup import VmCgroup
+from manager.host.cpu_group import CpuGroup
+from manager.host.files import open_file, read, read_number
+from manager.host.memory import memory_nodes
 from manager.host.registry import USER_HZ_NS, HostPaths
 from manager.model.cpus import CpuSet
-from manager.model.host import KnobKey, KnobValue, VcpuState, VmInstance, VmState
+from manager.model.host import NUMBERS, KnobKey, KnobValue, VcpuState, VmInstance, VmState
 from manager.model.records import Knob
 
 
@@ -26,15 +28,17 @@ class VmHandle:
         """Open the VM's files. Raises VmVanished when it is gone, HostError when they cannot be opened."""
         self.instance = instance
         self._paths = paths
-        self._usage = cgroup.usage
-        self._weight_fd = -1
+        self._cgroup = cgroup
+        self._group: CpuGroup | None = None
         self._usage_fd = -1
-        self._delay_fds: dict[int, int] = {}
-        self._threads = process.QemuThreads((), ())
+        self._schedstat_fds: dict[int, int] = {}
+        self._threads = process.QemuThreads((), (), ())
+        self._thread_count = 0
+        self._nodes: frozenset[int] = frozenset()
         try:
-            if cgroup.weight_file:
-                self._weight_fd = _open(cgroup.weight_file, os.O_RDWR)
-            self._usage_fd = _open(cgroup.usage_file or paths.process(instance.pid) / "stat", os.O_RDONLY)
+            if cgroup.cpu and cgroup.cpu_folder:
+                self._group = CpuGroup(cgroup.cpu, cgroup.cpu_folder)
+            self._usage_fd = open_file(cgroup.usage_file or paths.process(instance.pid) / "stat", os.O_RDONLY)
             self.find_threads()
             if not process.is_alive(paths, instance):
                 raise VmVanished(f"process {instance.pid} is gone")
@@ -44,21 +48,29 @@ class VmHandle:
 
     def find_threads(self) -> None:
         """Look at the process's threads again: vCPUs are plugged and unplugged. Raises VmVanished, HostError."""
-        threads = process.find_threads(self._paths, self.instance.pid)
-        if threads.vcpus == self._threads.vcpus and self._delay_fds:
+        self._thread_count = process.thread_count(self._paths, self.instance.pid)  # before: none may slip through
+        threads = self._find_threads()
+        self._nodes = memory_nodes(self._paths, self.instance.pid, self._cgroup.resident_file)
+        if threads.vcpus == self._threads.vcpus and self._schedstat_fds:
             self._threads = threads
             return
-        self._close_delays()
+        self._close_schedstats()
         self._threads = threads
         for _, tid in threads.vcpus:
             path = self._paths.process(self.instance.pid) / "task" / str(tid) / "schedstat"
             if path.exists():  # a kernel without CONFIG_SCHED_INFO has none
-                self._delay_fds[tid] = _open(path, os.O_RDONLY)
+                self._schedstat_fds[tid] = open_file(path, os.O_RDONLY)
+
+    def _find_threads(self) -> process.QemuThreads:
+        folder, cpu = self._cgroup.cpu_folder, self._cgroup.cpu
+        group_threads = folder / "emulator" / cpu.threads_file if folder and cpu else None
+        return process.find_threads(self._paths, self.instance.pid, group_threads)
 
     def read(self) -> VmState:
         """All settings and counters of the VM now. Raises VmVanished, HostError."""
         try:
             try:
+                self._find_plugged()
                 return self._state()
             except VmVanished:
                 if not process.is_alive(self._paths, self.instance):
@@ -68,41 +80,52 @@ class VmHandle:
         except (ValueError, IndexError) as error:  # never seen from a kernel, but one VM must not stop the others
             raise HostError(f"{self.instance.libvirt_name}: unreadable counters: {error}", errno.EIO) from error
 
+    def _find_plugged(self) -> None:
+        """Look at the threads again if their number changed: libvirt sends no event for a vCPU."""
+        if process.thread_count(self._paths, self.instance.pid) != self._thread_count:
+            if not process.is_alive(self._paths, self.instance):  # a zombie has one thread left
+                raise VmVanished(f"process {self.instance.pid} is gone")
+            self.find_threads()
+
     def _state(self) -> VmState:
         vcpus = tuple(
-            VcpuState(index, process.affinity(tid), self._delay_ns(tid)) for index, tid in self._threads.vcpus
+            VcpuState(index, process.affinity(tid), *self._schedstat(tid)) for index, tid in self._threads.vcpus
         )
+        group = self._group.read() if self._group else None
         return VmState(
             self.instance,
             cpu_ns=self._cpu_ns(),
-            weight=int(_read(self._weight_fd)) if self._weight_fd >= 0 else None,
+            weight=group.weight if group else None,
             vcpus=vcpus,
             emulator_cpus=process.affinity(self.instance.pid),
+            iothread_cpus=tuple((number, process.affinity(tid)) for number, tid in self._threads.iothreads),
+            idle=group.idle if group else None,
+            quota=group.quota if group else None,
+            memory_nodes=self._nodes,
         )
 
     def write(self, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what it then holds. Raises VmVanished, HostError."""
-        if key.knob is Knob.WEIGHT:
-            if isinstance(value, frozenset) or self._weight_fd < 0:
+        if key.knob in NUMBERS:
+            if self._group is None or not isinstance(value, int):
                 raise HostError(f"{self.instance.libvirt_name} has no CPU cgroup of its own", errno.ENOENT)
-            _write(self._weight_fd, str(value).encode())
-            return int(_read(self._weight_fd))
+            return self._group.write(key.knob, value)
         if not isinstance(value, frozenset):
             raise HostError(f"{key.knob} takes pCPUs, not {value!r}", errno.EINVAL)
         if not process.is_alive(self._paths, self.instance):  # thread ids are recycled
             raise VmVanished(f"process {self.instance.pid} is gone")
-        if key.knob is Knob.VCPU_PIN:
-            tid = dict(self._threads.vcpus).get(key.index)
-            if tid is None:
-                raise VmVanished(f"{self.instance.libvirt_name} has no vCPU {key.index}")
-            process.set_affinity(tid, value)
-            return process.affinity(tid)
-        return self._pin_emulator(value)
+        if key.knob is Knob.EMULATOR_PIN:
+            return self._pin_emulator(value)
+        threads = self._threads.vcpus if key.knob is Knob.VCPU_PIN else self._threads.iothreads
+        tid = dict(threads).get(key.index)
+        if tid is None:
+            raise VmVanished(f"{self.instance.libvirt_name} has no thread for {key.knob} {key.index}")
+        process.set_affinity(tid, value)
+        return process.affinity(tid)
 
     def _pin_emulator(self, cpus: CpuSet) -> CpuSet:
-        threads = process.find_threads(self._paths, self.instance.pid)
         process.set_affinity(self.instance.pid, cpus)  # first: threads it starts from now on inherit
-        for tid in threads.emulator:
+        for tid in self._find_threads().emulator:
             try:
                 process.set_affinity(tid, cpus)
             except VmVanished:  # QEMU's worker threads come and go
@@ -110,53 +133,30 @@ class VmHandle:
         return process.affinity(self.instance.pid)
 
     def _cpu_ns(self) -> int:
-        text = _read(self._usage_fd)
-        if self._usage is None:  # utime and stime of proc_pid_stat(5)
-            fields = text.rpartition(b")")[2].split()
+        usage = self._cgroup.usage
+        if usage is None:  # utime and stime of proc_pid_stat(5)
+            fields = read(self._usage_fd).rpartition(b")")[2].split()
             return (int(fields[11]) + int(fields[12])) * USER_HZ_NS
-        return (
-            int(text.partition(self._usage.key)[2].split(None, 1)[0] if self._usage.key else text) * self._usage.unit_ns
-        )
+        return read_number(self._usage_fd, usage.key) * usage.unit_ns
 
-    def _delay_ns(self, tid: int) -> int | None:
-        """Second field of /proc/PID/task/TID/schedstat (Documentation/scheduler/sched-stats.rst)."""
-        descriptor = self._delay_fds.get(tid)
-        return None if descriptor is None else int(_read(descriptor).split()[1])
+    def _schedstat(self, tid: int) -> tuple[int | None, int | None]:
+        """Run-queue delay and run time in nanoseconds (Documentation/scheduler/sched-stats.rst)."""
+        descriptor = self._schedstat_fds.get(tid)
+        if descriptor is None:
+            return None, None
+        fields = read(descriptor).split()
+        return int(fields[1]), int(fields[0])
 
     def close(self) -> None:
         """Close all descriptors; may be called twice."""
-        for name in ("_weight_fd", "_usage_fd"):
-            descriptor: int = getattr(self, name)
-            if descriptor >= 0:
-                os.close(descriptor)
-                setattr(self, name, -1)
-        self._close_delays()
+        if self._group is not None:
+            self._group.close()
+        if self._usage_fd >= 0:
+            os.close(self._usage_fd)
+            self._usage_fd = -1
+        self._close_schedstats()
 
-    def _close_delays(self) -> None:
-        for descriptor in self._delay_fds.values():
+    def _close_schedstats(self) -> None:
+        for descriptor in self._schedstat_fds.values():
             os.close(descriptor)
-        self._delay_fds = {}
-
-
-def _open(path: Path, flags: int) -> int:
-    try:
-        return os.open(path, flags | os.O_CLOEXEC)
-    except OSError as error:
-        raise process.refusal(f"open {path}", error) from error
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        text = os.pread(descriptor, 4096, 0)
-    except OSError as error:
-        raise process.refusal("read", error) from error
-    if not text:
-        raise HostError("read: the kernel returned nothing", errno.EIO)
-    return text
-
-
-def _write(descriptor: int, text: bytes) -> None:
-    try:
-        os.pwrite(descriptor, text, 0)
-    except OSError as error:
-        raise process.refusal(f"write {text.decode()}", error) from error
+        self._schedstat_fds = {}

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 
 from manager.errors import HostError
 from manager.host import process
-from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, read_mounts
+from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
 from manager.host.handle import VmHandle
 from manager.host.hypervisor import HypervisorWatch
+from manager.host.interrupts import read_affinity, write_affinity
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
+from manager.host.topology import discover
 from manager.model.cpus import CpuSet, parse_cpus
-from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import HOST_UUID, Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.records import Knob
 
 
 class KernelHost:
@@ -42,6 +45,9 @@ class KernelHost:
         self._online = online
         self._managed = managed_cpus
         self._cpu: CgroupCpu | None = cpu_controller(self._mounts)
+        self._idle_class = self._cpu is not None and has_idle_class(self._mounts, self._cpu)
+        self._topology = discover(paths)
+        self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
 
     @property
@@ -57,7 +63,9 @@ class KernelHost:
     @property
     def capabilities(self) -> Capabilities:
         """What was probed at start, with what may change since: online pCPUs, libvirt's version, sched_ext."""
-        self._online = self._online_now()
+        online = self._online_now()
+        if online != self._online:
+            self._online, self._topology = online, discover(self._paths)
         warnings: list[str] = []
         if self._cpu is None:
             warnings.append("no cpu controller in any cgroup hierarchy: weights cannot be set")
@@ -76,6 +84,8 @@ class KernelHost:
             managed_cpus=(self._managed or self._online) & self._online,
             schedstat=schedstat,
             warnings=tuple(warnings),
+            idle_class=self._idle_class,
+            topology=self._topology,
         )
 
     def running(self) -> Mapping[str, VmInstance]:
@@ -99,7 +109,23 @@ class KernelHost:
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what is then read back. Raises VmVanished, HostError."""
+        if key.uuid == HOST_UUID:
+            return write_affinity(self._paths, key.index, value)
         return self._handle(instance).write(key, value)
+
+    @property
+    def itself(self) -> VmInstance:
+        """The first process of this boot stands for the host."""
+        return self._itself
+
+    def own_knobs(self) -> Mapping[KnobKey, KnobValue]:
+        """The affinity of each interrupt of a network interface. Raises HostError."""
+        found: dict[KnobKey, KnobValue] = {}
+        for queue in self._topology.queues:
+            cpus = read_affinity(self._paths, queue.irq)
+            if cpus is not None:
+                found[KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, queue.irq)] = cpus
+        return found
 
     def forget(self, keep: frozenset[VmInstance]) -> None:
         """Close what is held open for instances other than ``keep``."""

@@ -43,7 +43,19 @@ class HostPort(Protocol):
         ...
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
-        """Set one knob and return what is then read back. Raises VmVanished, HostError."""
+        """Set one knob, of a VM or of the host ``itself``, and return what is then read back.
+
+        Raises VmVanished, HostError.
+        """
+        ...
+
+    @property
+    def itself(self) -> VmInstance:
+        """Stands for the host in the journal, under HOST_UUID, as long as it runs."""
+        ...
+
+    def own_knobs(self) -> Mapping[KnobKey, KnobValue]:
+        """The settings of the host itself: where interrupts of network interfaces go. Raises HostError."""
         ...
 
     def forget(self, keep: frozenset[VmInstance]) -> None:

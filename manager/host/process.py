@@ -11,23 +11,30 @@ import errno
 import os
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host.registry import HostPaths
-from manager.model.cpus import CpuSet
+from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.host import VmInstance
 
 # QEMU names its threads when run with debug-threads=on, as libvirt always does (qemu_command.c).
 _VCPU_THREAD = re.compile(r"^CPU (\d+)/(KVM|TCG)$")
-_IO_THREAD = re.compile(r"^IO ")
+_IO_THREAD = re.compile(r"^IO iothread(\d+)$")
+_MEMS_ALLOWED = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
+_VHOST_THREAD = "vhost-"
 _GONE = frozenset({errno.ENODEV, errno.ESRCH, errno.ENOENT})
 
 
 @dataclass(frozen=True, slots=True)
 class QemuThreads:
-    """Thread ids of a QEMU process: by vCPU number, and those of the emulator (all others but I/O threads)."""
+    """Thread ids of a VM: by number of the vCPU and of the I/O thread, and all others, which are the emulator's.
+
+    Those of vhost, which carry the packets of its network interfaces, are among the emulator's.
+    """
 
     vcpus: tuple[tuple[int, int], ...]
+    iothreads: tuple[tuple[int, int], ...]
     emulator: tuple[int, ...]
 
 
@@ -79,9 +86,26 @@ def is_alive(paths: HostPaths, instance: VmInstance) -> bool:
     return start_ticks(paths, instance.pid) == instance.start_ticks
 
 
-def find_threads(paths: HostPaths, pid: int) -> QemuThreads:
-    """The threads of a QEMU process. Raises VmVanished when it is gone, HostError when they cannot be read."""
+def thread_count(paths: HostPaths, pid: int) -> int:
+    """Grows with the number of a process's threads: links of /proc/PID/task (proc_task_getattr in fs/proc/base.c).
+
+    Raises VmVanished when the process is gone, HostError.
+    """
+    try:
+        return (paths.process(pid) / "task").stat().st_nlink
+    except OSError as error:
+        raise refusal(f"threads of process {pid}", error) from error
+
+
+def find_threads(paths: HostPaths, pid: int, group_threads: Path | None = None) -> QemuThreads:
+    """The threads of a QEMU process, and those of vhost that the kernel runs for it.
+
+    Before Linux 6.4 these are threads of the kernel, in the control group of the thread that opened /dev/vhost-net:
+    ``group_threads`` is that group's list of threads, where it is known. Raises VmVanished when the process is gone,
+    HostError when its threads cannot be read.
+    """
     vcpus: list[tuple[int, int]] = []
+    iothreads: list[tuple[int, int]] = []
     emulator: list[int] = []
     task = paths.process(pid) / "task"
     try:
@@ -89,20 +113,53 @@ def find_threads(paths: HostPaths, pid: int) -> QemuThreads:
     except OSError as error:
         raise refusal(f"threads of process {pid}", error) from error
     for name in names:
-        try:
-            comm = (task / name / "comm").read_bytes().decode(errors="replace").rstrip("\n")
-        except (FileNotFoundError, ProcessLookupError):  # the thread ended meanwhile
+        comm = _comm(task / name)
+        if comm is None:
             continue
-        except OSError as error:
-            raise refusal(f"name of thread {name}", error) from error
-        match = _VCPU_THREAD.match(comm)
-        if match:
-            vcpus.append((int(match.group(1)), int(name)))
-        elif not _IO_THREAD.match(comm):
+        vcpu, iothread = _VCPU_THREAD.match(comm), _IO_THREAD.match(comm)
+        if vcpu:
+            vcpus.append((int(vcpu.group(1)), int(name)))
+        elif iothread:
+            iothreads.append((int(iothread.group(1)), int(name)))
+        else:
             emulator.append(int(name))
     if not emulator:
         raise VmVanished(f"process {pid} is gone")
-    return QemuThreads(tuple(sorted(vcpus)), tuple(emulator))
+    emulator += [tid for tid in _vhost_threads(paths, pid, group_threads) if tid not in emulator]
+    return QemuThreads(tuple(sorted(vcpus)), tuple(sorted(iothreads)), tuple(emulator))
+
+
+def _vhost_threads(paths: HostPaths, pid: int, group_threads: Path | None) -> list[int]:
+    if group_threads is None:
+        return []
+    try:
+        tids = [int(line) for line in group_threads.read_text().split()]
+    except (OSError, ValueError):  # the group went with its VM, or v2 keeps its threads elsewhere
+        return []
+    return [tid for tid in tids if (_comm(paths.process(tid)) or "") == f"{_VHOST_THREAD}{pid}"]
+
+
+def _comm(folder: Path) -> str | None:
+    """Name of a thread, None when it ended meanwhile. Raises HostError."""
+    try:
+        return (folder / "comm").read_bytes().decode(errors="replace").rstrip("\n")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except OSError as error:
+        raise refusal(f"name of thread {folder.name}", error) from error
+
+
+def bound_memory_nodes(paths: HostPaths, pid: int) -> frozenset[int]:
+    """NUMA nodes that a process may have memory on (Mems_allowed_list, proc_pid_status(5)); empty where unknown."""
+    try:
+        text = (paths.process(pid) / "status").read_text()
+    except OSError:
+        return frozenset()
+    found = _MEMS_ALLOWED.search(text)
+    try:
+        return parse_cpus(found.group(1)) if found else frozenset()
+    except ValueError:
+        return frozenset()
 
 
 def affinity(tid: int) -> CpuSet:

@@ -168,7 +168,7 @@ class Agent:
         self._keep([new_event(self._host_name, system_clock().epoch_s, severity, kind, message)])
 
     def _finish(self, result: TickResult) -> None:
-        owned = sum(not entry.owned.foreign for entry in self._journal.entries.values())
+        owned = sum(entry.owned.differs for entry in self._journal.entries.values())
         connected = self._host.connected
         self._metrics.observe(result, owned, connected)
         for record in result.records:

@@ -12,6 +12,9 @@ from manager.model.decision import Action, Change, Owned
 from manager.model.host import KnobKey, KnobValue, VmInstance, knob_text
 from manager.model.records import OutcomeKind
 
+SILENT = frozenset({Action.FORGET, Action.KEEP})
+"""Changes of our own memory only."""
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -32,24 +35,25 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The run of a domain that a change is for, and the VM's registered name."""
+    """The run of a domain that a change is for, the VM's registered name, and how often it has been adopted."""
 
     instance: VmInstance
     vm: str
+    adoptions: int = 0
 
 
 def apply(changes: Sequence[Change], targets: Mapping[str, Target], host: HostPort, journal: Journal) -> Applied:
     """Carry out ``changes`` in order; ``targets`` is by domain UUID and has one for each of them.
 
     Everything that is about to be written is durable in the journal before the first write. When the journal cannot
-    be written, nothing is. A failed write stops none of the others. ``forget`` changes have no outcome.
+    be written, nothing is. A failed write stops none of the others. ``forget`` and ``keep`` changes have no outcome.
     """
     try:
         _note_intents(changes, targets, journal)
     except JournalError as error:
-        unwritten = (_unwritten(change, str(error)) for change in changes if change.action is not Action.FORGET)
+        unwritten = (_unwritten(change, str(error)) for change in changes if change.action not in SILENT)
         return Applied(tuple(unwritten), str(error))
-    outcomes = tuple(_carry_out(change, targets, host) for change in changes if change.action is not Action.FORGET)
+    outcomes = tuple(_carry_out(change, targets, host) for change in changes if change.action not in SILENT)
     try:
         _note_results(outcomes, journal)
     except JournalError as error:  # the next tick finds the originals in place and drops the entries then
@@ -64,12 +68,13 @@ def _note_intents(changes: Sequence[Change], targets: Mapping[str, Target], jour
         known = journal.entries.get(change.key)
         if known and known.instance != target.instance:  # of the run before, whose process is still ending
             known = None
-        if change.action in {Action.WRITE, Action.RESTORE}:
-            original = known.owned.original if known else change.before
+        if change.action in {Action.WRITE, Action.RESTORE, Action.KEEP}:
+            new = change.before if change.original is None else change.original
+            original = known.owned.original if known else new
             owned = Owned(original, previous=change.before, intended=change.after)
             put[change.key] = Entry(target.instance, target.vm, owned)
         elif change.action is Action.GIVE_UP and known:
-            put[change.key] = replace(known, owned=replace(known.owned, foreign=True))
+            put[change.key] = replace(known, owned=replace(known.owned, foreign=True, adoptions=target.adoptions))
     journal.update(put, [change.key for change in changes if change.action is Action.FORGET])
 
 
@@ -77,7 +82,7 @@ def _carry_out(change: Change, targets: Mapping[str, Target], host: HostPort) ->
     if change.action is Action.OBSERVE:
         return Outcome(change, OutcomeKind.OBSERVED)
     if change.action is Action.GIVE_UP:
-        return Outcome(change, OutcomeKind.FOREIGN, "given up; release the VM or the host to let go of it")
+        return Outcome(change, OutcomeKind.FOREIGN, "given up; `equipoise adopt` takes it back")
     try:
         held = host.write(targets[change.key.uuid].instance, change.key, change.after)
     except VmVanished as error:

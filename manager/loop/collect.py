@@ -11,7 +11,7 @@ from manager.control.windows import by_slot, latest
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.model.decision import ApplicationView, Snapshot, VmView
-from manager.model.host import Capabilities, CpuTimes, VmInstance, VmState
+from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
 from manager.model.registration import Application, Assignment, Tier, VmSpec
 from manager.model.window import Window
 
@@ -22,13 +22,15 @@ _SERVES_NONE: tuple[Application | None, Tier | None] = (None, None)
 class Reading:
     """What was read from the host at one moment, kept to compute rates at the next.
 
-    ``errors`` says for each VM (by UUID) why it could not be read; vanished VMs are in neither.
+    ``errors`` says for each VM (by UUID) why it could not be read; vanished VMs are in neither. ``own_knobs`` are
+    those of the host itself, empty where they were not asked for.
     """
 
     monotonic_s: float
     states: Mapping[str, VmState]
     times: CpuTimes | None
     errors: Mapping[str, str] = field(default_factory=dict)
+    own_knobs: Mapping[KnobKey, KnobValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,10 @@ def match(specs: tuple[VmSpec, ...], running: Mapping[str, VmInstance]) -> dict[
     return matched
 
 
-def read_host(host: HostPort, instances: Mapping[str, VmInstance], monotonic_s: float) -> Reading:
-    """Read every VM of ``instances`` (by UUID), each for itself."""
+def read_host(
+    host: HostPort, instances: Mapping[str, VmInstance], monotonic_s: float, *, own_knobs: bool = False
+) -> Reading:
+    """Read every VM of ``instances`` (by UUID), each for itself; ``own_knobs``: and those of the host."""
     states: dict[str, VmState] = {}
     errors: dict[str, str] = {}
     for uuid, instance in sorted(instances.items()):
@@ -66,7 +70,13 @@ def read_host(host: HostPort, instances: Mapping[str, VmInstance], monotonic_s: 
     except HostError as error:
         times = None
         errors["host"] = str(error)
-    return Reading(monotonic_s, states, times, errors)
+    own: Mapping[KnobKey, KnobValue] = {}
+    try:
+        if own_knobs:
+            own = host.own_knobs()
+    except HostError as error:
+        errors["host"] = str(error)
+    return Reading(monotonic_s, states, times, errors, own)
 
 
 def cpu_share(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> float:
@@ -92,6 +102,22 @@ def run_delay_share(uuid: str, now: Reading, before: Reading | None) -> float:
             waited_ns += max(vcpu.run_delay_ns - past, 0)
     elapsed_s = now.monotonic_s - before.monotonic_s
     return waited_ns / 1e9 / elapsed_s if elapsed_s > 0 else 0.0
+
+
+def vcpu_pcpus(uuid: str, now: Reading, before: Reading | None) -> tuple[float, ...]:
+    """CPU seconds a second that each vCPU of a VM used since the last reading; empty where that is not known."""
+    state, earlier = now.states[uuid], before.states.get(uuid) if before else None
+    if before is None or earlier is None or earlier.instance != state.instance:
+        return ()
+    elapsed_s = now.monotonic_s - before.monotonic_s
+    past_ns = {vcpu.index: vcpu.run_ns for vcpu in earlier.vcpus}
+    used: list[float] = []
+    for vcpu in state.vcpus:
+        past = past_ns.get(vcpu.index)
+        if vcpu.run_ns is None or past is None or elapsed_s <= 0:
+            return ()
+        used.append(min(max((vcpu.run_ns - past) / 1e9 / elapsed_s, 0.0), 1.0))
+    return tuple(used)
 
 
 def host_use(now: Reading, before: Reading | None, managed_share: float) -> HostUse:
@@ -136,10 +162,14 @@ def build_snapshot(
                 vcpus=len(state.vcpus),
                 cpu_share=cpu_share(uuid, now, before, len(capabilities.online_cpus)),
                 run_delay_share=run_delay_share(uuid, now, before),
-                mode=effective_mode(assignment.host.mode, application.mode if application else None),
+                mode=effective_mode(assignment.host.mode, application.mode if application else None, spec.mode),
                 weight=state.weight,
                 application=application.name if application else None,
                 tier=tier.name if tier else None,
+                vcpu_pcpus=vcpu_pcpus(uuid, now, before),
+                iothreads=tuple(number for number, _ in state.iothread_cpus),
+                idle=state.idle,
+                quota_period_us=state.quota.period_us if state.quota else None,
             )
         )
     applications: list[ApplicationView] = []

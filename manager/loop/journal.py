@@ -23,14 +23,16 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owned (
     uuid TEXT NOT NULL, knob TEXT NOT NULL, idx INTEGER NOT NULL,
     vm TEXT NOT NULL, libvirt_name TEXT NOT NULL, boot_id TEXT NOT NULL, pid INTEGER NOT NULL, ticks INTEGER NOT NULL,
-    original TEXT NOT NULL, previous TEXT NOT NULL, intended TEXT NOT NULL, is_foreign INTEGER NOT NULL,
+    original TEXT NOT NULL, previous TEXT NOT NULL, intended TEXT NOT NULL,
+    is_foreign INTEGER NOT NULL, adoptions INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (uuid, knob, idx)
 ) STRICT
 """
-_UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_ADOPTIONS = "ALTER TABLE owned ADD COLUMN adoptions INTEGER NOT NULL DEFAULT 0"
+_UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _SELECT = (
-    "SELECT uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_foreign FROM owned"
-    " WHERE boot_id = ?"
+    "SELECT uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_foreign, adoptions"
+    " FROM owned WHERE boot_id = ?"
 )
 
 
@@ -58,12 +60,29 @@ class Journal:
             self._database = open_file(path, synchronous="FULL")
             with closing(self._database.cursor()) as cursor:
                 cursor.execute(_SCHEMA)
+                if "adoptions" not in {row[1] for row in cursor.execute("PRAGMA table_info(owned)")}:
+                    cursor.execute(_ADOPTIONS)  # the journal of an earlier version
                 cursor.execute("DELETE FROM owned WHERE boot_id <> ?", (boot_id,))
                 for row in cursor.execute(_SELECT, (boot_id,)):
                     key, entry = _entry(row)
                     self._entries[key] = entry
         except (OSError, sqlite3.Error, ValueError) as error:
             raise JournalError(f"the journal {path} cannot be used: {error}") from error
+
+    @classmethod
+    def copy_of(cls, path: Path, boot_id: str) -> Journal:
+        """A journal in memory with what is in the file now, which is only read. Raises JournalError."""
+        copy = cls(Path(":memory:"), boot_id)
+        if not path.exists():
+            return copy
+        try:
+            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
+                for row in source.execute(_SELECT, (boot_id,)):
+                    key, entry = _entry(row)
+                    copy._entries[key] = entry
+        except (sqlite3.Error, ValueError) as error:
+            raise JournalError(f"the journal {path} cannot be read: {error}") from error
+        return copy
 
     @property
     def entries(self) -> Mapping[KnobKey, Entry]:
@@ -111,13 +130,13 @@ class Journal:
         run, owned = entry.instance, entry.owned
         texts = (knob_text(owned.original), knob_text(owned.previous), knob_text(owned.intended))
         process = (run.libvirt_name, self._boot_id, run.pid, run.start_ticks)
-        return (key.uuid, str(key.knob), key.index, entry.vm, *process, *texts, int(owned.foreign))
+        return (key.uuid, str(key.knob), key.index, entry.vm, *process, *texts, int(owned.foreign), owned.adoptions)
 
 
 def _entry(row: tuple[str | int, ...]) -> tuple[KnobKey, Entry]:
-    uuid, knob_name, index, vm, libvirt_name, pid, ticks, *texts, foreign = row
+    uuid, knob_name, index, vm, libvirt_name, pid, ticks, *texts, foreign, adoptions = row
     knob = Knob(str(knob_name))
     original, previous, intended = (knob_value(knob, str(text)) for text in texts)
-    owned = Owned(original, previous, intended, foreign=bool(foreign))
+    owned = Owned(original, previous, intended, foreign=bool(foreign), adoptions=int(adoptions))
     instance = VmInstance(str(uuid), str(libvirt_name), int(pid), int(ticks))
     return KnobKey(str(uuid), knob, int(index)), Entry(instance, str(vm), owned)

@@ -10,6 +10,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from manager.loop.tick import TickResult
+from manager.model.host import UNLIMITED
 from manager.model.records import Knob
 from manager.model.source import SourceState, SourceStatus
 from manager.model.window import SlaState
@@ -41,42 +42,10 @@ class AgentMetrics:
         self.libvirt_up = Gauge("equipoise_agent_libvirt_up", "1 when libvirt is connected", registry=reg)
         self.owned = Gauge("equipoise_agent_owned_knobs", "Settings that differ from their original", registry=reg)
         self.host_cpu = Gauge("equipoise_agent_host_cpu_share", "Busy share of the host's pCPUs", registry=reg)
-        self.weight = Gauge("equipoise_vm_cpu_weight", "CPU weight in force", ["vm"], registry=reg)
-        self.pin = Gauge(
-            "equipoise_vm_vcpu_pinned_pcpu", "pCPU a vCPU is pinned to; absent: it floats", ["vm", "vcpu"], registry=reg
-        )
-        self.cpu = Gauge("equipoise_vm_cpu_share", "CPU time used, share of the host", ["vm"], registry=reg)
-        self.delay = Gauge(
-            "equipoise_vm_run_delay_share", "Seconds its vCPUs waited for a pCPU per second", ["vm"], registry=reg
-        )
-        self.p95 = Gauge(
-            "equipoise_application_p95_seconds", "95th percentile of the latest window", ["application"], registry=reg
-        )
-        self.rate = Gauge(
-            "equipoise_application_rate_rps", "Requests per second of the latest window", ["application"], registry=reg
-        )
-        self.samples = Gauge(
-            "equipoise_application_window_samples", "Samples in the latest window", ["application"], registry=reg
-        )
-        self.age = Gauge(
-            "equipoise_application_window_age_seconds", "Age of the latest window", ["application"], registry=reg
-        )
-        self.sla = Gauge(
-            "equipoise_application_sla_state", "1 for the state the SLA is in", ["application", "state"], registry=reg
-        )
+        self._objects = _Objects()
+        reg.register(self._objects)
         self._sources = _Sources()
         reg.register(self._sources)
-        self._per_object = (
-            self.weight,
-            self.pin,
-            self.cpu,
-            self.delay,
-            self.p95,
-            self.rate,
-            self.samples,
-            self.age,
-            self.sla,
-        )
 
     def observe(self, result: TickResult, owned_knobs: int, connected: bool) -> None:
         """Take over what a tick saw and did; VMs and applications that are gone lose their lines."""
@@ -88,37 +57,69 @@ class AgentMetrics:
         self.owned.set(owned_knobs)
         self.libvirt_up.set(connected)
         self.host_cpu.set(result.use.busy)
-        for metric in self._per_object:
-            metric.clear()
-        for view in result.snapshot.vms:
-            self.cpu.labels(view.name).set(view.cpu_share)
-            self.delay.labels(view.name).set(view.run_delay_share)
-        for domain, spec in result.specs.items():
-            for key, value in result.knobs(domain).items():
-                if isinstance(value, int):
-                    self.weight.labels(spec.name).set(value)
-                elif key.knob is Knob.VCPU_PIN and len(value) == 1:
-                    self.pin.labels(spec.name, str(key.index)).set(min(value))
-        self._applications(result)
+        self._objects.latest = result
 
     def observe_sources(self, statuses: Sequence[SourceStatus]) -> None:
         """Take over how the sources of response times are; sources that are gone lose their lines."""
         self._sources.statuses = tuple(statuses)
 
-    def _applications(self, result: TickResult) -> None:
-        for view in result.snapshot.applications:
-            name = view.application.name
-            for state in SlaState:
-                self.sla.labels(name, state).set(state is view.sla_state)
-            if view.window is None:
-                continue
-            p95_ms = view.window.percentile_ms(95)
-            if p95_ms is not None:
-                self.p95.labels(name).set(p95_ms / 1000)
-            if view.window.rate_rps is not None:
-                self.rate.labels(name).set(view.window.rate_rps)
-            self.samples.labels(name).set(view.window.histogram.count)
-            self.age.labels(name).set(view.window.age_s(result.at_s))
+
+class _Objects(Collector):
+    """A line for each VM and application of the last tick, made when the page is read: ticks are more frequent."""
+
+    def __init__(self) -> None:
+        self.latest: TickResult | None = None
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, empty before the first tick."""
+        result = self.latest
+        yield from _vm_metrics(result)
+        yield from _application_metrics(result)
+
+
+def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
+    weight = GaugeMetricFamily("equipoise_vm_cpu_weight", "CPU weight in force", None, ["vm"])
+    pin = GaugeMetricFamily(
+        "equipoise_vm_vcpu_pinned_pcpu", "pCPU a vCPU is pinned to; absent: it floats", None, ["vm", "vcpu"]
+    )
+    cpu = GaugeMetricFamily("equipoise_vm_cpu_share", "CPU time used, share of the host", None, ["vm"])
+    delay = GaugeMetricFamily(
+        "equipoise_vm_run_delay_share", "Seconds its vCPUs waited for a pCPU per second", None, ["vm"]
+    )
+    if result is not None:
+        for view in result.snapshot.vms:
+            cpu.add_metric([view.name], view.cpu_share)
+            delay.add_metric([view.name], view.run_delay_share)
+        for domain, spec in result.specs.items():
+            for key, value in result.knobs(domain).items():
+                if key.knob is Knob.WEIGHT and isinstance(value, int):
+                    weight.add_metric([spec.name], value)
+                elif key.knob is Knob.VCPU_PIN and not isinstance(value, int) and len(value) == 1:
+                    pin.add_metric([spec.name, str(key.index)], min(value))
+    yield from (weight, pin, cpu, delay)
+
+
+def _application_metrics(result: TickResult | None) -> Iterator[Metric]:
+    label = ["application"]
+    p95 = GaugeMetricFamily("equipoise_application_p95_seconds", "95th percentile of the latest window", None, label)
+    rate = GaugeMetricFamily("equipoise_application_rate_rps", "Requests per second of the latest window", None, label)
+    samples = GaugeMetricFamily("equipoise_application_window_samples", "Samples in the latest window", None, label)
+    age = GaugeMetricFamily("equipoise_application_window_age_seconds", "Age of the latest window", None, label)
+    sla = GaugeMetricFamily("equipoise_application_sla_state", "1 for the state the SLA is in", None, [*label, "state"])
+    for view in result.snapshot.applications if result is not None else ():
+        name = view.application.name
+        for state in SlaState:
+            sla.add_metric([name, state], state is view.sla_state)
+        if result is None or view.window is None:
+            continue
+        p95_ms = view.window.percentile_ms(95)
+        if p95_ms is not None:
+            p95.add_metric([name], p95_ms / 1000)
+        if view.window.rate_rps is not None:
+            rate.add_metric([name], view.window.rate_rps)
+        samples.add_metric([name], view.window.histogram.count)
+        age.add_metric([name], view.window.age_s(result.at_s))
+    yield from (p95, rate, samples, age, sla)
 
 
 class _Sources(Collector):

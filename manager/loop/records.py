@@ -30,11 +30,11 @@ class Chronicle:
         self._names: dict[str, str] = {}
 
     def records(
-        self, outcomes: Sequence[Outcome], names: Mapping[str, str], policy: str, now_s: float
+        self, outcomes: Sequence[Outcome], names: Mapping[str, str | None], policy: str, now_s: float
     ) -> tuple[DecisionRecord, ...]:
         """A record for each outcome, but not again for what keeps being observed or keeps failing alike.
 
-        ``names`` are the registered names by domain UUID, of managed VMs and of those being let go.
+        ``names`` are the registered names by domain UUID, of managed VMs and of those being let go; None: the host.
         """
         records: list[DecisionRecord] = []
         lasting: dict[KnobKey, tuple[object, ...]] = {}
@@ -85,7 +85,9 @@ class Chronicle:
             for name, kind, what in found + gone
         )
 
-    def foreign_changes(self, outcomes: Iterable[Outcome], names: Mapping[str, str], now_s: float) -> tuple[Event, ...]:
+    def foreign_changes(
+        self, outcomes: Iterable[Outcome], names: Mapping[str, str | None], now_s: float
+    ) -> tuple[Event, ...]:
         """A warning for each value that somebody else changed."""
         return tuple(
             new_event(

@@ -6,19 +6,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from manager.control.diff import diff
-from manager.control.placement import PlacementRequest, place
-from manager.control.resolve import resolve, validate
+from manager.control.diff import Found, diff
 from manager.errors import JournalError
 from manager.host.port import HostPort
-from manager.loop.apply import Applied, Outcome, Target, apply
+from manager.loop.apply import SILENT, Applied, Outcome, Target, apply
 from manager.loop.collect import HostUse, Reading, build_snapshot, host_use, match, read_host
 from manager.loop.journal import Journal
+from manager.loop.planner import Planner, Trouble
 from manager.loop.records import Chronicle
-from manager.model.decision import Memory, Note, Placement, Plan, Snapshot
-from manager.model.host import KnobKey, KnobValue, VmInstance, VmState
-from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity
+from manager.model.decision import Change, Owned, Plan, Snapshot
+from manager.model.host import HOST_UUID, KnobKey, KnobValue, VmInstance
+from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
 from manager.model.registration import Assignment, HostSpec, Mode, VmSpec
+from manager.model.rules import IrqSteering
 from manager.model.window import Window
 from policies.base import Policy
 
@@ -49,14 +49,6 @@ class LoopSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why something could not be done: ``kind`` is read, policy, placement or journal."""
-
-    kind: str
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
 class TickResult:
     """What one tick saw and did. ``specs`` are the managed VMs by domain UUID."""
 
@@ -78,6 +70,24 @@ class TickResult:
         return {key: written.get(key, value) for key, value in self.reading.states[domain].knobs().items()}
 
 
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """What a tick would change; ``names`` are the registered names by domain UUID, None for the host itself."""
+
+    changes: tuple[Change, ...]
+    names: Mapping[str, str | None]
+    troubles: tuple[Trouble, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    snapshot: Snapshot
+    reading: Reading
+    specs: Mapping[str, VmSpec]
+    names: Mapping[str, str | None]
+
+
 class ControlLoop:
     """Runs ticks over a host. Not thread-safe: ticks never overlap."""
 
@@ -92,14 +102,13 @@ class ControlLoop:
         """``policies`` are the installed ones by name."""
         self._host = host
         self._journal = journal
-        self._policies = policies
+        self._planner = Planner(policies)
         self._settings = settings
         self._clock = clock
         self._chronicle = Chronicle(settings.host_name)
-        self._memory: tuple[str, Memory] = ("", None)
-        self._notes: tuple[Note, ...] = ()
         self._before: Reading | None = None
         self._number = 0
+        self._only: str | None = None
 
     def tick(
         self, assignment: Assignment | None, slots: Mapping[str, Sequence[Window]], undo_reason: str = "host released"
@@ -110,58 +119,49 @@ class ControlLoop:
         """
         started = self._clock()
         self._number += 1
-        wanted = assignment or Assignment(HostSpec(self._settings.host_name, mode=Mode.RELEASED))
         troubles: list[Trouble] = []
         self._drop_ended(troubles)
-        running = self._running()
-        matched = match(wanted.vms, running)
-        names = {key.uuid: entry.vm for key, entry in self._journal.entries.items()}
-        names |= {domain: spec.name for domain, spec in matched.items()}
-        reading = read_host(self._host, {domain: running[domain] for domain in names}, started.monotonic_s)
-        troubles.extend(
-            Trouble("read", f"{names.get(domain, domain)}: {why}") for domain, why in reading.errors.items()
-        )
-        specs = {domain: spec for domain, spec in matched.items() if domain in reading.states}
-        snapshot = build_snapshot(
-            wanted,
-            slots,
-            specs,
-            self._host.capabilities,
-            reading,
-            self._before,
-            epoch_s=started.epoch_s,
-            interval_s=self._settings.interval_s,
-            stale_s=self._settings.stale_s,
-            min_samples=self._settings.min_samples,
-        )
-        if snapshot.host.mode is Mode.RELEASED:
-            plan: Plan | None = Plan(undo_reason=undo_reason)
-            self._notes = ()
-        else:
-            plan = self._plan(snapshot, specs, reading, troubles)
-        applied = Applied(()) if plan is None else self._apply(plan, reading, names)
+        seen = self._look(assignment, slots, started, troubles)
+        plan = self._plan(seen, undo_reason, troubles)
+        applied = Applied(()) if plan is None else self._apply(plan, seen)
         if applied.journal_error:
             troubles.append(Trouble("journal", applied.journal_error))
-        use = host_use(reading, self._before, min(sum(vm.cpu_share for vm in snapshot.vms), 1.0))
-        self._before = reading
-        self._host.forget(frozenset(state.instance for state in reading.states.values()))
+        managed = min(sum(vm.cpu_share for vm in seen.snapshot.vms), 1.0)
+        use = host_use(seen.reading, self._before, managed)
+        self._before = seen.reading
+        self._host.forget(frozenset(state.instance for state in seen.reading.states.values()))
+        policy = seen.snapshot.host.policy
         return TickResult(
             number=self._number,
             at_s=started.epoch_s,
             duration_s=self._clock().monotonic_s - started.monotonic_s,
-            snapshot=snapshot,
-            reading=reading,
-            specs=specs,
+            snapshot=seen.snapshot,
+            reading=seen.reading,
+            specs=seen.specs,
             use=use,
             outcomes=applied.outcomes,
-            records=self._chronicle.records(applied.outcomes, names, wanted.host.policy, started.epoch_s),
-            events=self._events(specs, reading, applied.outcomes, names, troubles, self._notes, started.epoch_s),
+            records=self._chronicle.records(applied.outcomes, seen.names, policy, started.epoch_s),
+            events=self._events(seen, applied.outcomes, troubles, started.epoch_s),
             troubles=tuple(troubles),
         )
 
-    def release(self, reason: str) -> TickResult:
-        """Put everything back that still is as we left it."""
-        return self.tick(None, {}, reason)
+    def preview(self, assignment: Assignment, slots: Mapping[str, Sequence[Window]]) -> Preview:
+        """What a tick would change now. Nothing is written; what was seen counts as the interval before."""
+        troubles: list[Trouble] = []
+        seen = self._look(assignment, slots, self._clock(), troubles)
+        plan = self._plan(seen, "host released", troubles)
+        changes = () if plan is None else self._differences(plan, seen, self._targets(seen))
+        self._before = seen.reading
+        notes = tuple(f"{note.application}: {note.text}" for note in self._planner.notes)
+        return Preview(tuple(one for one in changes if one.action not in SILENT), seen.names, tuple(troubles), notes)
+
+    def release(self, reason: str, vm: str | None = None) -> TickResult:
+        """Put everything back that still is as we left it, or only what was changed of the VM with that name."""
+        self._only = vm
+        try:
+            return self.tick(None, {}, reason)
+        finally:
+            self._only = None
 
     def _running(self) -> dict[str, VmInstance]:
         """The listed domains, and those of the journal, which are known to be alive also while libvirtd is away."""
@@ -177,95 +177,105 @@ class ControlLoop:
         except JournalError as error:
             troubles.append(Trouble("journal", str(error)))
 
-    def _plan(
-        self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, troubles: list[Trouble]
-    ) -> Plan | None:
-        """What is wanted, or None when the policy fails: then everything stays as it is."""
-        name = snapshot.host.policy
-        policy = self._policies.get(name)
-        if policy is None:
-            troubles.append(Trouble("policy", f"policy {name!r} is not installed here; everything stays as it is"))
-            return None
-        try:
-            decision = policy.decide(snapshot, self._memory[1] if self._memory[0] == name else None)
-        except Exception as error:  # noqa: BLE001 - a third party's policy may raise anything; it must not stop the loop
-            text = f"policy {name!r} failed: {type(error).__name__}: {error}; everything stays as it is"
-            troubles.append(Trouble("policy", text))
-            return None
-        objection = validate(decision, snapshot)
-        if objection:
-            troubles.append(Trouble("policy", f"policy {name!r} {objection}; everything stays as it is"))
-            return None
-        self._memory = (name, decision.memory)
-        self._notes = decision.notes
-        placement = self._place(snapshot, specs, reading)
-        troubles.extend(Trouble("placement", f"{vm} {reason}") for vm, reason in placement.floating)
-        return resolve(decision, placement, snapshot, {spec.name: domain for domain, spec in specs.items()})
+    def _look(
+        self,
+        assignment: Assignment | None,
+        slots: Mapping[str, Sequence[Window]],
+        now: Clock,
+        troubles: list[Trouble],
+    ) -> _Seen:
+        wanted = assignment or Assignment(HostSpec(self._settings.host_name, mode=Mode.RELEASED))
+        running = self._running()
+        matched = match(wanted.vms, running)
+        names: dict[str, str | None] = {key.uuid: entry.vm for key, entry in self._journal.entries.items()}
+        names |= {domain: spec.name for domain, spec in matched.items()}
+        names[HOST_UUID] = None
+        reading = read_host(
+            self._host,
+            {domain: running[domain] for domain in names if domain != HOST_UUID},
+            now.monotonic_s,
+            own_knobs=self._wants_own_knobs(wanted.host),
+        )
+        troubles.extend(
+            Trouble("read", f"{names.get(domain) or domain}: {why}") for domain, why in reading.errors.items()
+        )
+        specs = {domain: spec for domain, spec in matched.items() if domain in reading.states}
+        snapshot = build_snapshot(
+            wanted,
+            slots,
+            specs,
+            self._host.capabilities,
+            reading,
+            self._before,
+            epoch_s=now.epoch_s,
+            interval_s=self._settings.interval_s,
+            stale_s=self._settings.stale_s,
+            min_samples=self._settings.min_samples,
+        )
+        return _Seen(snapshot, reading, specs, names)
 
-    def _place(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading) -> Placement:
-        """Pins for the VMs that want them. Those pinned before keep their pCPUs, also while they cannot be read."""
-        requests = [
-            PlacementRequest(vm.name, vm.vcpus)
-            for vm in snapshot.vms
-            if vm.vcpus
-            and vm.mode is not Mode.RELEASED
-            and (vm.critical and snapshot.host.pinning if vm.spec.pin is None else vm.spec.pin)
-        ]
-        previous = {spec.name: self._own_pcpus(reading.states[domain]) for domain, spec in specs.items()}
-        taken: set[int] = set()
-        for key, entry in self._journal.entries.items():
-            pinned = entry.owned.intended
-            if key.knob is Knob.VCPU_PIN and key.uuid in reading.errors and isinstance(pinned, frozenset):
-                taken |= pinned
-        return place(requests, snapshot.capabilities.managed_cpus - taken, previous)
+    def _wants_own_knobs(self, host: HostSpec) -> bool:
+        """Whether settings of the host itself are, or were, to be changed."""
+        steering = host.mode is not Mode.RELEASED and host.placement.irqs is not IrqSteering.OFF
+        return steering or any(key.uuid == HOST_UUID for key in self._journal.entries)
 
-    def _own_pcpus(self, state: VmState) -> tuple[int, ...]:
-        """The pCPU that each vCPU is pinned to, by whomever, or was to be when that failed; empty when one floats."""
-        pcpus: list[int] = []
-        for vcpu in state.vcpus:
-            pinned: KnobValue = vcpu.cpus
-            entry = self._journal.entries.get(KnobKey(state.instance.uuid, Knob.VCPU_PIN, vcpu.index))
-            if len(vcpu.cpus) != 1 and entry and entry.instance == state.instance and not entry.owned.foreign:
-                pinned = entry.owned.intended
-            if isinstance(pinned, int) or len(pinned) != 1:
-                return ()
-            pcpus += pinned
-        return tuple(pcpus)
+    def _plan(self, seen: _Seen, undo_reason: str, troubles: list[Trouble]) -> Plan | None:
+        if seen.snapshot.host.mode is Mode.RELEASED:
+            self._planner.forget_notes()
+            return Plan(undo_reason=undo_reason)
+        return self._planner.plan(seen.snapshot, seen.specs, seen.reading, self._journal.entries, troubles)
 
-    def _apply(self, plan: Plan, reading: Reading, names: Mapping[str, str]) -> Applied:
-        actual: dict[KnobKey, KnobValue] = {}
-        targets: dict[str, Target] = {}
-        for domain, state in reading.states.items():
-            actual |= state.knobs()
-            targets[domain] = Target(state.instance, names[domain])
-        ledger = {
+    def _targets(self, seen: _Seen) -> dict[str, Target]:
+        adoptions = {vm.name: vm.spec.adoptions for vm in seen.snapshot.vms}
+        targets = {HOST_UUID: Target(self._host.itself, "", seen.snapshot.host.adoptions)}
+        for domain, state in seen.reading.states.items():
+            name = seen.names[domain] or ""
+            targets[domain] = Target(state.instance, name, adoptions.get(name, 0))
+        return targets
+
+    def _differences(self, plan: Plan, seen: _Seen, targets: Mapping[str, Target]) -> tuple[Change, ...]:
+        values = dict(seen.reading.own_knobs)
+        for state in seen.reading.states.values():
+            values |= state.knobs()
+        scale = seen.snapshot.capabilities.weights
+        found = Found(
+            values,
+            seen.snapshot.capabilities.online_cpus,
+            scale.default if scale else None,
+            {domain: target.adoptions for domain, target in targets.items()},
+        )
+        return diff(plan, found, self._ledger(targets))
+
+    def _ledger(self, targets: Mapping[str, Target]) -> dict[KnobKey, Owned]:
+        return {
             key: entry.owned
             for key, entry in self._journal.entries.items()
-            if key.uuid in targets and entry.instance == targets[key.uuid].instance
+            if key.uuid in targets
+            and entry.instance == targets[key.uuid].instance
+            and (self._only is None or entry.vm == self._only)
         }
-        changes = diff(plan, actual, ledger)
+
+    def _apply(self, plan: Plan, seen: _Seen) -> Applied:
+        targets = self._targets(seen)
+        changes = self._differences(plan, seen, targets)
+        untouched = self._ledger(targets).keys() - {change.key for change in changes}
         applied = apply(changes, targets, self._host, self._journal)
-        self._journal.settle(ledger.keys() - {change.key for change in changes})
+        self._journal.settle(untouched)
         return applied
 
     def _events(
-        self,
-        specs: Mapping[str, VmSpec],
-        reading: Reading,
-        outcomes: tuple[Outcome, ...],
-        names: Mapping[str, str],
-        troubles: list[Trouble],
-        notes: tuple[Note, ...],
-        now_s: float,
+        self, seen: _Seen, outcomes: tuple[Outcome, ...], troubles: list[Trouble], now_s: float
     ) -> tuple[Event, ...]:
-        managed = {domain: spec.name for domain, spec in specs.items()}
+        managed = {domain: spec.name for domain, spec in seen.specs.items()}
         severities = [
             (Severity.WARNING if trouble.kind == "placement" else Severity.ERROR, trouble.kind, trouble.text)
             for trouble in troubles
         ]
-        severities += [(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in notes]
+        severities += [
+            (Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._planner.notes
+        ]
         return (
-            *self._chronicle.comings_and_goings(managed, reading.errors, now_s),
-            *self._chronicle.foreign_changes(outcomes, names, now_s),
+            *self._chronicle.comings_and_goings(managed, seen.reading.errors, now_s),
+            *self._chronicle.foreign_changes(outcomes, seen.names, now_s),
             *self._chronicle.troubles(severities, now_s),
         )

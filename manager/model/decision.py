@@ -15,7 +15,9 @@ class VmView:
     """A registered, running VM as a policy sees it.
 
     ``cpu_share`` is the CPU time used in the last interval as a fraction of the whole host, 0 .. 1;
-    ``run_delay_share`` the seconds its vCPUs waited for a pCPU per second (so up to the number of its vCPUs).
+    ``run_delay_share`` the seconds its vCPUs waited for a pCPU per second (so up to the number of its vCPUs), and
+    ``vcpu_pcpus`` the CPU seconds a second that each vCPU used, empty where that is not known. ``weight`` is None
+    where it has none, as in the idle class; ``idle`` where the kernel has no such class.
     """
 
     spec: VmSpec
@@ -26,6 +28,10 @@ class VmView:
     weight: int | None
     application: str | None = None
     tier: str | None = None
+    vcpu_pcpus: tuple[float, ...] = ()
+    iothreads: tuple[int, ...] = ()
+    idle: bool | None = None
+    quota_period_us: int | None = None
 
     @property
     def name(self) -> str:
@@ -73,6 +79,15 @@ class WeightGoal:
 
 
 @dataclass(frozen=True, slots=True)
+class IdleGoal:
+    """Whether a VM is to be in the kernel's idle class, and why."""
+
+    vm: str
+    idle: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """What an operator should know of an application for as long as it lasts, such as that its data are stale."""
 
@@ -91,22 +106,47 @@ class Decision:
     weights: tuple[WeightGoal, ...] = ()
     memory: Memory = None
     notes: tuple[Note, ...] = ()
+    idle: tuple[IdleGoal, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class VcpuPlacement:
+    """The pCPU of a vCPU, and why that one."""
+
+    cpu: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class VmPlacement:
+    """The pCPUs of a VM's vCPUs in their order.
+
+    ``stretch`` is its expected response time relative to that alone on ideal pCPUs (docs/placement.md).
+    """
+
+    vm: str
+    vcpus: tuple[VcpuPlacement, ...]
+    stretch: float
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """pCPU of each vCPU of the placed VMs, by VM name; and why each other critical VM was left floating."""
+    """The placed VMs by name, and why each other critical VM was left floating."""
 
-    cpus: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    vms: tuple[VmPlacement, ...] = ()
     floating: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def cpus(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """The pCPU of each vCPU by VM name."""
+        return tuple((vm.vm, tuple(vcpu.cpu for vcpu in vm.vcpus)) for vm in self.vms)
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One knob's wanted value. ``mode`` is that of the VM: only ``enforce`` leads to a write."""
+    """One knob's wanted value. ``mode`` is that of the VM or host: only ``enforce`` leads to a write."""
 
     key: KnobKey
-    vm: str
     value: KnobValue
     reason: str
     mode: Mode
@@ -128,7 +168,8 @@ class Owned:
     """A knob that Equipoise changed.
 
     ``original`` is what it held before the first change. ``intended`` was to be written last and ``previous`` was
-    there before that: until the write is known to have happened (``settled``), either may be found.
+    there before that: until the write is known to have happened (``settled``), either may be found. ``foreign``: it
+    was changed by somebody else and given up, when its VM (or host) had been adopted ``adoptions`` times.
     """
 
     original: KnobValue
@@ -136,32 +177,37 @@ class Owned:
     intended: KnobValue
     foreign: bool = False
     settled: bool = False
+    adoptions: int = 0
 
-    def accepts(self, actual: KnobValue) -> bool:
-        """Whether ``actual`` is as we left it."""
-        return actual == self.intended or (not self.settled and actual == self.previous)
+    @property
+    def differs(self) -> bool:
+        """Whether it is, or may be, other than its original because of us."""
+        return not self.foreign and (self.intended != self.original or self.previous != self.original)
 
 
 class Action(StrEnum):
     """What is to be done about a knob.
 
-    ``observe`` only records; ``give_up`` stops owning a knob that somebody else changed; ``forget`` drops a knob
-    that holds its original already.
+    ``observe`` only records; ``give_up`` stops owning a knob that somebody else changed; ``keep`` notes the original
+    of a knob that is not written but will change with another one; ``forget`` drops a knob that holds its original
+    already.
     """
 
     WRITE = "write"
     RESTORE = "restore"
     OBSERVE = "observe"
     GIVE_UP = "give_up"
+    KEEP = "keep"
     FORGET = "forget"
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between plan and host."""
+    """One difference between plan and host. ``original`` is what the knob is put back to one day, where that is new."""
 
     action: Action
     key: KnobKey
     before: KnobValue
     after: KnobValue
     reason: str
+    original: KnobValue | None = None

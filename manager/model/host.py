@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.records import Knob
+from manager.model.topology import Topology
 
 KnobValue = int | CpuSet
-"""A weight, or the set of pCPUs that threads may run on."""
+"""A number, or the set of pCPUs that threads may run on."""
+
+NUMBERS = frozenset({Knob.IDLE, Knob.QUOTA, Knob.WEIGHT})
+"""The knobs whose value is a number."""
+PINS = frozenset({Knob.VCPU_PIN, Knob.EMULATOR_PIN, Knob.IOTHREAD_PIN})
+"""The knobs of a VM whose value is a set of pCPUs."""
+
+HOST_UUID = "host"
+"""Stands for a domain's UUID in the knobs of the host itself."""
+UNLIMITED = -1
+"""The quota of a group that may use all CPU time there is."""
+LEAST_QUOTA_US = 1000
+"""The kernel takes no smaller quota: kernel/sched/core.c, min_cfs_quota_period."""
 
 
 def knob_text(value: KnobValue) -> str:
@@ -18,12 +31,15 @@ def knob_text(value: KnobValue) -> str:
 
 def knob_value(knob: Knob, text: str) -> KnobValue:
     """The inverse of ``knob_text``. Raises ValueError for text of another shape."""
-    return int(text) if knob is Knob.WEIGHT else parse_cpus(text)
+    return int(text) if knob in NUMBERS else parse_cpus(text)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class KnobKey:
-    """Identifies one knob of one domain; ``index`` is the vCPU number for a vCPU pin, otherwise 0."""
+    """Identifies one knob of one domain, or of the host.
+
+    ``index`` is the number of the vCPU, I/O thread or interrupt where the knob is of one of those, otherwise 0.
+    """
 
     uuid: str
     knob: Knob
@@ -56,7 +72,10 @@ CPU_WEIGHT_V2 = WeightScale(1, 10_000, default=100, critical=10_000, critical_mi
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What this host offers, found by probing. ``weights`` None: no usable cpu controller, weights cannot be set."""
+    """What this host offers, found by probing. ``weights`` None: no usable cpu controller, weights cannot be set.
+
+    ``managed_cpus`` may be given to VMs. ``idle_class``: the kernel has cpu.idle.
+    """
 
     kernel: str
     libvirt: str
@@ -66,6 +85,8 @@ class Capabilities:
     managed_cpus: CpuSet
     schedstat: bool
     warnings: tuple[str, ...] = ()
+    idle_class: bool = False
+    topology: Topology = field(default_factory=Topology)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -84,18 +105,29 @@ class VmInstance:
 
 @dataclass(frozen=True, slots=True)
 class VcpuState:
-    """A vCPU thread. ``run_delay_ns`` is the total time it waited for a pCPU (schedstat), None where not kept."""
+    """A vCPU thread. The total times it ran and waited for a pCPU (schedstat) are None where they are not kept."""
 
     index: int
     cpus: CpuSet
     run_delay_ns: int | None = None
+    run_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """The CPU time a group may use: ``quota_us`` (or UNLIMITED) in each ``period_us``."""
+
+    quota_us: int
+    period_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class VmState:
     """A running VM as read from the kernel. ``cpu_ns`` is the CPU time all its threads used since it started.
 
-    ``weight`` None: the VM has no CPU cgroup of its own, so it cannot be weighted.
+    ``weight`` None: the VM has no CPU cgroup of its own, so it cannot be weighted, or that is in the idle class.
+    ``idle`` and ``quota`` None: the kernel has no such file for it. ``iothread_cpus`` is by number of the I/O thread.
+    ``memory_nodes`` are the NUMA nodes its memory is bound to, empty where it is not.
     """
 
     instance: VmInstance
@@ -103,12 +135,21 @@ class VmState:
     weight: int | None
     vcpus: tuple[VcpuState, ...]
     emulator_cpus: CpuSet
+    iothread_cpus: tuple[tuple[int, CpuSet], ...] = ()
+    idle: bool | None = None
+    quota: Quota | None = None
+    memory_nodes: frozenset[int] = frozenset()
 
     def knobs(self) -> dict[KnobKey, KnobValue]:
         """All knobs of the VM with what they hold now."""
         uuid = self.instance.uuid
         values: dict[KnobKey, KnobValue] = {KnobKey(uuid, Knob.VCPU_PIN, vcpu.index): vcpu.cpus for vcpu in self.vcpus}
         values[KnobKey(uuid, Knob.EMULATOR_PIN)] = self.emulator_cpus
+        values |= {KnobKey(uuid, Knob.IOTHREAD_PIN, number): cpus for number, cpus in self.iothread_cpus}
+        if self.idle is not None:
+            values[KnobKey(uuid, Knob.IDLE)] = int(self.idle)
+        if self.quota is not None:
+            values[KnobKey(uuid, Knob.QUOTA)] = self.quota.quota_us
         if self.weight is not None:
             values[KnobKey(uuid, Knob.WEIGHT)] = self.weight
         return values

@@ -7,11 +7,19 @@ from enum import StrEnum
 
 
 class Knob(StrEnum):
-    """A setting of a VM that Equipoise drives."""
+    """A setting that Equipoise drives: of a VM, or (``irq_affinity``) of the host.
 
+    ``idle``: 1 puts the VM's CPU cgroup into the kernel's idle class, where it has no weight. ``quota``: microseconds
+    of CPU time its cgroup may use in each period, -1 for no limit. The others are sets of pCPUs.
+    """
+
+    IDLE = "idle"
+    QUOTA = "quota"
     WEIGHT = "weight"
     VCPU_PIN = "vcpu_pin"
     EMULATOR_PIN = "emulator_pin"
+    IOTHREAD_PIN = "iothread_pin"
+    IRQ_AFFINITY = "irq_affinity"
 
 
 class OutcomeKind(StrEnum):
@@ -42,14 +50,15 @@ class Severity(StrEnum):
 class DecisionRecord:
     """One decision about one knob. ``record_id`` is a UUID made by the agent, so that reporting twice stores once.
 
-    ``before`` and ``after`` are the knob's text: a weight, or a CPU list. ``time_s`` is seconds since the epoch,
-    ``detail`` the kernel's reason where the outcome is not what was wanted.
+    ``before`` and ``after`` are the knob's text: a number, or a CPU list. ``time_s`` is seconds since the epoch,
+    ``vm`` None where the knob is one of the host, ``detail`` the kernel's reason where the outcome is not what was
+    wanted.
     """
 
     record_id: str
     time_s: float
     host: str
-    vm: str
+    vm: str | None
     knob: Knob
     index: int
     before: str

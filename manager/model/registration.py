@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from manager.model.cpus import CpuSet
 from manager.model.law import DEFAULT_LAW, Law
+from manager.model.rules import DEFAULT_RULES, PlacementRules
 from manager.model.source import Source
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -37,7 +39,10 @@ class VmSpec:
 
     ``libvirt_uuid`` (canonical lower-case text) or ``libvirt_name`` says which domain it is; ``host`` None means
     wherever it is found. ``weight`` overrides the policy's weight in units of cgroup v1 shares or v2 weight and is
-    clamped to the range of the host's version; ``pin`` None means as the host says.
+    clamped to the range of the host's version; ``pin`` None means as the host says. ``cpus`` are the pCPUs it may run
+    on (None: all) and ``max_pcpus`` the CPU seconds a second that it may use (None: no limit). ``mode`` None means
+    as its application and host say. ``adoptions`` counts how often an operator had settings taken back that somebody
+    else had changed.
     """
 
     name: str
@@ -47,6 +52,10 @@ class VmSpec:
     host: str | None = None
     weight: int | None = None
     pin: bool | None = None
+    cpus: CpuSet | None = None
+    max_pcpus: float | None = None
+    mode: Mode | None = None
+    adoptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +104,20 @@ class Application:
 
 @dataclass(frozen=True, slots=True)
 class HostSpec:
-    """How a host is to be controlled. ``pinning`` gives critical vCPUs pCPUs of their own; ``law`` tunes feedback."""
+    """How a host is to be controlled.
+
+    ``pinning`` gives critical vCPUs pCPUs of their own, as ``placement`` says; ``law`` tunes feedback; ``batch_idle``
+    puts batch VMs into the kernel's idle class while they have their floor. ``adoptions``: see VmSpec.
+    """
 
     name: str
     mode: Mode = Mode.ENFORCE
     policy: str = "priority"
     pinning: bool = True
     law: Law = DEFAULT_LAW
+    batch_idle: bool = False
+    placement: PlacementRules = DEFAULT_RULES
+    adoptions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

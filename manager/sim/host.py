@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from manager.errors import HostError, VmVanished
 from manager.model.host import (
     CPU_SHARES_V1,
+    HOST_UUID,
     Capabilities,
     CpuTimes,
     KnobKey,
@@ -17,17 +18,21 @@ from manager.model.host import (
     VmState,
 )
 from manager.model.records import Knob
+from manager.model.topology import Topology
 from manager.sim.scenario import FaultKind
 from manager.sim.services import SimVm
 from manager.sim.world import World
 
 BOOT_ID = "simulated-boot"
+_IDLE_WEIGHT = 3 / 1024
+"""Of a group in the idle class, in terms of the default weight: kernel/sched/sched.h, WEIGHT_IDLEPRIO."""
 
 
 class SimHost:
     """A host whose kernel is a ``World``. Belongs to the control loop's thread.
 
-    The emulator's threads use no CPU time; where they may run is kept and has no effect.
+    The emulator's threads use no CPU time; where they may run is kept and has no effect. A VM in the idle class has
+    the weight that such a group has inside the kernel, but does not yield any sooner than with that weight.
     """
 
     def __init__(self, world: World, speed: float = 1.0) -> None:
@@ -35,6 +40,8 @@ class SimHost:
         self._world = world
         self._speed = speed
         self._listed = self._alive()
+        self._idle: set[VmInstance] = set()
+        self._topology = Topology.flat(range(world.scenario.pcpus))
 
     @property
     def capabilities(self) -> Capabilities:
@@ -43,7 +50,16 @@ class SimHost:
         cpus = frozenset(range(scenario.pcpus))
         warnings = (f"simulated host: scenario {scenario.name}",)
         return Capabilities(
-            "simulated", "simulated", scenario.cgroup, self._world.scale, cpus, cpus, schedstat=True, warnings=warnings
+            "simulated",
+            "simulated",
+            scenario.cgroup,
+            self._world.scale,
+            cpus,
+            cpus,
+            schedstat=True,
+            warnings=warnings,
+            idle_class=True,
+            topology=self._topology,
         )
 
     @property
@@ -68,6 +84,8 @@ class SimHost:
 
     def is_alive(self, instance: VmInstance) -> bool:
         """Whether that very process still runs."""
+        if instance.uuid == HOST_UUID:
+            return True
         vm = self._world.vms.get(instance.libvirt_name)
         return vm is not None and vm.alive and vm.instance == instance
 
@@ -82,10 +100,13 @@ class SimHost:
                 vcpu.index,
                 frozenset(pcpu.index for pcpu in vcpu.allowed),
                 self._ns(cpus.delay_s(vcpu, now_s)),
+                self._ns(cpus.cpu_s(vcpu, now_s)),
             )
             for vcpu in vm.vcpus
         )
-        return VmState(vm.instance, self._ns(self._world.vm_cpu_s(vm)), vm.weight, vcpus, vm.emulator)
+        idle = instance in self._idle
+        weight = None if idle else vm.weight
+        return VmState(vm.instance, self._ns(self._world.vm_cpu_s(vm)), weight, vcpus, vm.emulator, idle=idle)
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what it then holds. Raises VmVanished, HostError.
@@ -96,8 +117,10 @@ class SimHost:
         vm = self._require(instance)
         if (FaultKind.WRITE_ERROR, vm.name) in self._world.faults:
             raise HostError("write: Input/output error", errno.EIO)
+        if key.knob is Knob.IDLE and isinstance(value, int):
+            return self._set_idle(vm, idle=bool(value))
         if key.knob is Knob.WEIGHT:
-            if not isinstance(value, int):
+            if not isinstance(value, int) or instance in self._idle:
                 raise HostError("write: Invalid argument", errno.EINVAL)
             scale = self._world.scale
             if scale != CPU_SHARES_V1 and scale.clamp(value) != value:
@@ -118,6 +141,24 @@ class SimHost:
         else:
             raise VmVanished(f"{vm.name} has no vCPU {key.index}", errno.ESRCH)
         return online
+
+    def _set_idle(self, vm: SimVm, *, idle: bool) -> int:
+        """kernel/sched/fair.c, sched_group_set_idle: whatever the weight was before, it is lost."""
+        if idle != (vm.instance in self._idle):
+            self._idle ^= {vm.instance}
+            scale = self._world.scale
+            weight = max(round(_IDLE_WEIGHT * scale.default), 1) if idle else scale.default
+            self._world.cpus.set_weight(vm, weight, self._world.now_s)
+        return int(idle)
+
+    @property
+    def itself(self) -> VmInstance:
+        """The host never boots again."""
+        return VmInstance(HOST_UUID, HOST_UUID, 1, 1)
+
+    def own_knobs(self) -> Mapping[KnobKey, KnobValue]:
+        """None: a simulated host has no network interfaces."""
+        return {}
 
     def forget(self, keep: frozenset[VmInstance]) -> None:
         """Nothing is held open."""

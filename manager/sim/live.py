@@ -111,6 +111,15 @@ class LiveHost:
         """New with each simulation: what an earlier one had changed is gone."""
         return self._boot_id
 
+    @property
+    def itself(self) -> VmInstance:
+        """As of the simulated host."""
+        return self._host.itself
+
+    def own_knobs(self) -> Mapping[KnobKey, KnobValue]:
+        """As of the simulated host: none."""
+        return self._host.own_knobs()
+
     def running(self) -> Mapping[str, VmInstance]:
         """The running VMs by UUID."""
         with self._live.look():

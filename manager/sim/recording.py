@@ -17,10 +17,12 @@ from manager.api.convert import (
     application_body,
     assignment_of,
     capabilities_body,
-    law_body,
+    host_fields,
     record_body,
     tick_body,
     timestamp,
+    topology_of,
+    vm_fields,
     window_body,
     window_of,
 )
@@ -180,10 +182,8 @@ def _bodies(recording: Recording) -> Iterator[BaseModel]:
 def _assignment_line(assignment: Assignment) -> _Assignment:
     host = assignment.host
     return _Assignment(
-        host=AssignedHost(
-            name=host.name, mode=host.mode, policy=host.policy, pinning=host.pinning, law=law_body(host.law)
-        ),
-        vms=[AssignedVm(**asdict(vm)) for vm in assignment.vms],
+        host=AssignedHost(name=host.name, adoptions=host.adoptions, **host_fields(host)),
+        vms=[AssignedVm(name=vm.name, adoptions=vm.adoptions, **vm_fields(vm)) for vm in assignment.vms],
         applications=[
             AssignedApplication(name=one.name, **dict(application_body(one))) for one in assignment.applications
         ],
@@ -279,6 +279,7 @@ def capabilities_of(body: CapabilitiesBody) -> Capabilities:
     scale = CPU_SHARES_V1 if body.cgroup_version == 1 else CPU_WEIGHT_V2
     try:
         online, managed = parse_cpus(body.online_cpus), parse_cpus(body.managed_cpus)
+        topology = topology_of(body.topology)
     except ValueError as error:
         raise RecordingError(f"capabilities: {error}") from error
     return Capabilities(
@@ -290,4 +291,6 @@ def capabilities_of(body: CapabilitiesBody) -> Capabilities:
         managed,
         body.schedstat,
         tuple(body.warnings),
+        body.idle_class,
+        topology,
     )

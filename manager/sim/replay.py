@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
 
+from manager.control.batch import BatchMemory, guard_batch
 from manager.control.resolve import validate
 from manager.control.sla import sla_state
 from manager.control.windows import latest
@@ -162,6 +163,7 @@ class _Run:
         }
         self._weights: dict[str, int | None] = {}
         self._memory: Memory = None
+        self._batch = BatchMemory()
         self.interval_s = _interval_s(recording.ticks, recording.assignment.slot_s)
         self.left_out: set[str] = set()
         self.notes: dict[str, None] = {}
@@ -205,6 +207,7 @@ class _Run:
             return None, f"policy {self._policy.name!r} {objection}"
         self._memory = decision.memory
         self.notes.update((f"{note.application}: {note.text}", None) for note in decision.notes)
+        decision, self._batch = guard_batch(decision, snapshot, self._batch)
         return decision, ""
 
     def _snapshot(self, tick: TickRecord) -> Snapshot:

@@ -5,29 +5,62 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
+from typing import Any
 
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from manager.model.law import Law
+from manager.model.cpus import format_cpus, parse_cpus
+from manager.model.law import DEFAULT_LAW, Law
 from manager.model.registration import HostSpec
+from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering, PlacementRules
 from manager.store.database import insert_for, lock_registrations
 from manager.store.models import HostRow, VmStatusRow
-from manager.store.registered import Precondition, replace
+from manager.store.registered import Precondition, get, replace, touch
 
 
 def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Precondition) -> tuple[HostRow, bool]:
     """Register how a host is to be controlled; see ``registered.replace``."""
-    usual = asdict(Law())
-    # Only what was set: what was left at its default follows that when a later version changes it.
-    law = {name: value for name, value in asdict(spec.law).items() if value != usual[name]}
-    values = {"mode": spec.mode, "policy": spec.policy, "pinning": spec.pinning, "law": law or None}
+    rules = _unusual(spec.placement, DEFAULT_RULES)
+    if "reserved_cpus" in rules:
+        rules["reserved_cpus"] = format_cpus(spec.placement.reserved_cpus)
+    values = {
+        "mode": spec.mode,
+        "policy": spec.policy,
+        "pinning": spec.pinning,
+        "batch_idle": spec.batch_idle,
+        "law": _unusual(spec.law, DEFAULT_LAW) or None,
+        "placement": rules or None,
+    }
     return replace(session, HostRow, spec.name, values, now, precondition)
 
 
-def law_of(row: HostRow) -> Law:
-    """The settings of a host's feedback law."""
-    return Law(**row.law) if row.law else Law()
+def _unusual(settings: Law | PlacementRules, usual: Law | PlacementRules) -> dict[str, Any]:
+    """What was set: what was left at its default follows that when a later version changes it."""
+    defaults = asdict(usual)
+    return {name: value for name, value in asdict(settings).items() if value != defaults[name]}
+
+
+def spec_of(row: HostRow) -> HostSpec:
+    """How a host is to be controlled."""
+    rules = dict(row.placement or {})
+    if "reserved_cpus" in rules:
+        rules["reserved_cpus"] = parse_cpus(rules["reserved_cpus"])
+    if "batch" in rules:
+        rules["batch"] = BatchPlacement(rules["batch"])
+    if "irqs" in rules:
+        rules["irqs"] = IrqSteering(rules["irqs"])
+    law = Law(**(row.law or {}))
+    placement = PlacementRules(**rules)
+    return HostSpec(row.name, row.mode, row.policy, row.pinning, law, row.batch_idle, placement, row.adoptions)
+
+
+def adopt_host(session: Session, name: str, now: datetime) -> HostRow:
+    """Have settings of a host itself that somebody else changed taken back. Raises NotFound."""
+    row = get(session, HostRow, name)
+    row.adoptions += 1
+    touch(row, now)
+    return row
 
 
 def reporting_host(session: Session, defaults: HostSpec, now: datetime) -> HostRow:

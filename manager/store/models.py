@@ -22,6 +22,7 @@ from sqlalchemy import (
     MetaData,
     String,
     UniqueConstraint,
+    false,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -112,7 +113,8 @@ class Registered(Base):
 class HostRow(Registered):
     """A host: how it is to be controlled, and what its agent reported last.
 
-    ``law`` holds the settings of the feedback law that differ from their defaults, null: none does.
+    ``law`` and ``placement`` hold the settings that differ from their defaults, null: none does. ``adoptions`` counts
+    how often settings that somebody else had changed were taken back.
     """
 
     __tablename__ = "hosts"
@@ -121,7 +123,10 @@ class HostRow(Registered):
     mode: Mapped[Mode]
     policy: Mapped[str]
     pinning: Mapped[bool]
+    batch_idle: Mapped[bool] = mapped_column(server_default=false())
     law: Mapped[Json | None]
+    placement: Mapped[Json | None]
+    adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
     last_seen_at: Mapped[datetime | None]
     agent_version: Mapped[str | None]
     tick: Mapped[Json | None]
@@ -141,6 +146,10 @@ class VmRow(Registered):
     host: Mapped[str | None] = mapped_column(index=True)
     weight: Mapped[int | None]
     pin: Mapped[bool | None]
+    cpus: Mapped[str | None]
+    max_pcpus: Mapped[float | None]
+    mode: Mapped[Mode | None]
+    adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class VmStatusRow(Base):
@@ -257,7 +266,10 @@ class TokenRow(Registered):
 
 
 class DecisionRow(Base):
-    """One decision about one knob. ``record_id`` is the agent's UUID, by which a repeated report is recognised."""
+    """One decision about one knob, of the host itself where ``vm`` is null.
+
+    ``record_id`` is the agent's UUID, by which a repeated report is recognised.
+    """
 
     __tablename__ = "decisions"
     __table_args__ = (Index(None, "at", "id"), Index(None, "host", "at", "id"), Index(None, "vm", "at", "id"))
@@ -266,7 +278,7 @@ class DecisionRow(Base):
     record_id: Mapped[str] = mapped_column(unique=True)
     at: Mapped[datetime]
     host: Mapped[str]
-    vm: Mapped[str]
+    vm: Mapped[str | None]
     knob: Mapped[Knob]
     knob_index: Mapped[int]
     before: Mapped[str]

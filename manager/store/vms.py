@@ -10,9 +10,10 @@ from sqlalchemy import ColumnElement, Select, and_, or_, select
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict
+from manager.model.cpus import format_cpus
 from manager.model.registration import VmClass, VmSpec
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
-from manager.store.registered import Precondition, by_name, delete, not_found, replace
+from manager.store.registered import Precondition, by_name, delete, get, not_found, replace, touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,9 @@ def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondi
         "host": spec.host,
         "weight": spec.weight,
         "pin": spec.pin,
+        "cpus": None if spec.cpus is None else format_cpus(spec.cpus),
+        "max_pcpus": spec.max_pcpus,
+        "mode": spec.mode,
     }
 
     def unclaimed(etag: str | None) -> None:
@@ -99,7 +103,16 @@ def get_vm(session: Session, name: str) -> dict[str, Any]:
 
 def vms_for_host(session: Session, host: str) -> list[dict[str, Any]]:
     """The VMs that may run on a host by name, each as a mapping of what was registered."""
-    return _mappings(session, select(*_registered()).where(may_run_on(host)).order_by(VmRow.name))
+    query = select(*_registered(), VmRow.adoptions).where(may_run_on(host)).order_by(VmRow.name)
+    return _mappings(session, query)
+
+
+def adopt_vm(session: Session, name: str, now: datetime) -> VmRow:
+    """Have settings of a VM that somebody else changed taken back. Raises NotFound."""
+    row = get(session, VmRow, name)
+    row.adoptions += 1
+    touch(row, now)
+    return row
 
 
 def may_run_on(host: str) -> ColumnElement[bool]:
@@ -115,8 +128,18 @@ def _mappings(session: Session, query: Select[*tuple[Any, ...]]) -> list[dict[st
 
 
 def _registered() -> tuple[Any, ...]:
-    vm_class = VmRow.vm_class.label("class")
-    return VmRow.name, vm_class, VmRow.libvirt_name, VmRow.libvirt_uuid, VmRow.host, VmRow.weight, VmRow.pin
+    return (
+        VmRow.name,
+        VmRow.vm_class.label("class"),
+        VmRow.libvirt_name,
+        VmRow.libvirt_uuid,
+        VmRow.host,
+        VmRow.weight,
+        VmRow.pin,
+        VmRow.cpus,
+        VmRow.max_pcpus,
+        VmRow.mode,
+    )
 
 
 def _details() -> Select[*tuple[Any, ...]]:

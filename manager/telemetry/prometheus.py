@@ -20,6 +20,7 @@ _MAX_ANSWER = 16 * 1024 * 1024
 _MAX_TIME_S = 1e6
 _IDLE_AFTER_S = 60.0
 """Counters move with each scrape only: not before this long without a change do they tell that there is no request."""
+_NO_SERIES = "the query answers no series"
 
 
 class QueryError(Exception):
@@ -107,12 +108,13 @@ class PrometheusSource:
             self._feed.working()
 
     def _fail(self, reason: str) -> None:
+        self._feed.explain("")
         self._feed.error(reason)
         self._feed.failing(reason)
 
     def _take_buckets(self, answer: list[tuple[Mapping[str, str], float]]) -> None:
         if not answer:
-            raise QueryError("the query answers no series")
+            raise QueryError(_NO_SERIES)
         now_s = self._clock()
         buckets = self._counter.update(read_buckets(answer), now_s)
         count = sum(buckets.values())
@@ -129,6 +131,8 @@ class PrometheusSource:
         time_s = one_number(await client.query(self._spec.query))
         rate_rps = one_number(await client.query(self._spec.rate_query)) if self._spec.rate_query else None
         now_s = self._clock()
+        # No failure: a rate() has none before its second scrape. But a misspelt query would be silent without a reason.
+        self._feed.explain(_NO_SERIES if time_s is None else "")
         if time_s is not None and math.isnan(time_s):  # nothing was observed
             rate_rps = 0.0
         elif time_s is not None:
@@ -140,7 +144,11 @@ class PrometheusSource:
 
 
 def read_buckets(answer: list[tuple[Mapping[str, str], float]]) -> dict[Series, dict[float, float]]:
-    """Cumulative buckets by series. Raises QueryError for series without a usable ``le``."""
+    """Cumulative buckets by series. Raises QueryError for series without a usable ``le``, and for a rate.
+
+    Client libraries write bounds in different ways (``1``, ``1.0``), which ``sum by (le)`` keeps apart. Buckets with
+    the same bound are added, as in histogram_quantile (coalesceBuckets of Prometheus' promql/quantile.go).
+    """
     found: dict[Series, dict[float, float]] = {}
     for labels, value in answer:
         try:
@@ -149,8 +157,10 @@ def read_buckets(answer: list[tuple[Mapping[str, str], float]]) -> dict[Series, 
             raise QueryError("the query answers series without a label le; ask for _bucket series by le") from None
         if math.isnan(bound_s) or not math.isfinite(value):
             raise QueryError("the query answers buckets that are no numbers")
-        series = frozenset((name, text) for name, text in labels.items() if name != "le")
-        found.setdefault(series, {})[bound_s] = value
+        if not value.is_integer():
+            raise QueryError("the query answers fractions; ask for the _bucket series, not for their rate()")
+        buckets = found.setdefault(frozenset((name, text) for name, text in labels.items() if name != "le"), {})
+        buckets[bound_s] = buckets.get(bound_s, 0.0) + value
     return found
 
 

@@ -15,6 +15,7 @@ from manager.api.app import create_app
 from manager.api.context import ManagerContext
 from manager.model.histogram import Histogram
 from manager.model.law import Law
+from manager.model.rules import PlacementRules
 from manager.store.database import Database
 from manager.store.tokens import Role, create_token
 from policies.equal import POLICY as EQUAL
@@ -37,6 +38,14 @@ CAPABILITIES = {
     "managed_cpus": "1-3",
     "schedstat": True,
     "warnings": ["no resctrl"],
+    "idle_class": True,
+    "topology": {
+        "cpus": [
+            {"number": 1, "core": 1, "socket": 0, "node": 0, "l3": 0, "capacity": 1.0, "isolated": False},
+            {"number": 3, "core": 1, "socket": 0, "node": 0, "l3": 0, "capacity": 0.5, "isolated": True},
+        ],
+        "queues": [{"interface": "eth0", "irq": 40, "cpus": "0-3", "serving": "1", "managed": False}],
+    },
 }
 
 
@@ -118,6 +127,8 @@ def tick(**changes: Any) -> dict[str, Any]:
 
 LAW = asdict(Law())
 """The feedback law of a host that sets nothing of it."""
+PLACEMENT = asdict(PlacementRules()) | {"reserved_cpus": ""}
+"""Its placement."""
 
 
 def window(application: str = "shop", end: int = 0, count: int = 1, **changes: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tests.api.conftest import (
     CAPABILITIES,
     HOST,
     LAW,
+    PLACEMENT,
     Api,
     event,
     moment,
@@ -141,7 +142,16 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
     shop.ok("POST", "/applications/shop/samples", {"times_ms": [1, 2, 3]}, role="host")
     code, body, _ = assignment(shop)
     assert code == 200
-    assert body["host"] == {"name": HOST, "mode": "enforce", "policy": "equal", "pinning": True, "law": LAW}
+    assert body["host"] == {
+        "name": HOST,
+        "mode": "enforce",
+        "policy": "equal",
+        "pinning": True,
+        "batch_idle": False,
+        "law": LAW,
+        "placement": PLACEMENT,
+        "adoptions": 0,
+    }
     assert body["slot_s"] == 5
     assert [(vm["name"], vm["host"], vm["weight"]) for vm in body["vms"]] == [("web-1", HOST, 7), ("web-2", None, None)]
     [application] = body["applications"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from manager.api.schemas import ApplicationOut, HostOut, VmOut
-from tests.api.conftest import LAW, Api, report, status
+from tests.api.conftest import LAW, PLACEMENT, Api, report, status
 
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
 OBJECTS = [
@@ -79,10 +79,15 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         ({"policy": "magic"}, "policy", ['"magic"', "equal, priority"]),
         ({"mode": "off"}, "mode", ['"off"', "enforce, observe, released"]),
         ({"pinning": "yes"}, "pinning", ['"yes"', "true or false"]),
-        ({"colour": 1}, "colour", ["law, mode, pinning, policy"]),
+        ({"colour": 1}, "colour", ["batch_idle, law, mode, pinning, placement, policy"]),
         ({"law": {"gain": 6}}, "law.gain", ["6", "at least 0.05 and at most 5"]),
         ({"law": {"min_samples": 1.5}}, "law.min_samples", ["1.5", "a whole number at least 1 and at most 100000"]),
         ({"law": {"speed": 1}}, "law.speed", ["known: batch_floor, dead_band"]),
+        ({"placement": {"batch": "away"}}, "placement.batch", ['"away"', "float, fence, single"]),
+        ({"placement": {"irqs": True}}, "placement.irqs", ["true", "off, reserved, serving"]),
+        ({"placement": {"reserved_cpus": "1-"}}, "placement.reserved_cpus", ['"1-"', "pCPU numbers and ranges"]),
+        ({"placement": {"reserved_cpus": "3-1"}}, "placement.reserved_cpus", ["'3-1'", "ascending range"]),
+        ({"placement": {"min_gain": 11}}, "placement.min_gain", ["11", "at least 0 and at most 10"]),
     ],
 )
 def test_a_bad_host_is_refused(api: Api, body: Any, field: str, words: list[str]) -> None:
@@ -90,6 +95,49 @@ def test_a_bad_host_is_refused(api: Api, body: Any, field: str, words: list[str]
     assert error["field"] == field
     assert all(word in error["message"] for word in words), error
     api.refused(404, "GET", "/hosts/kvm1")
+
+
+@pytest.mark.parametrize(
+    ("body", "field", "words"),
+    [
+        ({"cpus": ""}, "cpus", ['""', "names no pCPU"]),
+        ({"cpus": "0-9000"}, "cpus", ["0-9000"]),
+        ({"max_pcpus": 0}, "max_pcpus", ["0", "at least 0.01"]),
+        ({"mode": "off"}, "mode", ['"off"', "enforce, observe, released"]),
+        ({"adoptions": 3}, "adoptions", ["not a known field"]),
+    ],
+)
+def test_a_bad_limit_of_a_vm_is_refused(api: Api, body: Any, field: str, words: list[str]) -> None:
+    [error] = api.refused(422, "PUT", "/vms/a", {"class": "batch"} | body)["errors"]
+    assert error["field"] == field
+    assert all(word in error["message"] for word in words), error
+
+
+def test_placement_and_limits_are_kept_and_told_to_the_agent(api: Api) -> None:
+    placement = PLACEMENT | {"batch": "single", "reserved_cpus": "3,1,2", "irqs": "serving"}
+    api.ok("PUT", "/hosts/kvm1", {"placement": placement, "batch_idle": True})
+    api.ok("PUT", "/vms/a", {"class": "batch", "cpus": "2,1", "max_pcpus": 1.5, "mode": "observe"})
+    told = api.ok("GET", "/hosts/kvm1/assignment")
+    assert told["host"]["placement"] == placement | {"reserved_cpus": "1-3"}
+    assert told["host"]["batch_idle"]
+    [vm] = told["vms"]
+    assert (vm["cpus"], vm["max_pcpus"], vm["mode"], vm["adoptions"]) == ("1-2", 1.5, "observe", 0)
+    api.ok("PUT", "/hosts/kvm1", {})
+    assert api.ok("GET", "/hosts/kvm1")["placement"] == PLACEMENT
+
+
+def test_taking_back_is_told_to_the_agent(api: Api) -> None:
+    api.ok("PUT", "/hosts/kvm1", {})
+    api.ok("PUT", "/vms/a", {"class": "batch"})
+    before = api.call("GET", "/hosts/kvm1/assignment").headers["ETag"]
+    assert "adoptions" not in api.ok("POST", "/vms/a/adopt")
+    after = api.call("GET", "/hosts/kvm1/assignment")
+    assert after.headers["ETag"] != before
+    assert [vm["adoptions"] for vm in after.get_json()["vms"]] == [1]
+    api.ok("POST", "/hosts/kvm1/adopt")
+    assert api.ok("GET", "/hosts/kvm1/assignment")["host"]["adoptions"] == 1
+    for path in ("/vms/none/adopt", "/hosts/none/adopt"):
+        api.refused(404, "POST", path)
 
 
 def test_a_host_is_answered_whole(api: Api) -> None:

@@ -116,3 +116,31 @@ def test_windows_of_before_are_those_that_were_posted(database_url: str) -> None
         session.execute(text(f"{application} VALUES ('x', 1, {moment}, {moment})"))
         assert session.execute(text("SELECT id FROM applications")).scalar() == 3, "no id is used again"
     database.close()
+
+
+def test_decisions_about_a_host_itself_are_lost_on_the_way_down_and_no_others(database_url: str) -> None:
+    database = open_database(database_url)
+    database.upgrade("0003")
+    moment = "'2026-03-01 12:00:00'"
+    columns = "record_id, at, host, vm, knob, knob_index, before, after, reason, policy, mode, outcome, detail"
+    rest = "'', '', '', 'p', 'enforce', 'applied', ''"
+    registered = (
+        f"INSERT INTO {{}} (name, version, created_at, updated_at, {{}}) VALUES ('a', 1, {moment}, {moment}, {{}})"
+    )
+    with database.writing() as session:
+        for statement in (
+            f"INSERT INTO decisions ({columns}) VALUES ('1', {moment}, 'h', 'web', 'weight', 0, {rest})",
+            f"INSERT INTO decisions ({columns}) VALUES ('2', {moment}, 'h', NULL, 'irq_affinity', 40, {rest})",
+            registered.format("hosts", "mode, policy, pinning", "'enforce', 'p', true"),
+            registered.format("vms", "vm_class, cpus, max_pcpus", "'batch', '1-2', 1.5"),
+        ):
+            session.execute(text(statement))
+        assert session.execute(text("SELECT batch_idle, adoptions FROM hosts")).all() == [(False, 0)]
+    database.downgrade("0002")
+    with database.reading() as session:
+        assert session.execute(text("SELECT record_id FROM decisions")).scalars().all() == ["1"]
+        assert session.execute(text("SELECT name FROM vms")).scalars().all() == ["a"]
+    database.upgrade("0003")
+    with database.reading() as session:
+        assert session.execute(text("SELECT cpus, mode, adoptions FROM vms")).all() == [(None, None, 0)]
+    database.close()

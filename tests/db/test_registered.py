@@ -13,15 +13,16 @@ from manager.errors import Conflict, InvalidRequest, NotFound
 from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.registration import Application, HostSpec, Mode, Sharing, Sla, Tier, VmClass, VmSpec
+from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.source import HttpProbe, Push
 from manager.model.window import Window
 from manager.store.applications import applications_for_host, applications_of, put_application
 from manager.store.database import Database
-from manager.store.hosts import law_of, put_host, replace_statuses, reporting_host
+from manager.store.hosts import adopt_host, put_host, replace_statuses, reporting_host, spec_of
 from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
 from manager.store.registered import delete, get, page
 from manager.store.sources import hosts_of
-from manager.store.vms import VmFilter, delete_vm, get_vm, list_vms, put_vm, vms_for_host
+from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm, vms_for_host
 from manager.store.windows import add_samples
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -246,13 +247,41 @@ def test_removing_a_host_forgets_what_it_reported(database: Database) -> None:
 
 
 @pytest.mark.parametrize("law", [Law(), Law(published=True), Law(gain=1.0, min_samples=7)])
-def test_a_host_keeps_its_law(database: Database, law: Law) -> None:
+@pytest.mark.parametrize(
+    "placement",
+    [
+        PlacementRules(),
+        PlacementRules(BatchPlacement.SINGLE, frozenset({0, 5}), IrqSteering.RESERVED),
+        PlacementRules(min_gain=0.5),
+    ],
+)
+def test_a_host_keeps_its_settings(database: Database, law: Law, placement: PlacementRules) -> None:
+    spec = HostSpec("h", law=law, placement=placement, batch_idle=law.published)
     with database.registering() as session:
-        put_host(session, HostSpec("h", law=law), NOW, anything)
+        put_host(session, spec, NOW, anything)
     with database.reading() as session:
         row = get(session, HostRow, "h")
-        assert law_of(row) == law
+        assert spec_of(row) == spec
         assert (row.law is None) == (law == Law()), "what is not set follows the default"
+        assert (row.placement is None) == (placement == PlacementRules())
+
+
+def test_taking_back_counts_and_registering_again_does_not_reset_it(database: Database) -> None:
+    vm = VmSpec("web", VmClass.CRITICAL, cpus=frozenset({1, 2}), max_pcpus=1.5, mode=Mode.OBSERVE)
+    with database.registering() as session:
+        put_host(session, HostSpec("h"), NOW, anything)
+        put_vm(session, vm, NOW, anything)
+    for count in (1, 2):
+        with database.registering() as session:
+            assert adopt_host(session, "h", LATER).adoptions == count
+            row = adopt_vm(session, "web", LATER)
+            assert (row.adoptions, row.etag) == (count, f"1.{1 + count}"), "another assignment"
+    with database.registering() as session:
+        put_host(session, HostSpec("h", Mode.OBSERVE), LATER, anything)
+        put_vm(session, vm, LATER, anything)
+        assert spec_of(get(session, HostRow, "h")).adoptions == 2
+        [told] = vms_for_host(session, "h")
+        assert told | {"adoptions": 2, "cpus": "1-2", "max_pcpus": 1.5, "mode": Mode.OBSERVE} == told
 
 
 def test_sources_belong_to_an_application_and_make_it_a_hosts_concern(database: Database) -> None:

@@ -10,16 +10,21 @@ from manager.errors import HostError, VmVanished
 from manager.model.cpus import CpuSet
 from manager.model.host import (
     CPU_SHARES_V1,
+    HOST_UUID,
+    LEAST_QUOTA_US,
+    UNLIMITED,
     Capabilities,
     CpuTimes,
     KnobKey,
     KnobValue,
+    Quota,
     VcpuState,
     VmInstance,
     VmState,
     WeightScale,
 )
 from manager.model.records import Knob
+from manager.model.topology import Topology
 
 
 def domain_uuid(name: str) -> str:
@@ -37,6 +42,10 @@ class FakeVm:
     emulator: CpuSet
     cpu_ns: int = 0
     delay_ns: int = 0
+    idle: bool = False
+    quota: Quota = field(default_factory=lambda: Quota(UNLIMITED, 100_000))
+    iothreads: dict[int, CpuSet] = field(default_factory=dict)
+    nodes: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -55,15 +64,26 @@ class FakeHost:
     writes: list[tuple[KnobKey, KnobValue]] = field(default_factory=list)
     next_pid: int = 100
     ips: dict[str, frozenset[str]] = field(default_factory=dict)
+    offline: set[int] = field(default_factory=set)
+    irqs: dict[int, CpuSet] = field(default_factory=dict)
+    topology: Topology | None = None
 
     @property
     def online(self) -> CpuSet:
-        return frozenset(range(self.cpus))
+        return frozenset(range(self.cpus)) - self.offline
 
     @property
     def capabilities(self) -> Capabilities:
         version = 0 if self.scale is None else 1 if self.scale == CPU_SHARES_V1 else 2
-        return Capabilities("6.1", "9.0.0", version, self.scale, self.online, self.online, True)
+        topology = self.topology or Topology.flat(self.online)
+        return Capabilities("6.1", "9.0.0", version, self.scale, self.online, self.online, True, (), True, topology)
+
+    @property
+    def itself(self) -> VmInstance:
+        return VmInstance(HOST_UUID, HOST_UUID, 1, 1)
+
+    def own_knobs(self) -> dict[KnobKey, KnobValue]:
+        return {KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, irq): cpus for irq, cpus in self.irqs.items()}
 
     def boot(self, name: str, vcpus: int = 1, pinned: CpuSet | None = None) -> str:
         """Start a domain; returns its UUID."""
@@ -86,8 +106,9 @@ class FakeHost:
         self.vms.pop(domain_uuid(name), None)
 
     def settings(self) -> dict[KnobKey, KnobValue]:
-        """Every knob of every VM."""
-        return {key: value for uuid in self.vms for key, value in self._state(uuid).knobs().items()}
+        """Every knob of every VM, and of the host."""
+        own = self.own_knobs()
+        return own | {key: value for uuid in self.vms for key, value in self._state(uuid).knobs().items()}
 
     def running(self) -> Mapping[str, VmInstance]:
         return self.listed
@@ -96,6 +117,8 @@ class FakeHost:
         return {uuid: self.ips[uuid] for uuid in self.listed if uuid in self.ips}
 
     def is_alive(self, instance: VmInstance) -> bool:
+        if instance.uuid == HOST_UUID:
+            return instance == self.itself
         vm = self.vms.get(instance.uuid)
         return vm is not None and vm.instance == instance
 
@@ -106,34 +129,71 @@ class FakeHost:
         return self._state(instance.uuid)
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
-        vm = self._require(instance)
+        if key.uuid != HOST_UUID:
+            self._require(instance)
         if self.fail_next:
             number = self.fail_next.pop(0)
             if number:
                 raise HostError("write refused", number)
         if key.knob in self.ignore:
-            return self._state(instance.uuid).knobs()[key]
+            return self._held(key)
         self.writes.append((key, value))
         self.change(key, value)
-        del vm
-        return self._state(instance.uuid).knobs()[key]
+        return self._held(key)
+
+    def _held(self, key: KnobKey) -> KnobValue:
+        return self.irqs[key.index] if key.uuid == HOST_UUID else self._state(key.uuid).knobs()[key]
 
     def change(self, key: KnobKey, value: KnobValue) -> None:
         """Set a knob as somebody (also somebody else) would."""
-        vm = self.vms[key.uuid]
         if isinstance(value, int):
-            if self.scale is None or not self.scale.minimum <= value <= self.scale.maximum:
-                raise HostError("write: Numerical result out of range", errno.ERANGE)
-            vm.weight = value
+            self._set_number(self.vms[key.uuid], key.knob, value)
             return
         if not value & self.online:
             raise HostError("sched_setaffinity: Invalid argument", errno.EINVAL)
+        if key.knob is Knob.IRQ_AFFINITY:
+            self.irqs[key.index] = value & self.online
+            return
+        vm = self.vms[key.uuid]
         if key.knob is Knob.EMULATOR_PIN:
             vm.emulator = value & self.online
-        elif key.index < len(vm.vcpus):
+        elif key.knob is Knob.IOTHREAD_PIN and key.index in vm.iothreads:
+            vm.iothreads[key.index] = value & self.online
+        elif key.knob is Knob.VCPU_PIN and key.index < len(vm.vcpus):
             vm.vcpus[key.index] = value & self.online
         else:
-            raise VmVanished("no such vCPU", errno.ESRCH)
+            raise VmVanished("no such thread", errno.ESRCH)
+
+    def _set_number(self, vm: FakeVm, knob: Knob, value: int) -> None:
+        if self.scale is None:
+            raise HostError("no such file", errno.ENOENT)
+        if knob is Knob.IDLE:
+            if value not in {0, 1}:
+                raise HostError("write: Invalid argument", errno.EINVAL)
+            if vm.idle != bool(value):  # kernel/sched/fair.c, sched_group_set_idle: the weight before is lost
+                vm.idle, vm.weight = bool(value), self.scale.default
+        elif knob is Knob.QUOTA:
+            if value != UNLIMITED and value < LEAST_QUOTA_US:
+                raise HostError("write: Invalid argument", errno.EINVAL)
+            vm.quota = Quota(value, vm.quota.period_us)
+        elif vm.idle:
+            raise HostError("write: Invalid argument", errno.EINVAL)
+        elif not self.scale.minimum <= value <= self.scale.maximum:
+            raise HostError("write: Numerical result out of range", errno.ERANGE)
+        else:
+            vm.weight = value
+
+    def plug_vcpu(self, name: str) -> None:
+        """One vCPU more: its thread is started by, and so runs where, the emulator's does."""
+        vm = self.vms[domain_uuid(name)]
+        vm.vcpus.append(vm.emulator)
+
+    def unplug_cpu(self, cpu: int) -> None:
+        """A pCPU goes offline: threads that could run nowhere else may run anywhere."""
+        self.offline.add(cpu)
+        for vm in self.vms.values():
+            vm.vcpus = [mask & self.online or self.online for mask in vm.vcpus]
+            vm.emulator = vm.emulator & self.online or self.online
 
     def forget(self, keep: frozenset[VmInstance]) -> None:
         pass
@@ -151,4 +211,14 @@ class FakeHost:
     def _state(self, uuid: str) -> VmState:
         vm = self.vms[uuid]
         vcpus = tuple(VcpuState(index, cpus, vm.delay_ns) for index, cpus in enumerate(vm.vcpus))
-        return VmState(replace(vm.instance), vm.cpu_ns, vm.weight, vcpus, vm.emulator)
+        return VmState(
+            replace(vm.instance),
+            vm.cpu_ns,
+            None if vm.idle else vm.weight,
+            vcpus,
+            vm.emulator,
+            tuple(sorted(vm.iothreads.items())),
+            vm.idle if self.scale else None,
+            vm.quota if self.scale else None,
+            vm.nodes,
+        )

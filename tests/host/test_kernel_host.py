@@ -239,8 +239,9 @@ def test_threads_are_looked_for_at_each_listing(root: Root, qemu: QemuLike) -> N
     host = KernelHost(root.paths, watch)  # type: ignore[arg-type]
     instance = qemu.instance
     assert len(host.read(instance).vcpus) == 2
+    qemu.tell("end worker")
     qemu.tell("start CPU 2/TCG")
-    assert len(host.read(instance).vcpus) == 2
+    assert len(host.read(instance).vcpus) == 2, "there are as many as before"
     watch.domains = Domains({}, generation=1)
     assert len(host.read(instance).vcpus) == 3
     host.forget(frozenset())

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from manager.errors import JournalError
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Owned
-from manager.model.host import KnobKey, KnobValue, VmInstance
+from manager.model.host import NUMBERS, KnobKey, KnobValue, VmInstance
 from manager.model.records import Knob
 from tests.loop.disk import small_disk
 
@@ -130,7 +130,7 @@ def test_the_file_is_always_what_is_in_memory(history) -> None:
             for put, drop in history:
                 entries = {
                     key: entry(number, number + 1)
-                    if key.knob is Knob.WEIGHT
+                    if key.knob in NUMBERS
                     else entry(frozenset({number}), frozenset({number + 1}))
                     for key, number in put.items()
                 }

@@ -116,12 +116,12 @@ class LoopMachine(RuleBasedStateMachine):
         self.meddled = set()
 
     @invariant()
-    def no_pcpu_has_two_critical_vcpus_pinned(self) -> None:
+    def no_vm_is_stacked_on_itself(self) -> None:
         if not hasattr(self, "rig"):
             return
         entries = self.rig.journal.entries
         pinned = [
-            min(value)
+            (key.uuid, min(value))
             for key, value in self.rig.host.settings().items()
             if key.knob is Knob.VCPU_PIN and key in entries and isinstance(value, frozenset) and len(value) == 1
         ]

@@ -267,16 +267,30 @@ def test_after_a_reboot_the_journal_is_empty(rig: Rig) -> None:
     assert not rig.journal.entries
 
 
-def test_more_critical_vcpus_than_pcpus_float_and_say_so(rig: Rig) -> None:
+def test_more_critical_vcpus_than_pcpus_share_them(rig: Rig) -> None:
     rig.host.boot("big", 3)
     rig.host.boot("small", 2)
     rig.register("big")
     rig.register("small")
+    assert not rig.tick().troubles
+    pins = {
+        name: {rig.value(name, Knob.VCPU_PIN, index) for index in range(vcpus)}
+        for name, vcpus in (("big", 3), ("small", 2))
+    }
+    assert (len(pins["big"]), len(pins["small"])) == (3, 2), "none is stacked on itself"
+    assert all(len(cpus) == 1 for cpus in pins["big"] | pins["small"])
+    assert pins["big"] | pins["small"] == {frozenset({cpu}) for cpu in rig.host.online}
+
+
+def test_a_vm_with_more_vcpus_than_pcpus_floats_and_says_so(rig: Rig) -> None:
+    rig.host.boot("huge", 5)
+    rig.register("huge")
     result = rig.tick()
-    pins = [rig.value("big", Knob.VCPU_PIN, index) for index in range(3)]
-    assert pins == [frozenset({0}), frozenset({1}), frozenset({2})]
-    assert rig.value("small", Knob.VCPU_PIN) == rig.host.online
-    assert [t.text for t in result.troubles] == ["small floats: needs 2 pCPUs of its own, 1 are free"]
+    assert rig.value("huge", Knob.VCPU_PIN) == rig.host.online
+    [trouble] = result.troubles
+    assert trouble.kind == "placement"
+    assert "5" in trouble.text
+    assert "4" in trouble.text
 
 
 def test_a_placed_vm_keeps_its_pcpus_when_others_come_and_go(rig: Rig) -> None:

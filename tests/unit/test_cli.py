@@ -80,7 +80,7 @@ def test_tokens_are_made_listed_and_revoked() -> None:
 
 def test_database_up_and_down() -> None:
     assert "no tables" in call("db", "current").output
-    assert "at revision 0002" in call("db", "upgrade").output
+    assert "at revision 0003" in call("db", "upgrade").output
     assert call("db", "downgrade", "base").exit_code == 1, "asks first"
     assert "at revision base" in call("db", "downgrade", "base", "--yes").output
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.diff import diff
+from manager.control.diff import Found
+from manager.control.diff import diff as diff_found
 from manager.model.decision import Action, Change, Goal, Owned, Plan
 from manager.model.host import KnobKey, KnobValue
 from manager.model.records import Knob
@@ -18,11 +19,17 @@ from manager.model.registration import Mode
 KEY = KnobKey("u", Knob.WEIGHT)
 UNMANAGED = "no longer managed here: back to the original"
 NOT_ENFORCED = "not enforced any more: back to the original"
+ONLINE = frozenset(range(8))
 ENFORCE, OBSERVE, RELEASED = Mode.ENFORCE, Mode.OBSERVE, Mode.RELEASED
 
 
 def goal(value: KnobValue, mode: Mode = ENFORCE, key: KnobKey = KEY) -> Goal:
-    return Goal(key, "web", value, "why", mode)
+    return Goal(key, value, "why", mode)
+
+
+def diff(plan: Plan, actual: dict[KnobKey, KnobValue], ledger: dict[KnobKey, Owned]) -> tuple[Change, ...]:
+    """On a host with the pCPUs 0 to 7."""
+    return diff_found(plan, Found(actual, ONLINE, default_weight=1024), ledger)
 
 
 def owned(original: int, intended: int, previous: int | None = None, **flags: bool) -> Owned:
@@ -110,11 +117,12 @@ def test_every_case(value: int | None, wish: Goal | None, known: Owned | None, c
     plan = Plan((wish,) if wish else ())
     actual: dict[KnobKey, KnobValue] = {} if value is None else {KEY: value}
     found = diff(plan, actual, {KEY: known} if known else {})
-    assert found == tuple(Change(action, KEY, before, after, reason) for action, before, after, reason in changes)
+    expected = tuple(Change(action, KEY, before, after, reason, ANY) for action, before, after, reason in changes)
+    assert found == expected
 
 
 def test_the_table_has_every_action() -> None:
-    assert {change[0] for row in CASES for change in row[4]} == set(Action)
+    assert {change[0] for row in CASES for change in row[4]} == set(Action) - {Action.KEEP}, "it is about two knobs"
 
 
 def test_undoing_says_why() -> None:
@@ -175,13 +183,14 @@ class Host:
         changes = diff(plan, self.actual, self.ledger)
         for change in changes:
             known = self.ledger.get(change.key)
-            if change.action is Action.WRITE:
-                original = known.original if known else change.before
+            if change.action in {Action.WRITE, Action.KEEP}:
+                assert change.original is not None
+                original = known.original if known else change.original
                 self.actual[change.key] = change.after
                 self.ledger[change.key] = Owned(original, change.before, change.after, settled=True)
             elif change.action is Action.RESTORE:
                 self.actual[change.key] = change.after
-                del self.ledger[change.key]
+                self.ledger.pop(change.key, None)
             elif change.action is Action.FORGET:
                 del self.ledger[change.key]
             elif change.action is Action.GIVE_UP:

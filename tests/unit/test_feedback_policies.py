@@ -280,29 +280,6 @@ def test_the_agreed_rate_is_judged_over_a_time_and_with_hysteresis() -> None:
     assert of(decisions, "a")[4] == 262_144
 
 
-def test_batch_below_its_floor_is_raised_until_it_has_caught_up() -> None:
-    law = Law(batch_floor=0.05, floor_window_s=10)
-
-    def starving(now_s: float, share: float) -> Snapshot:
-        vms = [critical("a", "one", 0.9), batch("c", share / 2, 1.0), batch("d", share / 2, 1.0)]
-        return moment(vms, [application("one", [400] * 10, 500, end_s=now_s)], law, now_s=now_s)
-
-    found = follow(
-        FAIR, [starving(1000.0 + 5 * place, share) for place, share in enumerate([0.2, *[0.0] * 4, *[0.2] * 4])]
-    )
-    assert of(found, "c")[0] == 2
-    raised = of(found, "c")[4]
-    assert 2 * raised / (2 * raised + 262_144) >= 0.05
-    assert "less than their floor of 5.0%" in next(goal.reason for goal in found[4].weights if goal.vm == "c")
-    assert of(found, "c")[-1] == 2
-
-
-def test_batch_that_does_not_want_more_is_left_alone() -> None:
-    vms = [critical("a", "one", 0.2), batch("c", 0.0, 0.0)]
-    [decision] = follow(FAIR, [moment(vms, [application("one", [400] * 10, 500)], Law(batch_floor=0.1))])
-    assert weights(decision)["c"] == 2
-
-
 @pytest.mark.parametrize("policy", [FAIR, ISOLATION])
 def test_weights_of_their_own_and_vms_without_an_sla(policy) -> None:
     vms = [

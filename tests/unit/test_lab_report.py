@@ -40,6 +40,7 @@ GOOD = [
     phase("equal", 8000, 9000),
     phase("priority", 800, 900),
     phase("pinned", 700, 800),
+    phase("idle", 600, 700),
 ]
 
 
@@ -54,6 +55,7 @@ def test_all_holds_when_it_does() -> None:
         (2, phase("priority", 3000, 900), "memcached's p95 is 2.7 x better"),
         (3, phase("pinned", 1100, 800), "memcached's p95 pinned is 2.20 x alone"),
         (3, phase("pinned", 700, 1500), "nginx's p95 pinned is 2.14 x alone"),
+        (4, phase("idle", 700, 700), "memcached's p95 with batch in the idle class is 1.40 x alone (at most 1.3 x)"),
     ],
 )
 def test_what_falls_short_is_said(number: int, replaced: dict[str, Any], says: str) -> None:

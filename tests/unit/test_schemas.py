@@ -9,10 +9,23 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from manager.api.convert import host_spec, law_body
-from manager.api.schemas import DomainName, HostIn, LawBody, Moment, Name, Text, Uuid
+from manager.api.convert import host_fields, host_spec, vm_fields, vm_spec
+from manager.api.schemas import (
+    CpuList,
+    DomainName,
+    HostIn,
+    LawBody,
+    Moment,
+    Name,
+    PlacementBody,
+    Text,
+    Uuid,
+    VmIn,
+)
 from manager.model.law import BOUNDS, Law
-from manager.model.registration import HostSpec
+from manager.model.registration import HostSpec, Mode, VmClass, VmSpec
+from manager.model.rules import BOUNDS as RULE_BOUNDS
+from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 
 moment: TypeAdapter[datetime] = TypeAdapter(Moment)
 
@@ -86,10 +99,46 @@ def test_a_uuid_is_answered_in_lower_case() -> None:
     assert TypeAdapter(Uuid).validate_python("6F1F5B0E-6F0E-4B62-9D2B-0D3F6F0F8A10").startswith("6f1f5b0e-")
 
 
-def test_a_law_has_the_fields_and_defaults_of_the_model() -> None:
+def test_settings_of_a_host_have_the_fields_and_defaults_of_the_model() -> None:
     assert list(LawBody.model_fields) == [field.name for field in fields(Law)]
+    assert list(PlacementBody.model_fields) == [field.name for field in fields(PlacementRules)]
     assert host_spec("h", HostIn()) == HostSpec("h")
-    assert LawBody().model_dump() == law_body(Law()).model_dump()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        HostSpec("h"),
+        HostSpec("h", Mode.OBSERVE, "fair", False, Law(gain=1.0), True),
+        HostSpec(
+            "h", placement=PlacementRules(BatchPlacement.FENCE, frozenset({0, 2}), IrqSteering.SERVING, 0.5, 3, 9.0)
+        ),
+    ],
+)
+def test_a_host_and_back(spec: HostSpec) -> None:
+    assert host_spec("h", HostIn(**host_fields(spec))) == spec
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        VmSpec("v", VmClass.BATCH),
+        VmSpec("v", VmClass.CRITICAL, "name", None, "h", 7, True, frozenset({1, 2}), 1.5, Mode.OBSERVE),
+    ],
+)
+def test_a_vm_and_back(spec: VmSpec) -> None:
+    assert vm_spec("v", VmIn(**vm_fields(spec))) == spec
+
+
+@pytest.mark.parametrize(("text", "answered"), [("", ""), ("3,1,2", "1-3"), ("0-3,8", "0-3,8"), ("07", "7")])
+def test_cpu_lists(text: str, answered: str) -> None:
+    assert TypeAdapter(CpuList).validate_python(text) == answered
+
+
+@pytest.mark.parametrize("text", ["a", "1-", "3-1", "1,,2", "8192", "-1", " 1", "1\n", "1-2-3", "99999"])
+def test_what_is_no_cpu_list(text: str) -> None:
+    with pytest.raises(ValidationError):
+        TypeAdapter(CpuList).validate_python(text)
 
 
 @pytest.mark.parametrize("name", [name for name in LawBody.model_fields if name != "published"])
@@ -97,7 +146,17 @@ def test_a_law_is_bounded_as_the_model_says(name: str) -> None:
     low, high = BOUNDS[name]
     for value in (low, high):
         law = replace(Law(), **{name: value})
-        assert host_spec("h", HostIn(law=law_body(law))).law == law
+        assert host_spec("h", HostIn(**host_fields(HostSpec("h", law=law)))).law == law
     for value in (low - 1, high + 1, None, "1"):
         with pytest.raises(ValidationError):
             LawBody.model_validate({name: value}, strict=True)
+
+
+@pytest.mark.parametrize("name", RULE_BOUNDS)
+def test_placement_is_bounded_as_the_model_says(name: str) -> None:
+    low, high = RULE_BOUNDS[name]
+    for value in (low, high):
+        assert getattr(PlacementBody.model_validate({name: value}, strict=True), name) == value
+    for value in (low - 1, high + 1, None, "1"):
+        with pytest.raises(ValidationError):
+            PlacementBody.model_validate({name: value}, strict=True)

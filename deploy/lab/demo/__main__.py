@@ -43,8 +43,8 @@ def main(scenario: str, duration: float | None, json_file: Path | None, picture:
     """Show on real VMs what Equipoise does for services on a full host.
 
     \b
-    phases  one memcached, one NGINX and two batch VMs in four phases of the same load: alone (batch paused),
-            equal weights, priority, and priority with pinned vCPUs
+    phases  one memcached, one NGINX and two batch VMs in five phases of the same load: alone (batch
+            paused), equal weights, priority, priority with pinned vCPUs, and batch in the idle class, too
     spike   two NGINX applications alike and a batch VM on one pCPU; the load of the second doubles for a third
             of the time. Three runs of the same load: policies priority (static), fair and isolation
 

@@ -1,4 +1,4 @@
-"""Weights and CPU affinities of QEMU processes, read from the kernel without any of Equipoise's own code.
+"""CPU settings of the groups and threads of QEMU processes, read from the kernel without any of Equipoise's own code.
 
 Taken before Equipoise starts and after it has stopped, they show whether it left everything as it was.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_WEIGHT_FILES = ("cpu.shares", "cpu.weight")
+_GROUP_FILES = ("cpu.shares", "cpu.weight", "cpu.idle", "cpu.cfs_quota_us", "cpu.max")
 _WORKER = re.compile(r"^(worker|call_rcu)")  # QEMU's helpers come and go
 
 
@@ -20,11 +20,11 @@ def qemu_pid(name: str) -> int:
 
 
 def settings_of(name: str) -> dict[str, str]:
-    """Weight of the VM's cgroup and affinity of each lasting thread, as text by what they are."""
+    """CPU settings of the VM's cgroup and affinity of each lasting thread, as text by what they are."""
     pid = qemu_pid(name)
     found = {}
     for folder in _group_folders(pid):
-        for file in _WEIGHT_FILES:
+        for file in _GROUP_FILES:
             if (folder / file).exists():
                 found[f"{name}: {folder / file}"] = (folder / file).read_text().strip()
     for thread in sorted(Path(f"/proc/{pid}/task").iterdir()):

@@ -1,4 +1,4 @@
-"""The demonstration of four phases: the same load on memcached and NGINX under ever better protection."""
+"""The demonstration of five phases: the same load on memcached and NGINX under ever better protection."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
 
 
 def _phase(stage: Stage, phase: DemoPhase, duration_s: float, progress: Any) -> Measured:
-    stage.service.control(phase.policy, phase.pinning)
+    stage.service.control(phase.policy, phase.pinning, phase.batch_idle)
     if not phase.batch_runs:
         for vm in stage.scene.batch:
             stage.lab.suspend(vm)

@@ -64,6 +64,7 @@ class DemoPhase:
     policy: str
     pinning: bool
     batch_runs: bool
+    batch_idle: bool = False
 
 
 PHASES = (
@@ -71,6 +72,14 @@ PHASES = (
     DemoPhase("equal", "all VMs at the kernel's default weight", "equal", pinning=False, batch_runs=True),
     DemoPhase("priority", "critical VMs weigh more", "priority", pinning=False, batch_runs=True),
     DemoPhase("pinned", "and have a pCPU to each vCPU", "priority", pinning=True, batch_runs=True),
+    DemoPhase(
+        "idle",
+        "and batch VMs are in the kernel's idle class",
+        "priority",
+        pinning=True,
+        batch_runs=True,
+        batch_idle=True,
+    ),
 )
 
 

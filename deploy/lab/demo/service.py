@@ -78,10 +78,10 @@ class Equipoise:
         for vm in self._scene.batch:
             self.client.request("PUT", f"/vms/{vm.name}", body={"class": "batch", "host": HOST})
 
-    def control(self, policy: str, pinning: bool) -> None:
+    def control(self, policy: str, pinning: bool, batch_idle: bool = False) -> None:
         """Set the host's policy and wait until two ticks were made with it, the second with nothing left to change."""
         before = self._tick()["number"]
-        body = {"mode": "enforce", "policy": policy, "pinning": pinning}
+        body = {"mode": "enforce", "policy": policy, "pinning": pinning, "batch_idle": batch_idle}
         self.client.request("PUT", f"/hosts/{HOST}", body=body)
 
         def in_force() -> bool:

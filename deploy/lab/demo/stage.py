@@ -40,7 +40,7 @@ class Stage:
             self.on_exit.pop_all()
             _say_how_to_reach(self.console, self.service, self.scene)
             return None
-        self.console.print("== stopping Equipoise and comparing every weight and pin with its original")
+        self.console.print("== stopping Equipoise and comparing every setting with its original")
         decisions = self.service.decisions()
         self.service.stop()
         changed = differences(self.before, settings_of_all([vm.name for vm in self.scene.vms]))

@@ -23,12 +23,17 @@ from manager.api.schemas.sources import SourceStatusBody
 from manager.model.records import Knob, OutcomeKind, Severity
 from manager.model.registration import Mode
 
+KnobIndex = Annotated[
+    int,
+    Field(ge=0, le=2**31, description="number of the vCPU, I/O thread or interrupt, 0 where it is of none"),
+]
+
 
 class KnobStatus(Schema):
     """One knob of a running VM: what it holds, what it held before, and who owns it."""
 
     knob: Knob
-    index: Annotated[int, Field(ge=0, le=8191)] = Field(description="vCPU number for vcpu_pin, otherwise 0")
+    index: KnobIndex
     value: Text
     original: Text | None = Field(default=None, description="value before the first change; null: never changed")
     owned: bool = False
@@ -48,6 +53,35 @@ class VmStatus(Schema):
     knobs: list[KnobStatus] = Field(default_factory=list)
 
 
+class PcpuBody(Schema):
+    """An online pCPU; core and last-level cache are named by their lowest pCPU."""
+
+    number: Count
+    core: Count
+    socket: int
+    node: int
+    l3: Count
+    capacity: float = Field(default=1.0, description="speed as a fraction of the host's fastest pCPU")
+    isolated: bool = False
+
+
+class NicQueueBody(Schema):
+    """An interrupt of a network interface, and the pCPUs that it may go to and goes to now."""
+
+    interface: Text
+    irq: Count
+    cpus: Text
+    serving: Text
+    managed: bool = Field(default=False, description="the kernel placed it itself and refuses another affinity")
+
+
+class TopologyBody(Schema):
+    """The host's pCPUs as hardware."""
+
+    cpus: list[PcpuBody] = Field(default_factory=list)
+    queues: list[NicQueueBody] = Field(default_factory=list)
+
+
 class CapabilitiesBody(Schema):
     """What the host's kernel and libvirt offer, as probed by its agent."""
 
@@ -61,6 +95,8 @@ class CapabilitiesBody(Schema):
     managed_cpus: Text
     schedstat: bool = Field(description="run-queue delay of vCPU threads can be read")
     warnings: list[Text] = Field(default_factory=list)
+    idle_class: bool = Field(default=False, description="the kernel has cpu.idle")
+    topology: TopologyBody = Field(default_factory=TopologyBody)
 
 
 class TickStatus(Schema):
@@ -85,9 +121,9 @@ class RecordBody(Schema):
     id: Annotated[str, Field(pattern=r"^[0-9a-f-]{36}$", description="a UUID in lower case")]
     at: Moment
     host: Name
-    vm: Name
+    vm: Name | None = Field(default=None, description="null: a setting of the host itself")
     knob: Knob
-    index: Annotated[int, Field(ge=0, le=8191)]
+    index: KnobIndex
     before: Text
     after: Text
     reason: Text

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 
 from manager.api.schemas.agents import ReadyBody
-from manager.api.schemas.fields import Name, Schema
+from manager.api.schemas.fields import Count, Name, Schema
 from manager.api.schemas.registration import ApplicationIn, HostIn, VmIn
 
 
@@ -15,6 +15,7 @@ class AssignedVm(VmIn):
     """A VM the host's agent is to manage if it finds it."""
 
     name: Name
+    adoptions: Count = Field(default=0, description="how often settings that somebody else changed were taken back")
 
 
 class AssignedWindow(Schema):
@@ -38,6 +39,7 @@ class AssignedHost(HostIn):
     """How the host is to be controlled."""
 
     name: Name
+    adoptions: Count = Field(default=0, description="see AssignedVm")
 
 
 class AssignmentOut(Schema):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
+from manager.model.cpus import format_cpus, parse_cpus
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET
 from manager.model.registration import NAME_PATTERN
 
@@ -50,6 +51,30 @@ Moment = Annotated[
         description="an RFC 3339 time with offset, from 1970 to 9998",
     ),
 ]
+
+
+def _canonical_cpus(text: str) -> str:
+    return format_cpus(parse_cpus(text))
+
+
+CpuList = Annotated[
+    str,
+    Field(
+        max_length=MAX_TEXT,
+        pattern=r"^([0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*)?$",
+        description="pCPU numbers and ranges such as 0-3,8",
+    ),
+    AfterValidator(_canonical_cpus),
+]
+
+
+def _names_some(text: str) -> str:
+    if not text:
+        raise ValueError("names no pCPU")
+    return text
+
+
+SomeCpus = Annotated[CpuList, AfterValidator(_names_some)]
 Share = Annotated[float, Field(ge=0, le=1, description="fraction of the host's CPU time")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Weight = Annotated[int, Field(ge=1, le=262_144)]

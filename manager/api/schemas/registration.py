@@ -7,10 +7,25 @@ from typing import Annotated, Any
 from pydantic import AwareDatetime, ConfigDict, Field
 
 from manager.api.schemas.agents import CapabilitiesBody, ReadyBody, TickStatus, VmStatus
-from manager.api.schemas.fields import Buckets, Count, DomainName, Moment, Name, Percentile, Schema, Text, Uuid, Weight
+from manager.api.schemas.fields import (
+    Buckets,
+    Count,
+    CpuList,
+    DomainName,
+    Moment,
+    Name,
+    Percentile,
+    Schema,
+    SomeCpus,
+    Text,
+    Uuid,
+    Weight,
+)
 from manager.api.schemas.sources import SourceBody
 from manager.model.law import BOUNDS, DEFAULT_LAW
 from manager.model.registration import Mode, Sharing, VmClass
+from manager.model.rules import BOUNDS as RULE_BOUNDS
+from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering
 from manager.model.window import SlaState
 
 
@@ -23,6 +38,11 @@ class VmIn(Schema):
     host: Name | None = Field(default=None, description="host it runs on; null: wherever it is found")
     weight: Weight | None = Field(default=None, description="overrides the policy's weight (v1 shares or v2 weight)")
     pin: bool | None = Field(default=None, description="give its vCPUs pCPUs of their own; null: as the host says")
+    cpus: SomeCpus | None = Field(default=None, description="the pCPUs it may run on, such as 0-3,8; null: all")
+    max_pcpus: Annotated[float, Field(ge=0.01, le=8192)] | None = Field(
+        default=None, description="CPU seconds a second that it may use; null: no limit"
+    )
+    mode: Mode | None = Field(default=None, description="null: as its application and host say")
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
@@ -149,13 +169,41 @@ class LawBody(Schema):
     over_rate_margin: float = _bounded("over_rate_margin")
 
 
+def _rule(name: str) -> Any:
+    low, high = RULE_BOUNDS[name]
+    return Field(default=getattr(DEFAULT_RULES, name), ge=low, le=high)
+
+
+class PlacementBody(Schema):
+    """Settings of placement, see docs/placement.md; what is left out gets its default."""
+
+    batch: BatchPlacement = Field(
+        default=DEFAULT_RULES.batch,
+        description="batch VMs: float over all pCPUs; fence: off those of critical vCPUs; single: on one pCPU each",
+    )
+    reserved_cpus: CpuList = Field(
+        default="", description="pCPU numbers and ranges such as 0-3,8 that no VM is pinned to"
+    )
+    irqs: IrqSteering = Field(
+        default=DEFAULT_RULES.irqs,
+        description="network interrupts: off: as they are; reserved: on the reserved pCPUs; serving: on critical ones",
+    )
+    min_gain: float = _rule("min_gain")
+    moves_per_min: int = _rule("moves_per_min")
+    demand_window_s: float = _rule("demand_window_s")
+
+
 class HostIn(Schema):
     """How a host is to be controlled."""
 
     mode: Mode = Mode.ENFORCE
     policy: Name = "priority"
     pinning: bool = Field(default=True, description="give critical vCPUs pCPUs of their own")
+    batch_idle: bool = Field(
+        default=False, description="put batch VMs into the kernel's idle class while they have their floor"
+    )
     law: LawBody = Field(default_factory=LawBody)
+    placement: PlacementBody = Field(default_factory=PlacementBody)
 
 
 class HostOut(HostIn):

@@ -1,0 +1,77 @@
+"""What batch VMs get whatever the policy: their floor in any case, and the idle class while they have it.
+
+The floor is a share of the host's CPU (design, section 4). In the idle class (cpu.idle) a batch VM yields to any other
+at once, so it can be starved altogether; one that gets less than the floor leaves that class, with a weight that makes
+it reach the floor, until it has caught up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from manager.control.feedback import average, floor_weight
+from manager.model.decision import Decision, IdleGoal, Snapshot, VmView, WeightGoal
+
+FLOOR_MARGIN = 1.5
+"""Batch VMs below their floor get weights for this much more than it, so that they reach it again."""
+LARGEST_SHARE = 0.9
+"""No weight gives batch VMs more of the host than this."""
+WAITING_SHARE = 0.05
+"""Batch VMs whose vCPUs wait less than this of the time get all they want, be it below the floor."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchMemory:
+    """``share`` of the host's CPU that batch VMs got, averaged; ``raised``: they got less than their floor."""
+
+    share: float | None = None
+    raised: bool = False
+
+
+def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> tuple[Decision, BatchMemory]:
+    """A policy's decision with the floor of the batch VMs kept, and the memory for the next interval.
+
+    Batch VMs with a registered weight keep that and are not put into the idle class. Deterministic and pure.
+    """
+    law, scale = snapshot.host.law, snapshot.capabilities.weights
+    batch = [vm for vm in snapshot.vms if not vm.critical]
+    if scale is None or not batch:
+        return decision, BatchMemory()
+    smoothing = min(1.0, snapshot.interval_s / law.floor_window_s)
+    now = sum(vm.cpu_share for vm in batch)
+    # At first they are taken to have had plenty: what a single interval shows is no average.
+    share = average(max(now, 2 * law.batch_floor) if memory.share is None else memory.share, now, smoothing)
+    waiting = any(vm.run_delay_share > WAITING_SHARE for vm in batch)
+    # Raised until the floor is exceeded by half the margin: else it would be left and raised again at once.
+    limit = law.batch_floor * ((1 + FLOOR_MARGIN) / 2 if memory.raised else 1)
+    raised = waiting and share < limit
+    driven = [vm for vm in batch if vm.spec.weight is None]
+    name = snapshot.host.policy
+    below = f"{name}: batch VMs got {share:.1%} of the host, less than their floor of {law.batch_floor:.1%}"
+    if raised:
+        decision = replace(decision, weights=_raised(decision.weights, snapshot, driven, len(batch), below))
+    if snapshot.host.batch_idle:
+        told = {goal.vm for goal in decision.idle}
+        why = below if raised else f"{name}: batch VM in the idle class"
+        idle = tuple(IdleGoal(vm.name, not raised, why) for vm in driven if vm.idle is not None and vm.name not in told)
+        decision = replace(decision, idle=decision.idle + idle)
+    return decision, BatchMemory(share, raised)
+
+
+def _raised(
+    goals: Sequence[WeightGoal], snapshot: Snapshot, driven: Sequence[VmView], vms: int, why: str
+) -> tuple[WeightGoal, ...]:
+    """The goals with weights for the batch VMs that give them their floor beside those of the critical VMs."""
+    scale = snapshot.capabilities.weights
+    if scale is None:
+        return tuple(goals)
+    wanted = {goal.vm: goal for goal in goals}
+    others = sum(wanted[vm.name].weight if vm.name in wanted else vm.weight or 0 for vm in snapshot.vms if vm.critical)
+    share = min(snapshot.host.law.batch_floor * FLOOR_MARGIN, LARGEST_SHARE)
+    weight = scale.clamp(floor_weight(others, share, vms))
+    for vm in driven:
+        policys = wanted.get(vm.name)
+        if policys is None or policys.weight < weight:
+            wanted[vm.name] = WeightGoal(vm.name, weight, why)
+    return tuple(sorted(wanted.values(), key=lambda goal: goal.vm))

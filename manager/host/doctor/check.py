@@ -1,0 +1,110 @@
+"""A check, what it looks at, and how its failures are kept to itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import libvirt
+
+from manager.errors import HostError
+from manager.host.doctor.libvirt_view import LibvirtView, look_at_libvirt
+from manager.host.registry import HostPaths
+from manager.model.cpus import CpuSet
+from manager.model.finding import Finding, FindingStatus
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The host that is looked at, and the agent's files on it.
+
+    ``managed_cpus`` empty means all online ones. ``quick``: nothing that takes longer than an instant, and no CPU time
+    is used up.
+    """
+
+    paths: HostPaths
+    libvirt_uri: str
+    lock_file: Path
+    state_dir: Path
+    journal_name: str
+    managed_cpus: CpuSet = frozenset()
+    quick: bool = False
+
+    @cached_property
+    def libvirt(self) -> LibvirtView:
+        """What libvirt says, asked once."""
+        return look_at_libvirt(self.libvirt_uri)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What one check found; ``essential`` where that makes it so although the check itself is not."""
+
+    status: FindingStatus
+    detail: str
+    advice: str = ""
+    essential: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """``look`` raises OSError, HostError, libvirtError or ValueError where it cannot find out."""
+
+    id: str
+    area: str
+    title: str
+    look: Callable[[Subject], Verdict]
+    essential: bool = False
+
+    def run(self, subject: Subject) -> Finding:
+        """The finding; ``unknown`` with the reason where ``look`` failed. Any other exception is a bug, and rises."""
+        try:
+            verdict = self.look(subject)
+        except (OSError, HostError, libvirt.libvirtError, ValueError) as error:
+            advice = "run as root on the host itself; if it stays so, the reason says what could not be read or written"
+            verdict = Verdict(FindingStatus.UNKNOWN, f"could not be found out: {error}", advice)
+        essential = self.essential or verdict.essential
+        return Finding(self.id, self.area, self.title, verdict.status, essential, verdict.detail, verdict.advice)
+
+
+def run_checks(checks: Iterable[Check], subject: Subject) -> Iterator[Finding]:
+    """One finding a check, in order, each as soon as it is known."""
+    for check in checks:
+        yield check.run(subject)
+
+
+def works(detail: str, advice: str = "") -> Verdict:
+    """It works."""
+    return Verdict(FindingStatus.WORKS, detail, advice)
+
+
+def missing(detail: str, advice: str) -> Verdict:
+    """This host does not have it."""
+    return Verdict(FindingStatus.MISSING, detail, advice)
+
+
+def ignored(detail: str, advice: str) -> Verdict:
+    """The kernel takes it and does nothing with it."""
+    return Verdict(FindingStatus.IGNORED, detail, advice)
+
+
+def degraded(detail: str, advice: str) -> Verdict:
+    """It works less well than it could."""
+    return Verdict(FindingStatus.DEGRADED, detail, advice)
+
+
+def warning(detail: str, advice: str) -> Verdict:
+    """It may disturb or surprise."""
+    return Verdict(FindingStatus.WARNING, detail, advice)
+
+
+def unknown(detail: str, advice: str) -> Verdict:
+    """It was not found out."""
+    return Verdict(FindingStatus.UNKNOWN, detail, advice)
+
+
+def not_tried() -> Verdict:
+    """Left out because of --quick."""
+    return unknown("not tried, because of --quick", "run `equipoise doctor` without --quick")

@@ -1,0 +1,106 @@
+"""What libvirt says about itself and the running domains, asked read-only and once."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass
+
+import libvirt
+
+_ANSWER_S = 10.0
+_MANAGED_ELEMENTS = ("shares", "vcpupin", "emulatorpin", "iothreadpin", "cachetune", "memorytune")
+
+
+@dataclass(frozen=True, slots=True)
+class DomainFacts:
+    """A running domain: its hypervisor (``kvm``, ``qemu`` for TCG, ...) and what its own configuration tunes."""
+
+    name: str
+    kind: str
+    tuning: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LibvirtView:
+    """``error`` non-empty: no connection, and why. ``events_error`` non-empty: no lifecycle events, and why."""
+
+    uri: str
+    error: str = ""
+    driver: str = ""
+    library: str = ""
+    daemon: str = ""
+    hypervisor: str = ""
+    events_error: str = ""
+    domains: tuple[DomainFacts, ...] = ()
+
+
+def look_at_libvirt(uri: str, answer_s: float = _ANSWER_S) -> LibvirtView:
+    """Connect, ask and close, in a thread of its own, as libvirt has no timeout for a daemon that hangs."""
+    found: list[LibvirtView] = []
+    thread = threading.Thread(target=lambda: found.append(_ask(uri)), name="doctor-libvirt", daemon=True)
+    thread.start()
+    thread.join(answer_s)
+    return found[0] if found else LibvirtView(uri, error=f"no answer within {answer_s:g} s")
+
+
+def _ask(uri: str) -> LibvirtView:
+    try:
+        connection = libvirt.openReadOnly(uri)
+    except libvirt.libvirtError as error:
+        return LibvirtView(uri, error=str(error))
+    try:
+        return LibvirtView(
+            uri,
+            driver=connection.getType(),
+            library=version_text(libvirt.getVersion()),
+            daemon=version_text(connection.getLibVersion()),
+            hypervisor=version_text(connection.getVersion()),
+            events_error=_try_events(connection),
+            domains=tuple(sorted(_domains(connection), key=lambda one: one.name)),
+        )
+    except (libvirt.libvirtError, ValueError) as error:
+        return LibvirtView(uri, error=str(error))
+    finally:
+        with contextlib.suppress(libvirt.libvirtError):
+            connection.close()
+
+
+def _try_events(connection: libvirt.virConnect) -> str:
+    """Register for lifecycle events and deregister; why not, where that is refused."""
+    try:
+        number = connection.domainEventRegisterAny(
+            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, lambda *_arguments: None, None
+        )
+        connection.domainEventDeregisterAny(number)
+    except libvirt.libvirtError as error:
+        return str(error)
+    return ""
+
+
+def _domains(connection: libvirt.virConnect) -> list[DomainFacts]:
+    found: list[DomainFacts] = []
+    for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
+        try:
+            found.append(parse_domain(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)))
+        except libvirt.libvirtError as error:
+            if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:  # it may have ended meanwhile
+                raise
+    return found
+
+
+def parse_domain(xml: str) -> DomainFacts:
+    """The facts in a domain's XML (formatdomain.html, "CPU Tuning"). Raises ValueError when it is not such XML."""
+    try:
+        top = ET.fromstring(xml)  # noqa: S314 - libvirt's own
+    except ET.ParseError as error:
+        raise ValueError(f"a domain's XML cannot be read: {error}") from error
+    tune = top.find("cputune")
+    tuning = tuple(name for name in _MANAGED_ELEMENTS if tune is not None and tune.find(name) is not None)
+    return DomainFacts(top.findtext("name", ""), top.get("type", ""), tuning)
+
+
+def version_text(number: int) -> str:
+    """A version as libvirt encodes it: 9000000 is 9.0.0."""
+    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"

@@ -1,0 +1,147 @@
+"""Scratch cgroups and processes: made to be written to, and gone afterwards whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from manager.errors import HostError
+from manager.host.cgroup import CgroupMounts, cpu_controller, read_mounts
+from manager.host.doctor.files import text_of
+from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
+
+_PREFIX = "equipoise-doctor-"
+_NAME = re.compile(rf"^{_PREFIX}(\d+)$")
+_REMOVE_S = 2.0
+NOT_ENABLED = "the cpu controller is not enabled for groups below the root"
+SEE_DELEGATION = "see the finding `cgroup-delegation`"
+# Says that it runs, waits to be told, then spins; ends by itself soon, should nobody be left to end it.
+_PROGRAM = """
+import os, time
+os.write(1, b"r")
+if os.read(0, 1):
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        pass
+"""
+
+
+def cpu_hierarchy(paths: HostPaths) -> tuple[CgroupMounts, CgroupCpu, Path]:
+    """The mounts, the cgroup version that weighs CPU time, and the root of its hierarchy.
+
+    Raises HostError where no hierarchy has a cpu controller, OSError where the mounts cannot be read.
+    """
+    mounts = read_mounts(paths)
+    cpu = cpu_controller(mounts)
+    if cpu is None:
+        raise HostError("no cgroup hierarchy has a cpu controller", errno.ENOENT)
+    return mounts, cpu, mounts.by_controller[cpu.controller][0]
+
+
+def is_enabled(cpu: CgroupCpu, folder: Path) -> bool:
+    """Whether groups below a folder have the cpu controller's files: v2 wants it delegated. Raises OSError."""
+    return cpu is CGROUP_V1 or "cpu" in (text_of(folder / "cgroup.subtree_control") or "").split()
+
+
+@contextmanager
+def scratch_group(root: Path) -> Iterator[Path]:
+    """A new group ``equipoise-doctor-PID`` right below a hierarchy's root, removed with all below it.
+
+    There, as a sibling of machine.slice and of libvirt's machine, it is in nobody's way: no VM is among its siblings,
+    and no manager of units keeps a list of what may be there. What a killed doctor left is removed as well. Raises
+    OSError.
+    """
+    _sweep(root)
+    folder = root / f"{_PREFIX}{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        remove_groups(folder)
+
+
+def _sweep(root: Path) -> None:
+    """Remove empty scratch groups of processes that are no more."""
+    for entry in root.iterdir():
+        match = _NAME.match(entry.name)
+        if match and not _runs(int(match[1])):
+            with contextlib.suppress(OSError):  # not empty, or removed by another doctor just now
+                remove_groups(entry)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def remove_groups(top: Path) -> None:
+    """Remove a group and those below it. Raises OSError when one cannot be removed within a moment."""
+    for folder in sorted((Path(one) for one, _, _ in os.walk(top)), key=lambda one: -len(one.parts)):
+        deadline = time.monotonic() + _REMOVE_S
+        while True:
+            try:
+                folder.rmdir()
+            except FileNotFoundError:
+                pass
+            except OSError as error:  # somebody who just ended is still being counted
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.005)
+                continue
+            break
+
+
+class ScratchProcess:
+    """A process that sleeps until it is told to spin."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def spin(self) -> None:
+        """Let it use all the CPU time it gets."""
+        assert self._process.stdin is not None  # noqa: S101 - it was started with a pipe
+        self._process.stdin.write(b"x")
+
+    def cpu_ns(self) -> int:
+        """Nanoseconds of CPU time it has used, from its clock (clock_getcpuclockid(3)). Raises OSError."""
+        return time.clock_gettime_ns(~self.pid << 3 | 2)
+
+
+@contextmanager
+def scratch_process() -> Iterator[ScratchProcess]:
+    """A process of our own, ended and reaped at the end. Raises OSError, HostError."""
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        bufsize=0,
+    )
+    try:
+        if process.stdout is None or process.stdout.read(1) != b"r":
+            raise HostError("a scratch process ended before it began")
+        yield ScratchProcess(process)
+    finally:
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()

@@ -1,0 +1,109 @@
+"""libvirt, KVM, and what the running domains run on."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections import Counter
+
+from manager.host.doctor.check import Check, Subject, Verdict, degraded, missing, unknown, warning, works
+from manager.host.doctor.files import text_of
+
+_AREA = "Virtualization"
+_KVM_GET_API_VERSION = 0xAE00
+_KVM_API_VERSION = 12  # Documentation/virt/kvm/api.rst, 4.1: the only one there ever will be
+_SHOWN = 5
+
+
+def _libvirt(subject: Subject) -> Verdict:
+    view = subject.libvirt
+    if view.error:
+        return missing(
+            f"no connection to {view.uri}: {view.error}",
+            "start libvirtd (`systemctl start libvirtd` or virtqemud), or name another connection with --libvirt-uri",
+        )
+    versions = f"libvirt {view.daemon} at {view.uri} (library {view.library}), {view.driver} {view.hypervisor}"
+    return works(f"{versions}, {len(view.domains)} running domains")
+
+
+def _events(subject: Subject) -> Verdict:
+    view = subject.libvirt
+    if view.error:
+        return unknown("libvirt is not connected", "see the finding `libvirt`")
+    if view.events_error:
+        return degraded(
+            f"no lifecycle events: {view.events_error}",
+            "started VMs are seen only every reconcile_s seconds: make that setting smaller",
+        )
+    return works("lifecycle events can be followed")
+
+
+def _kvm(subject: Subject) -> Verdict:
+    device, advice = subject.paths.kvm, "switch on VT-x or AMD-V in the firmware, and load kvm_intel or kvm_amd"
+    try:
+        descriptor = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return missing(f"no {device}: VMs are emulated (TCG), far slower", advice)
+    except OSError as error:
+        if error.errno in {errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENXIO}:
+            return missing(f"{device} cannot be used: {error.strerror}", advice)
+        raise
+    try:
+        version = fcntl.ioctl(descriptor, _KVM_GET_API_VERSION)
+    except OSError as error:
+        return missing(f"{device} is not KVM's: {error.strerror}", advice)
+    finally:
+        os.close(descriptor)
+    if version != _KVM_API_VERSION:
+        return missing(f"{device} speaks version {version}, not {_KVM_API_VERSION}", "run a kernel of this century")
+    nested = next((text for file in subject.paths.kvm_nested if (text := text_of(file)) is not None), None)
+    return works(f"{device} answers; guests may run guests: {_YES_NO.get(nested or '', 'unknown')}")
+
+
+_YES_NO = {"Y": "yes", "1": "yes", "N": "no", "0": "no"}
+
+
+def _accelerator(subject: Subject) -> Verdict:
+    view = subject.libvirt
+    if view.error:
+        return unknown("libvirt is not connected", "see the finding `libvirt`")
+    if not view.domains:
+        return works("no domain is running")
+    kinds = Counter(domain.kind for domain in view.domains)
+    seen = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    emulated = [domain.name for domain in view.domains if domain.kind == "qemu"]
+    if emulated:
+        return degraded(
+            f"running: {seen}; emulated (TCG): {_some(emulated)}",
+            "use <domain type='kvm'> where /dev/kvm works; times of emulated VMs mean little",
+        )
+    return works(f"running: {seen}")
+
+
+def _tuning(subject: Subject) -> Verdict:
+    view = subject.libvirt
+    if view.error:
+        return unknown("libvirt is not connected", "see the finding `libvirt`")
+    tuned = [f"{one.name} ({', '.join(one.tuning)})" for one in view.domains if one.tuning]
+    if tuned:
+        return warning(
+            f"domains with CPU tuning of their own: {_some(tuned)}",
+            "remove <shares>, <vcpupin>, <emulatorpin> and <cachetune> from domains that Equipoise is to manage (`virsh"
+            " edit`): libvirt sets them anew at each start and whenever a vCPU is plugged",
+        )
+    return works("no running domain has CPU tuning of its own")
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more
+
+
+CHECKS = (
+    Check("libvirt", _AREA, "libvirt", _libvirt, essential=True),
+    Check("libvirt-events", _AREA, "Domain events", _events),
+    Check("libvirt-tuning", _AREA, "Tuning by libvirt", _tuning),
+    Check("kvm", _AREA, "KVM", _kvm),
+    Check("accelerator", _AREA, "Running domains", _accelerator),
+)

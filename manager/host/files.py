@@ -1,0 +1,43 @@
+"""Kernel files that are held open and read or written again and again."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from manager.errors import HostError
+from manager.host.process import refusal
+
+
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor. Raises VmVanished, HostError."""
+    try:
+        return os.open(path, flags | os.O_CLOEXEC)
+    except OSError as error:
+        raise refusal(f"open {path}", error) from error
+
+
+def read(descriptor: int) -> bytes:
+    """The file from its begin. Raises VmVanished, HostError."""
+    try:
+        text = os.pread(descriptor, 4096, 0)
+    except OSError as error:
+        raise refusal("read", error) from error
+    if not text:
+        raise HostError("read: the kernel returned nothing", errno.EIO)
+    return text
+
+
+def read_number(descriptor: int, key: bytes = b"") -> int:
+    """The number in a file, after ``key`` where there is one. Raises VmVanished, HostError, ValueError, IndexError."""
+    text = read(descriptor)
+    return int(text.partition(key)[2].split(None, 1)[0] if key else text)
+
+
+def write(descriptor: int, text: bytes) -> None:
+    """Write as a whole. Raises VmVanished, HostError."""
+    try:
+        os.pwrite(descriptor, text, 0)
+    except OSError as error:
+        raise refusal(f"write {text.decode()}", error) from error

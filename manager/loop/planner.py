@@ -1,0 +1,129 @@
+"""From a snapshot to a plan: the policy's decision, the batch VMs' floor, placement; with what they remember."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from manager.control.batch import BatchMemory, guard_batch
+from manager.control.placer import Pinned, PlacerMemory, plan_placement
+from manager.control.resolve import Wishes, resolve, validate
+from manager.control.steering import confine, steer_interrupts
+from manager.loop.collect import Reading
+from manager.loop.journal import Entry
+from manager.model.cpus import CpuSet
+from manager.model.decision import Decision, Memory, Note, Plan, Snapshot
+from manager.model.host import KnobKey, KnobValue, VmState
+from manager.model.records import Knob
+from manager.model.registration import VmSpec
+from policies.base import Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """Why something could not be done: ``kind`` is read, policy, placement or journal."""
+
+    kind: str
+    text: str
+
+
+class Planner:
+    """Plans a host's intervals one after the other."""
+
+    def __init__(self, policies: Mapping[str, Policy]) -> None:
+        """``policies`` are the installed ones by name."""
+        self._policies = policies
+        self._memory: tuple[str, Memory] = ("", None)
+        self._batch = BatchMemory()
+        self._placer = PlacerMemory()
+        self._notes: tuple[Note, ...] = ()
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What the policy had to say at its last decision."""
+        return self._notes
+
+    def forget_notes(self) -> None:
+        """Nothing is decided any more."""
+        self._notes = ()
+
+    def plan(
+        self,
+        snapshot: Snapshot,
+        specs: Mapping[str, VmSpec],
+        reading: Reading,
+        journal: Mapping[KnobKey, Entry],
+        troubles: list[Trouble],
+    ) -> Plan | None:
+        """What is wanted, or None when the policy fails: then everything stays as it is.
+
+        ``specs`` are the managed VMs by domain UUID; what goes wrong is added to ``troubles``.
+        """
+        decision = self._decide(snapshot, troubles)
+        if decision is None:
+            return None
+        decision, self._batch = guard_batch(decision, snapshot, self._batch)
+        pinned = {spec.name: _pinned(reading.states[domain], journal) for domain, spec in specs.items()}
+        placement, self._placer = plan_placement(snapshot, pinned, _taken(reading, journal), self._placer)
+        troubles.extend(Trouble("placement", f"{vm} {reason}") for vm, reason in placement.floating)
+        wishes = Wishes(
+            decision, placement, confine(snapshot, placement, pinned), steer_interrupts(snapshot, placement)
+        )
+        return resolve(wishes, snapshot, {spec.name: domain for domain, spec in specs.items()})
+
+    def _decide(self, snapshot: Snapshot, troubles: list[Trouble]) -> Decision | None:
+        name = snapshot.host.policy
+        policy = self._policies.get(name)
+        if policy is None:
+            troubles.append(Trouble("policy", f"policy {name!r} is not installed here; everything stays as it is"))
+            return None
+        try:
+            decision = policy.decide(snapshot, self._memory[1] if self._memory[0] == name else None)
+        except Exception as error:  # noqa: BLE001 - a third party's policy may raise anything; it must not stop the loop
+            text = f"policy {name!r} failed: {type(error).__name__}: {error}; everything stays as it is"
+            troubles.append(Trouble("policy", text))
+            return None
+        objection = validate(decision, snapshot)
+        if objection:
+            troubles.append(Trouble("policy", f"policy {name!r} {objection}; everything stays as it is"))
+            return None
+        self._memory = (name, decision.memory)
+        self._notes = decision.notes
+        return decision
+
+
+def _taken(reading: Reading, journal: Mapping[KnobKey, Entry]) -> CpuSet:
+    """pCPUs of VMs that cannot be read now: they keep them."""
+    taken: set[int] = set()
+    for key, entry in journal.items():
+        pinned = entry.owned.intended
+        if key.knob is Knob.VCPU_PIN and key.uuid in reading.errors and isinstance(pinned, frozenset):
+            taken |= pinned
+    return frozenset(taken)
+
+
+def _pinned(state: VmState, journal: Mapping[KnobKey, Entry]) -> Pinned:
+    """Where the vCPUs of a VM are pinned now, or were to be when that failed, and where they ran before we came."""
+    now: list[int] = []
+    originals: list[CpuSet] = []
+    for vcpu in state.vcpus:
+        pinned: KnobValue = vcpu.cpus
+        original: KnobValue = vcpu.cpus
+        entry = journal.get(KnobKey(state.instance.uuid, Knob.VCPU_PIN, vcpu.index))
+        if entry and entry.instance == state.instance and not entry.owned.foreign:
+            original = entry.owned.original
+            pinned = entry.owned.intended if len(vcpu.cpus) != 1 else pinned
+        elif not entry:
+            original = _inherited_original(state, vcpu.cpus, journal)
+        if not isinstance(pinned, int) and len(pinned) == 1 and len(now) == len(originals):
+            now += pinned
+        originals.append(original if isinstance(original, frozenset) else vcpu.cpus)
+    return Pinned(tuple(now), tuple(originals), state.memory_nodes)
+
+
+def _inherited_original(state: VmState, cpus: CpuSet, journal: Mapping[KnobKey, Entry]) -> KnobValue:
+    """Where a vCPU that was plugged after its VM was pinned would run without us, see control.diff."""
+    emulator = journal.get(KnobKey(state.instance.uuid, Knob.EMULATOR_PIN))
+    if emulator and emulator.instance == state.instance and emulator.owned.intended == cpus:
+        return emulator.owned.original
+    return cpus
