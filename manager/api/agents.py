@@ -59,7 +59,8 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         row = reporting_host(session, host_spec(name, HostIn()), now)
         row.last_seen_at = now
         row.agent_version = body.agent_version
-        row.capabilities = body.capabilities.model_dump(mode="json")
+        if body.capabilities is not None:
+            row.capabilities = body.capabilities.model_dump(mode="json")
         if body.tick is not None:
             row.tick = body.tick.model_dump(mode="json")
         if body.vms is not None:

@@ -23,12 +23,15 @@ from manager.loop.outbox import Item, Outbox
 from manager.loop.records import new_event
 from manager.loop.status import tick_record, tick_status, vm_statuses
 from manager.loop.tick import ControlLoop, TickResult, system_clock
+from manager.model.host import Capabilities
 from manager.model.records import Severity
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.telemetry.port import Telemetry
 
 TICK, SYNC = "tick", "sync"
+_REPEAT_S = 60.0
+"""Capabilities that did not change are told again so often, for a manager that has forgotten the host."""
 _AFTER_SLOT_S = 0.03
 """A tick comes so long after a slot of response times has ended: what ended in it has been counted by then."""
 
@@ -88,6 +91,7 @@ class Agent:
         self._latest: Latest | None = None
         self._reported: Latest | None = None
         self._reported_sources: tuple[SourceStatus, ...] | None = None
+        self._reported_capabilities: tuple[Capabilities, float] | None = None
         self._sources: _Sources | None = None
         self._policy: str | None = None
         self._overruns = 0
@@ -125,19 +129,21 @@ class Agent:
     def sync(self) -> None:
         """One exchange with the manager."""
         latest = self._latest
-        sources = self._telemetry.statuses()
+        sources, capabilities = self._telemetry.statuses(), self._host.capabilities
         self._metrics.observe_sources(sources)
         try:
             changed = latest is not None and latest is not self._reported
             self._link.send(
                 Report(
-                    capabilities_body(self._host.capabilities),
+                    capabilities_body(capabilities) if self._untold(capabilities) else None,
                     latest.tick if changed and latest else None,
                     latest.vms if changed and latest else None,
                     sources if sources != self._reported_sources else None,
                     self._telemetry.recent(),
                 )
             )
+            if self._untold(capabilities):
+                self._reported_capabilities = capabilities, system_clock().monotonic_s
             self._reported, self._reported_sources = latest, sources
             self._orders = self._link.fetch()
         except (ManagerUnavailable, JournalError) as error:
@@ -150,6 +156,11 @@ class Agent:
                 log.info("the manager answers")
             self._manager_answers = True
         self._metrics.manager_up.set(bool(self._manager_answers))
+
+    def _untold(self, capabilities: Capabilities) -> bool:
+        """Whether the manager is to be told of them: they may be long, and are repeated now and then at most."""
+        told = self._reported_capabilities
+        return told is None or told[0] != capabilities or system_clock().monotonic_s - told[1] > _REPEAT_S
 
     def stop(self) -> int:
         """End the schedule, put everything back, tell the manager. Returns how many settings could not be put back."""

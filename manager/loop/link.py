@@ -53,12 +53,12 @@ class Orders:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is to be told of the last tick; ``vms`` and ``sources`` None mean unchanged.
+    """What is to be told of the last tick; ``capabilities``, ``vms`` and ``sources`` None mean unchanged.
 
     ``windows`` are the slots of response times that may still grow, as they are now.
     """
 
-    capabilities: CapabilitiesBody
+    capabilities: CapabilitiesBody | None
     tick: TickStatus | None
     vms: list[VmStatus] | None
     sources: tuple[SourceStatus, ...] | None = None

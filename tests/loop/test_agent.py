@@ -107,6 +107,7 @@ class Site:
     now_s: float = START_S
     up: bool = True
     requests: list[str] = field(default_factory=list)
+    bodies: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         policies = {policy.name: InstalledPolicy(policy, "equipoise") for policy in (EQUAL, PRIORITY)}
@@ -121,6 +122,7 @@ class Site:
     def handle(self, request: httpx.Request) -> httpx.Response:
         """The network between all of them."""
         self.requests.append(f"{request.method} {request.url.path}")
+        self.bodies.append(request.content)
         if not self.up:
             raise httpx.ConnectError("Connection refused", request=request)
         response = self.app.test_client().open(
@@ -353,3 +355,17 @@ def test_slots_of_both_are_joined() -> None:
 
 def _text(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).isoformat()
+
+
+def test_capabilities_are_told_once_and_when_they_change(site: Site) -> None:
+    machine = site.machines[0]
+
+    def told_by_exchange() -> int:
+        site.bodies.clear()
+        machine.agent.sync()
+        return sum(b'"capabilities":{' in body for body in site.bodies)
+
+    assert told_by_exchange() == 0, "it was told when the fixture made its first exchange"
+    machine.host.offline.add(3)
+    assert (told_by_exchange(), told_by_exchange()) == (1, 0)
+    assert site.client.get("/hosts/a")["capabilities"]["online_cpus"] == "0-2"

@@ -187,7 +187,7 @@ class ReportIn(Schema):
     """What an agent tells the manager; repeating it stores nothing twice."""
 
     agent_version: Text
-    capabilities: CapabilitiesBody
+    capabilities: CapabilitiesBody | None = Field(default=None, description="null: unchanged since last time")
     tick: TickStatus | None = None
     vms: list[VmStatus] | None = Field(default=None, max_length=5000, description="null: unchanged since last time")
     sources: list[SourceStatusBody] | None = Field(
