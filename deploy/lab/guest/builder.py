@@ -49,7 +49,7 @@ def build(base: Path = DEFAULT_BASE, say: Callable[[str], None] = lambda _line: 
     for directory in (base, cache, guests):
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     _require_readable(guests)
-    with _only_builder(base):
+    with only_builder(base):
         say("[1/4] kernel")
         kernel = fetch_kernel(cache, run, say)
         say(f"[2/4] programs for the guest ({kernel.name})")
@@ -84,7 +84,7 @@ def _require_readable(directory: Path) -> None:
 
 
 @contextmanager
-def _only_builder(base: Path) -> Iterator[None]:
+def only_builder(base: Path) -> Iterator[None]:
     """Hold the builders' lock: two at once would remove each other's results."""
     descriptor = os.open(base / "builder.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     try:

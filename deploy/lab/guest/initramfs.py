@@ -49,7 +49,7 @@ def files(kernel: Kernel, cache: Path, run: Runner) -> dict[str, bytes]:
         program = _locate(package, places, unpacked)
         content[f"bin/{program.name}"] = program.read_bytes()
         if package != "busybox-static":
-            for target, source in _libraries(program, unpacked, run).items():
+            for target, source in libraries(program, run, unpacked).items():
                 content[target] = source.read_bytes()
     return content
 
@@ -83,8 +83,11 @@ def _locate(package: str, places: tuple[str, ...], unpacked: Path) -> Path:
     raise LabError(f"the package {package} has none of {', '.join(places)}")
 
 
-def _libraries(program: Path, unpacked: Path, run: Runner) -> dict[str, Path]:
-    """Where in the guest each library of a program goes, and where on the host it is."""
+def libraries(program: Path, run: Runner, unpacked: Path = Path("/")) -> dict[str, Path]:
+    """Where in a guest each library of a program or module goes, and where on the host it is.
+
+    Those in ``unpacked``, a directory of unpacked packages, come first. Raises LabError when one is missing.
+    """
     search = ":".join(str(unpacked / place / "x86_64-linux-gnu") for place in ("usr/lib", "lib"))
     listed = run(["ldd", str(program)], env={"LD_LIBRARY_PATH": search})
     if "not found" in listed:

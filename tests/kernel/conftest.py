@@ -1,0 +1,58 @@
+"""Tests below ``inside`` are collected here and run in a guest, one boot for each folder there.
+
+Their reports appear as if they had run here. What a folder's guest is like stands in ``MACHINES``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from deploy.lab.commands import LabError
+from tests.kernel.machine import Machine, Run, run_tests
+
+INSIDE = Path(__file__).parent / "inside"
+MACHINES = {"cgroup_v2": Machine(mounts=(("cgroup2", "/sys/fs/cgroup"),))}
+
+_runs = pytest.StashKey[dict[str, Run]]()
+
+
+def machine_name(item: pytest.Item) -> str | None:
+    """The name of the machine that a test runs in, None for one that runs here."""
+    return item.path.relative_to(INSIDE).parts[0] if item.path.is_relative_to(INSIDE) else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
+    """Report what came of a test in its guest, which is booted for the first of them."""
+    name = machine_name(item)
+    if name is None:
+        return None
+    runs = item.session.stash.setdefault(_runs, {})
+    if name not in runs:
+        chosen = [each.nodeid for each in item.session.items if machine_name(each) == name]
+        try:
+            runs[name] = run_tests(MACHINES[name], chosen)
+        except LabError as error:
+            runs[name] = Run("", trouble=f"no guest could be made: {error}")
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for report in reports_of(item, runs[name]):
+        item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+def reports_of(item: pytest.Item, run: Run) -> list[pytest.TestReport]:
+    """A test's reports, and one more, with the end of the guest's console, when the test did not end."""
+    reports = [
+        item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
+        for data in run.reports.get(item.nodeid, ())
+    ]
+    if not run.complete(item.nodeid):
+        state = "began but did not end" if run.running == item.nodeid else "did not run"
+        text = f"this test {state}: {run.trouble or 'the guest told nothing of it'}"
+        keywords = dict.fromkeys(item.keywords, 1)
+        console = [("Guest console", run.console_end)]
+        reports.append(pytest.TestReport(item.nodeid, item.location, keywords, "failed", text, "call", console))
+    return reports

@@ -1,0 +1,160 @@
+"""Boots a kernel in an emulated machine, runs tests in it, and hands back what they reported.
+
+Emulated, not virtualised, so that it runs anywhere, and alike.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from deploy.lab.commands import LabError, Runner, last_lines, run
+from deploy.lab.guest.builder import DEFAULT_BASE, only_builder
+from deploy.lab.guest.kernel import Kernel, fetch_kernel
+from tests.kernel import root
+from tests.kernel.guest.relay import PORT
+
+QEMU = "qemu-system-x86_64"
+CONSOLE_LINES = 60
+MOUNTS = (
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+    ("devtmpfs", "/dev"),
+    ("tmpfs", "/dev/shm"),
+    ("tmpfs", "/run"),
+    ("tmpfs", "/tmp"),
+)
+
+FetchKernel = Callable[[Path, Runner, Callable[[str], None]], Kernel]
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A guest to run tests in.
+
+    ``fetch`` gets its kernel, ``mounts`` are file systems (type, directory) besides the usual, ``packages`` those of
+    this Python environment that the tests import, and ``hardware`` QEMU's options for processor and accelerator.
+    """
+
+    mounts: tuple[tuple[str, str], ...] = ()
+    fetch: FetchKernel = fetch_kernel
+    packages: tuple[str, ...] = ("pytest", "libvirt-python")
+    # One thread for all processors: with a thread each, 6.12 and 7.3 crashed ("Oops: int3") where they patch their own
+    # code while another processor runs it.
+    # rdrand: else the kernel has no random numbers yet when the first process starts, and Python does not start.
+    hardware: tuple[str, ...] = ("-accel", "tcg,thread=single", "-smp", "2", "-cpu", "qemu64,+rdrand")
+    memory_mib: int = 768
+    command_line: str = ""
+    timeout_s: float = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a guest told. ``reports`` are pytest's, serialised, by node id; ``trouble`` why it did not end well."""
+
+    console: str
+    reports: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=dict)
+    running: str = ""
+    trouble: str = ""
+
+    @property
+    def console_end(self) -> str:
+        """The end of what the kernel and pytest wrote."""
+        return last_lines(self.console, CONSOLE_LINES)
+
+    def complete(self, nodeid: str) -> bool:
+        """Whether a test ran to its end."""
+        return any(report["when"] == "teardown" for report in self.reports.get(nodeid, ()))
+
+
+def run_tests(machine: Machine, nodeids: Sequence[str], base: Path = DEFAULT_BASE) -> Run:
+    """Run tests of this project, by their node ids, in a new guest. Raises LabError when it cannot be built."""
+    python = str(root.interpreter())
+    job = {
+        "mounts": (*MOUNTS, *machine.mounts),
+        "python": python,
+        "folder": f"/{root.PROJECT}",
+        "arguments": [
+            *("-m", "pytest", "-p", "tests.kernel.guest.relay", "-p", "no:cacheprovider"),
+            *("--confcutdir", "tests/kernel/inside", "--color", "no", "-q", *nodeids),
+        ],
+        "environment": {
+            "PATH": f"{Path(python).parent}:/usr/bin:/bin",
+            "HOME": "/tmp",
+            "PYTHONPATH": f"/{root.PROJECT}:/{root.PACKAGES}",
+            PORT: "/dev/ttyS1",
+        },
+    }
+    cache = base / "cache"
+    cache.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        initrd = Path(scratch) / "initrd.img"
+        with only_builder(base), initrd.open("wb") as file:
+            kernel = machine.fetch(cache, run, lambda _line: None)
+            with root.environment_archive(cache, machine.packages, run).open("rb") as environment:
+                shutil.copyfileobj(environment, file)
+            file.write(root.project_archive(job))
+        return boot(machine, kernel.image, initrd)
+
+
+def boot(machine: Machine, image: Path, initrd: Path) -> Run:
+    """Boot a kernel image with an initramfs and wait for its end. Raises LabError when QEMU is not installed."""
+    with tempfile.TemporaryDirectory() as scratch:
+        console, reports = Path(scratch) / "console", Path(scratch) / "reports"
+        command = [
+            *(QEMU, *machine.hardware, "-m", str(machine.memory_mib)),
+            *("-nodefaults", "-display", "none", "-no-reboot"),
+            *("-kernel", str(image), "-initrd", str(initrd)),
+            # A panic reboots at once, which ends QEMU. The kernel's own messages go to the console as far as errors.
+            *("-append", f"console=ttyS0 loglevel=4 panic=-1 {machine.command_line}"),
+            *("-serial", f"file:{console}", "-serial", f"file:{reports}"),
+        ]
+        trouble = ""
+        try:
+            done = subprocess.run(
+                command,
+                check=False,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=machine.timeout_s,
+            )
+            if done.returncode:
+                trouble = f"QEMU ended with status {done.returncode}: {done.stderr.strip()}"
+        except FileNotFoundError as error:
+            raise LabError(f"{QEMU} is not installed; on Debian: apt-get install qemu-system-x86") from error
+        except subprocess.TimeoutExpired:
+            trouble = f"the guest did not end within {machine.timeout_s:g} s"
+        told, said = (file.read_text(errors="replace") if file.exists() else "" for file in (reports, console))
+        return parse(told, said, trouble)
+
+
+def parse(told: str, console: str, trouble: str = "") -> Run:
+    """Make sense of the lines of ``guest.relay`` and ``guest.init``. The last may be cut off."""
+    reports: dict[str, list[dict[str, Any]]] = {}
+    running, ended, uncollected = "", None, []
+    for line in told.splitlines():
+        try:
+            message = json.loads(line)
+        except ValueError:
+            continue
+        if "start" in message:
+            running = message["start"]
+        elif "report" in message:
+            reports.setdefault(message["report"]["nodeid"], []).append(message["report"])
+        elif "collect" in message:
+            uncollected.append(message["collect"])
+        elif "ended" in message:
+            ended = message["ended"]
+    if not trouble and ended is None:
+        trouble = "the guest ended without saying so: its kernel or first process crashed"
+    elif not trouble and ended is not None:
+        trouble = ended.get("trouble", "")
+    return Run(console, reports, running, "\n".join([*filter(None, [trouble]), *uncollected]))

@@ -1,0 +1,145 @@
+"""The files of a guest that runs Python: the interpreter, packages of this environment, the project, and the tests.
+
+They make an initramfs of two archives, which the kernel unpacks one after the other: what changes with the environment
+only, which is kept, and the project, which is packed for each boot.
+"""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import json
+import platform
+import py_compile
+import shutil
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from deploy.lab.commands import LabError, Runner
+from deploy.lab.guest.initramfs import archive, libraries
+
+TOP = Path(__file__).parents[2]
+PACKAGES = "packages"  # where in the guest installed packages are
+PROJECT = "equipoise"  # and the project
+JOB = "job.json"  # what the guest's first process is to do
+SOURCES = ("manager", "policies", "tests/kernel", "tests/host", "tests/__init__.py", "setup.cfg")
+
+_LEFT_OUT = frozenset(
+    {"__pycache__", "test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "tkinter", "turtledemo"}
+    | {"ensurepip", "pydoc_data", "config-3"}  # the last: config-3.11-x86_64-linux-gnu, with a static library
+)
+
+
+def interpreter() -> Path:
+    """The Python that runs this, at the place that it has in the guest too: it finds its library by that."""
+    return Path(sys.executable).resolve()
+
+
+def environment_archive(cache: Path, wanted: Sequence[str], run: Runner) -> Path:
+    """The archive with the interpreter and the ``wanted`` packages with all that they require, kept in ``cache``.
+
+    Archives of other environments are removed. Raises LabError when a package is not installed here.
+    """
+    packages = _closure(wanted)
+    parts = [str(interpreter()), platform.python_version(), Path(__file__).read_text()]
+    parts += [f"{each.name}={each.version}" for each in packages]
+    kept = cache / f"python-{hashlib.sha256(chr(0).join(parts).encode()).hexdigest()[:16]}"
+    if not kept.is_file():
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            tree = Path(scratch) / "tree"
+            _copy_interpreter(tree)
+            for package in packages:
+                _copy_package(package, tree / PACKAGES)
+            _compile(tree)
+            content = read_tree(tree)
+            for program in (interpreter(), *_extension_modules(tree)):
+                content |= {target: source.read_bytes() for target, source in libraries(program, run).items()}
+            new = Path(scratch) / kept.name
+            new.write_bytes(archive(content))
+            new.rename(kept)
+        for other in cache.glob("python-*"):
+            if other != kept:
+                other.unlink()
+    return kept
+
+
+def project_archive(job: dict[str, object]) -> bytes:
+    """The archive with the project as it is now, the guest's first process, and its job."""
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch)
+        for source in SOURCES:
+            _copy(TOP / source, tree / PROJECT / source)
+        _compile(tree)
+        content = read_tree(tree)
+    init = (Path(__file__).parent / "guest/init.py").read_bytes()
+    content["init"] = b"#!%s -ES\n%s" % (str(interpreter()).encode(), init)
+    content[JOB] = json.dumps(job).encode()
+    return archive(content)
+
+
+def read_tree(tree: Path) -> dict[str, bytes]:
+    """All files below a directory by their paths from there."""
+    return {str(path.relative_to(tree)): path.read_bytes() for path in tree.rglob("*") if path.is_file()}
+
+
+def _closure(wanted: Sequence[str]) -> tuple[metadata.Distribution, ...]:
+    """The installed packages of these names and all that they require, in order of names."""
+    found: dict[str, metadata.Distribution] = {}
+    names = list(wanted)
+    while names:
+        name = names.pop().lower()
+        if name in found:
+            continue
+        try:
+            found[name] = metadata.distribution(name)
+        except metadata.PackageNotFoundError as error:
+            raise LabError(f"the package {name} is not installed, so that no guest can have it") from error
+        requirements = [Requirement(text) for text in found[name].requires or ()]
+        names += [each.name for each in requirements if each.marker is None or each.marker.evaluate({"extra": ""})]
+    return tuple(found[name] for name in sorted(found))
+
+
+def _copy_interpreter(tree: Path) -> None:
+    for place in dict.fromkeys((sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))):
+        # Asked of the interpreter below an environment, these are its own library's and the environment's.
+        if (Path(place) / "os.py").is_file():
+            _copy(Path(place), tree / place.lstrip("/"))
+    _copy(interpreter(), tree / str(interpreter()).lstrip("/"))
+
+
+def _copy_package(package: metadata.Distribution, into: Path) -> None:
+    for file in package.files or ():
+        if ".." not in file.parts and not _LEFT_OUT.intersection(file.parts):
+            _copy(Path(str(package.locate_file(file))), into / str(file))
+
+
+def _copy(source: Path, target: Path) -> None:
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=_left_out, dirs_exist_ok=True)
+    elif source.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def _left_out(_folder: str, names: list[str]) -> Iterable[str]:
+    return [name for name in names if name.partition(".")[0] in _LEFT_OUT or name.endswith((".a", ".exe"))]
+
+
+def _compile(tree: Path) -> None:
+    """Compile all modules: an emulated guest takes ten times as long, and would do it at each boot.
+
+    The archive has no times of change, so the results are marked as not to be checked against their sources.
+    """
+    unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(tree, quiet=2, stripdir=tree, prependdir="/", invalidation_mode=unchecked, workers=2)
+
+
+def _extension_modules(tree: Path) -> Iterator[Path]:
+    """Those of the packages and the library, but none whose libraries only a desktop has."""
+    return (path for path in sorted(tree.rglob("*.so")) if not path.name.startswith("_tkinter."))
