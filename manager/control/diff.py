@@ -120,27 +120,48 @@ class _Diff:
     def _of_knob(self, key: KnobKey) -> list[Change]:
         value = self.found.values.get(key)
         if value is None:
-            return []
+            return list(self._without_value(key))
         owned = self.ledger.get(key) or self._inherited(key, value)
         goal = self.goals.get(key)
         if owned is None:
             return list(self._from(key, value, None))
-        if owned.foreign:  # somebody else's: our memory of it ends when it is not wanted, or wanted back
-            adopted = self.found.adoptions.get(key.uuid, 0) > owned.adoptions
-            return [] if goal and not adopted else [Change(Action.FORGET, key, value, value, self.undo_reason)]
+        if owned.foreign:
+            return self._of_foreign(key, value, owned)
         if not self._is_ours(key, value, owned):
             reason = f"changed by somebody else: we left {knob_text(owned.intended)}, found {knob_text(value)}"
             given_up = Change(Action.GIVE_UP, key, owned.intended, value, reason)
             return [given_up] if goal else [given_up, Change(Action.FORGET, key, value, value, self.undo_reason)]
         return list(self._from(key, value, owned))
 
+    def _without_value(self, key: KnobKey) -> Iterator[Change]:
+        """Forget what ended: the pin of a thread that was unplugged, the weight of a group back in its own idle class.
+
+        In both cases the VM was read. All other knobs without a value could not be read.
+        """
+        owned, idle_key = self.ledger.get(key), KnobKey(key.uuid, Knob.IDLE)
+        idle = self.ledger.get(idle_key)
+        unplugged = key.knob in PINS and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.found.values
+        weightless = key.knob is Knob.WEIGHT and idle is not None and idle.original == 1
+        if owned and (unplugged or (weightless and self.found.values.get(idle_key) == 1)):
+            yield Change(Action.FORGET, key, owned.intended, owned.intended, self.undo_reason)
+
+    def _of_foreign(self, key: KnobKey, value: KnobValue, owned: Owned) -> list[Change]:
+        """Somebody else's: our memory of it ends when it is not wanted, or wanted back."""
+        adopted = self.found.adoptions.get(key.uuid, 0) > owned.adoptions
+        if key in self.goals and not adopted:
+            return []
+        if adopted and self._kept(key):  # forgotten, it could be taken for one that inherited the emulator's pin
+            return [Change(Action.KEEP, key, value, value, _KEEPS, value)]
+        return [Change(Action.FORGET, key, value, value, self.undo_reason)]
+
     def _from(self, key: KnobKey, value: KnobValue, owned: Owned | None) -> Iterator[Change]:
         """From ``value``, which is as we left it or nobody's, to what is wanted."""
         goal = self.goals.get(key)
         original = value if owned is None else owned.original
         if goal is not None and goal.mode is Mode.ENFORCE:
-            # The second case corrects an intention that a crash kept from being written.
-            if not self._alike(value, goal.value) or (owned is not None and not self._alike(value, owned.intended)):
+            # The second case corrects an intention that a crash kept from being written, or that names pCPUs which
+            # went offline since: once they are back, the kernel may have taken them from the thread for good.
+            if not self._alike(value, goal.value) or (owned is not None and owned.intended != goal.value):
                 yield Change(Action.WRITE, key, value, goal.value, goal.reason, original)
             elif owned is not None and value == original and not self._kept(key):
                 yield Change(Action.FORGET, key, value, value, goal.reason)
@@ -148,19 +169,32 @@ class _Diff:
         if owned is not None:
             reason = self.undo_reason if goal is None else _OBSERVE_REASON
             kept, there = self._kept(key), self._alike(value, original)
-            if not (kept and there):
+            if there and (half_done := self._half_done(key, owned)) is not None:
+                yield Change(Action.RESTORE, key, half_done, original, reason, original)
+            elif not (kept and there):
                 action = Action.FORGET if there else Action.WRITE if kept else Action.RESTORE
                 yield Change(action, key, value, original, reason, original)
             value = original
         if goal is not None and goal.mode is Mode.OBSERVE and not self._alike(value, goal.value):
             yield Change(Action.OBSERVE, key, value, goal.value, goal.reason)
 
+    def _half_done(self, key: KnobKey, owned: Owned) -> KnobValue | None:
+        """What some threads of an emulator may still hold although its main thread, the last to be pinned, does not."""
+        if key.knob is not Knob.EMULATOR_PIN or owned.settled:
+            return None
+        others = (one for one in (owned.intended, owned.previous) if not self._alike(one, owned.original))
+        return next(others, None)
+
     def _is_ours(self, key: KnobKey, value: KnobValue, owned: Owned) -> bool:
         """Whether ``value`` is as we left it, or as the kernel made it of that."""
         if self._alike(value, owned.intended) or (not owned.settled and self._alike(value, owned.previous)):
             return True
-        if isinstance(owned.intended, frozenset):  # all of them are offline: the kernel lets the thread run anywhere
-            return not owned.intended & self.found.online
+        if isinstance(owned.intended, frozenset):
+            # All of them are offline: the kernel lets the thread run anywhere. Or a part of a pin of which nobody noted
+            # what it became: the kernel narrowed it to a cpuset (cpuset(7)).
+            pinning = not owned.settled and owned.intended != owned.original
+            narrowed = pinning and isinstance(value, frozenset) and value < owned.intended
+            return narrowed or not owned.intended & self.found.online
         idle = self.ledger.get(KnobKey(key.uuid, Knob.IDLE))
         left_idle = idle is not None and idle.intended == 1 and self.found.values.get(KnobKey(key.uuid, Knob.IDLE)) == 0
         return key.knob is Knob.WEIGHT and left_idle and value == self.found.default_weight
@@ -170,9 +204,17 @@ class _Diff:
 
         All threads that were there before are in the ledger.
         """
-        emulator = self.ledger.get(KnobKey(key.uuid, Knob.EMULATOR_PIN))
-        if key.knob not in PINS or emulator is None or emulator.foreign or value != emulator.intended:
+        emulator_key = KnobKey(key.uuid, Knob.EMULATOR_PIN)
+        emulator, now = self.ledger.get(emulator_key), self.found.values.get(emulator_key)
+        if key.knob not in PINS or emulator is None or emulator.foreign:
             return None
+        if value != emulator.intended:
+            # While a pin may have failed, it has what that left. Once the emulator goes back to its original, the
+            # ledger has let go of pins that are the operator's own.
+            pinning = not emulator.settled and emulator.intended != emulator.original
+            left = value == emulator.previous or (value == now and self._is_ours(emulator_key, now, emulator))
+            if not (pinning and left):
+                return None
         return Owned(emulator.original, previous=value, intended=value)
 
     def _kept(self, key: KnobKey) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.errors import HostError
-from manager.host.files import open_file, read, read_number, write
+from manager.host.files import open_file, read, write
 from manager.host.registry import IDLE_FILE, CgroupCpu
 from manager.model.host import UNLIMITED, Quota
 from manager.model.records import Knob
@@ -41,8 +41,8 @@ class CpuGroup:
 
     def read(self) -> GroupState:
         """All of them. Raises VmVanished, HostError; ValueError or IndexError for what no kernel writes."""
-        idle = bool(read_number(self._idle)) if self._idle >= 0 else None
-        return GroupState(None if idle else read_number(self._weight), idle, self._read_quota())
+        idle = bool(_number(self._idle)) if self._idle >= 0 else None
+        return GroupState(None if idle else _number(self._weight), idle, self._read_quota())
 
     def write(self, knob: Knob, value: int) -> int:
         """Set weight, idle class (0 or 1) or quota (microseconds, or UNLIMITED) and return what it then holds.
@@ -51,13 +51,13 @@ class CpuGroup:
         """
         if knob is Knob.WEIGHT:
             write(self._weight, str(value).encode())
-            return read_number(self._weight)
+            return _number(self._weight)
         descriptor = self._idle if knob is Knob.IDLE else self._quota
         if descriptor < 0:
             raise HostError(f"this kernel has no file for {knob}", errno.ENOENT)
         if knob is Knob.IDLE:
             write(descriptor, str(value).encode())
-            return read_number(descriptor)
+            return _number(descriptor)
         # v2 keeps the period where only the quota is written.
         write(descriptor, b"max" if self._cpu.period_file is None and value == UNLIMITED else str(value).encode())
         held = self._read_quota()
@@ -72,8 +72,8 @@ class CpuGroup:
         if self._quota < 0:
             return None
         if self._cpu.period_file is not None:
-            return Quota(read_number(self._quota), read_number(self._period)) if self._period >= 0 else None
-        quota, period = read(self._quota).split()
+            return Quota(_number(self._quota), _number(self._period)) if self._period >= 0 else None
+        quota, period = _line(self._quota).split()
         return Quota(UNLIMITED if quota == b"max" else int(quota), int(period))
 
     def _open(self, path: Path, *, optional: bool = False) -> int:
@@ -81,3 +81,16 @@ class CpuGroup:
             return -1
         self._fds[path.name] = descriptor = open_file(path, os.O_RDWR)
         return descriptor
+
+
+def _line(descriptor: int) -> bytes:
+    """A file's one line, as a whole: a part of a number would pass for another. Raises VmVanished, HostError."""
+    text = read(descriptor)
+    if not text.endswith(b"\n"):
+        raise HostError(f"read: {text!r} is cut short", errno.EIO)
+    return text
+
+
+def _number(descriptor: int) -> int:
+    """The number in a file. Raises VmVanished, HostError, ValueError."""
+    return int(_line(descriptor))

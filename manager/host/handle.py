@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterable
 
 from manager.errors import HostError, VmVanished
 from manager.host import process
@@ -34,6 +35,7 @@ class VmHandle:
         self._schedstat_fds: dict[int, int] = {}
         self._threads = process.QemuThreads((), (), ())
         self._thread_count = 0
+        self._changed = False
         self._nodes: frozenset[int] = frozenset()
         try:
             if cgroup.cpu and cgroup.cpu_folder:
@@ -81,11 +83,15 @@ class VmHandle:
             raise HostError(f"{self.instance.libvirt_name}: unreadable counters: {error}", errno.EIO) from error
 
     def _find_plugged(self) -> None:
-        """Look at the threads again if their number changed: libvirt sends no event for a vCPU."""
-        if process.thread_count(self._paths, self.instance.pid) != self._thread_count:
+        """Look at the threads again if their number had changed at the last reading: no event tells of a vCPU.
+
+        Not at once, because libvirt gives a vCPU that it plugs an affinity soon after its thread was started.
+        """
+        if self._changed:
             if not process.is_alive(self._paths, self.instance):  # a zombie has one thread left
                 raise VmVanished(f"process {self.instance.pid} is gone")
             self.find_threads()
+        self._changed = process.thread_count(self._paths, self.instance.pid) != self._thread_count
 
     def _state(self) -> VmState:
         vcpus = tuple(
@@ -109,7 +115,10 @@ class VmHandle:
         if key.knob in NUMBERS:
             if self._group is None or not isinstance(value, int):
                 raise HostError(f"{self.instance.libvirt_name} has no CPU cgroup of its own", errno.ENOENT)
-            return self._group.write(key.knob, value)
+            try:
+                return self._group.write(key.knob, value)
+            except ValueError as error:  # as in ``read``
+                raise HostError(f"{self.instance.libvirt_name}: unreadable {key.knob}: {error}", errno.EIO) from error
         if not isinstance(value, frozenset):
             raise HostError(f"{key.knob} takes pCPUs, not {value!r}", errno.EINVAL)
         if not process.is_alive(self._paths, self.instance):  # thread ids are recycled
@@ -124,13 +133,29 @@ class VmHandle:
         return process.affinity(tid)
 
     def _pin_emulator(self, cpus: CpuSet) -> CpuSet:
-        process.set_affinity(self.instance.pid, cpus)  # first: threads it starts from now on inherit
-        for tid in self._find_threads().emulator:
+        """The main thread comes after those it started: ``read`` looks at it, so a pin that failed is made again."""
+        main = self.instance.pid
+        before = set(self._find_threads().emulator) - {main}
+        self._pin_others(before, cpus)
+        process.set_affinity(main, cpus)  # threads it starts from now on inherit
+        self._pin_others(set(self._find_threads().emulator) - before - {main}, cpus)
+        return process.affinity(main)
+
+    @staticmethod
+    def _pin_others(tids: Iterable[int], cpus: CpuSet) -> None:
+        failure: HostError | None = None
+        for tid in sorted(tids):
             try:
                 process.set_affinity(tid, cpus)
             except VmVanished:  # QEMU's worker threads come and go
                 continue
-        return process.affinity(self.instance.pid)
+            except HostError as error:
+                # A thread that the kernel lets nobody move (PF_NO_SETAFFINITY), as were the workers of io_uring; if
+                # it is the pCPUs, the main thread is refused them too.
+                if error.errno != errno.EINVAL:
+                    failure = failure or error
+        if failure is not None:
+            raise failure
 
     def _cpu_ns(self) -> int:
         usage = self._cgroup.usage

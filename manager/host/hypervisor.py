@@ -24,6 +24,8 @@ from manager.model.host import VmInstance
 _KEEPALIVE_S = 5
 _KEEPALIVE_COUNT = 3
 _BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+_GATHER_S = 0.1
+"""Events within so long a time lead to one listing: many VMs start at once after a reboot or a failover."""
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +87,7 @@ class HypervisorWatch:
         self._on_connection = on_connection
         self._domains = Domains({})
         self._changed = threading.Event()
+        self._asked = threading.Event()
         self._first_listing = threading.Event()
         self._stopping = threading.Event()
         self._broken = threading.Event()
@@ -104,7 +107,8 @@ class HypervisorWatch:
         return self._first_listing.wait(timeout_s)
 
     def look_again(self) -> None:
-        """List soon, as something changed that no event tells of. Returns at once."""
+        """List soon, as something changed that no event tells of, such as an address. Returns at once."""
+        self._asked.set()
         self._changed.set()
 
     def stop(self) -> None:
@@ -137,7 +141,11 @@ class HypervisorWatch:
             failures += 1
 
     def _follow(self, connection: libvirt.virConnect) -> None:
-        """List once a ``reconcile_s`` and after each event, until the connection breaks."""
+        """List once a ``reconcile_s`` and after events, until the connection breaks.
+
+        Addresses of domains that were there before are looked up again where no event was the reason to list: that
+        takes two calls a domain, and during a burst of events most domains are as they were.
+        """
         self._broken.clear()
         connection.setKeepAlive(_KEEPALIVE_S, _KEEPALIVE_COUNT)
         connection.registerCloseCallback(self._on_close, None)
@@ -146,15 +154,21 @@ class HypervisorWatch:
         )
         try:
             version = _version_text(connection.getLibVersion())
+            everything = True
             while not self._stopping.is_set() and not self._broken.is_set():
                 self._changed.clear()
-                self._list(connection, version)
-                self._changed.wait(self._reconcile_s)
+                everything = self._asked.is_set() or everything
+                self._asked.clear()
+                self._list(connection, version, everything)
+                everything = not self._changed.wait(self._reconcile_s)
+                if not everything:
+                    self._stopping.wait(_GATHER_S)
         finally:
             with contextlib.suppress(libvirt.libvirtError):
                 connection.domainEventDeregisterAny(lifecycle)
 
-    def _list(self, connection: libvirt.virConnect, version: str) -> None:
+    def _list(self, connection: libvirt.virConnect, version: str, everything: bool) -> None:
+        """List the domains and look up addresses: of all if ``everything``, else of those that are new."""
         known, addresses = self._domains.instances, self._domains.addresses
         found: dict[str, VmInstance] = {}
         domains: list[libvirt.virDomain] = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
@@ -163,7 +177,7 @@ class HypervisorWatch:
             instance = known.get(uuid)
             try:
                 if instance is None or instance.libvirt_name != name or not process.is_alive(self._paths, instance):
-                    instance = process.find_instance(self._paths, uuid, name)
+                    instance = None if _is_starting(domain) else process.find_instance(self._paths, uuid, name)
             except HostError as error:  # nothing says that it ended: keep what is known
                 log.warning("domain %s cannot be looked up: %s", name, error)
             if instance is not None:
@@ -176,9 +190,11 @@ class HypervisorWatch:
             log.info("libvirt %s at %s: %d running domains", version, self._uri, len(found))
             self._on_connection(True, f"{len(found)} running domains")
         # Last, as it takes two calls a domain, which may be slow.
-        neighbours = self._read_neighbours()
-        seen = {one.UUIDString(): _addresses_of(one, neighbours) for one in domains if one.UUIDString() in found}
-        self._domains = replace(self._domains, addresses=merge_addresses(same, seen))
+        wanted = found.keys() if everything else found.keys() - same.keys()
+        neighbours = self._read_neighbours() if wanted else {}
+        seen = {one.UUIDString(): _addresses_of(one, neighbours) for one in domains if one.UUIDString() in wanted}
+        kept = {uuid: addresses for uuid, addresses in same.items() if uuid not in wanted}
+        self._domains = replace(self._domains, addresses=merge_addresses(same, kept | seen))
 
     def _read_neighbours(self) -> Mapping[str, frozenset[str]]:
         try:
@@ -193,6 +209,15 @@ class HypervisorWatch:
     def _on_close(self, _connection: object, _reason: int, _opaque: object) -> None:
         self._broken.set()
         self._changed.set()
+
+
+def _is_starting(domain: libvirt.virDomain) -> bool:
+    """Whether libvirt still sets a domain up: it would undo what is written now. An event tells when it is done."""
+    try:
+        return tuple(domain.state()) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP)
+    except libvirt.libvirtError as error:  # it ended meanwhile
+        log.debug("state of domain %s: %s", domain.name(), error)
+        return True
 
 
 def merge_addresses(

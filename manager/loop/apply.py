@@ -66,7 +66,8 @@ def _note_intents(changes: Sequence[Change], targets: Mapping[str, Target], jour
     for change in changes:
         target = targets[change.key.uuid]
         known = journal.entries.get(change.key)
-        if known and known.instance != target.instance:  # of the run before, whose process is still ending
+        # Of the run before, whose process is still ending; or given up, and what it holds now is the original.
+        if known and (known.instance != target.instance or (known.owned.foreign and change.action is Action.KEEP)):
             known = None
         if change.action in {Action.WRITE, Action.RESTORE, Action.KEEP}:
             new = change.before if change.original is None else change.original
@@ -89,6 +90,14 @@ def _carry_out(change: Change, targets: Mapping[str, Target], host: HostPort) ->
         return Outcome(change, OutcomeKind.VANISHED, str(error))
     except HostError as error:
         return Outcome(change, OutcomeKind.FAILED, str(error))
+    return _held(change, held, host)
+
+
+def _held(change: Change, held: KnobValue, host: HostPort) -> Outcome:
+    """What came of a write after which the knob holds ``held``."""
+    if change.action is Action.RESTORE and _is_part(held, change.after):
+        # Somebody narrowed its cpuset (cpuset(7)) meanwhile, as `virsh vcpupin` does: no more can be given back.
+        return Outcome(replace(change, after=held), OutcomeKind.RESTORED, f"its cpuset leaves {knob_text(held)}")
     if held != change.after and not _all_that_is_online(held, change.after, host):
         return Outcome(replace(change, after=held), OutcomeKind.IGNORED, f"the kernel keeps {knob_text(held)}")
     return Outcome(change, OutcomeKind.RESTORED if change.action is Action.RESTORE else OutcomeKind.APPLIED)
@@ -97,24 +106,27 @@ def _carry_out(change: Change, targets: Mapping[str, Target], host: HostPort) ->
 def _note_results(outcomes: Sequence[Outcome], journal: Journal) -> None:
     """Settle what was written and drop what was restored.
 
-    A failed write stays unsettled: whether it took effect is seen at the next read.
+    A failed write stays unsettled: whether it took effect is seen at the next read. So does one of which the kernel
+    made something else, until that is in the journal. Raises JournalError.
     """
     put: dict[KnobKey, Entry] = {}
     for outcome in outcomes:
         known = journal.entries.get(outcome.change.key)
         if outcome.kind is OutcomeKind.IGNORED and known:
             put[outcome.change.key] = replace(known, owned=replace(known.owned, intended=outcome.change.after))
-    done = {OutcomeKind.APPLIED, OutcomeKind.IGNORED}
-    try:
-        journal.update(put, [one.change.key for one in outcomes if one.kind is OutcomeKind.RESTORED])
-    finally:
-        journal.settle(one.change.key for one in outcomes if one.kind in done)
+    journal.settle(one.change.key for one in outcomes if one.kind is OutcomeKind.APPLIED)
+    journal.update(put, [one.change.key for one in outcomes if one.kind is OutcomeKind.RESTORED])
+    journal.settle(put)
 
 
 def _unwritten(change: Change, reason: str) -> Outcome:
     if change.action is Action.OBSERVE:
         return Outcome(change, OutcomeKind.OBSERVED)
     return Outcome(change, OutcomeKind.FAILED, reason)
+
+
+def _is_part(held: KnobValue, wanted: KnobValue) -> bool:
+    return isinstance(held, frozenset) and isinstance(wanted, frozenset) and held < wanted
 
 
 def _all_that_is_online(held: KnobValue, wanted: KnobValue, host: HostPort) -> bool:

@@ -79,6 +79,10 @@ class _Objects(Collector):
 
 def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
     weight = GaugeMetricFamily("equipoise_vm_cpu_weight", "CPU weight in force", None, ["vm"])
+    idle = GaugeMetricFamily("equipoise_vm_idle_class", "1 in the kernel's idle class", None, ["vm"])
+    quota = GaugeMetricFamily(
+        "equipoise_vm_quota_us", "CPU time its group may use a period; absent: no limit", None, ["vm"]
+    )
     pin = GaugeMetricFamily(
         "equipoise_vm_vcpu_pinned_pcpu", "pCPU a vCPU is pinned to; absent: it floats", None, ["vm", "vcpu"]
     )
@@ -92,11 +96,16 @@ def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
             delay.add_metric([view.name], view.run_delay_share)
         for domain, spec in result.specs.items():
             for key, value in result.knobs(domain).items():
-                if key.knob is Knob.WEIGHT and isinstance(value, int):
+                if not isinstance(value, int):
+                    if key.knob is Knob.VCPU_PIN and len(value) == 1:
+                        pin.add_metric([spec.name, str(key.index)], min(value))
+                elif key.knob is Knob.WEIGHT:
                     weight.add_metric([spec.name], value)
-                elif key.knob is Knob.VCPU_PIN and not isinstance(value, int) and len(value) == 1:
-                    pin.add_metric([spec.name, str(key.index)], min(value))
-    yield from (weight, pin, cpu, delay)
+                elif key.knob is Knob.IDLE:
+                    idle.add_metric([spec.name], value)
+                elif key.knob is Knob.QUOTA and value != UNLIMITED:
+                    quota.add_metric([spec.name], value)
+    yield from (weight, idle, quota, pin, cpu, delay)
 
 
 def _application_metrics(result: TickResult | None) -> Iterator[Metric]:

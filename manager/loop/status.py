@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from manager.api.convert import timestamp
 from manager.api.schemas import KnobStatus, TickStatus, VmStatus
 from manager.loop.journal import Entry
 from manager.loop.tick import TickResult
 from manager.model.host import KnobKey, KnobValue, knob_text
-from manager.model.records import TickRecord, VmTick
+from manager.model.records import Knob, TickRecord, VmTick
 
 
 def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[VmStatus]:
@@ -38,19 +39,25 @@ def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[Vm
 
 def _knobs(values: Mapping[KnobKey, KnobValue], journal: Mapping[KnobKey, Entry]) -> list[KnobStatus]:
     statuses: list[KnobStatus] = []
-    for key, value in sorted(values.items(), key=lambda item: item[0]):
+    for key, value in sorted(values.items(), key=lambda item: (item[0].knob, item[0].index)):
         entry = journal.get(key)
-        statuses.append(
-            KnobStatus(
-                knob=key.knob,
-                index=key.index,
-                value=knob_text(value),
-                original=knob_text(entry.owned.original) if entry else None,
-                owned=entry is not None and not entry.owned.foreign,
-                foreign=entry is not None and entry.owned.foreign,
-            )
-        )
+        owned = entry.owned if entry else None
+        original, foreign = (owned.original, owned.foreign) if owned else (None, False)
+        statuses.append(_knob(key.knob, key.index, value, original, foreign))
     return statuses
+
+
+@lru_cache(maxsize=4096)
+def _knob(knob: Knob, index: int, value: KnobValue, original: KnobValue | None, foreign: bool) -> KnobStatus:
+    """One knob. Most VMs of a host hold the same few values, tick after tick."""
+    return KnobStatus(
+        knob=knob,
+        index=index,
+        value=knob_text(value),
+        original=None if original is None else knob_text(original),
+        owned=original is not None and not foreign,
+        foreign=foreign,
+    )
 
 
 def tick_status(result: TickResult, overruns: int, owned_knobs: int, connected: bool) -> TickStatus:

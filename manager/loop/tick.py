@@ -150,7 +150,7 @@ class ControlLoop:
         troubles: list[Trouble] = []
         seen = self._look(assignment, slots, self._clock(), troubles)
         plan = self._plan(seen, "host released", troubles)
-        changes = () if plan is None else self._differences(plan, seen, self._targets(seen))
+        changes = () if plan is None else self._differences(plan, seen, self._targets(seen), self._values(seen))
         self._before = seen.reading
         notes = tuple(f"{note.application}: {note.text}" for note in self._planner.notes)
         return Preview(tuple(one for one in changes if one.action not in SILENT), seen.names, tuple(troubles), notes)
@@ -233,10 +233,16 @@ class ControlLoop:
             targets[domain] = Target(state.instance, name, adoptions.get(name, 0))
         return targets
 
-    def _differences(self, plan: Plan, seen: _Seen, targets: Mapping[str, Target]) -> tuple[Change, ...]:
+    @staticmethod
+    def _values(seen: _Seen) -> dict[KnobKey, KnobValue]:
         values = dict(seen.reading.own_knobs)
         for state in seen.reading.states.values():
             values |= state.knobs()
+        return values
+
+    def _differences(
+        self, plan: Plan, seen: _Seen, targets: Mapping[str, Target], values: Mapping[KnobKey, KnobValue]
+    ) -> tuple[Change, ...]:
         scale = seen.snapshot.capabilities.weights
         found = Found(
             values,
@@ -257,8 +263,10 @@ class ControlLoop:
 
     def _apply(self, plan: Plan, seen: _Seen) -> Applied:
         targets = self._targets(seen)
-        changes = self._differences(plan, seen, targets)
-        untouched = self._ledger(targets).keys() - {change.key for change in changes}
+        values = self._values(seen)
+        changes = self._differences(plan, seen, targets, values)
+        # Seen as we left it; what could not be read now may be as it was before.
+        untouched = (self._ledger(targets).keys() & values.keys()) - {change.key for change in changes}
         applied = apply(changes, targets, self._host, self._journal)
         self._journal.settle(untouched)
         return applied

@@ -165,6 +165,23 @@ def test_a_running_domain_is_found_with_its_process(libvirtd, follow, vm: QemuLi
     assert followed.told == [(True, "1 running domains")]
 
 
+def test_a_domain_that_libvirt_still_sets_up_is_not_listed(libvirtd, follow, vm: QemuLike, monkeypatch) -> None:
+    states = [[libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP]]
+    monkeypatch.setattr(libvirt.virDomain, "state", lambda _domain, _flags=0: states[-1])
+    libvirtd.start()
+    followed = follow(libvirtd.uri)
+    assert followed.watch.wait_first_listing(20)
+    assert followed.listed() == set()
+    states.append([libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER])
+    followed.watch.look_again()
+    until(lambda: followed.listed() == {DOMAIN}, "it is listed once it is set up, paused or not")
+    states.append(states[0])
+    followed.watch.look_again()
+    generation = followed.watch.domains.generation
+    until(lambda: followed.watch.domains.generation > generation, "it was listed again")
+    assert followed.listed() == {DOMAIN}, "what is known is not asked again"
+
+
 def test_a_domain_without_a_process_of_its_own_is_no_concern_of_ours(libvirtd, follow) -> None:
     libvirtd.start()
     followed = follow(libvirtd.uri)

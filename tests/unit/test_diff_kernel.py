@@ -61,6 +61,8 @@ class Kernel:
         changes = diff(plan, Found(self.values, self.online, DEFAULT, {"u": self.adoptions}), dict(self.ledger))
         for change in changes:
             known = self.ledger.get(change.key)
+            if known and known.foreign and change.action is Action.KEEP:
+                known = None
             if change.action in {Action.WRITE, Action.RESTORE, Action.KEEP}:
                 assert change.original is not None
                 original = known.original if known else change.original
@@ -257,6 +259,21 @@ def test_what_was_given_up_is_taken_back_on_the_operators_word(mode: Mode) -> No
     assert vm.weight == (2 if mode is Mode.ENFORCE else 777)
     vm.reach(Plan())
     assert (vm.weight, vm.ledger) == (777, {}), "what was found there is the original now"
+
+
+def test_an_adopted_pin_is_the_operators_also_where_the_emulator_runs() -> None:
+    """Not taken for one that the thread inherited: it is its original now."""
+    vm = Kernel(pins={EMULATOR: ALL, VCPU: ALL})
+    vm.reach(wants((EMULATOR, ZERO), (VCPU, ZERO)))
+    vm.pins[VCPU] = ONE
+    for _ in range(2):
+        vm.reach(wants((EMULATOR, ONE), (VCPU, ONE)))
+    assert vm.ledger[VCPU].foreign
+    vm.adoptions += 1
+    for _ in range(3):
+        vm.reach(wants((EMULATOR, ONE), (VCPU, ONE)))
+    vm.reach(Plan())
+    assert (vm.pins, vm.ledger) == ({EMULATOR: ALL, VCPU: ONE}, {})
 
 
 def test_one_word_is_for_one_time() -> None:

@@ -1,0 +1,395 @@
+"""What a tick of the agent costs, on real control groups and sleeping processes, by phase and by number of VMs.
+
+    python -m tests.bench.tick [--vms 10 50 200 500 1000] [--ticks 200] [--json FILE]
+
+Bars (design, section 9): with 200 VMs median at most 20 ms, 99th percentile at most 50 ms, and a cost per VM that is
+flat from 10 to 1,000. Half of the VMs are critical and serve applications with response times, the policy is `fair`,
+critical vCPUs are pinned, and the journal is on disk (in the folder that TMPDIR names).
+
+Three states. *first*: nothing is held open and everything is written. *steady*: nothing is to be written. *changing*: a
+quarter of the VMs has another weight at each tick. Time passes by a second a tick for what is decided, so that windows,
+averages and the placement's ten seconds go on as they would; between two ticks the benchmark sleeps for a moment, as
+an agent does, so that a tick does not find all of its data in the CPU's caches. Both wall-clock and CPU time are told:
+on a machine that others use the latter is the better one.
+
+The phases are those of ControlLoop.tick, and *report*: what the agent makes of each tick for its metrics page, the
+manager and its outbox. *other* is what is left of the whole tick.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import math
+import pstats
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from manager.host.kernel_host import KernelHost
+from manager.loop.journal import Journal
+from manager.loop.metrics import AgentMetrics
+from manager.loop.outbox import Outbox
+from manager.loop.status import tick_record, tick_status, vm_statuses
+from manager.loop.tick import Applied, Clock, ControlLoop, LoopSettings, Plan, TickResult
+from manager.model.decision import Change, Decision, Memory, Snapshot
+from manager.model.histogram import Histogram
+from manager.model.host import KnobKey, KnobValue, VmInstance, VmState
+from manager.model.registration import Assignment
+from manager.model.window import Window
+from policies.base import Policy
+from policies.registry import load_policies
+from tests.bench.figures import Spread, machine, undone_when_told_to_end, verdict, write_json
+from tests.bench.vms import HOST, Listed, Vm, Vms, assignment, running_vms
+
+SIZES = (10, 50, 200, 500, 1000)
+BAR_VMS, BAR_MEDIAN_MS, BAR_P99_MS = 200, 20.0, 50.0
+SLOT_S, SLOTS, SAMPLES = 5.0, 36, 500
+INTERVAL_S = 1.0
+CHANGED_PART = 4
+FIRST_TICKS = 5
+SETTLED_TICKS, MOST_SETTLING_TICKS = 5, 120
+PHASES = ("ended", "collect", "decide", "place", "diff", "apply", "other", "report")
+PARTS = ("of collect: read", "of apply: journal", "of apply: write")
+
+
+class Stopwatch:
+    """Adds up wall-clock milliseconds by name until they are taken."""
+
+    def __init__(self) -> None:
+        self._spent_ms: dict[str, float] = {}
+
+    @contextmanager
+    def time(self, name: str) -> Iterator[None]:
+        """Count the block under a name."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent_ms[name] = self._spent_ms.get(name, 0.0) + (time.perf_counter() - began_s) * 1000
+
+    def take(self) -> dict[str, float]:
+        """What was counted since the last call."""
+        spent_ms, self._spent_ms = self._spent_ms, {}
+        return spent_ms
+
+
+class TimedHost(KernelHost):
+    """Counts reading VMs and writing knobs."""
+
+    watch: Stopwatch
+
+    def read(self, instance: VmInstance) -> VmState:
+        began_s = time.perf_counter()
+        state = super().read(instance)
+        spent_ms = self.watch._spent_ms
+        spent_ms[PARTS[0]] = spent_ms.get(PARTS[0], 0.0) + (time.perf_counter() - began_s) * 1000
+        return state
+
+    def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
+        with self.watch.time(PARTS[2]):
+            return super().write(instance, key, value)
+
+
+class TimedJournal(Journal):
+    """Counts transactions."""
+
+    watch: Stopwatch
+
+    def update(self, put: Mapping[KnobKey, object], drop: Sequence[KnobKey] = ()) -> None:  # type: ignore[override]
+        with self.watch.time(PARTS[1]):
+            super().update(put, drop)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class TimedPolicy:
+    """Counts decisions of a policy."""
+
+    policy: Policy
+    watch: Stopwatch
+
+    @property
+    def name(self) -> str:
+        return self.policy.name
+
+    @property
+    def summary(self) -> str:
+        return self.policy.summary
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
+        with self.watch.time("decide"):
+            return self.policy.decide(snapshot, memory)
+
+
+class TimedLoop(ControlLoop):
+    """Counts the phases of a tick. *place* is all planning but the policy's decision."""
+
+    watch: Stopwatch
+
+    def _drop_ended(self, *given: object) -> None:
+        with self.watch.time("ended"):
+            super()._drop_ended(*given)  # type: ignore[arg-type]
+
+    def _look(self, *given: object) -> object:  # type: ignore[override]
+        with self.watch.time("collect"):
+            return super()._look(*given)  # type: ignore[arg-type]
+
+    def _plan(self, *given: object) -> Plan | None:  # type: ignore[override]
+        with self.watch.time("plan"):
+            return super()._plan(*given)  # type: ignore[arg-type]
+
+    def _differences(self, *given: object) -> tuple[Change, ...]:  # type: ignore[override]
+        with self.watch.time("diff"):
+            return super()._differences(*given)  # type: ignore[arg-type]
+
+    def _values(self, *given: object) -> dict[KnobKey, KnobValue]:  # type: ignore[override]
+        with self.watch.time("diff"):
+            return super()._values(*given)  # type: ignore[arg-type]
+
+    def _apply(self, *given: object) -> Applied:  # type: ignore[override]
+        with self.watch.time("change"):
+            return super()._apply(*given)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One tick: milliseconds by phase, of the whole, with the report; its CPU time; how many settings changed."""
+
+    phases_ms: Mapping[str, float]
+    tick_ms: float
+    agent_ms: float
+    cpu_ms: float
+    changes: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """A state at a number of VMs. ``tick_ms`` is ControlLoop.tick, ``agent_ms`` that and the report."""
+
+    vms: int
+    state: str
+    changes: float
+    tick_ms: Spread
+    agent_ms: Spread
+    cpu_ms: Spread
+    phases_ms: Mapping[str, Spread]
+
+    @property
+    def per_vm_us(self) -> float:
+        """Median of the tick's CPU time for each VM."""
+        return self.cpu_ms.median * 1000 / self.vms
+
+
+class Rig:
+    """An agent's loop over the first VMs of many, with a journal and an outbox on disk."""
+
+    def __init__(self, vms: Vms, managed: Sequence[Vm], folder: Path) -> None:
+        self.watch = Stopwatch()
+        self.host = TimedHost(vms.paths, Listed.of(managed))  # type: ignore[arg-type]
+        self.journal = TimedJournal(folder / "journal.db", self.host.boot_id)
+        self.outbox = Outbox(folder / "outbox.db", 10_000)
+        self.metrics = AgentMetrics()
+        self.host.watch = self.journal.watch = self.watch
+        policies = {name: TimedPolicy(one.policy, self.watch) for name, one in load_policies().items()}
+        settings = LoopSettings(HOST, INTERVAL_S, 30.0, 20)
+        self.loop = TimedLoop(self.host, self.journal, policies, settings, self._clock)
+        self.loop.watch = self.watch
+        self.wanted = assignment(len(managed), "fair")
+        self.now_s = float(math.floor(time.time() / SLOT_S) * SLOT_S)
+        self._histograms = [_histogram(seed) for seed in range(7)]
+
+    def _clock(self) -> Clock:
+        return Clock(self.now_s, self.now_s)
+
+    def slots(self) -> dict[str, tuple[Window, ...]]:
+        """Response times of the last three minutes of each application, always alike."""
+        newest = math.floor(self.now_s / SLOT_S)
+        return {
+            app.name: tuple(
+                Window(
+                    app.name,
+                    (number - 1) * SLOT_S,
+                    number * SLOT_S,
+                    self._histograms[(number + index) % len(self._histograms)],
+                    float(SAMPLES),
+                )
+                for number in range(newest - SLOTS + 1, newest + 1)
+            )
+            for index, app in enumerate(self.wanted.applications)
+        }
+
+    def tick(self, pause_s: float, profile: cProfile.Profile | None = None) -> Measured:
+        """One tick, measured."""
+        self.now_s += INTERVAL_S
+        slots = self.slots()
+        self.watch.take()
+        time.sleep(pause_s)
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+        if profile:
+            profile.enable()
+        result = self.loop.tick(self.wanted, slots)
+        ticked_s, ticked_cpu_s = time.perf_counter(), time.thread_time()
+        self._report(result)
+        if profile:
+            profile.disable()
+        ended_s = time.perf_counter()
+        spent_ms = self.watch.take()
+        tick_ms = (ticked_s - began_s) * 1000
+        named = {name: spent_ms.get(name, 0.0) for name in ("ended", "collect", "decide", "diff", *PARTS)}
+        named["place"] = spent_ms.get("plan", 0.0) - named["decide"]
+        named["apply"] = spent_ms.get("change", 0.0) - named["diff"]
+        named["other"] = (
+            tick_ms
+            - spent_ms.get("plan", 0.0)
+            - sum(spent_ms.get(name, 0.0) for name in ("ended", "collect", "change"))
+        )
+        named["report"] = (ended_s - ticked_s) * 1000
+        troubles = [trouble for trouble in result.troubles if trouble.kind != "placement"]
+        if troubles:
+            raise RuntimeError(f"the tick does not work: {troubles[0]}")
+        return Measured(
+            named, tick_ms, (ended_s - began_s) * 1000, (ticked_cpu_s - began_cpu_s) * 1000, len(result.outcomes)
+        )
+
+    def _report(self, result: TickResult) -> None:
+        """What the agent does after a tick (manager.loop.agent)."""
+        owned = sum(not entry.owned.foreign for entry in self.journal.entries.values())
+        self.metrics.observe(result, owned, True)
+        self.outbox.put([*result.records, *result.events, tick_record(result)])
+        tick_status(result, 0, owned, True)
+        vm_statuses(result, self.journal.entries)
+
+    def close(self) -> None:
+        """Put everything back."""
+        self.loop.release("benchmark ends")
+        self.host.forget(frozenset())
+        self.journal.close()
+        self.outbox.close()
+
+
+def _histogram(seed: int) -> Histogram:
+    """Response times of a slot, log-normal about 10 ms."""
+    chance = random.Random(seed)
+    return Histogram.of(chance.lognormvariate(math.log(10_000), 0.5) for _ in range(SAMPLES))
+
+
+@contextmanager
+def rig_of(vms: Vms, managed: Sequence[Vm]) -> Iterator[Rig]:
+    """A rig with files of its own."""
+    with tempfile.TemporaryDirectory(dir=vms.folder) as folder:
+        rig = Rig(vms, managed, Path(folder))
+        try:
+            yield rig
+        finally:
+            rig.close()
+
+
+def settle(rig: Rig, vms: Vms, managed: Sequence[Vm]) -> None:
+    """Tick until nothing changes any more. Critical VMs have used CPU time, so that demands are not all zero."""
+    rig.tick(0.0)
+    vms.burst(managed[0::2])
+    quiet = 0
+    for _ in range(MOST_SETTLING_TICKS):
+        quiet = 0 if rig.tick(0.0).changes else quiet + 1
+        if quiet == SETTLED_TICKS:
+            return
+    raise RuntimeError(f"after {MOST_SETTLING_TICKS} ticks the settings still change")
+
+
+def alternate(wanted: Assignment, number: int) -> Assignment:
+    """The same with another registered weight for a part of the VMs."""
+    weight = 1500 + 100 * (number % 2)
+    changed = tuple(
+        replace(spec, weight=weight) if index % CHANGED_PART == 0 else spec for index, spec in enumerate(wanted.vms)
+    )
+    return replace(wanted, vms=changed)
+
+
+def line(vms: int, state: str, measured: Sequence[Measured]) -> Line:
+    """The figures of some ticks."""
+    phases = {name: Spread.of([one.phases_ms[name] for one in measured]) for name in (*PHASES, *PARTS)}
+    return Line(
+        vms,
+        state,
+        sum(one.changes for one in measured) / len(measured),
+        Spread.of([one.tick_ms for one in measured]),
+        Spread.of([one.agent_ms for one in measured]),
+        Spread.of([one.cpu_ms for one in measured]),
+        phases,
+    )
+
+
+def measure(vms: Vms, managed: Sequence[Vm], ticks: int, pause_s: float, profiled: str) -> Iterator[Line]:
+    """The three states at one number of VMs."""
+    count = len(managed)
+    profile = cProfile.Profile() if profiled else None
+    first = []
+    for _ in range(FIRST_TICKS):
+        with rig_of(vms, managed) as rig:
+            first.append(rig.tick(pause_s, profile if profiled == "first" else None))
+    yield line(count, "first", first)
+    with rig_of(vms, managed) as rig:
+        settle(rig, vms, managed)
+        steady = profile if profiled == "steady" else None
+        yield line(count, "steady", [rig.tick(pause_s, steady) for _ in range(ticks)])
+        same = rig.wanted
+        changing = []
+        for number in range(ticks):
+            rig.wanted = alternate(same, number)
+            changing.append(rig.tick(pause_s, profile if profiled == "changing" else None))
+        yield line(count, "changing", changing)
+    if profile:
+        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
+
+
+def show(lines: Sequence[Line]) -> None:
+    """Print two tables: whole ticks, and their phases."""
+    console = Console(width=150)
+    whole = Table(
+        "VMs", "state", "changes", "tick median ms", "p99", "with report", "p99", "CPU ms", "CPU us a VM", "bar"
+    )
+    for one in lines:
+        bars = ""
+        if one.vms == BAR_VMS:
+            bars = f"{verdict(one.agent_ms.median, BAR_MEDIAN_MS)}, {verdict(one.agent_ms.p99, BAR_P99_MS)}"
+        numbers = (one.tick_ms.median, one.tick_ms.p99, one.agent_ms.median, one.agent_ms.p99, one.cpu_ms.median)
+        whole.add_row(
+            f"{one.vms}", one.state, f"{one.changes:.0f}", *(f"{x:.2f}" for x in numbers), f"{one.per_vm_us:.0f}", bars
+        )
+    console.print(whole)
+    phases = Table("VMs", "state", *PHASES, *PARTS, title="median of each phase, ms")
+    for one in lines:
+        names = (*PHASES, *PARTS)
+        phases.add_row(f"{one.vms}", one.state, *(f"{one.phases_ms[name].median:.2f}" for name in names))
+    console.print(phases)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vms", type=int, nargs="+", default=list(SIZES))
+    parser.add_argument("--ticks", type=int, default=200, help="of each state but the first")
+    parser.add_argument("--pause-ms", type=float, default=20.0, help="sleep before each tick")
+    parser.add_argument("--profile", choices=("first", "steady", "changing"), default="", help="and print a profile")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    lines: list[Line] = []
+    with undone_when_told_to_end(), running_vms(max(options.vms)) as (vms, started):
+        for count in options.vms:
+            measured = measure(vms, started[:count], options.ticks, options.pause_ms / 1000, options.profile)
+            lines.extend(measured)
+    print(machine())
+    show(lines)
+    bars = {"vms": BAR_VMS, "median_ms": BAR_MEDIAN_MS, "p99_ms": BAR_P99_MS}
+    write_json(options.json, {"bars": bars, "results": [asdict(one) for one in lines]})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Every setting of the host is its original, or what a plan wanted, or somebody else's, and the journal knows which."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from manager.loop.tick import TickResult
+from manager.model.decision import Owned
+from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
+from manager.model.records import Knob, OutcomeKind
+from tests.loop.stage import Stage, is_pin
+from tests.loop.walk import ERRNOS, Kind, Op, Walk
+
+_UNDONE = frozenset({OutcomeKind.FAILED, OutcomeKind.VANISHED, OutcomeKind.IGNORED})
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The host's settings after a tick, and the journal's originals and intentions."""
+
+    settings: Mapping[KnobKey, KnobValue]
+    ledger: Mapping[KnobKey, tuple[KnobValue, KnobValue, bool]]
+
+    @classmethod
+    def of(cls, walk: Walk) -> Moment:
+        ledger = {key: (one.original, one.intended, one.foreign) for key, one in walk.journal.ledger.items()}
+        return cls(walk.stage.host.settings(), ledger)
+
+
+def name(key: KnobKey, value: KnobValue | None) -> str:
+    """A setting in the words of a message."""
+    text = "nothing" if value is None else knob_text(value) or "no pCPU"
+    return f"{key.knob} {key.index} of {key.uuid} is {text}"
+
+
+def violations(walk: Walk) -> list[str]:
+    """What nobody accounts for on the host, whenever the agent may have died."""
+    stage, ledger = walk.stage, walk.journal.ledger
+    settings = stage.host.settings()
+    found: list[str] = []
+    for key, value in settings.items():
+        original = stage.originals.get(key)
+        if key in stage.others:
+            if value != stage.others[key]:
+                found.append(f"{name(key, value)}, which overwrites somebody else's")
+            continue
+        if original is None and key.knob is Knob.WEIGHT and stage.originals[KnobKey(key.uuid, Knob.IDLE)] == 1:
+            continue  # it had none in the operator's idle class, and is to lose it again with that
+        if stage.is_original(key, value):
+            continue
+        if not _is_wanted(walk, ledger, key, value):
+            found.append(f"{name(key, value)}: neither its original nor wanted by any plan")
+        owned = ledger.get(key) or _heritage(walk, ledger, key, value)
+        if owned is None:
+            found.append(f"{name(key, value)}, and the journal knows no original")
+        elif not stage.is_original(key, owned.original):
+            found.append(f"{name(key, value)}, and the journal's original is {knob_text(owned.original)}")
+    for key, value in settings.items():
+        if key.knob is Knob.IDLE and value == 1 and stage.originals[key] == 0:
+            weight = KnobKey(key.uuid, Knob.WEIGHT)
+            owned = ledger.get(weight)
+            if owned is None or owned.original != stage.originals[weight]:
+                found.append(f"{name(key, value)}, and the journal does not know the weight before")
+    return found
+
+
+def _is_wanted(walk: Walk, ledger: Mapping[KnobKey, Owned], key: KnobKey, value: KnobValue) -> bool:
+    """Whether a plan wanted that, or the kernel made it of what a plan wanted."""
+    wanted = walk.wanted.get(key, set())
+    if key.knob is Knob.WEIGHT:  # leaving the idle class, before the weight is written
+        return value in wanted or (value == walk.host.capabilities.weights.default and key in ledger)  # type: ignore[union-attr]
+    if value == walk.stage.inherited.get(key) or _heritage(walk, ledger, key, value):
+        return True
+    if any(walk.stage.alike(value, one) for one in wanted):
+        return True
+    if not isinstance(value, frozenset):
+        return False
+    written = {*wanted, walk.stage.originals.get(key)}
+    part = any(kind is Kind.KEPT for _, kind in walk.director.hits)
+    if part and any(isinstance(one, frozenset) and value < one for one in written):
+        return True
+    return bool(walk.stage.lost) and any(  # all it may use went offline: the kernel lets it run anywhere
+        isinstance(one, frozenset) and one <= walk.stage.lost for one in wanted
+    )
+
+
+def _heritage(walk: Walk, ledger: Mapping[KnobKey, Owned], key: KnobKey, value: KnobValue) -> Owned | None:
+    """The emulator's entry, where a thread that was started since the last tick has its pin from that."""
+    emulator_key = KnobKey(key.uuid, Knob.EMULATOR_PIN)
+    emulator, now = ledger.get(emulator_key), walk.stage.host.settings().get(emulator_key)
+    inherits = is_pin(key) and emulator is not None and value in {emulator.intended, emulator.previous, now}
+    return emulator if inherits else None
+
+
+def misconduct(walk: Walk, result: TickResult) -> list[str]:
+    """What a tick said or left undone that it must not have."""
+    stage, director = walk.stage, walk.director
+    found = [
+        f"{name(one.change.key, one.change.after)}: claimed to be somebody else's, which it is not"
+        for one in result.outcomes
+        if one.kind is OutcomeKind.FOREIGN and one.change.key not in stage.meddled
+    ]
+    undone = {one.change.key for one in result.outcomes if one.kind in _UNDONE}
+    for step, kind in director.hits_now:
+        if kind is Kind.FULL and not any(trouble.kind == "journal" for trouble in result.troubles):
+            found.append(f"{kind} is not told")
+        if step.op is Op.WRITE and kind in ERRNOS and step.key not in undone:
+            found.append(f"{kind} of {step.key} is not told")
+        if step.op is Op.READ and kind is Kind.EIO and not any(one.kind == "read" for one in result.troubles):
+            found.append(f"{kind} is not told")
+    if not any(step.op is Op.COMMIT for step, _ in director.hits_now):
+        found += missed(walk, but={step.uuid for step, _ in director.hits_now})
+    return found
+
+
+def missed(walk: Walk, but: set[str] | frozenset[str] = frozenset()) -> list[str]:
+    """Goals of the last plan that the host does not have, but for those of some domains, or of the host itself."""
+    stage, settings = walk.stage, walk.stage.host.settings()
+    return [
+        f"{name(goal.key, settings.get(goal.key))}, but {knob_text(goal.value)} was wanted ({goal.reason})"
+        for goal in walk.loop.goals
+        if goal.key.uuid not in but
+        and (goal.key.uuid in stage.host.vms or goal.key.uuid == HOST_UUID)
+        and goal.key not in stage.meddled
+        and not (goal.key.knob is Knob.WEIGHT and goal.key not in settings)
+        and not stage.alike(settings.get(goal.key), goal.value)
+    ]
+
+
+def strayed(walk: Walk, calm: Moment, *, free: bool) -> list[str]:
+    """Where the host is not as it would be had nothing gone wrong; ``free``: pins may well be others."""
+    now = walk.stage.host.settings()
+    return [
+        f"{name(key, now.get(key))}, but {name(key, calm.settings.get(key))} had nothing gone wrong"
+        for key in sorted(now.keys() | calm.settings.keys())
+        if key not in walk.stage.meddled
+        and not (free and (is_pin(key) or key.knob is Knob.IRQ_AFFINITY))
+        and not walk.stage.alike(now.get(key), calm.settings.get(key))
+    ]
+
+
+def left_behind(stage: Stage, walk: Walk) -> list[str]:
+    """What a release did not undo."""
+    settings = stage.host.settings()
+    expected = {key: stage.others.get(key, original) for key, original in stage.originals.items()} | stage.others
+    found = [
+        f"{name(key, settings.get(key))} after the release, {knob_text(value)} before we came"
+        for key, value in sorted(expected.items())
+        if not (
+            stage.alike(settings.get(key), value) if key in stage.others else stage.is_original(key, settings.get(key))
+        )
+    ]
+    found += [f"{name(key, value)} after the release" for key, value in settings.items() if key not in expected]
+    return found + [f"the journal still has {key}" for key in walk.journal.entries]

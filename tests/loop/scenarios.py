@@ -1,0 +1,230 @@
+"""Histories of a host that need every knob and every way of letting one go."""
+
+from __future__ import annotations
+
+from manager.model.host import CPU_WEIGHT_V2
+from manager.model.records import Knob
+from manager.model.registration import Mode
+from manager.model.rules import BatchPlacement, IrqSteering
+from tests.loop.stage import Scenario, Stage, nothing
+
+ZERO, ONE, TWO = frozenset({0}), frozenset({1}), frozenset({2})
+
+
+def _two_critical(stage: Stage) -> None:
+    stage.boot("web", vcpus=2, iothreads=(1, 2), weight=5000, cpus=ZERO | ONE)
+    stage.boot("db", cpus=TWO)
+    stage.had("db", Knob.VCPU_PIN, TWO)  # just where it will be pinned
+
+
+def _services(stage: Stage) -> None:
+    _two_critical(stage)
+    stage.boot("batch", "batch", weight=300)
+    stage.boot("stranger", registered=False)
+
+
+def _idle(stage: Stage) -> None:
+    stage.boot("web", cpus=ZERO)
+    for name, weight in (("batch", 5000), ("lazy", None)):
+        stage.boot(name, "batch", weight=weight)
+    stage.had("lazy", Knob.IDLE, 1)
+    stage.control(batch_idle=True)
+    stage.prompt_floor()
+
+
+def _starve(stage: Stage) -> None:
+    stage.starving = {"batch", "lazy"}
+
+
+def _feed(stage: Stage) -> None:
+    stage.starving = set()
+
+
+def _limits(stage: Stage) -> None:
+    stage.boot("web", quota_us=150_000, max_pcpus=0.5, cpus=ZERO)
+    stage.boot("batch", "batch", max_pcpus=0.001)
+
+
+def _batch(stage: Stage) -> None:
+    _two_critical(stage)
+    for name in ("red", "blue"):
+        stage.boot(name, "batch", vcpus=2, iothreads=(1,))
+    stage.placement(batch=BatchPlacement.FENCE)
+
+
+def _network(stage: Stage) -> None:
+    stage.boot("web", cpus=ONE)
+    stage.boot("db", cpus=TWO)
+    stage.interrupts(24, 25, 26)
+    stage.placement(irqs=IrqSteering.SERVING)
+
+
+def _free(stage: Stage) -> None:
+    stage.boot("web", vcpus=2)
+    stage.boot("db", vcpus=1)
+    stage.boot("batch", "batch")
+    stage.placement(batch=BatchPlacement.FENCE)
+
+
+def _meddle(stage: Stage) -> None:
+    stage.meddle("web", Knob.WEIGHT, 777)
+    stage.meddle("web", Knob.VCPU_PIN, TWO, 1)
+    stage.meddle("batch", Knob.QUOTA, 70_000)
+
+
+def _adoptable(stage: Stage) -> None:
+    stage.boot("web", vcpus=2, cpus=ZERO | ONE)
+    stage.boot("batch", "batch", max_pcpus=0.5)
+    stage.boot("db", cpus=TWO)
+
+
+def _meddle_with_interrupts(stage: Stage) -> None:
+    stage.meddle("", Knob.IRQ_AFFINITY, ONE | TWO, 24)
+
+
+def _plugged(stage: Stage) -> None:
+    stage.boot("web", vcpus=2, cpus=ZERO | ONE | TWO, iothreads=(1,))
+    stage.boot("batch", "batch", cpus=TWO | {3})
+
+
+SCENARIOS = (
+    Scenario(
+        "weights and pins",
+        _services,
+        (
+            nothing,
+            nothing,
+            lambda stage: stage.control(policy="equal", pinning=False),
+            nothing,
+            lambda stage: stage.control(policy="priority"),
+        ),
+    ),
+    Scenario(
+        "registrations",
+        _services,
+        (
+            nothing,
+            lambda stage: stage.change("web", cpus=ZERO | {3}),
+            lambda stage: stage.change("web", mode=Mode.RELEASED),
+            lambda stage: stage.control(mode=Mode.OBSERVE),
+            lambda stage: stage.control(mode=Mode.ENFORCE),
+            lambda stage: stage.change("web", mode=None, weight=123, pin=False, cpus=None),
+            lambda stage: stage.unregister("db"),
+        ),
+    ),
+    Scenario(
+        "idle class",
+        _idle,
+        (
+            nothing,
+            _starve,
+            nothing,
+            _feed,
+            lambda stage: stage.control(batch_idle=False),
+            lambda stage: stage.control(batch_idle=True),
+            lambda stage: stage.control(mode=Mode.OBSERVE),
+        ),
+    ),
+    Scenario("idle class of cgroup v2", _idle, (nothing, _starve, nothing), scale=CPU_WEIGHT_V2),
+    Scenario(
+        "limits",
+        _limits,
+        (
+            nothing,
+            lambda stage: stage.change("web", max_pcpus=2.0),
+            nothing,
+            lambda stage: stage.change("web", max_pcpus=None),
+            lambda stage: stage.meddle("batch", Knob.QUOTA, 70_000),
+            nothing,
+        ),
+    ),
+    Scenario(
+        "fenced and single batch VMs",
+        _batch,
+        (
+            nothing,
+            lambda stage: stage.placement(batch=BatchPlacement.SINGLE),
+            nothing,
+            lambda stage: stage.placement(batch=BatchPlacement.FLOAT),
+        ),
+        free=True,
+    ),
+    Scenario(
+        "interrupts",
+        _network,
+        (
+            nothing,
+            nothing,
+            lambda stage: stage.placement(irqs=IrqSteering.RESERVED, reserved_cpus=ZERO),
+            _meddle_with_interrupts,
+            nothing,
+            nothing,
+            lambda stage: stage.adopt(""),
+            nothing,
+            lambda stage: stage.placement(irqs=IrqSteering.OFF),
+        ),
+    ),
+    Scenario(
+        "settings of somebody else, adopted",
+        _adoptable,
+        (
+            nothing,
+            nothing,
+            nothing,
+            _meddle,
+            nothing,
+            nothing,
+            nothing,
+            lambda stage: stage.adopt("web"),
+            nothing,
+        ),
+    ),
+    Scenario(
+        "vCPUs come and go",
+        _plugged,
+        (
+            nothing,
+            lambda stage: stage.change("web", cpus=TWO | {3}),
+            lambda stage: stage.plug("web"),
+            lambda stage: stage.change("web", cpus=ONE | TWO | {3}),
+            lambda stage: stage.unplug("web"),
+            nothing,
+            nothing,
+            lambda stage: stage.plug("web"),
+            nothing,
+            lambda stage: stage.unplug("web"),
+            nothing,
+        ),
+        free=True,
+    ),
+    Scenario(
+        "a pCPU goes offline",
+        _free,
+        (
+            nothing,
+            nothing,
+            lambda stage: stage.offline(5),
+            nothing,
+            lambda stage: stage.offline(0),
+            nothing,
+            lambda stage: stage.online(5),
+            nothing,
+        ),
+        free=True,
+        cpus=6,
+    ),
+    Scenario(
+        "VMs come and go",
+        _free,
+        (
+            nothing,
+            lambda stage: stage.stop("db"),
+            lambda stage: stage.boot_again("db", 2),
+            lambda stage: stage.boot("late", vcpus=1),
+            lambda stage: stage.boot_again("web", 1),
+            lambda stage: stage.stop("batch"),
+        ),
+        free=True,
+        cpus=6,
+    ),
+)

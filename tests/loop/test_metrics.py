@@ -1,0 +1,62 @@
+"""The lines of the agent's metrics page that stand for VMs: made when the page is read, of the last tick."""
+
+from __future__ import annotations
+
+from manager.loop.metrics import AgentMetrics
+from manager.model.host import Quota
+from tests.fakes.host import domain_uuid
+from tests.loop.conftest import Rig
+
+
+def page(rig: Rig) -> dict[tuple[str, str], float]:
+    """What a tick leaves of VMs, by metric and VM; a pin by its vCPU, too."""
+    metrics = AgentMetrics()
+    assert not any(family.samples for family in metrics.registry.collect() if family.name.startswith("equipoise_vm_"))
+    metrics.observe(rig.tick(), 0, True)
+    return {
+        (one.name.removeprefix("equipoise_vm_"), " ".join(one.labels.values())): one.value
+        for family in metrics.registry.collect()
+        for one in family.samples
+        if one.name.startswith("equipoise_vm_")
+    }
+
+
+def test_settings_in_force(rig: Rig) -> None:
+    rig.host.boot("web", 2)
+    rig.host.boot("hog")
+    rig.host.boot("stranger")
+    rig.register("web")
+    rig.register("hog", "batch", max_pcpus=1.5)
+    seen = page(rig)
+    assert seen["cpu_weight", "web"] == 10_000
+    assert seen["cpu_weight", "hog"] == 2
+    assert {seen["vcpu_pinned_pcpu", "web 0"], seen["vcpu_pinned_pcpu", "web 1"]} == {0, 1}
+    assert ("vcpu_pinned_pcpu", "hog 0") not in seen, "it floats"
+    assert (seen["idle_class", "web"], seen["idle_class", "hog"]) == (0, 0)
+    assert seen["quota_us", "hog"] == 150_000
+    assert ("quota_us", "web") not in seen, "it has no limit"
+    assert not any("stranger" in name for _, name in seen)
+
+
+def test_a_vm_in_the_idle_class_has_no_weight(rig: Rig) -> None:
+    rig.host.boot("hog")
+    rig.register("hog", "batch")
+    vm = rig.host.vms[domain_uuid("hog")]
+    vm.idle, vm.weight = True, None
+    vm.quota = Quota(20_000, 100_000)
+    rig.control(policy="unknown")  # leaves it as it is
+    seen = page(rig)
+    assert seen["idle_class", "hog"] == 1
+    assert ("cpu_weight", "hog") not in seen
+    assert seen["quota_us", "hog"] == 20_000
+
+
+def test_a_vm_that_ended_loses_its_lines(rig: Rig) -> None:
+    metrics = AgentMetrics()
+    rig.host.boot("web")
+    rig.register("web")
+    metrics.observe(rig.tick(), 0, True)
+    assert metrics.registry.get_sample_value("equipoise_vm_cpu_weight", {"vm": "web"}) == 10_000
+    rig.host.stop("web")
+    metrics.observe(rig.tick(), 0, True)
+    assert metrics.registry.get_sample_value("equipoise_vm_cpu_weight", {"vm": "web"}) is None
