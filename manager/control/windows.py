@@ -16,7 +16,7 @@ def by_slot(slots: Iterable[Window], slot_s: float) -> tuple[Window, ...]:
     groups: dict[int, list[Window]] = {}
     for slot in slots:
         groups.setdefault(slot_number(slot.end_s, slot_s), []).append(slot)
-    return tuple(merge(groups[number]) for number in sorted(groups))
+    return tuple(group[0] if len(group) == 1 else merge(group) for _, group in sorted(groups.items()))
 
 
 def slot_number(end_s: float, slot_s: float) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from manager.control.diff import Found, diff
@@ -50,7 +50,7 @@ class LoopSettings:
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What one tick saw and did. ``specs`` are the managed VMs by domain UUID."""
+    """What one tick saw and did. ``specs`` are the managed VMs, ``written`` what it wrote, by domain UUID."""
 
     number: int
     at_s: float
@@ -63,11 +63,22 @@ class TickResult:
     records: tuple[DecisionRecord, ...]
     events: tuple[Event, ...]
     troubles: tuple[Trouble, ...]
+    written: Mapping[str, Mapping[KnobKey, KnobValue]]
 
     def knobs(self, domain: str) -> dict[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
-        written = {one.change.key: one.change.after for one in self.outcomes if one.kind in _WRITTEN}
-        return {key: written.get(key, value) for key, value in self.reading.states[domain].knobs().items()}
+        found = self.reading.states[domain].knobs()
+        written = self.written.get(domain, {})
+        return {key: written.get(key, value) for key, value in found.items()} if written else found
+
+
+def _written(outcomes: Iterable[Outcome]) -> dict[str, dict[KnobKey, KnobValue]]:
+    """What a tick wrote, by domain UUID."""
+    written: dict[str, dict[KnobKey, KnobValue]] = {}
+    for one in outcomes:
+        if one.kind in _WRITTEN:
+            written.setdefault(one.change.key.uuid, {})[one.change.key] = one.change.after
+    return written
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +154,7 @@ class ControlLoop:
             records=self._chronicle.records(applied.outcomes, seen.names, policy, started.epoch_s),
             events=self._events(seen, applied.outcomes, troubles, started.epoch_s),
             troubles=tuple(troubles),
+            written=_written(applied.outcomes),
         )
 
     def preview(self, assignment: Assignment, slots: Mapping[str, Sequence[Window]]) -> Preview:

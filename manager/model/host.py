@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.records import Knob
@@ -34,8 +35,7 @@ def knob_value(knob: Knob, text: str) -> KnobValue:
     return int(text) if knob in NUMBERS else parse_cpus(text)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class KnobKey:
+class KnobKey(NamedTuple):
     """Identifies one knob of one domain, or of the host.
 
     ``index`` is the number of the vCPU, I/O thread or interrupt where the knob is of one of those, otherwise 0.
@@ -43,7 +43,7 @@ class KnobKey:
 
     uuid: str
     knob: Knob
-    index: int = 0
+    index: int = 0  # type: ignore[assignment]  # tuple.index is of no use here
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,7 +337,7 @@ def test_io_threads_are_pinned_by_their_number(handle: VmHandle, qemu: QemuLike)
     assert handle.read().knobs()[key] == {LAST}
     assert handle.read().emulator_cpus == ONLINE
     with pytest.raises(VmVanished):
-        handle.write(replace(key, index=2), ONLINE)
+        handle.write(key._replace(index=2), ONLINE)
 
 
 def test_the_idle_class_has_no_weight_and_loses_it(handle: VmHandle, qemu: QemuLike, group: VmGroup) -> None:
