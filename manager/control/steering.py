@@ -30,14 +30,17 @@ class Steered:
     reason: str
 
 
-def confine(snapshot: Snapshot, placement: Placement, pinned: Mapping[str, Pinned]) -> tuple[Confined, ...]:
+def confine(
+    snapshot: Snapshot, placement: Placement, pinned: Mapping[str, Pinned], taken: CpuSet = frozenset()
+) -> tuple[Confined, ...]:
     """Where the VMs go that are not placed: batch VMs as the host's rules say, and any VM within its registered pCPUs.
 
-    Sorted by VM name; VMs that may run everywhere are not among them. A VM for which a rule leaves no pCPU floats.
+    ``taken`` are pCPUs of VMs that cannot be read now: a fence stays off them. Sorted by VM name; VMs that may run
+    everywhere are not among them. A VM for which a rule leaves no pCPU floats.
     """
     rules, online = snapshot.host.placement, snapshot.capabilities.online_cpus
     placed = dict(placement.cpus)
-    critical = frozenset(cpu for cpus in placed.values() for cpu in cpus)
+    critical = frozenset().union(*placed.values())
     loads = dict.fromkeys(sorted(usable_cpus(snapshot)), 0)
     found: list[Confined] = []
     free = [vm for vm in snapshot.vms if vm.name not in placed and vm.mode is not Mode.RELEASED and vm.vcpus]
@@ -52,7 +55,9 @@ def confine(snapshot: Snapshot, placement: Placement, pinned: Mapping[str, Pinne
         cpus, reason = allowed, "within its registered pCPUs"
         if not vm.critical and not wants_pins(vm, snapshot):
             if rules.batch is BatchPlacement.FENCE and allowed - critical:
-                cpus, reason = allowed - critical, "batch VM: off the pCPUs of critical VMs"
+                # Those taken may be of a batch VM, too: better on them than nowhere.
+                cpus = allowed - critical - taken or allowed - critical
+                reason = "batch VM: off the pCPUs of critical VMs"
             elif rules.batch is BatchPlacement.SINGLE:
                 cpu = _least_loaded(loads, allowed, staying[vm.name])
                 if cpu is not None:
@@ -82,16 +87,16 @@ def _least_loaded(loads: dict[int, int], allowed: CpuSet, now: int | None) -> in
     return best
 
 
-def steer_interrupts(snapshot: Snapshot, placement: Placement) -> tuple[Steered, ...]:
+def steer_interrupts(snapshot: Snapshot, placement: Placement, taken: CpuSet = frozenset()) -> tuple[Steered, ...]:
     """Where the queues of network interfaces are to be served, spread evenly in order of their numbers.
 
     ``serving`` takes the pCPUs of the placed critical VMs, ``reserved`` the reserved ones; nothing where there are
-    none. Queues that the kernel itself placed are left out.
+    none. Queues that the kernel itself placed are left out. ``taken``: see ``confine``.
     """
     rules = snapshot.host.placement
     critical = {vm.name for vm in snapshot.vms if vm.critical}
     if rules.irqs is IrqSteering.SERVING:
-        cpus = sorted({cpu for name, pins in placement.cpus if name in critical for cpu in pins})
+        cpus = sorted(taken.union(*(pins for name, pins in placement.cpus if name in critical)))
         reason = "network interrupt: where the critical VMs run"
     elif rules.irqs is IrqSteering.RESERVED:
         cpus = sorted(rules.reserved_cpus & snapshot.capabilities.online_cpus)

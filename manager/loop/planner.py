@@ -64,10 +64,14 @@ class Planner:
             return None
         decision, self._batch = guard_batch(decision, snapshot, self._batch)
         pinned = {spec.name: _pinned(reading.states[domain], journal) for domain, spec in specs.items()}
-        placement, self._placer = plan_placement(snapshot, pinned, _taken(reading, journal), self._placer)
+        taken = _taken(reading, journal)
+        placement, self._placer = plan_placement(snapshot, pinned, taken, self._placer)
         troubles.extend(Trouble("placement", f"{vm} {reason}") for vm, reason in placement.floating)
         wishes = Wishes(
-            decision, placement, confine(snapshot, placement, pinned), steer_interrupts(snapshot, placement)
+            decision,
+            placement,
+            confine(snapshot, placement, pinned, taken),
+            steer_interrupts(snapshot, placement, taken),
         )
         return resolve(wishes, snapshot, {spec.name: domain for domain, spec in specs.items()})
 
@@ -93,11 +97,12 @@ class Planner:
 
 
 def _taken(reading: Reading, journal: Mapping[KnobKey, Entry]) -> CpuSet:
-    """pCPUs of VMs that cannot be read now: they keep them."""
+    """pCPUs of their own of VMs that cannot be read now: they keep them."""
     taken: set[int] = set()
     for key, entry in journal.items():
         pinned = entry.owned.intended
-        if key.knob is Knob.VCPU_PIN and key.uuid in reading.errors and isinstance(pinned, frozenset):
+        unread = key.knob is Knob.VCPU_PIN and key.uuid in reading.errors
+        if unread and isinstance(pinned, frozenset) and len(pinned) == 1:
             taken |= pinned
     return frozenset(taken)
 

@@ -108,3 +108,14 @@ def test_interrupts(rules: dict, expected: dict[int, int]) -> None:
 def test_interrupts_of_batch_pins_are_not_wanted() -> None:
     seen = moment(batch("b", pin=True), irqs=IrqSteering.SERVING)
     assert steer_interrupts(seen, placed(b=(2,))) == ()
+
+
+def test_a_fence_and_interrupts_hold_while_a_critical_vm_cannot_be_read() -> None:
+    taken = frozenset({1})
+    fenced = confine(moment(batch("b"), batch=FENCE), placed(web=(0,)), floating("b"), taken)
+    assert cpus_of(fenced) == {"b": {2, 3}}
+    crowded = confine(moment(batch("b"), batch=FENCE), placed(web=(0, 1, 2)), floating("b"), frozenset({3}))
+    assert cpus_of(crowded) == {"b": {3}}, "whoever has it: better there than on those of the critical VMs"
+    seen = moment(view("web"), irqs=IrqSteering.SERVING)
+    assert {one.irq: one.cpu for one in steer_interrupts(seen, placed(web=(0,)), taken)} == {40: 0, 42: 0, 50: 0}
+    assert {one.cpu for one in steer_interrupts(seen, placed(), taken)} == {1}
