@@ -1,7 +1,8 @@
 """The lab's VMs as libvirt sees them: description, domain XML, starting, waiting, pausing, removing.
 
-They are transient, have no disk, and their names begin with ``PREFIX``: once destroyed nothing of them is left. Their
-XML sets no CPU tuning, since that is what is to be tested on them.
+They have no disk, and their names begin with ``PREFIX``: once destroyed nothing of them is left. They are transient but
+for those that are to be stopped and started again. Their XML sets no CPU tuning, since that is what is to be tested on
+them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 
 import libvirt
@@ -63,10 +65,12 @@ HTTP_PORT = 80
 class LabVm:
     """One VM. ``options`` are those of its role, described in guest/init; ``mac`` None means one made of the address.
 
-    ``cpus`` are the pCPUs it is confined to, in the kernel's list format; empty means all.
+    ``cpus`` are the pCPUs it is confined to, in the kernel's list format; empty means all. vCPUs can be plugged up to
+    ``max_vcpus``; 0: no more than it starts with. A ``persistent`` one is defined in libvirt and starts anew when it
+    reboots; others are gone when they end.
 
-    Raises LabError for a name without ``PREFIX``, an address that is none, an option that the role does not have, or a
-    value that a kernel command line cannot hold.
+    Raises LabError for a name without ``PREFIX``, an address that is none, an option that the role does not have, a
+    value that a kernel command line cannot hold, or fewer vCPUs at most than at first.
     """
 
     name: str
@@ -76,6 +80,8 @@ class LabVm:
     vcpus: int = 1
     memory_mib: int = 256
     cpus: str = ""
+    max_vcpus: int = 0
+    persistent: bool = False
     options: Mapping[str, str | int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +91,8 @@ class LabVm:
             ipaddress.IPv4Address(self.ip)
         except ValueError as error:
             raise LabError(f"{self.name}: {error}") from error
+        if self.max_vcpus and self.max_vcpus < self.vcpus:
+            raise LabError(f"{self.name}: at most {self.max_vcpus} vCPUs, but {self.vcpus} at first")
         unknown = set(self.options) - ROLE_OPTIONS[self.role]
         if unknown:
             raise LabError(f"{self.name}: the role {self.role} has no option {', '.join(sorted(unknown))}")
@@ -114,7 +122,9 @@ def domain_xml(vm: LabVm, guest: Guest, accelerator: Accelerator, serial_log: Pa
     domain = ET.Element("domain", type="kvm" if kvm else "qemu")
     _add(domain, "name", vm.name)
     _add(domain, "memory", str(vm.memory_mib), unit="MiB")
-    _add(domain, "vcpu", str(vm.vcpus), **({"cpuset": vm.cpus} if vm.cpus else {}))
+    vcpu = _add(domain, "vcpu", str(vm.max_vcpus or vm.vcpus), **({"cpuset": vm.cpus} if vm.cpus else {}))
+    if vm.max_vcpus:
+        vcpu.set("current", str(vm.vcpus))
     system = _add(domain, "os")
     _add(system, "type", "hvm", arch="x86_64", machine="pc")
     _add(system, "kernel", str(guest.kernel))
@@ -131,7 +141,7 @@ def domain_xml(vm: LabVm, guest: Guest, accelerator: Accelerator, serial_log: Pa
             _add(cpu, "feature", policy="disable", name=feature)
     _add(domain, "clock", offset="utc")
     for event in ("on_poweroff", "on_reboot", "on_crash"):
-        _add(domain, event, "destroy")
+        _add(domain, event, "restart" if vm.persistent and event == "on_reboot" else "destroy")
     devices = _add(domain, "devices")
     _add(devices, "controller", type="usb", model="none")
     interface = _add(devices, "interface", type="network")
@@ -188,7 +198,10 @@ class LabHost:
         self._serial_log(vm).unlink(missing_ok=True)
         xml = domain_xml(vm, self._guest, self._accelerator, self._serial_log(vm), self._prefix_length(vm))
         try:
-            self._connection.createXML(xml)
+            if vm.persistent:
+                self._connection.defineXML(xml).create()
+            else:
+                self._connection.createXML(xml)
         except libvirt.libvirtError as error:
             raise LabError(f"{vm.name}: libvirt does not start it: {error}") from error
 
@@ -259,13 +272,17 @@ class LabHost:
 
     @staticmethod
     def _destroy(domain: libvirt.virDomain | None) -> None:
-        try:
-            if domain is not None:
-                domain.destroy()
-        except libvirt.libvirtError as error:
-            # It may have ended between being found and being destroyed.
-            if error.get_error_code() not in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID):
-                raise LabError(f"cannot remove a VM: {error}") from error
+        if domain is None:
+            return
+        kept = libvirt.VIR_DOMAIN_UNDEFINE_MANAGED_SAVE | libvirt.VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
+        undefine = partial(domain.undefineFlags, kept)
+        for step in (domain.destroy, *([undefine] if _is_persistent(domain) else [])):
+            try:
+                step()
+            except libvirt.libvirtError as error:
+                # It may have ended between being found and being destroyed.
+                if error.get_error_code() not in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID):
+                    raise LabError(f"cannot remove a VM: {error}") from error
 
     def _prefix_length(self, vm: LabVm) -> int:
         """Prefix length of the libvirt network, which must contain the VM's address and not lend it to another VM."""
@@ -292,6 +309,13 @@ class LabHost:
                 return http_answers(vm.ip)
             case Role.BATCH:
                 return f"equipoise-guest ready role={Role.BATCH}" in self.console(vm)
+
+
+def _is_persistent(domain: libvirt.virDomain) -> bool:
+    try:
+        return bool(domain.isPersistent())
+    except libvirt.libvirtError:
+        return False  # it is gone
 
 
 def _has_mac(domain: libvirt.virDomain, mac_address: str) -> bool:

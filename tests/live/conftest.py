@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from deploy.lab.accelerator import decide
-from deploy.lab.demo.originals import settings_of, settings_of_all
+from deploy.lab.demo.originals import settings_of_all
 from deploy.lab.guest import build
-from deploy.lab.vms import PREFIX, LabHost, LabVm, Role, connect
+from deploy.lab.vms import PREFIX, URI, LabHost, LabVm, Role, connect
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 
@@ -28,7 +28,23 @@ WAIT_S = 30.0
 LIVE_PREFIX = f"{PREFIX}live-"
 CACHE = LabVm(f"{LIVE_PREFIX}cache", Role.MEMCACHED, "192.168.122.241")
 BATCH = LabVm(f"{LIVE_PREFIX}batch", Role.BATCH, "192.168.122.242", vcpus=2, options={"on_ms": 5, "off_ms": 95})
+HOT = LabVm(
+    f"{LIVE_PREFIX}hot",
+    Role.BATCH,
+    "192.168.122.246",
+    max_vcpus=2,
+    persistent=True,
+    options={"on_ms": 5, "off_ms": 95},
+)
 STRANGER = LabVm(f"{LIVE_PREFIX}stranger", Role.BATCH, "192.168.122.243", options={"on_ms": 5, "off_ms": 95})
+# What the kernel gives a new group.
+GROUP_DEFAULTS = {
+    "cpu.shares": "1024",
+    "cpu.weight": "100",
+    "cpu.idle": "0",
+    "cpu.cfs_quota_us": "-1",
+    "cpu.max": "max 100000",
+}
 
 
 def until(condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
@@ -64,6 +80,28 @@ def weight_file(vm: LabVm) -> Path:
 def weight(vm: LabVm) -> int:
     """What the kernel says the weight of a VM is."""
     return int(weight_file(vm).read_text())
+
+
+def group_file(vm: LabVm, name: str) -> Path:
+    """A file of a VM's group."""
+    return weight_file(vm).with_name(name)
+
+
+def quota_file(vm: LabVm) -> Path:
+    """The file with the quota of a VM's group: microseconds; on v2 with the period behind them."""
+    return group_file(vm, "cpu.cfs_quota_us" if is_v1(vm) else "cpu.max")
+
+
+def held(*vms: LabVm) -> dict[str, str]:
+    """All that the kernel holds of these VMs and that Equipoise may set."""
+    return settings_of_all([vm.name for vm in vms])
+
+
+def virsh(*words: str) -> str:
+    """Run virsh as an operator does, and return what it prints."""
+    done = subprocess.run(["virsh", "-q", "-c", URI, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def is_v1(vm: LabVm) -> bool:
@@ -200,17 +238,26 @@ def vms(lab: LabHost) -> dict[str, str]:
     return settings_of_all([CACHE.name, BATCH.name, STRANGER.name])
 
 
+@pytest.fixture
+def hot(lab: LabHost) -> dict[str, str]:
+    """The VM whose definition libvirt keeps, as ``vms`` has the others; gives what the kernel holds of it."""
+    if not is_untouched(HOT):
+        lab.destroy(HOT)
+        lab.start(HOT)
+        lab.wait_ready(HOT)
+    return held(HOT)
+
+
 def is_untouched(vm: LabVm) -> bool:
-    """Whether a VM runs with the kernel's default weight and on all pCPUs."""
+    """Whether a VM runs with the kernel's defaults and on all pCPUs."""
     try:
-        settings = settings_of(vm.name)
+        settings = held(vm)
     except OSError:
         return False
     everywhere = ",".join(map(str, sorted(os.sched_getaffinity(0))))
-    defaults = {"cpu.shares": "1024", "cpu.weight": "100"}
-    if not any(key.endswith(tuple(defaults)) for key in settings):  # a zombie: its group is gone
+    if not any(key.endswith(tuple(GROUP_DEFAULTS)) for key in settings):  # a zombie: its group is gone
         return False
-    return all(value == defaults.get(key.rpartition("/")[2], everywhere) for key, value in settings.items())
+    return all(value == GROUP_DEFAULTS.get(key.rpartition("/")[2], everywhere) for key, value in settings.items())
 
 
 @pytest.fixture

@@ -107,6 +107,12 @@ class FakeDomain:
     def destroy(self) -> None:
         self._removed.append(self._name)
 
+    def isPersistent(self) -> bool:  # noqa: N802 - libvirt's name
+        return self._name.endswith("-kept")
+
+    def undefineFlags(self, _flags: int) -> None:  # noqa: N802 - libvirt's name
+        self._removed.append(f"{self._name} undefined")
+
 
 class FakeConnection:
     """The little of libvirt that finding and removing VMs needs."""
@@ -120,10 +126,10 @@ class FakeConnection:
 
 
 def test_destroy_all_leaves_other_vms_alone(tmp_path: Path) -> None:
-    connection = FakeConnection("eqp-lab-b", "production", "eqp-lab-a", "eqp-laboratory")
+    connection = FakeConnection("eqp-lab-b", "production", "eqp-lab-kept", "eqp-laboratory")
     host = LabHost(connection, GUEST, Accelerator.TCG, tmp_path)
-    assert host.destroy_all() == ("eqp-lab-a", "eqp-lab-b")
-    assert sorted(connection.removed) == ["eqp-lab-a", "eqp-lab-b"]
+    assert host.destroy_all() == ("eqp-lab-b", "eqp-lab-kept")
+    assert sorted(connection.removed) == ["eqp-lab-b", "eqp-lab-kept", "eqp-lab-kept undefined"]
     with pytest.raises(LabError, match="outside the lab"):
         host.destroy_all("eqp-")
 
