@@ -25,7 +25,7 @@ from manager.model.registration import Mode
 
 KnobIndex = Annotated[
     int,
-    Field(ge=0, le=2**31, description="number of the vCPU, I/O thread or interrupt, 0 where it is of none"),
+    Field(ge=0, le=2**31 - 1, description="number of the vCPU, I/O thread or interrupt, 0 where it is of none"),
 ]
 
 
