@@ -116,7 +116,7 @@ def adopt(settings: Settings, host: str, vm: str) -> None:
         client.request("POST", f"/hosts/{name}/adopt")
     for one in names:
         client.request("POST", f"/vms/{one}/adopt")
-    click.echo(f"taken back: {', '.join(names) or 'nothing was given up'}")
+    click.echo(f"taken back at the agent's next intervals: {', '.join(names) or 'no VM had settings given up'}")
 
 
 def _foreign(vm: dict[str, Any]) -> bool:

@@ -44,7 +44,7 @@ def main() -> None:
     ended: dict = {}
     try:
         ended["status"] = run(json.loads(Path("/job.json").read_text()))
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - process 1 must not end: whatever it is goes into the report
         ended["trouble"] = f"{type(error).__name__}: {error}"
         print(f"guest: {ended['trouble']}", flush=True)
     try:
