@@ -30,17 +30,22 @@ class ManagerClient:
         path: str,
         *,
         body: Any = None,
+        content: str | None = None,
         params: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        """Call ``path`` below /api/v1.
+        """Call ``path`` below /api/v1, with ``body`` as JSON or with JSON as ``content``.
 
         Any status but success and 304 raises ManagerUnavailable with the problem's detail: a redirect comes from
         something that is not a manager.
         """
         given = {name: value for name, value in (params or {}).items() if value}
+        if content is not None:
+            headers = {"Content-Type": "application/json", **(headers or {})}
         try:
-            response = self._client.request(method, API + path, json=body, params=given, headers=headers)
+            response = self._client.request(
+                method, API + path, json=body, content=content, params=given, headers=headers
+            )
         except httpx.HTTPError as error:
             raise ManagerUnavailable(f"the manager at {self._url} does not answer: {error}") from error
         if not response.is_success and response.status_code != httpx.codes.NOT_MODIFIED:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.host import PINS, KnobKey, KnobValue, knob_text
+from manager.model.host import NUMBERS, PINS, KnobKey, KnobValue, knob_text
 from manager.model.records import Knob
 from manager.model.registration import Mode
 
@@ -54,6 +54,7 @@ def diff(plan: Plan, found: Found, ledger: Mapping[KnobKey, Owned]) -> tuple[Cha
     changes = [
         change
         for uuid in sorted(concerned)
+        if not all(map(differences.is_as_planned, concerned[uuid]))
         for change in differences.of_domain(uuid, sorted(concerned[uuid], key=_place))
     ]
     return tuple(sorted(changes, key=lambda change: 0 if _widens(change) else 1))
@@ -70,6 +71,16 @@ class _Diff:
     ledger: Mapping[KnobKey, Owned]
     pins: Mapping[str, list[KnobKey]]
     undo_reason: str
+
+    def is_as_planned(self, key: KnobKey) -> bool:
+        """Whether a knob surely needs no change: it holds what is planned, as we left it. Mostly true of all."""
+        goal, owned, value = self.goals.get(key), self.ledger.get(key), self.found.values.get(key)
+        if goal is None or goal.value != value:
+            return False
+        if owned is None:
+            # A pin may be inherited from the emulator's, and then be ours.
+            return key.knob in NUMBERS or KnobKey(key.uuid, Knob.EMULATOR_PIN) not in self.ledger
+        return goal.mode is Mode.ENFORCE and not owned.foreign and owned.original != owned.intended == value
 
     def of_domain(self, uuid: str, keys: list[KnobKey]) -> list[Change]:
         idle_key, weight_key = KnobKey(uuid, Knob.IDLE), KnobKey(uuid, Knob.WEIGHT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterable
+from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host import process
@@ -30,8 +31,10 @@ class VmHandle:
         self.instance = instance
         self._paths = paths
         self._cgroup = cgroup
+        self._task = f"{paths.process(instance.pid)}/task"
         self._group: CpuGroup | None = None
-        self._usage_fd = -1
+        self._usage_fd = self._task_fd = -1
+        self._exit: process.ExitWatch | None = None
         self._schedstat_fds: dict[int, int] = {}
         self._threads = process.QemuThreads((), (), ())
         self._thread_count = 0
@@ -41,16 +44,22 @@ class VmHandle:
             if cgroup.cpu and cgroup.cpu_folder:
                 self._group = CpuGroup(cgroup.cpu, cgroup.cpu_folder)
             self._usage_fd = open_file(cgroup.usage_file or paths.process(instance.pid) / "stat", os.O_RDONLY)
+            self._exit = process.ExitWatch(paths, instance)
+            self._task_fd = open_file(Path(self._task), os.O_RDONLY | os.O_DIRECTORY)
             self.find_threads()
-            if not process.is_alive(paths, instance):
+            if not self.is_alive():
                 raise VmVanished(f"process {instance.pid} is gone")
         except BaseException:  # whatever ends it, no descriptor may stay open
             self.close()
             raise
 
+    def is_alive(self) -> bool:
+        """Whether the VM's very process still runs. Raises HostError when that cannot be known."""
+        return self._exit is not None and self._exit.is_alive()
+
     def find_threads(self) -> None:
         """Look at the process's threads again: vCPUs are plugged and unplugged. Raises VmVanished, HostError."""
-        self._thread_count = process.thread_count(self._paths, self.instance.pid)  # before: none may slip through
+        self._thread_count = process.thread_count(self._task_fd)  # before: none may slip through
         threads = self._find_threads()
         self._nodes = memory_nodes(self._paths, self.instance.pid, self._cgroup.resident_file)
         if threads.vcpus == self._threads.vcpus and self._schedstat_fds:
@@ -75,7 +84,7 @@ class VmHandle:
                 self._find_plugged()
                 return self._state()
             except VmVanished:
-                if not process.is_alive(self._paths, self.instance):
+                if not self.is_alive():
                     raise
                 self.find_threads()  # a vCPU was unplugged
                 return self._state()
@@ -88,10 +97,10 @@ class VmHandle:
         Not at once, because libvirt gives a vCPU that it plugs an affinity soon after its thread was started.
         """
         if self._changed:
-            if not process.is_alive(self._paths, self.instance):  # a zombie has one thread left
+            if not self.is_alive():  # a zombie has one thread left
                 raise VmVanished(f"process {self.instance.pid} is gone")
             self.find_threads()
-        self._changed = process.thread_count(self._paths, self.instance.pid) != self._thread_count
+        self._changed = process.thread_count(self._task_fd) != self._thread_count
 
     def _state(self) -> VmState:
         vcpus = tuple(
@@ -121,7 +130,7 @@ class VmHandle:
                 raise HostError(f"{self.instance.libvirt_name}: unreadable {key.knob}: {error}", errno.EIO) from error
         if not isinstance(value, frozenset):
             raise HostError(f"{key.knob} takes pCPUs, not {value!r}", errno.EINVAL)
-        if not process.is_alive(self._paths, self.instance):  # thread ids are recycled
+        if not self.is_alive():  # thread ids are recycled
             raise VmVanished(f"process {self.instance.pid} is gone")
         if key.knob is Knob.EMULATOR_PIN:
             return self._pin_emulator(value)
@@ -134,11 +143,12 @@ class VmHandle:
 
     def _pin_emulator(self, cpus: CpuSet) -> CpuSet:
         """The main thread comes after those it started: ``read`` looks at it, so a pin that failed is made again."""
-        main = self.instance.pid
-        before = set(self._find_threads().emulator) - {main}
+        main, threads = self.instance.pid, self._threads
+        before = set(threads.emulator) - {main}
         self._pin_others(before, cpus)
         process.set_affinity(main, cpus)  # threads it starts from now on inherit
-        self._pin_others(set(self._find_threads().emulator) - before - {main}, cpus)
+        known = {tid for _, tid in (*threads.vcpus, *threads.iothreads)} | before | {main}
+        self._pin_others(process.emulator_threads(self._task, frozenset(known)), cpus)
         return process.affinity(main)
 
     @staticmethod
@@ -176,9 +186,12 @@ class VmHandle:
         """Close all descriptors; may be called twice."""
         if self._group is not None:
             self._group.close()
-        if self._usage_fd >= 0:
-            os.close(self._usage_fd)
-            self._usage_fd = -1
+        for descriptor in (self._usage_fd, self._task_fd):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._usage_fd = self._task_fd = -1
+        if self._exit is not None:
+            self._exit.close()
         self._close_schedstats()
 
     def _close_schedstats(self) -> None:

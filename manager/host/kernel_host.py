@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
 from collections.abc import Mapping
 
 from manager.errors import HostError
@@ -52,7 +49,6 @@ class KernelHost:
         self._topology = discover(paths)
         self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
-        self._exits: dict[VmInstance, tuple[int, select.poll]] = {}
 
     @property
     def boot_id(self) -> str:
@@ -102,11 +98,9 @@ class KernelHost:
 
     def is_alive(self, instance: VmInstance) -> bool:
         """Whether that very QEMU process still runs; True while that cannot be known, so that nothing is forgotten."""
-        held = self._exits.get(instance)
-        if held is not None:
-            return not held[1].poll(0)  # readable once the process has ended, pidfd_open(2)
+        held = self._handles.get(instance)
         try:
-            return process.is_alive(self._paths, instance)
+            return held[0].is_alive() if held else process.is_alive(self._paths, instance)
         except HostError:
             return True
 
@@ -138,8 +132,6 @@ class KernelHost:
         """Close what is held open for instances other than ``keep``."""
         for instance in [held for held in self._handles if held not in keep]:
             self._handles.pop(instance)[0].close()
-            if instance in self._exits:
-                os.close(self._exits.pop(instance)[0])
 
     def cpu_times(self) -> CpuTimes:
         """The first line of /proc/stat; guest time is part of user time (proc_stat(5))."""
@@ -169,22 +161,7 @@ class KernelHost:
             cgroup = find_vm_cgroup(self._paths, self._mounts, self._cpu, instance.pid)
         except OSError as error:
             raise process.refusal(f"cgroup of process {instance.pid}", error) from error
-        handle = VmHandle(self._paths, instance, cgroup)
-        self._watch_exit(instance)
-        return handle
-
-    def _watch_exit(self, instance: VmInstance) -> None:
-        """Hold a descriptor of the process: to ask that costs half a microsecond, to read /proc/PID/stat twenty."""
-        if instance in self._exits:
-            return
-        with contextlib.suppress(OSError):  # before Linux 5.3
-            descriptor = os.pidfd_open(instance.pid)
-            if process.start_ticks(self._paths, instance.pid) != instance.start_ticks:
-                os.close(descriptor)
-                return
-            watched = select.poll()
-            watched.register(descriptor, select.POLLIN)
-            self._exits[instance] = descriptor, watched
+        return VmHandle(self._paths, instance, cgroup)
 
     def _online_now(self) -> CpuSet:
         try:

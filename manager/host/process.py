@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import select
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -81,20 +82,67 @@ def find_instance(paths: HostPaths, uuid: str, libvirt_name: str) -> VmInstance 
     return VmInstance(uuid, libvirt_name, pid, ticks)
 
 
+class ExitWatch:
+    """Tells whether one process still runs, by a descriptor of it: half a microsecond, not the twenty of its stat."""
+
+    def __init__(self, paths: HostPaths, instance: VmInstance) -> None:
+        """Open the descriptor, where the kernel has such (before Linux 5.3 it had not). Raises HostError."""
+        self._paths = paths
+        self._instance = instance
+        self._poll = select.poll()
+        try:
+            self._fd = os.pidfd_open(instance.pid)
+        except OSError:
+            self._fd = -1
+            return
+        if start_ticks(paths, instance.pid) != instance.start_ticks:
+            self.close()
+            return
+        self._poll.register(self._fd, select.POLLIN)
+
+    def is_alive(self) -> bool:
+        """Whether it runs. Raises HostError when that cannot be known."""
+        if self._fd >= 0:
+            return not self._poll.poll(0)  # readable once the process has ended, pidfd_open(2)
+        return is_alive(self._paths, self._instance)
+
+    def close(self) -> None:
+        """Close the descriptor; may be called twice."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 def is_alive(paths: HostPaths, instance: VmInstance) -> bool:
     """Whether that very process still runs. Raises HostError when that cannot be known."""
     return start_ticks(paths, instance.pid) == instance.start_ticks
 
 
-def thread_count(paths: HostPaths, pid: int) -> int:
-    """Grows with the number of a process's threads: links of /proc/PID/task (proc_task_getattr in fs/proc/base.c).
+def thread_count(task: int) -> int:
+    """Grows with the number of threads in an open folder /proc/PID/task: its links (proc_task_getattr, fs/proc/base.c).
+
+    Raises HostError.
+    """
+    try:
+        return os.fstat(task).st_nlink
+    except OSError as error:
+        raise refusal("threads of a process", error) from error
+
+
+def emulator_threads(task: str, known: frozenset[int]) -> list[int]:
+    """Those of the emulator's threads in a folder /proc/PID/task that are not among ``known`` ones of any kind.
 
     Raises VmVanished when the process is gone, HostError.
     """
+    found = ((tid, _comm(task, str(tid))) for tid in _thread_ids(task) if tid not in known)
+    return [tid for tid, comm in found if comm and not _VCPU_THREAD.match(comm) and not _IO_THREAD.match(comm)]
+
+
+def _thread_ids(task: str) -> list[int]:
     try:
-        return (paths.process(pid) / "task").stat().st_nlink
+        return sorted(map(int, os.listdir(task)))  # noqa: PTH208
     except OSError as error:
-        raise refusal(f"threads of process {pid}", error) from error
+        raise refusal(f"threads in {task}", error) from error
 
 
 def find_threads(paths: HostPaths, pid: int, group_threads: Path | None = None) -> QemuThreads:
@@ -108,25 +156,21 @@ def find_threads(paths: HostPaths, pid: int, group_threads: Path | None = None) 
     iothreads: list[tuple[int, int]] = []
     emulator: list[int] = []
     task = f"{paths.process(pid)}/task"
-    try:
-        with os.scandir(task) as entries:
-            names = sorted((entry.name for entry in entries), key=int)
-    except OSError as error:
-        raise refusal(f"threads of process {pid}", error) from error
-    for name in names:
-        comm = _comm(task, name)
+    tids = _thread_ids(task)
+    for tid in tids:
+        comm = _comm(task, str(tid))
         if comm is None:
             continue
         vcpu, iothread = _VCPU_THREAD.match(comm), _IO_THREAD.match(comm)
         if vcpu:
-            vcpus.append((int(vcpu.group(1)), int(name)))
+            vcpus.append((int(vcpu.group(1)), tid))
         elif iothread:
-            iothreads.append((int(iothread.group(1)), int(name)))
+            iothreads.append((int(iothread.group(1)), tid))
         else:
-            emulator.append(int(name))
+            emulator.append(tid)
     if not emulator:
         raise VmVanished(f"process {pid} is gone")
-    emulator += _vhost_threads(paths, pid, group_threads, frozenset(map(int, names)))
+    emulator += _vhost_threads(paths, pid, group_threads, frozenset(tids))
     return QemuThreads(tuple(sorted(vcpus)), tuple(sorted(iothreads)), tuple(emulator))
 
 

@@ -16,6 +16,7 @@ from manager.api.convert import capabilities_body, timestamp
 from manager.api.schemas import TickStatus, VmStatus
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
+from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Orders, Report, Slots
 from manager.loop.metrics import AgentMetrics
@@ -29,7 +30,11 @@ from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.telemetry.port import Telemetry
 
-TICK, SYNC = "tick", "sync"
+TICK, REPORT, FETCH, TIDY = "tick", "report", "fetch", "tidy"
+_TALK = "talk"
+_REPORT_AT, _FETCH_AT = 0.1, 0.6
+"""When the manager is told and asked, in parts of the time between two exchanges, from when a tick is due: what one
+host's agent tells of a slot is known to all others before the next tick."""
 _REPEAT_S = 60.0
 """Capabilities that did not change are told again so often, for a manager that has forgotten the host."""
 _AFTER_SLOT_S = 0.03
@@ -58,8 +63,8 @@ class _Sources:
 class Agent:
     """Runs ticks every ``interval_s`` and exchanges with the manager every ``sync_s``; neither waits for the other.
 
-    Ticks come just after multiples of ``interval_s`` since the epoch, when slots of response times have just ended. An
-    exchange comes twice an interval at least: one host's response times are at all others an interval later.
+    Ticks come just after multiples of ``interval_s`` since the epoch, when slots of response times have just ended. The
+    manager is told after each, and asked half an interval later: one host's response times are at all others by then.
     """
 
     def __init__(
@@ -86,7 +91,7 @@ class Agent:
         self._telemetry = telemetry
         self._host_name = host_name
         self._interval_s = interval_s
-        self._sync_s = min(sync_s, interval_s / 2)
+        self._sync_s = min(sync_s, interval_s)
         self._orders = Orders()
         self._latest: Latest | None = None
         self._reported: Latest | None = None
@@ -98,7 +103,7 @@ class Agent:
         self._manager_answers: bool | None = None
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
-            executors={TICK: ThreadPoolExecutor(1), SYNC: ThreadPoolExecutor(1)},
+            executors={TICK: ThreadPoolExecutor(1), _TALK: ThreadPoolExecutor(1)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
         self._scheduler.add_listener(self._on_overrun, EVENT_JOB_MAX_INSTANCES)
@@ -110,12 +115,16 @@ class Agent:
         self.say(Severity.INFO, "agent-started", f"agent started, {len(self._journal.entries)} settings in the journal")
         self.sync()
         self.tick()
-        first = timestamp(first_tick_s(system_clock().epoch_s, self._interval_s))
-        for name, job, seconds, begin in (
-            (TICK, self.tick, self._interval_s, first),
-            (SYNC, self.sync, self._sync_s, None),
+        first_s = first_tick_s(system_clock().epoch_s, self._interval_s)
+        for name, job, seconds, begin_s, executor in (
+            (TICK, self.tick, self._interval_s, first_s, TICK),
+            (REPORT, self.report, self._sync_s, first_s + _REPORT_AT * self._sync_s, _TALK),
+            (FETCH, self.fetch, self._sync_s, first_s + _FETCH_AT * self._sync_s, _TALK),
+            (TIDY, collect_garbage, COLLECT_S, first_s + self._interval_s / 2, TICK),
         ):
-            self._scheduler.add_job(job, "interval", seconds=seconds, start_date=begin, id=name, executor=name)
+            begin = timestamp(begin_s)
+            self._scheduler.add_job(job, "interval", seconds=seconds, start_date=begin, id=name, executor=executor)
+        postpone_garbage()
         self._scheduler.start()
 
     def tick(self) -> None:
@@ -128,34 +137,52 @@ class Agent:
 
     def sync(self) -> None:
         """One exchange with the manager."""
+        if self.report():
+            self.fetch()
+
+    def report(self) -> bool:
+        """Tell the manager what is new. False: it does not answer."""
         latest = self._latest
         sources, capabilities = self._telemetry.statuses(), self._host.capabilities
+        untold = self._untold(capabilities)
         self._metrics.observe_sources(sources)
         try:
             changed = latest is not None and latest is not self._reported
             self._link.send(
                 Report(
-                    capabilities_body(capabilities) if self._untold(capabilities) else None,
+                    capabilities_body(capabilities) if untold else None,
                     latest.tick if changed and latest else None,
                     latest.vms if changed and latest else None,
                     sources if sources != self._reported_sources else None,
                     self._telemetry.recent(),
                 )
             )
-            if self._untold(capabilities):
-                self._reported_capabilities = capabilities, system_clock().monotonic_s
-            self._reported, self._reported_sources = latest, sources
+        except (ManagerUnavailable, JournalError) as error:
+            return self._without_manager(error)
+        if untold:
+            self._reported_capabilities = capabilities, system_clock().monotonic_s
+        self._reported, self._reported_sources = latest, sources
+        return True
+
+    def fetch(self) -> bool:
+        """Ask the manager for orders. False: it does not answer."""
+        try:
             self._orders = self._link.fetch()
         except (ManagerUnavailable, JournalError) as error:
-            if self._manager_answers is not False:
-                log.warning("%s; control goes on with what is known", error)
-            self._manager_answers = False
-            self._metrics.errors.labels("manager").inc()
-        else:
-            if self._manager_answers is not True:
-                log.info("the manager answers")
-            self._manager_answers = True
-        self._metrics.manager_up.set(bool(self._manager_answers))
+            return self._without_manager(error)
+        if self._manager_answers is not True:
+            log.info("the manager answers")
+        self._manager_answers = True
+        self._metrics.manager_up.set(1)
+        return True
+
+    def _without_manager(self, error: Exception) -> bool:
+        if self._manager_answers is not False:
+            log.warning("%s; control goes on with what is known", error)
+        self._manager_answers = False
+        self._metrics.errors.labels("manager").inc()
+        self._metrics.manager_up.set(0)
+        return False
 
     def _untold(self, capabilities: Capabilities) -> bool:
         """Whether the manager is to be told of them: they may be long, and are repeated now and then at most."""
@@ -166,6 +193,7 @@ class Agent:
         """End the schedule, put everything back, tell the manager. Returns how many settings could not be put back."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=True)
+            collect_as_usual()
         self._finish(self._loop.release("agent stopped"))
         self._keep(self._telemetry.recent())  # nothing more will come, also if the manager is away now
         left = [entry for entry in self._journal.entries.values() if not entry.owned.foreign]

@@ -137,7 +137,7 @@ class ManagerLink:
                 events=_valid(waiting.fields[Kind.EVENT], event_body),
             )
             response = self._client.request(
-                "POST", f"/hosts/{self._host}/report", body=body.model_dump(mode="json", by_alias=True)
+                "POST", f"/hosts/{self._host}/report", content=body.model_dump_json(by_alias=True)
             )
             try:
                 ReportOut.model_validate_json(response.content)

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,11 @@ _KINDS: Mapping[type[Item], Kind] = {
 }
 
 
+def _fields_of(item: Any) -> Fields:
+    """Like dataclasses.asdict, but that copies all that is below too, which takes ten times longer."""
+    return {field.name: getattr(item, field.name) for field in fields(item)}
+
+
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """The oldest items: number of the last one (0: none wait), whether it is the last of all, and fields by kind."""
@@ -79,7 +84,7 @@ class Outbox:
 
     def put(self, items: Iterable[Item]) -> None:
         """Add to the end. Raises JournalError when the disk refuses; then nothing was added."""
-        rows = [(_KINDS[type(item)], json.dumps(asdict(item))) for item in items]
+        rows = [(_KINDS[type(item)], json.dumps(item, default=_fields_of)) for item in items]
         if not rows:
             return
         try:

@@ -39,7 +39,7 @@ def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[Vm
 
 def _knobs(values: Mapping[KnobKey, KnobValue], journal: Mapping[KnobKey, Entry]) -> list[KnobStatus]:
     statuses: list[KnobStatus] = []
-    for key, value in sorted(values.items(), key=lambda item: (item[0].knob, item[0].index)):
+    for key, value in values.items():
         entry = journal.get(key)
         owned = entry.owned if entry else None
         original, foreign = (owned.original, owned.foreign) if owned else (None, False)

@@ -65,7 +65,7 @@ class TickResult:
     troubles: tuple[Trouble, ...]
     written: Mapping[str, Mapping[KnobKey, KnobValue]]
 
-    def knobs(self, domain: str) -> dict[KnobKey, KnobValue]:
+    def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
         found = self.reading.states[domain].knobs()
         written = self.written.get(domain, {})

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
@@ -89,8 +91,7 @@ class Capabilities:
     topology: Topology = field(default_factory=Topology)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class VmInstance:
+class VmInstance(NamedTuple):
     """One run of a domain: the same domain started again is another instance.
 
     ``start_ticks`` is the process's start time in clock ticks since boot (proc(5), field 22 of stat): with the pid it
@@ -140,19 +141,32 @@ class VmState:
     quota: Quota | None = None
     memory_nodes: frozenset[int] = frozenset()
 
-    def knobs(self) -> dict[KnobKey, KnobValue]:
-        """All knobs of the VM with what they hold now."""
-        uuid = self.instance.uuid
-        values: dict[KnobKey, KnobValue] = {KnobKey(uuid, Knob.VCPU_PIN, vcpu.index): vcpu.cpus for vcpu in self.vcpus}
-        values[KnobKey(uuid, Knob.EMULATOR_PIN)] = self.emulator_cpus
-        values |= {KnobKey(uuid, Knob.IOTHREAD_PIN, number): cpus for number, cpus in self.iothread_cpus}
-        if self.idle is not None:
-            values[KnobKey(uuid, Knob.IDLE)] = int(self.idle)
-        if self.quota is not None:
-            values[KnobKey(uuid, Knob.QUOTA)] = self.quota.quota_us
-        if self.weight is not None:
-            values[KnobKey(uuid, Knob.WEIGHT)] = self.weight
-        return values
+    def knobs(self) -> Mapping[KnobKey, KnobValue]:
+        """All knobs of the VM with what they hold now, in their order; shared, so not to be changed."""
+        vcpu_cpus = tuple((vcpu.index, vcpu.cpus) for vcpu in self.vcpus)
+        quota_us = None if self.quota is None else self.quota.quota_us
+        return _knobs(
+            self.instance.uuid, vcpu_cpus, self.emulator_cpus, self.iothread_cpus, self.idle, quota_us, self.weight
+        )
+
+
+@lru_cache(maxsize=4096)
+def _knobs(
+    uuid: str,
+    vcpu_cpus: tuple[tuple[int, CpuSet], ...],
+    emulator_cpus: CpuSet,
+    iothread_cpus: tuple[tuple[int, CpuSet], ...],
+    idle: bool | None,
+    quota_us: int | None,
+    weight: int | None,
+) -> Mapping[KnobKey, KnobValue]:
+    """Most VMs hold the same values tick after tick."""
+    values: dict[KnobKey, KnobValue] = {KnobKey(uuid, Knob.VCPU_PIN, index): cpus for index, cpus in vcpu_cpus}
+    values[KnobKey(uuid, Knob.EMULATOR_PIN)] = emulator_cpus
+    values |= {KnobKey(uuid, Knob.IOTHREAD_PIN, number): cpus for number, cpus in iothread_cpus}
+    numbers = ((Knob.IDLE, None if idle is None else int(idle)), (Knob.QUOTA, quota_us), (Knob.WEIGHT, weight))
+    values |= {KnobKey(uuid, knob): value for knob, value in numbers if value is not None}
+    return dict(sorted(values.items(), key=lambda item: item[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,8 @@ def vm_rows(host: KernelHost, vms: Sequence[Vm], times: int) -> Iterator[Row]:
     yield Row("vCPU affinity", us, CPU_BAR_US, CPU_2017_US)
     threads = len(list(Path(f"/proc/{vms[0].instance.pid}/task").iterdir())) - 2
     us = of_knob(host, vms, Knob.EMULATOR_PIN, 0, (first, last), times)
-    yield Row("emulator affinity", us, CPU_BAR_US, CPU_2017_US, f"{threads} threads of each VM, found anew each time")
+    note = f"{threads} threads of each VM, and looking for new ones"
+    yield Row("emulator affinity", us, CPU_BAR_US, CPU_2017_US, note)
 
 
 def interrupt_row(host: KernelHost, times: int) -> Row:

@@ -9,7 +9,8 @@ critical vCPUs are pinned, and the journal is on disk (in the folder that TMPDIR
 Three states. *first*: nothing is held open and everything is written. *steady*: nothing is to be written. *changing*: a
 quarter of the VMs has another weight at each tick. Time passes by a second a tick for what is decided, so that windows,
 averages and the placement's ten seconds go on as they would; between two ticks the benchmark sleeps for a moment, as
-an agent does, so that a tick does not find all of its data in the CPU's caches. Both wall-clock and CPU time are told:
+an agent does, so that a tick does not find all of its data in the CPU's caches. Garbage is collected between ticks too,
+as an agent does it; what that takes is told apart. Both wall-clock and CPU time are told:
 on a machine that others use the latter is the better one.
 
 The phases are those of ControlLoop.tick, and *report*: what the agent makes of each tick for its metrics page, the
@@ -34,6 +35,7 @@ from rich.console import Console
 from rich.table import Table
 
 from manager.host.kernel_host import KernelHost
+from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
@@ -160,13 +162,17 @@ class TimedLoop(ControlLoop):
 
 @dataclass(frozen=True)
 class Measured:
-    """One tick: milliseconds by phase, of the whole, with the report; its CPU time; how many settings changed."""
+    """One tick: milliseconds by phase, of the whole, with the report; its CPU time; how many settings changed.
+
+    ``garbage_ms`` is what collecting garbage after it took, None where it was not time for that.
+    """
 
     phases_ms: Mapping[str, float]
     tick_ms: float
     agent_ms: float
     cpu_ms: float
     changes: int
+    garbage_ms: float | None
 
 
 @dataclass(frozen=True)
@@ -180,6 +186,7 @@ class Line:
     agent_ms: Spread
     cpu_ms: Spread
     phases_ms: Mapping[str, Spread]
+    garbage_ms: float | None
 
     @property
     def per_vm_us(self) -> float:
@@ -202,7 +209,7 @@ class Rig:
         self.loop = TimedLoop(self.host, self.journal, policies, settings, self._clock)
         self.loop.watch = self.watch
         self.wanted = assignment(len(managed), "fair")
-        self.now_s = float(math.floor(time.time() / SLOT_S) * SLOT_S)
+        self.now_s = self._collected_s = float(math.floor(time.time() / SLOT_S) * SLOT_S)
         self._histograms = [_histogram(seed) for seed in range(7)]
 
     def _clock(self) -> Clock:
@@ -254,9 +261,16 @@ class Rig:
         troubles = [trouble for trouble in result.troubles if trouble.kind != "placement"]
         if troubles:
             raise RuntimeError(f"the tick does not work: {troubles[0]}")
-        return Measured(
-            named, tick_ms, (ended_s - began_s) * 1000, (ticked_cpu_s - began_cpu_s) * 1000, len(result.outcomes)
-        )
+        agent_ms, cpu_ms = (ended_s - began_s) * 1000, (ticked_cpu_s - began_cpu_s) * 1000
+        return Measured(named, tick_ms, agent_ms, cpu_ms, len(result.outcomes), self._collect_garbage())
+
+    def _collect_garbage(self) -> float | None:
+        if self.now_s - self._collected_s < COLLECT_S:
+            return None
+        self._collected_s = self.now_s
+        began_s = time.perf_counter()
+        collect_garbage()
+        return (time.perf_counter() - began_s) * 1000
 
     def _report(self, result: TickResult) -> None:
         """What the agent does after a tick (manager.loop.agent)."""
@@ -303,6 +317,16 @@ def settle(rig: Rig, vms: Vms, managed: Sequence[Vm]) -> None:
     raise RuntimeError(f"after {MOST_SETTLING_TICKS} ticks the settings still change")
 
 
+@contextmanager
+def garbage_postponed() -> Iterator[None]:
+    """As in an agent that runs."""
+    postpone_garbage()
+    try:
+        yield
+    finally:
+        collect_as_usual()
+
+
 def alternate(wanted: Assignment, number: int) -> Assignment:
     """The same with another registered weight for a part of the VMs."""
     weight = 1500 + 100 * (number % 2)
@@ -323,6 +347,7 @@ def line(vms: int, state: str, measured: Sequence[Measured]) -> Line:
         Spread.of([one.agent_ms for one in measured]),
         Spread.of([one.cpu_ms for one in measured]),
         phases,
+        max((one.garbage_ms for one in measured if one.garbage_ms is not None), default=None),
     )
 
 
@@ -335,7 +360,7 @@ def measure(vms: Vms, managed: Sequence[Vm], ticks: int, pause_s: float, profile
         with rig_of(vms, managed) as rig:
             first.append(rig.tick(pause_s, profile if profiled == "first" else None))
     yield line(count, "first", first)
-    with rig_of(vms, managed) as rig:
+    with rig_of(vms, managed) as rig, garbage_postponed():
         settle(rig, vms, managed)
         steady = profile if profiled == "steady" else None
         yield line(count, "steady", [rig.tick(pause_s, steady) for _ in range(ticks)])
@@ -364,10 +389,11 @@ def show(lines: Sequence[Line]) -> None:
             f"{one.vms}", one.state, f"{one.changes:.0f}", *(f"{x:.2f}" for x in numbers), f"{one.per_vm_us:.0f}", bars
         )
     console.print(whole)
-    phases = Table("VMs", "state", *PHASES, *PARTS, title="median of each phase, ms")
+    phases = Table("VMs", "state", *PHASES, *PARTS, "garbage", title="median of each phase, ms; most for garbage")
     for one in lines:
         names = (*PHASES, *PARTS)
-        phases.add_row(f"{one.vms}", one.state, *(f"{one.phases_ms[name].median:.2f}" for name in names))
+        garbage = "" if one.garbage_ms is None else f"{one.garbage_ms:.0f}"
+        phases.add_row(f"{one.vms}", one.state, *(f"{one.phases_ms[name].median:.2f}" for name in names), garbage)
     console.print(phases)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from manager.errors import HostError, VmVanished
 from manager.model.cpus import CpuSet
@@ -212,7 +212,7 @@ class FakeHost:
         vm = self.vms[uuid]
         vcpus = tuple(VcpuState(index, cpus, vm.delay_ns) for index, cpus in enumerate(vm.vcpus))
         return VmState(
-            replace(vm.instance),
+            VmInstance(*vm.instance),
             vm.cpu_ns,
             None if vm.idle else vm.weight,
             vcpus,

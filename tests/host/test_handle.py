@@ -268,17 +268,22 @@ def test_a_removed_group_has_vanished(handle: VmHandle, qemu: QemuLike, group: V
     assert group.weight.read_text() == before
 
 
-def test_another_process_with_that_pid_is_not_taken_for_the_vm(bare: VmHandle, qemu: QemuLike) -> None:
-    earlier = replace(qemu.instance, start_ticks=qemu.instance.start_ticks - 1)
+def test_another_process_with_that_pid_is_not_taken_for_the_vm(qemu: QemuLike) -> None:
+    earlier = qemu.instance._replace(start_ticks=qemu.instance.start_ticks - 1)
     held = descriptors()
     with pytest.raises(VmVanished):
         VmHandle(REAL, earlier, NO_GROUP)
     assert descriptors() == held, "what was opened before is closed"
-    bare.instance = earlier
+    assert os.sched_getaffinity(qemu.pid) == ONLINE
+
+
+def test_nothing_is_pinned_once_the_process_has_ended(bare: VmHandle, qemu: QemuLike, monkeypatch) -> None:
+    """Whoever has its pid and thread ids by then: they are not looked up."""
+    qemu.kill()
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: pytest.fail("a thread of another process was moved"))
     for key in (vcpu_key(qemu), emulator_key(qemu)):
         with pytest.raises(VmVanished):
             bare.write(key, frozenset({FIRST}))
-    assert os.sched_getaffinity(qemu.pid) == ONLINE
 
 
 def test_opening_what_cannot_be_opened_leaves_nothing_open(
@@ -309,10 +314,10 @@ def test_closing_closes_everything_and_may_be_done_twice(qemu: QemuLike, group: 
     of_group = sum((group.weight.parent / name).exists() for name in files if name)
     for _ in range(3):
         handle = VmHandle(REAL, instance, cgroup)
-        assert descriptors() == held + of_group + 3, "those of the group, its usage, and the delay of each vCPU"
+        assert descriptors() == held + of_group + 5, "group, usage, process, its threads, each vCPU's delay"
         handle.read()
         handle.find_threads()
-        assert descriptors() == held + of_group + 3
+        assert descriptors() == held + of_group + 5
         handle.close()
         handle.close()
         assert descriptors() == held

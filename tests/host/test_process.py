@@ -7,7 +7,6 @@ import os
 import resource
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,7 +73,7 @@ def test_a_process_that_ended_has_vanished(start: Callable[..., QemuLike]) -> No
 def test_start_time_and_pid_name_one_run(qemu: QemuLike, start: Callable[..., QemuLike]) -> None:
     instance = qemu.instance
     assert process.is_alive(REAL, instance)
-    assert not process.is_alive(REAL, replace(instance, start_ticks=instance.start_ticks - 1)), "a recycled pid"
+    assert not process.is_alive(REAL, instance._replace(start_ticks=instance.start_ticks - 1)), "a recycled pid"
     assert process.start_ticks(REAL, start().pid) >= instance.start_ticks
     qemu.kill_only()
     assert not process.is_alive(REAL, instance), "a zombie does not run"
@@ -93,7 +92,7 @@ def test_start_time_is_field_22_whatever_the_name_before_it(tmp_path: Path) -> N
 def test_a_domains_process_is_found_by_its_pid_file(qemu: QemuLike, root: Root) -> None:
     root.note("web", f"{qemu.pid}\n")
     found = process.find_instance(root.paths, qemu.uuid, "web")
-    assert found == replace(qemu.instance, libvirt_name="web")
+    assert found == qemu.instance._replace(libvirt_name="web")
 
 
 @pytest.mark.parametrize("content", ["", "garbage", "-1", "0", "4194305", "12 34", "\xff"])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from unittest import mock
 from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.diff import Found
+from manager.control.diff import Found, _Diff
 from manager.control.diff import diff as diff_found
 from manager.model.decision import Action, Change, Goal, Owned, Plan
 from manager.model.host import KnobKey, KnobValue
@@ -215,6 +216,16 @@ def test_applying_the_changes_reaches_the_plan(actual, history: list[Plan]) -> N
             assert host.actual[key] == (wish.value if enforced else original)
         again = host.reach(plan)
         assert {change.action for change in again} <= {Action.OBSERVE, Action.FORGET}, "at once, and then at rest"
+
+
+@given(settings_of_a_host(), st.lists(plans(), min_size=1, max_size=3))
+def test_the_short_cut_for_what_is_as_planned_leaves_no_change_out(actual, history: list[Plan]) -> None:
+    host = Host(actual)
+    for plan in (*history, history[-1]):
+        changes = diff(plan, host.actual, host.ledger)
+        with mock.patch.object(_Diff, "is_as_planned", return_value=False):
+            assert diff(plan, host.actual, host.ledger) == changes
+        host.reach(plan)
 
 
 @given(settings_of_a_host(), st.lists(plans(), max_size=4))

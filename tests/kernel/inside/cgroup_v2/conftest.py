@@ -76,7 +76,7 @@ class Vm:
 
     @property
     def instance(self) -> VmInstance:
-        return replace(self.process.instance, libvirt_name=self.name)
+        return self.process.instance._replace(libvirt_name=self.name)
 
     @property
     def weight(self) -> Path:
