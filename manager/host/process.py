@@ -95,10 +95,15 @@ class ExitWatch:
         except OSError:
             self._fd = -1
             return
-        if start_ticks(paths, instance.pid) != instance.start_ticks:
+        try:
+            same = start_ticks(paths, instance.pid) == instance.start_ticks
+        except HostError:
             self.close()
-            return
-        self._poll.register(self._fd, select.POLLIN)
+            raise
+        if same:
+            self._poll.register(self._fd, select.POLLIN)
+        else:  # ``is_alive`` looks again, and finds another process
+            self.close()
 
     def is_alive(self) -> bool:
         """Whether it runs. Raises HostError when that cannot be known."""

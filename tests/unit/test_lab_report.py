@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from deploy.lab.demo.measure import CpuUse, Measured
 from deploy.lab.demo.originals import differences
 from deploy.lab.demo.report import print_report, verdicts
+from deploy.lab.demo.turns import merged
+from manager.model.histogram import Histogram
 
 
 def phase(name: str, memcached_p95_us: float, nginx_p95_us: float, host_share: float = 0.99) -> dict[str, Any]:
@@ -84,3 +87,27 @@ def test_the_report_labels_emulation_and_says_what_was_not_put_back(restored: bo
 def test_differences_name_what_changed_appeared_and_went() -> None:
     assert differences({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == ["b: was 2, is 3"]
     assert differences({"a": "1"}, {"c": "1"}) == ["a: was 1, is absent", "c: was absent, is 1"]
+
+
+def test_turns_are_one_measurement() -> None:
+    def turn(times_us: list[float], late_us: float, errors: dict[str, int], host_share: float) -> Measured:
+        buckets = {str(bucket): count for bucket, count in Histogram.of(times_us).buckets.items()}
+        load = {
+            "histogram": {"buckets": buckets},
+            "rate_rps": float(len(times_us)),
+            "sent": len(times_us),
+            "errors": errors,
+            "client_limited": late_us > 500,
+            "lateness": {"p99_us": late_us},
+            "cpu_share": 0.1,
+        }
+        return Measured({"memcached": load}, CpuUse(host_share, 0.1, 1.5))
+
+    both = merged([turn([1000] * 90, 900, {"refused": 1}, 1.0), turn([9000] * 10, 100, {}, 0.5)])
+    [load] = both.loads.values()
+    assert load["p50_us"] == pytest.approx(1000, rel=0.01)
+    assert load["p95_us"] == pytest.approx(9000, rel=0.01), "of all response times, no mean of percentiles"
+    assert (load["rate_rps"], load["sent"], load["errors"]) == (50, 100, {"refused": 1})
+    assert load["client_limited"], "in one turn is enough"
+    assert load["lateness"]["p99_us"] == 900
+    assert both.use == CpuUse(0.75, 0.1, 1.5)

@@ -1,8 +1,13 @@
-"""The demonstration of five phases: the same load on memcached and NGINX under ever better protection."""
+"""The demonstration of five phases: the same load on memcached and NGINX under ever better protection.
+
+The phases take turns, so that a machine that others use is slow, or quick, for all of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import product
 from typing import Any
 
 from rich.console import Console
@@ -11,29 +16,36 @@ from deploy.lab.demo.measure import Measured, measure
 from deploy.lab.demo.report import PhaseResult, to_json
 from deploy.lab.demo.scene import PHASES, WARMUP_S, DemoPhase, phases_scene
 from deploy.lab.demo.stage import Stage, progress_bar, set_up
+from deploy.lab.demo.turns import merged
 
 DEFAULT_PHASE_S = 40.0
+TURNS = 4
 
 
 def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> dict[str, Any]:
-    """Run all phases, each ``duration_s`` long, and give the result as JSON. Raises EquipoiseError."""
+    """Run all phases, each ``duration_s`` long in all its turns, and give the result as JSON. Raises EquipoiseError."""
     stage = set_up(console, stack, phases_scene())
-    phases: list[PhaseResult] = []
-    solo_s = max(5.0, duration_s / 4)
+    turns: dict[str, list[Measured]] = {phase.name: [] for phase in PHASES}
+    sla_states: dict[str, Mapping[str, str]] = {}
+    solo_s, turn_s = max(5.0, duration_s / 4), duration_s / TURNS
     with progress_bar(console) as progress:
-        task = progress.add_task("batch by itself", total=solo_s + len(PHASES) * (duration_s + WARMUP_S))
+        task = progress.add_task("batch by itself", total=solo_s + TURNS * len(PHASES) * (turn_s + WARMUP_S))
         stage.service.control(PHASES[1].policy, PHASES[1].pinning)
         batch_alone_rate = stage.meter.over(solo_s).batch_rate
         done_s = solo_s
-        for phase in PHASES:
+        for number, phase in product(range(1, TURNS + 1), PHASES):
             progress.update(task, completed=done_s, description=f"{phase.name}: {phase.says}")
             if not console.is_terminal:  # where a bar cannot move
-                console.print(f"      {phase.name}: {phase.says}, {duration_s:g} s")
+                console.print(f"      turn {number} of {TURNS}, {phase.name}: {phase.says}, {turn_s:g} s")
             start_s = done_s
-            measured = _phase(stage, phase, duration_s, lambda s, at=start_s: progress.update(task, completed=at + s))
-            phases.append(PhaseResult(phase, measured, stage.service.sla_states(), batch_alone_rate))
-            done_s += duration_s + WARMUP_S
+            measured = _phase(stage, phase, turn_s, lambda s, at=start_s: progress.update(task, completed=at + s))
+            turns[phase.name].append(measured)
+            sla_states[phase.name] = stage.service.sla_states()
+            done_s += turn_s + WARMUP_S
         progress.update(task, completed=done_s, description="done")
+    phases = [
+        PhaseResult(phase, merged(turns[phase.name]), sla_states[phase.name], batch_alone_rate) for phase in PHASES
+    ]
     changed = stage.close(keep)
     return to_json(stage.scene, stage.accelerator.accelerator, stage.accelerator.reason, duration_s, phases, changed)
 
