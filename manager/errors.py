@@ -4,6 +4,9 @@ EquipoiseError
 ├── SettingsError           a setting is unknown, malformed or out of range
 ├── InvalidRequest          a request names an unusable value; carries the field
 ├── NotFound, Conflict      of registered objects
+├── SignInRefused           an unknown name or a wrong password
+├── SignInThrottled         too many of these; carries when to try again
+├── Busy                    as many as are allowed do this already
 ├── DatabaseUnavailable     the manager's database cannot be used
 ├── HostError               the kernel or libvirt refused; carries errno where there is one
 │   ├── VmVanished          the VM went away: normal, never counted as a failure
@@ -40,6 +43,22 @@ class NotFound(EquipoiseError):
 
 class Conflict(EquipoiseError):
     """The object changed meanwhile, or another object stands in the way."""
+
+
+class SignInRefused(EquipoiseError):
+    """The name is unknown or the password is wrong; which of the two is not told."""
+
+
+class SignInThrottled(EquipoiseError):
+    """Too many tries to sign in failed. ``retry_after_s`` is how long to wait, in seconds."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        super().__init__(f"too many failed tries to sign in: try again in {retry_after_s} s")
+        self.retry_after_s = retry_after_s
+
+
+class Busy(EquipoiseError):
+    """As many as are allowed do this already: try again later."""
 
 
 class DatabaseUnavailable(EquipoiseError):

@@ -18,6 +18,7 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 """What applications take of a body; served are somewhat larger ones, so that they can say so."""
 
 _POLL_S = 1.0
+_MOST_CONNECTIONS = 500  # a browser opens six; select() ends at 1,024 descriptors
 _DRAIN_S = 10.0
 
 log = logging.getLogger(__name__)
@@ -26,8 +27,12 @@ log = logging.getLogger(__name__)
 class HttpServer:
     """Serves an application with waitress. It listens from its creation on, so that a bad address is known at once."""
 
-    def __init__(self, app: WsgiApp, host: str, port: int, threads: int) -> None:
-        """Bind to an address; port 0 takes a free one. Raises SettingsError when the address cannot be used."""
+    def __init__(self, app: WsgiApp, host: str, port: int, threads: int, trusted_proxy: str = "") -> None:
+        """Bind to an address; port 0 takes a free one. Raises SettingsError when the address cannot be used.
+
+        Requests from the address ``trusted_proxy`` come from where, and by the scheme that, its headers
+        X-Forwarded-For and X-Forwarded-Proto say. Those of others are dropped.
+        """
         self._sockets: dict[int, Any] = {}
         try:
             server = create_server(
@@ -37,6 +42,11 @@ class HttpServer:
                 port=port,
                 threads=threads,
                 ident=None,
+                connection_limit=_MOST_CONNECTIONS,
+                # Lets an answer that goes on know when nobody reads it any more.
+                channel_request_lookahead=1,
+                trusted_proxy=trusted_proxy or None,
+                trusted_proxy_headers={"x-forwarded-for", "x-forwarded-proto"} if trusted_proxy else set(),
                 # Applications refuse bodies over the limit with a problem; far over it, the connection is cut.
                 max_request_body_size=4 * MAX_BODY_BYTES,
             )

@@ -21,6 +21,7 @@ Value = str | int | float
 ENV_PREFIX = "EQUIPOISE_"
 DATABASE_FILE = "equipoise.db"
 DEFAULT_CONFIG_FILE = Path("/etc/equipoise/equipoise.toml")
+COOKIE_CHOICES = ("auto", "always")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -88,6 +89,11 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("listen_host", "127.0.0.1", "address the manager listens on"),
     Setting("listen_port", 8750, "TCP port the manager listens on", 1, 65535),
     Setting("api_threads", 8, "threads that answer REST requests", 1, 128),
+    Setting("live_streams", 32, "pages of the dashboard that are told of changes at once; others ask", 0, 256),
+    Setting("trusted_proxy", "", "IP address of the proxy whose X-Forwarded-For and -Proto are believed; empty: none"),
+    Setting("secure_cookies", "auto", "sessions by https only: auto: if they began so; always", choices=COOKIE_CHOICES),
+    Setting("session_hours", 12, "hours after which a session of the dashboard ends", 1, 720),
+    Setting("session_idle_min", 120, "minutes without a request after which it ends", 5, 1440),
     Setting("manager_url", "http://127.0.0.1:8750", "where agent and command line find the manager"),
     Setting("token_file", "", "file holding the bearer token; empty: the one `equipoise run` made in state_dir"),
     Setting("host_name", socket.gethostname() or "localhost", "name this host is registered under"),
@@ -105,6 +111,9 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("min_samples", 20, "response times a window needs before its percentile is believed", 1, 100_000),
     Setting("outbox_rows", 100_000, "records the agent keeps for a manager that is away", 100, 10_000_000),
     Setting("retention_days", 30.0, "days that decisions, events, windows and ticks are kept", 0.01, 3650),
+    Setting("audit_days", 400.0, "days that the audit of who changed what is kept", 1, 3650),
+    Setting("minutes_days", 30.0, "days that response times are kept rolled up by minute", 1, 3650),
+    Setting("hours_days", 730.0, "days that response times are kept rolled up by hour", 1, 3650),
     Setting("simulate", "", "scenario that the agent simulates in place of this host; empty: none, the host is real"),
     Setting("simulate_speed", 1.0, "seconds of a simulated host in one of the clock", 0.1, 100),
     Setting("log_level", "info", "least severity that is logged", choices=LOG_LEVELS),

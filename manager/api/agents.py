@@ -33,14 +33,17 @@ from manager.api.schemas import (
     TickBody,
     WindowBody,
 )
+from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.api.validation import FieldError, InvalidFields, shown
 from manager.control.sources import sources_on
 from manager.model.registration import Application
 from manager.store.applications import applications_for_host, applications_of, keep_applications
-from manager.store.hosts import replace_statuses, reporting_host, spec_of
+from manager.store.database import orders_number
+from manager.store.hosts import put_findings, replace_domains, replace_statuses, reporting_host, spec_of
 from manager.store.models import ApplicationRow, DecisionRow, EventRow, HostRow
 from manager.store.records import store_new
 from manager.store.registered import get
+from manager.store.rollups import note_late
 from manager.store.sources import hosts_of, replace_source_statuses
 from manager.store.ticks import list_ticks, store_ticks
 from manager.store.vms import vms_for_host
@@ -55,35 +58,6 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     api = blueprint("agents", "What the agent of a host reports and is told.")
     database = context.database
 
-    def take(session: Session, name: str, body: ReportIn, now: datetime) -> ReportOut:
-        row = reporting_host(session, host_spec(name, HostIn()), now)
-        row.last_seen_at = now
-        row.agent_version = body.agent_version
-        if body.capabilities is not None:
-            row.capabilities = body.capabilities.model_dump(mode="json")
-        if body.tick is not None:
-            row.tick = body.tick.model_dump(mode="json")
-        if body.vms is not None:
-            replace_statuses(session, row, {vm.vm: vm.model_dump_json() for vm in body.vms}, now)
-        here: dict[str, int] = {}
-        if body.windows or body.sources:
-            here = keep_applications(session, applications_for_host(session, name))
-        if body.sources is not None:
-            statuses = {
-                (here[one.application], one.source): one.model_dump_json()
-                for one in body.sources
-                if one.application in here
-            }
-            replace_source_statuses(session, row, statuses, now)
-        latest = now + timedelta(seconds=context.skew_s)
-        windows = [window_of(one.application, one) for one in body.windows if one.end <= latest]
-        return ReportOut(
-            stored_decisions=store_new(session, DecisionRow, [_decision_row(record) for record in body.decisions]),
-            stored_events=store_new(session, EventRow, [_event_row(event) for event in body.events]),
-            stored_ticks=store_ticks(session, name, {tick.at: tick.model_dump_json() for tick in body.ticks}),
-            stored_windows=replace_windows(session, name, here, windows, context.slot_length),
-        )
-
     @api.post("/hosts/<name>/report", responses=answers((200, ReportOut)))
     @endpoint(ADMIN_OR_OWN_HOST)
     def report(path: NamePath, body: ReportIn) -> Response:
@@ -94,7 +68,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         _refuse_contradictions(path.name, body)
         now = context.now()
         with database.writing() as session:
-            stored = take(session, path.name, body, now)
+            stored = _take(session, context, path.name, body, now)
         future = sum(one.end > now + timedelta(seconds=context.skew_s) for one in body.windows)
         metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
         metrics.windows_taken("stored", stored.stored_windows)
@@ -119,14 +93,51 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
         """All that the agent of a host needs to know. With If-None-Match: only if it changed."""
         with database.reading() as session:
-            response = answer(_assignment(session, path.name, context))
+            response = answer(assignment_out(session, path.name, context))
+            number = orders_number(session)
         etag = hashlib.sha256(response.get_data()).hexdigest()
         if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
             response = Response(status=HTTPStatus.NOT_MODIFIED)
         response.set_etag(etag)
+        response.headers[ORDERS_HEADER] = str(number)
         return response
 
     return api
+
+
+def _take(session: Session, context: ManagerContext, name: str, body: ReportIn, now: datetime) -> ReportOut:
+    row = reporting_host(session, host_spec(name, HostIn()), now)
+    row.last_seen_at = now
+    row.agent_version = body.agent_version
+    if body.capabilities is not None:
+        row.capabilities = body.capabilities.model_dump(mode="json")
+    if body.tick is not None:
+        row.tick = body.tick.model_dump(mode="json")
+    if body.vms is not None:
+        replace_statuses(session, row, {vm.vm: vm.model_dump_json() for vm in body.vms}, now)
+    if body.domains is not None:
+        replace_domains(session, row, {one.libvirt_uuid: one.libvirt_name for one in body.domains})
+    if body.findings is not None:
+        put_findings(session, row, body.findings.model_dump_json())
+    here: dict[str, int] = {}
+    if body.windows or body.sources:
+        here = keep_applications(session, applications_for_host(session, name))
+    if body.sources is not None:
+        statuses = {
+            (here[one.application], one.source): one.model_dump_json()
+            for one in body.sources
+            if one.application in here
+        }
+        replace_source_statuses(session, row, statuses, now)
+    latest = now + timedelta(seconds=context.skew_s)
+    windows = [window_of(one.application, one) for one in body.windows if one.end <= latest]
+    note_late(session, here, windows, context.slot_length, now)
+    return ReportOut(
+        stored_decisions=store_new(session, DecisionRow, [_decision_row(record) for record in body.decisions]),
+        stored_events=store_new(session, EventRow, [_event_row(event) for event in body.events]),
+        stored_ticks=store_ticks(session, name, {tick.at: tick.model_dump_json() for tick in body.ticks}),
+        stored_windows=replace_windows(session, name, here, windows, context.slot_length),
+    )
 
 
 def _refuse_contradictions(host: str, body: ReportIn) -> None:
@@ -139,6 +150,9 @@ def _refuse_contradictions(host: str, body: ReportIn) -> None:
         if other != host
     ]
     errors += _listed_twice((f"vms[{place}].vm", vm.vm) for place, vm in enumerate(body.vms or ()))
+    errors += _listed_twice(
+        (f"domains[{place}].libvirt_uuid", one.libvirt_uuid) for place, one in enumerate(body.domains or ())
+    )
     errors += _listed_twice(
         (f"sources[{place}].source", f"{one.application} {one.source}") for place, one in enumerate(body.sources or ())
     )
@@ -178,7 +192,8 @@ def _event_row(body: EventBody) -> dict[str, object]:
     return {"record_id": fields.pop("id"), **fields}
 
 
-def _assignment(session: Session, name: str, context: ManagerContext) -> AssignmentOut:
+def assignment_out(session: Session, name: str, context: ManagerContext) -> AssignmentOut:
+    """What the agent of a host is told. Raises NotFound."""
     host = get(session, HostRow, name)
     rows = applications_for_host(session, name)
     slots = recent_windows(session, rows, context.slot_length, _TOLD_SLOTS, without=name)

@@ -9,27 +9,37 @@ from flask_openapi3.openapi import OpenAPI
 from manager import __version__
 from manager.api.agents import agents_api
 from manager.api.applications import applications_api
+from manager.api.audit import audit_api
 from manager.api.auth import install_auth
 from manager.api.context import ManagerContext
 from manager.api.docs import docs_pages
 from manager.api.endpoint import components
 from manager.api.errors import install_errors
+from manager.api.evidence import evidence_api
+from manager.api.fleet import fleet_api
 from manager.api.health import health_api, metrics_page
+from manager.api.history import history_api
 from manager.api.hosts import hosts_api
 from manager.api.metrics import Metrics
 from manager.api.policies import policies_api
+from manager.api.preview import preview_api
 from manager.api.records import records_api
+from manager.api.reported import reported_api
 from manager.api.samples import samples_api
 from manager.api.schemas import Problem
+from manager.api.story import story_api
 from manager.api.tokens import tokens_api
+from manager.api.users import users_api
 from manager.api.vms import vms_api
+from manager.api.what_if import what_if_api
 from manager.serving import MAX_BODY_BYTES
 
 _DESCRIPTION = """Register hosts, VMs and applications with their SLAs; read what is decided and why.
 
-Every request but health and metrics needs a bearer token. PUT creates or replaces, by name; its answer and that of GET
-carry an ETag of what was registered (not of status that agents report), for If-Match. Lists come in parts: pass `next`
-as `cursor`. Times are RFC 3339. Errors are application/problem+json with one entry in `errors` a bad field."""
+Every request but health and metrics needs a bearer token, or a session of the dashboard. PUT creates or replaces, by
+name; its answer and that of GET carry an ETag of what was registered (not of status that agents report), for If-Match.
+Lists come in parts: pass `next` as `cursor`. Times are RFC 3339. Errors are application/problem+json with one entry in
+`errors` a bad field."""
 
 
 def create_app(context: ManagerContext) -> OpenAPI:
@@ -54,9 +64,18 @@ def create_app(context: ManagerContext) -> OpenAPI:
         vms_api(context),
         applications_api(context),
         samples_api(context),
+        fleet_api(context),
         policies_api(context),
+        preview_api(context),
+        reported_api(context),
         records_api(context),
+        story_api(context),
+        history_api(context),
+        evidence_api(context),
+        what_if_api(context),
         tokens_api(context),
+        users_api(context),
+        audit_api(context),
         health_api(context),
     ):
         app.register_api(api)

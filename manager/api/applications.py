@@ -8,22 +8,24 @@ from flask import Response
 from flask_openapi3.blueprint import APIBlueprint
 from sqlalchemy.orm import Session
 
+from manager.api.audit import audited
 from manager.api.auth import OPERATOR, VIEWER
 from manager.api.context import ManagerContext
 from manager.api.convert import application_body, application_of
 from manager.api.endpoint import answer, answers, blueprint, endpoint, no_content, written
+from manager.api.merge import patched
 from manager.api.pages import ApplicationPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, PageQuery
 from manager.api.samples import window_out
-from manager.api.schemas import ApplicationIn, ApplicationOut
+from manager.api.schemas import ApplicationIn, ApplicationOut, MergePatch
 from manager.api.validation import FieldError, InvalidFields
 from manager.control.sla import sla_state
 from manager.control.sources import contradictions
 from manager.model.registration import Application
 from manager.model.window import Window
 from manager.store.applications import applications_of, put_application
-from manager.store.models import ApplicationRow
+from manager.store.models import ApplicationRow, Json
 from manager.store.registered import delete, get, page
 from manager.store.windows import latest_windows
 
@@ -61,24 +63,46 @@ def applications_api(context: ManagerContext) -> APIBlueprint:
     @endpoint(OPERATOR)
     def put_application_(path: NamePath, header: Conditions, body: ApplicationIn) -> Response:
         """Register an application. Its VMs must be registered, and each serves one tier of one application."""
-        wanted = application_of(path.name, body)
-        errors = [FieldError(field, message) for field, message in contradictions(wanted.sources, wanted.sla)]
-        if errors:
-            raise InvalidFields(errors)
-        with database.registering() as session:
+        wanted = _wanted(path.name, body)
+        with audited(context, "application.put", ApplicationRow, path.name, _described) as session:
             row, created = put_application(session, wanted, context.now(), header.check)
             [application] = _applications_out(session, [row])
         return written(application, created, row.etag)
+
+    @api.patch("/applications/<name>", responses=answers((200, ApplicationOut)))
+    @endpoint(OPERATOR)
+    def patch_application(path: NamePath, header: Conditions, body: MergePatch) -> Response:
+        """Change single fields of an application; lists of tiers, VMs and sources are replaced as a whole."""
+        with audited(context, "application.patch", ApplicationRow, path.name, _described) as session:
+            row = get(session, ApplicationRow, path.name)
+            current = application_body(applications_of(session, [row])[row.name])
+            wanted = _wanted(path.name, patched(current, body))
+            row, _ = put_application(session, wanted, context.now(), header.check)
+            [application] = _applications_out(session, [row])
+        return answer(application, etag=row.etag)
 
     @api.delete("/applications/<name>", responses=answers((204, None)))
     @endpoint(OPERATOR)
     def delete_application(path: NamePath, header: Conditions) -> Response:
         """Forget an application and its windows. Its VMs stay registered."""
-        with database.registering() as session:
+        with audited(context, "application.delete", ApplicationRow, path.name, _described) as session:
             delete(session, ApplicationRow, path.name, header.check)
         return no_content()
 
     return api
+
+
+def _described(session: Session, row: ApplicationRow) -> Json:
+    return application_body(applications_of(session, [row])[row.name]).model_dump(mode="json")
+
+
+def _wanted(name: str, body: ApplicationIn) -> Application:
+    """An application as asked for. Raises InvalidFields where its sources contradict each other, or its SLA."""
+    wanted = application_of(name, body)
+    errors = [FieldError(field, message) for field, message in contradictions(wanted.sources, wanted.sla)]
+    if errors:
+        raise InvalidFields(errors)
+    return wanted
 
 
 def _application_out(

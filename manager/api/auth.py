@@ -1,25 +1,38 @@
-"""Who may do what: bearer tokens, and for each route the role it needs.
+"""Who may do what: bearer tokens and sessions, and for each route the role it needs.
 
 A route says so with ``allow`` (``endpoint`` does it for the routes of the interface); one that says nothing is for
 administrators. Only health and metrics are open. The pages of the interactive documentation also take a token as the
 password of HTTP Basic authentication, with any user name, because that is what a browser can ask for; no other route
-does, so a page of another site cannot use the browser's memory of it to change anything.
+does, so a page of another site cannot use the browser's memory of it to change anything. A session's cookie does not
+suffice for writes either: they carry the session's CSRF token.
+
+After the check ``g.principal`` is who asks, and within a session ``g.csrf_token`` what its forms send along.
 """
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from flask import Flask, request
+from flask import Flask, g, request
 from werkzeug.datastructures import WWWAuthenticate
 from werkzeug.exceptions import Forbidden, Unauthorized
 
 from manager.api.context import ManagerContext
-from manager.store.tokens import Principal, Role, authenticate
+from manager.store.sessions import SignedIn, find_session
+from manager.store.tokens import Principal, PrincipalKind, Role, authenticate
 
 View = TypeVar("View", bound=Callable[..., Any])
+
+PRINCIPAL_KEY = "equipoise.principal"
+"""Key of the WSGI environment under which a caller within the process says who asks. No header can set it."""
+
+COOKIE = "equipoise_session"
+CSRF_HEADER = "X-CSRF-Token"
+CSRF_FIELD = "csrf_token"
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _REALM = "Equipoise manager"  # in two words, because only then it is quoted, as RFC 9110 wants
 _RANKS = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
@@ -27,26 +40,29 @@ _RANKS = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use a route: nobody below ``role``, except host tokens where that is said.
+    """Who may use a route: nobody below ``role``, except host tokens and users where that is said.
 
-    ``own_host``: a host token, if its host is the ``name`` in the path. ``any_host``: every host token.
-    ``browser``: HTTP Basic will do.
+    ``own_host``: a host token, if its host is the ``name`` in the path. ``any_host``: every host token. ``own_user``: a
+    user, if that is its name. ``browser``: HTTP Basic will do. ``session``: a session will do in place of a token.
     """
 
     role: Role | None
     own_host: bool = False
     any_host: bool = False
     browser: bool = False
+    session: bool = False
+    own_user: bool = False
 
 
 OPEN = Access(None)
-VIEWER = Access(Role.VIEWER)
-VIEWER_OR_OWN_HOST = Access(Role.VIEWER, own_host=True)
-OPERATOR = Access(Role.OPERATOR)
-OPERATOR_OR_ANY_HOST = Access(Role.OPERATOR, any_host=True)
-ADMIN = Access(Role.ADMIN)
+VIEWER = Access(Role.VIEWER, session=True)
+VIEWER_OR_OWN_HOST = Access(Role.VIEWER, own_host=True, session=True)
+OPERATOR = Access(Role.OPERATOR, session=True)
+OPERATOR_OR_ANY_HOST = Access(Role.OPERATOR, any_host=True, session=True)
+ADMIN = Access(Role.ADMIN, session=True)
 ADMIN_OR_OWN_HOST = Access(Role.ADMIN, own_host=True)
-VIEWER_IN_BROWSER = Access(Role.VIEWER, browser=True)
+ADMIN_OR_OWN_USER = Access(Role.ADMIN, session=True, own_user=True)
+VIEWER_IN_BROWSER = Access(Role.VIEWER, browser=True, session=True)
 
 
 def allow(access: Access) -> Callable[[View], View]:
@@ -67,32 +83,77 @@ def install_auth(app: Flask, context: ManagerContext) -> None:
             return  # no such route, or not with this method: says so without telling more
         access: Access = getattr(app.view_functions[request.endpoint], "access", ADMIN)
         if access.role is not None:
-            _authorize(access, access.role, _principal(context, access))
+            g.principal = _principal(context, access)
+            _authorize(access, access.role, g.principal)
 
     app.before_request(check)
 
 
+def cookie_arguments(context: ManagerContext) -> dict[str, Any]:
+    """How the session's cookie is set and deleted, but for its value: arguments of ``Response.set_cookie``.
+
+    By https, or where the setting says always, browsers send it by https alone, and only to the host that set it.
+    """
+    secure = context.secure_cookies or request.is_secure
+    name = f"__Host-{COOKIE}" if secure else COOKIE
+    return {"key": name, "path": "/", "secure": secure, "httponly": True, "samesite": "Lax"}
+
+
+def session_secret(context: ManagerContext) -> str | None:
+    """What the session's cookie of the request holds, if there is one."""
+    return request.cookies.get(cookie_arguments(context)["key"])
+
+
+def session_of(context: ManagerContext, *, used: bool = True) -> SignedIn | None:
+    """The session of the request, if there is one that goes on; ``used`` as for ``find_session``."""
+    secret = session_secret(context)
+    return find_session(context.database, secret, context.now(), context.sessions, used=used) if secret else None
+
+
+def refuse_forgery(csrf_token: str) -> None:
+    """Raises Forbidden unless the request only reads, or carries the token."""
+    if request.method in _READS:
+        return
+    given = request.headers.get(CSRF_HEADER) or request.form.get(CSRF_FIELD, "")
+    if not hmac.compare_digest(given.encode(), csrf_token.encode()):
+        raise Forbidden(f"writes in a session need its CSRF token, in header {CSRF_HEADER} or form field {CSRF_FIELD}")
+
+
 def _principal(context: ManagerContext, access: Access) -> Principal:
+    inside = request.environ.get(PRINCIPAL_KEY)
+    if isinstance(inside, Principal):
+        return inside
     given = request.authorization
     secret = None
     if given is not None and given.type == "bearer":
         secret = given.token
     elif given is not None and given.type == "basic" and access.browser:
         secret = given.password
-    principal = authenticate(context.database, secret, context.now()) if secret else None
+    if secret:
+        principal = authenticate(context.database, secret, context.now())
+        why = "the token is unknown or revoked"
+    else:
+        signed_in = session_of(context) if access.session else None
+        if signed_in is not None:
+            refuse_forgery(signed_in.csrf_token)
+            g.csrf_token = signed_in.csrf_token
+        principal = signed_in.principal if signed_in else None
+        ended = access.session and session_secret(context) is not None
+        why = "the session has ended" if ended else "a token is needed: Authorization: Bearer <token>"
     if principal is None:
         challenges = [WWWAuthenticate("bearer", {"realm": _REALM})]
         if access.browser:
             challenges.append(WWWAuthenticate("basic", {"realm": _REALM}))
-        why = "the token is unknown or revoked" if secret else "a token is needed: Authorization: Bearer <token>"
         raise Unauthorized(why, www_authenticate=challenges)
     return principal
 
 
 def _authorize(access: Access, role: Role, principal: Principal) -> None:
+    name = (request.view_args or {}).get("name")
+    if access.own_user and principal.kind is PrincipalKind.USER and principal.name == name:
+        return
     if principal.role is Role.HOST:
-        own = request.view_args is not None and request.view_args.get("name") == principal.host
-        if access.any_host or (access.own_host and own):
+        if access.any_host or (access.own_host and principal.host == name):
             return
         needed = f"role {role}" + (
             f", or host with a token for this host (not {principal.host})" if access.own_host else ""
@@ -101,4 +162,4 @@ def _authorize(access: Access, role: Role, principal: Principal) -> None:
         return
     else:
         needed = f"role {role}"
-    raise Forbidden(f"token {principal.token!r} has role {principal.role}; this needs {needed}")
+    raise Forbidden(f"{principal.kind} {principal.name!r} has role {principal.role}; this needs {needed}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from manager.store.database import Database
+from manager.store.sessions import DEFAULT_LIMITS, SessionLimits
 from policies.registry import InstalledPolicy
 
 
@@ -17,6 +18,8 @@ class ManagerContext:
 
     ``stale_s`` and ``min_samples`` are the settings of that name; ``slot_s`` is the length of a window of response
     times, ``skew_s`` how far the clocks of others may be ahead, and ``late_s`` how old posted response times may be.
+    Windows are kept for ``keep_slots``, and for ``keep_minutes`` rolled up by minute.
+    ``secure_cookies``: sessions are by https only, however they begin.
     """
 
     database: Database
@@ -26,6 +29,10 @@ class ManagerContext:
     slot_s: float = 5.0
     skew_s: float = 60.0
     late_s: float = 300.0
+    sessions: SessionLimits = DEFAULT_LIMITS
+    secure_cookies: bool = False
+    keep_slots: timedelta = timedelta(days=30)
+    keep_minutes: timedelta = timedelta(days=30)
     clock: Callable[[], float] = time.time
 
     def now(self) -> datetime:

@@ -14,7 +14,9 @@ from manager.api.schemas import (
     AssignedWindow,
     AssignmentOut,
     CapabilitiesBody,
+    DomainBody,
     EventBody,
+    FindingBody,
     HostIn,
     LawBody,
     PlacementBody,
@@ -30,8 +32,9 @@ from manager.api.schemas import (
 )
 from manager.control.sources import source_fields, source_of
 from manager.model.cpus import format_cpus, parse_cpus
+from manager.model.finding import Finding
 from manager.model.histogram import Histogram
-from manager.model.host import Capabilities
+from manager.model.host import Capabilities, VmInstance
 from manager.model.law import Law
 from manager.model.registration import Application, Assignment, HostSpec, Sla, Tier, VmSpec
 from manager.model.rules import PlacementRules
@@ -189,6 +192,17 @@ def capabilities_body(capabilities: Capabilities) -> CapabilitiesBody:
             "topology": topology_body(capabilities.topology),
         }
     )
+
+
+def domain_body(instance: VmInstance) -> DomainBody:
+    """A running domain. Raises pydantic.ValidationError."""
+    return DomainBody(libvirt_name=instance.libvirt_name, libvirt_uuid=instance.uuid)
+
+
+def finding_body(finding: Finding) -> FindingBody:
+    """What was found out about one thing of a host. Raises pydantic.ValidationError."""
+    texts = {name: text(getattr(finding, name)) for name in ("area", "title", "detail", "advice")}
+    return FindingBody(id=finding.id, status=finding.status, essential=finding.essential, **texts)
 
 
 def topology_body(topology: Topology) -> TopologyBody:

@@ -11,7 +11,7 @@ from werkzeug.exceptions import HTTPException
 
 from manager.api.schemas import Problem
 from manager.api.validation import FieldError, InvalidFields
-from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest, NotFound
+from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest, NotFound, SignInRefused, SignInThrottled
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_S = 5
@@ -36,6 +36,8 @@ def install_errors(app: Flask) -> None:
     app.register_error_handler(InvalidRequest, _invalid)
     app.register_error_handler(NotFound, lambda error: problem(HTTPStatus.NOT_FOUND, str(error)))
     app.register_error_handler(Conflict, lambda error: problem(HTTPStatus.CONFLICT, str(error)))
+    app.register_error_handler(SignInRefused, lambda error: problem(HTTPStatus.UNAUTHORIZED, str(error)))
+    app.register_error_handler(SignInThrottled, _throttled)
     app.register_error_handler(HTTPException, _http)
     app.register_error_handler(DatabaseUnavailable, _database)
     app.register_error_handler(Exception, _unexpected)
@@ -45,6 +47,12 @@ def _invalid(error: InvalidRequest) -> Response:
     errors = error.errors if isinstance(error, InvalidFields) else (FieldError(error.field, error.message),)
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}{more}; nothing was changed", errors)
+
+
+def _throttled(error: SignInThrottled) -> Response:
+    answer = problem(HTTPStatus.TOO_MANY_REQUESTS, str(error))
+    answer.headers["Retry-After"] = str(error.retry_after_s)
+    return answer
 
 
 def _http(error: HTTPException) -> Response | HTTPException:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from manager.api.schemas import (
     ApplicationOut,
+    AuditOut,
     CapabilitiesBody,
+    DomainOut,
     EventBody,
     HostOut,
     Name,
     PolicyOut,
     RecordBody,
     Schema,
+    SessionOut,
     SourceOut,
+    StoryOut,
     TickBody,
     TokenOut,
+    UserOut,
     VmOut,
     WindowOut,
 )
@@ -73,16 +78,46 @@ class RecordPage(Page):
     items: list[RecordBody]
 
 
+class StoryPage(Page):
+    """The story of decisions, newest first."""
+
+    items: list[StoryOut]
+
+
 class EventPage(Page):
     """Events, newest first."""
 
     items: list[EventBody]
 
 
+class DomainPage(Page):
+    """Running domains by host and UUID."""
+
+    items: list[DomainOut]
+
+
 class TokenPage(Page):
     """Tokens by name."""
 
     items: list[TokenOut]
+
+
+class UserPage(Page):
+    """Users by name."""
+
+    items: list[UserOut]
+
+
+class SessionPage(Page):
+    """Sessions, newest first."""
+
+    items: list[SessionOut]
+
+
+class AuditPage(Page):
+    """What was done, newest first."""
+
+    items: list[AuditOut]
 
 
 class HostCapabilities(Schema):

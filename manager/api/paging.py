@@ -14,6 +14,7 @@ from typing import TypeVar
 from manager.api.queries import PageQuery
 from manager.api.validation import shown
 from manager.errors import InvalidRequest
+from manager.store.records import Position
 
 Item = TypeVar("Item")
 Place = TypeVar("Place")
@@ -47,6 +48,19 @@ def time_place(text: str) -> datetime:
     if moment.tzinfo is None:
         raise ValueError(text)
     return moment.astimezone(UTC)
+
+
+def record_place(text: str) -> Position:
+    """A cursor of a list by time and number, as ``record_cursor`` makes it. Raises ValueError or OverflowError."""
+    at, _, number = text.partition(" ")
+    if not 0 < int(number) < 2**63:
+        raise ValueError(text)
+    return Position(time_place(at), int(number))
+
+
+def record_cursor(at: datetime, number: int) -> str:
+    """The place of a record."""
+    return f"{at.isoformat()} {number}"
 
 
 def name_place(text: str) -> str:

@@ -9,8 +9,8 @@ from werkzeug.exceptions import PreconditionFailed
 from werkzeug.http import parse_etags
 
 from manager.api.schemas import Moment, Name, Schema
-from manager.model.records import Knob, Severity
-from manager.model.registration import VmClass
+from manager.model.records import Knob, OutcomeKind, Severity
+from manager.model.registration import Mode, VmClass
 
 
 class NamePath(Schema):
@@ -36,6 +36,25 @@ class VmQuery(PageQuery):
     application: Name | None = None
 
 
+class DomainQuery(PageQuery):
+    """Which running domains."""
+
+    registered: bool | None = Field(default=None, description="true: only registered ones, false: only others")
+
+
+class HostPreviewQuery(Schema):
+    """What of a host would be another."""
+
+    mode: Mode | None = Field(default=None, description="absent: as it is")
+    policy: Name | None = Field(default=None, description="absent: as it is")
+
+
+class ModePreviewQuery(Schema):
+    """The mode that a VM or an application would have."""
+
+    mode: Mode | None = Field(default=None, description="absent: as what is above it says")
+
+
 class WindowQuery(PageQuery):
     """Which windows."""
 
@@ -49,6 +68,28 @@ class TickQuery(PageQuery):
 
     since: Moment | None = Field(default=None, description="of this time or later")
     until: Moment | None = Field(default=None, description="earlier than this time")
+
+
+class HistoryQuery(Schema):
+    """Which range of time, and how finely."""
+
+    since: Moment | None = Field(default=None, description="absent: an hour before `until`")
+    until: Moment | None = Field(default=None, description="absent, or later than now: now")
+    points: Annotated[int, Field(ge=10, le=2000, description="most steps in the answer, 10 to 2000")] = 300
+
+
+class EvidenceQuery(Schema):
+    """Which violation."""
+
+    at: Moment | None = Field(default=None, description="that which went on then; absent: the latest")
+
+
+class WhatIfQuery(Schema):
+    """Which policy, and for how long back."""
+
+    policy: Name = Field(description="an installed policy")
+    published: bool = Field(default=False, description="take the feedback law exactly as printed")
+    minutes: Annotated[float, Field(ge=1, le=60, description="1 to 60")] = 60
 
 
 class RecordQuery(PageQuery):
@@ -66,10 +107,27 @@ class DecisionQuery(RecordQuery):
     knob: Knob | None = None
 
 
+class StoryQuery(RecordQuery):
+    """Which entries of the story."""
+
+    application: Name | None = Field(default=None, description="those of VMs that serve it now")
+    outcome: OutcomeKind | None = Field(default=None, description="only changes of which this came")
+
+
 class EventQuery(RecordQuery):
     """Which events."""
 
     severity: Severity | None = None
+
+
+class AuditQuery(PageQuery):
+    """Which rows of the audit."""
+
+    who: Name | None = Field(default=None, description="name of who did it")
+    object_kind: Name | None = Field(default=None, description="such as vm")
+    object: Name | None = Field(default=None, description="name of what it was done to")
+    since: Moment | None = Field(default=None, description="of this time or later")
+    until: Moment | None = Field(default=None, description="earlier than this time")
 
 
 class Conditions(Schema):

@@ -12,11 +12,11 @@ from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.pages import EventPage, RecordPage
-from manager.api.paging import cut, read_cursor, time_place
+from manager.api.paging import cut, read_cursor, record_cursor, record_place
 from manager.api.queries import DecisionQuery, EventQuery, RecordQuery
 from manager.api.schemas import EventBody, RecordBody
 from manager.store.models import DecisionRow, EventRow
-from manager.store.records import Position, RecordFilter, list_records
+from manager.store.records import RecordFilter, list_records
 
 Kind = TypeVar("Kind", DecisionRow, EventRow)
 
@@ -27,10 +27,10 @@ def records_api(context: ManagerContext) -> APIBlueprint:
 
     def find(kind: type[Kind], query: RecordQuery, *more: ColumnElement[bool]) -> tuple[list[Kind], str | None]:
         wanted = RecordFilter(query.host, query.vm, query.since, query.until)
-        after = read_cursor(query, _position)
+        after = read_cursor(query, record_place)
         with context.database.reading() as session:
             rows = list_records(session, kind, wanted, after, query.limit + 1, *more)
-        items, following = cut(rows, query.limit, lambda row: f"{row.at.isoformat()} {row.id}")
+        items, following = cut(rows, query.limit, lambda row: record_cursor(row.at, row.id))
         return list(items), following
 
     @api.get("/decisions", responses=answers((200, RecordPage)))
@@ -50,13 +50,6 @@ def records_api(context: ManagerContext) -> APIBlueprint:
         return answer(EventPage(items=[_event_body(row) for row in rows], next=following))
 
     return api
-
-
-def _position(text: str) -> Position:
-    at, _, number = text.partition(" ")
-    if not 0 < int(number) < 2**63:
-        raise ValueError(text)
-    return Position(time_place(at), int(number))
 
 
 def _record_body(row: DecisionRow) -> RecordBody:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from flask import Response
 from flask_openapi3.blueprint import APIBlueprint
 
+from manager.api.audit import audited
 from manager.api.auth import ADMIN
 from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint, no_content
@@ -12,7 +13,8 @@ from manager.api.pages import TokenPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import NamePath, PageQuery
 from manager.api.schemas import TokenIn, TokenOut, TokenSecret
-from manager.store.tokens import Role, create_token, list_tokens, revoke_token
+from manager.store.models import TokenRow
+from manager.store.tokens import Role, create_token, described_token, list_tokens, revoke_token
 
 
 def tokens_api(context: ManagerContext) -> APIBlueprint:
@@ -34,7 +36,7 @@ def tokens_api(context: ManagerContext) -> APIBlueprint:
     @endpoint(ADMIN)
     def post_token(body: TokenIn) -> Response:
         """Make a token. The answer is the only place where its secret is ever shown."""
-        with database.registering() as session:
+        with audited(context, "token.create", TokenRow, body.name, described_token) as session:
             row, secret = create_token(session, body.name, Role(body.role), body.host, context.now())
         token = TokenOut.model_validate(row, from_attributes=True)
         return answer(TokenSecret(token=secret, **dict(token)), 201)
@@ -43,7 +45,7 @@ def tokens_api(context: ManagerContext) -> APIBlueprint:
     @endpoint(ADMIN)
     def delete_token(path: NamePath) -> Response:
         """Revoke a token; it is refused from now on."""
-        with database.registering() as session:
+        with audited(context, "token.delete", TokenRow, path.name, described_token) as session:
             revoke_token(session, path.name)
         return no_content()
 

@@ -112,7 +112,7 @@ def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:
     message = message[:1].lower() + message[1:]
     if error["type"] == "missing":
         message = "is required"
-    elif error["type"] not in _VALUELESS:
+    elif error["type"] not in _VALUELESS and not any("writeOnly" in at for at in _at(schema, location)):
         message = f"{shown(error['input'])} is refused: {message}"
     allowed = _range_text(schema, location)
     return FieldError(field, f"{message}; allowed: {allowed}" if allowed else message)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import os
+import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,8 +15,14 @@ from rich.table import Table
 from manager.cli.options import OnePage, console, make_state_dir, with_settings
 from manager.errors import NotFound, SettingsError
 from manager.settings import Settings
+from manager.store.audit import LOCAL, Actor, audited
 from manager.store.database import Database, open_database
-from manager.store.tokens import Role, authenticate, create_token, list_tokens, revoke_token
+from manager.store.models import TokenRow, UserRow
+from manager.store.registered import page
+from manager.store.tokens import Role, authenticate, create_token, described_token, list_tokens, revoke_token
+from manager.store.users import create_user, described_user, hash_password
+
+_PASSWORD_BYTES = 15
 
 
 def open_store(settings: Settings, threads: int = 1) -> Database:
@@ -31,19 +40,53 @@ def ensure_token_file(database: Database, path: Path, name: str, role: Role, hos
     try:
         if path.exists() and authenticate(database, path.read_text().strip(), now) is not None:
             return
-        with database.registering() as session:
+        with audited(database, local_actor(), "token.create", TokenRow, name, described_token, now) as session:
             with contextlib.suppress(NotFound):
                 revoke_token(session, name)
             session.flush()
             _, secret = create_token(session, name, role, host, now)
-        # As a whole: whoever waits for the file must not find it empty.
-        new = path.with_suffix(".new")
-        new.unlink(missing_ok=True)
-        new.touch(mode=0o600)
-        new.write_text(secret + "\n")
-        new.replace(path)
+        _write_secret(path, secret)
     except OSError as error:
         raise SettingsError(f"the token file {path} cannot be used: {error.strerror}") from error
+
+
+def ensure_admin_user(database: Database, path: Path) -> bool:
+    """Where there is no user at all, one named ``admin`` with a random password, in a file its owner alone can read.
+
+    Tells whether there is that file. Raises SettingsError when it cannot be written.
+    """
+    now = datetime.now(UTC)
+    with database.reading() as session:
+        known = page(session, UserRow, None, 1)
+    if known:
+        return path.exists()
+    password = secrets.token_urlsafe(_PASSWORD_BYTES)
+    password_hash = hash_password(password)
+    try:
+        with audited(database, local_actor(), "user.create", UserRow, "admin", described_user, now) as session:
+            create_user(session, "admin", Role.ADMIN, password_hash, now)
+            _write_secret(path, password)  # first: of a user without the file nobody would know the password
+    except OSError as error:
+        raise SettingsError(f"the password file {path} cannot be used: {error.strerror}") from error
+    return True
+
+
+def local_actor() -> Actor:
+    """Whoever runs a command on the manager's machine, as the audit names them."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container may run under a number that has no name
+        name = str(os.getuid())
+    return Actor(LOCAL, name, Role.ADMIN, "")
+
+
+def _write_secret(path: Path, secret: str) -> None:
+    # As a whole: whoever waits for the file must not find it empty.
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    new.touch(mode=0o600)
+    new.write_text(secret + "\n")
+    new.replace(path)
 
 
 _DB_EPILOG = """
@@ -123,8 +166,9 @@ def create(settings: Settings, role: str, name: str, host: str | None) -> None:
     """Make a token and print its secret on standard output."""
     database = open_store(settings)
     database.upgrade()
-    with database.registering() as session:
-        _, secret = create_token(session, name, Role(role), host, datetime.now(UTC))
+    now = datetime.now(UTC)
+    with audited(database, local_actor(), "token.create", TokenRow, name, described_token, now) as session:
+        _, secret = create_token(session, name, Role(role), host, now)
     click.echo(secret)
 
 
@@ -144,6 +188,7 @@ def list_command(settings: Settings) -> None:
 @click.argument("name")
 def revoke(settings: Settings, name: str) -> None:
     """Make the token NAME invalid at once."""
-    with open_store(settings).registering() as session:
+    database, now = open_store(settings), datetime.now(UTC)
+    with audited(database, local_actor(), "token.delete", TokenRow, name, described_token, now) as session:
         revoke_token(session, name)
     click.echo(f"revoked {name}")

@@ -26,6 +26,7 @@ from manager.cli.signals import stop_signal, wait
 from manager.client import ManagerClient
 from manager.errors import EquipoiseError
 from manager.loop.agent import Agent
+from manager.loop.findings import FindingsWatch
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
 from manager.loop.lock import HostLock
@@ -133,6 +134,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         link,
         metrics,
         telemetry=machine.telemetry,
+        findings=FindingsWatch(machine.examiner),
         host_name=settings.text("host_name"),
         interval_s=settings.number("interval_s"),
         sync_s=settings.number("sync_s"),

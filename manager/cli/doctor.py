@@ -48,8 +48,9 @@ WHAT IT DOES
   equipoise-doctor-PID below the root of the cpu controller's hierarchy, a process of its own, a file in STATE_DIR.
   All of that is removed again. Nothing of VMs, of libvirt or of the kernel's settings is changed, nothing is mounted.
   It can be run beside a running agent. It takes about three seconds; for a second of them two processes compete for
-  the least busy pCPU at a tenth of the weight of a VM, to see whether weights act. --quick leaves that out, and the
-  second in which load outside the VMs is measured.
+  the least busy pCPU at a tenth of the weight of a VM, to see whether weights act. --gentle leaves that out; --quick
+  does, and the second in which load outside the VMs is measured. The agent runs it by itself at its start, and with
+  --gentle every hour.
 
 OUTPUT
   A table an area: the thing, how it is, what was seen and what to do.
@@ -75,8 +76,9 @@ EXAMPLES
 @click.command(cls=OnePage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS, "host_name", "libvirt_uri", "root_dir", "managed_cpus")
 @click.option("--quick", is_flag=True, help="Leave out what uses CPU time or waits.")
+@click.option("--gentle", is_flag=True, help="Leave out what uses CPU time that VMs could have.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-def doctor(settings: Settings, quick: bool, as_json: bool) -> None:
+def doctor(settings: Settings, quick: bool, gentle: bool, as_json: bool) -> None:
     """Say what works on this host, what is missing or ignored, why, and what to do."""
     EventLoop()  # registered and not started: enough to learn whether libvirt has events
     subject = Subject(
@@ -87,6 +89,7 @@ def doctor(settings: Settings, quick: bool, as_json: bool) -> None:
         JOURNAL_FILE,
         parse_cpus(settings.text("managed_cpus")),
         quick,
+        gentle,
     )
     with _ending_tidily():
         findings = list(run_checks((*CHECKS, *manager_checks(settings)), subject))

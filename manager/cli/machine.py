@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from manager.host.port import HostPort
+from manager.loop.findings import Examiner
 from manager.serving import WsgiApp
 from manager.settings import Settings
 from manager.telemetry.port import Telemetry
@@ -14,11 +15,12 @@ from manager.telemetry.port import Telemetry
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A host, its sources of response times, and the pages that its agent serves."""
+    """A host, its sources of response times, the pages that its agent serves, and who finds out what works there."""
 
     host: HostPort
     telemetry: Telemetry
     pages: WsgiApp
+    examiner: Examiner
 
 
 MakeMachine = Callable[[Settings, WsgiApp, ExitStack], Machine]

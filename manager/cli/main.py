@@ -27,6 +27,7 @@ _COMMANDS = {
     "config": "config",
     "db": "admin",
     "token": "admin",
+    "user": "users",
 }
 
 _EPILOG = """

@@ -12,6 +12,7 @@ from manager.cli.options import OnePage, start_logging, with_settings
 from manager.cli.signals import stop_signal, wait
 from manager.settings import Settings
 from policies.registry import load_policies
+from webui.app import install_dashboard
 
 _MANAGER_SETTINGS = (
     "state_dir",
@@ -19,17 +20,26 @@ _MANAGER_SETTINGS = (
     "listen_host",
     "listen_port",
     "api_threads",
+    "live_streams",
+    "trusted_proxy",
+    "secure_cookies",
+    "session_hours",
+    "session_idle_min",
     "interval_s",
     "stale_s",
     "min_samples",
     "retention_days",
+    "minutes_days",
+    "hours_days",
+    "audit_days",
     "log_level",
 )
 log = logging.getLogger(__name__)
 
 _MANAGER_EPILOG = """
 WHAT IT DOES
-  Upgrades the database's tables, then serves /api/v1 (documentation at /api/v1/docs) and /metrics until SIGTERM.
+  Upgrades the database's tables, then serves the dashboard at /, /api/v1 (documentation at /api/v1/docs) and /metrics
+  until SIGTERM.
   It needs no privileges and keeps nothing outside the database, so several may run behind a proxy. Put a proxy with
   TLS in front of it before listening on anything but the loopback address.
 
@@ -47,7 +57,7 @@ def manager(settings: Settings) -> None:
     database = open_store(settings, settings.whole("api_threads"))
     database.upgrade()
     with stop_signal() as stop:
-        server = make_server(settings, database, load_policies(on_error=log.error))
+        server = make_server(settings, database, load_policies(on_error=log.error), install_dashboard)
         server.start()
         wait(stop)
         server.close()

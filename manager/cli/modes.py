@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from manager.api.schemas import HostIn, VmIn
+from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.cli.offline import release_offline
 from manager.cli.options import CLIENT_SETTINGS, Failure, OnePage, connect, with_settings
 from manager.client import ManagerClient
@@ -40,9 +40,7 @@ def release(settings: Settings, host: str, vm: str) -> None:
     outcome = release_offline(settings, vm) if name == settings.text("host_name") else None
     try:
         client = connect(settings)
-        seen = None if vm else _set_mode(client, name, "released")
-        if vm:
-            _set_vm_mode(client, vm, "released")
+        _set_mode(client, name, vm, "released")
     except (
         ManagerUnavailable,
         SettingsError,
@@ -54,10 +52,7 @@ def release(settings: Settings, host: str, vm: str) -> None:
         return
     if outcome is None:
         outcome = f"{vm or name}: released, every setting is back to its original"
-        if seen is None:
-            _wait_for_vm(client, vm)
-        else:
-            _wait_for_mode(client, name, "released", seen)
+        _wait(client, name, vm, restored=True)
     click.echo(outcome)
 
 
@@ -125,56 +120,42 @@ def _foreign(vm: dict[str, Any]) -> bool:
 
 def _switch(settings: Settings, host: str, vm: str, mode: str) -> None:
     client = connect(settings)
-    if vm:
-        _set_vm_mode(client, vm, None if mode == "enforce" else mode)
-        if mode != "enforce":
-            _wait_for_vm(client, vm)
-        click.echo(f"{vm}: {mode}")
-        return
     name = host or settings.text("host_name")
-    _wait_for_mode(client, name, mode, _set_mode(client, name, mode))
-    click.echo(f"{name}: {mode}")
+    _set_mode(client, name, vm, None if vm and mode == "enforce" else mode)
+    _wait(client, name, vm, restored=mode != "enforce")
+    click.echo(f"{vm or name}: {mode}")
 
 
-def _set_mode(client: ManagerClient, name: str, mode: str) -> int:
-    """Set a host's mode; returns the number of the last tick before."""
-    host = client.get(f"/hosts/{name}")
-    body = {field: host[field] for field in HostIn.model_fields} | {"mode": mode}
-    client.request("PUT", f"/hosts/{name}", body=body)
-    return int(host["tick"]["number"]) if host["tick"] else 0
+def _set_mode(client: ManagerClient, host: str, vm: str, mode: str | None) -> None:
+    """Set the mode of a VM, or without one of a host. Raises ManagerUnavailable."""
+    client.request("PATCH", f"/vms/{vm}" if vm else f"/hosts/{host}", body={"mode": mode})
 
 
-def _set_vm_mode(client: ManagerClient, name: str, mode: str | None) -> None:
-    vm = client.get(f"/vms/{name}")
-    names = [field.alias or key for key, field in VmIn.model_fields.items()]
-    client.request("PUT", f"/vms/{name}", body={field: vm[field] for field in names} | {"mode": mode})
+def _wait(client: ManagerClient, host: str, vm: str, *, restored: bool) -> None:
+    """Wait until the agent of the host, or of the VM's, has acted on what is registered now.
 
-
-def _wait_for_mode(client: ManagerClient, name: str, mode: str, tick_before: int) -> None:
-    """Wait until the agent reports a tick in that mode, and nothing changed by us where the mode says so."""
+    ``restored``: and until nothing is changed by us any more. A VM that no agent sees run is not waited for.
+    """
+    if vm:
+        host = client.get(f"/vms/{vm}")["status_host"]
+        if host is None:
+            return
+    number = int(client.request("GET", f"/hosts/{host}/assignment").headers[ORDERS_HEADER])
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
-        tick = client.get(f"/hosts/{name}")["tick"]
-        done = tick and tick["number"] != tick_before and tick["mode"] == mode
-        if done and (mode == "enforce" or tick["owned_knobs"] == 0):
+        tick = client.get(f"/hosts/{host}")["tick"]
+        if tick and (tick["orders"] or 0) >= number and not (restored and _changed(client, tick, vm)):
             return
         time.sleep(0.2)
-    raise _not_carried_out(name)
-
-
-def _wait_for_vm(client: ManagerClient, name: str) -> None:
-    """Wait until no setting of a VM is reported as changed by us."""
-    deadline = time.monotonic() + _WAIT_S
-    while time.monotonic() < deadline:
-        status = client.get(f"/vms/{name}")["status"]
-        if status is None or not any(knob["owned"] for knob in status["knobs"]):
-            return
-        time.sleep(0.2)
-    raise _not_carried_out(name)
-
-
-def _not_carried_out(name: str) -> Failure:
-    return Failure(
-        f"{name}: the mode is set, but within {_WAIT_S} s the agent did not report having carried it out; see"
+    raise Failure(
+        f"{vm or host}: the mode is set, but within {_WAIT_S} s the agent did not report having carried it out; see"
         " `equipoise status` and the agent's log"
     )
+
+
+def _changed(client: ManagerClient, tick: dict[str, Any], vm: str) -> bool:
+    """Whether any setting of the VM, or without one of the host that did this tick, is changed by us."""
+    if not vm:
+        return bool(tick["owned_knobs"])
+    status = client.get(f"/vms/{vm}")["status"]
+    return status is not None and any(knob["owned"] for knob in status["knobs"])

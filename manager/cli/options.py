@@ -19,6 +19,7 @@ from manager.settings import BY_NAME, DATABASE_FILE, DEFAULT_CONFIG_FILE, ENV_PR
 
 ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 - a file's name
 AGENT_TOKEN_FILE = "agent.token"  # noqa: S105 - a file's name
+ADMIN_PASSWORD_FILE = "admin-password"  # noqa: S105 - a file's name
 JOURNAL_FILE = "journal.db"
 SIMULATED_FILE = "simulated"
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
@@ -115,6 +116,12 @@ def claim_state_dir(settings: Settings) -> Path:
         except OSError as error:
             raise SettingsError(f"setting state_dir = {str(folder)!r} cannot be used: {error.strerror}") from error
     return folder
+
+
+def environment(settings: Settings) -> dict[str, str]:
+    """The environment that gives a child process the same settings, whatever they came from here."""
+    given = {name: str(value) for name, value in settings.values.items() if settings.sources[name] != "default"}
+    return dict(os.environ) | {ENV_PREFIX + name.upper(): value for name, value in given.items()}
 
 
 def lock_path(settings: Settings) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 import signal
 import subprocess
 import sys
@@ -14,12 +13,14 @@ from pathlib import Path
 
 import click
 
-from manager.cli.admin import ensure_token_file, open_store
+from manager.cli.admin import ensure_admin_user, ensure_token_file, open_store
 from manager.cli.options import (
+    ADMIN_PASSWORD_FILE,
     ADMIN_TOKEN_FILE,
     AGENT_TOKEN_FILE,
     OnePage,
     claim_state_dir,
+    environment,
     start_logging,
     with_settings,
 )
@@ -41,7 +42,8 @@ _RUN_EPILOG = f"""
 WHAT IT DOES
   Starts `equipoise manager` and `equipoise agent` as two processes that speak REST with each other, as they would on
   two machines. On the first start it makes an admin's token, STATE_DIR/{ADMIN_TOKEN_FILE}, which the other commands
-  find by themselves, and the agent's. SIGTERM stops the agent, which puts everything back, and then the manager.
+  find by themselves, and the agent's; and the user `admin` of the dashboard, with a random password in
+  STATE_DIR/{ADMIN_PASSWORD_FILE}. SIGTERM stops the agent, which puts everything back, and then the manager.
 
   With --simulate SCENARIO (`equipoise sim list`, or a file) the agent controls a simulated host, with all else as it
   is on a real one: no root, no libvirt. The scenario's VMs and applications are registered. Its STATE_DIR is a folder
@@ -76,17 +78,20 @@ def run(settings: Settings, simulate_policy: str) -> None:
     ensure_token_file(database, folder / ADMIN_TOKEN_FILE, "local-admin", Role.ADMIN, None)
     host = settings.text("host_name")
     ensure_token_file(database, folder / AGENT_TOKEN_FILE, f"agent-{host}"[:63], Role.HOST, host)
+    has_password = ensure_admin_user(database, folder / ADMIN_PASSWORD_FILE)
     database.close()
     url = f"http://{settings.text('listen_host')}:{settings.whole('listen_port')}"
-    environment = _environment(settings) | {ENV_PREFIX + "MANAGER_URL": url}
+    child = environment(settings) | {ENV_PREFIX + "MANAGER_URL": url}
     with stop_signal() as stop:
-        manager_process = _spawn("manager", environment)
+        manager_process = _spawn("manager", child)
         try:
             _wait_for_manager(url, manager_process, stop)
             if scenario and not stop.is_set():
                 _register(url, folder, scenario, host, simulate_policy)
-            agent_process = None if stop.is_set() else _spawn("agent", environment)
+            agent_process = None if stop.is_set() else _spawn("agent", child)
             log.info("manager at %s, its admin token in %s", url, folder / ADMIN_TOKEN_FILE)
+            sign_in = f", for admin with the password in {folder / ADMIN_PASSWORD_FILE}" if has_password else ""
+            log.info("dashboard at %s/%s", url, sign_in)
             died = _watch([one for one in (manager_process, agent_process) if one], stop)
             agent_status = _end(agent_process) if agent_process else 0
         finally:
@@ -97,13 +102,7 @@ def run(settings: Settings, simulate_policy: str) -> None:
         raise EquipoiseError(f"not a clean end: agent exit status {agent_status}, manager {manager_status}")
 
 
-def _environment(settings: Settings) -> dict[str, str]:
-    """The environment that gives a child process the same settings, whatever they came from here."""
-    given = {name: str(value) for name, value in settings.values.items() if settings.sources[name] != "default"}
-    return dict(os.environ) | {ENV_PREFIX + name.upper(): value for name, value in given.items()}
-
-
-def _spawn(command: str, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(command: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     """Start a subcommand that gets SIGTERM when this process dies, however it dies."""
     libc = ctypes.CDLL(None)
 
@@ -113,7 +112,7 @@ def _spawn(command: str, environment: dict[str, str]) -> subprocess.Popen[bytes]
     # A group of its own: the terminal's Ctrl-C reaches this process only, which then stops them in order.
     return subprocess.Popen(
         [sys.executable, "-m", "manager.cli", command],
-        env=environment,
+        env=variables,
         preexec_fn=ask_for_signal,  # noqa: PLW1509 - nothing else runs in this process yet
         process_group=0,
     )

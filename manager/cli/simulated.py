@@ -12,6 +12,7 @@ from manager.errors import SettingsError
 from manager.serving import WsgiApp
 from manager.settings import Settings
 from manager.sim.files import load_scenario
+from manager.sim.findings import SimExaminer
 from manager.sim.live import LiveSimulation, registrations
 from manager.sim.scenario import Scenario
 from manager.telemetry.push import AgentPages
@@ -22,8 +23,9 @@ _LISTS = ("/vms", "/applications", "/hosts")
 def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Machine:
     """A ``MakeMachine``: the scenario of the setting ``simulate``. Raises SettingsError."""
     del stack  # nothing runs by itself
-    live = LiveSimulation(load_scenario(settings.text("simulate")), settings.number("simulate_speed"))
-    return Machine(live.host, live.telemetry, AgentPages(metrics))
+    scenario = load_scenario(settings.text("simulate"))
+    live = LiveSimulation(scenario, settings.number("simulate_speed"))
+    return Machine(live.host, live.telemetry, AgentPages(metrics), SimExaminer(scenario))
 
 
 def own_state_dir(settings: Settings) -> Settings:

@@ -6,6 +6,7 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
+from manager.cli.examine import Doctor
 from manager.cli.machine import Machine
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
@@ -36,4 +37,4 @@ def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Mach
     )
     sources.start()
     stack.callback(sources.close)
-    return Machine(host, sources, sources.pages)
+    return Machine(host, sources, sources.pages, Doctor(settings))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from manager.errors import HostError
-from manager.host.files import open_file, read, write
+from manager.host.files import open_file, read, read_all, write
 from manager.host.registry import IDLE_FILE, CgroupCpu
 from manager.model.host import UNLIMITED, Quota
 from manager.model.records import Knob
@@ -41,8 +42,9 @@ class CpuGroup:
 
     def read(self) -> GroupState:
         """All of them. Raises VmVanished, HostError; ValueError or IndexError for what no kernel writes."""
-        idle = bool(_number(self._idle)) if self._idle >= 0 else None
-        return GroupState(None if idle else _number(self._weight), idle, self._read_quota())
+        texts = dict(zip(self._fds, read_all(tuple(self._fds.values())), strict=True))
+        idle = bool(_number_of(texts[IDLE_FILE])) if self._idle >= 0 else None
+        return GroupState(None if idle else _number_of(texts[self._cpu.weight_file]), idle, self._quota_of(texts))
 
     def write(self, knob: Knob, value: int) -> int:
         """Set weight, idle class (0 or 1) or quota (microseconds, or UNLIMITED) and return what it then holds.
@@ -60,7 +62,7 @@ class CpuGroup:
             return _number(descriptor)
         # v2 keeps the period where only the quota is written.
         write(descriptor, b"max" if self._cpu.period_file is None and value == UNLIMITED else str(value).encode())
-        held = self._read_quota()
+        held = self._quota_of({name: read(descriptor) for name, descriptor in self._fds.items()})
         return value if held is None else held.quota_us
 
     def close(self) -> None:
@@ -68,12 +70,13 @@ class CpuGroup:
         while self._fds:
             os.close(self._fds.popitem()[1])
 
-    def _read_quota(self) -> Quota | None:
+    def _quota_of(self, texts: Mapping[str, bytes]) -> Quota | None:
         if self._quota < 0:
             return None
-        if self._cpu.period_file is not None:
-            return Quota(_number(self._quota), _number(self._period)) if self._period >= 0 else None
-        quota, period = _line(self._quota).split()
+        quota_text, period_file = texts[self._cpu.quota_file], self._cpu.period_file
+        if period_file is not None:
+            return Quota(_number_of(quota_text), _number_of(texts[period_file])) if self._period >= 0 else None
+        quota, period = _whole(quota_text).split()
         return Quota(UNLIMITED if quota == b"max" else int(quota), int(period))
 
     def _open(self, path: Path, *, optional: bool = False) -> int:
@@ -83,14 +86,18 @@ class CpuGroup:
         return descriptor
 
 
-def _line(descriptor: int) -> bytes:
-    """A file's one line, as a whole: a part of a number would pass for another. Raises VmVanished, HostError."""
-    text = read(descriptor)
+def _whole(text: bytes) -> bytes:
+    """A file's one line, as a whole: a part of a number would pass for another. Raises HostError."""
     if not text.endswith(b"\n"):
         raise HostError(f"read: {text!r} is cut short", errno.EIO)
     return text
 
 
+def _number_of(text: bytes) -> int:
+    """The number that a file consists of. Raises HostError, ValueError."""
+    return int(_whole(text))
+
+
 def _number(descriptor: int) -> int:
     """The number in a file. Raises VmVanished, HostError, ValueError."""
-    return int(_line(descriptor))
+    return _number_of(read(descriptor))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host import process
 from manager.host.cgroup import VmCgroup
 from manager.host.cpu_group import CpuGroup
-from manager.host.files import open_file, read, read_number
+from manager.host.files import open_file, read, read_all, read_number
 from manager.host.memory import memory_nodes
 from manager.host.registry import USER_HZ_NS, HostPaths
 from manager.model.cpus import CpuSet
@@ -103,9 +103,7 @@ class VmHandle:
         self._changed = process.thread_count(self._task_fd) != self._thread_count
 
     def _state(self) -> VmState:
-        vcpus = tuple(
-            VcpuState(index, process.affinity(tid), *self._schedstat(tid)) for index, tid in self._threads.vcpus
-        )
+        vcpus = tuple(self._vcpus())
         group = self._group.read() if self._group else None
         return VmState(
             self.instance,
@@ -174,13 +172,13 @@ class VmHandle:
             return (int(fields[11]) + int(fields[12])) * USER_HZ_NS
         return read_number(self._usage_fd, usage.key) * usage.unit_ns
 
-    def _schedstat(self, tid: int) -> tuple[int | None, int | None]:
-        """Run-queue delay and run time in nanoseconds (Documentation/scheduler/sched-stats.rst)."""
-        descriptor = self._schedstat_fds.get(tid)
-        if descriptor is None:
-            return None, None
-        fields = read(descriptor).split()
-        return int(fields[1]), int(fields[0])
+    def _vcpus(self) -> Iterator[VcpuState]:
+        """With run-queue delay and run time in nanoseconds (Documentation/scheduler/sched-stats.rst)."""
+        stats = dict(zip(self._schedstat_fds, read_all(tuple(self._schedstat_fds.values())), strict=True))
+        for index, tid in self._threads.vcpus:
+            fields = stats[tid].split() if tid in stats else None
+            delay_ns, run_ns = (int(fields[1]), int(fields[0])) if fields else (None, None)
+            yield VcpuState(index, process.affinity(tid), delay_ns, run_ns)
 
     def close(self) -> None:
         """Close all descriptors; may be called twice."""

@@ -43,6 +43,8 @@ class KernelHost:
                 f"setting managed_cpus names pCPUs that are not online: {missing}; online are {sorted(online)}"
             )
         self._online = online
+        self._online_file, self._online_text, self._online_now_are = str(paths.online_cpus), b"", online
+        self._schedstat = (paths.process(1) / "schedstat").exists()
         self._managed = managed_cpus
         self._cpu: CgroupCpu | None = cpu_controller(self._mounts)
         self._idle_class = self._cpu is not None and has_idle_class(self._mounts, self._cpu)
@@ -72,8 +74,7 @@ class KernelHost:
         scheduler = self._sched_ext()
         if scheduler:
             warnings.append(f"the sched_ext scheduler {scheduler!r} is loaded: it may ignore CPU weights")
-        schedstat = (self._paths.process(1) / "schedstat").exists()
-        if not schedstat:
+        if not self._schedstat:
             warnings.append("no schedstat: run-queue delay of vCPUs is not known")
         return Capabilities(
             kernel=self._kernel,
@@ -82,7 +83,7 @@ class KernelHost:
             weights=self._cpu.scale if self._cpu else None,
             online_cpus=self._online,
             managed_cpus=(self._managed or self._online) & self._online,
-            schedstat=schedstat,
+            schedstat=self._schedstat,
             warnings=tuple(warnings),
             idle_class=self._idle_class,
             topology=self._topology,
@@ -164,10 +165,14 @@ class KernelHost:
         return VmHandle(self._paths, instance, cgroup)
 
     def _online_now(self) -> CpuSet:
+        """The online pCPUs; asked for several times a tick, so the text is compared before it is understood."""
         try:
-            return parse_cpus(self._paths.online_cpus.read_text())
+            text = process.read_small(self._online_file)
+            if text != self._online_text:
+                self._online_now_are, self._online_text = parse_cpus(text.decode()), text
         except (OSError, ValueError):  # it was readable at start
             return self._online
+        return self._online_now_are
 
     def _sched_ext(self) -> str:
         try:

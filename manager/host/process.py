@@ -52,7 +52,7 @@ def start_ticks(paths: HostPaths, pid: int) -> int | None:
     Raises HostError when that cannot be known, such as for want of file descriptors.
     """
     try:
-        text = _read(f"{paths.process(pid)}/stat")
+        text = read_small(f"{paths.process(pid)}/stat")
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as error:
@@ -193,14 +193,14 @@ def _vhost_threads(paths: HostPaths, pid: int, group_threads: Path | None, own: 
 def _comm(folder: str, tid: str) -> str | None:
     """Name of a thread, None when it ended meanwhile. Raises HostError."""
     try:
-        return _read(f"{folder}/{tid}/comm").decode(errors="replace").rstrip("\n")
+        return read_small(f"{folder}/{tid}/comm").decode(errors="replace").rstrip("\n")
     except (FileNotFoundError, ProcessLookupError):
         return None
     except OSError as error:
         raise refusal(f"name of thread {tid}", error) from error
 
 
-def _read(path: str) -> bytes:
+def read_small(path: str) -> bytes:
     """A small file of procfs, at half the cost of Path.read_bytes, which counts for each thread of each VM."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

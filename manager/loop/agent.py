@@ -16,6 +16,7 @@ from manager.api.convert import capabilities_body, timestamp
 from manager.api.schemas import TickStatus, VmStatus
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
+from manager.loop.findings import Findings, FindingsWatch
 from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Orders, Report, Slots
@@ -24,7 +25,7 @@ from manager.loop.outbox import Item, Outbox
 from manager.loop.records import new_event
 from manager.loop.status import tick_record, tick_status, vm_statuses
 from manager.loop.tick import ControlLoop, TickResult, system_clock
-from manager.model.host import Capabilities
+from manager.model.host import Capabilities, VmInstance
 from manager.model.records import Severity
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
@@ -36,7 +37,7 @@ _REPORT_AT, _FETCH_AT = 0.1, 0.6
 """When the manager is told and asked, in parts of the time between two exchanges, from when a tick is due: what one
 host's agent tells of a slot is known to all others before the next tick."""
 _REPEAT_S = 60.0
-"""Capabilities that did not change are told again so often, for a manager that has forgotten the host."""
+"""What did not change of the host is told again so often, for a manager that has forgotten the host."""
 _AFTER_SLOT_S = 0.03
 """A tick comes so long after a slot of response times has ended: what ended in it has been counted by then."""
 
@@ -49,6 +50,15 @@ class Latest:
 
     tick: TickStatus
     vms: list[VmStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class _About:
+    """What there is to be told of the host itself, which seldom changes."""
+
+    capabilities: Capabilities
+    domains: Mapping[str, VmInstance]
+    findings: Findings | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,7 @@ class Agent:
         metrics: AgentMetrics,
         *,
         telemetry: Telemetry,
+        findings: FindingsWatch,
         host_name: str,
         interval_s: float,
         sync_s: float,
@@ -89,6 +100,7 @@ class Agent:
         self._link = link
         self._metrics = metrics
         self._telemetry = telemetry
+        self._findings = findings
         self._host_name = host_name
         self._interval_s = interval_s
         self._sync_s = min(sync_s, interval_s)
@@ -96,7 +108,7 @@ class Agent:
         self._latest: Latest | None = None
         self._reported: Latest | None = None
         self._reported_sources: tuple[SourceStatus, ...] | None = None
-        self._reported_capabilities: tuple[Capabilities, float] | None = None
+        self._reported_about: tuple[_About, float] | None = None
         self._sources: _Sources | None = None
         self._policy: str | None = None
         self._overruns = 0
@@ -126,6 +138,7 @@ class Agent:
             self._scheduler.add_job(job, "interval", seconds=seconds, start_date=begin, id=name, executor=executor)
         postpone_garbage()
         self._scheduler.start()
+        self._findings.start()
 
     def tick(self) -> None:
         """One control interval."""
@@ -133,7 +146,7 @@ class Agent:
         self._note_policy(orders)
         result = self._loop.tick(orders.assignment, joined(self._telemetry.slots(), orders.slots))
         self._configure(orders, result)
-        self._finish(result)
+        self._finish(result, orders)
 
     def sync(self) -> None:
         """One exchange with the manager."""
@@ -143,24 +156,27 @@ class Agent:
     def report(self) -> bool:
         """Tell the manager what is new. False: it does not answer."""
         latest = self._latest
-        sources, capabilities = self._telemetry.statuses(), self._host.capabilities
-        untold = self._untold(capabilities)
+        sources = self._telemetry.statuses()
+        about = _About(self._host.capabilities, dict(self._host.running()), self._findings.latest)
+        untold = self._untold(about)
         self._metrics.observe_sources(sources)
         try:
             changed = latest is not None and latest is not self._reported
             self._link.send(
                 Report(
-                    capabilities_body(capabilities) if untold else None,
+                    capabilities_body(about.capabilities) if untold else None,
                     latest.tick if changed and latest else None,
                     latest.vms if changed and latest else None,
                     sources if sources != self._reported_sources else None,
                     self._telemetry.recent(),
+                    tuple(about.domains.values()) if untold else None,
+                    about.findings if untold else None,
                 )
             )
         except (ManagerUnavailable, JournalError) as error:
             return self._without_manager(error)
         if untold:
-            self._reported_capabilities = capabilities, system_clock().monotonic_s
+            self._reported_about = about, system_clock().monotonic_s
         self._reported, self._reported_sources = latest, sources
         return True
 
@@ -184,17 +200,18 @@ class Agent:
         self._metrics.manager_up.set(0)
         return False
 
-    def _untold(self, capabilities: Capabilities) -> bool:
-        """Whether the manager is to be told of them: they may be long, and are repeated now and then at most."""
-        told = self._reported_capabilities
-        return told is None or told[0] != capabilities or system_clock().monotonic_s - told[1] > _REPEAT_S
+    def _untold(self, about: _About) -> bool:
+        """Whether the manager is to be told of it: it may be long, and is repeated now and then at most."""
+        told = self._reported_about
+        return told is None or told[0] != about or system_clock().monotonic_s - told[1] > _REPEAT_S
 
     def stop(self) -> int:
         """End the schedule, put everything back, tell the manager. Returns how many settings could not be put back."""
         if self._scheduler.running:
             self._scheduler.shutdown(wait=True)
             collect_as_usual()
-        self._finish(self._loop.release("agent stopped"))
+        self._findings.stop()
+        self._finish(self._loop.release("agent stopped"), self._orders)
         self._keep(self._telemetry.recent())  # nothing more will come, also if the manager is away now
         left = [entry for entry in self._journal.entries.values() if not entry.owned.foreign]
         text = "everything is as it was" if not left else f"{len(left)} settings could not be put back"
@@ -206,7 +223,7 @@ class Agent:
         """Tell the operator of something that is not part of a tick."""
         self._keep([new_event(self._host_name, system_clock().epoch_s, severity, kind, message)])
 
-    def _finish(self, result: TickResult) -> None:
+    def _finish(self, result: TickResult, orders: Orders) -> None:
         owned = sum(entry.owned.differs for entry in self._journal.entries.values())
         connected = self._host.connected
         self._metrics.observe(result, owned, connected)
@@ -216,7 +233,7 @@ class Agent:
         for event in result.events:
             log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)
         self._keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
-        status = tick_status(result, self._overruns, owned, connected)
+        status = tick_status(result, self._overruns, owned, connected, orders.number)
         self._latest = Latest(status, vm_statuses(result, self._journal.entries))
 
     def _note_policy(self, orders: Orders) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from manager.control.resolve import effective_mode
 from manager.control.sla import sla_state
@@ -11,10 +12,11 @@ from manager.control.windows import by_slot, latest
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.model.decision import ApplicationView, Snapshot, VmView
-from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VcpuState, VmInstance, VmState
 from manager.model.registration import Application, Assignment, Tier, VmSpec
 from manager.model.window import Window
 
+_UNKNOWN = VcpuState(0, frozenset())
 _SERVES_NONE: tuple[Application | None, Tier | None] = (None, None)
 
 
@@ -31,6 +33,11 @@ class Reading:
     times: CpuTimes | None
     errors: Mapping[str, str] = field(default_factory=dict)
     own_knobs: Mapping[KnobKey, KnobValue] = field(default_factory=dict)
+    knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
+    """Those of each VM, by UUID."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "knobs", {uuid: state.knobs() for uuid, state in self.states.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,45 +86,39 @@ def read_host(
     return Reading(monotonic_s, states, times, errors, own)
 
 
-def cpu_share(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> float:
-    """CPU time a VM used since the last reading, as a fraction of the whole host; 0 at its first reading."""
+class Rates(NamedTuple):
+    """What a VM did since the last reading; all 0 at its first.
+
+    ``cpu_share`` is CPU time used as a fraction of the whole host, ``run_delay_share`` seconds its vCPUs waited for a
+    pCPU per second, ``vcpu_pcpus`` CPU seconds a second that each used, empty where that is not known.
+    """
+
+    cpu_share: float = 0.0
+    run_delay_share: float = 0.0
+    vcpu_pcpus: tuple[float, ...] = ()
+
+
+def rates(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> Rates:
+    """The rates of a VM on a host of so many pCPUs."""
     state, earlier = now.states[uuid], before.states.get(uuid) if before else None
     if before is None or earlier is None or earlier.instance != state.instance:
-        return 0.0
+        return Rates()
     elapsed_s = now.monotonic_s - before.monotonic_s
-    used_s = (state.cpu_ns - earlier.cpu_ns) / 1e9
-    return min(max(used_s / (elapsed_s * pcpus), 0.0), 1.0) if elapsed_s > 0 else 0.0
-
-
-def run_delay_share(uuid: str, now: Reading, before: Reading | None) -> float:
-    """Seconds a VM's vCPUs waited for a pCPU per second since the last reading."""
-    state, earlier = now.states[uuid], before.states.get(uuid) if before else None
-    if before is None or earlier is None or earlier.instance != state.instance:
-        return 0.0
-    delays = {vcpu.index: vcpu.run_delay_ns for vcpu in earlier.vcpus}
-    waited_ns = 0
+    if elapsed_s <= 0:
+        return Rates()
+    elapsed_ns = elapsed_s * 1e9
+    past = {vcpu.index: vcpu for vcpu in earlier.vcpus}
+    waited_ns, used, all_known = 0, [], True
     for vcpu in state.vcpus:
-        past = delays.get(vcpu.index)
-        if vcpu.run_delay_ns is not None and past is not None:
-            waited_ns += max(vcpu.run_delay_ns - past, 0)
-    elapsed_s = now.monotonic_s - before.monotonic_s
-    return waited_ns / 1e9 / elapsed_s if elapsed_s > 0 else 0.0
-
-
-def vcpu_pcpus(uuid: str, now: Reading, before: Reading | None) -> tuple[float, ...]:
-    """CPU seconds a second that each vCPU of a VM used since the last reading; empty where that is not known."""
-    state, earlier = now.states[uuid], before.states.get(uuid) if before else None
-    if before is None or earlier is None or earlier.instance != state.instance:
-        return ()
-    elapsed_s = now.monotonic_s - before.monotonic_s
-    past_ns = {vcpu.index: vcpu.run_ns for vcpu in earlier.vcpus}
-    used: list[float] = []
-    for vcpu in state.vcpus:
-        past = past_ns.get(vcpu.index)
-        if vcpu.run_ns is None or past is None or elapsed_s <= 0:
-            return ()
-        used.append(min(max((vcpu.run_ns - past) / 1e9 / elapsed_s, 0.0), 1.0))
-    return tuple(used)
+        then = past.get(vcpu.index, _UNKNOWN)
+        if vcpu.run_delay_ns is not None and then.run_delay_ns is not None:
+            waited_ns += max(vcpu.run_delay_ns - then.run_delay_ns, 0)
+        if vcpu.run_ns is None or then.run_ns is None:
+            all_known = False
+        else:
+            used.append(min(max((vcpu.run_ns - then.run_ns) / elapsed_ns, 0.0), 1.0))
+    cpu_share = min(max((state.cpu_ns - earlier.cpu_ns) / (elapsed_ns * pcpus), 0.0), 1.0)
+    return Rates(cpu_share, waited_ns / elapsed_ns, tuple(used) if all_known else ())
 
 
 def host_use(now: Reading, before: Reading | None, managed_share: float) -> HostUse:
@@ -151,22 +152,24 @@ def build_snapshot(
         for part in served.tiers:
             serving.update(dict.fromkeys(part.vms, (served, part)))
     views: list[VmView] = []
+    pcpus = len(capabilities.online_cpus)
     for uuid, spec in matched.items():
         state = now.states.get(uuid)
         if state is None:
             continue
         application, tier = serving.get(spec.name, _SERVES_NONE)
+        rate = rates(uuid, now, before, pcpus)
         views.append(
             VmView(
                 spec,
                 vcpus=len(state.vcpus),
-                cpu_share=cpu_share(uuid, now, before, len(capabilities.online_cpus)),
-                run_delay_share=run_delay_share(uuid, now, before),
+                cpu_share=rate.cpu_share,
+                run_delay_share=rate.run_delay_share,
                 mode=effective_mode(assignment.host.mode, application.mode if application else None, spec.mode),
                 weight=state.weight,
                 application=application.name if application else None,
                 tier=tier.name if tier else None,
-                vcpu_pcpus=vcpu_pcpus(uuid, now, before),
+                vcpu_pcpus=rate.vcpu_pcpus,
                 iothreads=tuple(number for number, _ in state.iothread_cpus),
                 idle=state.idle,
                 quota_period_us=state.quota.period_us if state.quota else None,

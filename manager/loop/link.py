@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,18 +13,32 @@ from pydantic import BaseModel, ValidationError
 
 from manager.api.convert import (
     assignment_of,
+    domain_body,
     event_body,
+    finding_body,
     record_body,
     slot_body,
     status_body,
     tick_body,
+    timestamp,
     window_body,
 )
-from manager.api.schemas import AssignmentOut, CapabilitiesBody, ReportIn, ReportOut, TickStatus, VmStatus
+from manager.api.schemas import (
+    AssignmentOut,
+    CapabilitiesBody,
+    FindingsBody,
+    ReportIn,
+    ReportOut,
+    TickStatus,
+    VmStatus,
+)
+from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.client import ManagerClient
 from manager.control.windows import slot_number
 from manager.errors import ManagerUnavailable
+from manager.loop.findings import Findings
 from manager.loop.outbox import Kind, Outbox
+from manager.model.host import VmInstance
 from manager.model.registration import Assignment
 from manager.model.source import SourceStatus
 from manager.model.window import Window
@@ -45,15 +59,17 @@ class Orders:
     """What the manager last said. ``assignment`` None: it never said anything, and there is no cache of it.
 
     ``slots`` are those of response times that came from elsewhere than this host, by application, oldest first.
+    ``number`` is that of the registrations at the manager, None where it did not tell.
     """
 
     assignment: Assignment | None = None
     slots: Slots = field(default_factory=dict)
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is to be told of the last tick; ``capabilities``, ``vms`` and ``sources`` None mean unchanged.
+    """What is to be told of the last tick; None means unchanged.
 
     ``windows`` are the slots of response times that may still grow, as they are now.
     """
@@ -63,6 +79,8 @@ class Report:
     vms: list[VmStatus] | None
     sources: tuple[SourceStatus, ...] | None = None
     windows: tuple[Window, ...] = ()
+    domains: tuple[VmInstance, ...] | None = None
+    findings: Findings | None = None
 
 
 class ManagerLink:
@@ -99,7 +117,11 @@ class ManagerLink:
         """The current orders. Raises ManagerUnavailable."""
         headers = {"If-None-Match": self._etag} if self._etag else {}
         response = self._client.request("GET", f"/hosts/{self._host}/assignment", headers=headers)
+        number = response.headers.get(ORDERS_HEADER, "")
+        orders_number = int(number) if number.isdecimal() else None
         if response.status_code == 304:
+            if orders_number != self._orders.number:
+                self._orders = replace(self._orders, number=orders_number)
             return self._orders
         try:
             body = AssignmentOut.model_validate_json(response.content)
@@ -111,7 +133,7 @@ class ManagerLink:
         before = self._orders
         same_slots = before.assignment is not None and before.assignment.slot_s == assignment.slot_s
         known = {one.name: before.slots.get(one.name, ()) if same_slots else () for one in assignment.applications}
-        self._orders = Orders(assignment, remember(known, slots, assignment.slot_s))
+        self._orders = Orders(assignment, remember(known, slots, assignment.slot_s), orders_number)
         self._etag = response.headers.get("ETag", "")
         return self._orders
 
@@ -122,6 +144,8 @@ class ManagerLink:
         """
         windows = _valid(report.windows, window_body)
         sources = None if report.sources is None else _valid(report.sources, status_body)
+        domains = None if report.domains is None else _valid(report.domains, domain_body)
+        findings = None if report.findings is None else _findings_body(report.findings)
         while True:
             waiting = self._outbox.peek(_BATCH, _BATCH_BYTES)
             now, windows = windows[:_BATCH], windows[_BATCH:]
@@ -131,6 +155,8 @@ class ManagerLink:
                 tick=report.tick,
                 vms=report.vms,
                 sources=sources,
+                domains=domains,
+                findings=findings,
                 windows=_valid(waiting.fields[Kind.WINDOW], slot_body) + now,
                 ticks=_valid(waiting.fields[Kind.TICK], tick_body),
                 decisions=_valid(waiting.fields[Kind.DECISION], record_body),
@@ -173,6 +199,10 @@ def remember(known: Slots, fresh: Slots, slot_s: float) -> Slots:
             oldest = max(by_number) - _REMEMBERED_S / slot_s
             merged[name] = tuple(by_number[number] for number in sorted(by_number) if number >= oldest)
     return merged
+
+
+def _findings_body(found: Findings) -> FindingsBody:
+    return FindingsBody(at=timestamp(found.time_s), findings=_valid(found.findings, finding_body))
 
 
 def _valid(items: Iterable[Item], convert: Callable[[Item], Body]) -> list[Body]:

@@ -43,9 +43,15 @@ class Planner:
         """What the policy had to say at its last decision."""
         return self._notes
 
+    @property
+    def batch(self) -> BatchMemory:
+        """What batch VMs got, as of the last decision."""
+        return self._batch
+
     def forget_notes(self) -> None:
         """Nothing is decided any more."""
         self._notes = ()
+        self._batch = BatchMemory()
 
     def plan(
         self,
@@ -63,7 +69,7 @@ class Planner:
         if decision is None:
             return None
         decision, self._batch = guard_batch(decision, snapshot, self._batch)
-        pinned = {spec.name: _pinned(reading.states[domain], journal) for domain, spec in specs.items()}
+        pinned = {spec.name: _pinned(reading, domain, journal) for domain, spec in specs.items()}
         taken = _taken(reading, journal)
         placement, self._placer = plan_placement(snapshot, pinned, taken, self._placer)
         troubles.extend(Trouble("placement", f"{vm} {reason}") for vm, reason in placement.floating)
@@ -107,22 +113,25 @@ def _taken(reading: Reading, journal: Mapping[KnobKey, Entry]) -> CpuSet:
     return frozenset(taken)
 
 
-def _pinned(state: VmState, journal: Mapping[KnobKey, Entry]) -> Pinned:
+def _pinned(reading: Reading, domain: str, journal: Mapping[KnobKey, Entry]) -> Pinned:
     """Where the vCPUs of a VM are pinned now, or were to be when that failed, and where they ran before we came."""
+    state = reading.states[domain]
     now: list[int] = []
     originals: list[CpuSet] = []
-    for vcpu in state.vcpus:
-        pinned: KnobValue = vcpu.cpus
-        original: KnobValue = vcpu.cpus
-        entry = journal.get(KnobKey(state.instance.uuid, Knob.VCPU_PIN, vcpu.index))
+    for key, cpus in reading.knobs[domain].items():
+        if key.knob is not Knob.VCPU_PIN or isinstance(cpus, int):
+            continue
+        pinned: KnobValue = cpus
+        original: KnobValue = cpus
+        entry = journal.get(key)
         if entry and entry.instance == state.instance and not entry.owned.foreign:
             original = entry.owned.original
-            pinned = entry.owned.intended if len(vcpu.cpus) != 1 else pinned
+            pinned = entry.owned.intended if len(cpus) != 1 else pinned
         elif not entry:
-            original = _inherited_original(state, vcpu.cpus, journal)
+            original = _inherited_original(state, cpus, journal)
         if not isinstance(pinned, int) and len(pinned) == 1 and len(now) == len(originals):
             now += pinned
-        originals.append(original if isinstance(original, frozenset) else vcpu.cpus)
+        originals.append(original if isinstance(original, frozenset) else cpus)
     return Pinned(tuple(now), tuple(originals), state.memory_nodes)
 
 

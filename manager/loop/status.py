@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
-from manager.api.convert import timestamp
-from manager.api.schemas import KnobStatus, TickStatus, VmStatus
+from manager.api.convert import text, timestamp
+from manager.api.schemas import BatchStatus, KnobChange, KnobStatus, TickStatus, VmStatus
+from manager.loop.apply import Outcome
 from manager.loop.journal import Entry
 from manager.loop.tick import TickResult
-from manager.model.host import KnobKey, KnobValue, knob_text
-from manager.model.records import Knob, TickRecord, VmTick
+from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
+from manager.model.records import Knob, OutcomeKind, TickRecord, VmTick
 
 
 def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[VmStatus]:
@@ -19,6 +20,7 @@ def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[Vm
     ``journal`` are the journalled knobs after the tick.
     """
     views = {view.name: view for view in result.snapshot.vms}
+    observed = _observed(result.outcomes)
     statuses: list[VmStatus] = []
     for domain, spec in result.specs.items():
         state, view = result.reading.states[domain], views[spec.name]
@@ -32,9 +34,22 @@ def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[Vm
                 cpu_share=view.cpu_share,
                 run_delay_share=view.run_delay_share,
                 knobs=_knobs(result.knobs(domain), journal),
+                mode=view.mode,
+                observed=observed.get(domain, []),
             )
         )
     return sorted(statuses, key=lambda status: status.vm)
+
+
+def _observed(outcomes: Iterable[Outcome]) -> dict[str, list[KnobChange]]:
+    """What was not written because of mode observe, by domain UUID."""
+    found: dict[str, list[KnobChange]] = {}
+    for one in outcomes:
+        if one.kind is OutcomeKind.OBSERVED:
+            key, now, then = one.change.key, knob_text(one.change.before), knob_text(one.change.after)
+            change = KnobChange(knob=key.knob, index=key.index, now=now, then=then, reason=text(one.change.reason))
+            found.setdefault(key.uuid, []).append(change)
+    return found
 
 
 def _knobs(values: Mapping[KnobKey, KnobValue], journal: Mapping[KnobKey, Entry]) -> list[KnobStatus]:
@@ -60,8 +75,13 @@ def _knob(knob: Knob, index: int, value: KnobValue, original: KnobValue | None, 
     )
 
 
-def tick_status(result: TickResult, overruns: int, owned_knobs: int, connected: bool) -> TickStatus:
-    """The tick itself."""
+def tick_status(
+    result: TickResult, overruns: int, owned_knobs: int, connected: bool, orders: int | None = None
+) -> TickStatus:
+    """The tick itself. ``orders`` is the number of the registrations that it acted on, None where that is unknown."""
+    shares = {True: 0.0, False: 0.0}
+    for view in result.snapshot.vms:
+        shares[view.critical] += view.cpu_share
     return TickStatus(
         number=result.number,
         at=timestamp(result.at_s),
@@ -74,7 +94,20 @@ def tick_status(result: TickResult, overruns: int, owned_knobs: int, connected: 
         mode=result.snapshot.host.mode,
         policy=result.snapshot.host.policy,
         libvirt_connected=connected,
+        critical_cpu_share=min(shares[True], 1.0),
+        batch_cpu_share=min(shares[False], 1.0),
+        batch=_batch(result),
+        observed=_observed(result.outcomes).get(HOST_UUID, []),
+        orders=orders,
     )
+
+
+def _batch(result: TickResult) -> BatchStatus | None:
+    share, law = result.batch.share, result.snapshot.host.law
+    if share is None:
+        return None
+    share = min(share, 1.0)
+    return BatchStatus(cpu_share=share, floor=law.batch_floor, window_s=law.floor_window_s, raised=result.batch.raised)
 
 
 def tick_record(result: TickResult) -> TickRecord:

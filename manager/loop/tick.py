@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from manager.control.batch import BatchMemory
 from manager.control.diff import Found, diff
 from manager.errors import JournalError
 from manager.host.port import HostPort
@@ -64,10 +65,11 @@ class TickResult:
     events: tuple[Event, ...]
     troubles: tuple[Trouble, ...]
     written: Mapping[str, Mapping[KnobKey, KnobValue]]
+    batch: BatchMemory
 
     def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
-        found = self.reading.states[domain].knobs()
+        found = self.reading.knobs[domain]
         written = self.written.get(domain, {})
         return {key: written.get(key, value) for key, value in found.items()} if written else found
 
@@ -155,6 +157,7 @@ class ControlLoop:
             events=self._events(seen, applied.outcomes, troubles, started.epoch_s),
             troubles=tuple(troubles),
             written=_written(applied.outcomes),
+            batch=self._planner.batch,
         )
 
     def preview(self, assignment: Assignment, slots: Mapping[str, Sequence[Window]]) -> Preview:
@@ -248,8 +251,8 @@ class ControlLoop:
     @staticmethod
     def _values(seen: _Seen) -> dict[KnobKey, KnobValue]:
         values = dict(seen.reading.own_knobs)
-        for state in seen.reading.states.values():
-            values |= state.knobs()
+        for knobs in seen.reading.knobs.values():
+            values |= knobs
         return values
 
     def _differences(

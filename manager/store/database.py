@@ -22,6 +22,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
 from manager.errors import DatabaseUnavailable, SettingsError
+from manager.store.host_models import OrdersRow
 from manager.store.models import Base
 
 _IMMEDIATE = "equipoise_immediate"
@@ -140,9 +141,19 @@ def open_database(url: str, pool_size: int = 8) -> Database:
 
 
 def lock_registrations(session: Session) -> None:
-    """Until the end of the transaction, let no other one register anything. Writers on SQLite are alone anyway."""
+    """Until the end of the transaction, let no other one register anything. Writers on SQLite are alone anyway.
+
+    What is registered then has another number, see ``orders_number``.
+    """
     if _is_postgresql(session):
         session.execute(select(func.pg_advisory_xact_lock(_REGISTRATION_LOCK)))
+    counted = insert_for(session, OrdersRow).values(id=1, number=1)
+    session.execute(counted.on_conflict_do_update(index_elements=["id"], set_={"number": OrdersRow.number + 1}))
+
+
+def orders_number(session: Session) -> int:
+    """Grows with each transaction that registers anything: who has seen a number knows of all before it."""
+    return session.scalar(select(OrdersRow.number)) or 0
 
 
 def insert_for(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import delete, select
-from sqlalchemy.orm import Session
+from sqlalchemy import and_, delete, func, literal, or_, select, tuple_
+from sqlalchemy.orm import Session, aliased
 
 from manager.model.cpus import format_cpus, parse_cpus
 from manager.model.law import DEFAULT_LAW, Law
 from manager.model.registration import HostSpec
 from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering, PlacementRules
 from manager.store.database import insert_for, lock_registrations
-from manager.store.models import HostRow, VmStatusRow
+from manager.store.host_models import DomainRow, FindingsRow
+from manager.store.models import HostRow, VmRow, VmStatusRow
 from manager.store.registered import Precondition, get, replace, touch
 
 
@@ -88,3 +89,68 @@ def replace_statuses(session: Session, host: HostRow, statuses: Mapping[str, str
             insert.on_conflict_do_update(index_elements=[VmStatusRow.vm], set_=moved),
             [{"vm": vm, "host_id": host.id, "at": now, "body": body} for vm, body in sorted(statuses.items())],
         )
+
+
+def statuses_on(session: Session, host: HostRow) -> list[str]:
+    """The statuses of the VMs on a host as JSON text, by name of the VM."""
+    query = select(VmStatusRow.body).where(VmStatusRow.host_id == host.id).order_by(VmStatusRow.vm)
+    return list(session.scalars(query))
+
+
+def replace_domains(session: Session, host: HostRow, names: Mapping[str, str]) -> None:
+    """Take the domains that run on a host, as libvirt names by UUID, for all there are."""
+    session.execute(delete(DomainRow).where(DomainRow.host_id == host.id))
+    if names:
+        rows = [{"host_id": host.id, "libvirt_uuid": uuid, "libvirt_name": name} for uuid, name in names.items()]
+        session.execute(insert_for(session, DomainRow), rows)
+
+
+def list_domains(
+    session: Session, host: str | None, registered: bool | None, after: tuple[str, str] | None, limit: int
+) -> Sequence[tuple[str, str, str, str | None]]:
+    """At most ``limit`` running domains by host and UUID: host, UUID, libvirt name, and the VM it is registered as.
+
+    None means any host, registered or not, from the begin. A UUID decides before a name, as it does at the agents.
+    """
+    by_uuid, by_name = aliased(VmRow), aliased(VmRow)
+    vm = func.coalesce(by_uuid.name, by_name.name)
+    query = (
+        select(HostRow.name, DomainRow.libvirt_uuid, DomainRow.libvirt_name, vm)
+        .join(HostRow, HostRow.id == DomainRow.host_id)
+        .outerjoin(
+            by_uuid,
+            and_(
+                by_uuid.libvirt_uuid == DomainRow.libvirt_uuid,
+                or_(by_uuid.host == HostRow.name, by_uuid.host.is_(None)),
+            ),
+        )
+        .outerjoin(
+            by_name,
+            and_(
+                by_name.libvirt_uuid.is_(None),
+                by_name.libvirt_name == DomainRow.libvirt_name,
+                or_(by_name.host == HostRow.name, by_name.host.is_(None)),
+            ),
+        )
+    )
+    if host is not None:
+        query = query.where(HostRow.name == host)
+    if registered is not None:
+        query = query.where(vm.is_not(None) if registered else vm.is_(None))
+    place = (HostRow.name, DomainRow.libvirt_uuid)
+    if after is not None:
+        query = query.where(tuple_(*place) > tuple_(*map(literal, after)))
+    found = session.execute(query.order_by(*place).limit(limit))
+    return [(name, uuid, libvirt_name, registered_as) for name, uuid, libvirt_name, registered_as in found]
+
+
+def put_findings(session: Session, host: HostRow, body: str) -> None:
+    """Take what was found out about a host, as JSON text."""
+    insert = insert_for(session, FindingsRow).values(host_id=host.id, body=body)
+    session.execute(insert.on_conflict_do_update(index_elements=["host_id"], set_={"body": insert.excluded.body}))
+
+
+def get_findings(session: Session, host: str) -> str | None:
+    """What was last found out about a host, as JSON text; None: never. Raises NotFound."""
+    row = session.get(FindingsRow, get(session, HostRow, host).id)
+    return None if row is None else row.body

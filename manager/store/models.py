@@ -226,6 +226,40 @@ class WindowRow(Base):
     ready: Mapped[Json | None]
 
 
+class RollupRow(Base):
+    """Response times of an application in a whole minute or hour (``length_s`` 60 or 3600) that began at ``start``.
+
+    ``slots`` counts the slots with data, ``judged`` those of them with enough of it, ``missed`` those that missed the
+    SLA of when it was rolled up; ``violations`` are runs of those (``start_s``, ``end_s`` after ``start``, ``missed``),
+    null: none. The other columns are as in ``windows``.
+    """
+
+    __tablename__ = "rollups"
+    __table_args__ = (UniqueConstraint("application_id", "length_s", "start"), Index(None, "length_s", "start"))
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"))
+    length_s: Mapped[int]
+    start: Mapped[datetime]
+    count: Mapped[int] = mapped_column(BigInteger)
+    buckets: Mapped[dict[str, int]]
+    requests: Mapped[float | None]
+    ready: Mapped[Json | None]
+    slots: Mapped[int]
+    judged: Mapped[int]
+    missed: Mapped[int]
+    violations: Mapped[JsonList | None]
+
+
+class LateMinuteRow(Base):
+    """A minute of an application that was reported of so late that it may have been rolled up already."""
+
+    __tablename__ = "late_minutes"
+
+    application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"), primary_key=True)
+    start: Mapped[datetime] = mapped_column(primary_key=True)
+
+
 class SourceStatusRow(Base):
     """How a source of response times is on a host, as that host's agent last reported.
 
@@ -263,6 +297,62 @@ class TokenRow(Registered):
     host: Mapped[str | None]
     secret_hash: Mapped[str] = mapped_column(unique=True)
     last_used_at: Mapped[datetime | None]
+
+
+class UserRow(Registered):
+    """A person who signs in to the dashboard. ``password_hash`` is as ``manager.store.users`` makes it."""
+
+    __tablename__ = "users"
+    kind = "user"
+
+    role: Mapped[str]
+    password_hash: Mapped[str]
+    signed_in_at: Mapped[datetime | None]
+
+
+class SessionRow(Base):
+    """A user or a token that is signed in, one of the two. Only the SHA-256 of the 256-bit random secret is kept."""
+
+    __tablename__ = "sessions"
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    secret_hash: Mapped[str] = mapped_column(unique=True)
+    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
+    token_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id", ondelete="CASCADE"), index=True)
+    created_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+    address: Mapped[str]
+
+
+class SignInFailureRow(Base):
+    """A try to sign in that did not succeed. The name is kept as a hash: it may be a password in the wrong field."""
+
+    __tablename__ = "sign_in_failures"
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    at: Mapped[datetime] = mapped_column(index=True)
+    name_hash: Mapped[str]
+    network: Mapped[str]
+
+
+class AuditRow(Base):
+    """What somebody did, and what was registered before and after; see ``manager.store.audit``."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index(None, "at", "id"), Index(None, "who", "at", "id"), Index(None, "object", "at", "id"))
+
+    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    at: Mapped[datetime]
+    who_kind: Mapped[str]
+    who: Mapped[str]
+    role: Mapped[str]
+    address: Mapped[str]
+    action: Mapped[str]
+    object_kind: Mapped[str]
+    object: Mapped[str]
+    before: Mapped[Json | None]
+    after: Mapped[Json | None]
 
 
 class DecisionRow(Base):

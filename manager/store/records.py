@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import BigInteger, ColumnElement, literal, select, tuple_
+from sqlalchemy import BigInteger, ColumnElement, Select, literal, select, tuple_
 from sqlalchemy.orm import Session
 
 from manager.store.database import insert_for
-from manager.store.models import DecisionRow, EventRow, UtcDateTime
+from manager.store.models import AuditRow, DecisionRow, EventRow, UtcDateTime
 
 RecordRow = TypeVar("RecordRow", DecisionRow, EventRow)
+TimedRow = TypeVar("TimedRow", DecisionRow, EventRow, AuditRow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,23 @@ def list_records(
         query = query.where(kind.host == wanted.host)
     if wanted.vm is not None:
         query = query.where(kind.vm == wanted.vm)
-    if wanted.since is not None:
-        query = query.where(kind.at >= wanted.since)
-    if wanted.until is not None:
-        query = query.where(kind.at < wanted.until)
+    return session.scalars(newest_first(query, kind, wanted.since, wanted.until, after).limit(limit)).all()
+
+
+def newest_first(
+    query: Select[TimedRow],
+    kind: type[TimedRow],
+    since: datetime | None,
+    until: datetime | None,
+    after: Position | None,
+) -> Select[TimedRow]:
+    """``query`` in the order of lists: what is of ``since`` or later, earlier than ``until``, and after a position."""
+    if since is not None:
+        query = query.where(kind.at >= since)
+    if until is not None:
+        query = query.where(kind.at < until)
     if after is not None:
         query = query.where(
             tuple_(kind.at, kind.id) < tuple_(literal(after.at, UtcDateTime()), literal(after.id, BigInteger()))
         )
-    return session.scalars(query.order_by(kind.at.desc(), kind.id.desc()).limit(limit)).all()
+    return query.order_by(kind.at.desc(), kind.id.desc())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
@@ -9,7 +10,8 @@ from typing import Any, TypeVar
 from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
-from manager.errors import NotFound
+from manager.errors import InvalidRequest, NotFound
+from manager.model.registration import NAME_PATTERN
 from manager.store.models import Registered
 
 Row = TypeVar("Row", bound=Registered)
@@ -30,6 +32,12 @@ def get(session: Session, kind: type[Row], name: str) -> Row:
     if row is None:
         raise not_found(kind, name)
     return row
+
+
+def refuse_bad_name(field: str, name: str) -> None:
+    """Raises InvalidRequest for a name that nothing may have."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise InvalidRequest(field, f"{name!r} is refused; use 1 to 63 letters, digits, dots, dashes, underscores")
 
 
 def not_found(kind: type[Registered], name: str) -> NotFound:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,10 +12,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict, InvalidRequest
-from manager.model.registration import NAME_PATTERN
 from manager.store.database import Database
-from manager.store.models import TokenRow
-from manager.store.registered import delete, find, page
+from manager.store.models import Json, TokenRow
+from manager.store.registered import delete, find, page, refuse_bad_name
 
 _SECRET_BYTES = 32
 _PREFIX = "eqp_"  # lets scanners of repositories and logs recognise a leaked token
@@ -32,13 +30,21 @@ class Role(StrEnum):
     HOST = "host"
 
 
+class PrincipalKind(StrEnum):
+    """What a request is authorised by: a person who signed in, or a token."""
+
+    USER = "user"
+    TOKEN = "token"  # noqa: S105 - a word
+
+
 @dataclass(frozen=True, slots=True)
 class Principal:
     """Who sends a request. ``host`` is set for role ``host`` only."""
 
-    token: str
+    name: str
     role: Role
-    host: str | None
+    host: str | None = None
+    kind: PrincipalKind = PrincipalKind.TOKEN
 
 
 def create_token(session: Session, name: str, role: Role, host: str | None, now: datetime) -> tuple[TokenRow, str]:
@@ -46,9 +52,9 @@ def create_token(session: Session, name: str, role: Role, host: str | None, now:
 
     Raises InvalidRequest naming the field, or Conflict when the name is taken.
     """
-    for field, value in (("name", name), ("host", host)):
-        if value is not None and not re.fullmatch(NAME_PATTERN, value):
-            raise InvalidRequest(field, f"{value!r} is refused; use 1 to 63 letters, digits, dots, dashes, underscores")
+    refuse_bad_name("name", name)
+    if host is not None:
+        refuse_bad_name("host", host)
     if role is Role.HOST and host is None:
         raise InvalidRequest("host", "null is refused; a token of role host names the host it is for")
     if role is not Role.HOST and host is not None:
@@ -57,7 +63,7 @@ def create_token(session: Session, name: str, role: Role, host: str | None, now:
         raise Conflict(f"there is a token named {name!r} already: revoke it first, or use another name")
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     row = TokenRow(
-        name=name, version=1, created_at=now, updated_at=now, role=role, host=host, secret_hash=_hash(secret)
+        name=name, version=1, created_at=now, updated_at=now, role=role, host=host, secret_hash=hash_secret(secret)
     )
     session.add(row)
     return row, secret
@@ -75,7 +81,7 @@ def revoke_token(session: Session, name: str) -> None:
 
 def authenticate(database: Database, secret: str, now: datetime) -> Principal | None:
     """Whose secret this is, or None. Notes the use, at most once a minute: reads must not all become writes."""
-    query = select(TokenRow).where(TokenRow.secret_hash == _hash(secret))
+    query = select(TokenRow).where(TokenRow.secret_hash == hash_secret(secret))
     with database.reading() as session:
         row = session.scalars(query).one_or_none()
     if row is None:
@@ -88,6 +94,12 @@ def authenticate(database: Database, secret: str, now: datetime) -> Principal | 
     return Principal(row.name, Role(row.role), row.host)
 
 
-def _hash(secret: str) -> str:
+def described_token(_session: Session, row: TokenRow) -> Json:
+    """A token as the audit shows it."""
+    return {"role": row.role, "host": row.host}
+
+
+def hash_secret(secret: str) -> str:
+    """What is kept of a secret of 256 random bits."""
     # A plain hash is enough for 256 random bits: there is no dictionary to try.
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import Row, func, select, tuple_
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
@@ -35,6 +35,15 @@ PUSHED = ""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TICK = timedelta(microseconds=1)
 _BATCH = 500  # slots looked up by one statement
+_COLUMNS = (  # read alone: making objects of rows takes longer than reading them
+    WindowRow.application_id,
+    WindowRow.slot,
+    WindowRow.start_at,
+    WindowRow.end_at,
+    WindowRow.buckets,
+    WindowRow.requests,
+    WindowRow.ready,
+)
 
 
 def add_samples(session: Session, application: str, windows: Iterable[Window], slot_length: timedelta) -> None:
@@ -51,14 +60,14 @@ def add_samples(session: Session, application: str, windows: Iterable[Window], s
         slot = slot_start(_time(window.end_s), slot_length)
         place = (WindowRow.application_id == row.id, WindowRow.slot == slot, WindowRow.origin == PUSHED)
         known = session.scalars(select(WindowRow).where(*place)).one_or_none()
-        merged = merge([_window_of(application, known), window]) if known else window
+        merged = merge([window_of(application, known), window]) if known else window
         if merged.histogram.count > MAX_COUNT:
             text = f"{window.histogram.count} more samples in this window; allowed: {MAX_COUNT} in all"
             raise InvalidRequest("buckets", text)
         if known is None:
             known = WindowRow(application_id=row.id, slot=slot, origin=PUSHED)
             session.add(known)
-        for column, value in _columns(merged).items():
+        for column, value in columns_of(merged).items():
             setattr(known, column, value)
 
 
@@ -78,7 +87,7 @@ def replace_windows(
             continue
         taken += 1
         slot = slot_start(_time(window.end_s), slot_length)
-        row = {"application_id": number, "slot": slot, "origin": origin, **_columns(window)}
+        row = {"application_id": number, "slot": slot, "origin": origin, **columns_of(window)}
         known = rows.setdefault((number, slot), row)
         if (known["count"], known["end_at"]) <= (row["count"], row["end_at"]):
             rows[number, slot] = row
@@ -126,12 +135,12 @@ def recent_windows(
     parts: dict[tuple[str, datetime], list[Window]] = {}
     for first in range(0, len(places), _BATCH):
         wanted = places[first : first + _BATCH]
-        query = select(WindowRow).where(tuple_(WindowRow.application_id, WindowRow.slot).in_(wanted))
+        query = select(*_COLUMNS).where(tuple_(WindowRow.application_id, WindowRow.slot).in_(wanted))
         if without is not None:
             query = query.where(WindowRow.origin != without)
-        for row in session.scalars(query):
+        for row in session.execute(query):
             name = names[row.application_id]
-            parts.setdefault((name, row.slot), []).append(_window_of(name, row))
+            parts.setdefault((name, row.slot), []).append(window_of(name, row))
     merged: dict[str, tuple[Window, ...]] = {}
     for name, slot in sorted(parts):
         merged[name] = (*merged.get(name, ()), merge(parts[name, slot]))
@@ -155,19 +164,21 @@ def list_windows(
         return []
     between = WindowRow.slot.between(wanted[-1], wanted[0])
     parts: dict[datetime, list[Window]] = {slot: [] for slot in wanted}
-    for row in session.scalars(select(WindowRow).where(WindowRow.application_id == application.id, between)):
-        parts[row.slot].append(_window_of(application.name, row))
+    for row in session.execute(select(*_COLUMNS).where(WindowRow.application_id == application.id, between)):
+        parts[row.slot].append(window_of(application.name, row))
     return [(slot, merge(windows)) for slot, windows in parts.items()]
 
 
-def _window_of(application: str, row: WindowRow) -> Window:
+def window_of(application: str, row: WindowRow | Row[*tuple[Any, ...]]) -> Window:
+    """What one origin knows of a slot, from its row or the columns of it."""
     histogram = Histogram({int(bucket): count for bucket, count in row.buckets.items()})
     start_s, end_s = row.start_at.timestamp(), row.end_at.timestamp()
     ready = Ready(**row.ready) if row.ready else None
     return Window(application, start_s, end_s, histogram, row.requests, ready)
 
 
-def _columns(window: Window) -> dict[str, Any]:
+def columns_of(window: Window) -> dict[str, Any]:
+    """The inverse of ``window_of``: the columns that hold a window."""
     return {
         "start_at": _time(window.start_s),
         "end_at": _time(window.end_s),

@@ -121,6 +121,11 @@ def tick(**changes: Any) -> dict[str, Any]:
         "mode": "enforce",
         "policy": "priority",
         "libvirt_connected": True,
+        "critical_cpu_share": 0.5,
+        "batch_cpu_share": 0.25,
+        "batch": {"cpu_share": 0.25, "floor": 0.01, "window_s": 60.0, "raised": False},
+        "observed": [],
+        "orders": 3,
         **changes,
     }
 
@@ -195,6 +200,8 @@ def status(vm: str, **changes: Any) -> dict[str, Any]:
             {"knob": "weight", "index": 0, "value": "10000", "original": "100", "owned": True, "foreign": False},
             {"knob": "vcpu_pin", "index": 0, "value": "1", "original": "0-3", "owned": True, "foreign": False},
         ],
+        "mode": "enforce",
+        "observed": [],
         **changes,
     }
 

@@ -20,7 +20,14 @@ from manager.api.context import ManagerContext
 from manager.store.database import open_database
 from tests.api.conftest import HOST, Api, event, record, report, status, tick
 
-NAMES = {"hosts": HOST, "vms": "web-1", "applications": "shop", "policies": "equal", "tokens": "the-viewer"}
+NAMES = {
+    "hosts": HOST,
+    "vms": "web-1",
+    "applications": "shop",
+    "policies": "equal",
+    "tokens": "the-viewer",
+    "users": "alice",
+}
 CONFIG = {
     # A valid document may still ask for what cannot be (422), or set a condition that does not hold (412).
     "checks": {
@@ -71,6 +78,7 @@ def headers(get_api: Callable[[str], Api]) -> dict[str, str]:
     api.ok("PUT", "/vms/web-1", {"class": "critical"})
     api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web-1"]}], "sla": {"response_time_ms": 9}})
     api.ok("POST", "/applications/shop/samples", {"times_ms": [1, 2, 3]})
+    api.ok("POST", "/users", {"name": "alice", "role": "viewer", "password": "correct horse"})
     body = report(tick=tick(), vms=[status("web-1")], decisions=[record(1), record(2)], events=[event(1), event(2)])
     api.ok("POST", f"/hosts/{HOST}/report", body)
     return {"Authorization": f"Bearer {api.secrets['admin']}"}

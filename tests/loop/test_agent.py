@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -15,7 +16,9 @@ import pytest
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
 from manager.client import ManagerClient
+from manager.errors import ManagerUnavailable
 from manager.loop.agent import Agent, first_tick_s, joined
+from manager.loop.findings import FindingsWatch
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
 from manager.loop.metrics import AgentMetrics
@@ -30,6 +33,7 @@ from manager.store.tokens import Role, create_token
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from policies.registry import InstalledPolicy
+from tests.fakes.examiner import FOUND, FakeExaminer
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.fakes.telemetry import FakeTelemetry
 
@@ -60,6 +64,8 @@ class Machine:
         self.telemetry = FakeTelemetry()
         self.policy = Watched()
         self.metrics = AgentMetrics()
+        self.examiner = FakeExaminer()
+        self.findings = FindingsWatch(self.examiner)
         folder.mkdir()
         journal, self.outbox = Journal(folder / "journal.db", "boot-1"), Outbox(folder / "outbox.db", 1000)
         client = ManagerClient("http://manager", site.secret, httpx.MockTransport(site.handle))
@@ -81,6 +87,7 @@ class Machine:
             ManagerLink(client, name, "0.1.0", folder / "assignment.json", self.outbox),
             self.metrics,
             telemetry=self.telemetry,
+            findings=self.findings,
             host_name=name,
             interval_s=SLOT_S,
             sync_s=1.0,
@@ -185,6 +192,62 @@ def test_what_one_host_measured_is_at_the_other_within_an_interval_and_counts_on
     assert a.window() == b.window()
     assert (a.window().rate_rps, a.window().percentile_ms(95)) == (24, pytest.approx(50, rel=0.01))
     assert site.windows() == [(10, 30), (15, 120)]
+
+
+def test_the_manager_knows_what_runs_on_a_host_and_when_that_changes(site: Site) -> None:
+    a, _ = site.machines
+
+    def domains() -> list[tuple[str, str | None]]:
+        items = site.client.items("/hosts/a/domains")
+        return sorted((one["libvirt_name"], one["registered_as"]) for one in items)
+
+    assert domains() == [("web-a", "web-a")]
+    a.host.boot("stranger")
+    a.agent.sync()
+    assert domains() == [("stranger", None), ("web-a", "web-a")]
+    site.bodies.clear()
+    site.pass_slot()
+    assert not any(b'"libvirt_name":"stranger"' in body for body in site.bodies), "told once"
+    a.host.stop("web-a")
+    a.agent.sync()
+    assert domains() == [("stranger", None)]
+
+
+def test_findings_are_told_once_they_are_known(site: Site) -> None:
+    a, _ = site.machines
+    with pytest.raises(ManagerUnavailable, match="never reported findings"):
+        site.client.get("/hosts/a/findings")
+    a.findings.start()
+    a.examiner.going.set()
+    deadline = time.monotonic() + 20
+    while a.findings.latest is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    a.agent.sync()
+    [found] = site.client.get("/hosts/a/findings")["findings"]
+    assert (found["id"], found["status"], found["advice"]) == (FOUND.id, FOUND.status, FOUND.advice)
+    site.bodies.clear()
+    a.agent.sync()
+    assert not any(FOUND.advice.encode() in body for body in site.bodies)
+    a.findings.stop()
+
+
+def test_a_tick_says_which_registrations_it_acted_on(site: Site) -> None:
+    a, _ = site.machines
+
+    def acted_on() -> int:
+        return int(site.client.get("/hosts/a")["tick"]["orders"])
+
+    site.client.request("PATCH", "/vms/web-a", body={"mode": "observe"})
+    number = int(site.client.request("GET", "/hosts/a/assignment").headers["Equipoise-Orders"])
+    a.agent.sync()
+    a.agent.sync()
+    assert acted_on() < number, "known, and not acted on yet"
+    assert site.client.get("/vms/web-a")["status"]["mode"] == "enforce"
+    a.agent.tick()
+    a.agent.sync()
+    assert acted_on() == number
+    assert site.client.get("/vms/web-a")["status"]["mode"] == "observe"
 
 
 def test_earlier_slots_stay_known_while_few_are_told(site: Site) -> None:

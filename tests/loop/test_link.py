@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -10,9 +11,13 @@ import pytest
 
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
+from manager.loop.findings import Findings
 from manager.loop.link import ManagerLink, Orders
 from manager.loop.outbox import Outbox
 from manager.model.histogram import Histogram
+from manager.model.host import VmInstance
+from tests.fakes.examiner import FOUND
+from tests.fakes.host import domain_uuid
 from tests.fakes.manager import (
     ASSIGNMENT,
     UNDERSTOOD,
@@ -21,6 +26,7 @@ from tests.fakes.manager import (
     down,
     orders,
     problem,
+    stored,
     with_buckets,
 )
 
@@ -49,6 +55,34 @@ def test_a_manager_without_etags_is_asked_for_everything(manager: Manager, link:
     manager.will(httpx.Response(200, json=ASSIGNMENT))
     assert link.fetch() == link.fetch()
     assert all("If-None-Match" not in request.headers for request in manager.requests)
+
+
+def test_the_number_of_what_is_registered_is_known_also_of_orders_that_are_not_sent_again(manager, link) -> None:
+    def numbered(status: int, number: str) -> httpx.Response:
+        body = ASSIGNMENT if status == 200 else None
+        return httpx.Response(status, json=body, headers={"ETag": '"1"', "Equipoise-Orders": number})
+
+    manager.will(numbered(200, "7"), numbered(304, "7"), numbered(304, "9"), numbered(304, "none"))
+    first = link.fetch()
+    assert first.number == 7
+    assert link.fetch() is first
+    assert link.fetch() == replace(first, number=9)
+    assert link.fetch() == replace(first, number=None)
+
+
+def test_domains_and_findings_are_told_and_what_cannot_be_is_left_out(manager, link, report, caplog) -> None:
+    manager.will(stored)
+    domains = (VmInstance(domain_uuid("a"), "a", 1, 1), VmInstance(domain_uuid("b"), "b\nb", 2, 2))
+    long = replace(FOUND, detail="x\0" * 2000)
+    link.send(replace(report, domains=domains, findings=Findings(1_000.0, (long,))))
+    link.send(report)
+    first, second = manager.reports
+    assert [one.libvirt_name for one in first.domains] == ["a"]
+    assert "b\\nb" in caplog.text
+    assert first.findings.at.timestamp() == 1_000.0
+    [finding] = first.findings.findings
+    assert (finding.id, finding.status, finding.detail) == (FOUND.id, FOUND.status, "x " * 1000)
+    assert (second.domains, second.findings) == (None, None)
 
 
 def restarted(cache: Path, outbox: Outbox, host: str = "h1") -> Orders:

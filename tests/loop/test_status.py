@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,11 @@ from manager.api.schemas import ReportIn
 from manager.loop.status import tick_status, vm_statuses
 from manager.loop.tick import TickResult
 from manager.model.host import KnobKey
+from manager.model.law import Law
 from manager.model.records import Knob
 from manager.model.registration import Mode
+from manager.model.rules import IrqSteering, PlacementRules
+from manager.model.topology import NicQueue, Topology
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.loop.conftest import Rig
 
@@ -85,6 +89,44 @@ def test_troubles_are_counted_and_unreadable_vms_left_out(busy: Rig) -> None:
     result = busy.tick()
     assert tick_status(result, 0, 0, True).errors == len(result.troubles) == 1
     assert [one.vm for one in vm_statuses(result, busy.journal.entries)] == ["hog"]
+
+
+def test_batch_vms_below_their_floor_are_told_of(rig: Rig) -> None:
+    rig.host.boot("web")
+    rig.host.boot("hog")
+    rig.register("web")
+    rig.register("hog", "batch")
+    rig.control(law=Law(batch_floor=0.4, floor_window_s=1.0))
+    rig.tick()
+    for _ in range(2):
+        rig.host.vms[domain_uuid("hog")].cpu_ns += 400_000_000
+        rig.host.vms[domain_uuid("hog")].delay_ns += 500_000_000
+        status = tick_status(rig.tick(), 0, 0, True, orders=5)
+    assert status.batch is not None
+    assert status.batch.cpu_share == pytest.approx(0.1)
+    assert (status.batch.floor, status.batch.window_s, status.batch.raised) == (0.4, 1.0, True)
+    assert (status.batch_cpu_share, status.critical_cpu_share, status.orders) == (pytest.approx(0.1), 0.0, 5)
+    rig.control(mode=Mode.RELEASED)
+    assert tick_status(rig.tick(), 0, 0, True).batch is None, "nothing is decided any more"
+
+
+def test_what_is_observed_is_told_at_every_tick(rig: Rig) -> None:
+    rig.host.boot("web")
+    rig.register("web")
+    rig.host.irqs = {40: frozenset({1, 2})}
+    rules = PlacementRules(irqs=IrqSteering.RESERVED, reserved_cpus=frozenset({0}))
+    rig.host.topology = replace(Topology.flat(range(4)), queues=(NicQueue("eth0", 40, *[frozenset({1, 2})] * 2),))
+    rig.control(mode=Mode.OBSERVE, placement=rules)
+    for _ in range(2):
+        result = rig.tick()
+        [vm] = vm_statuses(result, rig.journal.entries)
+        [weight] = [one for one in vm.observed if one.knob is Knob.WEIGHT]
+        assert (vm.mode, weight.now, weight.then) == (Mode.OBSERVE, "1024", "10000")
+        [irq] = tick_status(result, 0, 0, True).observed
+        assert (irq.knob, irq.index, irq.now, irq.then) == (Knob.IRQ_AFFINITY, 40, "1-2", "0")
+    rig.control(mode=Mode.ENFORCE)
+    [vm] = vm_statuses(rig.tick(), rig.journal.entries)
+    assert (vm.mode, vm.observed) == (Mode.ENFORCE, [])
 
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.json")), ids=lambda file: file.stem)

@@ -49,6 +49,8 @@ def test_the_wheel_holds_migrations_and_typing_marks_but_no_tests(wheel: Path) -
     assert any(name.startswith("migrations/versions/0001") for name in names)
     assert {"migrations/env.py", "migrations/script.py.mako", "manager/py.typed", "policies/py.typed"} <= set(names)
     assert "manager/sim/scenarios/spike.toml" in names
+    pages = {str(path.relative_to(TOP)) for path in (TOP / "webui").rglob("*") if "__pycache__" not in path.parts}
+    assert {name for name in pages if (TOP / name).is_file()} <= set(names)
     assert not [name for name in names if name.startswith(("tests/", "deploy/"))]
 
 
@@ -59,6 +61,6 @@ def test_it_runs_away_from_the_checkout(installed: Path, tmp_path: Path) -> None
     assert str(installed) in where
     state = tmp_path / "state"
     assert "base" in run(command, "db", "current", "--state-dir", state, cwd=tmp_path)
-    assert "at revision 0003" in run(command, "db", "upgrade", "--state-dir", state, cwd=tmp_path)
+    assert "at revision 0006" in run(command, "db", "upgrade", "--state-dir", state, cwd=tmp_path)
     script = "from policies.registry import load_policies; print(sorted(load_policies()))"
     assert "['equal', 'fair', 'isolation', 'priority']" in run(installed / "bin/python", "-c", script, cwd=tmp_path)

@@ -8,7 +8,7 @@ import pytest
 
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
-from manager.loop.collect import cpu_share, read_host, run_delay_share
+from manager.loop.collect import rates, read_host
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, KnobKey, KnobValue, VmInstance
 from manager.model.records import Knob
 from manager.sim.host import SimHost
@@ -150,10 +150,10 @@ def test_the_loop_reads_shares_and_delays_from_its_counters() -> None:
     before = read_host(host, host.running(), world.now_s)
     world.run_until(50.0)
     now = read_host(host, host.running(), world.now_s)
-    shares = {state.instance.libvirt_name: cpu_share(uuid, now, before, 2) for uuid, state in now.states.items()}
+    shares = {state.instance.libvirt_name: rates(uuid, now, before, 2).cpu_share for uuid, state in now.states.items()}
     assert sum(shares.values()) == pytest.approx(1.0, abs=1e-6)
     assert shares["shop-web"] == pytest.approx(0.25, abs=0.03)  # 50 req/s of 10 ms on two pCPUs
-    delays = [run_delay_share(uuid, now, before) for uuid in now.states]
+    delays = [rates(uuid, now, before, 2).run_delay_share for uuid in now.states]
     assert all(0 < delay < 2 for delay in delays)
     assert now.times is not None
     assert now.times.busy_ns == now.times.total_ns == 100 * 10**9

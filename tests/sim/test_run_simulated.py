@@ -151,6 +151,10 @@ def test_the_whole_service_runs_without_root_or_libvirt(start: Callable[[], Serv
     assert {"batch-1", "calm-web"} <= {one["vm"] for one in weights}
     offers = service.until(lambda client: client.get("/hosts/sim1/capabilities"))
     assert (offers["kernel"], offers["warnings"]) == ("simulated", ["simulated host: scenario spike"])
+    found = service.until(lambda client: client.get("/hosts/sim1/findings"))["findings"]
+    assert all(one["detail"].startswith("simulated: ") for one in found)
+    [domain] = service.until(lambda client: client.items("/hosts/sim1/domains", registered="true")[:1])
+    assert domain["libvirt_name"] == domain["registered_as"]
     places = ["--manager-url", service.url, "--state-dir", str(service.folder / "state")]
     shown = subprocess.run(
         [sys.executable, "-m", "manager.cli", "status", *places], check=True, capture_output=True, text=True
@@ -159,6 +163,9 @@ def test_the_whole_service_runs_without_root_or_libvirt(start: Callable[[], Serv
     maps = [Path(f"/proc/{one}/maps").read_text() for one in children(service.process.pid)]
     assert len(maps) == 2
     assert not any("libvirt" in one for one in maps)
+    password = service.folder / "state/admin-password"
+    assert f"dashboard at {service.url}/, for admin with the password in {password}\n" in service.log
+    assert password.stat().st_mode & 0o777 == 0o600
 
     # What an operator sets is still so after the next start.
     service.until(lambda client: client.request("PUT", "/hosts/sim1", body={"policy": "equal"}))
@@ -175,6 +182,11 @@ def test_the_whole_service_runs_without_root_or_libvirt(start: Callable[[], Serv
         [sys.executable, "-m", "manager.cli", *release], check=True, capture_output=True, text=True
     )
     assert released.stdout == "sim1: released, every setting is back to its original\n"
+    for command, *options in (("enforce", "--vm", "calm-web"), ("release", "--vm", "calm-web"), ("enforce",)):
+        subprocess.run([sys.executable, "-m", "manager.cli", command, *options, *release[1:]], check=True)
+    vm = again.until(lambda client: client.get("/vms/calm-web"))
+    assert vm["status"]["mode"] == "released"
+    assert not any(knob["owned"] for knob in vm["status"]["knobs"])
     assert again.stop() == 0, again.log
 
 

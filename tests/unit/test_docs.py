@@ -43,6 +43,7 @@ def test_every_metric_of_the_agent_is_documented() -> None:
 COMMANDS = [[], *([name] for name in main.list_commands(click.Context(main)))]
 COMMANDS += [["db", name] for name in ("upgrade", "downgrade", "current")]
 COMMANDS += [["token", name] for name in ("create", "list", "revoke")]
+COMMANDS += [["user", name] for name in ("create", "list", "password", "delete")]
 COMMANDS += [["sim", name] for name in ("list", "run", "compare")]
 
 
@@ -51,5 +52,5 @@ def test_every_command_has_help_with_a_summary(command: list[str]) -> None:
     result = CliRunner().invoke(main, [*command, "--help"])
     assert result.exit_code == 0, result.output
     assert "Usage:" in result.output
-    if command[-1:] not in (["db"], ["token"], ["sim"]):
+    if command[-1:] not in (["db"], ["token"], ["user"], ["sim"]):
         assert "EXAMPLES" in result.output or "MODES" in result.output

@@ -35,6 +35,22 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "policies",
     ),
     "manager.api.schemas": ("manager.model",),
+    "manager.api.preview": (
+        "manager.api",
+        "manager.control",
+        "manager.errors",
+        "manager.model",
+        "manager.sim.replay",
+        "manager.store",
+    ),
+    "manager.api.what_if": (
+        "manager.api",
+        "manager.model",
+        "manager.errors",
+        "manager.sim.recording",
+        "manager.sim.replay",
+        "manager.store",
+    ),
     "manager.api.convert": ("manager.model", "manager.control", "manager.api.schemas"),
     "manager.serving": ("manager.errors",),
     "manager.telemetry": (
@@ -69,6 +85,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     "manager.sim.recording": ("manager.model", "manager.errors", "manager.api.schemas", "manager.api.convert"),
     "manager.sim.replay": ("manager.model", "manager.control", "manager.sim.recording", "policies.base"),
+    "webui": (
+        "manager.api",
+        "manager.errors",
+        "manager.model",
+        "manager.store.changes",
+        "manager.store.sessions",
+    ),
     "migrations": ("manager.store",),
 }
 
@@ -77,7 +100,7 @@ ONLY_FOR: dict[str, tuple[str, ...]] = {
     "libvirt": ("manager.host",),
     "flask": ("manager.api", "webui"),
     "flask_openapi3": ("manager.api", "webui"),
-    "werkzeug": ("manager.api", "webui"),
+    "werkzeug": ("manager.api", "manager.store.users", "webui"),
     "waitress": ("manager.serving",),
     "sqlalchemy": ("manager.store", "manager.api", "migrations"),
     "alembic": ("manager.store", "migrations"),

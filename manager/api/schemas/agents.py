@@ -20,6 +20,7 @@ from manager.api.schemas.fields import (
     Weight,
 )
 from manager.api.schemas.sources import SourceStatusBody
+from manager.model.finding import FindingStatus
 from manager.model.records import Knob, OutcomeKind, Severity
 from manager.model.registration import Mode
 
@@ -40,8 +41,18 @@ class KnobStatus(Schema):
     foreign: bool = Field(default=False, description="somebody else changed it, so it was given up")
 
 
+class KnobChange(Schema):
+    """One setting and what it would be instead."""
+
+    knob: Knob
+    index: KnobIndex
+    now: Text
+    then: Text
+    reason: Text
+
+
 class VmStatus(Schema):
-    """A managed VM as its agent last saw it."""
+    """A managed VM as its agent last saw it. What older agents do not tell is null or empty."""
 
     vm: Name
     libvirt_name: DomainName
@@ -51,6 +62,34 @@ class VmStatus(Schema):
     cpu_share: Share = Field(description="CPU time used in the last interval, as a fraction of the whole host")
     run_delay_share: float = Field(ge=0, description="time its vCPUs waited for a pCPU, per second of the interval")
     knobs: list[KnobStatus] = Field(default_factory=list)
+    mode: Mode | None = Field(default=None, description="in force: the most cautious of host, application and VM")
+    observed: list[KnobChange] = Field(default_factory=list, description="what is not written because of mode observe")
+
+
+class DomainBody(Schema):
+    """A domain that runs on a host, registered or not."""
+
+    libvirt_name: DomainName
+    libvirt_uuid: Uuid
+
+
+class FindingBody(Schema):
+    """One finding of `equipoise doctor`, see docs/doctor.md."""
+
+    id: Name
+    area: Text
+    title: Text
+    status: FindingStatus
+    essential: bool = Field(description="without it Equipoise cannot control the host")
+    detail: Text
+    advice: Text = Field(default="", description="empty: there is nothing to do")
+
+
+class FindingsBody(Schema):
+    """What works on a host, what is missing or ignored, and what to do about it."""
+
+    at: Moment = Field(description="when it was looked at, by the host's clock")
+    findings: list[FindingBody] = Field(max_length=200)
 
 
 class PcpuBody(Schema):
@@ -99,8 +138,17 @@ class CapabilitiesBody(Schema):
     topology: TopologyBody = Field(default_factory=TopologyBody)
 
 
+class BatchStatus(Schema):
+    """The batch VMs of a host beside their floor."""
+
+    cpu_share: Share = Field(description="what they got, averaged over `window_s`")
+    floor: Share = Field(description="what they get at least")
+    window_s: float = Field(gt=0)
+    raised: bool = Field(description="they got too little: they have more weight, and left the idle class")
+
+
 class TickStatus(Schema):
-    """The last control interval of an agent."""
+    """The last control interval of an agent. What older agents do not tell is null or empty."""
 
     number: Count
     at: Moment
@@ -113,6 +161,13 @@ class TickStatus(Schema):
     mode: Mode
     policy: Name
     libvirt_connected: bool
+    critical_cpu_share: Share | None = Field(default=None, description="share used by critical VMs")
+    batch_cpu_share: Share | None = Field(default=None, description="share used by batch VMs")
+    batch: BatchStatus | None = Field(default=None, description="null: no batch VM is controlled")
+    observed: list[KnobChange] = Field(
+        default_factory=list, description="of the host itself: what is not written because of mode observe"
+    )
+    orders: Count | None = Field(default=None, description="number of the registrations it acted on; null: unknown")
 
 
 class RecordBody(Schema):
@@ -193,6 +248,10 @@ class ReportIn(Schema):
     sources: list[SourceStatusBody] | None = Field(
         default=None, max_length=5000, description="null: unchanged since last time"
     )
+    domains: list[DomainBody] | None = Field(
+        default=None, max_length=5000, description="all that run; null: unchanged since last time"
+    )
+    findings: FindingsBody | None = Field(default=None, description="null: not looked again since last time")
     windows: list[WindowBody] = Field(default_factory=list, max_length=1000)
     ticks: list[TickBody] = Field(default_factory=list, max_length=500)
     decisions: list[RecordBody] = Field(default_factory=list, max_length=1000)

@@ -10,6 +10,9 @@ from manager.api.schemas.agents import ReadyBody
 from manager.api.schemas.fields import Count, Name, Schema
 from manager.api.schemas.registration import ApplicationIn, HostIn, VmIn
 
+ORDERS_HEADER = "Equipoise-Orders"
+"""Header of an assignment: the number of the registrations it is made of, also where it is answered with 304."""
+
 
 class AssignedVm(VmIn):
     """A VM the host's agent is to manage if it finds it."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, ConfigDict, Field
+from pydantic import AwareDatetime, ConfigDict, Field, JsonValue, RootModel
 
-from manager.api.schemas.agents import CapabilitiesBody, ReadyBody, TickStatus, VmStatus
+from manager.api.schemas.agents import CapabilitiesBody, DomainBody, ReadyBody, TickStatus, VmStatus
 from manager.api.schemas.fields import (
     Buckets,
     Count,
@@ -33,10 +33,12 @@ class VmIn(Schema):
     """A VM as registered. Without ``libvirt_uuid`` and ``libvirt_name`` the resource's own name is the libvirt name."""
 
     vm_class: VmClass = Field(alias="class")
-    libvirt_name: DomainName | None = None
-    libvirt_uuid: Uuid | None = None
+    libvirt_name: DomainName | None = Field(default=None, description="the domain's; null: the VM's own name")
+    libvirt_uuid: Uuid | None = Field(default=None, description="names the domain in place of the name; null: any")
     host: Name | None = Field(default=None, description="host it runs on; null: wherever it is found")
-    weight: Weight | None = Field(default=None, description="overrides the policy's weight (v1 shares or v2 weight)")
+    weight: Weight | None = Field(
+        default=None, description="in place of the policy's (v1 shares or v2 weight); null: as the policy decides"
+    )
     pin: bool | None = Field(default=None, description="give its vCPUs pCPUs of their own; null: as the host says")
     cpus: SomeCpus | None = Field(default=None, description="the pCPUs it may run on, such as 0-3,8; null: all")
     max_pcpus: Annotated[float, Field(ge=0.01, le=8192)] | None = Field(
@@ -59,12 +61,30 @@ class VmOut(VmIn):
     status_at: AwareDatetime | None = None
 
 
+class DomainOut(DomainBody):
+    """A domain that runs on a host, as its agent last reported, and the VM it is registered as."""
+
+    host: Name
+    registered_as: Name | None = Field(default=None, description="null: not registered, so it is never touched")
+
+
+class MergePatch(RootModel[dict[str, JsonValue]]):
+    """Changes to an object's fields (RFC 7396): those left out stay, null sets one back to its default.
+
+    What comes of it has to be what a PUT takes.
+    """
+
+
 class SlaBody(Schema):
     """``percentile`` of response times stays at or below ``response_time_ms`` at up to ``max_rate_rps``."""
 
-    response_time_ms: Annotated[float, Field(gt=0, le=100_000)]
-    percentile: Percentile = 95.0
-    max_rate_rps: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    response_time_ms: Annotated[float, Field(gt=0, le=100_000)] = Field(
+        description="the percentile of response times stays at or below it"
+    )
+    percentile: Percentile = Field(default=95.0, description="95: of 100 requests, 95 are answered in that time")
+    max_rate_rps: Annotated[float, Field(gt=0, le=1e9)] | None = Field(
+        default=None, description="requests per second up to which the promise holds; null: at any rate"
+    )
 
 
 class TierBody(Schema):
@@ -84,7 +104,9 @@ class ApplicationIn(Schema):
         default=None,
         description="above max_rate_rps: fair: helped as ever; isolation: not helped; null: as the policy",
     )
-    sources: list[SourceBody] = Field(default_factory=list, max_length=50, description="of response times")
+    sources: list[SourceBody] = Field(
+        default_factory=list, max_length=50, description="where response times come from; none: posted to the manager"
+    )
 
 
 class WindowOut(Schema):
@@ -143,35 +165,41 @@ class SamplesOut(Schema):
     late: Count
 
 
-def _bounded(name: str) -> Any:
+def _bounded(name: str, meaning: str) -> Any:
     low, high = BOUNDS[name]
-    return Field(default=getattr(DEFAULT_LAW, name), ge=low, le=high)
+    return Field(default=getattr(DEFAULT_LAW, name), ge=low, le=high, description=meaning)
 
 
 class LawBody(Schema):
     """Settings of the feedback law, see docs/policies.md; what is left out gets its default."""
 
-    published: bool = DEFAULT_LAW.published
-    min_samples: int = _bounded("min_samples")
-    max_age_s: float = _bounded("max_age_s")
-    hold_s: float = _bounded("hold_s")
-    gain: float = _bounded("gain")
-    largest_miss: float = _bounded("largest_miss")
-    demand_exponent: float = _bounded("demand_exponent")
-    smoothing: float = _bounded("smoothing")
-    dead_band: float = _bounded("dead_band")
-    max_step: float = _bounded("max_step")
-    idle_hold_s: float = _bounded("idle_hold_s")
-    idle_half_life_s: float = _bounded("idle_half_life_s")
-    batch_floor: float = _bounded("batch_floor")
-    floor_window_s: float = _bounded("floor_window_s")
-    over_rate_s: float = _bounded("over_rate_s")
-    over_rate_margin: float = _bounded("over_rate_margin")
+    published: bool = Field(
+        default=DEFAULT_LAW.published, description="exactly as printed: nothing of the following but batch_floor"
+    )
+    min_samples: int = _bounded(
+        "min_samples", "response times a percentile needs; windows are merged until there are as many"
+    )
+    max_age_s: float = _bounded("max_age_s", "age at which windows are stale and weights are held")
+    hold_s: float = _bounded("hold_s", "how long they are held before they fall back to priority")
+    gain: float = _bounded("gain", "exponent on response time / promised time")
+    largest_miss: float = _bounded(
+        "largest_miss", "that quotient counts as at least the inverse of this, and above it for less and less again"
+    )
+    demand_exponent: float = _bounded("demand_exponent", "exponent on the CPU used")
+    smoothing: float = _bounded("smoothing", "weight of the newest value in moving averages")
+    dead_band: float = _bounded("dead_band", "relative changes of a weight below it are not made")
+    max_step: float = _bounded("max_step", "largest factor by which a weight changes in an interval")
+    idle_hold_s: float = _bounded("idle_hold_s", "how long an application without requests keeps its weight")
+    idle_half_life_s: float = _bounded("idle_half_life_s", "time in which that weight then halves")
+    batch_floor: float = _bounded("batch_floor", "share of the host's CPU that batch VMs get at least")
+    floor_window_s: float = _bounded("floor_window_s", "time over which that share is averaged")
+    over_rate_s: float = _bounded("over_rate_s", "time over which the rate is judged")
+    over_rate_margin: float = _bounded("over_rate_margin", "how far below it a rate must be, to count as below")
 
 
-def _rule(name: str) -> Any:
+def _rule(name: str, meaning: str) -> Any:
     low, high = RULE_BOUNDS[name]
-    return Field(default=getattr(DEFAULT_RULES, name), ge=low, le=high)
+    return Field(default=getattr(DEFAULT_RULES, name), ge=low, le=high, description=meaning)
 
 
 class PlacementBody(Schema):
@@ -188,9 +216,11 @@ class PlacementBody(Schema):
         default=DEFAULT_RULES.irqs,
         description="network interrupts: off: as they are; reserved: on the reserved pCPUs; serving: on critical ones",
     )
-    min_gain: float = _rule("min_gain")
-    moves_per_min: int = _rule("moves_per_min")
-    demand_window_s: float = _rule("demand_window_s")
+    min_gain: float = _rule(
+        "min_gain", "a placed vCPU moves only where the worst expected response time falls by this fraction"
+    )
+    moves_per_min: int = _rule("moves_per_min", "vCPUs of placed VMs that move in a minute at most")
+    demand_window_s: float = _rule("demand_window_s", "time over which the CPU use of vCPUs is averaged")
 
 
 class HostIn(Schema):

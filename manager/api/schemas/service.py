@@ -33,7 +33,7 @@ class TokenIn(Schema):
 
     name: Name
     role: Role
-    host: Name | None = None
+    host: Name | None = Field(default=None, description="for role host only: the host whose agent uses it")
 
 
 class TokenOut(TokenIn):

@@ -64,7 +64,9 @@ class _SourceBody(Schema):
     """What all sources have."""
 
     name: Name
-    host: Name | None = Field(default=None, description="host whose agent runs it; null: see docs/api.md")
+    host: Name | None = Field(
+        default=None, description="host whose agent runs it; null: logs and posts on all with a VM, others on the first"
+    )
 
 
 class NginxSyslogBody(_SourceBody):

@@ -20,8 +20,8 @@ from manager.model.finding import Finding, FindingStatus
 class Subject:
     """The host that is looked at, and the agent's files on it.
 
-    ``managed_cpus`` empty means all online ones. ``quick``: nothing that takes longer than an instant, and no CPU time
-    is used up.
+    ``managed_cpus`` empty means all online ones. ``quick``: nothing that takes longer than an instant. ``gentle``: no
+    CPU time is used up that VMs could have.
     """
 
     paths: HostPaths
@@ -31,6 +31,7 @@ class Subject:
     journal_name: str
     managed_cpus: CpuSet = frozenset()
     quick: bool = False
+    gentle: bool = False
 
     @cached_property
     def libvirt(self) -> LibvirtView:
@@ -105,6 +106,6 @@ def unknown(detail: str, advice: str) -> Verdict:
     return Verdict(FindingStatus.UNKNOWN, detail, advice)
 
 
-def not_tried() -> Verdict:
-    """Left out because of --quick."""
-    return unknown("not tried, because of --quick", "run `equipoise doctor` without --quick")
+def not_tried(option: str) -> Verdict:
+    """Left out because of --quick or --gentle."""
+    return unknown(f"not tried, because of {option}", "run `equipoise doctor`")

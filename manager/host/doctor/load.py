@@ -138,7 +138,7 @@ def judge_load(load: Load) -> Verdict:
 
 def _load(subject: Subject) -> Verdict:
     if subject.quick:
-        return not_tried()
+        return not_tried("--quick")
     before, started = take_sample(subject.paths), time.monotonic()
     time.sleep(_WATCH_S)
     after, elapsed_s = take_sample(subject.paths), time.monotonic() - started

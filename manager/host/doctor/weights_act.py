@@ -47,8 +47,8 @@ class Race:
 
 def weights_act(subject: Subject) -> Verdict:
     """Try it, and judge. Raises HostError, OSError, ValueError."""
-    if subject.quick:
-        return not_tried()
+    if subject.quick or subject.gentle:
+        return not_tried("--quick" if subject.quick else "--gentle")
     _, cpu, root = cpu_hierarchy(subject.paths)
     if not is_enabled(cpu, root):
         return unknown(f"not tried: {NOT_ENABLED}", SEE_DELEGATION)

@@ -1,0 +1,49 @@
+"""Shapes of the fleet at a glance."""
+
+from __future__ import annotations
+
+from pydantic import AwareDatetime, Field
+
+from manager.api.schemas.agents import TickStatus
+from manager.api.schemas.fields import Count, Name, Schema, Text
+from manager.api.schemas.registration import SlaBody
+from manager.model.registration import Mode
+from manager.model.window import SlaState
+
+
+class FleetApplication(Schema):
+    """An application at a glance."""
+
+    name: Name
+    sla: SlaBody | None
+    sla_state: SlaState
+    measured_ms: float | None = Field(description="the SLA's percentile in the latest window; null: unknown")
+    measured_at: AwareDatetime | None = Field(description="end of the latest window; null: no response times yet")
+    rate_rps: float | None = Field(description="null: unknown")
+    hosts: list[Name] = Field(description="on which its VMs run")
+    points_ms: list[float | None] = Field(
+        description="the percentile in the last minutes, oldest first: of each step its slowest slot; null: no data"
+    )
+
+
+class FleetHost(Schema):
+    """A host at a glance."""
+
+    name: Name
+    mode: Mode
+    policy: Name
+    last_seen_at: AwareDatetime | None
+    agent_version: Text | None
+    tick: TickStatus | None
+
+
+class FleetOut(Schema):
+    """Applications as asked for, how many there are of each state, and all hosts."""
+
+    applications: list[FleetApplication]
+    matching: Count = Field(description="applications that meet all conditions")
+    states: dict[SlaState, Count] = Field(description="of those that meet all conditions but that of the state")
+    registered: Count = Field(description="all applications")
+    step_s: float = Field(description="length of a step of `points_ms`, in seconds")
+    until: AwareDatetime = Field(description="end of the last step")
+    hosts: list[FleetHost]

@@ -1,0 +1,263 @@
+"""Who is guilty when an application misses its SLA: a verdict with its evidence, or none without evidence.
+
+It is drawn from the ticks of the hosts of the application's VMs, before the violation and during it. The VM is judged
+that waits most: the part of the time in which its vCPUs wanted to run that they waited for a pCPU. docs/evidence.md
+says the same in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from manager.model.records import TickRecord, VmTick
+from manager.model.registration import VmClass
+from manager.model.verdict import VerdictKind
+
+LEAST_TICKS = 2
+"""Ticks that a mean needs."""
+WAIT_PART = 0.2
+"""Waiting is material from this part of the time on in which the vCPUs wanted to run: they run a quarter longer, ..."""
+WAIT_PER_VCPU = 0.01
+"""... and from so many seconds a second and vCPU on."""
+RISEN = 1.5
+"""Waiting has risen when it is so many times what it was before."""
+RISE = 0.05
+"""Least rise of a VM's CPU use, as a fraction of the host, by which it is named."""
+LARGE = 0.1
+"""Least CPU use, as a fraction of the host, by which a VM is named where nothing has risen."""
+MAIN_PART = 0.5
+"""A VM is named for this part, or more, of all that is not the application's own."""
+FULL = 0.9
+"""A host is full when this part of its CPU time is used."""
+AT_LIMIT = 0.9
+"""A VM is at its limit when it uses this part of its vCPUs, or of its max_pcpus."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostTicks:
+    """A host's ticks before and during the violation. ``waits_known``: its kernel tells how long vCPUs wait."""
+
+    host: str
+    pcpus: int
+    waits_known: bool
+    before: tuple[TickRecord, ...]
+    during: tuple[TickRecord, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """An application that misses its SLA: its VMs, its rate then, and the ticks of the hosts of its VMs.
+
+    ``vcpus`` and ``limits_pcpus`` (CPU seconds a second that a VM may use) are by VM, where known; ``classes`` are of
+    all registered VMs. The rates are None where nobody knows them, or none was agreed.
+    """
+
+    application: str
+    vms: frozenset[str]
+    hosts: tuple[HostTicks, ...]
+    rate_rps: float | None = None
+    max_rate_rps: float | None = None
+    vcpus: Mapping[str, int] | None = None
+    limits_pcpus: Mapping[str, float] | None = None
+    classes: Mapping[str, VmClass] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A mean before the violation (None: too few ticks) and during it.
+
+    ``what`` is ``cpu_share`` (a fraction of the host), or ``wait_part`` (of the time in which the vCPUs wanted to run).
+    """
+
+    subject: str
+    what: str
+    before: float | None
+    during: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """``vm`` is the guilty neighbour; ``host`` where it happened. ``evidence`` are sentences with numbers."""
+
+    kind: VerdictKind
+    evidence: tuple[str, ...]
+    vm: str | None = None
+    host: str | None = None
+    measures: tuple[Measure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A VM of the application on a host: means of the pCPUs it used, and of the seconds a second it waited."""
+
+    vm: str
+    host: HostTicks
+    used_pcpus: float
+    waited: float
+    part: float
+    part_before: float | None
+
+
+def blame(case: Case) -> Verdict:
+    """The verdict on a violation."""
+    own = [one for host in case.hosts for one in _own_vms(host, case.vms)]
+    worst = max(own, key=lambda one: (one.part, one.waited, one.vm, one.host.host), default=None)
+    measures = () if worst is None else _measures(worst)
+    if case.rate_rps is not None and case.max_rate_rps is not None and case.rate_rps > case.max_rate_rps:
+        agreed = f"{case.rate_rps:.3g} requests a second, agreed are {case.max_rate_rps:.3g}: the promise does not hold"
+        more = (_waiting(worst),) if worst else ()
+        return Verdict(VerdictKind.OVERLOAD, (agreed, *more), None, worst.host.host if worst else None, measures)
+    if worst is None:
+        return _unknown(_why_nothing(case))
+    host = worst.host.host
+    if not all(one.host.waits_known for one in own):
+        silent = sorted({one.host.host for one in own if not one.host.waits_known})
+        return _unknown(f"the kernel of {', '.join(silent)} does not tell how long vCPUs wait for a pCPU", host)
+    vcpus = (case.vcpus or {}).get(worst.vm, 1)
+    if worst.part >= WAIT_PART and worst.waited >= WAIT_PER_VCPU * vcpus:
+        return _who_takes_it(case, worst)
+    for one in sorted(own, key=lambda one: (one.vm, one.host.host)):
+        limit = (case.limits_pcpus or {}).get(one.vm)
+        if limit and one.used_pcpus >= AT_LIMIT * limit:
+            text = f"{one.vm} uses {one.used_pcpus:.2f} of the {limit:g} pCPUs it may use, and waits little for them"
+            return Verdict(VerdictKind.OVERLOAD, (text, _waiting(one)), None, one.host.host, _measures(one))
+    text = "its VMs neither wait for a pCPU nor use all they may: look at the application, its disks, the network"
+    return Verdict(VerdictKind.NOT_CPU, (_waiting(worst), text), None, host, measures)
+
+
+def _who_takes_it(case: Case, worst: _Own) -> Verdict:
+    """The verdict where a VM of the application waits for a pCPU."""
+    host = worst.host
+    now, then = _uses(host.during), _uses(host.before)
+    others = sorted(now.by_vm.keys() - case.vms)
+    told = len(host.before) >= LEAST_TICKS and worst.part_before is not None
+    risen = told and worst.part >= RISEN * (worst.part_before or 0.0)
+    if risen:
+        amounts = {vm: max(now.by_vm[vm] - then.by_vm.get(vm, 0.0), 0.0) for vm in others}
+        rest = max(now.unregistered - then.unregistered, 0.0)
+        own = math.fsum(now.by_vm.get(vm, 0.0) - then.by_vm.get(vm, 0.0) for vm in sorted(case.vms))
+        least = RISE
+    else:
+        amounts, rest, own, least = {vm: now.by_vm[vm] for vm in others}, now.unregistered, 0.0, LARGE
+    top = max(others, key=lambda vm: (amounts[vm], vm), default=None)
+    all_others = math.fsum(amounts[vm] for vm in others) + rest
+    evidence = [_waiting(worst)]
+    measures = [*_measures(worst), Measure(host.host, "cpu_share", then.busy if told else None, now.busy)]
+    if top is not None and amounts[top] >= least and amounts[top] >= MAIN_PART * all_others and amounts[top] > own:
+        kind = (case.classes or {}).get(top)
+        name = f"{kind} VM {top}" if kind else f"VM {top}"
+        before = then.by_vm.get(top, 0.0)
+        evidence += [
+            f"{name} rose from {before:.1%} to {now.by_vm[top]:.1%} of the host's CPU at the same time,"
+            f" {_part(amounts[top], all_others)} of all that rose"
+            if risen
+            else f"{name} uses {now.by_vm[top]:.1%} of the host's CPU, {_part(amounts[top], all_others)} of what the"
+            f" application does not use itself",
+            *_weights(host, (worst.vm, top)),
+        ]
+        measures.append(Measure(top, "cpu_share", before if told else None, now.by_vm[top]))
+        return Verdict(VerdictKind.NEIGHBOUR, tuple(evidence), top, host.host, tuple(measures))
+    if own >= RISE:
+        evidence.append(f"the application's own VMs use {own:.1%} more of the host's CPU than before")
+    largest = f"the most is {top} with {amounts[top]:.1%}" if top is not None else "no other VM is registered there"
+    about = "rise of the CPU use" if risen else "CPU use"
+    evidence.append(f"no single VM explains it: of the {about} of others, {all_others:.1%} of the host, {largest}")
+    if now.busy >= FULL:
+        evidence.append(f"the host uses {now.busy:.1%} of its CPU time")
+        return Verdict(VerdictKind.HOST_FULL, tuple(evidence), None, host.host, tuple(measures))
+    evidence.append(f"but the host uses only {now.busy:.1%} of its CPU time: look at pins and limits of its VMs")
+    return Verdict(VerdictKind.UNKNOWN, tuple(evidence), None, host.host, tuple(measures))
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """Mean CPU use over ticks, as fractions of the host."""
+
+    busy: float
+    unregistered: float
+    by_vm: Mapping[str, float]
+
+
+def _uses(ticks: Sequence[TickRecord]) -> _Uses:
+    shares: dict[str, list[float]] = {}
+    for tick in ticks:
+        for vm in tick.vms:
+            shares.setdefault(vm.vm, []).append(vm.cpu_share)
+    count = max(len(ticks), 1)
+    busy = math.fsum(tick.host_cpu_share for tick in ticks) / count
+    by_vm = {vm: math.fsum(found) / count for vm, found in shares.items()}
+    return _Uses(busy, max(busy - math.fsum(by_vm.values()), 0.0), by_vm)
+
+
+def _own_vms(host: HostTicks, vms: Iterable[str]) -> list[_Own]:
+    found: list[_Own] = []
+    for vm in vms:
+        during, before = _seen(host.during, vm), _seen(host.before, vm)
+        if len(during) < LEAST_TICKS:
+            continue
+        used, waited = _means(during, host.pcpus)
+        earlier = _wait_part(*_means(before, host.pcpus)) if len(before) >= LEAST_TICKS else None
+        found.append(_Own(vm, host, used, waited, _wait_part(used, waited), earlier))
+    return found
+
+
+def _seen(ticks: Iterable[TickRecord], vm: str) -> list[VmTick]:
+    return [one for tick in ticks for one in tick.vms if one.vm == vm]
+
+
+def _means(seen: Sequence[VmTick], pcpus: int) -> tuple[float, float]:
+    used = math.fsum(one.cpu_share for one in seen) / len(seen) * pcpus
+    return used, math.fsum(one.run_delay_share for one in seen) / len(seen)
+
+
+def _wait_part(used_pcpus: float, waited: float) -> float:
+    return waited / (used_pcpus + waited) if waited > 0 else 0.0
+
+
+def _measures(own: _Own) -> tuple[Measure, ...]:
+    before = _seen(own.host.before, own.vm)
+    used = _means(before, own.host.pcpus)[0] / own.host.pcpus if len(before) >= LEAST_TICKS else None
+    return (
+        Measure(own.vm, "wait_part", own.part_before, own.part),
+        Measure(own.vm, "cpu_share", used, own.used_pcpus / own.host.pcpus),
+    )
+
+
+def _waiting(own: _Own) -> str:
+    before = "" if own.part_before is None else f"; before {own.part_before:.0%}"
+    return (
+        f"{own.vm} on {own.host.host} waited for a pCPU in {own.part:.0%} of the time it wanted to run"
+        f" ({own.waited:.3g} s a second, while it ran {own.used_pcpus:.3g} s){before}"
+    )
+
+
+def _weights(host: HostTicks, vms: Iterable[str]) -> list[str]:
+    """What changed of the weights meanwhile."""
+    found: list[str] = []
+    for vm in vms:
+        then, now = (
+            [one.weight for one in _seen(ticks, vm) if one.weight is not None] for ticks in (host.before, host.during)
+        )
+        if then and now and then[-1] != now[-1]:
+            found.append(f"the weight of {vm} went from {then[-1]:,} to {now[-1]:,} meanwhile")
+    return found
+
+
+def _part(amount: float, whole: float) -> str:
+    return f"{amount / whole:.0%}" if whole > 0 else "all"
+
+
+def _why_nothing(case: Case) -> str:
+    if not case.vms:
+        return "no VM serves the application"
+    if not case.hosts:
+        return "no host is known on which its VMs run"
+    most = max(len(host.during) for host in case.hosts)
+    names = ", ".join(sorted(host.host for host in case.hosts))
+    return f"too few ticks of {names} tell of its VMs during the violation: at most {most}, {LEAST_TICKS} are needed"
+
+
+def _unknown(why: str, host: str | None = None) -> Verdict:
+    return Verdict(VerdictKind.UNKNOWN, (why,), None, host)

@@ -1,0 +1,125 @@
+"""Decisions told as a story: what was changed of a VM in one tick, why, and what came of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from manager.model.host import UNLIMITED
+from manager.model.records import Knob, OutcomeKind
+from manager.model.registration import Sla
+
+MAX_TOLD = 3
+"""So many changes of pins are told one by one; the others are counted."""
+
+_WORST_FIRST = (
+    OutcomeKind.FAILED,
+    OutcomeKind.IGNORED,
+    OutcomeKind.FOREIGN,
+    OutcomeKind.VANISHED,
+    OutcomeKind.OBSERVED,
+    OutcomeKind.RESTORED,
+    OutcomeKind.APPLIED,
+)
+_ENDINGS = {
+    OutcomeKind.FAILED: "could not be written",
+    OutcomeKind.IGNORED: "the kernel keeps another value",
+    OutcomeKind.FOREIGN: "given up: somebody else changed it",
+    OutcomeKind.VANISHED: "the VM had ended",
+    OutcomeKind.OBSERVED: "observed only, nothing written",
+    OutcomeKind.RESTORED: "put back",
+    OutcomeKind.APPLIED: "",
+}
+_NAMES = {
+    Knob.VCPU_PIN: "vCPU {} pinned",
+    Knob.IOTHREAD_PIN: "I/O thread {} pinned",
+    Knob.EMULATOR_PIN: "emulator pinned",
+    Knob.IRQ_AFFINITY: "interrupt {}",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class KnobChange:
+    """One change of a knob, with values as records write them, and what came of it."""
+
+    knob: Knob
+    index: int
+    before: str
+    after: str
+    reason: str
+    outcome: OutcomeKind
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """The percentile of an application's SLA at a decision, and ``later_s`` seconds later; None: unknown."""
+
+    application: str
+    sla: Sla | None
+    time_ms: float | None
+    later_ms: float | None
+    later_s: float
+
+
+def outcome_of(changes: Sequence[KnobChange]) -> OutcomeKind:
+    """The worst outcome of at least one change."""
+    found = {change.outcome for change in changes}
+    return next(kind for kind in _WORST_FIRST if kind in found)
+
+
+def reasons(changes: Sequence[KnobChange]) -> str:
+    """Why, each reason once and the first few of them."""
+    found = list(dict.fromkeys(change.reason for change in changes))
+    rest = len(found[MAX_TOLD:])
+    return "; ".join(found[:MAX_TOLD]) + (f"; and {rest} more" if rest else "")
+
+
+def sentence(host: str, vm: str | None, changes: Sequence[KnobChange], times: Times | None) -> str:
+    """Such as "shop: p95 612 ms, SLA 500 ms, weight of shop-web 9,100 to 24,300; 10 s later 431 ms"."""
+    pins = [change for change in changes if change.knob in _NAMES]
+    others = [change for change in changes if change.knob not in _NAMES]
+    rest = len(pins[MAX_TOLD:])
+    parts = [*_promise(times), *(_told(change, vm) for change in (*others, *pins[:MAX_TOLD]))]
+    if rest:
+        parts[-1] += f" and {rest} more"
+    text = f"{times.application if times else vm or host}: {', '.join(parts)}"
+    outcome = outcome_of(changes)
+    if _ENDINGS[outcome]:
+        details = dict.fromkeys(change.detail for change in changes if change.outcome is outcome and change.detail)
+        text += f" ({_ENDINGS[outcome]}{': ' if details else ''}{'; '.join(details)})"
+    if times and times.later_ms is not None:
+        text += f"; {times.later_s:g} s later {milliseconds(times.later_ms)}"
+    return text
+
+
+def milliseconds(time_ms: float) -> str:
+    """Such as ``431 ms``, ``1,250 ms`` or ``0.82 ms``."""
+    return f"{time_ms:,.0f} ms" if time_ms >= 100 else f"{time_ms:.3g} ms"
+
+
+def _promise(times: Times | None) -> list[str]:
+    if times is None or times.sla is None:
+        return []
+    percentile = f"p{times.sla.percentile:g}"
+    seen = f"{percentile} unknown" if times.time_ms is None else f"{percentile} {milliseconds(times.time_ms)}"
+    return [seen, f"SLA {milliseconds(times.sla.response_time_ms)}"]
+
+
+def _told(change: KnobChange, vm: str | None) -> str:
+    before, after = change.before, change.after
+    if change.knob is Knob.WEIGHT:
+        return f"weight of {vm} {_number(before)} to {_number(after)}"
+    if change.knob is Knob.IDLE:
+        return f"{vm} {'into' if after == '1' else 'out of'} the idle class"
+    if change.knob is Knob.QUOTA:
+        return f"CPU limit of {vm} {_quota(before)} to {_quota(after)}"
+    return f"{_NAMES[change.knob].format(change.index)} to {after or 'none'} (was {before or 'none'})"
+
+
+def _number(text: str) -> str:
+    return f"{int(text):,}" if text.isdecimal() else text
+
+
+def _quota(text: str) -> str:
+    return "none" if text == str(UNLIMITED) else f"{_number(text)} us a period"

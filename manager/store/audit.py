@@ -1,0 +1,115 @@
+"""Who did what: added in the transaction of the change that a row tells of, and read; only retention removes rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from manager.store.database import Database
+from manager.store.models import AuditRow, Json
+from manager.store.records import Position, newest_first
+from manager.store.registered import Row, find
+from manager.store.tokens import Principal
+
+LOCAL = "local"
+UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who does something.
+
+    ``kind`` is ``user`` or ``token``; ``LOCAL`` for somebody on the manager's machine, named as the system does;
+    ``UNKNOWN`` for somebody who is not signed in. ``address`` is empty where there is none.
+    """
+
+    kind: str
+    name: str
+    role: str
+    address: str
+
+
+def actor_of(principal: Principal, address: str) -> Actor:
+    """Somebody who is signed in, or uses a token."""
+    return Actor(principal.kind, principal.name, principal.role, address)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which rows to list; None means any. ``since`` is inclusive, ``until`` is not."""
+
+    who: str | None = None
+    object_kind: str | None = None
+    object: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+def record(
+    session: Session,
+    actor: Actor,
+    action: str,
+    name: str,
+    now: datetime,
+    before: Json | None = None,
+    after: Json | None = None,
+) -> None:
+    """Add a row. ``action`` begins with the object's kind, such as ``vm.put``; ``name`` is the object's."""
+    session.add(
+        AuditRow(
+            at=now,
+            who_kind=actor.kind,
+            who=actor.name,
+            role=actor.role,
+            address=actor.address,
+            action=action,
+            object_kind=action.partition(".")[0],
+            object=name,
+            before=before,
+            after=after,
+        )
+    )
+
+
+@contextmanager
+def audited(
+    database: Database,
+    actor: Actor,
+    action: str,
+    kind: type[Row],
+    name: str,
+    describe: Callable[[Session, Row], Json],
+    now: datetime,
+) -> Iterator[Session]:
+    """``Database.registering`` for a change of one object, which is recorded if it changed what was registered.
+
+    ``describe`` tells what was registered, without secrets. Nothing is recorded when the block raises.
+    """
+
+    def state(session: Session) -> tuple[str | None, Json | None]:
+        row = find(session, kind, name)
+        return (row.etag, describe(session, row)) if row else (None, None)
+
+    with database.registering() as session:
+        etag, before = state(session)
+        yield session
+        new_etag, after = state(session)
+        if new_etag != etag:
+            record(session, actor, action, name, now, before, after)
+
+
+def list_audit(session: Session, wanted: AuditFilter, after: Position | None, limit: int) -> Sequence[AuditRow]:
+    """At most ``limit`` rows, newest first, that come after a position."""
+    query = select(AuditRow)
+    if wanted.who is not None:
+        query = query.where(AuditRow.who == wanted.who)
+    if wanted.object_kind is not None:
+        query = query.where(AuditRow.object_kind == wanted.object_kind)
+    if wanted.object is not None:
+        query = query.where(AuditRow.object == wanted.object)
+    return session.scalars(newest_first(query, AuditRow, wanted.since, wanted.until, after).limit(limit)).all()

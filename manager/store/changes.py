@@ -1,0 +1,189 @@
+"""Tells those who follow a page when something it shows has changed.
+
+The database is asked for the newest rows of each followed topic, by one thread, at most every half second, and not at
+all while nobody follows. So it costs the same for one page and for thirty, and sees what other managers wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.elements import ColumnElement
+from sqlalchemy.sql.selectable import ScalarSelect
+
+from manager.errors import Busy, DatabaseUnavailable
+from manager.store.database import Database
+from manager.store.models import (
+    ApplicationRow,
+    DecisionRow,
+    EventRow,
+    HostRow,
+    TickRow,
+    TierRow,
+    TierVmRow,
+    VmRow,
+    VmStatusRow,
+    WindowRow,
+)
+
+PERIOD_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class TopicKind(StrEnum):
+    """What a page is about."""
+
+    FLEET = "fleet"
+    WHY = "why"
+    HOST = "host"
+    APPLICATION = "application"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What is followed. ``name`` is that of the host or application, empty for the other kinds."""
+
+    kind: TopicKind
+    name: str = ""
+
+
+def parse_topic(text: str) -> Topic:
+    """A topic as ``fleet``, ``why``, ``host:NAME`` or ``application:NAME``. Raises ValueError."""
+    kind, separator, name = text.partition(":")
+    topic = Topic(TopicKind(kind), name)
+    if bool(separator and name) != (topic.kind in {TopicKind.HOST, TopicKind.APPLICATION}):
+        raise ValueError(f"{text!r} is not a topic; use fleet, why, host:NAME or application:NAME")
+    return topic
+
+
+class Changes:
+    """One a process. Thread-safe."""
+
+    def __init__(self, database: Database, most: int, period_s: float = PERIOD_S) -> None:
+        """``most`` is how many may follow at once; the database is asked every ``period_s`` seconds."""
+        self._database = database
+        self._most = most
+        self._period_s = period_s
+        self._followed: Counter[Topic] = Counter()
+        self._marks: dict[Topic, str] = {}
+        self._news = threading.Condition()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Nothing will be told any more."""
+        return self._stop.is_set()
+
+    @contextmanager
+    def following(self, topic: Topic) -> Iterator[Callable[[str, float], str]]:
+        """Within it, the answer waits for a mark of the topic that is not the given one.
+
+        It is called with the mark last seen and how many seconds to wait at most, and answers the mark after that, at
+        once when this object is closed. Marks say nothing but that something changed.
+
+        Raises Busy when too many follow already or it is closed, and DatabaseUnavailable.
+        """
+        first = self._ask([topic])  # before anybody waits, so that the wait is for changes only
+        with self._news:
+            if self.closed or self._followed.total() >= self._most:
+                raise Busy(f"{self._most} pages are told of changes already: the setting live_streams allows no more")
+            self._marks.setdefault(topic, first[topic])
+            self._followed[topic] += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="changes", daemon=True)
+                self._thread.start()
+        try:
+            yield lambda seen, timeout_s: self._wait(topic, seen, timeout_s)
+        finally:
+            with self._news:
+                self._followed[topic] -= 1
+                if not self._followed[topic]:
+                    del self._followed[topic], self._marks[topic]
+
+    def close(self) -> None:
+        """Let all who wait go on, and end."""
+        self._stop.set()
+        with self._news:
+            self._news.notify_all()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
+
+    def _wait(self, topic: Topic, seen: str, timeout_s: float) -> str:
+        with self._news:
+            self._news.wait_for(lambda: self.closed or self._marks[topic] != seen, timeout_s)
+            return self._marks[topic]
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._period_s):
+            with self._news:
+                topics = list(self._followed)
+                if not topics:
+                    self._thread = None  # the next one to follow starts another
+                    return
+            try:
+                marks = self._ask(topics)
+            except DatabaseUnavailable as error:
+                log.warning("nobody is told of changes: %s", error)
+                continue
+            with self._news:
+                self._marks |= {topic: mark for topic, mark in marks.items() if topic in self._followed}
+                self._news.notify_all()
+
+    def _ask(self, topics: Sequence[Topic]) -> dict[Topic, str]:
+        with self._database.reading() as session:
+            return {topic: _mark(session, topic) for topic in topics}
+
+
+def _mark(session: Session, topic: Topic) -> str:
+    row = session.execute(select(*_newest(topic), *_registered())).one()
+    return hashlib.blake2b(repr(tuple(row)).encode(), digest_size=8).hexdigest()
+
+
+def _newest(topic: Topic) -> list[ScalarSelect[Any]]:
+    """Newest rows of what a page about the topic shows, each found by an index."""
+    match topic.kind:
+        case TopicKind.FLEET:
+            return [_last(TickRow.id), _last(WindowRow.slot)]
+        case TopicKind.WHY:
+            return [_last(DecisionRow.id), _last(EventRow.id)]
+        case TopicKind.HOST:
+            tick = _last(TickRow.at, TickRow.host == topic.name)
+            return [tick, _last(DecisionRow.at, DecisionRow.host == topic.name)]
+        case TopicKind.APPLICATION:
+            number = select(ApplicationRow.id).where(ApplicationRow.name == topic.name).scalar_subquery()
+            serving = (
+                select(VmStatusRow.host_id)
+                .join(VmRow, VmRow.name == VmStatusRow.vm)
+                .join(TierVmRow, TierVmRow.vm_id == VmRow.id)
+                .join(TierRow, TierRow.id == TierVmRow.tier_id)
+                .where(TierRow.application_id == number)
+            )
+            tick = select(func.max(TickRow.at)).where(TickRow.host == HostRow.name).correlate(HostRow).scalar_subquery()
+            ticks = select(func.max(tick)).where(HostRow.id.in_(serving)).scalar_subquery()
+            return [_last(WindowRow.slot, WindowRow.application_id == number), ticks]
+
+
+def _last(column: Any, *where: ColumnElement[bool]) -> ScalarSelect[Any]:
+    return select(func.max(column)).where(*where).scalar_subquery()
+
+
+def _registered() -> list[ScalarSelect[Any]]:
+    """Changes with whatever is registered, changed or removed; these tables are small."""
+    return [
+        select(func.coalesce(func.sum(value), 0)).scalar_subquery()
+        for kind in (HostRow, VmRow, ApplicationRow)
+        for value in (kind.version, kind.id)
+    ]

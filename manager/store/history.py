@@ -1,0 +1,215 @@
+"""What happened over a range of time: response times from the rows that are coarse enough, and ticks thinned out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import groupby
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from manager.control.budget import HOUR_S, MINUTE_S, Period, Span, joined, judge
+from manager.model.records import OutcomeKind, TickRecord, VmTick
+from manager.model.registration import VmClass
+from manager.model.window import Window, merge
+from manager.store.applications import sla_of
+from manager.store.models import (
+    ApplicationRow,
+    DecisionRow,
+    RollupRow,
+    TickRow,
+    TierRow,
+    TierVmRow,
+    VmRow,
+    WindowRow,
+)
+from manager.store.records import RecordFilter, newest_first
+from manager.store.rollups import period_of
+from manager.store.sources import hosts_of
+from manager.store.ticks import list_ticks
+from manager.store.windows import list_windows, window_of
+
+MAX_TICKS = 1500
+"""Most ticks that are read for one answer: an hour at 2.4 s."""
+
+_MOST_SLOTS = 4000  # MAX_PERIODS in whole steps; of more that are not rolled up yet the newest are read
+_BATCH = 500  # ticks looked up by one statement
+_MOVED = timedelta(days=1)  # decisions so long before a range tell where VMs were
+
+
+def read_periods(
+    session: Session,
+    application: ApplicationRow,
+    since: datetime,
+    until: datetime,
+    period_s: float,
+    slot_length: timedelta,
+    min_samples: int,
+) -> list[Period]:
+    """Response times from ``since`` until before ``until``, oldest first, in periods of ``period_s``.
+
+    That is 3600, 60 or a slot; ``since`` is the begin of such a period. What is not rolled up yet comes in finer ones,
+    and of very much of it, as just after an upgrade, only the newest.
+    """
+    found: list[Period] = []
+    for length_s in (HOUR_S, MINUTE_S):
+        if length_s > period_s or period_s < MINUTE_S:
+            continue
+        query = select(RollupRow).where(
+            RollupRow.application_id == application.id,
+            RollupRow.length_s == int(length_s),
+            RollupRow.start >= since,
+            RollupRow.start < until,
+        )
+        found += [period_of(application.name, row) for row in session.scalars(query.order_by(RollupRow.start))]
+        if found:
+            since = datetime.fromtimestamp(found[-1].window.end_s, UTC)
+    sla, slot_s = sla_of(application), slot_length.total_seconds()
+    slots = list_windows(session, application, since, until, _MOST_SLOTS)
+    return found + [judge(window, slot.timestamp(), slot_s, sla, min_samples) for slot, window in reversed(slots)]
+
+
+def latest_violation(
+    session: Session,
+    application: ApplicationRow,
+    until: datetime,
+    within: timedelta,
+    slot_length: timedelta,
+    min_samples: int,
+) -> Span | None:
+    """The latest violation that began in the time ``within`` before ``until``; None without any."""
+    since = until - within
+    missed = select(RollupRow).where(
+        RollupRow.application_id == application.id,
+        RollupRow.length_s == int(MINUTE_S),
+        RollupRow.start.between(since, until),
+    )
+    newest = session.scalars(missed.order_by(RollupRow.start.desc()).limit(1)).one_or_none()
+    rolled = since if newest is None else newest.start + timedelta(seconds=newest.length_s)
+    sla, slot_s = sla_of(application), slot_length.total_seconds()
+    slots = list_windows(session, application, rolled, until, _MOST_SLOTS)
+    periods = [judge(window, slot.timestamp(), slot_s, sla, min_samples) for slot, window in reversed(slots)]
+    spans = joined(span for period in periods for span in period.violations)
+    if spans:
+        return spans[-1]
+    # Of the minute in which ``until`` lies, the violations may all have begun later.
+    bad = session.scalars(missed.where(RollupRow.missed > 0).order_by(RollupRow.start.desc()).limit(2))
+    found = (span for row in bad for span in reversed(period_of(application.name, row).violations))
+    return next((span for span in found if span.start_s < until.timestamp()), None)
+
+
+def windows_at(
+    session: Session, places: Collection[tuple[int, datetime]], names: dict[int, str]
+) -> dict[tuple[int, datetime], Window]:
+    """The windows of slots, given by row number of the application and begin, merged over all origins."""
+    parts: dict[tuple[int, datetime], list[Window]] = {}
+    wanted = sorted(places)
+    for first in range(0, len(wanted), _BATCH):
+        some = wanted[first : first + _BATCH]
+        slots = {slot for _, slot in some}
+        query = select(WindowRow).where(
+            WindowRow.application_id.in_({number for number, _ in some}), WindowRow.slot.in_(slots)
+        )
+        for row in session.scalars(query):
+            parts.setdefault((row.application_id, row.slot), []).append(window_of(names[row.application_id], row))
+    return {place: merge(windows) for place, windows in parts.items() if place in places}
+
+
+def read_ticks(session: Session, host: str, since: datetime, until: datetime, most: int) -> Iterator[TickRecord]:
+    """The ticks of a host from ``since`` until before ``until``, oldest first.
+
+    Of more than ``most`` every second, or third and so on is read.
+    """
+    query = select(TickRow.id).where(TickRow.host == host, TickRow.at >= since, TickRow.at < until)
+    numbers = session.scalars(query.order_by(TickRow.at)).all()
+    chosen = numbers[:: -(-len(numbers) // most) or 1]
+    for first in range(0, len(chosen), _BATCH):
+        bodies = select(TickRow.body).where(TickRow.id.in_(chosen[first : first + _BATCH]))
+        yield from map(_tick, session.scalars(bodies.order_by(TickRow.at)))
+
+
+def newest_ticks(session: Session, host: str, since: datetime, until: datetime, most: int) -> list[TickRecord]:
+    """The newest ticks of a host from ``since`` until before ``until``, at most so many, oldest first."""
+    return [_tick(row.body) for row in reversed(list_ticks(session, host, since, until, most))]
+
+
+def hosts_in(session: Session, application: ApplicationRow, vms: Collection[str], since: datetime) -> list[str]:
+    """The hosts on which VMs of an application are or, by the decisions from a day before ``since`` on, were."""
+    moved = select(DecisionRow.host).where(DecisionRow.vm.in_(vms), DecisionRow.at >= since - _MOVED).distinct()
+    return sorted({*hosts_of(session, [application])[application.name], *session.scalars(moved)})
+
+
+def vm_classes(session: Session) -> dict[str, VmClass]:
+    """The classes of all registered VMs by name."""
+    return {row[0]: row[1] for row in session.execute(select(VmRow.name, VmRow.vm_class))}
+
+
+def serving(session: Session, vms: Collection[str]) -> dict[str, ApplicationRow]:
+    """The applications that these VMs serve, by VM."""
+    query = (
+        select(VmRow.name, ApplicationRow)
+        .join(TierVmRow, TierVmRow.vm_id == VmRow.id)
+        .join(TierRow, TierRow.id == TierVmRow.tier_id)
+        .join(ApplicationRow, ApplicationRow.id == TierRow.application_id)
+        .where(VmRow.name.in_(vms))
+    )
+    return {row[0]: row[1] for row in session.execute(query)}
+
+
+@dataclass(frozen=True, slots=True)
+class StoryPlace:
+    """A place in the order of the story: newest first, then by host and VM, that of the host itself first."""
+
+    at: datetime
+    host: str
+    vm: str
+
+
+def list_by_tick(
+    session: Session,
+    wanted: RecordFilter,
+    vms: Collection[str] | None,
+    outcome: OutcomeKind | None,
+    after: StoryPlace | None,
+    limit: int,
+) -> list[list[DecisionRow]]:
+    """At most ``limit`` groups of decisions, those of one tick about one VM, that come after a place.
+
+    ``vms`` and ``outcome`` None mean all. The decisions of a group are in the order in which they were made.
+    """
+    query = select(DecisionRow)
+    if wanted.host is not None:
+        query = query.where(DecisionRow.host == wanted.host)
+    if wanted.vm is not None:
+        query = query.where(DecisionRow.vm == wanted.vm)
+    if vms is not None:
+        query = query.where(DecisionRow.vm.in_(vms))
+    if outcome is not None:
+        query = query.where(DecisionRow.outcome == outcome)
+    if after is not None:
+        query = query.where(DecisionRow.at <= after.at)
+    ordered = newest_first(query, DecisionRow, wanted.since, wanted.until, None)
+    found: list[list[DecisionRow]] = []
+    rows = session.scalars(ordered.execution_options(yield_per=_BATCH))
+    for at, of_tick in groupby(rows, lambda row: row.at):
+        groups: dict[tuple[str, str], list[DecisionRow]] = {}
+        for row in of_tick:
+            groups.setdefault((row.host, row.vm or ""), []).append(row)
+        for place, group in sorted(groups.items()):
+            if after is None or at < after.at or place > (after.host, after.vm):
+                found.append(group[::-1])
+        if len(found) >= limit:
+            break
+    rows.close()
+    return found[:limit]
+
+
+def _tick(body: str) -> TickRecord:
+    # By hand, because it is by far quicker than by the shapes of the interface, which checked it when it came in.
+    fields = json.loads(body)
+    vms = (VmTick(vm["vm"], vm["cpu_share"], vm["run_delay_share"], vm["weight"], vm["mode"]) for vm in fields["vms"])
+    at_s = datetime.fromisoformat(fields["at"]).timestamp()
+    return TickRecord(at_s, fields["policy"], fields["mode"], fields["host_cpu_share"], tuple(vms))

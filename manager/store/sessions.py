@@ -1,0 +1,168 @@
+"""Sessions of the dashboard: who signed in, known by a random secret that a cookie holds."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.orm import Session
+
+from manager.errors import SignInRefused
+from manager.model.registration import NAME_PATTERN
+from manager.store.audit import UNKNOWN, Actor, actor_of, record
+from manager.store.database import Database
+from manager.store.models import SessionRow, TokenRow, UserRow
+from manager.store.registered import find
+from manager.store.throttle import count_try, forgive
+from manager.store.tokens import Principal, PrincipalKind, Role, hash_secret
+from manager.store.users import is_password
+
+_SECRET_BYTES = 32
+_LAST_SEEN_STEP = timedelta(minutes=1)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """How long a session lasts at most, and how long without a request."""
+
+    length: timedelta = timedelta(hours=12)
+    idle: timedelta = timedelta(minutes=120)
+
+
+DEFAULT_LIMITS = SessionLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class SignedIn:
+    """A session: the secret that its cookie holds, and whose it is."""
+
+    secret: str
+    principal: Principal
+
+    @property
+    def csrf_token(self) -> str:
+        """What a form of this session sends along. Made from the secret, so that managers need share no key."""
+        return hmac.new(self.secret.encode(), b"csrf", hashlib.sha256).hexdigest()
+
+
+def sign_in(
+    database: Database, name: str, password: str, address: str, now: datetime, limits: SessionLimits
+) -> SignedIn:
+    """Begin a session for a user, or for a token by its name and its secret as the password; host tokens may not.
+
+    Raises SignInThrottled, or SignInRefused, the same and after about the same time whatever is wrong.
+    """
+    count_try(database, name, address, now)
+    known = name if re.fullmatch(NAME_PATTERN, name) else ""
+    proven_hash = _proven_hash(database, known, password)
+    secret = secrets.token_urlsafe(_SECRET_BYTES)
+    with database.registering() as session:  # nobody may change the user or the token meanwhile
+        user = find(session, UserRow, known)
+        token = find(session, TokenRow, known)
+        principal = None
+        if user is not None and user.password_hash == proven_hash:
+            principal = _principal(user)
+            user.signed_in_at = now
+        elif token is not None and token.secret_hash == hash_secret(password) and token.role != Role.HOST:
+            principal = _principal(token)
+        if principal is None:
+            shown = known if user or token else ""  # a name that nobody has may be a password in the wrong field
+            record(session, Actor(UNKNOWN, shown, "", address), "session.refuse", shown, now)
+        else:
+            forgive(session, name)
+            of_user = principal.kind is PrincipalKind.USER
+            session.add(
+                SessionRow(
+                    secret_hash=hash_secret(secret),
+                    user_id=user.id if user and of_user else None,
+                    token_id=token.id if token and not of_user else None,
+                    created_at=now,
+                    last_seen_at=now,
+                    expires_at=now + limits.length,
+                    address=address,
+                )
+            )
+            record(session, actor_of(principal, address), "session.create", principal.name, now)
+    if principal is None:
+        raise SignInRefused("the name is unknown or the password is wrong")
+    return SignedIn(secret, principal)
+
+
+def find_session(
+    database: Database, secret: str, now: datetime, limits: SessionLimits, *, used: bool = True
+) -> SignedIn | None:
+    """The session of a secret, or None where it has ended.
+
+    Notes the use, at most once a minute; ``used`` false: only asks whether it goes on.
+    """
+    with database.reading() as session:
+        found = _find(session, secret)
+    if found is None:
+        return None
+    row, owner = found
+    if min(row.expires_at, row.last_seen_at + limits.idle) <= now:
+        return None
+    if used and now - row.last_seen_at >= _LAST_SEEN_STEP:
+        with database.writing() as session:
+            session.execute(update(SessionRow).where(SessionRow.id == row.id).values(last_seen_at=now))
+    return SignedIn(secret, _principal(owner))
+
+
+def sign_out(database: Database, secret: str, address: str, now: datetime) -> None:
+    """End the session of a secret, if there is one."""
+    with database.writing() as session:
+        found = _find(session, secret)
+        if found is not None:
+            row, owner = found
+            session.execute(delete(SessionRow).where(SessionRow.id == row.id))
+            record(session, actor_of(_principal(owner), address), "session.delete", owner.name, now)
+
+
+def list_sessions(session: Session, principal: Principal, now: datetime, limits: SessionLimits) -> Sequence[SessionRow]:
+    """The sessions of a user or a token that go on, newest first."""
+    owner = UserRow if principal.kind is PrincipalKind.USER else TokenRow
+    column = SessionRow.user_id if principal.kind is PrincipalKind.USER else SessionRow.token_id
+    query = (
+        select(SessionRow)
+        .join(owner, owner.id == column)
+        .where(owner.name == principal.name, SessionRow.expires_at > now, SessionRow.last_seen_at > now - limits.idle)
+    )
+    return session.scalars(query.order_by(SessionRow.created_at.desc(), SessionRow.id.desc())).all()
+
+
+def verify_password(database: Database, name: str, password: str, address: str, now: datetime) -> None:
+    """Have a user prove who it is once more. Raises SignInThrottled or SignInRefused."""
+    count_try(database, name, address, now)
+    if _proven_hash(database, name, password) is None:
+        raise SignInRefused("this is not the present password")
+    with database.writing() as session:
+        forgive(session, name)
+
+
+def _proven_hash(database: Database, name: str, password: str) -> str | None:
+    """The hash of the user's password if this is it. Outside of transactions, because it takes long."""
+    with database.reading() as session:
+        user = find(session, UserRow, name)
+    return user.password_hash if is_password(user, password) and user else None
+
+
+def _find(session: Session, secret: str) -> tuple[SessionRow, UserRow | TokenRow] | None:
+    query = (
+        select(SessionRow, UserRow, TokenRow)
+        .outerjoin(UserRow, UserRow.id == SessionRow.user_id)
+        .outerjoin(TokenRow, TokenRow.id == SessionRow.token_id)
+        .where(SessionRow.secret_hash == hash_secret(secret))
+    )
+    found = session.execute(query).one_or_none()
+    return None if found is None else (found[0], found[1] or found[2])
+
+
+def _principal(owner: UserRow | TokenRow) -> Principal:
+    kind = PrincipalKind.USER if isinstance(owner, UserRow) else PrincipalKind.TOKEN
+    return Principal(owner.name, Role(owner.role), None, kind)

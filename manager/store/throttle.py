@@ -1,0 +1,66 @@
+"""Failed tries to sign in, counted in the database, so that several managers count together.
+
+After ``FAILURES`` of them within ``WINDOW``, for one name or from one network, further tries are refused for
+``FIRST_WAIT * 2 ** (failures - FAILURES)`` after the last, at most for ``WINDOW``. A network is an address of IPv4, or
+the 64 bits of an IPv6 address that one subscriber has.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from datetime import datetime, timedelta
+
+from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy.orm import Session
+
+from manager.errors import SignInThrottled
+from manager.store.database import Database
+from manager.store.models import SignInFailureRow
+from manager.store.tokens import hash_secret
+
+FAILURES = 5
+WINDOW = timedelta(minutes=15)
+FIRST_WAIT = timedelta(seconds=30)
+KEEP = 2 * WINDOW
+"""How long a failure may count: for a window before a later one, which has others wait as long again at most."""
+
+
+def count_try(database: Database, name: str, address: str, now: datetime) -> None:
+    """Count a try as failed before its password is looked at: of many at the same time none gets past the limit.
+
+    Raises SignInThrottled; such a try does not count. ``forgive`` takes it back after success.
+    """
+    row = SignInFailureRow(at=now, name_hash=hash_secret(name), network=_network(address))
+    with database.registering() as session:
+        waits = [
+            _wait(session, SignInFailureRow.name_hash == row.name_hash, now),
+            _wait(session, SignInFailureRow.network == row.network, now),
+        ]
+        if max(waits) > timedelta(0):
+            raise SignInThrottled(math.ceil(max(waits).total_seconds()))
+        session.add(row)
+
+
+def forgive(session: Session, name: str) -> None:
+    """Forget all failures of a name: somebody proved to be its owner, or an administrator vouches for it."""
+    session.execute(delete(SignInFailureRow).where(SignInFailureRow.name_hash == hash_secret(name)))
+
+
+def _wait(session: Session, condition: ColumnElement[bool], now: datetime) -> timedelta:
+    times = session.scalars(select(SignInFailureRow.at).where(condition, SignInFailureRow.at > now - KEEP)).all()
+    last: datetime = max(times, default=now)
+    failures = sum(last - at < WINDOW for at in times)
+    if failures < FAILURES:
+        return timedelta(0)
+    return last + min(FIRST_WAIT * (1 << (failures - FAILURES)), WINDOW) - now
+
+
+def _network(address: str) -> str:
+    try:
+        parsed = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address  # none, as with a Unix socket
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(parsed.ipv4_mapped or ipaddress.IPv6Network((parsed, 64), strict=False))
+    return str(parsed)

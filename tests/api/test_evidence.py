@@ -1,0 +1,109 @@
+"""Evidence from what agents reported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from manager.model.histogram import Histogram
+from tests.api.conftest import CAPABILITIES, HOST, Api, moment, report, status, tick_of, window
+
+WORSE_S = -60
+"""When ``hog`` began to run, and the SLA of 10 ms to be missed."""
+
+
+def slot(end: int, time_ms: float, requests: float = 20) -> dict[str, Any]:
+    buckets = Histogram.of([time_ms * 1000] * 20).buckets
+    return window(end=end, buckets={str(number): count for number, count in buckets.items()}, requests=requests)
+
+
+def vm(name: str, share: float, delay: float = 0.0) -> dict[str, Any]:
+    return {"vm": name, "cpu_share": share, "run_delay_share": delay, "weight": 100, "mode": "enforce"}
+
+
+def tell(api: Api, calm: list[dict[str, Any]], worse: list[dict[str, Any]], until: int = 0, **changes: Any) -> None:
+    """Ticks and slots of ten minutes; the SLA is missed from ``WORSE_S`` until ``until``."""
+    ends = range(-600, 5, 5)
+    api.ok(
+        "POST",
+        f"/hosts/{HOST}/report",
+        report(
+            vms=[status("web-1", vcpus=2)],
+            ticks=[tick_of(end, vms=worse if WORSE_S < end <= until else calm) for end in ends],
+            windows=[slot(end, 40.0 if WORSE_S < end <= until else 5.0) for end in ends],
+            **changes,
+        ),
+    )
+
+
+CALM = [vm("web-1", 0.2, 0.01), vm("hog", 0.1)]
+WORSE = [vm("web-1", 0.2, 0.5), vm("hog", 0.7)]
+
+
+@pytest.fixture
+def site(shop: Api) -> Api:
+    shop.ok("PUT", "/vms/hog", {"class": "batch"})
+    return shop
+
+
+def test_the_neighbour_is_named(site: Api) -> None:
+    tell(site, CALM, WORSE)
+    found = site.ok("GET", "/applications/shop/evidence", role="viewer")
+    assert (found["verdict"], found["vm"], found["host"]) == ("neighbour", "hog", HOST)
+    assert found["violation"] == {"start": moment(WORSE_S), "end": moment(0), "missed": 12}
+    assert (found["at"], found["rate_rps"]) == (moment(0), 4)
+    assert "batch VM hog rose from 10.0% to 70.0%" in found["evidence"][1]
+    shares = {(one["subject"], one["what"]): (one["before"], one["during"]) for one in found["measures"]}
+    assert shares["hog", "cpu_share"] == (pytest.approx(0.1), pytest.approx(0.7))
+
+
+def test_the_latest_violation_is_found_and_an_earlier_one_on_demand(site: Api) -> None:
+    tell(site, CALM, WORSE, until=-30)
+    found = site.ok("GET", "/applications/shop/evidence")
+    assert (found["violation"]["end"], found["verdict"]) == (moment(-30), "neighbour")
+    assert site.ok("GET", f"/applications/shop/evidence?at={moment(-35)}")["verdict"] == "neighbour"
+    before = site.ok("GET", f"/applications/shop/evidence?at={moment(-200)}")
+    assert (before["verdict"], before["violation"], before["vm"]) == ("unknown", None, None)
+    assert "was not missed in the minute until" in before["evidence"][0]
+
+
+def test_a_rate_above_what_was_agreed(site: Api) -> None:
+    tiers = [{"name": "web", "vms": ["web-1"]}]
+    site.ok("PUT", "/applications/shop", {"tiers": tiers, "sla": {"response_time_ms": 10, "max_rate_rps": 3}})
+    tell(site, CALM, WORSE)
+    found = site.ok("GET", "/applications/shop/evidence")
+    assert (found["verdict"], found["vm"]) == ("overload", None)
+    assert "4 requests a second, agreed are 3" in found["evidence"][0]
+
+
+def test_a_vm_at_its_limit(site: Api) -> None:
+    site.ok("PUT", "/vms/web-1", {"class": "critical", "max_pcpus": 1})
+    tell(site, CALM, [vm("web-1", 0.24, 0.01), vm("hog", 0.1)])
+    found = site.ok("GET", "/applications/shop/evidence")
+    assert (found["verdict"], found["host"]) == ("overload", HOST)
+    assert "0.96 of the 1 pCPUs" in found["evidence"][0]
+
+
+def test_not_the_cpu(site: Api) -> None:
+    tell(site, CALM, CALM)
+    assert site.ok("GET", "/applications/shop/evidence")["verdict"] == "not_cpu"
+
+
+def test_nothing_is_said_without_evidence(site: Api) -> None:
+    assert "was not missed in the last 30 days" in site.ok("GET", "/applications/shop/evidence")["evidence"][0]
+    tell(site, CALM, WORSE, capabilities={**CAPABILITIES, "schedstat": False})
+    found = site.ok("GET", "/applications/shop/evidence")
+    assert (found["verdict"], found["vm"]) == ("unknown", None)
+    assert "does not tell how long vCPUs wait" in found["evidence"][0]
+    site.ok("PUT", "/applications/shop", {"tiers": [], "sla": {"response_time_ms": 10}})
+    assert site.ok("GET", "/applications/shop/evidence")["evidence"] == ["no VM serves the application"]
+    site.ok("PUT", "/applications/shop", {})
+    site.refused(404, "GET", "/applications/nothing/evidence")
+
+
+def test_without_ticks_it_is_unknown_why(site: Api) -> None:
+    site.ok("POST", f"/hosts/{HOST}/report", report(windows=[slot(-5, 40.0), slot(0, 40.0)]))
+    found = site.ok("GET", "/applications/shop/evidence")
+    assert (found["verdict"], found["violation"]["missed"]) == ("unknown", 2)
+    assert found["evidence"] == ["no host is known on which its VMs run"]

@@ -1,0 +1,146 @@
+"""What agents report of their hosts: the domains that run there, and what the doctor found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.api.conftest import HOST, Api, report, status, tick
+
+UUIDS = [f"00000000-0000-4000-8000-{number:012d}" for number in range(4)]
+
+
+def domain(number: int, name: str) -> dict[str, str]:
+    return {"libvirt_name": name, "libvirt_uuid": UUIDS[number]}
+
+
+def told(api: Api, *domains: dict[str, str], host: str = HOST) -> None:
+    api.ok("POST", f"/hosts/{host}/report", report(domains=list(domains)))
+
+
+def seen(api: Api, path: str = "/domains") -> list[tuple[str, str, str | None]]:
+    items = api.ok("GET", path, role="viewer")["items"]
+    return [(one["host"], one["libvirt_name"], one["registered_as"]) for one in items]
+
+
+def test_domains_are_listed_with_the_vm_that_each_is_registered_as(api: Api) -> None:
+    api.ok("PUT", "/vms/by-name", {"class": "batch", "libvirt_name": "domain 1"})
+    api.ok("PUT", "/vms/by-uuid", {"class": "batch", "libvirt_uuid": UUIDS[2]})
+    api.ok("PUT", "/vms/elsewhere", {"class": "batch", "libvirt_name": "domain 0", "host": "kvm2"})
+    told(api, *(domain(number, f"domain {number}") for number in range(3)))
+    told(api, domain(0, "domain 0"), host="kvm2")
+    expected = [(HOST, "domain 0", None), (HOST, "domain 1", "by-name"), (HOST, "domain 2", "by-uuid")]
+    assert seen(api, f"/hosts/{HOST}/domains") == expected
+    assert seen(api) == [*expected, ("kvm2", "domain 0", "elsewhere")]
+    assert seen(api, "/domains?registered=false") == expected[:1]
+    assert seen(api, f"/hosts/{HOST}/domains?registered=true") == expected[1:]
+    api.ok("DELETE", "/vms/by-uuid")
+    assert seen(api, "/domains?registered=false") == [expected[0], (HOST, "domain 2", None)]
+
+
+def test_a_uuid_decides_before_a_name(api: Api) -> None:
+    api.ok("PUT", "/vms/a-name", {"class": "batch", "libvirt_name": "shop"})
+    told(api, domain(0, "shop"), domain(1, "blog"))
+    assert seen(api) == [(HOST, "shop", "a-name"), (HOST, "blog", None)]
+    api.ok("PUT", "/vms/b-uuid", {"class": "batch", "libvirt_uuid": UUIDS[0]})
+    assert seen(api) == [(HOST, "shop", "b-uuid"), (HOST, "blog", None)]
+    api.ok("PUT", "/vms/b-uuid", {"class": "batch", "libvirt_uuid": UUIDS[3], "libvirt_name": "blog"})
+    assert seen(api) == [(HOST, "shop", "a-name"), (HOST, "blog", None)], "the name of one with a UUID does not count"
+
+
+def test_domains_are_replaced_as_a_whole_or_left_alone(api: Api) -> None:
+    told(api, domain(0, "a"), domain(1, "b"))
+    api.ok("POST", f"/hosts/{HOST}/report", report())
+    assert [name for _, name, _ in seen(api)] == ["a", "b"]
+    told(api, domain(1, "b, renamed"), domain(2, "c"))
+    assert [name for _, name, _ in seen(api)] == ["b, renamed", "c"]
+    told(api)
+    assert seen(api) == []
+    told(api, domain(0, "a"))
+    api.ok("DELETE", f"/hosts/{HOST}")
+    assert seen(api) == []
+
+
+def test_domains_come_in_parts(api: Api) -> None:
+    told(api, *(domain(number, "☃" * 255) for number in range(4)))
+    told(api, domain(0, "x"), host="a" * 63)
+    found: list[tuple[str, str]] = []
+    cursor = ""
+    while True:
+        page = api.ok("GET", f"/domains?limit=2{cursor}")
+        found += [(one["host"], one["libvirt_uuid"]) for one in page["items"]]
+        if page["next"] is None:
+            break
+        cursor = f"&cursor={page['next']}"
+    assert found == [("a" * 63, UUIDS[0]), *((HOST, uuid) for uuid in UUIDS)]
+    assert api.refused(422, "GET", "/domains?cursor=WyJhIl0=")["field"] == "cursor"
+    assert api.refused(422, "GET", "/domains?registered=perhaps")["field"] == "registered"
+
+
+def test_a_domain_listed_twice_is_refused(api: Api) -> None:
+    body = report(domains=[domain(0, "a"), domain(0, "b")])
+    assert api.refused(422, "POST", f"/hosts/{HOST}/report", body)["field"] == "domains[1].libvirt_uuid"
+
+
+def findings(at: str, **changes: Any) -> dict[str, Any]:
+    one = {
+        "id": "sched-ext",
+        "area": "Warp",
+        "title": "sched_ext",
+        "status": "missing",
+        "essential": False,
+        "detail": "this kernel has none",
+        "advice": "run a newer one",
+    }
+    return {"at": at, "findings": [one | changes]}
+
+
+def test_findings_are_those_of_the_last_look(api: Api) -> None:
+    api.refused(404, "GET", f"/hosts/{HOST}/findings")
+    api.ok("POST", f"/hosts/{HOST}/report", report())
+    assert "never reported findings" in api.refused(404, "GET", f"/hosts/{HOST}/findings")["detail"]
+    first, second = findings("2026-03-01T11:00:00Z"), findings("2026-03-01T12:00:00Z", status="works", advice="")
+    for body in (first, second):
+        api.ok("POST", f"/hosts/{HOST}/report", report(findings=body))
+        api.ok("POST", f"/hosts/{HOST}/report", report())
+        assert api.ok("GET", f"/hosts/{HOST}/findings", role="host") == body
+    field = api.refused(422, "POST", f"/hosts/{HOST}/report", report(findings=findings("2026-03-01T12:00:00Z", id="")))
+    assert field["field"] == "findings.findings[0].id"
+
+
+def test_what_an_older_agent_does_not_tell_is_unknown(api: Api) -> None:
+    api.ok("PUT", "/vms/web-1", {"class": "critical"})
+    old_tick, old_status = tick(), status("web-1")
+    for name in ("critical_cpu_share", "batch_cpu_share", "batch", "observed", "orders"):
+        del old_tick[name]
+    for name in ("mode", "observed"):
+        del old_status[name]
+    api.ok("POST", f"/hosts/{HOST}/report", report(tick=old_tick, vms=[old_status]))
+    found = api.ok("GET", f"/hosts/{HOST}")["tick"]
+    assert (found["critical_cpu_share"], found["batch"], found["orders"]) == (None, None, None)
+    assert api.ok("GET", "/vms/web-1")["status"]["mode"] is None
+
+
+def test_an_assignment_tells_the_number_of_what_is_registered(api: Api) -> None:
+    api.ok("PUT", f"/hosts/{HOST}", {})
+
+    def number(**headers: str) -> tuple[int, int]:
+        response = api.call("GET", f"/hosts/{HOST}/assignment", role="host", **headers)
+        return response.status_code, int(response.headers["Equipoise-Orders"])
+
+    etag = api.call("GET", f"/hosts/{HOST}/assignment").headers["ETag"]
+    _, first = number()
+    assert number() == (200, first), "reading changes nothing"
+    api.ok("PUT", "/hosts/kvm2", {})
+    code, second = number(If_None_Match=etag)
+    assert (code, second > first) == (304, True), "also where nothing changed for this host"
+    api.refused(422, "PATCH", f"/hosts/{HOST}", {"policy": "none"})
+    assert number()[1] == second
+    api.ok("PATCH", f"/hosts/{HOST}", {"mode": "released"})
+    assert number()[1] > second
+
+
+@pytest.mark.parametrize("path", ["/hosts/ghost/domains", "/hosts/ghost/findings", "/hosts/ghost/preview"])
+def test_a_host_that_is_not_there_has_none(sqlite_api: Api, path: str) -> None:
+    sqlite_api.refused(404, "GET", path)

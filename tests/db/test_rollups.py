@@ -1,0 +1,285 @@
+"""Roll-ups by minute and hour: what they hold, once and whole, after downtime, from several managers, and late."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from random import Random
+
+import pytest
+from sqlalchemy import delete, select
+
+from manager.control.budget import Period, total
+from manager.model.histogram import Histogram
+from manager.model.registration import Application, Sla
+from manager.model.window import Ready, Window
+from manager.store import retention, rollups
+from manager.store.applications import put_application
+from manager.store.database import Database
+from manager.store.history import latest_violation, read_periods
+from manager.store.models import ApplicationRow, LateMinuteRow, RollupRow, WindowRow
+from manager.store.registered import get
+from manager.store.rollups import RollUps, note_late, period_of
+from manager.store.windows import replace_windows
+
+HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
+SLOT = timedelta(seconds=5)
+KEEP = timedelta(days=30)
+LEAST = 10
+
+
+@dataclass
+class Store:
+    """A database with ``shop``, whose SLA is 100 ms, and the roll-ups of it; tests move the time."""
+
+    database: Database
+    now: datetime = HOUR
+
+    def job(self) -> RollUps:
+        return RollUps(self.database, SLOT, LEAST, KEEP, 2 * KEEP, self._clock)
+
+    def _clock(self) -> float:
+        return self.now.timestamp()
+
+    def roll_up(self, seconds: float) -> int:
+        self.now = at(seconds)
+        return self.job().roll_up()
+
+    def report(self, *windows: Window, origin: str = "h") -> None:
+        with self.database.writing() as session:
+            numbers = {"shop": get(session, ApplicationRow, "shop").id}
+            note_late(session, numbers, windows, SLOT, self.now)
+            replace_windows(session, origin, numbers, windows, SLOT)
+
+    def rows(self, length_s: int) -> list[tuple[float, Period]]:
+        """Begin in seconds since the hour, and content, oldest first."""
+        with self.database.reading() as session:
+            query = select(RollupRow).where(RollupRow.length_s == length_s).order_by(RollupRow.start)
+            return [((row.start - HOUR).total_seconds(), period_of("shop", row)) for row in session.scalars(query)]
+
+    def read(self, since: float, until: float, period_s: float) -> list[Period]:
+        with self.database.reading() as session:
+            row = get(session, ApplicationRow, "shop")
+            return read_periods(session, row, at(since), at(until), period_s, SLOT, LEAST)
+
+
+def at(second: float) -> datetime:
+    return HOUR + timedelta(seconds=second)
+
+
+@pytest.fixture
+def store(database: Database) -> Store:
+    with database.registering() as session:
+        put_application(session, Application("shop", sla=Sla(100.0)), HOUR, lambda _etag: None)
+    return Store(database)
+
+
+def window(start: float, count: int = 20, time_ms: float = 50.0, ready: Ready | None = None) -> Window:
+    """A slot."""
+    histogram = Histogram.of([time_ms * 1000] * count)
+    return Window("shop", at(start).timestamp(), at(start + 5).timestamp(), histogram, count, ready)
+
+
+def slots(since: float, until: float, seed: int = 0) -> list[Window]:
+    """All slots from ``since`` until ``until``, some of them with few response times, some that miss the SLA."""
+    random = Random(seed)
+    return [
+        window(5.0 * number, random.choice((3, 20, 40)), random.choice((20.0, 90.0, 400.0)))
+        for number in range(int(since // 5), int(until // 5))
+    ]
+
+
+def same(found: Period, wanted: Period) -> None:
+    assert found.window.histogram == wanted.window.histogram
+    assert found.window.requests == wanted.window.requests
+    assert (found.slots, found.judged, found.missed) == (wanted.slots, wanted.judged, wanted.missed)
+    assert found.violations == wanted.violations
+
+
+def whole(periods: list[Period], since: float, until: float) -> Period:
+    return total("shop", periods, at(since).timestamp(), at(until).timestamp())
+
+
+def test_minutes_and_hours_hold_all_that_their_slots_held(store: Store) -> None:
+    store.report(*slots(0, 7200))
+    raw = store.read(0, 7200, 5)
+    assert store.roll_up(7200 + 360) == 120 + 2
+    assert [start for start, _ in store.rows(60)] == [60.0 * minute for minute in range(120)]
+    assert [start for start, _ in store.rows(3600)] == [0, 3600]
+    for length_s in (60, 3600):
+        for start, period in store.rows(length_s):
+            same(
+                period, whole([one for one in raw if start <= one.start_s - HOUR.timestamp() < start + length_s], 0, 0)
+            )
+        same(whole(store.read(0, 7200, length_s), 0, 7200), whole(raw, 0, 7200))
+    assert len(store.read(0, 7200, 3600)) == 2
+
+
+def test_what_several_origins_know_of_a_slot_is_judged_together(store: Store) -> None:
+    store.report(window(0, 6, 400.0))
+    store.report(window(0, 6, 400.0), origin="g")
+    store.roll_up(600)
+    [(_, minute)] = store.rows(60)
+    assert (minute.window.histogram.count, minute.slots, minute.judged, minute.missed) == (12, 1, 1, 1)
+
+
+def test_only_what_is_settled_is_rolled_up_and_the_rest_is_read_from_slots(store: Store) -> None:
+    store.report(*slots(0, 900))
+    assert store.roll_up(900) == 9, "the last six minutes may still change"
+    found = store.read(0, 900, 60)
+    assert len(found) == 9 + 6 * 12
+    same(whole(found, 0, 900), whole(store.read(0, 900, 5), 0, 900))
+
+
+def test_rolling_up_again_changes_nothing(store: Store) -> None:
+    store.report(*slots(0, 3600))
+    assert store.roll_up(3960) == 61
+    before = store.rows(60), store.rows(3600)
+    assert store.roll_up(3960) == 0
+    assert store.roll_up(3990) == 0
+    assert (store.rows(60), store.rows(3600)) == before
+
+
+def test_downtime_is_made_up_for_and_times_without_response_times_are_skipped(store: Store) -> None:
+    store.report(window(0))
+    store.roll_up(600)
+    store.report(*slots(86_400, 86_400 + 3600), window(4 * 86_400.0))
+    assert store.roll_up(5 * 86_400) == 60 + 1 + 3
+    assert [start for start, _ in store.rows(3600)] == [0, 86_400, 4 * 86_400]
+
+
+def test_a_reboot_in_the_middle_is_made_up_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each transaction but the first few fails."""
+    store.report(*slots(0, 3600))
+    write, left = rollups._write, iter(range(3))
+
+    def failing(*arguments: object) -> int:
+        next(left)
+        return write(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rollups, "_write", failing)
+    with pytest.raises(StopIteration):
+        store.roll_up(3960)
+    monkeypatch.undo()
+    assert 0 < len(store.rows(60)) < 60
+    store.roll_up(3960)
+    same(whole(store.read(0, 3600, 3600), 0, 3600), whole(store.read(0, 3600, 5), 0, 3600))
+    assert len(store.rows(60)) == 60
+
+
+def test_several_managers_may_roll_up_at_once(store: Store) -> None:
+    store.report(*slots(0, 7200))
+    store.now = at(7200 + 360)
+    with ThreadPoolExecutor(4) as pool:
+        for job in [pool.submit(store.job().roll_up) for _ in range(4)]:
+            job.result()
+    assert (len(store.rows(60)), len(store.rows(3600))) == (120, 2)
+    same(whole(store.read(0, 7200, 3600), 0, 7200), whole(store.read(0, 7200, 5), 0, 7200))
+
+
+def test_what_is_reported_late_is_rolled_up_again_with_its_hour(store: Store) -> None:
+    """An agent that could not reach the manager for hours."""
+    store.report(*slots(0, 3600))
+    store.roll_up(3960)
+    store.now = at(7200)
+    store.report(*slots(600, 1200, seed=1), origin="g")
+    assert store.roll_up(7200) == 10 + 1
+    for period_s in (60, 3600):
+        same(whole(store.read(0, 3600, period_s), 0, 3600), whole(store.read(0, 3600, 5), 0, 3600))
+    assert store.roll_up(7260) == 0
+    with store.database.reading() as session:
+        assert session.scalars(select(LateMinuteRow.start)).all() == []
+
+
+def test_what_is_reported_in_time_is_not_noted_as_late(store: Store) -> None:
+    store.now = at(305)
+    store.report(window(0))
+    with store.database.reading() as session:
+        assert session.scalars(select(LateMinuteRow.start)).all() == []
+
+
+def test_a_late_report_of_what_is_forgotten_does_not_make_a_minute_smaller(store: Store) -> None:
+    store.report(*(window(5.0 * number) for number in range(12)))
+    store.roll_up(3960)
+    with store.database.writing() as session:
+        session.execute(delete(WindowRow))
+    store.report(window(0, 3), origin="g")
+    store.roll_up(3960)
+    [(_, minute)] = store.rows(60)
+    assert minute.window.histogram.count == 240
+
+
+def test_a_promise_that_changes_later_does_not_change_what_was_missed_under_the_old_one(store: Store) -> None:
+    store.report(*(window(5.0 * number, time_ms=400.0) for number in range(12)))
+    store.roll_up(600)
+    with store.database.registering() as session:
+        put_application(session, Application("shop", sla=Sla(500.0)), HOUR, lambda _etag: None)
+    store.report(*(window(60 + 5.0 * number, time_ms=400.0) for number in range(12)))
+    store.roll_up(3960)
+    assert [minute.missed for _, minute in store.rows(60)] == [12, 0]
+    [(_, hour)] = store.rows(3600)
+    assert (hour.judged, hour.missed) == (24, 12)
+    assert [(one.end_s - one.start_s) for one in hour.violations] == [60]
+
+
+def test_a_ready_percentile_is_kept(store: Store) -> None:
+    store.report(window(0, 0, ready=Ready(95, 40.0)), window(5, 0, ready=Ready(95, 140.0)))
+    store.roll_up(3960)
+    [(_, minute)] = store.rows(60)
+    assert (minute.window.percentile_ms(95), minute.judged, minute.missed) == (140.0, 2, 1)
+
+
+def test_roll_ups_go_with_their_application(store: Store) -> None:
+    store.report(*slots(0, 600))
+    store.roll_up(960)
+    store.now = at(7200)
+    store.report(window(0), origin="g")
+    with store.database.registering() as session:
+        session.execute(delete(ApplicationRow))
+    assert store.rows(60) == []
+    assert store.roll_up(7200) == 0
+
+
+def test_each_length_is_kept_for_its_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_BATCH", 7)
+    store.report(*slots(0, 3600))
+    store.roll_up(3960)
+    store.now = HOUR + KEEP + timedelta(minutes=10)
+    assert store.job().forget() == 10
+    store.now = HOUR + 2 * KEEP
+    assert store.job().forget() == 50
+    assert len(store.rows(3600)) == 1
+    store.now += timedelta(seconds=1)
+    assert store.job().forget() == 1
+
+
+def test_it_works_in_the_background(store: Store) -> None:
+    store.report(*slots(0, 60))
+    store.now = at(3960)
+    job = store.job()
+    job.start()
+    for _ in range(500):
+        if store.rows(3600):
+            break
+    job.close()
+    assert len(store.rows(3600)) == 1
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_the_latest_violation(store: Store, rolled: bool) -> None:
+    missing = [window(start, time_ms=400.0) for start in (20.0, 25.0, 130.0, 135.0)]
+    store.report(*missing, *(window(start) for start in (15.0, 30.0, 125.0, 140.0, 300.0)))
+    if rolled:
+        store.roll_up(3960)
+
+    def latest(until: float) -> tuple[float, float] | None:
+        with store.database.reading() as session:
+            row = get(session, ApplicationRow, "shop")
+            found = latest_violation(session, row, at(until), timedelta(hours=1), SLOT, LEAST)
+        return (found.start_s - HOUR.timestamp(), found.end_s - HOUR.timestamp()) if found else None
+
+    assert latest(3600) == (130, 140)
+    assert latest(119) == (20, 30)
+    assert latest(15) is None
+    assert latest(7300) is None

@@ -1,0 +1,119 @@
+"""The doctor as the agent asks it, in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from manager.cli import examine
+from manager.cli.examine import Doctor
+from manager.errors import HostError
+from manager.host.doctor.checks import CHECKS
+from manager.model.finding import Finding, FindingStatus
+from manager.settings import load_settings
+
+LONG_S = 60.0
+
+
+def doctor(folder: Path) -> Doctor:
+    given = {
+        "state_dir": str(folder),
+        "host_name": "h1",
+        "manager_url": "http://127.0.0.1:9",
+        "libvirt_uri": "test:///default",
+    }
+    return Doctor(load_settings(None, {}, given))
+
+
+def test_it_finds_what_the_command_finds_and_tries_weights_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    for name in [one for one in os.environ if one.startswith("EQUIPOISE_")]:
+        monkeypatch.delenv(name)
+    one = doctor(tmp_path)
+    first = {found.id: found for found in one.look()}
+    assert list(first) == [*(check.id for check in CHECKS), "manager", "clock"]
+    assert first["libvirt"].status is FindingStatus.WORKS
+    assert "not tried, because of" not in first["cpu-weight-acts"].detail + first["load-outside"].detail
+    second = {found.id: found for found in one.look()}
+    assert second["cpu-weight-acts"] == first["cpu-weight-acts"]
+    assert "not tried, because of" not in second["load-outside"].detail
+
+
+def runs(monkeypatch: pytest.MonkeyPatch, script: str) -> list[list[str]]:
+    """Have another program in place of the doctor; the options that it gets."""
+    options: list[list[str]] = []
+    real = examine.subprocess.Popen
+
+    def start(command: list[str], **more: object) -> object:
+        options.append(command[5:])
+        return real([sys.executable, "-c", script], **more)
+
+    monkeypatch.setattr(examine.subprocess, "Popen", start)
+    return options
+
+
+ACTS = '{"id":"cpu-weight-acts","area":"a","title":"t","status":"%s","essential":false,"detail":"d","advice":""}'
+
+
+def test_what_weights_did_at_first_is_told_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = doctor(tmp_path)
+    first = runs(monkeypatch, f"""print('{{"findings":[{ACTS % "ignored"}]}}'); raise SystemExit(1)""")
+    expected = (Finding("cpu-weight-acts", "a", "t", FindingStatus.IGNORED, False, "d"),)
+    assert (one.look(), first) == (expected, [[]])
+    monkeypatch.undo()
+    later = runs(monkeypatch, f"""print('{{"findings":[{ACTS % "unknown"}]}}')""")
+    assert (one.look(), later) == (expected, [["--gentle"]])
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("raise SystemExit('equipoise: no such setting')", "equipoise: no such setting"),
+        ("print('{}')", "findings"),
+        ("""print('{"findings": [{"id": 1}]}')""", "area"),
+        ("print('[]')", "did not answer"),
+    ],
+)
+def test_what_is_no_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, says: str) -> None:
+    runs(monkeypatch, script)
+    with pytest.raises(HostError, match=says):
+        doctor(tmp_path).look()
+
+
+def test_a_doctor_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examine, "_LONGEST_S", 0.2)
+    runs(monkeypatch, "import time; time.sleep(60)")
+    with pytest.raises(HostError, match="longer than"):
+        doctor(tmp_path).look()
+
+
+def test_closing_ends_a_look_and_lets_none_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = doctor(tmp_path)
+    begun, errors = tmp_path / "begun", []
+    runs(monkeypatch, f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)")
+
+    def look() -> None:
+        try:
+            one.look()
+        except HostError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    deadline = time.monotonic() + LONG_S
+    while not begun.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    one.close()
+    thread.join(LONG_S)
+    assert not thread.is_alive()
+    assert len(errors) == 1
+    with pytest.raises(HostError, match="told to end"):
+        one.look()

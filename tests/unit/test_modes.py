@@ -1,0 +1,116 @@
+"""`equipoise release`, `observe` and `enforce`: they answer when the agent has acted on them, and not before."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from manager.cli import main, modes
+from manager.client import ManagerClient
+
+NUMBER = 7
+VM = {"status_host": "h1", "status": {"knobs": []}}
+
+
+def tick(orders: int | None, owned_knobs: int = 0) -> dict[str, Any]:
+    return {"orders": orders, "owned_knobs": owned_knobs, "mode": "enforce", "number": 1}
+
+
+def changed(owned: bool) -> dict[str, Any]:
+    return VM | {"status": {"knobs": [{"owned": False}, {"owned": owned}]}}
+
+
+@dataclass
+class Manager:
+    """Answers each tick and each VM in turn, the last one again and again."""
+
+    ticks: list[Any]
+    vms: list[dict[str, Any]] = field(default_factory=lambda: [VM])
+    patches: list[tuple[str, Any]] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+
+    def handle(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path.removeprefix("/api/v1")
+        if request.method == "PATCH":
+            self.patches.append((path, json.loads(request.content)))
+            return httpx.Response(200, json={})
+        self.reads.append(path)
+        if path.endswith("/assignment"):
+            return httpx.Response(200, json={}, headers={"Equipoise-Orders": str(NUMBER)})
+        answers = self.vms if path.startswith("/vms/") else self.ticks
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        return httpx.Response(200, json=answer if path.startswith("/vms/") else {"tick": answer})
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Runs a command against such a manager, on a machine without an agent's lock or journal."""
+    monkeypatch.setattr(modes, "release_offline", lambda *_arguments: None)
+    monkeypatch.setattr(modes.time, "sleep", lambda _seconds: None)
+
+    def run(manager: Manager, *arguments: str) -> Result:
+        client = ManagerClient("http://manager", "", httpx.MockTransport(manager.handle))
+        monkeypatch.setattr(modes, "connect", lambda _settings: client)
+        result = CliRunner().invoke(main, [*arguments, "--state-dir", str(tmp_path)])
+        client.close()
+        return result
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["release", "observe"])
+def test_a_host_is_released_when_a_tick_acted_on_it_and_nothing_is_changed_any_more(call: Any, command: str) -> None:
+    manager = Manager([None, tick(None), tick(NUMBER - 1), tick(NUMBER, 2), tick(NUMBER + 1)])
+    result = call(manager, command, "--host", "h1")
+    assert result.exit_code == 0, result.output
+    assert manager.patches == [("/hosts/h1", {"mode": {"release": "released"}.get(command, command)})]
+    assert manager.reads.count("/hosts/h1") == 5
+
+
+def test_enforcing_does_not_wait_for_settings_to_go(call: Any) -> None:
+    manager = Manager([tick(NUMBER - 1), tick(NUMBER, 2)])
+    result = call(manager, "enforce", "--host", "h1")
+    assert (result.exit_code, result.output) == (0, "h1: enforce\n")
+    assert manager.reads.count("/hosts/h1") == 2
+
+
+def test_a_vm_that_was_released_before_the_agent_acted_is_waited_for(call: Any) -> None:
+    """After `enforce --vm` nothing is changed yet: that nothing is changed says nothing before the tick does."""
+    manager = Manager(
+        [tick(NUMBER - 1), tick(NUMBER - 1), tick(NUMBER), tick(NUMBER)], [VM, changed(True), changed(False)]
+    )
+    result = call(manager, "release", "--vm", "web", "--host", "h1")
+    assert (result.exit_code, result.output) == (0, "web: released, every setting is back to its original\n")
+    assert manager.patches == [("/vms/web", {"mode": "released"})]
+    assert manager.reads == [
+        "/vms/web",
+        "/hosts/h1/assignment",
+        *("/hosts/h1", "/hosts/h1"),
+        *("/hosts/h1", "/vms/web") * 2,
+    ]
+
+
+def test_a_vm_that_is_enforced_follows_its_host(call: Any) -> None:
+    manager = Manager([tick(NUMBER)], [changed(True)])
+    result = call(manager, "enforce", "--vm", "web")
+    assert (result.exit_code, result.output) == (0, "web: enforce\n")
+    assert manager.patches == [("/vms/web", {"mode": None})]
+
+
+def test_a_vm_that_no_agent_sees_is_not_waited_for(call: Any) -> None:
+    manager = Manager([None], [{"status_host": None, "status": None}])
+    assert call(manager, "observe", "--vm", "web").exit_code == 0
+    assert manager.reads == ["/vms/web"]
+
+
+def test_an_agent_that_does_not_act_is_told_of(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modes, "_WAIT_S", 0.05)
+    result = call(Manager([tick(NUMBER - 1)]), "release", "--host", "h1")
+    assert result.exit_code == 1
+    assert "did not report having carried it out" in result.output

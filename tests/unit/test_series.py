@@ -1,0 +1,51 @@
+"""Ticks as lines of a chart."""
+
+from __future__ import annotations
+
+import pytest
+
+from manager.control.series import host_lines
+from manager.model.records import TickRecord, VmTick
+from manager.model.registration import VmClass
+
+CLASSES = {"web": VmClass.CRITICAL, "hog": VmClass.BATCH}
+
+
+def tick(time_s: float, busy: float = 0.9, **shares: float) -> TickRecord:
+    vms = tuple(VmTick(vm, share, share / 10, round(share * 1000), "enforce") for vm, share in shares.items())
+    return TickRecord(time_s, "fair", "enforce", busy, vms)
+
+
+def test_shares_are_means_and_weights_are_the_last() -> None:
+    found = host_lines([tick(1, 0.5, web=0.1, hog=0.2), tick(9, 0.7, web=0.3, hog=0.4)], CLASSES, 0, 10, 1)
+    assert (found.ticks, found.host_cpu_share, found.critical_share, found.batch_share) == ([2], [0.6], [0.2], [0.3])
+    assert found.other_share == [pytest.approx(0.1)]
+    hog, web = found.vms
+    assert (hog.vm, hog.cpu_share, hog.run_delay_share, hog.weight, hog.mode) == (
+        "hog",
+        [0.3],
+        [0.03],
+        [400],
+        ["enforce"],
+    )
+    assert web.weight == [300]
+
+
+def test_a_step_without_ticks_is_unknown_and_not_zero() -> None:
+    found = host_lines([tick(25, web=0.3)], CLASSES, 0, 10, 4)
+    assert found.ticks == [0, 0, 1, 0]
+    assert found.host_cpu_share == [None, None, 0.9, None]
+    assert found.vms[0].cpu_share == [None, None, 0.3, None]
+    assert found.other_share == [None, None, pytest.approx(0.6), None]
+
+
+def test_a_vm_that_came_later_has_the_mean_of_the_ticks_that_tell_of_it() -> None:
+    found = host_lines([tick(1, web=0.2), tick(2, web=0.2, hog=0.4)], CLASSES, 0, 10, 1)
+    assert [vm.cpu_share for vm in found.vms] == [[0.4], [0.2]]
+    assert found.batch_share == [0.2], "of the whole step"
+
+
+def test_what_is_not_registered_and_ticks_of_other_times_are_left_out() -> None:
+    found = host_lines([tick(-1, web=1.0), tick(5, 0.9, web=0.2, gone=0.5), tick(10, web=1.0)], CLASSES, 0, 10, 1)
+    assert [vm.vm for vm in found.vms] == ["web"]
+    assert found.other_share == [pytest.approx(0.7)]

@@ -1,0 +1,123 @@
+"""The page of an application, its files and its report."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from manager.store.tokens import Role
+from tests.api.conftest import HOST, report, source_status, tick_of, window
+from tests.web.desk import Desk
+
+
+def test_it_shows_promise_measure_and_where_its_vms_run(shop: Desk) -> None:
+    page = shop.browser(Role.VIEWER).get("/applications/shop")
+    assert "p95 ≤ 10.0 ms up to 5.00/s" in page.text
+    assert "▲ over the agreed rate" in page.text
+    assert "The SLA was not missed lately" in page.text
+    assert page.all("a", href=f"/hosts/{HOST}")
+    assert page.by_id("charts")["data-application"] == "shop"
+    assert page.all("body")[0]["data-live"] == "application:shop"
+
+
+def test_no_data_stale_data_and_no_sla_look_different(shop: Desk) -> None:
+    browser = shop.browser(Role.VIEWER)
+    ids = {"no-sla", "no-data", "stale"}
+
+    def notices(name: str) -> set[str]:
+        return {one.attributes.get("id", "") for one in browser.get(f"/applications/{name}").elements} & ids
+
+    shop.api.ok("PUT", "/applications/new", {"sla": {"response_time_ms": 10}})
+    shop.api.ok("PUT", "/applications/free", {})
+    assert notices("shop") == set()
+    assert notices("new") == {"no-data"}
+    assert notices("free") == {"no-sla"}
+    shop.api.clock.now_s += 200
+    assert notices("shop") == {"stale"}
+
+
+def test_sources_say_how_they_are(shop: Desk) -> None:
+    sources = [{"type": "http_probe", "name": name, "url": "http://shop/"} for name in ("ran", "never")]
+    shop.api.ok(
+        "PUT",
+        "/applications/shop",
+        {"tiers": [{"name": "web", "vms": ["web-1"]}], "sla": {"response_time_ms": 10}, "sources": sources},
+    )
+    failing = source_status("ran", state="failing", detail="connection refused")
+    shop.api.ok("POST", f"/hosts/{HOST}/report", report(sources=[failing]), role="host")
+    page = shop.browser().get("/applications/shop")
+    assert "✗ failing" in page.text
+    assert "connection refused" in page.text
+    assert "no agent runs it" in page.text
+
+
+def test_an_application_that_is_not_there_is_said_so(desk: Desk) -> None:
+    page = desk.browser().get("/applications/nothing")
+    assert page.status == 404
+    assert "nothing" in page.text
+
+
+def missed(shop: Desk) -> None:
+    """40 response times of 5 ms against an SLA of 4 ms, and the tick that saw it."""
+    tiers = [{"name": "web", "vms": ["web-1"]}]
+    shop.api.ok("PUT", "/applications/shop", {"tiers": tiers, "sla": {"response_time_ms": 4}})
+    windows = [window(end=end, count=40) for end in (-10, -5, 0)]
+    ticks = [tick_of(second) for second in (-10, -5, 0)]
+    shop.api.ok("POST", f"/hosts/{HOST}/report", report(windows=windows, ticks=ticks), role="host")
+
+
+def rows(text: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_values_are_saved_as_files_with_units_in_their_heads(shop: Desk) -> None:
+    missed(shop)
+    query = "?since=2026-03-01T11:59:00Z&until=2026-03-01T12:00:00Z"
+    browser = shop.browser(Role.VIEWER)
+    page = browser.get(f"/applications/shop/times.csv{query}")
+    headers = page.response.headers
+    assert headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert headers["Content-Disposition"] == 'attachment; filename="shop-times.csv"'
+    found = rows(page.source)
+    assert [row["missed"] for row in found][-3:] == ["1", "1", "1"]
+    assert float(found[-1]["p95_ms"]) == pytest.approx(5, rel=0.02)
+    page = browser.get(f"/applications/shop/tiers.csv{query}")
+    assert {(row["tier"], row["vm"], row["host"], row["weight"]) for row in rows(page.source)} == {
+        ("web", "web-1", HOST, "10000")
+    }
+
+
+def test_a_bad_range_is_said_with_its_field(shop: Desk) -> None:
+    page = shop.browser().get("/applications/shop/times.csv?since=yesterday")
+    assert page.status == 422
+    assert "since" in page.text
+
+
+def test_the_report_has_what_was_kept_and_who_was_guilty(shop: Desk) -> None:
+    missed(shop)
+    page = shop.browser(Role.VIEWER).get("/applications/shop/report?since=2026-03-01&until=2026-03-02")
+    assert "95 % of response times are at most 4.00 ms" in page.text
+    assert "0.00 % of intervals" in page.text
+    assert "3 of 3" in page.text
+    told = shop.api.ok("GET", "/applications/shop/evidence")
+    assert told["violation"]
+    assert told["evidence"][0] in page.text
+    assert page.all("svg", class_="report-chart")
+    assert page.by_id("since")["value"] == "2026-03-01"
+    assert page.by_id("until")["value"] == "2026-03-02"
+
+
+def test_a_report_of_a_time_without_data_says_so(shop: Desk) -> None:
+    page = shop.browser().get("/applications/shop/report?since=2025-03-01&until=2025-03-02")
+    assert "No response times in this period" in page.text
+    assert "No interval had enough response times" in page.text
+    assert "None." in page.text
+
+
+@pytest.mark.parametrize("query", ["since=now", "until=2026-13-01", "since=2026-03-01T12:00:00"])
+def test_a_period_that_is_none_is_refused_with_how_to_write_it(shop: Desk, query: str) -> None:
+    page = shop.browser().get(f"/applications/shop/report?{query}")
+    assert page.status == 422
+    assert "use a day such as" in page.text

@@ -1,0 +1,64 @@
+"""What the server draws, and the words for numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from webui.drawing import spark, split
+from webui.words import ago, duration, kept, milliseconds, percent, rate
+
+
+def test_a_line_goes_from_edge_to_edge_with_the_limit_in_it() -> None:
+    line = spark([10, 20, 5], 16, width=30, height=100)
+    assert line.lines == ("5.0,60.0 15.0,20.0 25.0,80.0",)
+    assert line.limit_y == 36.0
+    assert line.over == ((10.0, 20.0, 16.0),)
+    assert line.highest == 20
+
+
+def test_gaps_part_the_line_and_a_single_value_is_still_seen() -> None:
+    line = spark([1, 1, None, 1, None], None, width=50, height=10)
+    assert [len(points.split()) for points in line.lines] == [2, 2]
+    assert (line.limit_y, line.over) == (None, ())
+
+
+def test_without_values_there_is_no_line() -> None:
+    line = spark([None, None], 5)
+    assert (line.lines, line.highest) == ((), None)
+    assert line.limit_y is not None
+
+
+def test_a_bar_is_never_longer_than_the_whole() -> None:
+    parts = split([("critical", 0.7), ("batch", 0.5), ("other", -0.1)])
+    assert [(part.name, round(part.start, 6), round(part.share, 6)) for part in parts] == [
+        ("critical", 0, 0.7),
+        ("batch", 0.7, 0.3),
+        ("other", 1, 0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (milliseconds(0.84), "0.84 ms"),
+        (milliseconds(612.4), "612 ms"),
+        (milliseconds(42_000), "42.0 s"),
+        (milliseconds(None), "–"),
+        (rate(24.13), "24.1/s"),
+        (percent(0.0004), "0 %"),
+        (percent(0.031), "3.1 %"),
+        (percent(0.5), "50 %"),
+        (kept(1.0), "100 %"),
+        (kept(0.999_999), "99.99 %"),
+        (kept(0.5), "50.00 %"),
+        (duration(45), "45 s"),
+        (duration(600), "10 min"),
+        (duration(5400), "1.5 h"),
+        (duration(7200), "2 h"),
+        (ago(12), "12 s ago"),
+        (ago(185), "3 min ago"),
+        (ago(3 * 86_400), "3 days ago"),
+    ],
+)
+def test_numbers_have_units_and_no_more_digits_than_they_mean(said: str, words: str) -> None:
+    assert said == words

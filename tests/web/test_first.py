@@ -1,0 +1,130 @@
+"""The first steps: from an empty system to an application that is observed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from manager.store.tokens import Role
+from tests.api.conftest import HOST, report, tick
+from tests.web.desk import Browser, Desk, Page
+
+SOURCES = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
+WEB = {"libvirt_name": "web-1", "libvirt_uuid": "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"}
+FILL = {"libvirt_name": "fill", "libvirt_uuid": "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a11"}
+
+
+@pytest.fixture
+def operator(desk: Desk) -> Browser:
+    """A browser of an operator."""
+    return desk.browser(Role.OPERATOR)
+
+
+def step(page: Page) -> str:
+    """The step that the page is at."""
+    [current] = [one for one in page.all("li") if one.attributes.get("aria-current") == "step"]
+    return current.text.split(". ", 1)[1]
+
+
+def snippets(page: Page) -> list[str]:
+    """Texts that can be copied."""
+    return [page.by_id(button["data-copy"]).text for button in page.all("button") if "data-copy" in button.attributes]
+
+
+def test_the_first_steps_lead_to_an_application_whose_sla_is_kept(desk: Desk, operator: Browser) -> None:
+    page = operator.get("/first")
+    assert step(page) == "An agent reports"
+    assert any("equipoise agent" in text for text in snippets(page))
+
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[WEB, FILL], tick=tick()), role="host")
+    page = operator.get("/first")
+    assert step(page) == "Its VMs are registered"
+    assert f"Host {HOST} is in mode enforce" in page.text
+
+    page = operator.get("/registered/pick?first=1")
+    given = page.fields()
+    keys = {one["libvirt_name"]: f"{HOST}/{one['libvirt_uuid']}" for one in (WEB, FILL)}
+    for name, vm_class in (("web-1", "critical"), ("fill", "batch")):
+        given[f"pick {keys[name]}"] = "on"
+        given[f"class {keys[name]}"] = vm_class
+    picked = operator.post("/registered/pick", given)
+    assert picked.response.location.startswith("/first")
+    assert {vm["name"]: vm["class"] for vm in desk.api.ok("GET", "/vms")["items"]} == {
+        "web-1": "critical",
+        "fill": "batch",
+    }
+
+    page = operator.get("/first")
+    assert step(page) == "An application has an SLA"
+    assert "required" in page.by_id("f-sla-response_time_ms").attributes
+    given = page.filled({"name": "shop", "sla.response_time_ms": "10"})
+    assert given.getlist("tiers[0].vms") == ["web-1"], "the only critical VM is picked"
+    saved = operator.post("/first", given)
+    assert saved.status == 303
+    shop = desk.api.ok("GET", "/applications/shop")
+    assert (shop["mode"], shop["tiers"]) == ("observe", [{"name": "web", "vms": ["web-1"]}])
+
+    page = operator.get(saved.response.location)
+    assert step(page) == "Response times arrive"
+    for text in snippets(page):
+        for line in text.splitlines():
+            assert line in SOURCES, "a snippet is not what the documentation says"
+    page = operator.post("/first", page.filled({"do": "add sources nginx_syslog"}))
+    assert step(page) == "Response times arrive"
+    assert operator.post("/first", page.filled({"sources[0].name": "no name"})).status == 422
+    assert operator.post("/first", page.filled({"sources[0].name": "log"})).status == 303
+    shop = desk.api.ok("GET", "/applications/shop")
+    assert (shop["sources"][0]["type"], shop["sla"]["response_time_ms"]) == ("nginx_syslog", 10)
+
+    page = operator.get("/first")
+    assert step(page) == "Observe or enforce"
+    assert page.all("a", href="/control/applications/shop?mode=enforce")
+    assert step(operator.get("/first?step=done")) == "What happens now"
+    desk.api.ok("PATCH", "/applications/shop", {"mode": "enforce"})
+    assert step(operator.get("/first")) == "What happens now"
+
+
+def test_an_agent_that_fell_silent_is_told_as_such(desk: Desk, operator: Browser) -> None:
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[WEB], tick=tick()), role="host")
+    desk.api.clock.now_s += 31
+    page = operator.get("/first")
+    assert step(page) == "An agent reports"
+    assert f"{HOST}: last seen" in page.text
+    assert "Is equipoise agent running there?" in page.text
+
+
+def test_an_application_needs_an_sla_here(desk: Desk, operator: Browser) -> None:
+    page = operator.post("/first", {"step": "application", "name": "shop", "sla.percentile": "95"})
+    assert page.status == 422
+    assert "is required" in page.message_at("sla.response_time_ms")
+    assert desk.api.ok("GET", "/applications")["items"] == []
+
+
+def test_steps_that_cannot_be_yet_are_not_shown(operator: Browser) -> None:
+    for wanted in ("sources", "mode", "nonsense"):
+        assert step(operator.get(f"/first?step={wanted}")) == "An agent reports"
+
+
+def test_picking_tells_what_was_refused_and_keeps_it(desk: Desk, operator: Browser) -> None:
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[WEB, FILL], tick=tick()), role="host")
+    page = operator.get("/registered/pick")
+    assert "Tick at least one VM" in operator.post("/registered/pick", page.fields()).text
+    web, fill = (f"{HOST}/{one['libvirt_uuid']}" for one in (WEB, FILL))
+    chosen = {f"pick {web}": "on", f"class {web}": "critical", f"pick {fill}": "on", f"name {fill}": "bad name"}
+    page = operator.post("/registered/pick", page.filled(chosen))
+    assert page.status == 422
+    assert "1 registered, 1 not" in page.text
+    assert [vm["name"] for vm in desk.api.ok("GET", "/vms")["items"]] == ["web-1"]
+    problems = page.by_id("problems").text
+    assert "Class: is required" in problems
+    assert '"bad name" is refused' in problems
+    [name] = [one for one in page.all("input") if one.attributes.get("name") == f"name {fill}"]
+    assert name["value"] == "bad name"
+    assert not [one for one in page.all("input") if one.attributes.get("name") == f"pick {web}"]
+
+
+def test_where_nothing_runs_unregistered_the_page_says_so(desk: Desk, operator: Browser) -> None:
+    assert "No host reports" in operator.get("/registered/pick").text
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[], tick=tick()), role="host")
+    assert "No unregistered VM runs" in operator.get("/registered/pick").text

@@ -1,0 +1,105 @@
+"""The first page: every application against its SLA, every host, and what to do where there is nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from manager.store.tokens import Role
+from tests.api.conftest import HOST, report, tick, window
+from tests.web.desk import Desk
+from webui.fleet import cpu_split
+
+
+def test_an_empty_system_leads_to_the_first_application(desk: Desk) -> None:
+    page = desk.browser(Role.OPERATOR).get("/")
+    assert "No application is registered yet" in page.text
+    assert page.all("a", href="/first")
+    assert "No agent has reported yet" in page.text
+    assert not page.all("form", role="search")
+
+
+def test_a_viewer_is_told_whom_to_ask_and_sees_no_form(desk: Desk) -> None:
+    page = desk.browser(Role.VIEWER).get("/")
+    assert "Ask an operator" in page.text
+    assert not page.all("a", href="/first")
+
+
+def test_an_application_is_one_row_with_state_measure_line_rate_and_hosts(shop: Desk) -> None:
+    page = shop.browser(Role.VIEWER).get("/")
+    row = " ".join(page.by_id("application-shop").text.split())
+    assert row == "shop ✓ met 4.97 ms of 10.0 ms 8.00/s of 5.00/s over kvm1"
+    [line] = page.all("svg", class_="spark")
+    assert line["aria-label"] == "Last 10 minutes: at most 4.97 ms of 10.0 ms"
+    assert "style" not in {name for one in page.elements for name in one.attributes}
+
+
+def test_counts_filter_and_stay_in_the_url(shop: Desk) -> None:
+    browser = shop.browser(Role.VIEWER)
+    assert browser.get("/").all("a", class_="tile", href="/?state=missed")
+    page = browser.get("/?state=missed&sort=name")
+    assert "No application fits" in page.text
+    [chosen] = page.all("a", class_="tile", aria_current="true")
+    assert chosen["href"] == "/?sort=name"  # takes the condition away
+    assert [one.text for one in page.all("option", value="missed") if "selected" in one.attributes] == ["missed"]
+
+
+def test_many_applications_come_in_parts(desk: Desk) -> None:
+    for number in range(103):
+        desk.api.ok("PUT", f"/applications/a{number:03}", {"sla": {"response_time_ms": 10}})
+    browser = desk.browser()
+    first = browser.get("/?sort=name")
+    assert "1 to 100 of 103" in first.text
+    [following] = first.all("a", rel="next")
+    second = browser.get(following["href"])
+    assert "101 to 103 of 103" in second.text
+    assert [one["id"] for one in second.all("tr") if "id" in one.attributes] == [
+        "application-a100",
+        "application-a101",
+        "application-a102",
+    ]
+
+
+def test_only_the_live_part_is_answered_where_it_is_asked_for(shop: Desk) -> None:
+    part = shop.browser().get("/", HX_Request="true")
+    assert part.by_id("application-shop")
+    assert not part.all("html")
+    assert not part.all("form")
+
+
+def test_what_stopped_coming_looks_other_than_what_never_came(shop: Desk) -> None:
+    shop.api.clock.now_s += 3000
+    page = shop.browser().get("/")
+    assert "last seen 2026-03-01 12:00:00: does its source run?" in page.text
+    assert "last seen 50 min ago" in page.text
+    assert f"is equipoise agent running on {HOST}" in page.text
+    shop.api.ok("PUT", "/applications/new", {"sla": {"response_time_ms": 10}})
+    shop.api.ok("PUT", "/hosts/kvm9", {})
+    page = shop.browser(Role.OPERATOR).get("/")
+    assert "no response times yet" in page.by_id("application-new").text
+    assert "never reported" in page.by_id("host-kvm9").text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"errors": 0}, "✓ tick 12 ms"),
+        ({"errors": 2}, "▲ 2 errors in the last tick"),
+        ({"errors": 0, "duration_ms": 6000}, "too long"),
+        ({"errors": 0, "libvirt_connected": False}, "is libvirtd running"),
+    ],
+)
+def test_a_host_says_how_its_last_tick_went(shop: Desk, changes: dict[str, object], words: str) -> None:
+    shop.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(**changes), windows=[window()]), role="host")
+    assert words in " ".join(shop.browser().get("/").by_id(f"host-{HOST}").text.split())
+
+
+def test_the_cpu_is_split_among_the_classes_where_the_agent_tells_them_apart() -> None:
+    parts = cpu_split(tick(critical_cpu_share=0.5, batch_cpu_share=0.3))
+    assert [(part.name, round(part.share, 6)) for part in parts] == [
+        ("critical", 0.5),
+        ("batch", 0.3),
+        ("other", 0.1),
+        ("idle", 0.1),
+    ]
+    older = tick(critical_cpu_share=None, batch_cpu_share=None)
+    assert [part.name for part in cpu_split(older)] == ["VMs", "other", "idle"]

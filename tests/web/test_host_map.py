@@ -1,0 +1,213 @@
+"""The map of pCPUs, the ladder and the state of an agent, from what the interface answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from manager.model.finding import FindingStatus
+from webui.cpu_map import CpuMap, Use, draw_map
+from webui.host_view import FINDINGS, Contact, grouped, heard, ladder, vm_lines
+
+NOW_S = 1_772_366_400.0  # 2026-03-01 12:00:00 UTC
+
+
+def place(number: int, **changes: Any) -> dict[str, Any]:
+    found = {"number": number, "core": number, "socket": 0, "node": 0, "l3": 0, "capacity": 1.0, "isolated": False}
+    return {**found, **changes}
+
+
+def capabilities(cpus: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
+    numbers = ",".join(str(cpu["number"]) for cpu in cpus)
+    return {
+        "online_cpus": numbers,
+        "managed_cpus": numbers,
+        "topology": {"cpus": cpus, "queues": []},
+        **changes,
+    }
+
+
+def knob(name: str, value: str, index: int = 0, **changes: Any) -> dict[str, Any]:
+    return {"knob": name, "index": index, "value": value, "original": None, "owned": False, "foreign": False, **changes}
+
+
+def vm(name: str, vm_class: str, *knobs: dict[str, Any], host: str | None = "kvm1") -> dict[str, Any]:
+    return {"name": name, "class": vm_class, "status_host": host, "status": {"knobs": list(knobs)} if host else None}
+
+
+def shape(drawn: CpuMap) -> Any:
+    """Titles and numbers alone, nested as the map is."""
+    return [
+        (socket.title, node.title, cache.title, [[cell.number for cell in core] for core in cache.cores])
+        for socket in drawn.sockets
+        for node in socket.nodes
+        for cache in node.caches
+    ]
+
+
+def uses(drawn: CpuMap) -> dict[int, Use]:
+    return {cell.number: cell.use for cell in drawn.cells}
+
+
+def test_cpus_stand_in_their_sockets_nodes_caches_and_cores() -> None:
+    cpus = [
+        place(number, core=number % 4, socket=number % 4 // 2, node=number % 4 // 2, l3=number % 4 // 2 * 2)
+        for number in range(8)
+    ]
+    assert shape(draw_map(capabilities(cpus), "", [])) == [
+        ("Socket 0", "NUMA node 0", "L3 of 0-1,4-5", [[0, 4], [1, 5]]),
+        ("Socket 1", "NUMA node 1", "L3 of 2-3,6-7", [[2, 6], [3, 7]]),
+    ]
+
+
+def test_each_cpu_says_what_it_is_for_by_letter_and_in_words() -> None:
+    cpus = [place(number) for number in range(6)]
+    cpus[4]["isolated"] = True
+    cpus[3]["capacity"] = 0.5
+    told = capabilities(
+        cpus,
+        managed_cpus="0-4",
+        topology={"cpus": cpus, "queues": [{"interface": "eth0", "irq": 40, "cpus": "0-5", "serving": "0"}]},
+    )
+    web = vm("web", "critical", knob("vcpu_pin", "1"), knob("emulator_pin", "1"))
+    crunch = vm("crunch", "batch", knob("vcpu_pin", "2"))
+    drawn = draw_map(told, "0", [web, crunch])
+    assert uses(drawn) == {
+        0: Use.RESERVED,
+        1: Use.CRITICAL,
+        2: Use.BATCH,
+        3: Use.SHARED,
+        4: Use.ISOLATED,
+        5: Use.UNMANAGED,
+    }
+    words = {cell.number: cell.text for cell in drawn.cells}
+    assert words[1].endswith("web: vCPU 0, emulator")
+    assert "serves eth0 interrupt 40" in words[0]
+    assert "50 % of the speed" in words[3]
+    assert [cell.mark for cell in drawn.cells] == ["R", "C", "B", "·", "I", "U"]
+    assert drawn.uses == (Use.CRITICAL, Use.BATCH, Use.SHARED, Use.RESERVED, Use.ISOLATED, Use.UNMANAGED)
+
+
+def test_gaps_in_the_online_cpus_are_offline() -> None:
+    drawn = draw_map(capabilities([place(0), place(3)]), "", [])
+    assert [cell.number for cell in drawn.offline] == [1, 2]
+    assert uses(drawn)[1] is Use.OFFLINE
+
+
+def test_online_cpus_of_which_nothing_else_is_known_are_shown() -> None:
+    told = {"online_cpus": "0-2", "managed_cpus": "0-2", "topology": {"cpus": [], "queues": []}}
+    assert shape(draw_map(told, "", [])) == [("Socket 0", "NUMA node 0", "L3 of 0-2", [[0], [1], [2]])]
+
+
+def test_vms_without_pcpus_of_their_own_are_listed_by_where_they_may_run() -> None:
+    told = capabilities([place(number) for number in range(4)])
+    free = vm("free", "batch", knob("vcpu_pin", "0-3"), knob("vcpu_pin", "0-3", 1))
+    fenced = vm("fenced", "batch", knob("vcpu_pin", "2-3"), knob("vcpu_pin", "2-3", 1), knob("emulator_pin", "2-3"))
+    drawn = draw_map(told, "", [free, fenced])
+    assert [(group.pcpus, group.vms) for group in drawn.roaming] == [(None, ("free",)), ("2-3", ("fenced",))]
+    assert set(uses(drawn).values()) == {Use.SHARED}
+
+
+def test_on_a_host_of_one_pcpu_nobody_is_pinned() -> None:
+    drawn = draw_map(capabilities([place(0)]), "", [vm("web", "critical", knob("vcpu_pin", "0"))])
+    assert uses(drawn) == {0: Use.SHARED}
+    assert [(group.pcpus, group.vms) for group in drawn.roaming] == [(None, ("web",))]
+
+
+def test_two_vms_on_one_cpu_are_both_told() -> None:
+    told = capabilities([place(0), place(1)])
+    drawn = draw_map(told, "", [vm(name, "critical", knob("vcpu_pin", "1")) for name in ("a", "b")])
+    assert drawn.cells[1].label == "2 VMs"
+    assert "a: vCPU 0; b: vCPU 0" in drawn.cells[1].text
+
+
+@pytest.mark.parametrize(("cpus", "dense"), [(1, False), (64, False), (65, True), (256, True)])
+def test_large_hosts_are_drawn_densely(cpus: int, dense: bool) -> None:
+    drawn = draw_map(capabilities([place(number) for number in range(cpus)]), "", [])
+    assert (len(drawn.cells), drawn.dense) == (cpus, dense)
+
+
+@pytest.mark.parametrize(
+    ("last_seen_at", "contact", "words"),
+    [
+        (None, Contact.NEVER, None),
+        ("2026-03-01T11:59:31Z", Contact.LIVE, "29 s ago"),
+        ("2026-03-01T11:59:30Z", Contact.LIVE, "30 s ago"),
+        ("2026-03-01T11:59:29Z", Contact.SILENT, "31 s ago"),
+        ("2026-03-01T11:57:00Z", Contact.SILENT, "3 min ago"),
+        ("2026-02-27T12:00:00Z", Contact.SILENT, "2 days ago"),
+        ("2026-03-01T12:00:05Z", Contact.LIVE, "0 s ago"),
+    ],
+)
+def test_an_agent_is_silent_after_the_time_of_stale_data(
+    last_seen_at: str | None, contact: Contact, words: str | None
+) -> None:
+    found = heard({"last_seen_at": last_seen_at}, NOW_S, silent_s=30)
+    assert (found.contact, found.when) == (contact, words)
+
+
+def test_a_line_of_a_vm_tells_what_is_in_force_and_what_others_changed() -> None:
+    web = vm(
+        "web",
+        "critical",
+        knob("weight", "9100", original="100", owned=True),
+        knob("vcpu_pin", "2", original="0-3", foreign=True),
+        knob("quota", "-1"),
+    )
+    batch = vm(
+        "crunch", "batch", knob("weight", "1"), knob("idle", "1"), knob("vcpu_pin", "0-3"), knob("quota", "50000")
+    )
+    gone = vm("gone", "critical", knob("weight", "7"), host="kvm2")
+    lines = {line.vm["name"]: line for line in vm_lines([batch, web, gone], "kvm1", frozenset(range(4)))}
+    assert list(lines) == ["gone", "web", "crunch"]
+    assert (lines["web"].weight, lines["web"].original, lines["web"].pins) == ("9100", "100", "pinned to 2")
+    assert lines["web"].foreign == ("vcpu pin 0",)
+    assert lines["web"].quota is None
+    assert (lines["crunch"].idle, lines["crunch"].pins, lines["crunch"].quota) == (True, "floats over all", "50000")
+    assert (lines["gone"].running, lines["gone"].weight) == (False, None)
+
+
+def finding(ident: str, status: str, **changes: Any) -> dict[str, Any]:
+    told = {"id": ident, "area": "A", "title": ident, "status": status, "essential": False, "detail": "d", "advice": ""}
+    return {**told, **changes}
+
+
+def test_the_ladder_says_whom_a_step_is_in_force_for_and_what_the_kernel_has() -> None:
+    batch = vm("crunch", "batch", knob("weight", "1", owned=True), knob("idle", "0", owned=True))
+    lines = vm_lines([batch, vm("web", "critical", knob("weight", "9", owned=True))], "kvm1", frozenset({0}))
+    rungs = {
+        rung.name: rung
+        for rung in ladder(
+            lines,
+            [
+                finding("cpu-weight", "works"),
+                finding("cpu-weight-acts", "unknown"),
+                finding("cache-allocation", "missing", advice="mount it"),
+                finding("resctrl", "missing"),
+                finding("eevdf-slice", "works"),
+                finding("bvt-kernel", "missing"),
+            ],
+        )
+    }
+    assert (rungs["CPU weight"].in_force, rungs["CPU weight"].offered) == ("2 VMs", "works")
+    assert (rungs["Idle class for batch"].in_force, rungs["Idle class for batch"].offered) == ("", "unknown")
+    assert (rungs["Cache ways"].offered, rungs["Cache ways"].advice) == ("missing", "mount it")
+    assert (rungs["Warp"].offered, rungs["Warp"].driven) == ("works", False)
+    assert rungs["Pinning"].why == "the agent has not told yet"
+
+
+def test_findings_that_ask_for_something_come_first() -> None:
+    found = [
+        finding("a", "works"),
+        finding("b", "warning"),
+        finding("c", "missing"),
+        finding("d", "missing", essential=True),
+    ]
+    assert [(str(status), [one["id"] for one in group]) for status, group in grouped(found)] == [
+        ("missing", ["d", "c"]),
+        ("warning", ["b"]),
+        ("works", ["a"]),
+    ]
+    assert grouped([]) == []
+    assert set(FINDINGS) == set(FindingStatus)

@@ -1,0 +1,177 @@
+"""The list of hosts and the page of one, from what agents reported."""
+
+from __future__ import annotations
+
+import csv
+from typing import Any
+
+from manager.store.tokens import Role
+from tests.api.conftest import HOST, report, status, tick, tick_of
+from tests.web.desk import Desk
+
+
+def seen(desk: Desk, **changes: Any) -> None:
+    """An agent that reported just now, with one critical VM and one of batch."""
+    for name, vm_class in (("web-1", "critical"), ("crunch", "batch")):
+        desk.api.ok("PUT", f"/vms/{name}", {"class": vm_class})
+    vms = [
+        status("web-1"),
+        status(
+            "crunch",
+            libvirt_uuid="6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a11",
+            knobs=[
+                {"knob": "weight", "index": 0, "value": "1", "original": "100", "owned": False, "foreign": True},
+                {"knob": "vcpu_pin", "index": 0, "value": "0-3", "original": None, "owned": False, "foreign": False},
+            ],
+        ),
+    ]
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(), vms=vms, **changes), role="host")
+
+
+def test_an_empty_list_says_what_to_do(desk: Desk) -> None:
+    page = desk.browser().get("/hosts")
+    assert page.status == 200
+    assert "No host yet" in page.text
+    assert "equipoise agent" in page.text
+
+
+def test_hosts_that_are_silent_come_first_and_those_that_never_reported_say_so(desk: Desk) -> None:
+    desk.api.ok("PUT", "/hosts/kvm0", {})
+    seen(desk)
+    browser = desk.browser(Role.VIEWER)
+    page = browser.get("/hosts")
+    assert [link.text for link in page.all("h2")[0:2]] == ["kvm0 ○ never reported", "kvm1 ▲ 2 errors in the last tick"]
+    assert "No agent has ever reported from kvm0" in page.text
+    desk.api.clock.now_s += 180
+    page = browser.get("/hosts")
+    assert page.all("h2")[0].text == "kvm1 ✗ last seen 3 min ago"
+    assert "Is equipoise agent running on kvm1" in page.text
+
+
+def test_a_host_shows_its_pcpus_vms_and_health(desk: Desk) -> None:
+    seen(desk)
+    page = desk.browser(Role.VIEWER).get(f"/hosts/{HOST}")
+    assert page.status == 200
+    assert page.by_id("pcpu-1")["aria-label"].endswith("web-1: vCPU 0; serves eth0 interrupt 40")
+    assert "50 % of the speed" in page.by_id("pcpu-3")["aria-label"]
+    assert "unmanaged" in page.by_id("pcpu-0")["class"]
+    web, crunch = (" ".join(page.by_id(f"vm-{name}").text.split()) for name in ("web-1", "crunch"))
+    assert "10,000 100" in web
+    assert "pinned to 1" in web
+    assert "10.0 ms a second" in web
+    assert "▲ weight: left alone" in crunch
+    assert "On all pCPUs: crunch" in page.text
+    assert "took 12.5 ms, errors: 2" in page.text
+    assert "5 settings differ from their original" in page.text
+    assert "no resctrl" in page.text
+
+
+def test_a_viewer_is_offered_nothing_to_change(desk: Desk) -> None:
+    seen(desk)
+    for role, offered in ((Role.VIEWER, False), (Role.OPERATOR, True)):
+        source = desk.browser(role).get(f"/hosts/{HOST}").source
+        assert ("Mode and policy" in source, "/control/" in source) == (offered, offered)
+
+
+def test_a_silent_host_says_so_and_what_to_do(desk: Desk) -> None:
+    seen(desk)
+    desk.api.clock.now_s += 180
+    text = desk.browser().get(f"/hosts/{HOST}").text
+    assert "Silent: last seen 3 min ago." in text
+    assert "Is equipoise agent running on kvm1" in text
+
+
+def test_libvirt_that_does_not_answer_is_told(desk: Desk) -> None:
+    seen(desk)
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(libvirt_connected=False)), role="host")
+    assert "libvirt does not answer on kvm1" in desk.browser().get(f"/hosts/{HOST}").text
+
+
+def test_a_host_without_an_agent_has_a_page(desk: Desk) -> None:
+    desk.api.ok("PUT", "/hosts/kvm0", {})
+    text = desk.browser().get("/hosts/kvm0").text
+    assert "No agent has ever reported from kvm0" in text
+    assert "The agent has not told of the host's pCPUs yet" in text
+
+
+def test_an_unknown_host_is_not_found(desk: Desk) -> None:
+    page = desk.browser().get("/hosts/kvm9")
+    assert page.status == 404
+    assert "kvm9" in page.text
+
+
+def test_only_the_live_part_is_answered_to_a_fragment(desk: Desk) -> None:
+    seen(desk)
+    page = desk.browser().get(f"/hosts/{HOST}", HX_Request="true")
+    assert not page.all("html")
+    assert page.by_id("cpu-map")
+
+
+def test_mode_and_policy_that_the_agent_has_not_taken_up_are_marked(desk: Desk) -> None:
+    seen(desk)
+    browser = desk.browser()
+    assert "not yet" not in browser.get(f"/hosts/{HOST}").text
+    desk.api.ok("PUT", f"/hosts/{HOST}", {"mode": "observe", "policy": "equal"})
+    assert "not yet observe, equal" in browser.get(f"/hosts/{HOST}").text
+
+
+def found(ident: str, state: str, detail: str, advice: str = "") -> dict[str, Any]:
+    return {
+        "id": ident,
+        "area": "Cache",
+        "title": ident,
+        "status": state,
+        "essential": False,
+        "detail": detail,
+        "advice": advice,
+    }
+
+
+def test_what_the_kernel_lacks_is_told_with_what_to_do(desk: Desk) -> None:
+    missing = found("cache-allocation", "missing", "the CPU cannot", "mount resctrl")
+    findings = {"at": "2026-03-01T11:00:00Z", "findings": [found("cpu-weight", "works", "1 to 10000"), missing]}
+    seen(desk, findings=findings)
+    page = desk.browser(Role.VIEWER).get(f"/hosts/{HOST}")
+    groups = [one.attributes.get("id", "") for one in page.all("details")]
+    assert [one for one in groups if one.startswith("findings-")] == ["findings-missing", "findings-works"]
+    assert "open" in page.by_id("findings-missing").attributes
+    assert "mount resctrl" in page.by_id("findings-missing").text
+    cache = " ".join(page.by_id("rung-5").text.split())
+    assert cache.startswith("Cache ways")
+    assert "Not on this host: cache-allocation: the CPU cannot mount resctrl" in cache
+
+
+def test_before_the_agent_looked_it_is_said_how_to(desk: Desk) -> None:
+    seen(desk)
+    assert "The agent has not told yet. On the host, equipoise doctor" in desk.browser().get(f"/hosts/{HOST}").text
+
+
+def test_domains_that_nobody_registered_are_listed_as_such(desk: Desk) -> None:
+    domains = [
+        {"libvirt_name": name, "libvirt_uuid": f"6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a{n}"}
+        for n, name in ((10, "web-1"), (77, "stranger"))
+    ]
+    seen(desk, domains=domains)
+    told = desk.browser().get(f"/hosts/{HOST}").by_id("unregistered").text
+    assert "Run here and are not registered: 1, never touched" in told
+    assert told.endswith("stranger")
+
+
+def test_batch_below_its_floor_and_the_classes_shares_are_told(desk: Desk) -> None:
+    batch = {"cpu_share": 0.005, "floor": 0.01, "window_s": 60, "raised": True}
+    told = tick(critical_cpu_share=0.75, batch_cpu_share=0.05, batch=batch)
+    seen(desk)
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=told), role="host")
+    text = desk.browser().get(f"/hosts/{HOST}").text
+    assert "critical 75 %batch 5.0 %other 10 %idle 10 %" in text
+    assert "0.5 % of the host ▲ too little" in text
+
+
+def test_the_last_hour_as_a_file(desk: Desk) -> None:
+    seen(desk, ticks=[tick_of(-10), tick_of(-5, host_cpu_share=0.5)])
+    response = desk.browser().get(f"/hosts/{HOST}/history.csv").response
+    assert response.mimetype == "text/csv"
+    assert 'filename="kvm1.csv"' in response.headers["Content-Disposition"]
+    rows = list(csv.DictReader(response.get_data(as_text=True).splitlines()))
+    told = [row for row in rows if row["ticks"] != "0"]
+    assert [(row["host_cpu_share"], row["critical_share"]) for row in told] == [("0.9", "0.25"), ("0.5", "0.25")]

@@ -1,0 +1,85 @@
+"""What another policy would have decided: always an estimate, and said to be one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from manager.store.tokens import Role
+from tests.api.conftest import HOST, report, tick_of, window
+from tests.web.desk import Desk
+from webui.inside import Inside, Refused
+
+
+@pytest.fixture
+def recorded(shop: Desk) -> Desk:
+    """Six ticks of the host, in which the weight of web-1 was 100."""
+    vm = {"vm": "web-1", "cpu_share": 0.25, "run_delay_share": 0.01, "weight": 100, "mode": "enforce"}
+    ticks = [tick_of(second, vms=[vm]) for second in range(5, 35, 5)]
+    shop.api.clock.now_s += 60
+    windows = [window(end=second, count=40) for second in range(5, 35, 5)]
+    shop.api.ok("POST", f"/hosts/{HOST}/report", report(ticks=ticks, windows=windows), role="host")
+    return shop
+
+
+def test_without_a_host_there_is_nothing_to_choose(desk: Desk) -> None:
+    page = desk.browser(Role.VIEWER).get("/what-if")
+    assert "No host yet." in page.text
+    assert "disabled" in page.all("button", class_="primary")[0].attributes
+
+
+def test_the_form_offers_hosts_and_policies_and_nothing_is_estimated_unasked(recorded: Desk) -> None:
+    page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1")
+    assert {one["value"] for one in page.all("option")} == {HOST, "equal", "fair", "priority", "5", "15", "30", "60"}
+    assert "ESTIMATED" not in page.text
+    assert "nothing is changed" in page.text
+
+
+def test_an_estimate_is_labelled_and_shows_weights_intervals_missed_and_changes(recorded: Desk) -> None:
+    page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=15")
+    assert "ESTIMATED, open loop." in page.text
+    assert "how response times would have been it cannot tell" in page.text
+    assert "missed at 0 of 6 ticks" in page.text
+    assert "equal: " in page.text
+    [chart] = page.all("div", class_="chart")
+    data = json.loads(chart["data-weights"])
+    assert [vm["vm"] for vm in data["vms"]] == ["web-1"]
+    assert data["vms"][0]["recorded"] == [100] * 6
+    assert len(data["at"]) == len(data["sla"]) == 6
+
+
+def test_a_policy_that_would_have_changed_weights_says_which_and_why(recorded: Desk) -> None:
+    page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=priority&minutes=60")
+    cells = [cell.text for cell in page.all("td")]
+    assert cells == ["12:00:05", "100", "–", "10,000", "priority: critical VM"]
+
+
+def test_only_the_estimate_is_answered_to_the_form(recorded: Desk) -> None:
+    page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=5", HX_Request="true")
+    assert "ESTIMATED" in page.source
+    assert not page.all("form")
+
+
+@pytest.mark.parametrize(
+    ("choice", "told"),
+    [
+        ("host=kvm1&policy=magic&minutes=60", '"magic" is not installed'),
+        ("host=kvm1&policy=equal&minutes=600", "minutes"),
+        ("host=kvm9&policy=equal&minutes=60", "Nothing to replay."),
+    ],
+)
+def test_what_cannot_be_estimated_is_told_with_the_form(recorded: Desk, choice: str, told: str) -> None:
+    page = recorded.browser(Role.VIEWER).get(f"/what-if?{choice}")
+    assert page.status == 200
+    assert told in page.text
+    assert page.by_id("policy")
+
+
+def test_while_another_estimate_is_made_it_says_to_try_again(recorded: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_args: object, **_query: object) -> None:
+        raise Refused(503, "another what-if is being computed: try again")
+
+    monkeypatch.setattr(Inside, "get", busy)
+    page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=5", HX_Request="true")
+    assert "Another estimate is being made." in page.source

@@ -1,0 +1,173 @@
+"""The story of decisions, who is guilty, and events."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from manager.model.histogram import Histogram
+from manager.store.tokens import Role
+from tests.api.conftest import HOST, event, record, report, tick_of, window
+from tests.web.desk import Browser, Desk, Page
+
+
+def told(desk: Desk, **changes: Any) -> None:
+    """What the agent reports two minutes later."""
+    desk.api.clock.now_s += 120
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(**changes), role="host")
+
+
+def said(page: Page) -> list[str]:
+    """The sentences of the story on a page."""
+    assert page.status == 200
+    return [" ".join(one.text.split()) for one in page.all("p", class_="entry-said")]
+
+
+def slow(end: int) -> dict[str, Any]:
+    """A slot in which all response times were 50 ms."""
+    buckets = {str(bucket): number for bucket, number in Histogram.of([50_000.0] * 40).buckets.items()}
+    return window(end=end, buckets=buckets, requests=10)
+
+
+@pytest.fixture
+def story(shop: Desk) -> Browser:
+    """Two decisions about one VM in one tick, and one about another that the kernel ignored."""
+    told(
+        shop,
+        decisions=[
+            record(1, after="9100"),
+            record(2, at=record(1)["at"], knob="vcpu_pin", before="0-3", after="2", reason="a core of its own"),
+            record(3, vm="crunch", before="100", after="1", outcome="ignored", detail="still 100", reason="batch VM"),
+        ],
+    )
+    return shop.browser(Role.VIEWER)
+
+
+def test_without_decisions_it_says_why_there_may_be_none(desk: Desk) -> None:
+    browser = desk.browser(Role.VIEWER)
+    assert "No decisions in the last hour." in browser.get("/why").text
+    assert "No decisions for this choice in the last day." in browser.get("/why?vm=web-1&last=1d").text
+
+
+def test_an_entry_is_a_sentence_that_unfolds_to_its_records(story: Browser) -> None:
+    page = story.get("/why")
+    ignored, applied = said(page)
+    assert ignored.startswith("crunch: weight of crunch 100 to 1")
+    assert "shop: p95 4.97 ms, SLA 10 ms" in applied
+    assert "100 to 9,100" in applied
+    cells = [" ".join(one.text.split()) for one in page.all("td")]
+    assert record(1)["id"] in cells
+    assert record(2)["id"] in cells
+    assert "ignored: still 100" in cells
+    assert "a core of its own" in cells
+
+
+@pytest.mark.parametrize(
+    ("choice", "count"),
+    [
+        ("", 2),
+        ("vm=crunch", 1),
+        ("application=shop", 1),
+        ("host=kvm1", 2),
+        ("host=kvm2", 0),
+        ("outcome=ignored", 1),
+        ("outcome=restored", 0),
+        ("last=all", 2),
+        ("since=2026-03-01T12:00:02Z", 1),
+        ("until=2026-03-01T12:00:02Z", 1),
+    ],
+)
+def test_entries_are_filtered(story: Browser, choice: str, count: int) -> None:
+    assert len(said(story.get(f"/why?{choice}"))) == count
+
+
+def test_the_time_back_is_kept_to(shop: Desk) -> None:
+    told(shop, decisions=[record(1)])
+    browser = shop.browser(Role.VIEWER)
+    assert len(said(browser.get("/why?last=15min"))) == 1
+    shop.api.clock.now_s += 900
+    assert said(browser.get("/why?last=15min")) == []
+    assert len(said(browser.get("/why?last=nonsense"))) == 1
+
+
+def test_the_form_shows_what_was_chosen(story: Browser) -> None:
+    page = story.get("/why?vm=crunch&outcome=ignored&last=6h")
+    given = {name: value for name, value in page.fields().items() if name != "csrf_token"}
+    assert given == {"application": "", "host": "", "vm": "crunch", "outcome": "ignored", "last": "6h"}
+    known = {one.attributes["value"] for one in page.all("option") if "value" in one.attributes}
+    assert {"shop", "web-1", "kvm1"} <= known
+
+
+@pytest.mark.parametrize(
+    "choice", ["since=yesterday", "host=a%20b", "outcome=splendid", "cursor=x", "application=none"]
+)
+def test_a_choice_that_cannot_be_is_told_with_the_form_to_mend_it(story: Browser, choice: str) -> None:
+    page = story.get(f"/why?{choice}")
+    assert page.status == 200
+    assert "This choice cannot be shown" in page.text
+    assert page.by_id("filter-host")
+
+
+def test_older_entries_are_a_page_away_and_that_page_stands_still(shop: Desk) -> None:
+    told(shop, decisions=[record(number) for number in range(60)])
+    browser = shop.browser(Role.VIEWER)
+    first = browser.get("/why?host=kvm1")
+    [older] = [link for link in first.all("a") if link.text == "Older"]
+    assert first.all("body")[0]["data-live"] == "why"
+    second = browser.get(older["href"])
+    assert (len(said(first)), len(said(second))) == (50, 10)
+    assert "data-live" not in second.all("body")[0].attributes
+    assert "host=kvm1" in older["href"]
+
+
+def test_who_was_guilty_is_asked_where_the_sla_was_missed(shop: Desk) -> None:
+    told(shop, decisions=[record(8), record(61)], windows=[slow(5), slow(10)])
+    page = shop.browser(Role.VIEWER).get("/why")
+    assert [one["hx-get"] for one in page.all("div", hx_trigger="load, again")] == ["/why/guilty?application=shop"]
+    [asked] = page.all("div", hx_trigger="toggle from:closest details once")
+    assert asked["hx-get"] == "/why/guilty?application=shop&at=2026-03-01T12:00:08Z"
+
+
+def test_the_guilty_vm_is_named_with_the_evidence(shop: Desk) -> None:
+    shop.api.ok("PUT", "/vms/crunch", {"class": "batch"})
+
+    def tick(second: int, crunch: float, waited: float) -> dict[str, Any]:
+        vms = [
+            {"vm": "web-1", "cpu_share": 0.25, "run_delay_share": waited, "weight": 100, "mode": "enforce"},
+            {"vm": "crunch", "cpu_share": crunch, "run_delay_share": 0.5, "weight": 100, "mode": "enforce"},
+        ]
+        return tick_of(second, vms=vms)
+
+    ticks = [tick(second, 0.05, 0.01) for second in (-20, -15, -10, -5)] + [tick(s, 0.6, 0.9) for s in (10, 15, 20)]
+    told(shop, ticks=ticks, windows=[slow(end) for end in (10, 15, 20)])
+    page = shop.browser(Role.VIEWER).get("/why/guilty?application=shop")
+    assert page.status == 200
+    assert "Guilty: crunch on kvm1." in page.text
+    assert "batch VM crunch rose from 5.0% to 60.0%" in page.text
+
+
+def test_without_evidence_nobody_is_named(shop: Desk) -> None:
+    page = shop.browser(Role.VIEWER).get("/why/guilty?application=shop", HX_Request="true")
+    assert "Nobody can be named" in page.source
+    assert "the SLA was not missed" in page.source
+
+
+def test_events_are_listed_newest_first_and_filtered(desk: Desk) -> None:
+    told(desk, events=[event(1), event(2, severity="error", message="the kernel <refused>", vm="web-1")])
+    browser = desk.browser(Role.VIEWER)
+    page = browser.get("/events")
+    assert [one["id"][-1] for one in page.all("li", class_="entry")] == ["2", "1"]
+    assert "✗ error" in page.text
+    assert "&lt;refused&gt;" in page.source
+    only = browser.get("/events?severity=warning")
+    assert [one["id"][-1] for one in only.all("li", class_="entry")] == ["1"]
+    assert "No events for this choice" in browser.get("/events?severity=info").text
+    assert "No events in the last 7 days." not in page.text
+
+
+@pytest.mark.parametrize("path", ["/why", "/why/guilty?application=shop", "/events"])
+def test_who_is_not_signed_in_is_sent_to_the_form(desk: Desk, path: str) -> None:
+    response = desk.browser(None).get(path).response
+    assert response.status_code == 303
+    assert response.location.startswith("/sign-in?next=")

@@ -1,0 +1,50 @@
+"""The dashboard as a part of the manager's WSGI application."""
+
+from __future__ import annotations
+
+from flask import Blueprint, Flask
+
+from manager.api.context import ManagerContext
+from manager.store.changes import Changes
+from webui import site
+from webui.application import add_application
+from webui.audit import add_audit
+from webui.control import add_control
+from webui.editing import add_editing
+from webui.feed import add_feed
+from webui.first import add_first
+from webui.fleet import add_fleet
+from webui.hosts import add_hosts
+from webui.inside import Inside
+from webui.people import add_people
+from webui.registered import add_registered
+from webui.report import add_report
+from webui.sign_in import add_sign_in
+from webui.site import Site
+from webui.what_if import add_what_if
+from webui.why import add_why
+
+
+def install_dashboard(app: Flask, context: ManagerContext, changes: Changes) -> None:
+    """Add the pages to an application that already serves the interface."""
+    web = Blueprint("web", __name__, template_folder="templates")
+    site.install(web, context.slot_s)
+    pages = Site(Inside(app.wsgi_app), context.clock, context.slot_s, context.stale_s)
+    add_feed(web, changes)
+    add_sign_in(web, pages, context)
+    for add in (
+        add_fleet,
+        add_application,
+        add_report,
+        add_hosts,
+        add_why,
+        add_what_if,
+        add_registered,
+        add_editing,
+        add_control,
+        add_first,
+        add_people,
+        add_audit,
+    ):
+        add(web, pages)
+    app.register_blueprint(web)

@@ -1,0 +1,236 @@
+"""Forms made from the shapes of the REST interface, so that a form and a request are judged by the same rules."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel
+
+from webui.filled import PASSWORD, Schema, covers, holds_rows, resolved, row_schema, text_of
+from webui.inside import Json
+from webui.labels import CHOICES, label_of, range_words
+
+Choices = tuple[tuple[str, str], ...]
+"""Values and the words for them."""
+
+_LONG_TEXT = frozenset({"query", "rate_query"})
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """One field; ``kind`` is text, number, long, lines, select, check, many, secret or hidden.
+
+    ``values`` is what it shows: one text, or those chosen of ``many``. ``choices`` of a text are suggestions.
+    """
+
+    path: str
+    label: str
+    help: str
+    kind: str
+    values: tuple[str, ...]
+    error: str = ""
+    required: bool = False
+    max_length: int | None = None
+    choices: Choices = ()
+    focus: bool = False
+    part: str = "input"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Fields that belong together: ``removable`` as a row of a list, ``folded`` away unless ``open``."""
+
+    path: str
+    label: str
+    help: str
+    parts: tuple[Part, ...]
+    error: str = ""
+    removable: bool = False
+    folded: bool = False
+    open: bool = False
+    part: str = "group"
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A list of groups, to which one can be added, of one of ``kinds`` where there are several."""
+
+    path: str
+    label: str
+    help: str
+    rows: tuple[Group, ...]
+    error: str = ""
+    kinds: Choices = ()
+    part: str = "rows"
+
+    @property
+    def one(self) -> str:
+        """The word for one row."""
+        return self.label.removesuffix("s").lower()
+
+
+Part = Input | Group | Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What the shapes do not say. Paths are without numbers: ``tiers[].vms``.
+
+    ``choices``: values to pick from; ``suggested``: values beside which others may stand; ``folded``: parts at the top
+    that few need; ``only``: the parts at the top that are shown, empty: all; ``needed``: groups that may not be left
+    out though the shape lets them; ``focus``: the row to begin with.
+    """
+
+    choices: Mapping[str, Choices] = field(default_factory=dict)
+    suggested: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    folded: frozenset[str] = frozenset()
+    only: frozenset[str] = frozenset()
+    needed: frozenset[str] = frozenset()
+    focus: str = ""
+
+
+def parts_of(
+    model: type[BaseModel], body: Json, errors: Mapping[str, str] | None = None, look: Look | None = None
+) -> tuple[Part, ...]:
+    """The form of a shape, showing ``body``, with ``errors`` at their fields."""
+    schema = model.model_json_schema()
+    look = look or Look()
+    maker = _Maker(schema.get("$defs", {}), errors or {}, look)
+    made = [part for part in maker.properties(schema, "", body) if not look.only or part.path in look.only]
+    inputs = tuple(part for part in made if isinstance(part, Input) and part.path in look.folded)
+    changed = any(part.error or body.get(part.path) is not None for part in inputs)
+    more = [Group("more", "More settings", "", inputs, folded=True, open=changed)] if inputs else []
+    return (*(maker.folded(part) for part in made if part not in inputs), *more)
+
+
+def summary_of(parts: Sequence[Part], errors: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Errors as (path of the field that shows it, empty where none does; label, that of its row before it; message)."""
+    inputs = [(one, row) for one, row in _labelled(parts) if one.kind != "hidden"]
+    found = []
+    for path, message in errors.items():
+        at = next(((one.path, f"{row}{one.label}") for one, row in inputs if covers(one.path, path)), None)
+        found.append((*(at or ("", label_of(path))), message))
+    return found
+
+
+def inputs_of(parts: Sequence[Part]) -> list[Input]:
+    """All fields of a form, in its order."""
+    return [one for one, _ in _labelled(parts)]
+
+
+def _labelled(parts: Sequence[Part], row: str = "") -> Iterator[tuple[Input, str]]:
+    """All fields, with the label of the row of a list that they are in."""
+    for part in parts:
+        if isinstance(part, Input):
+            yield part, row
+        elif isinstance(part, Group):
+            yield from _labelled(part.parts, f"{part.label}: " if part.removable else row)
+        else:
+            yield from _labelled(part.rows, row)
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    definitions: Schema
+    errors: Mapping[str, str]
+    look: Look
+
+    def properties(self, schema: Schema, path: str, body: Mapping[str, Any]) -> tuple[Part, ...]:
+        required = schema.get("required", ())
+        return tuple(
+            self.part(inner, f"{path}.{name}".removeprefix("."), body.get(name), name in required)
+            for name, inner in schema["properties"].items()
+        )
+
+    def folded(self, part: Part) -> Part:
+        if part.path not in self.look.folded or not isinstance(part, Group):
+            return part
+        wrong = any(covers(part.path, path) for path in self.errors)
+        return Group(part.path, part.label, part.help, part.parts, part.error, folded=True, open=wrong)
+
+    def part(self, schema: Schema, path: str, value: Any, required: bool) -> Part:
+        found, nullable = resolved(schema, self.definitions)
+        if "properties" in found:
+            optional = nullable and path not in self.look.needed
+            if optional:  # all of it may be left out, so nothing of it must be filled in
+                found = {**found, "required": ()}
+            inner = self.properties(found, path, value if isinstance(value, dict) else {})
+            help_ = "Leave all of it empty for none." if optional else _sentence(found)
+            return Group(path, label_of(path), help_, inner, self.errors.get(path, ""))
+        if found.get("type") == "array" and holds_rows(found, self.definitions):
+            return self.rows(found, path, value if isinstance(value, list) else [])
+        return self.input(found, nullable, path, value, required)
+
+    def rows(self, schema: Schema, path: str, value: Sequence[Any]) -> Rows:
+        kinds = schema["items"].get("discriminator", {}).get("mapping", {})
+        made = []
+        for place, row in enumerate(value):
+            at, body = f"{path}[{place}]", row if isinstance(row, dict) else {}
+            inner = row_schema(schema["items"], body, self.definitions) or {"properties": {}}
+            label = CHOICES.get(str(body.get("type")), f"{label_of(path).removesuffix('s')} {place + 1}")
+            parts = self.properties(inner, at, body)
+            made.append(Group(at, label, _sentence(inner), parts, self.errors.get(at, ""), removable=True))
+        choices = tuple((kind, CHOICES.get(kind, kind)) for kind in kinds)
+        return Rows(path, label_of(path), _sentence(schema), tuple(made), self.errors.get(path, ""), choices)
+
+    def input(self, schema: Schema, nullable: bool, path: str, value: Any, required: bool) -> Input:
+        plain = re.sub(r"\[\d+\]", "[]", path)
+        choices = self.look.choices.get(plain, ())
+        kind = _kind(schema, nullable, bool(choices), path)
+        said, _, unset = schema.get("description", "").partition("null: ")
+        if kind == "hidden":
+            value = schema["const"]
+        elif value is None and not nullable:
+            value = schema.get("default")
+        if kind == "select":
+            words = schema.get("enum", () if choices else ("true", "false"))
+            choices = choices or tuple((one, CHOICES.get(one, one)) for one in words)
+            if value is not None and text_of(value) not in dict(choices):
+                choices = (*choices, (text_of(value), text_of(value)))  # what is registered stays, known or not
+            if nullable or (required and value is None):
+                choices = (("", unset or "choose"), *choices)
+        elif kind == "text":
+            choices = tuple((one, one) for one in self.look.suggested.get(plain, ()))
+        notes = [said.rstrip("; "), range_words(schema), f"empty: {unset}" if unset and kind != "select" else ""]
+        if kind == "select" and schema.get("type") != "boolean":
+            notes = []  # what can be chosen says it
+        return Input(
+            path,
+            label_of(path),
+            _capital("; ".join(filter(None, notes))),
+            kind,
+            tuple(map(text_of, value)) if isinstance(value, list) else (text_of(value),),
+            "; ".join(message for at, message in self.errors.items() if covers(path, at)),
+            required,
+            schema.get("maxLength"),
+            choices,
+            focus=bool(self.look.focus) and path == f"{self.look.focus}.name",
+        )
+
+
+def _kind(schema: Schema, nullable: bool, choices: bool, path: str) -> str:
+    kind = schema.get("type")
+    if "const" in schema:
+        return "hidden"
+    if kind == "array":
+        return "many" if choices else "lines"
+    if kind == "boolean" and not nullable:
+        return "check"
+    if choices or "enum" in schema or kind == "boolean":
+        return "select"
+    if path.rsplit(".", 1)[-1] in _LONG_TEXT:
+        return "long"
+    return "number" if kind in {"integer", "number"} else "secret" if path.endswith(PASSWORD) else "text"
+
+
+def _sentence(schema: Schema) -> str:
+    """A shape's description as help; one with names of fields is for programmers."""
+    text = schema.get("description", "")
+    return "" if "``" in text else _capital(text.replace("`", ""))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,160 @@
+"""What the pages of hosts say of an agent, of its VMs, and of the steps that its kernel offers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from manager.model.cpus import CpuSet, format_cpus
+from manager.model.finding import FindingStatus
+from webui.cpu_map import pins
+from webui.words import ago
+
+Json = Mapping[str, Any]
+
+
+class Contact(StrEnum):
+    """Whether a host's agent is heard of."""
+
+    LIVE = "live"
+    SILENT = "silent"
+    NEVER = "never"
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """How an agent is heard of, and when last, in words such as ``3 min ago``: None if it never was."""
+
+    contact: Contact
+    when: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class VmLine:
+    """A row of the table of VMs; ``weight`` and ``original`` are texts of the kernel's numbers, None where unknown."""
+
+    vm: Json
+    running: bool
+    weight: str | None
+    original: str | None
+    idle: bool | None
+    quota: str | None
+    pins: str
+    foreign: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """A step of the ladder: ``in_force`` says for whom, ``offered`` is a finding's status.
+
+    ``driven``: this version sets it.
+    """
+
+    name: str
+    driven: bool
+    in_force: str
+    offered: str
+    why: str
+    advice: str
+
+
+FINDINGS: Mapping[FindingStatus, tuple[str, str, str]] = {
+    FindingStatus.MISSING: ("✗", "missing", "missed"),
+    FindingStatus.IGNORED: ("✗", "ignored by the kernel", "missed"),
+    FindingStatus.DEGRADED: ("▲", "degraded", "at_risk"),
+    FindingStatus.WARNING: ("▲", "warning", "at_risk"),
+    FindingStatus.UNKNOWN: ("○", "unknown", "no_data"),
+    FindingStatus.WORKS: ("✓", "works", "met"),
+}
+"""Mark, word and class of colour of each status of a finding, those that ask for something first."""
+
+
+def heard(host: Json, now_s: float, silent_s: float) -> Heard:
+    """Whether the agent of a host is heard of; silent after ``silent_s`` without a report."""
+    if host["last_seen_at"] is None:
+        return Heard(Contact.NEVER, None)
+    since_s = max(now_s - datetime.fromisoformat(host["last_seen_at"]).timestamp(), 0.0)
+    return Heard(Contact.SILENT if since_s > silent_s else Contact.LIVE, ago(since_s))
+
+
+def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmLine]:
+    """The VMs of a host, critical ones first; a VM that was last seen elsewhere counts as not running here."""
+    lines = []
+    for vm in sorted(vms, key=lambda vm: (vm["class"] != "critical", vm["name"])):
+        status = vm["status"] if vm["status_host"] == host else None
+        knobs = {(one["knob"], one["index"]): one for one in (status["knobs"] if status else ())}
+        weight, idle, quota = (knobs.get((knob, 0)) for knob in ("weight", "idle", "quota"))
+        lines.append(
+            VmLine(
+                vm=vm,
+                running=status is not None,
+                weight=weight and weight["value"],
+                original=weight and weight["original"],
+                idle=None if idle is None else idle["value"] == "1",
+                quota=None if quota is None or quota["value"] == "-1" else quota["value"],
+                pins=_pins(status, online),
+                foreign=tuple(
+                    f"{name.replace('_', ' ')} {index}" if name.endswith("_pin") else name
+                    for (name, index), one in sorted(knobs.items())
+                    if one["foreign"]
+                ),
+            )
+        )
+    return lines
+
+
+def _pins(status: Json | None, online: CpuSet) -> str:
+    """Where the vCPUs may run: one pCPU each, in their order, or the set they share."""
+    bound = [cpus for _, cpus in pins(status)]
+    if not bound:
+        return ""
+    if all(len(cpus) == 1 for cpus in bound) and online != bound[0]:
+        return "pinned to " + ", ".join(format_cpus(cpus) for cpus in bound)
+    together = frozenset[int]().union(*bound)
+    return "floats over all" if together >= online else f"kept to {format_cpus(together)}"
+
+
+def ladder(lines: Sequence[VmLine], findings: Sequence[Json] | None) -> list[Rung]:
+    """The steps by which response times are brought back, with whom each is in force for and what the kernel offers.
+
+    ``findings`` None: the agent has not told. Order as in the design, section 4, "Ladder".
+    """
+    known = {finding["id"]: finding for finding in findings or ()}
+
+    def owned(knob: str, holds: Callable[[str], bool] = bool) -> str:
+        count = sum(
+            any(one["knob"] == knob and one["owned"] and holds(one["value"]) for one in line.vm["status"]["knobs"])
+            for line in lines
+            if line.running
+        )
+        return f"{count} VM{'s' * (count != 1)}" if count else ""
+
+    def rung(name: str, in_force: str | None, *ids: str) -> Rung:
+        """The first of the mechanisms ``ids`` that works; else the first that is known."""
+        driven = in_force is not None
+        told = [known[one] for one in ids if one in known]
+        best = next((one for one in told if one["status"] == FindingStatus.WORKS), told[0] if told else None)
+        if best is None:
+            return Rung(name, driven, in_force or "", FindingStatus.UNKNOWN, "the agent has not told yet", "")
+        return Rung(name, driven, in_force or "", best["status"], f"{best['title']}: {best['detail']}", best["advice"])
+
+    return [
+        rung("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
+        rung("Idle class for batch", owned("idle", "1".__eq__), "cpu-idle"),
+        rung("Pinning", owned("vcpu_pin"), "affinity"),
+        rung("Warp", None, "sched-ext", "bvt-kernel", "eevdf-slice"),
+        rung("Cache ways", None, "cache-allocation", "resctrl"),
+        rung("Memory bandwidth", None, "memory-bandwidth"),
+    ]
+
+
+def grouped(findings: Iterable[Json]) -> list[tuple[FindingStatus, list[Json]]]:
+    """Findings by status, those that ask for something first, essential ones before others."""
+    by = {
+        status: sorted((one for one in findings if one["status"] == status), key=lambda one: not one["essential"])
+        for status in FINDINGS
+    }
+    return [(status, found) for status, found in by.items() if found]

@@ -1,0 +1,149 @@
+// The charts of an application: response times, rate, CPU and weights of its tiers, over the range that the URL names.
+import { TimeChart, ask, shown } from "./charts.js";
+
+const COLORS = ["--critical", "--batch", "--other", "--met", "--missed", "--muted"];
+const DASHES = [undefined, [6, 3], [2, 3]];
+const DEFAULT_RANGE = "1h";
+const UNITS_S = { min: 60, h: 3600, d: 86400 };
+const STORIES = 200;
+
+const seconds = (moment) => Date.parse(moment) / 1000;
+const moment = (time) => new Date(time * 1000).toISOString();
+
+/** What the URL asks for: a fixed range, or one that ends now. */
+function range() {
+  const query = new URLSearchParams(location.search);
+  if (query.get("since") && query.get("until")) return { since: seconds(query.get("since")), until: seconds(query.get("until")) };
+  const [, count, unit] = /^(\d+)(min|h|d)$/.exec(query.get("range") ?? DEFAULT_RANGE) ?? [null, 1, "h"];
+  const now = Date.now() / 1000;
+  return { since: now - count * UNITS_S[unit], until: now, live: true };
+}
+
+class Application {
+  #name;
+  #charts;
+  #asking = null;
+
+  /** @param {HTMLElement} place */
+  constructor(place) {
+    this.#name = place.dataset.application;
+    const chart = (id, options) =>
+      new TimeChart(document.getElementById(id), { zoom: (since, until) => this.#zoom(since, until), ...options });
+    this.#charts = {
+      times: chart("chart-times", { title: `${this.#name} response time`, unit: "ms" }),
+      rate: chart("chart-rate", { title: `${this.#name} rate`, unit: "/s" }),
+      cpu: chart("chart-cpu", { title: `${this.#name} CPU`, unit: "pCPU" }),
+      weights: chart("chart-weights", { title: `${this.#name} weights`, logarithmic: true }),
+    };
+    document.addEventListener("changed", () => range().live && this.#show());
+    addEventListener("popstate", () => this.#show());
+    for (const link of document.querySelectorAll("[data-range]")) {
+      link.addEventListener("click", (event) => {
+        if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+        event.preventDefault();
+        this.#go(new URL(link.href).search);
+      });
+    }
+    this.#show();
+  }
+
+  #zoom(since, until) {
+    this.#go(`?${new URLSearchParams({ since: moment(since), until: moment(until) })}`);
+  }
+
+  #go(search) {
+    history.pushState(null, "", location.pathname + search);
+    this.#show();
+  }
+
+  async #show() {
+    const wanted = range();
+    this.#links(wanted);
+    this.#asking?.abort();
+    const asking = (this.#asking = new AbortController());
+    const path = `/applications/${encodeURIComponent(this.#name)}`;
+    const query = { since: moment(wanted.since), until: wanted.live ? null : moment(wanted.until) };
+    const [times, tiers, story] = await Promise.allSettled([
+      ask(`${path}/history`, query),
+      ask(`${path}/tiers-history`, query),
+      ask("/decisions/story", { ...query, application: this.#name, limit: STORIES }),
+    ]);
+    if (asking.signal.aborted) return;
+    const told = story.status === "fulfilled" ? story.value.items : [];
+    const marks = told.map((one) => ({ at: seconds(one.at), text: one.sentence }));
+    this.#times(times, [wanted.since, wanted.until], marks);
+    this.#tiers(tiers, [wanted.since, wanted.until], marks);
+  }
+
+  #times({ value: found, reason }, limits, marks) {
+    if (!found) {
+      for (const name of ["times", "rate"]) this.#charts[name].say(`No values: ${reason.message}`);
+      return;
+    }
+    const { steps, sla } = found;
+    if (!steps.some((step) => step.count || step.time_ms !== null)) {
+      for (const name of ["times", "rate"]) this.#charts[name].say("No response times in this range. Choose another one, or look at the sources below.");
+      return;
+    }
+    const times = steps.map((step) => seconds(step.start));
+    const spans = found.violations.map((one) => [seconds(one.start), seconds(one.end)]);
+    const constant = (value) => times.map(() => value);
+    const lines = [
+      { label: "p99", color: "--other", width: 1, dash: [2, 3] },
+      { label: "p95", color: "--critical", width: 2 },
+      { label: "p50", color: "--met", width: 1, dash: [6, 3] },
+    ];
+    const values = ["p99_ms", "p95_ms", "p50_ms"].map((name) => steps.map((step) => step[name]));
+    if (sla) {
+      if (![50, 95, 99].includes(sla.percentile)) {
+        lines.push({ label: `p${sla.percentile}`, color: "--ink", width: 2 });
+        values.push(steps.map((step) => step.time_ms));
+      }
+      lines.push({ label: `SLA (p${sla.percentile})`, color: "--missed", width: 1, dash: [8, 4] });
+      values.push(constant(sla.response_time_ms));
+    }
+    this.#charts.times.show(lines, { times, values, range: limits, spans, marks });
+    const rates = [{ label: "rate", color: "--critical" }];
+    const rateValues = [steps.map((step) => step.rate_rps)];
+    if (sla?.max_rate_rps) {
+      rates.push({ label: "agreed at most", color: "--missed", width: 1, dash: [8, 4] });
+      rateValues.push(constant(sla.max_rate_rps));
+    }
+    this.#charts.rate.show(rates, { times, values: rateValues, range: limits, spans });
+    const missed = steps.reduce((sum, step) => sum + step.missed, 0);
+    const judged = steps.reduce((sum, step) => sum + step.judged, 0);
+    document.getElementById("in-range").textContent = judged
+      ? `In this range the SLA was missed in ${shown(missed)} of ${shown(judged)} intervals (${shown((100 * missed) / judged)} %). Shaded: missed. ▾: a decision; point at it for its story.`
+      : "In this range no interval had enough response times to be judged.";
+  }
+
+  #tiers({ value: found, reason }, limits, marks) {
+    if (!found?.tiers.some((tier) => tier.vms.length)) {
+      const why = found ? "No tick in this range saw its VMs run. Is the agent of their host running?" : `No values: ${reason.message}`;
+      for (const name of ["cpu", "weights"]) this.#charts[name].say(why);
+      return;
+    }
+    const times = found.starts.map(seconds);
+    const style = (place) => ({ color: COLORS[place % COLORS.length], dash: DASHES[Math.floor(place / COLORS.length) % DASHES.length] });
+    const tiers = found.tiers.filter((tier) => tier.vms.length);
+    const cpus = tiers.map((tier, place) => ({ label: tier.tier, ...style(place) }));
+    this.#charts.cpu.show(cpus, { times, values: tiers.map((tier) => tier.pcpus), range: limits });
+    const vms = tiers.flatMap((tier) => tier.vms.map((vm) => ({ label: `${tier.tier}: ${vm.vm}`, weight: vm.weight })));
+    const weights = vms.map((vm, place) => ({ label: vm.label, stepped: true, ...style(place) }));
+    this.#charts.weights.show(weights, { times, values: vms.map((vm) => vm.weight), range: limits, marks });
+  }
+
+  /** The chosen range among the links, and what is for the same range: files and the report. */
+  #links(wanted) {
+    const query = new URLSearchParams(location.search);
+    for (const link of document.querySelectorAll("[data-range]")) {
+      const chosen = Boolean(wanted.live) && link.dataset.range === (query.get("range") ?? DEFAULT_RANGE);
+      if (chosen) link.setAttribute("aria-current", "true");
+      else link.removeAttribute("aria-current");
+    }
+    const given = new URLSearchParams({ since: moment(wanted.since), until: moment(wanted.until) });
+    for (const link of document.querySelectorAll("[data-same-range]")) link.search = given;
+  }
+}
+
+new Application(document.getElementById("charts"));

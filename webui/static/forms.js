@@ -1,0 +1,55 @@
+// What forms do beyond what they do without scripts: mark fields that are checked while they are filled in, copy texts,
+// narrow long lists of boxes, and take the reader to what was refused.
+"use strict";
+
+/** Say of the field that a message belongs to whether it is right. @param {HTMLElement} message */
+function mark(message) {
+  const field = document.getElementById(message.dataset.for ?? "");
+  if (field === null) return;
+  if (message.textContent === "") field.removeAttribute("aria-invalid");
+  else field.setAttribute("aria-invalid", "true");
+}
+
+/** A field that narrows a list of boxes to those whose words hold a text. @param {HTMLElement} list */
+function narrow(list) {
+  const labels = [...list.querySelectorAll("label")];
+  if (labels.length <= 12) return;
+  const search = document.createElement("input");
+  search.type = "search";
+  search.placeholder = "Narrow this list";
+  search.setAttribute("aria-label", "Narrow this list");
+  search.addEventListener("input", () => {
+    const text = search.value.toLowerCase();
+    for (const label of labels) {
+      label.hidden = !label.textContent.toLowerCase().includes(text) && !label.querySelector("input").checked;
+    }
+  });
+  search.addEventListener("keydown", (event) => {
+    if (event.key === "Enter") event.preventDefault(); // narrows, does not save
+  });
+  list.before(search);
+}
+
+/** Copy the text of the element that a button names, and say so on it. @param {HTMLButtonElement} button */
+async function copy(button) {
+  const source = document.getElementById(button.dataset.copy);
+  const said = button.textContent;
+  try {
+    await navigator.clipboard.writeText(source.value ?? source.textContent);
+    button.textContent = "Copied";
+  } catch {
+    // Without https browsers keep the clipboard to themselves: the text is marked, for Ctrl+C.
+    if (source.select) source.select();
+    else getSelection().selectAllChildren(source);
+    button.textContent = "Marked: press Ctrl+C";
+  }
+  setTimeout(() => (button.textContent = said), 3000);
+}
+
+document.addEventListener("htmx:afterSwap", (event) => mark(event.detail.target));
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (button) copy(button);
+});
+for (const list of document.querySelectorAll(".picks")) narrow(list);
+document.getElementById("problems")?.focus();
