@@ -14,8 +14,8 @@ from manager.store.database import Database, open_database
 from manager.store.models import Base
 from tests.postgres import PostgresServer, postgres_server
 
-# No deadlines: machines are shared. In continuous integration the same examples each time, so that a red run is about the
-# change; elsewhere new ones.
+# No deadlines: machines are shared. In continuous integration the same examples each time, so that a red run is about
+# the change; elsewhere new ones.
 settings.register_profile("anywhere", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if "CI" in os.environ else "anywhere")

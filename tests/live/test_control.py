@@ -209,10 +209,17 @@ class KillerPolicy(Priority):
         decision = Priority.decide(self, snapshot, memory)
         pid = qemu_pid(CACHE.name)
         os.kill(pid, signal.SIGKILL)
-        until(
-            lambda: not Path(f"/proc/{pid}/cgroup").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text(), "its end"
-        )
+        until(lambda: has_ended(pid), "its end")
         return decision
+
+
+def has_ended(pid: int) -> bool:
+    """With all of its threads: the first may be a zombie while others still run."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "Z" and len(list(Path(f"/proc/{pid}/task").iterdir())) == 1
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_a_vm_killed_in_the_middle_of_a_tick(vms: dict[str, str], tmp_path: Path) -> None:
