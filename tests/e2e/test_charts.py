@@ -1,0 +1,197 @@
+"""Charts: values that appear, ranges of time in the URL, files, and the report for print."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+from playwright.sync_api import Locator, Page, Response, expect
+
+from tests.e2e.browser import Visits
+from tests.e2e.service import Service
+
+CANVAS = ".uplot .u-over"
+COLOURS = """(it) => {
+    const { data } = it.getContext("2d").getImageData(0, 0, it.width, it.height);
+    return new Set(new Uint32Array(data.buffer)).size;
+}"""
+TIMES = "Response time, ms"
+
+
+def chart(page: Page, title: str) -> Locator:
+    """The figure of a chart that is drawn."""
+    figure = page.get_by_role("figure", name=title)
+    expect(figure.locator("canvas")).to_be_visible()
+    return figure
+
+
+def range_s(page: Page) -> float | None:
+    """Length of the range that the URL names; None: it names none from moment to moment."""
+    asked = parse_qs(urlsplit(page.url).query)
+    if not {"since", "until"} <= asked.keys():
+        return None
+    since, until = (
+        page.evaluate("(text) => new Date(isNaN(text) ? text : Number(text) * 1000).getTime() / 1000", asked[name][0])
+        for name in ("since", "until")
+    )
+    return float(until) - float(since)
+
+
+def asks_for_an_hour(answer: Response, path: str) -> bool:
+    """Whether this was asked for the last hour's values."""
+    parts = urlsplit(answer.url)
+    since = parse_qs(parts.query).get("since")
+    if not parts.path.endswith(path) or since is None:
+        return False
+    return datetime.now(UTC) - datetime.fromisoformat(since[0]) > timedelta(minutes=59)
+
+
+def drag(page: Page, figure: Locator, begin: float, end: float) -> None:
+    """Mark a part of a chart, from one share of its width to another."""
+    box = figure.locator(CANVAS).bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + begin * box["width"], box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + end * box["width"], box["y"] + box["height"] / 2, steps=5)
+    page.mouse.up()
+
+
+def test_all_charts_of_an_application_are_drawn(visits: Visits, spike: Service) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto("/applications/spiking?range=15min")
+    for title in (TIMES, "Rate, requests a second", "CPU of its tiers, pCPUs", "Weights"):
+        chart(page, title)
+    colours = chart(page, TIMES).locator("canvas").evaluate(COLOURS)
+    assert colours > 10  # more than an empty frame has
+
+
+def test_a_range_is_in_the_url_and_the_back_button_works(visits: Visits, spike: Service) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto("/applications/spiking?range=15min")
+    figure = chart(page, TIMES)
+    with (
+        page.expect_response(lambda answer: asks_for_an_hour(answer, "/history")),
+        page.expect_response(lambda answer: asks_for_an_hour(answer, "/tiers-history")),
+        page.expect_response(lambda answer: asks_for_an_hour(answer, "/story")),
+    ):
+        page.get_by_role("navigation", name="Range of time").get_by_role("link", name="1 hour").click()
+    expect(page).to_have_url(re.compile("range=1h"))
+    page.evaluate("() => new Promise((drawn) => requestAnimationFrame(drawn))")
+    drag(page, figure, 0.75, 1.02)  # to the end, beyond which there is nothing
+    expect(page).to_have_url(re.compile("since=.*until="))
+    length_s = range_s(page)
+    assert length_s is not None
+    assert 800 < length_s < 1000  # a quarter of an hour
+    shared = visits.page(spike, "viewer")
+    shared.goto(page.url)
+    chart(shared, TIMES)
+    assert range_s(shared) == length_s
+    page.go_back()
+    expect(page).to_have_url(re.compile("range=1h"))
+    page.go_back()
+    expect(page).to_have_url(re.compile("range=15min"))
+
+
+def test_values_are_read_with_mouse_and_keyboard(visits: Visits, spike: Service) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto("/applications/spiking?range=15min")
+    figure = chart(page, TIMES)
+    box = figure.locator(CANVAS).bounding_box()
+    assert box is not None
+    figure.locator(CANVAS).hover(position={"x": box["width"] - 2, "y": 50})
+    expect(figure.locator(".u-legend")).to_contain_text(re.compile("SLA"))
+    place = figure.get_by_role("group", name=re.compile("Arrow keys"))
+    place.focus()
+    told = place.locator("[aria-live]")
+    for _ in range(5):  # the newest steps may have no response time yet
+        page.keyboard.press("ArrowLeft")
+        if re.search(r"p95 [\d.,]+ ms", told.inner_text()):
+            break
+    expect(told).to_contain_text(re.compile(r"p95 [\d.,]+ ms"))
+    read = told.inner_text()
+    intervals = page.locator("#in-range").inner_text()
+    expect(page.locator("#in-range")).not_to_have_text(intervals)
+    expect(told).to_have_text(read)  # new values do not take it away
+
+
+def test_a_chart_is_saved_as_picture_and_as_table(visits: Visits, spike: Service, tmp_path: Path) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto("/applications/spiking?range=15min")
+    figure = chart(page, TIMES)
+    with page.expect_download() as saved:
+        figure.get_by_role("button", name=re.compile("PNG")).click()
+    assert saved.value.suggested_filename.endswith(".png")
+    saved.value.save_as(tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    with page.expect_download() as saved:
+        figure.get_by_role("link", name=re.compile("CSV")).click()
+    assert saved.value.suggested_filename.endswith(".csv")
+    saved.value.save_as(tmp_path / "chart.csv")
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "chart.csv").read_text())))
+    assert any(float(row["p95_ms"]) > 0 for row in rows if row["p95_ms"])
+    assert sum(int(row["judged"]) for row in rows) > 0
+
+
+def test_new_values_are_appended(visits: Visits, spike: Service) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto("/applications/spiking?range=15min")
+    chart(page, TIMES)
+    told = page.locator("#in-range")
+    expect(told).to_contain_text(re.compile(r"\d+ intervals"))
+    before = told.inner_text()
+    expect(told).not_to_have_text(before)
+
+
+def test_a_report_is_printed(visits: Visits, spike: Service, tmp_path: Path) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto("/applications/spiking")
+    page.get_by_role("link", name="SLA report").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("SLA report of spiking")
+    expect(page.get_by_role("img", name=re.compile("Highest"))).to_be_visible()
+    page.emulate_media(media="print")
+    expect(page.get_by_role("banner")).not_to_be_visible()
+    expect(page.get_by_role("button")).to_have_count(0)
+    page.pdf(path=tmp_path / "report.pdf", format="A4")
+    assert (tmp_path / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_the_map_of_pcpus_is_walked_with_arrow_keys(visits: Visits, spike: Service) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto(f"/hosts/{spike.host}")
+    cpus = page.get_by_role("group", name=re.compile("pCPUs; arrow keys"))
+    first, second = cpus.get_by_role("button").nth(0), cpus.get_by_role("button").nth(1)
+    first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(second).to_be_focused()
+    description = second.get_attribute("aria-label")
+    assert description
+    expect(page.locator("#pcpu-told")).to_contain_text(description[:10])
+
+
+def test_what_if_is_always_labelled_as_estimated(visits: Visits, spike: Service) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto("/what-if")
+    page.get_by_label("Policy").select_option("priority")
+    page.get_by_role("button", name="Estimate").click()
+    expect(page.get_by_text("ESTIMATED, open loop")).to_be_visible()
+    expect(page).to_have_url(re.compile("policy=priority"))
+    expect(page.get_by_role("heading", name="spiking")).to_be_visible()
+    expect(page.locator(".uplot canvas").first).to_be_visible()
+
+
+def test_decisions_are_filtered_and_unfold_to_their_record(visits: Visits, spike: Service) -> None:
+    page = visits.page(spike, "viewer")
+    page.goto("/why")
+    page.get_by_label("VM").fill("batch-1")
+    page.get_by_role("button", name="Show").click()
+    expect(page).to_have_url(re.compile("vm=batch-1"))
+    entries = page.get_by_role("main").get_by_role("listitem").filter(has=page.locator("details"))
+    expect(entries.first).to_contain_text("batch-1")
+    expect(entries.filter(has_text="spiking-web")).to_have_count(0)
+    entries.first.locator("summary").click()
+    expect(entries.first).to_contain_text("applied")
+    expect(entries.first.get_by_role("table").or_(entries.first.locator("dl")).first).to_be_visible()

@@ -1,0 +1,80 @@
+"""The screenshots that README and docs show, of an hour in which an SLA was missed; `deploy/screenshots` keeps them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.e2e.browser import Scheme, Visits
+from tests.e2e.past import live_through
+from tests.e2e.service import Service
+
+HOUR_S = 3600.0
+TODAY = datetime.now(UTC).date()
+
+
+@dataclass(frozen=True, slots=True)
+class Shot:
+    """A picture of a page; ``shows`` is text without which it is not worth taking."""
+
+    name: str
+    path: str
+    shows: str
+    charts: int = 0
+    width: int = 1280
+    height: int = 900
+    scheme: Scheme = "light"
+
+
+SHOTS = (
+    Shot("fleet", "/", "missed", height=640),
+    Shot("fleet-dark", "/", "missed", height=640, scheme="dark"),
+    Shot("fleet-phone", "/", "shop", width=360, height=720),
+    Shot("application", "/applications/shop", "80.0 ms", charts=4, height=1200),
+    Shot("host", "/hosts/kvm7", "encode", charts=1, height=1200),
+    Shot("why", "/why?application=shop", "shop"),
+    Shot("what-if", "/what-if?host=kvm7&policy=priority&minutes=60", "estimated", height=1200),
+    Shot("register", "/registered", "shop-web-1"),
+    Shot("report", f"/applications/shop/report?since={TODAY}&until={TODAY + timedelta(days=1)}", "shop", height=1000),
+)
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A host with an hour behind it."""
+    scenario = Path(__file__).with_name("shop.toml")
+    service = Service(tmp_path_factory.mktemp("shop"), str(scenario), host="kvm7", interval_s=5)
+    service.prepare()
+    service.add_users()
+    live_through(service, time.time() - HOUR_S, time.time())
+    service.start("agent")
+    service.until(lambda client: client.get("/hosts/kvm7")["tick"])
+    yield service
+    service.close()
+
+
+@pytest.fixture(scope="session")
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the pictures go."""
+    wanted: Path = request.config.getoption("--screenshots") or tmp_path_factory.mktemp("screenshots")
+    wanted.mkdir(parents=True, exist_ok=True)
+    return wanted
+
+
+@pytest.mark.parametrize("shot", SHOTS, ids=lambda shot: shot.name)
+def test_screenshot(visits: Visits, shop: Service, folder: Path, shot: Shot) -> None:
+    page = visits.page(shop, "operator", width=shot.width, height=shot.height, scheme=shot.scheme)
+    page.goto(shot.path)
+    expect(page.get_by_role("main")).to_contain_text(shot.shows, ignore_case=True)
+    for number in range(shot.charts):
+        expect(page.locator(".uplot canvas").nth(number)).to_be_visible()
+    expect(page.locator("#connection[data-state=connecting]:not([hidden])")).to_have_count(0)
+    file = folder / f"{shot.name}.png"
+    page.screenshot(path=file, animations="disabled", caret="hide")
+    assert file.stat().st_size > 10_000
