@@ -16,6 +16,7 @@ from typing import Any
 
 from deploy.lab.commands import LabError, Runner, last_lines, run
 from deploy.lab.guest.builder import DEFAULT_BASE, only_builder
+from deploy.lab.guest.initramfs import archive
 from deploy.lab.guest.kernel import Kernel, fetch_kernel
 from tests.kernel import root
 from tests.kernel.guest.relay import PORT
@@ -31,6 +32,7 @@ MOUNTS = (
     ("tmpfs", "/tmp"),
 )
 
+Files = Callable[[Path, Runner], Mapping[str, bytes]]
 FetchKernel = Callable[[Path, Runner, Callable[[str], None]], Kernel]
 
 
@@ -39,12 +41,14 @@ class Machine:
     """A guest to run tests in.
 
     ``fetch`` gets its kernel, ``mounts`` are file systems (type, directory) besides the usual, ``packages`` those of
-    this Python environment that the tests import, and ``hardware`` QEMU's options for processor and accelerator.
+    this Python environment that the tests import, ``files`` more files, such as programs, by their paths, and
+    ``hardware`` QEMU's options for processor and accelerator.
     """
 
     mounts: tuple[tuple[str, str], ...] = ()
     fetch: FetchKernel = fetch_kernel
     packages: tuple[str, ...] = ("pytest", "libvirt-python")
+    files: Files = lambda _cache, _run: {}
     # One thread for all processors: with a thread each, 6.12 and 7.3 crashed ("Oops: int3") where they patch their own
     # code while another processor runs it.
     # rdrand: else the kernel has no random numbers yet when the first process starts, and Python does not start.
@@ -56,12 +60,15 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a guest told. ``reports`` are pytest's, serialised, by node id; ``trouble`` why it did not end well."""
+    """What a guest told. ``reports`` are pytest's, serialised, by node id, ``results`` what other modules found;
+    ``trouble`` why it did not end well.
+    """
 
     console: str
     reports: Mapping[str, Sequence[dict[str, Any]]] = field(default_factory=dict)
     running: str = ""
     trouble: str = ""
+    results: Sequence[dict[str, Any]] = ()
 
     @property
     def console_end(self) -> str:
@@ -75,15 +82,18 @@ class Run:
 
 def run_tests(machine: Machine, nodeids: Sequence[str], base: Path = DEFAULT_BASE) -> Run:
     """Run tests of this project, by their node ids, in a new guest. Raises LabError when it cannot be built."""
+    pytest = ["pytest", "-p", "tests.kernel.guest.relay", "-p", "no:cacheprovider"]
+    return run_module(machine, [*pytest, "--confcutdir", "tests/kernel/inside", "--color", "no", "-q", *nodeids], base)
+
+
+def run_module(machine: Machine, arguments: Sequence[str], base: Path = DEFAULT_BASE) -> Run:
+    """Run a Python module, with its arguments, in a new guest. Raises LabError when it cannot be built."""
     python = str(root.interpreter())
     job = {
         "mounts": (*MOUNTS, *machine.mounts),
         "python": python,
         "folder": f"/{root.PROJECT}",
-        "arguments": [
-            *("-m", "pytest", "-p", "tests.kernel.guest.relay", "-p", "no:cacheprovider"),
-            *("--confcutdir", "tests/kernel/inside", "--color", "no", "-q", *nodeids),
-        ],
+        "arguments": ["-m", *arguments],
         "environment": {
             "PATH": f"{Path(python).parent}:/usr/bin:/bin",
             "HOME": "/tmp",
@@ -100,6 +110,7 @@ def run_tests(machine: Machine, nodeids: Sequence[str], base: Path = DEFAULT_BAS
             with root.environment_archive(cache, machine.packages, run).open("rb") as environment:
                 shutil.copyfileobj(environment, file)
             file.write(root.project_archive(job))
+            file.write(archive(machine.files(cache, run)))
         return boot(machine, kernel.image, initrd)
 
 
@@ -139,7 +150,7 @@ def boot(machine: Machine, image: Path, initrd: Path) -> Run:
 def parse(told: str, console: str, trouble: str = "") -> Run:
     """Make sense of the lines of ``guest.relay`` and ``guest.init``. The last may be cut off."""
     reports: dict[str, list[dict[str, Any]]] = {}
-    running, ended, uncollected = "", None, []
+    running, ended, uncollected, results = "", None, [], []
     for line in told.splitlines():
         try:
             message = json.loads(line)
@@ -151,10 +162,12 @@ def parse(told: str, console: str, trouble: str = "") -> Run:
             reports.setdefault(message["report"]["nodeid"], []).append(message["report"])
         elif "collect" in message:
             uncollected.append(message["collect"])
+        elif "result" in message:
+            results.append(message["result"])
         elif "ended" in message:
             ended = message["ended"]
     if not trouble and ended is None:
         trouble = "the guest ended without saying so: its kernel or first process crashed"
     elif not trouble and ended is not None:
         trouble = ended.get("trouble", "")
-    return Run(console, reports, running, "\n".join([*filter(None, [trouble]), *uncollected]))
+    return Run(console, reports, running, "\n".join([*filter(None, [trouble]), *uncollected]), results)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from deploy.lab.commands import LabError
-from tests.kernel.conftest import INSIDE, MACHINES, reports_of
+from tests.kernel.conftest import INSIDE, reports_of
 from tests.kernel.machine import Machine, Run, parse, run_tests
+from tests.kernel.machines import MACHINES
 
 SAMPLE = "tests/kernel/samples/crashing.py::"
 

@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "manager.errors": (),
     "manager.settings": ("manager.errors", "manager.model"),
     "manager.client": ("manager.errors",),
-    "manager.host": ("manager.model", "manager.errors"),
+    "manager.bpf": (),
+    "manager.host": ("manager.model", "manager.errors", "manager.bpf"),
     "manager.store": ("manager.model", "manager.control", "manager.errors"),
     "manager.api": (
         "manager.model",

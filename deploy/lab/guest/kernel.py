@@ -94,7 +94,9 @@ def _select(root: Path, into: Path, run: Runner) -> None:
     run(["depmod", "-b", str(root), modules.name])
     order = load_order((modules / "modules.dep").read_text(), (modules / "modules.builtin").read_text(), WANTED_MODULES)
     (into / "modules").mkdir(parents=True)
-    shutil.copyfile(root / "boot" / f"vmlinuz-{modules.name}", into / "vmlinuz")
+    # Since 7.3 the image lies with the modules.
+    image = next(each for each in (root / "boot" / f"vmlinuz-{modules.name}", modules / "vmlinuz") if each.is_file())
+    shutil.copyfile(image, into / "vmlinuz")
     names = [f"{_module_name(path)}.ko" for path in order]
     for path, name in zip(order, names, strict=True):
         _uncompress(modules / path, into / "modules" / name, run)

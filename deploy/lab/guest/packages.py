@@ -13,7 +13,7 @@ KERNEL_METAPACKAGE = "linux-image-cloud-amd64"
 DOWNLOAD_TIMEOUT_S = 900.0
 
 # Newer kernels than those of Debian 12 and 13 come as a package for the image and one for the modules.
-_KERNEL_PART = re.compile(r"^\s*\|?Depends: (linux-(?:image|binary|modules)-\d\S*)$", re.MULTILINE)
+_KERNEL_PART = re.compile(r"^\s*\|?Depends: (linux-(?:image|base|binary|modules)-\d\S*)$", re.MULTILINE)
 _CANDIDATE = re.compile(r"^\s*Candidate: (\S+)$", re.MULTILINE)
 _TO_INSTALL = re.compile(r"^Inst (\S+) (?:\[\S+\] )?\((\S+) ", re.MULTILINE)
 

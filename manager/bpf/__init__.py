@@ -1,0 +1,24 @@
+"""The scheduler as it is shipped: the object, and how its maps look. What it does is told in equipoise_bvt.bpf.c."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+OBJECT = Path(__file__).parent / "equipoise_bvt.bpf.o"
+NAME = "equipoise_bvt"
+"""As the kernel tells it in sched_ext/root/ops, perhaps with something after it."""
+
+WARPS, STATS, CPUS = "equipoise_warps", "equipoise_stats", "equipoise_cpus"
+"""Names of the maps that are pinned."""
+
+CGROUP = struct.Struct("=Q")
+"""Key of WARPS: a control group's id, which is the inode number of its directory."""
+WARP = struct.Struct("=QQ")
+"""Value of WARPS: warp and limit of the borrowed CPU time, nanoseconds; limit 0: the scheduler's."""
+
+MAX_WARP_NS = 100_000_000
+"""A larger warp acts like this one."""
+
+COUNTERS = ("preemptions", "warped_preemptions", "reevaluations", "migrations", "borrowed_ns", "limited", "rescued")
+"""Value of STATS, 64 bits each, for each possible CPU."""

@@ -1,0 +1,113 @@
+"""Our sched_ext scheduler: loading it, seeing that it is the one that decides, its warps and its counters.
+
+It belongs to nobody's process: it stays when the agent ends, until its pin is removed. If the kernel ejects it, or it
+is removed, every task is EEVDF's again (Documentation/scheduler/sched-ext.rst).
+"""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from manager import bpf
+from manager.errors import HostError
+from manager.host.bpf_map import BpfMap
+from manager.host.registry import HostPaths
+from manager.model.cpus import parse_cpus
+
+PINS = Path("sys/fs/bpf")
+LINK = bpf.NAME  # bpftool pins a link under the name of what it links
+_LOAD_S = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Warp:
+    """How far a group's tasks may borrow, and for how much CPU time at one go; microseconds, limit 0: the default."""
+
+    warp_us: int
+    limit_us: int = 0
+
+
+class SchedExt:
+    """The scheduler of a host. Every method raises HostError."""
+
+    def __init__(self, paths: HostPaths, bpftool: str = "bpftool") -> None:
+        self._paths = paths
+        self._bpftool = bpftool
+        self._pins = paths.root / PINS
+
+    @property
+    def active(self) -> bool:
+        """Whether ours is what decides now, by the kernel's word."""
+        try:
+            name = self._paths.sched_ext_ops.read_text().strip()
+            return self._paths.sched_ext_state.read_text().strip() == "enabled" and name.startswith(bpf.NAME)
+        except OSError:
+            return False
+
+    def load(self) -> None:
+        """Load it, in place of an ejected one of ours. All warps begin at 0. The kernel refuses beside another's."""
+        if self.active:
+            return
+        self.unload()
+        try:
+            done = subprocess.run(
+                [self._bpftool, "struct_ops", "register", str(bpf.OBJECT), str(self._pins)],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_LOAD_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise HostError(f"{self._bpftool}: {error}") from error
+        # bpftool 7.5 ends with 0 also when the kernel did not take it.
+        if not self.active:
+            self.unload()
+            said = " ".join((done.stderr or done.stdout).split())[-400:]
+            raise HostError(f"the kernel did not take the scheduler {bpf.NAME}: {said}")
+
+    def unload(self) -> None:
+        """Remove the link, which gives all tasks back, and what else is pinned. Nothing there is no error."""
+        for name in (LINK, bpf.WARPS, bpf.STATS, bpf.CPUS):
+            try:
+                (self._pins / name).unlink(missing_ok=True)
+            except OSError as error:
+                raise HostError(f"remove {self._pins / name}: {error.strerror}", error.errno or 0) from error
+
+    def set_warp(self, cgroup_id: int, warp: Warp) -> None:
+        """Give a control group, by its id, a warp; 0 takes it away. Acts when a task is queued next."""
+        warps = BpfMap(self._pins / bpf.WARPS)
+        try:
+            key = bpf.CGROUP.pack(cgroup_id)
+            if warp.warp_us:
+                warps.write(key, bpf.WARP.pack(warp.warp_us * 1000, warp.limit_us * 1000))
+            else:
+                warps.remove(key)
+        finally:
+            warps.close()
+
+    def warp(self, cgroup_id: int) -> Warp:
+        """What a control group has now."""
+        warps = BpfMap(self._pins / bpf.WARPS)
+        try:
+            value = warps.read(bpf.CGROUP.pack(cgroup_id), bpf.WARP.size)
+        finally:
+            warps.close()
+        if value is None:
+            return Warp(0)
+        warp_ns, limit_ns = bpf.WARP.unpack(value)
+        return Warp(warp_ns // 1000, limit_ns // 1000)
+
+    def counters(self) -> dict[str, int]:
+        """What the scheduler counted since it was loaded, by the names in ``bpf.COUNTERS``."""
+        one = struct.Struct(f"={len(bpf.COUNTERS)}Q")
+        possible = len(parse_cpus((self._paths.root / "sys/devices/system/cpu/possible").read_text()))
+        stats = BpfMap(self._pins / bpf.STATS)
+        try:
+            value = stats.read(bytes(4), one.size * possible) or b""
+        finally:
+            stats.close()
+        return dict(zip(bpf.COUNTERS, (sum(each) for each in zip(*one.iter_unpack(value), strict=True)), strict=True))

@@ -1,0 +1,148 @@
+/* Loads of the experiments with schedulers. Each prints one line of JSON when it ends.
+ *
+ *   load spin DURATION_MS                     uses all CPU time that it gets
+ *   load wave ON_MS OFF_MS DURATION_MS        the square wave: wants ON_MS of CPU time at one go, then sleeps
+ *   load serve PERIOD_US WORK_US DURATION_MS [SEED]
+ *       a service: every PERIOD_US a request arrives that takes WORK_US; with a seed at random times (Poisson), that often
+ *       on average
+ *
+ * "serve" is an open loop: requests arrive whatever became of the ones before, and the response time counts from
+ * the arrival. A request takes a number of iterations that was measured before all begins, so that the experiments must
+ * start it while nothing else runs; it then waits for a line on standard input. All of it works best on one CPU of a machine
+ * whose time is counted in instructions.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <math.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { NS_PER_US = 1000, NS_PER_MS = 1000000, NS_PER_S = 1000000000, CALIBRATION = 2000000, MAX_REQUESTS = 200000 };
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec now;
+
+    clock_gettime(clock, &now);
+    return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+static int64_t now_ns(void)
+{
+    return clock_ns(CLOCK_MONOTONIC);
+}
+
+static void sleep_until(int64_t when_ns)
+{
+    struct timespec when = {.tv_sec = when_ns / NS_PER_S, .tv_nsec = when_ns % NS_PER_S};
+
+    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL) == EINTR)
+        ;
+}
+
+/* Not inlined: the loop is to be the same one when it is measured. */
+__attribute__((noinline, noclone)) static void work(int64_t iterations)
+{
+    volatile uint64_t x = 88172645463325252u;
+
+    for (int64_t i = 0; i < iterations; i++)
+        x = x * 6364136223846793005u + 1442695040888963407u;
+}
+
+/* Iterations for one millisecond. */
+static int64_t calibrate(void)
+{
+    int64_t began_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+
+    work(CALIBRATION);
+    return (int64_t)CALIBRATION * NS_PER_MS / (clock_ns(CLOCK_THREAD_CPUTIME_ID) - began_ns);
+}
+
+static int ascending(const void *a, const void *b)
+{
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+
+    return (x > y) - (x < y);
+}
+
+static void wait_for_start(void)
+{
+    puts("{\"ready\": true}");
+    fflush(stdout);
+    (void)getchar();
+}
+
+/* The time to the next request. xorshift64*, so that a seed gives the same arrivals everywhere. */
+static int64_t interval_ns(int64_t period_ns, uint64_t *seed)
+{
+    if (*seed == 0)
+        return period_ns;
+    *seed ^= *seed >> 12;
+    *seed ^= *seed << 25;
+    *seed ^= *seed >> 27;
+    return -log(1.0 - (*seed * 2685821657736338717u >> 11) * 0x1p-53) * period_ns;
+}
+
+static void serve(int64_t period_ns, int64_t work_ns, int64_t duration_ns, uint64_t seed)
+{
+    static int64_t took_ns[MAX_REQUESTS];
+    int64_t iterations = calibrate() * work_ns / NS_PER_MS, begin_ns, used_ns, count = 0;
+
+    wait_for_start();
+    used_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+    begin_ns = now_ns();
+    for (int64_t at_ns = 0; at_ns < duration_ns && count < MAX_REQUESTS; at_ns += interval_ns(period_ns, &seed)) {
+        if (now_ns() < begin_ns + at_ns)
+            sleep_until(begin_ns + at_ns);
+        work(iterations);
+        took_ns[count++] = now_ns() - begin_ns - at_ns;
+    }
+    used_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - used_ns;
+    qsort(took_ns, count, sizeof(*took_ns), ascending);
+    printf("{\"requests\": %lld, \"used_ns\": %lld, \"p50_us\": %.1f, \"p95_us\": %.1f, \"p99_us\": %.1f, \"max_us\": %.1f}\n",
+           (long long)count, (long long)used_ns, took_ns[count / 2] / 1e3, took_ns[count * 95 / 100] / 1e3,
+           took_ns[count * 99 / 100] / 1e3, took_ns[count - 1] / 1e3);
+}
+
+static void use(int64_t on_ns, int64_t off_ns, int64_t duration_ns)
+{
+    int64_t iterations = calibrate() / 50, begin_ns, used_ns; /* 20 us */
+
+    wait_for_start();
+    used_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+    begin_ns = now_ns();
+    while (now_ns() < begin_ns + duration_ns) {
+        int64_t wave_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
+
+        do
+            work(iterations);
+        while (clock_ns(CLOCK_PROCESS_CPUTIME_ID) - wave_ns < on_ns && now_ns() < begin_ns + duration_ns);
+        if (off_ns)
+            sleep_until(now_ns() + off_ns);
+    }
+    used_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID) - used_ns;
+    printf("{\"used_ns\": %lld, \"wall_ns\": %lld}\n", (long long)used_ns, (long long)(now_ns() - begin_ns));
+}
+
+int main(int argc, char **argv)
+{
+    int64_t number[4] = {0};
+
+    prctl(PR_SET_TIMERSLACK, 1UL); /* else every wake-up is 50 us late */
+    for (int i = 2; i < argc && i < 6; i++)
+        number[i - 2] = atoll(argv[i]);
+    if (argc == 3 && strcmp(argv[1], "spin") == 0)
+        use(NS_PER_MS, 0, number[0] * NS_PER_MS);
+    else if (argc == 5 && strcmp(argv[1], "wave") == 0)
+        use(number[0] * NS_PER_MS, number[1] * NS_PER_MS, number[2] * NS_PER_MS);
+    else if ((argc == 5 || argc == 6) && strcmp(argv[1], "serve") == 0)
+        serve(number[0] * NS_PER_US, number[1] * NS_PER_US, number[2] * NS_PER_MS, number[3]);
+    else
+        return 2;
+    return fflush(stdout) != 0;
+}

@@ -1,0 +1,50 @@
+"""The guests of the folders below ``inside``."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from deploy.bpf.suites import fetch_sched_ext_kernel
+from deploy.bpf.toolchain import fetch_toolchain
+from deploy.lab.commands import Runner
+from deploy.lab.guest.initramfs import libraries
+from tests.kernel.machine import Machine
+
+LOAD = Path(__file__).parent / "inside/warp/load.c"
+
+
+def warp_files(cache: Path, run: Runner) -> dict[str, bytes]:
+    """bpftool, and the loads of the experiments."""
+    toolchain = fetch_toolchain(cache, run)
+    found = {"bin/bpftool": toolchain.bpftool.read_bytes()}
+    found |= {target: source.read_bytes() for target, source in libraries(toolchain.bpftool, run).items()}
+    with tempfile.TemporaryDirectory() as scratch:
+        program = Path(scratch) / "load"
+        run(["gcc", "-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(LOAD), "-lm"])
+        found["bin/load"] = program.read_bytes()
+    return found
+
+
+def sched_ext_machine(cpus: int) -> Machine:
+    """A guest whose clock counts instructions, each a nanosecond: what it measures does not depend on what this
+    machine does meanwhile. Its CPUs take turns, so that each gets 1/``cpus`` of that.
+    """
+    return Machine(
+        mounts=(("cgroup2", "/sys/fs/cgroup"), ("bpf", "/sys/fs/bpf")),
+        fetch=fetch_sched_ext_kernel,
+        packages=("pytest",),
+        files=warp_files,
+        hardware=(
+            *("-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"),
+            *("-smp", str(cpus), "-cpu", "qemu64,+rdrand"),
+        ),
+        timeout_s=900.0,
+    )
+
+
+MACHINES = {
+    "cgroup_v2": Machine(mounts=(("cgroup2", "/sys/fs/cgroup"),)),
+    "warp": sched_ext_machine(1),
+    "warp_smp": sched_ext_machine(4),
+}
