@@ -123,7 +123,10 @@ def blame(case: Case) -> Verdict:
         if limit and one.used_pcpus >= AT_LIMIT * limit:
             text = f"{one.vm} uses {one.used_pcpus:.2f} of the {limit:g} pCPUs it may use, and waits little for them"
             return Verdict(VerdictKind.OVERLOAD, (text, _waiting(one)), None, one.host.host, _measures(one))
-    text = "its VMs neither wait for a pCPU nor use all they may: look at the application, its disks, the network"
+    text = (
+        f"too little waiting to explain it (it counts from {WAIT_PART:.0%} on), and none of its VMs uses all it may:"
+        " look at the application, its disks, the network"
+    )
     return Verdict(VerdictKind.NOT_CPU, (_waiting(worst), text), None, host, measures)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from flask import Flask
+from flask import Flask, request
 
 from manager.api.server import HttpServer, make_server
 from manager.errors import SettingsError
@@ -20,15 +20,21 @@ from manager.store.database import Database
 
 @pytest.fixture
 def slow() -> tuple[Flask, threading.Event]:
-    """An application whose answer takes a while, and an event that tells it was asked."""
+    """An application that answers once its server listens no more, and an event that tells it was asked."""
     app = Flask("slow")
     asked = threading.Event()
 
     @app.get("/")
     def answer() -> bytes:
         asked.set()
-        time.sleep(0.5)
-        return b"x" * 800_000
+        host, port = request.host.split(":")
+        deadline_s = time.monotonic() + 5
+        while time.monotonic() < deadline_s:
+            try:
+                socket.create_connection((host, int(port))).close()
+            except ConnectionError:
+                return b"x" * 800_000
+        return b"it still listens"
 
     return app, asked
 
