@@ -2,27 +2,75 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Protocol
+from urllib.parse import urlencode
 
-import httpx
+import urllib3
 
 from manager.errors import ManagerUnavailable
 
 API = "/api/v1"
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a manager answered. Names of ``headers`` are taken in any case."""
+
+    status: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        """The body. Raises ValueError when it is not JSON."""
+        return json.loads(self.content)
+
+
+class Network(Protocol):
+    """What carries requests to a manager."""
+
+    def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Send a request for a path with a query. Raises urllib3's HTTPError."""
+
+    def close(self) -> None:
+        """Close the connections."""
+
+
+class Connections:
+    """Connections to one manager, kept between requests."""
+
+    def __init__(self, url: str) -> None:
+        """Nothing is asked yet. Raises ManagerUnavailable for what is no http or https URL."""
+        try:
+            parsed = urllib3.util.parse_url(url)
+            if parsed.scheme not in {"http", "https"} or not parsed.host:
+                raise ManagerUnavailable(f"{url!r} is not the URL of a manager: it begins with http:// or https://")
+            self._path = parsed.path or ""
+            self._pool = urllib3.connection_from_url(url, timeout=urllib3.Timeout(connect=3, read=10), retries=False)
+        except urllib3.exceptions.HTTPError as error:
+            raise ManagerUnavailable(f"{url!r} is not the URL of a manager: {error}") from error
+
+    def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
+        """Send a request for a path with a query. Raises urllib3's HTTPError."""
+        response = self._pool.request(method, self._path + target, body=body, headers=headers, redirect=False)
+        return Answer(response.status, response.headers, response.data)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+
 class ManagerClient:
     """Speaks JSON with a manager. Every failure is a ManagerUnavailable whose text says what to do."""
 
-    def __init__(self, url: str, token: str, transport: httpx.BaseTransport | None = None) -> None:
-        """``url`` is the manager's, without the API's path; ``transport`` replaces the network (for tests)."""
+    def __init__(self, url: str, token: str, network: Network | None = None) -> None:
+        """``url`` is the manager's, without the API's path. Raises ManagerUnavailable when it is none."""
         self._url = url.rstrip("/")
-        self._client = httpx.Client(
-            base_url=self._url,
-            headers={"Authorization": f"Bearer {token}"} if token else {},
-            timeout=httpx.Timeout(10, connect=3),
-            transport=transport,
-        )
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._network = network or Connections(self._url)
 
     def request(
         self,
@@ -33,24 +81,25 @@ class ManagerClient:
         content: str | None = None,
         params: dict[str, str] | None = None,
         headers: dict[str, str] | None = None,
-    ) -> httpx.Response:
+    ) -> Answer:
         """Call ``path`` below /api/v1, with ``body`` as JSON or with JSON as ``content``.
 
         Any status but success and 304 raises ManagerUnavailable with the problem's detail: a redirect comes from
         something that is not a manager.
         """
         given = {name: value for name, value in (params or {}).items() if value}
-        if content is not None:
-            headers = {"Content-Type": "application/json", **(headers or {})}
+        target = f"{API}{path}" + (f"?{urlencode(given)}" if given else "")
+        sent = json.dumps(body) if body is not None else content
+        all_headers = self._headers | (headers or {})
+        if sent is not None:
+            all_headers["Content-Type"] = "application/json"
         try:
-            response = self._client.request(
-                method, API + path, json=body, content=content, params=given, headers=headers
-            )
-        except httpx.HTTPError as error:
+            answer = self._network.exchange(method, target, all_headers, None if sent is None else sent.encode())
+        except urllib3.exceptions.HTTPError as error:
             raise ManagerUnavailable(f"the manager at {self._url} does not answer: {error}") from error
-        if not response.is_success and response.status_code != httpx.codes.NOT_MODIFIED:
-            raise ManagerUnavailable(f"{method} {API}{path}: {_problem(response)}")
-        return response
+        if not 200 <= answer.status < 300 and answer.status != HTTPStatus.NOT_MODIFIED:
+            raise ManagerUnavailable(f"{method} {API}{path}: {_problem(answer)}")
+        return answer
 
     def get(self, path: str, **params: str) -> Any:
         """The JSON answer of a GET. Raises ManagerUnavailable, also when the answer is not JSON."""
@@ -73,14 +122,15 @@ class ManagerClient:
 
     def close(self) -> None:
         """Close the connections."""
-        self._client.close()
+        self._network.close()
 
 
-def _problem(response: httpx.Response) -> str:
+def _problem(answer: Answer) -> str:
     """Status and detail of a problem+json answer, with its bad fields."""
     try:
-        problem = response.json()
+        problem = answer.json()
         fields = "; ".join(f"{one['field']}: {one['message']}" for one in problem.get("errors", []))
-        return f"{response.status_code} {problem['detail']}" + (f" ({fields})" if fields else "")
+        return f"{answer.status} {problem['detail']}" + (f" ({fields})" if fields else "")
     except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{response.status_code} {response.reason_phrase}"
+        known = {one.value: one.phrase for one in HTTPStatus}
+        return f"{answer.status} {known.get(answer.status, '')}".rstrip()

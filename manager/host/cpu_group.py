@@ -31,6 +31,7 @@ class CpuGroup:
         """Open them. Raises VmVanished, HostError."""
         self._cpu = cpu
         self._fds: dict[str, int] = {}
+        self._seen: tuple[list[bytes], GroupState] | None = None
         try:
             self._weight = self._open(folder / cpu.weight_file)
             self._idle = self._open(folder / IDLE_FILE, optional=True)
@@ -42,7 +43,12 @@ class CpuGroup:
 
     def read(self) -> GroupState:
         """All of them. Raises VmVanished, HostError; ValueError or IndexError for what no kernel writes."""
-        texts = dict(zip(self._fds, read_all(tuple(self._fds.values())), strict=True))
+        read_now = read_all(self._fds.values())
+        if self._seen is None or self._seen[0] != read_now:  # mostly they hold what they held
+            self._seen = read_now, self._state_of(dict(zip(self._fds, read_now, strict=True)))
+        return self._seen[1]
+
+    def _state_of(self, texts: Mapping[str, bytes]) -> GroupState:
         idle = bool(_number_of(texts[IDLE_FILE])) if self._idle >= 0 else None
         return GroupState(None if idle else _number_of(texts[self._cpu.weight_file]), idle, self._quota_of(texts))
 

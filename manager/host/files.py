@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from manager.errors import HostError
@@ -30,7 +30,7 @@ def read(descriptor: int) -> bytes:
     return text
 
 
-def read_all(descriptors: Sequence[int]) -> list[bytes]:
+def read_all(descriptors: Iterable[int]) -> list[bytes]:
     """Several short files from their begin. Raises VmVanished, HostError."""
     try:
         texts = [os.pread(descriptor, 4096, 0) for descriptor in descriptors]

@@ -15,7 +15,7 @@ from manager.errors import HostError, VmVanished
 from manager.host import process
 from manager.host.cgroup import VmCgroup
 from manager.host.cpu_group import CpuGroup
-from manager.host.files import open_file, read, read_all, read_number
+from manager.host.files import open_file, read, read_number
 from manager.host.memory import memory_nodes
 from manager.host.registry import USER_HZ_NS, HostPaths
 from manager.model.cpus import CpuSet
@@ -174,11 +174,13 @@ class VmHandle:
 
     def _vcpus(self) -> Iterator[VcpuState]:
         """With run-queue delay and run time in nanoseconds (Documentation/scheduler/sched-stats.rst)."""
-        stats = dict(zip(self._schedstat_fds, read_all(tuple(self._schedstat_fds.values())), strict=True))
         for index, tid in self._threads.vcpus:
-            fields = stats[tid].split() if tid in stats else None
-            delay_ns, run_ns = (int(fields[1]), int(fields[0])) if fields else (None, None)
-            yield VcpuState(index, process.affinity(tid), delay_ns, run_ns)
+            descriptor = self._schedstat_fds.get(tid)
+            if descriptor is None:
+                yield VcpuState(index, process.affinity(tid))
+                continue
+            run_ns, delay_ns, *_ = read(descriptor).split()
+            yield VcpuState(index, process.affinity(tid), int(delay_ns), int(run_ns))
 
     def close(self) -> None:
         """Close all descriptors; may be called twice."""

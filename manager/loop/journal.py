@@ -45,6 +45,15 @@ class Entry:
     owned: Owned
 
 
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """The runs of VMs that have journalled knobs: all, and the last by domain UUID with the VM's name."""
+
+    revision: int
+    instances: frozenset[VmInstance]
+    by_domain: Mapping[str, tuple[VmInstance, str]]
+
+
 class Journal:
     """The knobs Equipoise changed on this host, on disk and in memory. Not thread-safe."""
 
@@ -56,6 +65,8 @@ class Journal:
         self._path = path
         self._boot_id = boot_id
         self._entries: dict[KnobKey, Entry] = {}
+        self._revision = 0
+        self._runs: Runs | None = None
         try:
             self._database = open_file(path, synchronous="FULL")
             with closing(self._database.cursor()) as cursor:
@@ -90,9 +101,25 @@ class Journal:
         return MappingProxyType(self._entries)
 
     @property
+    def revision(self) -> int:
+        """Another number whenever ``entries`` are others."""
+        return self._revision
+
+    @property
     def ledger(self) -> dict[KnobKey, Owned]:
         """All journalled knobs without their VMs."""
         return {key: entry.owned for key, entry in self._entries.items()}
+
+    @property
+    def runs(self) -> Runs:
+        """Of which VMs the journalled knobs are."""
+        if self._runs is None or self._runs.revision != self._revision:
+            entries = self._entries.items()
+            instances = frozenset(entry.instance for _, entry in entries)
+            self._runs = Runs(
+                self._revision, instances, {key.uuid: (entry.instance, entry.vm) for key, entry in entries}
+            )
+        return self._runs
 
     def update(self, put: Mapping[KnobKey, Entry], drop: Iterable[KnobKey] = ()) -> None:
         """Write entries and then remove some, in one transaction, durable on return.
@@ -111,6 +138,7 @@ class Journal:
                 )
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+        self._revision += 1
         self._entries.update(put)
         for key in gone:
             del self._entries[key]
@@ -121,6 +149,7 @@ class Journal:
             entry = self._entries.get(key)
             if entry is not None and not entry.owned.settled:
                 self._entries[key] = replace(entry, owned=replace(entry.owned, settled=True))
+                self._revision += 1
 
     def close(self) -> None:
         """Close the file."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from manager.api.convert import (
     assignment_of,
@@ -22,6 +23,7 @@ from manager.api.convert import (
     tick_body,
     timestamp,
     window_body,
+    window_of,
 )
 from manager.api.schemas import (
     AssignmentOut,
@@ -32,7 +34,7 @@ from manager.api.schemas import (
     TickStatus,
     VmStatus,
 )
-from manager.api.schemas.assignment import ORDERS_HEADER
+from manager.api.schemas.assignment import ORDERS_HEADER, AssignedWindow
 from manager.client import ManagerClient
 from manager.control.windows import slot_number
 from manager.errors import ManagerUnavailable
@@ -50,6 +52,8 @@ _REMEMBERED_S = 300.0
 Slots = Mapping[str, tuple[Window, ...]]
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")
+
+_WINDOWS = TypeAdapter(dict[str, list[AssignedWindow]])
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +100,7 @@ class ManagerLink:
         self._etag = ""
         self._orders = Orders()
         self._saved: Assignment | None = None
+        self._registered: object = None
 
     def cached_orders(self) -> Orders:
         """What the manager said before this start, without windows, which are stale by now."""
@@ -119,15 +124,11 @@ class ManagerLink:
         response = self._client.request("GET", f"/hosts/{self._host}/assignment", headers=headers)
         number = response.headers.get(ORDERS_HEADER, "")
         orders_number = int(number) if number.isdecimal() else None
-        if response.status_code == 304:
+        if response.status == 304:
             if orders_number != self._orders.number:
                 self._orders = replace(self._orders, number=orders_number)
             return self._orders
-        try:
-            body = AssignmentOut.model_validate_json(response.content)
-        except ValidationError as error:
-            raise ManagerUnavailable(f"the manager's assignment is not understood: {error}") from error
-        assignment, slots = assignment_of(body)
+        assignment, slots = self._understood(response.content)
         if assignment != self._saved and self._save(response.content):
             self._saved = assignment
         before = self._orders
@@ -136,6 +137,21 @@ class ManagerLink:
         self._orders = Orders(assignment, remember(known, slots, assignment.slot_s), orders_number)
         self._etag = response.headers.get("ETag", "")
         return self._orders
+
+    def _understood(self, content: bytes) -> tuple[Assignment, Slots]:
+        """What the manager says. Mostly only response times are new; then registrations are not made of it again."""
+        try:
+            said = json.loads(content)
+            windows = {one["name"]: one.pop("windows", []) for one in said["applications"]}
+            if self._orders.assignment is not None and said == self._registered:
+                fresh = _WINDOWS.validate_python(windows)
+                slots = {name: tuple(window_of(name, one) for one in found) for name, found in fresh.items() if found}
+                return self._orders.assignment, slots
+            understood = assignment_of(AssignmentOut.model_validate_json(content))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ManagerUnavailable(f"the manager's assignment is not understood: {error}") from error
+        self._registered = said
+        return understood
 
     def send(self, report: Report) -> None:
         """Report the last tick and all that waits, oldest first, until nothing does.

@@ -10,10 +10,10 @@ from manager.control.placer import Pinned, PlacerMemory, plan_placement
 from manager.control.resolve import Wishes, resolve, validate
 from manager.control.steering import confine, steer_interrupts
 from manager.loop.collect import Reading
-from manager.loop.journal import Entry
+from manager.loop.journal import Entry, Journal
 from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Memory, Note, Plan, Snapshot
-from manager.model.host import KnobKey, KnobValue, VmState
+from manager.model.host import KnobKey, KnobValue, VmInstance, VmState
 from manager.model.records import Knob
 from manager.model.registration import VmSpec
 from policies.base import Policy
@@ -27,6 +27,15 @@ class Trouble:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class _PinnedThen:
+    """Where a VM was pinned, and all that this was told from: mostly nothing of it changes for long."""
+
+    knobs: Mapping[KnobKey, KnobValue]
+    seen: tuple[VmInstance, frozenset[int], int]
+    pinned: Pinned
+
+
 class Planner:
     """Plans a host's intervals one after the other."""
 
@@ -36,6 +45,7 @@ class Planner:
         self._memory: tuple[str, Memory] = ("", None)
         self._batch = BatchMemory()
         self._placer = PlacerMemory()
+        self._pinned: dict[str, _PinnedThen] = {}
         self._notes: tuple[Note, ...] = ()
 
     @property
@@ -58,7 +68,7 @@ class Planner:
         snapshot: Snapshot,
         specs: Mapping[str, VmSpec],
         reading: Reading,
-        journal: Mapping[KnobKey, Entry],
+        journal: Journal,
         troubles: list[Trouble],
     ) -> Plan | None:
         """What is wanted, or None when the policy fails: then everything stays as it is.
@@ -69,8 +79,9 @@ class Planner:
         if decision is None:
             return None
         decision, self._batch = guard_batch(decision, snapshot, self._batch)
-        pinned = {spec.name: _pinned(reading, domain, journal) for domain, spec in specs.items()}
-        taken = _taken(reading, journal)
+        self._pinned = {domain: self._pinned_now(reading, domain, journal) for domain in specs}
+        pinned = {spec.name: self._pinned[domain].pinned for domain, spec in specs.items()}
+        taken = _taken(reading, journal.entries) if reading.errors else frozenset()
         placement, self._placer = plan_placement(snapshot, pinned, taken, self._placer)
         troubles.extend(Trouble("placement", f"{vm} {reason}") for vm, reason in placement.floating)
         wishes = Wishes(
@@ -80,6 +91,14 @@ class Planner:
             steer_interrupts(snapshot, placement, taken),
         )
         return resolve(wishes, snapshot, {spec.name: domain for domain, spec in specs.items()})
+
+    def _pinned_now(self, reading: Reading, domain: str, journal: Journal) -> _PinnedThen:
+        state, knobs = reading.states[domain], reading.knobs[domain]
+        then = self._pinned.get(domain)
+        seen = (state.instance, state.memory_nodes, journal.revision)
+        if then and then.knobs is knobs and then.seen == seen:
+            return then
+        return _PinnedThen(knobs, seen, _pinned(reading, domain, journal.entries))
 
     def _decide(self, snapshot: Snapshot, troubles: list[Trouble]) -> Decision | None:
         name = snapshot.host.policy

@@ -165,7 +165,10 @@ class ControlLoop:
         troubles: list[Trouble] = []
         seen = self._look(assignment, slots, self._clock(), troubles)
         plan = self._plan(seen, "host released", troubles)
-        changes = () if plan is None else self._differences(plan, seen, self._targets(seen), self._values(seen))
+        changes: tuple[Change, ...] = ()
+        if plan is not None:
+            targets = self._targets(seen)
+            changes = self._differences(plan, seen, targets, self._values(seen), self._ledger(targets))
         self._before = seen.reading
         notes = tuple(f"{note.application}: {note.text}" for note in self._planner.notes)
         return Preview(tuple(one for one in changes if one.action not in SILENT), seen.names, tuple(troubles), notes)
@@ -180,13 +183,14 @@ class ControlLoop:
 
     def _running(self) -> dict[str, VmInstance]:
         """The listed domains, and those of the journal, which are known to be alive also while libvirtd is away."""
-        journalled = {key.uuid: entry.instance for key, entry in self._journal.entries.items()}
+        journalled = {domain: instance for domain, (instance, _) in self._journal.runs.by_domain.items()}
         return journalled | dict(self._host.running())
 
     def _drop_ended(self, troubles: list[Trouble]) -> None:
         """Forget knobs of processes that ended: the settings ended with them."""
-        instances = {entry.instance for entry in self._journal.entries.values()}
-        ended = {instance for instance in instances if not self._host.is_alive(instance)}
+        ended = {instance for instance in self._journal.runs.instances if not self._host.is_alive(instance)}
+        if not ended:
+            return
         try:
             self._journal.update({}, [key for key, entry in self._journal.entries.items() if entry.instance in ended])
         except JournalError as error:
@@ -202,7 +206,7 @@ class ControlLoop:
         wanted = assignment or Assignment(HostSpec(self._settings.host_name, mode=Mode.RELEASED))
         running = self._running()
         matched = match(wanted.vms, running)
-        names: dict[str, str | None] = {key.uuid: entry.vm for key, entry in self._journal.entries.items()}
+        names: dict[str, str | None] = {domain: vm for domain, (_, vm) in self._journal.runs.by_domain.items()}
         names |= {domain: spec.name for domain, spec in matched.items()}
         names[HOST_UUID] = None
         reading = read_host(
@@ -232,13 +236,13 @@ class ControlLoop:
     def _wants_own_knobs(self, host: HostSpec) -> bool:
         """Whether settings of the host itself are, or were, to be changed."""
         steering = host.mode is not Mode.RELEASED and host.placement.irqs is not IrqSteering.OFF
-        return steering or any(key.uuid == HOST_UUID for key in self._journal.entries)
+        return steering or HOST_UUID in self._journal.runs.by_domain
 
     def _plan(self, seen: _Seen, undo_reason: str, troubles: list[Trouble]) -> Plan | None:
         if seen.snapshot.host.mode is Mode.RELEASED:
             self._planner.forget_notes()
             return Plan(undo_reason=undo_reason)
-        return self._planner.plan(seen.snapshot, seen.specs, seen.reading, self._journal.entries, troubles)
+        return self._planner.plan(seen.snapshot, seen.specs, seen.reading, self._journal, troubles)
 
     def _targets(self, seen: _Seen) -> dict[str, Target]:
         adoptions = {vm.name: vm.spec.adoptions for vm in seen.snapshot.vms}
@@ -256,7 +260,12 @@ class ControlLoop:
         return values
 
     def _differences(
-        self, plan: Plan, seen: _Seen, targets: Mapping[str, Target], values: Mapping[KnobKey, KnobValue]
+        self,
+        plan: Plan,
+        seen: _Seen,
+        targets: Mapping[str, Target],
+        values: Mapping[KnobKey, KnobValue],
+        ledger: Mapping[KnobKey, Owned],
     ) -> tuple[Change, ...]:
         scale = seen.snapshot.capabilities.weights
         found = Found(
@@ -265,7 +274,7 @@ class ControlLoop:
             scale.default if scale else None,
             {domain: target.adoptions for domain, target in targets.items()},
         )
-        return diff(plan, found, self._ledger(targets))
+        return diff(plan, found, ledger)
 
     def _ledger(self, targets: Mapping[str, Target]) -> dict[KnobKey, Owned]:
         return {
@@ -279,9 +288,11 @@ class ControlLoop:
     def _apply(self, plan: Plan, seen: _Seen) -> Applied:
         targets = self._targets(seen)
         values = self._values(seen)
-        changes = self._differences(plan, seen, targets, values)
+        ledger = self._ledger(targets)
+        changes = self._differences(plan, seen, targets, values, ledger)
         # Seen as we left it; what could not be read now may be as it was before.
-        untouched = (self._ledger(targets).keys() & values.keys()) - {change.key for change in changes}
+        unsettled = {key for key, owned in ledger.items() if not owned.settled}
+        untouched = (unsettled & values.keys()) - {change.key for change in changes}
         applied = apply(changes, targets, self._host, self._journal)
         self._journal.settle(untouched)
         return applied

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import httpx
+import urllib3
 
+from manager import client
 from manager.api.schemas import ReportIn, ReportOut
 from manager.model.histogram import Histogram
 from manager.model.law import Law
@@ -80,6 +82,24 @@ def with_buckets(buckets: dict[str, int]) -> dict[str, Any]:
     changed = json.loads(json.dumps(ASSIGNMENT))
     changed["applications"][0]["windows"][0]["buckets"] = buckets
     return changed
+
+
+class Wire:
+    """Carries requests to a function."""
+
+    def __init__(self, handle: Answer) -> None:
+        self._handle = handle
+
+    def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> client.Answer:
+        request = httpx.Request(method, f"http://manager{target}", headers=dict(headers), content=body)
+        try:
+            found = self._handle(request)
+        except httpx.TransportError as error:
+            raise urllib3.exceptions.HTTPError(str(error)) from error
+        return client.Answer(found.status_code, urllib3.HTTPHeaderDict(found.headers), found.content)
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 class Manager:

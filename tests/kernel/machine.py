@@ -22,7 +22,8 @@ from tests.kernel import root
 from tests.kernel.guest.relay import PORT
 
 QEMU = "qemu-system-x86_64"
-CONSOLE_LINES = 60
+# A panic comes with registers and stack traces, of the interrupts on top of it too.
+CONSOLE_LINES = 300
 MOUNTS = (
     ("proc", "/proc"),
     ("sysfs", "/sys"),

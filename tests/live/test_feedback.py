@@ -21,7 +21,7 @@ from tests.live.conftest import CACHE, HOST, LIVE_PREFIX, Service, until
 pytestmark = pytest.mark.live
 
 GATEWAY = "192.168.122.1"
-RUN_S = 60.0
+RUN_S, CALM_S = 36.0, 3.0
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_real_nginx_and_memcached_are_measured_by_log_and_by_probe(
 def test_a_spike_is_met_as_each_policy_promises(tmp_path: Path) -> None:
     """The demonstration in short. Timings are not judged here: machines are shared."""
     with ExitStack() as stack:
-        result = spike.play(Console(), stack, RUN_S, keep=False)
+        result = spike.play(Console(), stack, RUN_S, keep=False, calm_s=CALM_S)
     assert result["restored"], result["not_restored"]
     runs = {run["policy"]: run["applications"] for run in result["runs"]}
     assert list(runs) == ["priority", "fair", "isolation"]

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import httpx
 import pytest
 
 from manager.api.convert import capabilities_body
@@ -21,7 +20,7 @@ from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSp
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.fakes.host import FakeHost, domain_uuid
-from tests.fakes.manager import Manager
+from tests.fakes.manager import Manager, Wire
 
 
 @dataclass
@@ -94,7 +93,7 @@ def outbox(tmp_path: Path) -> Iterator[Outbox]:
 
 @pytest.fixture
 def link(manager: Manager, cache: Path, outbox: Outbox) -> Iterator[ManagerLink]:
-    client = ManagerClient("http://manager:8750/", "s3cret", httpx.MockTransport(manager.handle))
+    client = ManagerClient("http://manager:8750/", "s3cret", Wire(manager.handle))
     yield ManagerLink(client, "h1", "0.1.0", cache, outbox)
     client.close()
 

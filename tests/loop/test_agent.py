@@ -35,6 +35,7 @@ from policies.priority import POLICY as PRIORITY
 from policies.registry import InstalledPolicy
 from tests.fakes.examiner import FOUND, FakeExaminer
 from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.manager import Wire
 from tests.fakes.telemetry import FakeTelemetry
 
 START_S = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
@@ -68,7 +69,7 @@ class Machine:
         self.findings = FindingsWatch(self.examiner)
         folder.mkdir()
         journal, self.outbox = Journal(folder / "journal.db", "boot-1"), Outbox(folder / "outbox.db", 1000)
-        client = ManagerClient("http://manager", site.secret, httpx.MockTransport(site.handle))
+        client = ManagerClient("http://manager", site.secret, Wire(site.handle))
         for one in (journal, self.outbox, client):
             stack.callback(one.close)
         policies = {"priority": self.policy, "equal": EQUAL}
@@ -122,7 +123,7 @@ class Site:
         self.app = create_app(context)
         with self.database.registering() as session:
             _, self.secret = create_token(session, "admin", Role.ADMIN, None, context.now())
-        self.client = ManagerClient("http://manager", self.secret, httpx.MockTransport(self.handle))
+        self.client = ManagerClient("http://manager", self.secret, Wire(self.handle))
         self.stack.callback(self.client.close)
         self.machines = [Machine(self, name, self.folder / name, self.stack) for name in ("a", "b")]
 

@@ -16,6 +16,7 @@ from manager.loop.link import ManagerLink, Orders
 from manager.loop.outbox import Outbox
 from manager.model.histogram import Histogram
 from manager.model.host import VmInstance
+from manager.model.registration import VmClass
 from tests.fakes.examiner import FOUND
 from tests.fakes.host import domain_uuid
 from tests.fakes.manager import (
@@ -23,6 +24,7 @@ from tests.fakes.manager import (
     UNDERSTOOD,
     WINDOW,
     Manager,
+    Wire,
     down,
     orders,
     problem,
@@ -35,7 +37,7 @@ def test_orders_are_understood(manager: Manager, link: ManagerLink) -> None:
     manager.will(orders())
     assert link.fetch() == Orders(UNDERSTOOD, {"shop": (WINDOW,)})
     [request] = manager.requests
-    assert str(request.url) == "http://manager:8750/api/v1/hosts/h1/assignment"
+    assert request.url.path == "/api/v1/hosts/h1/assignment"
     assert request.headers["Authorization"] == "Bearer s3cret"
     assert "If-None-Match" not in request.headers
 
@@ -49,6 +51,26 @@ def test_what_has_not_changed_is_not_sent_again(manager: Manager, link: ManagerL
     assert [slot.histogram for slot in third.slots["shop"]] == [Histogram({600: 1})]
     assert link.fetch() is third
     assert [request.headers.get("If-None-Match") for request in manager.requests] == [None, '"1"', '"1"', '"2"']
+
+
+def test_registrations_that_change_with_the_response_times_are_understood(manager: Manager, link: ManagerLink) -> None:
+    changed = with_buckets({"600": 1})
+    changed["vms"][0]["class"] = "batch"
+    manager.will(orders(), orders(with_buckets({"700": 1}), '"2"'), orders(changed, '"3"'), orders(changed, '"4"'))
+    first, second, third, fourth = (link.fetch() for _ in range(4))
+    assert second.assignment is first.assignment, "made of the same registrations"
+    assert third.assignment is not None
+    assert third.assignment.vms[0].vm_class is VmClass.BATCH
+    assert fourth == third
+
+
+def test_response_times_that_cannot_be_understood_are_refused_also_with_known_registrations(manager, link) -> None:
+    manager.will(orders(), orders(with_buckets({"600": -1}), '"2"'))
+    first = link.fetch()
+    with pytest.raises(ManagerUnavailable, match="assignment is not understood"):
+        link.fetch()
+    manager.will(httpx.Response(304))
+    assert link.fetch() is first
 
 
 def test_a_manager_without_etags_is_asked_for_everything(manager: Manager, link: ManagerLink) -> None:
@@ -87,7 +109,7 @@ def test_domains_and_findings_are_told_and_what_cannot_be_is_left_out(manager, l
 
 def restarted(cache: Path, outbox: Outbox, host: str = "h1") -> Orders:
     """What an agent that starts without its manager goes by."""
-    client = ManagerClient("http://manager:8750", "", httpx.MockTransport(down))
+    client = ManagerClient("http://manager:8750", "", Wire(down))
     found = ManagerLink(client, host, "0.1.0", cache, outbox).cached_orders()
     client.close()
     return found

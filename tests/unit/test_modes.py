@@ -13,6 +13,7 @@ from click.testing import CliRunner, Result
 
 from manager.cli import main, modes
 from manager.client import ManagerClient
+from tests.fakes.manager import Wire
 
 NUMBER = 7
 VM = {"status_host": "h1", "status": {"knobs": []}}
@@ -55,7 +56,7 @@ def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(modes.time, "sleep", lambda _seconds: None)
 
     def run(manager: Manager, *arguments: str) -> Result:
-        client = ManagerClient("http://manager", "", httpx.MockTransport(manager.handle))
+        client = ManagerClient("http://manager", "", Wire(manager.handle))
         monkeypatch.setattr(modes, "connect", lambda _settings: client)
         result = CliRunner().invoke(main, [*arguments, "--state-dir", str(tmp_path)])
         client.close()

@@ -38,8 +38,12 @@ class Series:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> dict[str, Any]:
-    """Run the load once under each policy, ``duration_s`` each, and give the result as JSON. Raises EquipoiseError."""
+def play(console: Console, stack: ExitStack, duration_s: float, keep: bool, calm_s: float = CALM_S) -> dict[str, Any]:
+    """Run the load once under each policy, ``duration_s`` each, and give the result as JSON. Raises EquipoiseError.
+
+    ``calm_s`` without load go before each, so that none begins with what is left of the one before.
+    """
+    each_s = calm_s + WARMUP_S + duration_s
     capacities: list[float] = []
 
     def tune(scene: Scene, lab: LabHost, meter: Meter) -> Scene:
@@ -54,23 +58,23 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
     stage = set_up(console, stack, spike_scene(PROBE_RPS), tune)
     runs: list[dict[str, Any]] = []
     with progress_bar(console) as progress:
-        task = progress.add_task("", total=len(POLICIES) * (duration_s + WARMUP_S + CALM_S))
+        task = progress.add_task("", total=len(POLICIES) * each_s)
         for number, policy in enumerate(POLICIES):
-            start_s = number * (duration_s + WARMUP_S + CALM_S)
+            start_s = number * each_s
             progress.update(task, completed=start_s, description=f"{policy}: the same load")
             if not console.is_terminal:
                 console.print(f"      {policy}: {duration_s:g} s, the load of wiki-2 doubles in the middle third")
             stage.service.control(policy, pinning=False)
-            time.sleep(CALM_S)  # so that no run begins with what is left of the one before
+            time.sleep(calm_s)
             runs.append(
                 _run(
                     stage,
                     policy,
                     duration_s,
-                    lambda s, at=start_s + CALM_S: progress.update(task, completed=at + s),
+                    lambda s, at=start_s + calm_s: progress.update(task, completed=at + s),
                 )
             )
-        progress.update(task, completed=len(POLICIES) * (duration_s + WARMUP_S + CALM_S), description="done")
+        progress.update(task, completed=len(POLICIES) * each_s, description="done")
     changed = stage.close(keep)
     return {
         "scenario": "spike",
