@@ -257,4 +257,6 @@ def tick_body(row: Mapping[str, Any]) -> TickBody:
 
 def text(said: str) -> str:
     """Text as the interface takes it, whatever a third party's policy or the kernel put into it."""
+    if said.isprintable():
+        return said[:MAX_TEXT]
     return "".join(char if char.isprintable() or char in "\n\t" else " " for char in said)[:MAX_TEXT]

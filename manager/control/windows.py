@@ -6,13 +6,18 @@ overlap only where different origins tell of the same one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import repeat
+from operator import ge, sub
 
 from manager.model.window import Window, merge
 
 
-def by_slot(slots: Iterable[Window], slot_s: float) -> tuple[Window, ...]:
+def by_slot(slots: Sequence[Window], slot_s: float) -> tuple[Window, ...]:
     """Merge what different origins know of the same slot; oldest first."""
+    ends_s = [slot.end_s for slot in slots]
+    if all(map(ge, map(sub, ends_s[1:], ends_s), repeat(slot_s))):  # as of one origin: mostly so, and there are many
+        return tuple(slots)
     groups: dict[int, list[Window]] = {}
     for slot in slots:
         groups.setdefault(slot_number(slot.end_s, slot_s), []).append(slot)

@@ -23,7 +23,7 @@ from manager.loop.link import ManagerLink, Orders, Report, Slots
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Item, Outbox
 from manager.loop.records import new_event
-from manager.loop.status import tick_record, tick_status, vm_statuses
+from manager.loop.status import KnobStatuses, tick_record, tick_status, vm_statuses
 from manager.loop.tick import ControlLoop, TickResult, system_clock
 from manager.model.host import Capabilities, VmInstance
 from manager.model.records import Severity
@@ -107,6 +107,7 @@ class Agent:
         self._orders = Orders()
         self._latest: Latest | None = None
         self._reported: Latest | None = None
+        self._knobs = KnobStatuses()
         self._reported_sources: tuple[SourceStatus, ...] | None = None
         self._reported_about: tuple[_About, float] | None = None
         self._sources: _Sources | None = None
@@ -234,7 +235,7 @@ class Agent:
             log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)
         self._keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
         status = tick_status(result, self._overruns, owned, connected, orders.number)
-        self._latest = Latest(status, vm_statuses(result, self._journal.entries))
+        self._latest = Latest(status, vm_statuses(result, self._journal, self._knobs))
 
     def _note_policy(self, orders: Orders) -> None:
         if orders.assignment is None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -206,15 +208,23 @@ class ManagerLink:
 def remember(known: Slots, fresh: Slots, slot_s: float) -> Slots:
     """The slots of the last minutes: ``known`` ones, and in their place what ``fresh`` says of the same slots.
 
-    The manager tells of the newest slots only; policies look further back where response times are few.
+    Oldest first, as ``known`` is. The manager tells of the newest slots only; policies look further back where response
+    times are few.
     """
     merged: dict[str, tuple[Window, ...]] = {}
     for name in known.keys() | fresh.keys():
-        by_number = {slot_number(one.end_s, slot_s): one for one in (*known.get(name, ()), *fresh.get(name, ()))}
-        if by_number:
-            oldest = max(by_number) - _REMEMBERED_S / slot_s
-            merged[name] = tuple(by_number[number] for number in sorted(by_number) if number >= oldest)
+        before, new = known.get(name, ()), fresh.get(name, ())
+        begin_s = min((one.start_s for one in new), default=math.inf)
+        same = bisect_right(before, begin_s, key=_end_s)  # what is fresh is of the last few slots
+        by_number = {slot_number(one.end_s, slot_s): one for one in (*before[same:], *new)}
+        slots = before[:same] + tuple(by_number[number] for number in sorted(by_number))
+        if slots:
+            merged[name] = slots[bisect_left(slots, slots[-1].end_s - _REMEMBERED_S, key=_end_s) :]
     return merged
+
+
+def _end_s(slot: Window) -> float:
+    return slot.end_s
 
 
 def _findings_body(found: Findings) -> FindingsBody:

@@ -7,7 +7,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,8 @@ _KINDS: Mapping[type[Item], Kind] = {
 
 
 def _fields_of(item: Any) -> Fields:
-    """Like dataclasses.asdict, but that copies all that is below too, which takes ten times longer."""
-    return {field.name: getattr(item, field.name) for field in fields(item)}
+    """Like dataclasses.asdict, but that copies all that is below too, which takes twenty times longer."""
+    return {name: getattr(item, name) for name in item.__slots__}
 
 
 @dataclass(frozen=True, slots=True)

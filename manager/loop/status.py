@@ -8,17 +8,35 @@ from functools import lru_cache
 from manager.api.convert import text, timestamp
 from manager.api.schemas import BatchStatus, KnobChange, KnobStatus, TickStatus, VmStatus
 from manager.loop.apply import Outcome
-from manager.loop.journal import Entry
+from manager.loop.journal import Entry, Journal
 from manager.loop.tick import TickResult
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
 from manager.model.records import Knob, OutcomeKind, TickRecord, VmTick
 
 
-def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[VmStatus]:
+class KnobStatuses:
+    """What is told of the knobs of VMs, made again only when they or the journal changed: there are many."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[Mapping[KnobKey, KnobValue], int, list[KnobStatus]]] = {}
+
+    def of(self, values: Mapping[str, Mapping[KnobKey, KnobValue]], journal: Journal) -> dict[str, list[KnobStatus]]:
+        """By domain UUID, as ``values`` are."""
+        told: dict[str, tuple[Mapping[KnobKey, KnobValue], int, list[KnobStatus]]] = {}
+        for domain, knobs in values.items():
+            before = self._told.get(domain)
+            same = before is not None and before[0] is knobs and before[1] == journal.revision
+            told[domain] = before if same and before else (knobs, journal.revision, _knobs(knobs, journal.entries))
+        self._told = told
+        return {domain: statuses for domain, (_, _, statuses) in told.items()}
+
+
+def vm_statuses(result: TickResult, journal: Journal, known: KnobStatuses) -> list[VmStatus]:
     """The managed VMs as read at the begin of the tick, with the values that the tick wrote.
 
-    ``journal`` are the journalled knobs after the tick.
+    ``journal`` is as it is after the tick; ``known`` is kept from tick to tick.
     """
+    knobs = known.of({domain: result.knobs(domain) for domain in result.specs}, journal)
     views = {view.name: view for view in result.snapshot.vms}
     observed = _observed(result.outcomes)
     statuses: list[VmStatus] = []
@@ -33,7 +51,7 @@ def vm_statuses(result: TickResult, journal: Mapping[KnobKey, Entry]) -> list[Vm
                 vcpus=len(state.vcpus),
                 cpu_share=view.cpu_share,
                 run_delay_share=view.run_delay_share,
-                knobs=_knobs(result.knobs(domain), journal),
+                knobs=knobs[domain],
                 mode=view.mode,
                 observed=observed.get(domain, []),
             )

@@ -36,6 +36,14 @@ def test_what_several_origins_know_of_a_slot_is_merged_and_other_slots_are_not()
     ]
 
 
+@given(st.lists(st.integers(1, 30)), st.sampled_from([0.2, 1.0, 5.0]), st.booleans())
+def test_each_slot_is_there_once_and_in_order(numbers: list[int], length_s: float, of_one_origin: bool) -> None:
+    told = sorted(set(numbers)) if of_one_origin else numbers
+    slots = [slot((number + 1) * length_s, number, length_s=length_s) for number in told]
+    counts = [number * told.count(number) for number in sorted(set(told))]
+    assert [one.histogram.count for one in by_slot(slots, length_s)] == counts
+
+
 def test_the_latest_window_reaches_back_over_its_length() -> None:
     slots = by_slot([slot(10, 1), slot(15, 2), Window("shop", 15, 15.1, Histogram({500: 4}))], 5.0)
     seen = latest(slots, 15.1, 5.0)
