@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WIDTH, HEIGHT = 120.0, 28.0
+WIDTH, HEIGHT = 120, 100  # so that most coordinates are whole numbers, which are short; they are stretched anyway
 _ROOM = 1.25  # the highest value shown, by the SLA or the highest measured one
 
 
 @dataclass(frozen=True, slots=True)
 class Spark:
-    """A line with gaps where nothing is known. ``over`` are the steps above the limit, as x, y and height."""
+    """A line with gaps where nothing is known. ``over`` is the path around the steps above the limit."""
 
     lines: tuple[str, ...]
-    over: tuple[tuple[float, float, float], ...]
-    limit_y: float | None
-    step: float
+    over: str
+    limit_y: int | None
     highest: float | None
     width: float = WIDTH
     height: float = HEIGHT
@@ -24,35 +23,25 @@ class Spark:
 
 def spark(values: Sequence[float | None], limit: float | None, width: float = WIDTH, height: float = HEIGHT) -> Spark:
     """The line of values from the left to the right edge, with a limit that they are to stay below."""
-    known = [value for value in values if value is not None]
-    top = max([*known, limit or 0.0, 1e-9]) * _ROOM
+    highest = max((value for value in values if value is not None), default=None)
+    scale = height / (max(highest or 0.0, limit or 0.0, 1e-9) * _ROOM)
     step = width / max(len(values), 1)
-
-    def y(value: float) -> float:
-        return round(height - value / top * height, 1)
-
+    limit_y = None if limit is None else round(height - limit * scale)
     lines: list[str] = []
     points: list[str] = []
+    over: list[str] = []
     for place, value in enumerate([*values, None]):
         if value is not None:
-            points.append(f"{round((place + 0.5) * step, 1)},{y(value)}")
+            y = round(height - value * scale)
+            points.append(f"{round((place + 0.5) * step, 1):g},{y}")
+            if limit is not None and value > limit:
+                over.append(f"M{round(place * step, 1):g},{limit_y}V{y}h{step:.3g}V{limit_y}")
         elif points:
             # A line of one point would not be seen.
-            lines.append(" ".join(points if len(points) > 1 else [_moved(points[0], -step / 2), points[0]]))
+            before = f"{round((place - 1) * step, 1):g},{points[0].partition(',')[2]}"
+            lines.append(" ".join(points if len(points) > 1 else [before, points[0]]))
             points = []
-    over = tuple(
-        (round(place * step, 1), y(value), round(y(limit) - y(value), 1))
-        for place, value in enumerate(values)
-        if limit is not None and value is not None and value > limit
-    )
-    return Spark(
-        tuple(lines), over, None if limit is None else y(limit), round(step, 2), max(known, default=None), width, height
-    )
-
-
-def _moved(point: str, by: float) -> str:
-    x, y = point.split(",")
-    return f"{round(float(x) + by, 1)},{y}"
+    return Spark(tuple(lines), "".join(over), limit_y, highest, width, height)
 
 
 @dataclass(frozen=True, slots=True)

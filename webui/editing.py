@@ -44,10 +44,11 @@ class Kind:
         return {name: body[name] for name in self.model.model_json_schema()["properties"]}
 
 
+_SELDOM_OF_VMS = frozenset({"libvirt_name", "libvirt_uuid", "weight", "pin", "cpus", "max_pcpus", "warp_us"})
 KINDS: Mapping[str, Kind] = {
     kind.path: kind
     for kind in (
-        Kind("vms", "VM", VmIn, frozenset({"libvirt_name", "libvirt_uuid", "weight", "pin", "cpus", "max_pcpus"})),
+        Kind("vms", "VM", VmIn, _SELDOM_OF_VMS),
         Kind("applications", "application", ApplicationIn, frozenset()),
         Kind("hosts", "host", HostIn, frozenset({"law", "placement"})),
     )

@@ -11,10 +11,12 @@ from flask import Blueprint, Response, request
 from manager.api.auth import VIEWER, allow
 from webui.drawing import Part, Spark, spark, split
 from webui.inside import Json
-from webui.site import Site, page
+from webui.site import Site, is_fragment, page
 from webui.words import ago
 
-PAGE_ROWS = 100
+PAGE_ROWS, FIRST_ROWS = 100, 30
+"""Applications in a part of the list, and in a page that is just opened: more than a screen shows, and what a browser
+draws at once. Its script asks for the rest right after."""
 ORDERS: Mapping[str, str] = {
     "worst": "worst first",
     "name": "name",
@@ -44,14 +46,15 @@ def add_fleet(web: Blueprint, site: Site) -> None:
         asked = {name: request.args.get(name, "") for name in ("state", "host", "search", "sort")}
         wanted = {name: value for name, value in asked.items() if value}
         offset = request.args.get("offset", 0, int)
-        found = site.api.get("/fleet", **wanted, offset=offset, limit=PAGE_ROWS, minutes=_MINUTES)
+        rows = PAGE_ROWS if is_fragment() else FIRST_ROWS
+        found = site.api.get("/fleet", **wanted, offset=offset, limit=rows, minutes=_MINUTES)
         return page(
             "fleet.html",
             fleet=found,
             asked=asked,
             wanted=wanted,
             offset=offset,
-            rows=PAGE_ROWS,
+            rows=rows,
             orders=ORDERS,
             minutes=_MINUTES,
             lines={one["name"]: _line(one) for one in found["applications"]},

@@ -80,8 +80,8 @@ class Look:
     """What the shapes do not say. Paths are without numbers: ``tiers[].vms``.
 
     ``choices``: values to pick from; ``suggested``: values beside which others may stand; ``folded``: parts at the top
-    that few need; ``only``: the parts at the top that are shown, empty: all; ``needed``: groups that may not be left
-    out though the shape lets them; ``focus``: the row to begin with.
+    that few need; ``only``: the parts at the top that are shown, empty: all; ``needed``: parts that may not be left
+    out though the shape lets them; ``labels``: what fields are called here; ``focus``: the row to begin with.
     """
 
     choices: Mapping[str, Choices] = field(default_factory=dict)
@@ -89,6 +89,7 @@ class Look:
     folded: frozenset[str] = frozenset()
     only: frozenset[str] = frozenset()
     needed: frozenset[str] = frozenset()
+    labels: Mapping[str, str] = field(default_factory=dict)
     focus: str = ""
 
 
@@ -141,8 +142,9 @@ class _Maker:
     def properties(self, schema: Schema, path: str, body: Mapping[str, Any]) -> tuple[Part, ...]:
         required = schema.get("required", ())
         return tuple(
-            self.part(inner, f"{path}.{name}".removeprefix("."), body.get(name), name in required)
+            self.part(inner, at, body.get(name), name in required or at in self.look.needed)
             for name, inner in schema["properties"].items()
+            for at in [f"{path}.{name}".removeprefix(".")]
         )
 
     def folded(self, part: Part) -> Part:
@@ -199,7 +201,7 @@ class _Maker:
             notes = []  # what can be chosen says it
         return Input(
             path,
-            label_of(path),
+            self.look.labels.get(plain) or label_of(path),
             _capital("; ".join(filter(None, notes))),
             kind,
             tuple(map(text_of, value)) if isinstance(value, list) else (text_of(value),),

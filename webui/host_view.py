@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
+from manager.model.warp import TITLES
+from manager.model.warp import Rung as Mechanism
 from webui.cpu_map import pins
 from webui.words import ago
 
@@ -117,10 +119,11 @@ def _pins(status: Json | None, online: CpuSet) -> str:
     return "floats over all" if together >= online else f"kept to {format_cpus(together)}"
 
 
-def ladder(lines: Sequence[VmLine], findings: Sequence[Json] | None) -> list[Rung]:
+def ladder(lines: Sequence[VmLine], findings: Sequence[Json] | None, warp: Json | None = None) -> list[Rung]:
     """The steps by which response times are brought back, with whom each is in force for and what the kernel offers.
 
-    ``findings`` None: the agent has not told. Order as in the design, section 4, "Ladder".
+    ``findings`` None: the agent has not told. ``warp``: by what warps are given, None where they are switched off.
+    Order as in the design, section 4, "Ladder".
     """
     known = {finding["id"]: finding for finding in findings or ()}
 
@@ -145,10 +148,22 @@ def ladder(lines: Sequence[VmLine], findings: Sequence[Json] | None) -> list[Run
         rung("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
         rung("Idle class for batch", owned("idle", "1".__eq__), "cpu-idle"),
         rung("Pinning", owned("vcpu_pin"), "affinity"),
-        rung("Warp", None, "sched-ext", "bvt-kernel", "eevdf-slice"),
+        _warp(rung("Warp", "", "warp", "sched-ext", "bvt-kernel", "eevdf-slice"), lines, warp),
         rung("Cache ways", None, "cache-allocation", "resctrl"),
         rung("Memory bandwidth", None, "memory-bandwidth"),
     ]
+
+
+def _warp(rung: Rung, lines: Sequence[VmLine], warp: Json | None) -> Rung:
+    """The step of warps with the mechanism in force, what that can do, and what it cannot."""
+    if warp is None:
+        return rung
+    count = sum(bool(line.vm["status"].get("warp_us")) for line in lines if line.running)
+    title = TITLES[Mechanism(warp["rung"])]
+    in_force = f"{count} VM{'s' * (count != 1)} by {title}" if count else ""
+    why = f"{warp['detail']}. It can {warp['can']}; it cannot {warp['cannot']}"
+    offered = FindingStatus.MISSING if warp["rung"] == Mechanism.NONE else FindingStatus.WORKS
+    return replace(rung, in_force=in_force, offered=offered, why=why, advice="")
 
 
 def grouped(findings: Iterable[Json]) -> list[tuple[FindingStatus, list[Json]]]:

@@ -57,7 +57,7 @@ def add_hosts(web: Blueprint, site: Site) -> None:
             and draw_map(capabilities, told["placement"]["reserved_cpus"], [line.vm for line in lines if line.running]),
             uses=USES,
             fences=told["placement"]["batch"],
-            ladder=ladder(lines, findings and findings["findings"]),
+            ladder=ladder(lines, findings and findings["findings"], (told["tick"] or {}).get("warp")),
             findings=findings,
             groups=grouped(findings["findings"]) if findings else [],
             said=FINDINGS,

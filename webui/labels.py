@@ -33,6 +33,9 @@ LABELS: Mapping[str, str] = {
     "time": "Time that counts",
     "url": "URL",
     "vms": "VMs",
+    "warp": "Warps",
+    "warp_max_us": "Largest warp (us)",
+    "warp_us": "Warp (us)",
 }
 """What fields are called that their name alone does not tell well."""
 
@@ -50,6 +53,8 @@ CHOICES: Mapping[str, str] = {
     "fence": "fence: off those of critical vCPUs",
     "single": "single: on one pCPU each",
     "off": "off: as they are",
+    "on": "on: by what the kernel has",
+    "sched_ext": "sched_ext: by our own scheduler, loaded for the whole host",
     "reserved": "reserved: on the reserved pCPUs",
     "serving": "serving: on the pCPUs of critical VMs",
     "request_time": "the whole request",

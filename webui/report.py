@@ -15,8 +15,8 @@ from webui.drawing import Spark, spark
 from webui.inside import Json, Refused
 from webui.site import Site, page
 
-_DEFAULT = timedelta(days=30)
-_POINTS = 720  # an hour each of the default period; violations less than a step apart are told as one
+_LONGEST = timedelta(days=30)  # of the default period
+_POINTS = 720  # an hour each of 30 days; violations less than a step apart are told as one
 _MOST_LISTED = 50
 _MOST_EXPLAINED = 8
 _CHART_WIDTH, _CHART_HEIGHT = 720.0, 160.0
@@ -24,8 +24,9 @@ _CHART_WIDTH, _CHART_HEIGHT = 720.0, 160.0
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """A period in numbers. ``requests`` None: nobody counted them."""
+    """A period in numbers, ``intervals`` of them. ``requests`` None: nobody counted them."""
 
+    intervals: int
     judged: int
     missed: int
     count: int
@@ -36,6 +37,11 @@ class Totals:
         """The share of judged intervals that kept the SLA; None where none was judged."""
         return 1 - self.missed / self.judged if self.judged else None
 
+    @property
+    def no_data(self) -> float:
+        """The share of intervals that could not be judged."""
+        return 1 - self.judged / self.intervals
+
 
 def add_report(web: Blueprint, site: Site) -> None:
     """The report."""
@@ -43,11 +49,14 @@ def add_report(web: Blueprint, site: Site) -> None:
     @web.get("/applications/<name>/report")
     @allow(VIEWER)
     def report(name: str) -> Response:
-        """A period, from ``since`` until before ``until``: times, or days in UTC; the last 30 days by default."""
+        """A period, from ``since`` until before ``until``: times, or days in UTC.
+
+        By default it is the last 30 days, or begins when response times did.
+        """
         path = f"/applications/{quote(name, safe='')}"
         now = datetime.fromtimestamp(site.now_s(), UTC)
         until = _moment("until") or now
-        since = _moment("since") or until - _DEFAULT
+        since = _moment("since") or _begin(site.api.get(f"{path}/budget")["first_at"], until)
         found = site.api.get(f"{path}/history", since=since.isoformat(), until=until.isoformat(), points=_POINTS)
         longest = sorted(found["violations"], key=_length_s, reverse=True)
         return page(
@@ -58,7 +67,8 @@ def add_report(web: Blueprint, site: Site) -> None:
             until=min(until, now),
             until_day=(until + timedelta(days=1) - timedelta(microseconds=1)).date(),
             made_at=now,
-            totals=totals(found["steps"]),
+            young=since > until - _LONGEST and not request.args.get("since"),
+            totals=totals(found["steps"], (min(until, now) - _time(found["since"])).total_seconds(), site.interval_s),
             chart=_chart(found),
             violations=sorted(longest[:_MOST_LISTED], key=lambda one: str(one["start"])),
             violations_total=len(longest),
@@ -67,15 +77,24 @@ def add_report(web: Blueprint, site: Site) -> None:
         )
 
 
-def totals(steps: Sequence[Json]) -> Totals:
-    """A period's steps together."""
+def totals(steps: Sequence[Json], length_s: float, interval_s: float) -> Totals:
+    """The steps of a period of ``length_s`` together."""
     known = [step["requests"] for step in steps if step["requests"] is not None]
+    judged = sum(step["judged"] for step in steps)
     return Totals(
-        sum(step["judged"] for step in steps),
+        max(round(length_s / interval_s), judged, 1),
+        judged,
         sum(step["missed"] for step in steps),
         sum(step["count"] for step in steps),
         sum(known) if known else None,
     )
+
+
+def _begin(first_at: str | None, until: datetime) -> datetime:
+    """Where the default period begins."""
+    earliest = until - _LONGEST
+    begin = _time(first_at) if first_at else earliest
+    return begin if earliest < begin < until else earliest
 
 
 def _moment(name: str) -> datetime | None:
@@ -101,5 +120,8 @@ def _chart(found: Json) -> Spark:
 
 
 def _length_s(violation: Any) -> float:
-    start, end = (datetime.fromisoformat(violation[name]) for name in ("start", "end"))
-    return (end - start).total_seconds()
+    return (_time(violation["end"]) - _time(violation["start"])).total_seconds()
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)

@@ -17,7 +17,7 @@ from manager.errors import SignInRefused, SignInThrottled
 from manager.store import sessions
 from manager.store.sessions import SignedIn
 from webui.filled import check, discreet, read_form
-from webui.forms import parts_of, summary_of
+from webui.forms import Look, parts_of, summary_of
 from webui.inside import Refused
 from webui.site import Site, page
 
@@ -78,7 +78,8 @@ def add_sign_in(web: Blueprint, site: Site, context: ManagerContext) -> None:
                     return _with_cookie(redirect(url_for("web.account", changed=1), HTTPStatus.SEE_OTHER), signed_in)
             except Refused as refused:
                 errors, detail = discreet(refused.errors), refused.detail
-        parts = parts_of(PasswordIn, {}, errors)
+        look = Look(labels={"password": "New password"}, needed=frozenset({"present_password"}))
+        parts = parts_of(PasswordIn, {}, errors, look)
         return page(
             "account.html",
             HTTPStatus.UNPROCESSABLE_ENTITY if detail else HTTPStatus.OK,

@@ -5,33 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from flask import Blueprint, Response, g, redirect, render_template, request, send_from_directory, url_for
-from werkzeug.exceptions import Forbidden, HTTPException, Unauthorized
+from flask import Blueprint, Response, g, redirect, render_template, request, url_for
+from werkzeug.exceptions import Unauthorized
 from werkzeug.wrappers import Response as AnyResponse
 
 from manager import __version__
-from manager.api.auth import OPEN, allow
+from manager.api.endpoint import PREFIX
+from manager.api.errors import MEDIA_TYPE
+from webui.assets import FOLDER, inlined, install_assets, load, source_of
 from webui.inside import Inside, Refused
 from webui.words import FILTERS
 
-CONTENT_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "img-src 'self' data: blob:",
-        "connect-src 'self'",
-        "font-src 'self'",
-        "form-action 'self'",
-        "base-uri 'none'",
-        "frame-ancestors 'none'",
-    )
-)
-STATIC = Path(__file__).parent / "static"
+STYLE, THEME = "style.css", "theme.js"
+"""Each page holds them: without them it would wait for two more answers before anything can be seen."""
 FRAGMENT = "HX-Request"
 """Header of a request whose answer replaces a part of the page: only that part is wanted."""
 
@@ -51,30 +40,33 @@ class Site:
         return max(3 * self.interval_s, self.stale_s)
 
 
+def is_fragment() -> bool:
+    """Whether only the live part of a page is asked for."""
+    return FRAGMENT in request.headers
+
+
 def page(template: str, /, status: int = 200, **values: object) -> Response:
     """A page for the person who is signed in, or only its block ``live`` where a fragment is asked for.
 
     A template that extends ``base.html`` has its live part in ``{% block live %}``.
     """
-    text = render_template(template, fragment=FRAGMENT in request.headers, **values)
+    text = render_template(template, fragment=is_fragment(), **values)
     return Response(text, status, mimetype="text/html")
 
 
 def install(web: Blueprint, interval_s: float) -> None:
     """Headers, errors, and what templates know."""
-    web.after_request(_harden)
-    web.context_processor(lambda: {**_known(), "interval_s": interval_s})
+    assets = load(FOLDER)
+    policy = content_policy(source_of(assets[STYLE]), source_of(assets[THEME]))
+    own = {"interval_s": interval_s, "style": inlined(assets[STYLE]), "theme": inlined(assets[THEME])}
+    web.after_request(lambda response: _harden(response, policy))
+    web.app_context_processor(lambda: {**_known(), **own})
     for name, filter_ in FILTERS.items():
         web.add_app_template_filter(filter_, name)
     web.register_error_handler(Refused, _refused)
     web.register_error_handler(Unauthorized, _sign_in_first)
-    web.register_error_handler(HTTPException, _http)
-
-    @web.get("/static/<path:filename>")
-    @allow(OPEN)
-    def static(filename: str) -> Response:
-        """Scripts, styles and pictures. Browsers ask each time whether they still have the newest."""
-        return send_from_directory(STATIC, filename, max_age=0)
+    web.after_app_request(lambda response: _error_page(response, policy))
+    install_assets(web, assets)
 
 
 def _known() -> Mapping[str, Any]:
@@ -86,8 +78,25 @@ def _known() -> Mapping[str, Any]:
     }
 
 
-def _harden(response: Response) -> Response:
-    response.headers["Content-Security-Policy"] = CONTENT_POLICY
+def content_policy(style: str, script: str) -> str:
+    """The Content-Security-Policy of all pages: only what we serve, and the style and script that a page holds."""
+    return "; ".join(
+        (
+            "default-src 'none'",
+            f"script-src 'self' {script}",
+            f"style-src 'self' {style}",
+            "img-src 'self' data: blob:",
+            "connect-src 'self'",
+            "font-src 'self'",
+            "form-action 'self'",
+            "base-uri 'none'",
+            "frame-ancestors 'none'",
+        )
+    )
+
+
+def _harden(response: Response, policy: str) -> Response:
+    response.headers["Content-Security-Policy"] = policy
     response.headers["Referrer-Policy"] = "same-origin"
     response.headers["X-Frame-Options"] = "DENY"
     return response
@@ -98,12 +107,14 @@ def _refused(error: Refused) -> Response:
     return page("error.html", error.status, title=HTTPStatus(error.status).phrase, detail=error.detail)
 
 
-def _http(error: HTTPException) -> Response | HTTPException:
-    if error.code is None or error.code < 400:
-        return error
-    if isinstance(error, Forbidden) and g.get("principal") is None:
-        return error
-    return page("error.html", error.code, title=error.name, detail=error.description or "")
+def _error_page(response: Response, policy: str) -> Response:
+    """Any error that is not the interface's, such as of an address that there is not, as a page for a person."""
+    if response.mimetype != MEDIA_TYPE or request.path.startswith((f"{PREFIX}/", "/metrics")):
+        return response
+    problem = response.get_json()
+    made = page("error.html", response.status_code, title=problem["title"], detail=problem["detail"])
+    response.data, response.content_type = made.data, made.headers["Content-Type"]
+    return _harden(response, policy)
 
 
 def _sign_in_first(error: Unauthorized) -> AnyResponse:  # noqa: ARG001 - the shape of an error handler

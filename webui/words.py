@@ -18,11 +18,11 @@ STATES: Mapping[str, tuple[str, str]] = {
 
 
 def milliseconds(value: float | None) -> str:
-    """A response time, such as ``0.84 ms``, ``12.3 ms``, ``612 ms``, ``4.2 s``."""
+    """A response time, such as ``0.84 ms``, ``5 ms``, ``12.3 ms``, ``612 ms``, ``42 s``."""
     if value is None:
         return NOTHING
     if value >= 10_000:
-        return f"{value / 1000:,.1f} s"
+        return f"{_plain(value / 1000, 1)} s"
     return f"{_digits(value)} ms"
 
 
@@ -36,19 +36,19 @@ def percent(share: float | None) -> str:
     if share is None:
         return NOTHING
     shown = round(share * 100, 1)
-    return f"{shown:.0f} %" if shown >= 10 or shown == 0 else f"{shown:.1f} %"
+    return f"{_plain(shown, 0 if shown >= 10 else 1)} %"
 
 
 def kept(share: float) -> str:
     """The share of a promise that was kept: never rounded up to all of it."""
-    return "100 %" if share >= 1 else f"{min(share * 100, 99.99):.2f} %"
+    return f"{_plain(100 if share >= 1 else min(share * 100, 99.99), 2)} %"
 
 
 def duration(seconds: float) -> str:
     """A length of time, such as ``45 s``, ``12 min``, ``3.5 h``."""
     if seconds < 120:
-        return f"{seconds:g} s"
-    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{round(seconds / 3600, 1):g} h"
+        return f"{_digits(seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{_plain(seconds / 3600, 1)} h"
 
 
 def number(value: float | None) -> str:
@@ -91,9 +91,13 @@ def _moment(value: str | datetime | None) -> datetime | None:
 
 
 def _digits(value: float) -> str:
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return _plain(value, 0 if value >= 100 else 1 if value >= 10 else 2)
+
+
+def _plain(value: float, digits: int) -> str:
+    """With at most so many digits behind the point, and none that say nothing: ``5``, not ``5.0``."""
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {

@@ -38,10 +38,18 @@ class Toolchain:
         """Compile the scheduler into the file ``into``: the same bytes whenever and wherever. Raises LabError."""
         libraries = {"LD_LIBRARY_PATH": ":".join(str(self.root / each) for each in _LIBRARIES)}
         clang = self.root / "usr/lib/llvm-19/bin/clang"
+        # In the name that the kernel tells, so that one build is told from another.
+        digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(SOURCES.glob("*.bpf.[ch]")))).hexdigest()
         with tempfile.TemporaryDirectory() as scratch:
             compiled = Path(scratch) / "compiled.o"
             command = [
-                *(str(clang), *_FLAGS, "-fdebug-compilation-dir=.", f"-ffile-prefix-map={self.root}=."),
+                *(
+                    str(clang),
+                    *_FLAGS,
+                    f'-DBUILD="{digest[:8]}"',
+                    "-fdebug-compilation-dir=.",
+                    f"-ffile-prefix-map={self.root}=.",
+                ),
                 *(f"-I{self.root / 'usr/include'}", "-I/usr/include/x86_64-linux-gnu"),
                 *("-c", f"{PROGRAM}.bpf.c", "-o", str(compiled)),
             ]

@@ -79,7 +79,7 @@ def create_app(context: ManagerContext) -> OpenAPI:
         health_api(context),
     ):
         app.register_api(api)
-    app.register_blueprint(docs_pages(app.api_doc))
+    app.register_blueprint(docs_pages(app))
     app.register_blueprint(metrics_page(metrics))
     return app
 

@@ -32,7 +32,7 @@ PRINCIPAL_KEY = "equipoise.principal"
 COOKIE = "equipoise_session"
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
-_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _REALM = "Equipoise manager"  # in two words, because only then it is quoted, as RFC 9110 wants
 _RANKS = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
@@ -112,7 +112,7 @@ def session_of(context: ManagerContext, *, used: bool = True) -> SignedIn | None
 
 def refuse_forgery(csrf_token: str) -> None:
     """Raises Forbidden unless the request only reads, or carries the token."""
-    if request.method in _READS:
+    if request.method in READS:
         return
     given = request.headers.get(CSRF_HEADER) or request.form.get(CSRF_FIELD, "")
     if not hmac.compare_digest(given.encode(), csrf_token.encode()):

@@ -84,6 +84,8 @@ def host_spec(name: str, body: HostIn, adoptions: int = 0) -> HostSpec:
         body.batch_idle,
         PlacementRules(**rules),
         adoptions,
+        body.warp,
+        body.warp_max_us,
     )
 
 
@@ -98,6 +100,8 @@ def host_fields(spec: HostSpec) -> dict[str, Any]:
         "batch_idle": spec.batch_idle,
         "law": LawBody(**asdict(spec.law)),
         "placement": PlacementBody(**rules),
+        "warp": spec.warp,
+        "warp_max_us": spec.warp_max_us,
     }
 
 
@@ -106,7 +110,7 @@ def application_of(name: str, body: ApplicationIn) -> Application:
     sla = Sla(body.sla.response_time_ms, body.sla.percentile, body.sla.max_rate_rps) if body.sla else None
     tiers = tuple(Tier(tier.name, tuple(tier.vms)) for tier in body.tiers)
     sources = tuple(source_of(source.model_dump()) for source in body.sources)
-    return Application(name, tiers, sla, body.mode, body.sharing, sources)
+    return Application(name, tiers, sla, body.mode, body.sharing, sources, body.warp_us)
 
 
 def application_body(application: Application) -> ApplicationIn:
@@ -119,6 +123,7 @@ def application_body(application: Application) -> ApplicationIn:
             "mode": application.mode,
             "sharing": application.sharing,
             "sources": [source_fields(source) for source in application.sources],
+            "warp_us": application.warp_us,
         }
     )
 
@@ -190,6 +195,8 @@ def capabilities_body(capabilities: Capabilities) -> CapabilitiesBody:
             "warnings": list(capabilities.warnings),
             "idle_class": capabilities.idle_class,
             "topology": topology_body(capabilities.topology),
+            "warps": [asdict(offer) | {"detail": text(offer.detail)} for offer in capabilities.warps],
+            "scheduler": text(capabilities.scheduler),
         }
     )
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, send_from_directory
+from flask_openapi3.openapi import OpenAPI
 
-from manager.api.auth import VIEWER_IN_BROWSER, allow
-from manager.api.endpoint import PREFIX
+from manager.api.auth import ADMIN, VIEWER_IN_BROWSER, allow
+from manager.api.endpoint import PREFIX, security_of
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -29,9 +31,10 @@ _START = 'SwaggerUIBundle({url: "openapi.json", dom_id: "#swagger-ui", deepLinki
 _CONTENT_POLICY = "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'"
 
 
-def docs_pages(document: dict[str, Any]) -> Blueprint:
-    """The document, the page, and the files of the Swagger UI package."""
+def docs_pages(app: OpenAPI) -> Blueprint:
+    """The document of all routes that there are by now, the page, and the files of the Swagger UI package."""
     pages = Blueprint("docs", __name__, url_prefix=PREFIX)
+    document = _described(app)
 
     @pages.get("/openapi.json")
     @allow(VIEWER_IN_BROWSER)
@@ -54,3 +57,14 @@ def docs_pages(document: dict[str, Any]) -> Blueprint:
         return send_from_directory(str(files("flask_openapi3_swagger") / "templates" / "swagger"), file)
 
     return pages
+
+
+def _described(app: OpenAPI) -> dict[str, Any]:
+    """The OpenAPI document, with what each operation needs as its view says."""
+    document: dict[str, Any] = app.api_doc
+    for rule in app.url_map.iter_rules():
+        access = getattr(app.view_functions[rule.endpoint], "access", ADMIN)
+        for method, operation in document["paths"].get(re.sub(r"<(\w+)>", r"{\1}", rule.rule), {}).items():
+            if method.upper() in (rule.methods or ()) and access.role is not None:
+                operation["security"] = security_of(access, method.upper())
+    return document

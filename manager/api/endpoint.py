@@ -19,7 +19,7 @@ from pydantic.json_schema import models_json_schema
 from werkzeug.exceptions import UnsupportedMediaType
 
 from manager.api import pages, schemas
-from manager.api.auth import Access, allow
+from manager.api.auth import COOKIE, CSRF_HEADER, READS, Access, allow
 from manager.api.errors import MEDIA_TYPE
 from manager.api.validation import read_json, read_text
 
@@ -27,17 +27,15 @@ View = Callable[..., Response]
 
 PREFIX = "/api/v1"
 _REFERENCE = "#/components/schemas/{model}"
-_SECURITY = "bearer"
 
 
-def blueprint(name: str, description: str, *, secured: bool = True) -> APIBlueprint:
+def blueprint(name: str, description: str) -> APIBlueprint:
     """The routes of one kind of object, below ``PREFIX``."""
     return APIBlueprint(
         name,
         __name__,
         url_prefix=PREFIX,
         abp_tags=[Tag(name=name, description=description)],
-        abp_security=[{_SECURITY: []}] if secured else None,
         operation_id_callback=lambda *, name, path, method: name.strip("_"),  # noqa: ARG005 - views have unique names
     )
 
@@ -109,12 +107,32 @@ def reference(model: type[BaseModel]) -> dict[str, str]:
     return {"$ref": _REFERENCE.format(model=model.__name__)}
 
 
+def security_of(access: Access, method: str) -> list[dict[str, list[str]]]:
+    """What an operation needs, by the names in ``components``: either a token, or where a session will do, that."""
+    session: dict[str, list[str]] = {"session": []} if method in READS else {"session": [], "csrf": []}
+    return [{"bearer": []}, *([session] if access.session else [])]
+
+
 def components() -> dict[str, Any]:
-    """The OpenAPI document's components: all shapes of ``schemas`` and ``pages``, and the bearer token."""
+    """The OpenAPI document's components: all shapes of ``schemas`` and ``pages``, and who may ask."""
     found = [kind for kind in {**vars(schemas), **vars(pages)}.values() if isinstance(kind, type)]
     models = [kind for kind in found if issubclass(kind, BaseModel) and kind.model_fields and kind is not pages.Page]
     _, definitions = models_json_schema([(kind, "validation") for kind in models], ref_template=_REFERENCE)
     return {
         "schemas": definitions["$defs"],
-        "securitySchemes": {_SECURITY: {"type": "http", "scheme": "bearer"}},
+        "securitySchemes": {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "session": {
+                "type": "apiKey",
+                "in": "cookie",
+                "name": COOKIE,
+                "description": f"of somebody who signed in to the dashboard; by https `__Host-{COOKIE}`",
+            },
+            "csrf": {
+                "type": "apiKey",
+                "in": "header",
+                "name": CSRF_HEADER,
+                "description": "the session's token, which its pages hold",
+            },
+        },
     }

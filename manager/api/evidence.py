@@ -19,10 +19,12 @@ from manager.api.schemas import EvidenceOut, MeasureOut, VmStatus
 from manager.control.blame import Case, HostTicks, Verdict, blame
 from manager.control.budget import Period, Span, joined
 from manager.model.records import TickRecord
+from manager.model.registration import Sla
 from manager.model.verdict import VerdictKind
-from manager.store.applications import applications_of, sla_of
+from manager.store.applications import applications_of
 from manager.store.history import hosts_in, latest_violation, read_periods, read_ticks, vm_classes
 from manager.store.models import ApplicationRow, HostRow
+from manager.store.past import Past, read_past
 from manager.store.registered import find, get
 from manager.store.vms import VmFilter, list_vms
 
@@ -51,17 +53,18 @@ def evidence_api(context: ManagerContext) -> APIBlueprint:
             row = get(session, ApplicationRow, path.name)
             span, periods = _violation(session, context, row, at, _MONTH if query.at is None else _LOOK_BACK)
             near = query.at is None or (span is not None and span.end_s >= (at - _NEAR).timestamp())
+            past = read_past(session, at if span is None else timestamp(span.start_s), row.name)
             if span is None or not near:
-                span, rate_rps = None, None
-                verdict = _not_missed(row, at, query.at is None)
+                span, rate_rps, sla = None, None, past.sla(row, at)
+                verdict = _not_missed(sla, at, query.at is None)
             else:
-                rate_rps = _rate_rps(periods, context.slot_s)
-                verdict = blame(_case(session, context, row, span, rate_rps))
+                rate_rps, sla = _rate_rps(periods, context.slot_s), past.sla(row, timestamp(span.start_s))
+                verdict = blame(_case(session, context, row, span, rate_rps, past))
         return answer(
             EvidenceOut(
                 application=row.name,
                 at=timestamp(span.end_s) if span else at,
-                sla=sla_body(sla_of(row)),
+                sla=sla_body(sla),
                 violation=violation_out(span) if span else None,
                 rate_rps=rate_rps,
                 verdict=verdict.kind,
@@ -75,9 +78,9 @@ def evidence_api(context: ManagerContext) -> APIBlueprint:
     return api
 
 
-def _not_missed(row: ApplicationRow, at: datetime, ever: bool) -> Verdict:
+def _not_missed(sla: Sla | None, at: datetime, ever: bool) -> Verdict:
     when = "in the last 30 days" if ever else f"in the minute until {at}"
-    text = f"the SLA was not missed {when}" if sla_of(row) else "the application has no SLA"
+    text = f"the SLA was not missed {when}" if sla else "the application has no SLA"
     return Verdict(VerdictKind.UNKNOWN, (text,))
 
 
@@ -100,32 +103,35 @@ def _rate_rps(periods: list[Period], slot_s: float) -> float | None:
     return sum(known) / (len(known) * slot_s) if known else None
 
 
-def _case(session: Session, context: ManagerContext, row: ApplicationRow, span: Span, rate_rps: float | None) -> Case:
-    application = applications_of(session, [row])[row.name]
+def _case(
+    session: Session, context: ManagerContext, row: ApplicationRow, span: Span, rate_rps: float | None, past: Past
+) -> Case:
+    """The violation with what was registered of the application when it began."""
+    begun = timestamp(span.start_s)
+    vms, sla = past.vms(applications_of(session, [row])[row.name], begun), past.sla(row, begun)
     # A tick tells of the interval before it, and comes just after its end.
     late = timedelta(seconds=context.slot_s / 2)
     begin, end = timestamp(span.start_s) + late, timestamp(span.end_s) + late
     during = max(begin, end - SIDE)
     hosts: list[HostTicks] = []
-    for name in hosts_in(session, row, application.vms, begin):
+    for name in hosts_in(session, row, vms, begin):
         host = find(session, HostRow, name)
         pcpus = pcpus_of(host)
         if host is None or host.capabilities is None or pcpus is None:
             continue
         ticks = [tuple(read_ticks(session, name, *side, _MAX_TICKS)) for side in ((begin - SIDE, begin), (during, end))]
-        if any(_tells_of(part, application.vms) for part in ticks):
+        if any(_tells_of(part, vms) for part in ticks):
             hosts.append(HostTicks(name, pcpus, host.capabilities["schedstat"], *ticks))
     vcpus: dict[str, int] = {}
     limits: dict[str, float] = {}
-    for vm in list_vms(session, VmFilter(application=row.name), None, _MOST_VMS):
+    for vm in list_vms(session, VmFilter(names=vms), None, _MOST_VMS):
         if vm["status"] is None:
             continue
         vcpus[vm["name"]] = count = VmStatus.model_validate_json(vm["status"]).vcpus
         limits[vm["name"]] = min(count, vm["max_pcpus"] or count)
-    sla = sla_of(row)
     return Case(
         row.name,
-        application.vms,
+        vms,
         tuple(hosts),
         rate_rps,
         sla.max_rate_rps if sla else None,

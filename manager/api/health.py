@@ -15,7 +15,7 @@ from manager.api.schemas import HealthOut
 
 def health_api(context: ManagerContext) -> APIBlueprint:
     """The route of health."""
-    api = blueprint("health", "Whether the manager can serve requests.", secured=False)
+    api = blueprint("health", "Whether the manager can serve requests.")
 
     @api.get("/health", responses=answers((200, HealthOut)))
     @endpoint(OPEN)

@@ -46,7 +46,15 @@ from manager.errors import InvalidRequest
 from manager.model.cpus import parse_cpus
 from manager.model.registration import Sla, VmClass
 from manager.store.applications import applications_of, sla_of
-from manager.store.history import MAX_TICKS, hosts_in, read_periods, read_ticks, vm_classes
+from manager.store.history import (
+    MAX_TICKS,
+    first_measured,
+    hosts_in,
+    read_longest,
+    read_periods,
+    read_ticks,
+    vm_classes,
+)
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.registered import find, get
 
@@ -55,7 +63,7 @@ _DEFAULT = timedelta(hours=1)
 _LONGEST = timedelta(days=732)
 _LONGEST_OF_TICKS = _DAY
 _BUDGETS = ((_DEFAULT, None), (_DAY, MINUTE_S), (30 * _DAY, HOUR_S))
-"""Their lengths, and the periods they are read in, None: slots."""
+"""Their lengths, the shortest first, and what they begin with, None: a slot."""
 
 
 def history_api(context: ManagerContext) -> APIBlueprint:
@@ -95,8 +103,11 @@ def history_api(context: ManagerContext) -> APIBlueprint:
         with database.reading() as session:
             row = get(session, ApplicationRow, path.name)
             sla = sla_of(row)
-            found = [_budget_out(session, context, row, now_s, *one) for one in _BUDGETS]
-        return answer(BudgetsOut(application=row.name, sla=sla_body(sla), slot_s=context.slot_s, budgets=found))
+            first_at = first_measured(session, row)
+            found = _budgets_out(session, context, row, now_s)
+        return answer(
+            BudgetsOut(application=row.name, sla=sla_body(sla), slot_s=context.slot_s, first_at=first_at, budgets=found)
+        )
 
     @api.get("/hosts/<name>/history", responses=answers((200, HostHistoryOut)))
     @endpoint(VIEWER)
@@ -244,27 +255,31 @@ def _step_out(period: Period, steps: Steps, sla: Sla | None) -> StepOut:
     )
 
 
-def _budget_out(
-    session: Session,
-    context: ManagerContext,
-    row: ApplicationRow,
-    now_s: float,
-    length: timedelta,
-    period_s: float | None,
-) -> BudgetOut:
-    unit_s = period_s or context.slot_s
-    since_s = (now_s - length.total_seconds()) // unit_s * unit_s
-    periods = _periods(session, context, row, since_s, now_s, unit_s)
-    found = budget(total(row.name, periods, since_s, now_s), sla_of(row))
-    return BudgetOut(
-        length_s=round(length.total_seconds()),
-        since=timestamp(since_s),
-        judged=found.judged,
-        missed=found.missed,
-        missed_share=found.missed_share,
-        longest_violation_s=found.longest_s,
-        time_ms=found.time_ms,
-    )
+def _budgets_out(session: Session, context: ManagerContext, row: ApplicationRow, now_s: float) -> list[BudgetOut]:
+    """Each budget holds the shorter one before it, so nothing is read twice."""
+    found: list[BudgetOut] = []
+    shorter: list[Period] = []
+    end_s = now_s
+    for length, period_s in _BUDGETS:
+        unit_s = period_s or context.slot_s
+        since_s = (now_s - length.total_seconds()) // unit_s * unit_s
+        since, until = timestamp(since_s), timestamp(end_s)
+        periods = read_longest(session, row, since, until, context.slot_length, context.min_samples)
+        whole = total(row.name, [*periods, *shorter], since_s, now_s)
+        kept = budget(whole, sla_of(row))
+        found.append(
+            BudgetOut(
+                length_s=round(length.total_seconds()),
+                since=since,
+                judged=kept.judged,
+                missed=kept.missed,
+                missed_share=kept.missed_share,
+                longest_violation_s=kept.longest_s,
+                time_ms=kept.time_ms,
+            )
+        )
+        shorter, end_s = [whole], since_s
+    return found
 
 
 def _vm_lines_out(host: str, kind: VmClass, lines: VmLines) -> VmLinesOut:

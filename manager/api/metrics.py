@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 
-from flask import Flask, Response, g, request
+from flask import Flask, Response, request
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
@@ -30,6 +30,7 @@ from manager.store.models import ApplicationRow, HostRow
 from manager.store.windows import latest_windows
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
+_STARTED = "equipoise.started_s"
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "POST", "DELETE"})
 
 log = logging.getLogger(__name__)
@@ -85,13 +86,14 @@ class Metrics:
         """Count and time every request."""
 
         def started() -> None:
-            g.started_s = time.perf_counter()
+            # Not in g, which a page shares with the requests it makes within the process.
+            request.environ[_STARTED] = time.perf_counter()
 
         def finished(response: Response) -> Response:
             method = request.method if request.method in _METHODS else "other"
             route = request.url_rule.rule if request.url_rule else "none"
             self._requests.labels(method, route, str(response.status_code)).inc()
-            self._durations.labels(method, route).observe(time.perf_counter() - g.started_s)
+            self._durations.labels(method, route).observe(time.perf_counter() - request.environ[_STARTED])
             if response.status_code >= 400:
                 self._errors.labels(HTTPStatus(response.status_code).phrase.lower().replace(" ", "_")).inc()
             return response

@@ -36,6 +36,7 @@ from manager.errors import NotFound
 from manager.model.records import Knob, TickRecord, VmTick
 from manager.model.registration import Assignment, Mode
 from manager.model.rules import IrqSteering
+from manager.model.warp import Rung
 from manager.sim.replay import LOOK_BACK_S, replay
 from manager.store.applications import applications_of
 from manager.store.hosts import statuses_on
@@ -193,6 +194,8 @@ class _Preview:
     def of_host_itself(self) -> None:
         """Add what would be changed of the host: the interrupts of its network interfaces."""
         tick, host = self._seen.tick, self._wanted.host
+        if tick and tick.warp and tick.warp.rung is Rung.SCHED_EXT and host.mode is not Mode.ENFORCE:
+            self.notes.append("our sched_ext scheduler is removed if it was loaded for this host; this is not listed")
         if tick is None or host.placement.irqs is IrqSteering.OFF:
             return
         if host.mode is Mode.ENFORCE and tick.mode is Mode.OBSERVE and tick.observed:

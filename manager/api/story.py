@@ -19,10 +19,12 @@ from manager.api.paging import cut, read_cursor, time_place
 from manager.api.queries import StoryQuery
 from manager.api.schemas import StoryChange, StoryOut
 from manager.control.story import KnobChange, Times, outcome_of, reasons, sentence
+from manager.model.registration import Sla
 from manager.model.window import Window, merge
-from manager.store.applications import applications_of, sla_of
-from manager.store.history import StoryPlace, list_by_tick, serving, windows_at
+from manager.store.applications import applications_of
+from manager.store.history import StoryPlace, list_by_tick, windows_at
 from manager.store.models import ApplicationRow, DecisionRow
+from manager.store.past import Past, read_past, serving
 from manager.store.records import RecordFilter
 from manager.store.registered import get
 
@@ -43,11 +45,11 @@ def story_api(context: ManagerContext) -> APIBlueprint:
         wanted = RecordFilter(query.host, query.vm, query.since, query.until)
         after = read_cursor(query, _place)
         with context.database.reading() as session:
-            vms = None
+            eras = None
             if query.application is not None:
                 row = get(session, ApplicationRow, query.application)
-                vms = applications_of(session, [row])[row.name].vms
-            found = list_by_tick(session, wanted, vms, query.outcome, after, query.limit + 1)
+                eras = read_past(session, query.since, row.name).eras(applications_of(session, [row])[row.name])
+            found = list_by_tick(session, wanted, eras, query.outcome, after, query.limit + 1)
             groups, following = cut(found, query.limit, _place_text)
             items = _entries(session, context, groups)
         return answer(StoryPage(items=items, next=following))
@@ -67,15 +69,13 @@ def _place_text(group: Sequence[DecisionRow]) -> str:
 
 
 def _entries(session: Session, context: ManagerContext, groups: Sequence[Sequence[DecisionRow]]) -> list[StoryOut]:
-    applications = serving(session, {group[0].vm for group in groups if group[0].vm is not None})
-    places: set[tuple[int, datetime]] = set()
-    for group in groups:
-        row = applications.get(group[0].vm or "")
-        if row is not None:
-            slots = _slots(group[0].at, context.slot_length)
-            places |= {(row.id, slot) for slot in slots}
+    past = read_past(session, min((group[0].at for group in groups), default=context.now()))
+    applications = serving(session, past, {(group[0].vm, group[0].at) for group in groups if group[0].vm is not None})
+    places = {(row.id, slot) for (_, at), row in applications.items() for slot in _slots(at, context.slot_length)}
     windows = windows_at(session, places, {row.id: row.name for row in applications.values()})
-    return [_entry(context, group, applications.get(group[0].vm or ""), windows) for group in groups]
+    return [
+        _entry(context, group, applications.get((group[0].vm or "", group[0].at)), past, windows) for group in groups
+    ]
 
 
 def _slots(at: datetime, length: timedelta) -> list[datetime]:
@@ -85,10 +85,10 @@ def _slots(at: datetime, length: timedelta) -> list[datetime]:
 
 
 def _entry(
-    context: ManagerContext, group: Sequence[DecisionRow], row: ApplicationRow | None, windows: Windows
+    context: ManagerContext, group: Sequence[DecisionRow], row: ApplicationRow | None, past: Past, windows: Windows
 ) -> StoryOut:
     first = group[0]
-    times = None if row is None else _times(context, first.at, row, windows)
+    times = None if row is None else _times(context, first.at, row, past.sla(row, first.at), windows)
     changes = [
         KnobChange(one.knob, one.knob_index, one.before, one.after, one.reason, one.outcome, one.detail)
         for one in group
@@ -123,8 +123,7 @@ def _entry(
     )
 
 
-def _times(context: ManagerContext, at: datetime, row: ApplicationRow, windows: Windows) -> Times:
-    sla = sla_of(row)
+def _times(context: ManagerContext, at: datetime, row: ApplicationRow, sla: Sla | None, windows: Windows) -> Times:
     slots = _slots(at, context.slot_length)
     known = [windows.get((row.id, slot)) for slot in slots]
 

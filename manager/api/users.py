@@ -14,11 +14,11 @@ from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, PageQuery
 from manager.api.schemas import PasswordIn, SessionOut, UserIn, UserOut, UserRoleIn
 from manager.errors import InvalidRequest, SignInRefused
-from manager.store.models import SessionRow, UserRow
-from manager.store.registered import delete, get, page
+from manager.store.access_models import SessionRow, UserRow
+from manager.store.registered import get, page
 from manager.store.sessions import list_sessions, verify_password
 from manager.store.tokens import PrincipalKind, Role
-from manager.store.users import create_user, described_user, hash_password, set_password, set_role
+from manager.store.users import create_user, described_user, hash_password, remove_user, set_password, set_role
 
 
 def users_api(context: ManagerContext) -> APIBlueprint:
@@ -55,7 +55,7 @@ def users_api(context: ManagerContext) -> APIBlueprint:
     @api.put("/users/<name>", responses=answers((200, UserOut)))
     @endpoint(ADMIN)
     def put_user(path: NamePath, header: Conditions, body: UserRoleIn) -> Response:
-        """Give a user a role. Another one than before ends the user's sessions."""
+        """Give a user a role. Another one than before ends the user's sessions; 409 for the last administrator."""
         with audited(context, "user.put", UserRow, path.name, described_user) as session:
             row = set_role(session, path.name, Role(body.role), context.now(), header.check)
         return answer(_user_out(row), etag=row.etag)
@@ -74,9 +74,9 @@ def users_api(context: ManagerContext) -> APIBlueprint:
     @api.delete("/users/<name>", responses=answers((204, None)))
     @endpoint(ADMIN)
     def delete_user(path: NamePath, header: Conditions) -> Response:
-        """Remove a user, whose sessions end."""
+        """Remove a user, whose sessions end; 409 for the last administrator."""
         with audited(context, "user.delete", UserRow, path.name, described_user) as session:
-            delete(session, UserRow, path.name, header.check)
+            remove_user(session, path.name, header.check)
         return no_content()
 
     @api.get("/sessions", responses=answers((200, SessionPage)))

@@ -20,7 +20,7 @@ _MAX_ERRORS = 20
 _MAX_VALUE_TEXT = 80
 _KEY = "[key]"  # pydantic's mark for an error of a mapping's key
 _TAG_ERRORS = frozenset({"union_tag_invalid", "union_tag_not_found"})
-_VALUELESS = frozenset({"missing", "json_invalid", "extra_forbidden", "too_long", "too_short"})
+_SIZES = frozenset({"too_long", "too_short"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +108,21 @@ def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:
     if error["type"] == "extra_forbidden":
         known = sorted(name for at in _at(schema, location[:-1]) for name in at.get("properties", {}))
         return FieldError(field, f"is not a known field; known: {', '.join(known)}")
-    message = error["msg"].removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
+    if error["type"] == "json_invalid":
+        return FieldError(field, f"is not JSON: {error['msg'].removeprefix('Invalid JSON: ')}")
+    if _KEY in error["loc"]:
+        described = (str(at["description"]) for at in _at(schema, location[:-1]) if "description" in at)
+        return FieldError(field, f"{shown(error['input'])} is refused; allowed: {' or '.join(described)}")
+    allowed = _range_text(schema, location)
     if error["type"] == "missing":
         message = "is required"
-    elif error["type"] not in _VALUELESS and not any("writeOnly" in at for at in _at(schema, location)):
-        message = f"{shown(error['input'])} is refused: {message}"
-    allowed = _range_text(schema, location)
+    elif any("writeOnly" in at for at in _at(schema, location)):
+        message = "is refused"
+    else:
+        given = error["input"]
+        message = f"{len(given)} are refused" if error["type"] in _SIZES else f"{shown(given)} is refused"
+    if error["type"] == "value_error":  # in words of ours
+        message += f": {error['msg'].removeprefix('Value error, ')}"
     return FieldError(field, f"{message}; allowed: {allowed}" if allowed else message)
 
 
@@ -149,7 +157,7 @@ def _json_path(location: Sequence[int | str]) -> str:
 
 
 def _range_text(schema: dict[str, Any], location: Sequence[int | str]) -> str:
-    """What a field's schema allows, in words; empty where there is nothing to say."""
+    """What a field's schema allows, in words; empty where there is nothing to say. That null is needs no words."""
     texts = (_words(at) for at in _at(schema, location))
     return " or ".join(dict.fromkeys(filter(None, texts)))
 
@@ -172,7 +180,7 @@ def _words(schema: dict[str, Any]) -> str:
         return " ".join([kind, " and ".join(bounds)]).strip()
     if schema.get("type") == "string":
         return str(schema.get("description", "text"))
-    simple = {"boolean": "true or false", "null": "null", "object": "an object"}
+    simple = {"boolean": "true or false", "object": "an object"}
     if schema.get("type") == "array":
         return f"a list of at most {schema['maxItems']}" if "maxItems" in schema else "a list"
     return simple.get(schema.get("type", ""), "")

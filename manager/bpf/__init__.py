@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
+from functools import cache
 from pathlib import Path
 
 OBJECT = Path(__file__).parent / "equipoise_bvt.bpf.o"
 NAME = "equipoise_bvt"
-"""As the kernel tells it in sched_ext/root/ops, perhaps with something after it."""
+"""The kernel tells it in sched_ext/root/ops, with the build after it."""
 
 WARPS, STATS, CPUS = "equipoise_warps", "equipoise_stats", "equipoise_cpus"
 """Names of the maps that are pinned."""
@@ -22,3 +24,12 @@ MAX_WARP_NS = 100_000_000
 
 COUNTERS = ("preemptions", "warped_preemptions", "reevaluations", "migrations", "borrowed_ns", "limited", "rescued")
 """Value of STATS, 64 bits each, for each possible CPU."""
+
+
+@cache
+def build_name() -> str:
+    """The name of the build that is shipped, which has a digest of its sources at its end."""
+    found = re.search(rb"\0(%s_[0-9a-f]{8})\0" % NAME.encode(), OBJECT.read_bytes())
+    if found is None:
+        raise ValueError(f"{OBJECT} has no name")
+    return found[1].decode()

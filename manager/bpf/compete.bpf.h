@@ -153,6 +153,15 @@ static __always_inline bool rescue(u64 dsq, s32 cpu, u64 now_ns)
 	return found;
 }
 
+/* Let a running task go on. */
+static __always_inline void prolong(struct task_struct *p)
+{
+	if (bpf_ksym_exists(scx_bpf_task_set_slice))
+		scx_bpf_task_set_slice(p, SLICE_NS);
+	else
+		p->scx.slice = SLICE_NS;
+}
+
 /* The best of a CPU's two queues; 0: both are empty. */
 static __always_inline u64 best_queue(s32 cpu, struct cpu_ctx *c, u64 *key)
 {

@@ -157,7 +157,7 @@ void BPF_STRUCT_OPS(bvt_dispatch, s32 cpu, struct task_struct *prev)
 			if (idle >= 0) {
 				scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
 			} else if (!queue || (s64)(shared_key(tc, tc->key, c) - key) <= 0) {
-				scx_bpf_task_set_slice(prev, SLICE_NS);
+				prolong(prev);
 				starts(prev, tc, cpu, c, key, queue);
 				return;
 			}
@@ -357,5 +357,5 @@ struct sched_ext_ops equipoise_bvt = {
 	.cpu_offline = (void *)bvt_cpu_offline,
 	.init = (void *)bvt_init,
 	.timeout_ms = TIMEOUT_MS,
-	.name = "equipoise_bvt",
+	.name = "equipoise_bvt_" BUILD,
 };

@@ -67,6 +67,7 @@ struct sched_entity {
 
 struct sched_ext_entity {
 	u32 flags;
+	u64 slice;
 	u64 dsq_vtime;
 };
 
@@ -148,6 +149,6 @@ extern u32 scx_bpf_nr_cpu_ids(void) __ksym_;
 extern s32 scx_bpf_pick_idle_cpu(const struct cpumask *cpus_allowed, u64 flags) __ksym_;
 extern s32 scx_bpf_select_cpu_dfl(struct task_struct *p, s32 prev_cpu, u64 wake_flags, bool *is_idle) __ksym_;
 extern s32 scx_bpf_task_cpu(const struct task_struct *p) __ksym_;
-extern bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym_;
+extern bool scx_bpf_task_set_slice(struct task_struct *p, u64 slice) __ksym_; /* not in the first kernels */
 
 #endif

@@ -12,7 +12,7 @@
 #define MAX_CPUS 1024
 #define MAX_GROUPS 65536
 #define SHARED 0 /* the tree, and the queue, of tasks that may choose their CPU; CPU c's own is c + 1 */
-#define ALLOWANCE_NS (2 * MS) /* C: the least time between two switches for fairness' sake */
+#define ALLOWANCE_NS (7 * MS / 10) /* C: the least time between two switches for fairness' sake */
 #define GRACE_NS (MS / 10) /* the least time until a decision is taken again */
 #define SLICE_NS (5 * MS) /* after which a decision is taken in any case */
 #define MAX_WARP_NS (100 * MS)

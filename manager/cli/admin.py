@@ -15,9 +15,9 @@ from rich.table import Table
 from manager.cli.options import OnePage, console, make_state_dir, with_settings
 from manager.errors import NotFound, SettingsError
 from manager.settings import Settings
+from manager.store.access_models import TokenRow, UserRow
 from manager.store.audit import LOCAL, Actor, audited
 from manager.store.database import Database, open_database
-from manager.store.models import TokenRow, UserRow
 from manager.store.registered import page
 from manager.store.tokens import Role, authenticate, create_token, described_token, list_tokens, revoke_token
 from manager.store.users import create_user, described_user, hash_password

@@ -13,15 +13,16 @@ from rich.table import Table
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, console, with_settings
 from manager.settings import Settings
 
-_NUMBERED = frozenset({"vcpu_pin", "iothread_pin", "irq_affinity"})
+_NUMBERED = frozenset({"vcpu_pin", "iothread_pin", "irq_affinity", "slice"})
+_WARP_KNOBS = frozenset({"warp", "bvt_warp", "group_identity", "slice"})
 _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
 
 _STATUS_EPILOG = """
 OUTPUT
   A table of hosts, one of applications, and one of managed VMs with each setting: what it holds, and what it was
   before Equipoise changed it. `foreign` marks a setting that somebody else changed and that was given
-  up. Then a line for each warning of a host, such as that it is simulated, and for each source of response times that
-  is not well. With --json, one object with the keys hosts,
+  up. Then a line for each host with warps, by which mechanism; for each warning of a host, such as that it is
+  simulated; and for each source of response times that is not well. With --json, one object with the keys hosts,
   applications, vms and sources, each a list as the REST API answers it.
 
 EXAMPLES
@@ -53,7 +54,7 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     console().print(_hosts_table(hosts), _applications_table(applications), _vms_table(vms))
-    for line in (*_warnings(hosts), *filter(None, map(_ailing, sources))):
+    for line in (*filter(None, map(_warps, hosts)), *_warnings(hosts), *filter(None, map(_ailing, sources))):
         click.echo(line)
 
 
@@ -95,6 +96,20 @@ def _warnings(hosts: list[dict[str, Any]]) -> list[str]:
     return [f"{one['name']}: {warning}" for one in hosts for warning in (one["capabilities"] or {}).get("warnings", ())]
 
 
+def _warps(host: dict[str, Any]) -> str:
+    """A line about the mechanism for warps of a host; empty where they are switched off."""
+    warp = (host["tick"] or {}).get("warp")
+    if warp is None:
+        return ""
+    vms = f"{warp['vms']} VM{'s' * (warp['vms'] != 1)}"
+    words = f"it can {warp['can']}; it cannot {warp['cannot']}"
+    return f"{host['name']}: warps of {vms} by {warp['rung']} ({warp['detail']}): {words}"
+
+
+def _warp_lost(knob: dict[str, Any]) -> bool:
+    return knob["foreign"] and knob["knob"] in _WARP_KNOBS
+
+
 def _ailing(source: dict[str, Any]) -> str:
     """A line about a source that is not ok; empty for one that is."""
     name, status = f"source {source['application']}/{source['source']}", source["status"]
@@ -126,6 +141,8 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
             for knob in state["knobs"]
             if knob["knob"] == "quota" and (knob["value"] != "-1" or knob["original"] is not None)
         ]
+        weights += [f"warp: {state['warp_us']:,} us"] if state.get("warp_us") else []
+        weights += [f"given up: {one['knob']} {one['index']}" for one in state["knobs"] if _warp_lost(one)]
         pins = [f"{knob['index']}: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "vcpu_pin"]
         pins += [f"emulator: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "emulator_pin"]
         pins += [
@@ -176,7 +193,8 @@ EXAMPLES
     "--knob",
     default="",
     metavar="KNOB",
-    help="Only weight, idle, quota, vcpu_pin, emulator_pin, iothread_pin or irq_affinity.",
+    help="Only weight, idle, quota, vcpu_pin, emulator_pin, iothread_pin, irq_affinity, warp, bvt_warp,"
+    " group_identity, slice or scheduler.",
 )
 @click.option("--since", default="", metavar="TIME", help="Not before this RFC 3339 time.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many.")

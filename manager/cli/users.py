@@ -11,8 +11,8 @@ from rich.table import Table
 from manager.cli.admin import local_actor, open_store
 from manager.cli.options import OnePage, console, with_settings
 from manager.settings import Settings
+from manager.store.access_models import UserRow
 from manager.store.audit import audited
-from manager.store.models import UserRow
 from manager.store.registered import delete as delete_registered
 from manager.store.registered import page
 from manager.store.tokens import Role

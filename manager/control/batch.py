@@ -23,10 +23,15 @@ WAITING_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class BatchMemory:
-    """``share`` of the host's CPU that batch VMs got, averaged; ``raised``: they got less than their floor."""
+    """``share`` of the host's CPU that batch VMs got, averaged; ``raised``: they got less than their floor.
+
+    ``share`` begins with a guess; ``measured_share`` is only what was seen in the last ``measured_s`` seconds.
+    """
 
     share: float | None = None
     raised: bool = False
+    measured_share: float | None = None
+    measured_s: float = 0.0
 
 
 def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> tuple[Decision, BatchMemory]:
@@ -42,6 +47,8 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
     now = sum(vm.cpu_share for vm in batch)
     # At first they are taken to have had plenty: what a single interval shows is no average.
     share = average(max(now, 2 * law.batch_floor) if memory.share is None else memory.share, now, smoothing)
+    measured_s = min(memory.measured_s + snapshot.interval_s, max(law.floor_window_s, snapshot.interval_s))
+    measured = average(memory.measured_share, now, snapshot.interval_s / measured_s)
     waiting = any(vm.run_delay_share > WAITING_SHARE for vm in batch)
     # Raised until the floor is exceeded by half the margin: else it would be left and raised again at once.
     limit = law.batch_floor * ((1 + FLOOR_MARGIN) / 2 if memory.raised else 1)
@@ -56,7 +63,7 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
         why = below if raised else f"{name}: batch VM in the idle class"
         idle = tuple(IdleGoal(vm.name, not raised, why) for vm in driven if vm.idle is not None and vm.name not in told)
         decision = replace(decision, idle=decision.idle + idle)
-    return decision, BatchMemory(share, raised)
+    return decision, BatchMemory(share, raised, measured, measured_s)
 
 
 def _raised(

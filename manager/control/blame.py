@@ -232,7 +232,7 @@ def _waiting(own: _Own) -> str:
     before = "" if own.part_before is None else f"; before {own.part_before:.0%}"
     return (
         f"{own.vm} on {own.host.host} waited for a pCPU in {own.part:.0%} of the time it wanted to run"
-        f" ({own.waited:.3g} s a second, while it ran {own.used_pcpus:.3g} s){before}"
+        f" ({round(own.waited, 3):g} s a second, while it ran {round(own.used_pcpus, 3):g} s){before}"
     )
 
 

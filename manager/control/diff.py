@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.host import NUMBERS, PINS, KnobKey, KnobValue, knob_text
+from manager.model.host import NUMBERS, PINS, WARPS, KnobKey, KnobValue, knob_text
 from manager.model.records import Knob
 from manager.model.registration import Mode
+from manager.model.warp import EJECTED, OUTDATED
 
 _OBSERVE_REASON = "not enforced any more: back to the original"
 _KEEPS = "kept for later: it changes with another setting"
@@ -145,13 +146,14 @@ class _Diff:
         return list(self._from(key, value, owned))
 
     def _without_value(self, key: KnobKey) -> Iterator[Change]:
-        """Forget what ended: the pin of a thread that was unplugged, the weight of a group back in its own idle class.
+        """Forget what ended: settings of a thread that was unplugged, the weight of a group back in its own idle class,
+        a warp whose scheduler is gone.
 
-        In both cases the VM was read. All other knobs without a value could not be read.
+        In all cases the VM was read. All other knobs without a value could not be read.
         """
         owned, idle_key = self.ledger.get(key), KnobKey(key.uuid, Knob.IDLE)
         idle = self.ledger.get(idle_key)
-        unplugged = key.knob in PINS and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.found.values
+        unplugged = key.knob in PINS | WARPS and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.found.values
         weightless = key.knob is Knob.WEIGHT and idle is not None and idle.original == 1
         if owned and (unplugged or (weightless and self.found.values.get(idle_key) == 1)):
             yield Change(Action.FORGET, key, owned.intended, owned.intended, self.undo_reason)
@@ -200,6 +202,10 @@ class _Diff:
         """Whether ``value`` is as we left it, or as the kernel made it of that."""
         if self._alike(value, owned.intended) or (not owned.settled and self._alike(value, owned.previous)):
             return True
+        if key.knob is Knob.SCHEDULER and value in {EJECTED, OUTDATED}:
+            return True  # the kernel threw it out, or another version of the agent had loaded it
+        if key.knob is Knob.WARP and value == 0:
+            return True  # it was loaded anew, without warps
         if isinstance(owned.intended, frozenset):
             # All of them are offline: the kernel lets the thread run anywhere. Or a part of a pin of which nobody noted
             # what it became: the kernel narrowed it to a cpuset (cpuset(7)).

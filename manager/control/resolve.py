@@ -11,6 +11,15 @@ from manager.model.decision import Decision, Goal, IdleGoal, Note, Placement, Pl
 from manager.model.host import HOST_UUID, LEAST_QUOTA_US, KnobKey
 from manager.model.records import Knob
 from manager.model.registration import Mode
+from manager.model.warp import LOADED, NO_WARPS, Rung, WarpPlan
+
+WARP_KNOBS = {
+    Rung.SCHED_EXT: Knob.WARP,
+    Rung.BVT: Knob.BVT_WARP,
+    Rung.GROUP_IDENTITY: Knob.GROUP_IDENTITY,
+    Rung.SLICE: Knob.SLICE,
+}
+"""The knob of each mechanism."""
 
 
 def effective_mode(host: Mode, *others: Mode | None) -> Mode:
@@ -73,6 +82,7 @@ class Wishes:
     placement: Placement = field(default_factory=Placement)
     confined: tuple[Confined, ...] = ()
     interrupts: tuple[Steered, ...] = ()
+    warp: WarpPlan = NO_WARPS
 
 
 def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
@@ -85,6 +95,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
     goals = [
         *_group_goals(wishes.decision, snapshot, views, uuids),
         *_quota_goals(snapshot, uuids),
+        *_warp_goals(wishes.warp, snapshot, views, uuids),
     ]
     for placed in wishes.placement.vms:
         view, uuid = views[placed.vm], uuids[placed.vm]
@@ -128,6 +139,18 @@ def _quota_goals(snapshot: Snapshot, uuids: Mapping[str, str]) -> Iterator[Goal]
         if limit is not None and period_us is not None:
             quota_us = max(round(limit * period_us), LEAST_QUOTA_US)
             yield Goal(KnobKey(uuids[view.name], Knob.QUOTA), quota_us, f"registered limit: {limit:g} pCPUs", view.mode)
+
+
+def _warp_goals(
+    plan: WarpPlan, snapshot: Snapshot, views: Mapping[str, VmView], uuids: Mapping[str, str]
+) -> Iterator[Goal]:
+    if plan.load:
+        key = KnobKey(HOST_UUID, Knob.SCHEDULER)
+        yield Goal(key, LOADED, "VMs have warps, and this host's are to be sched_ext's", snapshot.host.mode)
+    for warp in plan.vms:
+        view, knob = views[warp.vm], WARP_KNOBS[plan.rung]
+        for index in range(view.vcpus if knob is Knob.SLICE else 1):
+            yield Goal(KnobKey(uuids[warp.vm], knob, index), warp.value, warp.reason, view.mode)
 
 
 def _thread_goals(view: VmView, uuid: str, cpus: CpuSet, reason: str) -> Iterator[Goal]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from manager.model.host import UNLIMITED
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import Sla
+from manager.model.warp import LOADED
 
 MAX_TOLD = 3
 """So many changes of pins are told one by one; the others are counted."""
@@ -35,6 +36,12 @@ _NAMES = {
     Knob.IOTHREAD_PIN: "I/O thread {} pinned",
     Knob.EMULATOR_PIN: "emulator pinned",
     Knob.IRQ_AFFINITY: "interrupt {}",
+}
+_WARP_UNITS = {
+    Knob.WARP: "warp (us)",
+    Knob.BVT_WARP: "warp (ns)",
+    Knob.GROUP_IDENTITY: "class",
+    Knob.SLICE: "slice (ns) of vCPU {}",
 }
 
 
@@ -112,6 +119,10 @@ def _told(change: KnobChange, vm: str | None) -> str:
         return f"weight of {vm} {_number(before)} to {_number(after)}"
     if change.knob is Knob.IDLE:
         return f"{vm} {'into' if after == '1' else 'out of'} the idle class"
+    if change.knob in _WARP_UNITS:
+        return f"{_WARP_UNITS[change.knob].format(change.index)} of {vm} {_number(before)} to {_number(after)}"
+    if change.knob is Knob.SCHEDULER:
+        return f"our sched_ext scheduler {'loaded' if after == str(LOADED) else 'removed'}"
     if change.knob is Knob.QUOTA:
         return f"CPU limit of {vm} {_quota(before)} to {_quota(after)}"
     return f"{_NAMES[change.knob].format(change.index)} to {after or 'none'} (was {before or 'none'})"

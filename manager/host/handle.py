@@ -57,6 +57,16 @@ class VmHandle:
         """Whether the VM's very process still runs. Raises HostError when that cannot be known."""
         return self._exit is not None and self._exit.is_alive()
 
+    @property
+    def cpu_folder(self) -> Path | None:
+        """The VM's own group of the cpu controller, None where it has none."""
+        return self._cgroup.cpu_folder
+
+    @property
+    def vcpu_threads(self) -> tuple[tuple[int, int], ...]:
+        """Thread ids by number of the vCPU."""
+        return self._threads.vcpus
+
     def find_threads(self) -> None:
         """Look at the process's threads again: vCPUs are plugged and unplugged. Raises VmVanished, HostError."""
         self._thread_count = process.thread_count(self._task_fd)  # before: none may slip through

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from manager.errors import HostError
+from manager import bpf
+from manager.errors import HostError, VmVanished
 from manager.host import process
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
 from manager.host.handle import VmHandle
@@ -12,8 +13,9 @@ from manager.host.hypervisor import HypervisorWatch
 from manager.host.interrupts import read_affinity, write_affinity
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.topology import discover
+from manager.host.warp.mechanisms import Mechanisms, WarpTarget
 from manager.model.cpus import CpuSet, parse_cpus
-from manager.model.host import HOST_UUID, Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import HOST_UUID, WARPS, Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
 from manager.model.records import Knob
 
 
@@ -48,6 +50,7 @@ class KernelHost:
         self._managed = managed_cpus
         self._cpu: CgroupCpu | None = cpu_controller(self._mounts)
         self._idle_class = self._cpu is not None and has_idle_class(self._mounts, self._cpu)
+        self._mechanisms = Mechanisms(paths, self._mounts, self._cpu)
         self._topology = discover(paths)
         self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
@@ -72,7 +75,10 @@ class KernelHost:
         if self._cpu is None:
             warnings.append("no cpu controller in any cgroup hierarchy: weights cannot be set")
         scheduler = self._sched_ext()
-        if scheduler:
+        ours = scheduler.startswith(bpf.NAME)
+        if ours:
+            warnings.append("our sched_ext scheduler decides: limits of CPU time (max_pcpus) do not act")
+        elif scheduler:
             warnings.append(f"the sched_ext scheduler {scheduler!r} is loaded: it may ignore CPU weights")
         if not self._schedstat:
             warnings.append("no schedstat: run-queue delay of vCPUs is not known")
@@ -87,6 +93,9 @@ class KernelHost:
             warnings=tuple(warnings),
             idle_class=self._idle_class,
             topology=self._topology,
+            warps=self._mechanisms.offers,
+            scheduler=scheduler,
+            scheduler_is_ours=ours,
         )
 
     def running(self) -> Mapping[str, VmInstance]:
@@ -111,9 +120,32 @@ class KernelHost:
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what is then read back. Raises VmVanished, HostError."""
+        if key.knob is Knob.SCHEDULER:
+            return self._mechanisms.set_scheduler(value)
         if key.uuid == HOST_UUID:
             return write_affinity(self._paths, key.index, value)
+        if key.knob in WARPS:
+            return self._mechanisms.write(key, value, self._warp_target(instance))
         return self._handle(instance).write(key, value)
+
+    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
+        """What a VM has of each mechanism for warps; of the host, whether our scheduler is loaded.
+
+        Raises VmVanished, HostError.
+        """
+        if instance.uuid == HOST_UUID:
+            return {KnobKey(HOST_UUID, Knob.SCHEDULER): self._mechanisms.scheduler()}
+        return self._mechanisms.read(self._warp_target(instance))
+
+    def warp_counters(self) -> Mapping[str, int]:
+        """What our sched_ext scheduler counted since it was loaded. Raises HostError."""
+        return self._mechanisms.counters()
+
+    def _warp_target(self, instance: VmInstance) -> WarpTarget:
+        handle = self._handle(instance)
+        if not handle.is_alive():  # thread ids are recycled
+            raise VmVanished(f"process {instance.pid} is gone")
+        return WarpTarget(instance.uuid, handle.cpu_folder, handle.vcpu_threads)
 
     @property
     def itself(self) -> VmInstance:

@@ -58,6 +58,17 @@ class HostPort(Protocol):
         """The settings of the host itself: where interrupts of network interfaces go. Raises HostError."""
         ...
 
+    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
+        """What a VM has of each mechanism for warps; of the host ``itself``: whether our sched_ext scheduler is loaded.
+
+        A knob that ended, such as with its scheduler or thread, is not among them. Raises VmVanished, HostError.
+        """
+        ...
+
+    def warp_counters(self) -> Mapping[str, int]:
+        """What our sched_ext scheduler counted, by the names of docs/operations.md. Raises HostError."""
+        ...
+
     def forget(self, keep: frozenset[VmInstance]) -> None:
         """Let go of what is held open for instances other than ``keep``."""
         ...

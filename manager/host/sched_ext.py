@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import subprocess
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from manager.model.cpus import parse_cpus
 PINS = Path("sys/fs/bpf")
 LINK = bpf.NAME  # bpftool pins a link under the name of what it links
 _LOAD_S = 30
+_UNLOAD_S = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +43,33 @@ class SchedExt:
     @property
     def active(self) -> bool:
         """Whether ours is what decides now, by the kernel's word."""
+        return bool(self._loaded())
+
+    @property
+    def current(self) -> bool:
+        """Whether that is the build that is shipped."""
+        return self._loaded() == bpf.build_name()
+
+    def _loaded(self) -> str:
         try:
             name = self._paths.sched_ext_ops.read_text().strip()
-            return self._paths.sched_ext_state.read_text().strip() == "enabled" and name.startswith(bpf.NAME)
+            return name if self._state() == "enabled" and name.startswith(bpf.NAME) else ""
         except OSError:
-            return False
+            return ""
+
+    def _state(self) -> str:
+        return self._paths.sched_ext_state.read_text().strip()
 
     def load(self) -> None:
-        """Load it, in place of an ejected one of ours. All warps begin at 0. The kernel refuses beside another's."""
-        if self.active:
+        """Load it, in place of an ejected one or another build of ours; tasks are EEVDF's in between. All warps begin
+        at 0. The kernel refuses beside another's.
+        """
+        if self.current:
             return
+        replaces = self.active
         self.unload()
+        if replaces:
+            self._wait_until_disabled()
         try:
             done = subprocess.run(
                 [self._bpftool, "struct_ops", "register", str(bpf.OBJECT), str(self._pins)],
@@ -68,6 +86,13 @@ class SchedExt:
             self.unload()
             said = " ".join((done.stderr or done.stdout).split())[-400:]
             raise HostError(f"the kernel did not take the scheduler {bpf.NAME}: {said}")
+
+    def _wait_until_disabled(self) -> None:
+        until = time.monotonic() + _UNLOAD_S
+        while self._state() != "disabled":
+            if time.monotonic() > until:
+                raise HostError(f"the kernel did not let go of the scheduler {bpf.NAME} within {_UNLOAD_S} s")
+            time.sleep(0.01)
 
     def unload(self) -> None:
         """Remove the link, which gives all tasks back, and what else is pinned. Nothing there is no error."""

@@ -22,6 +22,7 @@ from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Orders, Report, Slots
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Item, Outbox
+from manager.loop.planner import SCHEDULER
 from manager.loop.records import new_event
 from manager.loop.status import KnobStatuses, tick_record, tick_status, vm_statuses
 from manager.loop.tick import ControlLoop, TickResult, system_clock
@@ -29,15 +30,18 @@ from manager.model.host import Capabilities, VmInstance
 from manager.model.records import Severity
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
+from manager.model.warp import EJECTED, UNLOADED, Rung
 from manager.telemetry.port import Telemetry
 
-TICK, REPORT, FETCH, TIDY = "tick", "report", "fetch", "tidy"
+TICK, REPORT, FETCH, TIDY, WATCH = "tick", "report", "fetch", "tidy", "watch"
 _TALK = "talk"
 _REPORT_AT, _FETCH_AT = 0.1, 0.6
 """When the manager is told and asked, in parts of the time between two exchanges, from when a tick is due: what one
 host's agent tells of a slot is known to all others before the next tick."""
 _REPEAT_S = 60.0
 """What did not change of the host is told again so often, for a manager that has forgotten the host."""
+_WATCH_S = 0.5
+"""Where there may be our sched_ext scheduler, it is looked at so often whether it still decides."""
 _AFTER_SLOT_S = 0.03
 """A tick comes so long after a slot of response times has ended: what ended in it has been counted by then."""
 
@@ -112,6 +116,7 @@ class Agent:
         self._reported_about: tuple[_About, float] | None = None
         self._sources: _Sources | None = None
         self._policy: str | None = None
+        self._decides = False
         self._overruns = 0
         self._manager_answers: bool | None = None
         self._scheduler = BackgroundScheduler(
@@ -137,6 +142,8 @@ class Agent:
         ):
             begin = timestamp(begin_s)
             self._scheduler.add_job(job, "interval", seconds=seconds, start_date=begin, id=name, executor=executor)
+        if any(offer.rung is Rung.SCHED_EXT and offer.there for offer in self._host.capabilities.warps):
+            self._scheduler.add_job(self.watch, "interval", seconds=_WATCH_S, id=WATCH, executor=TICK)
         postpone_garbage()
         self._scheduler.start()
         self._findings.start()
@@ -148,6 +155,11 @@ class Agent:
         result = self._loop.tick(orders.assignment, joined(self._telemetry.slots(), orders.slots))
         self._configure(orders, result)
         self._finish(result, orders)
+
+    def watch(self) -> None:
+        """Do not wait for the next interval when our scheduler does not decide any more: plan again, and say so."""
+        if self._decides and self._host.warps(self._host.itself)[SCHEDULER] in {EJECTED, UNLOADED}:
+            self.tick()
 
     def sync(self) -> None:
         """One exchange with the manager."""
@@ -234,6 +246,7 @@ class Agent:
         for event in result.events:
             log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)
         self._keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
+        self._decides = result.warp.rung is Rung.SCHED_EXT
         status = tick_status(result, self._overruns, owned, connected, orders.number)
         self._latest = Latest(status, vm_statuses(result, self._journal, self._knobs))
 

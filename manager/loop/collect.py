@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ from manager.control.windows import by_slot, latest
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.model.decision import ApplicationView, Snapshot, VmView
-from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VcpuState, VmInstance, VmState
+from manager.model.host import HOST_UUID, Capabilities, CpuTimes, KnobKey, KnobValue, VcpuState, VmInstance, VmState
 from manager.model.registration import Application, Assignment, Tier, VmSpec
 from manager.model.window import Window
 
@@ -33,11 +33,15 @@ class Reading:
     times: CpuTimes | None
     errors: Mapping[str, str] = field(default_factory=dict)
     own_knobs: Mapping[KnobKey, KnobValue] = field(default_factory=dict)
+    warps: Mapping[str, Mapping[KnobKey, KnobValue]] = field(default_factory=dict)
+    """The knobs for warps of those VMs, by UUID, that they were asked for."""
     knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
     """Those of each VM, by UUID."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "knobs", {uuid: state.knobs() for uuid, state in self.states.items()})
+        knobs = {uuid: state.knobs() for uuid, state in self.states.items()}
+        knobs |= {uuid: {**knobs[uuid], **warps} for uuid, warps in self.warps.items()}
+        object.__setattr__(self, "knobs", knobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +64,26 @@ def match(specs: tuple[VmSpec, ...], running: Mapping[str, VmInstance]) -> dict[
 
 
 def read_host(
-    host: HostPort, instances: Mapping[str, VmInstance], monotonic_s: float, *, own_knobs: bool = False
+    host: HostPort,
+    instances: Mapping[str, VmInstance],
+    monotonic_s: float,
+    *,
+    own_knobs: bool = False,
+    warped: Collection[str] = (),
 ) -> Reading:
-    """Read every VM of ``instances`` (by UUID), each for itself; ``own_knobs``: and those of the host."""
+    """Read every VM of ``instances`` (by UUID), each for itself; ``own_knobs``: and those of the host.
+
+    ``warped`` are the domains, HOST_UUID among them, of which those for warps are read, too.
+    """
     states: dict[str, VmState] = {}
+    warps: dict[str, Mapping[KnobKey, KnobValue]] = {}
     errors: dict[str, str] = {}
     for uuid, instance in sorted(instances.items()):
         try:
-            states[uuid] = host.read(instance)
+            state = host.read(instance)
+            if uuid in warped:
+                warps[uuid] = host.warps(instance)
+            states[uuid] = state
         except VmVanished:
             continue
         except HostError as error:
@@ -81,9 +97,11 @@ def read_host(
     try:
         if own_knobs:
             own = host.own_knobs()
+        if HOST_UUID in warped:
+            own = {**own, **host.warps(host.itself)}
     except HostError as error:
         errors["host"] = str(error)
-    return Reading(monotonic_s, states, times, errors, own)
+    return Reading(monotonic_s, states, times, errors, own, warps)
 
 
 class Rates(NamedTuple):

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from manager.errors import JournalError
 from manager.loop.sqlite import open_file, transaction
 from manager.model.decision import Owned
-from manager.model.host import KnobKey, VmInstance, knob_text, knob_value
+from manager.model.host import WARPS, KnobKey, VmInstance, knob_text, knob_value
 from manager.model.records import Knob
 
 _SCHEMA = """
@@ -47,11 +47,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """The runs of VMs that have journalled knobs: all, and the last by domain UUID with the VM's name."""
+    """The runs of VMs that have journalled knobs: all, and the last by domain UUID with the VM's name.
+
+    ``knobs`` are the kinds of knobs, ``warped`` the domains, the host's own UUID among them, with one of a warp.
+    """
 
     revision: int
     instances: frozenset[VmInstance]
     by_domain: Mapping[str, tuple[VmInstance, str]]
+    knobs: frozenset[Knob]
+    warped: frozenset[str]
 
 
 class Journal:
@@ -117,7 +122,11 @@ class Journal:
             entries = self._entries.items()
             instances = frozenset(entry.instance for _, entry in entries)
             self._runs = Runs(
-                self._revision, instances, {key.uuid: (entry.instance, entry.vm) for key, entry in entries}
+                self._revision,
+                instances,
+                {key.uuid: (entry.instance, entry.vm) for key, entry in entries},
+                frozenset(key.knob for key in self._entries),
+                frozenset(key.uuid for key in self._entries if key.knob in WARPS or key.knob is Knob.SCHEDULER),
             )
         return self._runs
 

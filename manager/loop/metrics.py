@@ -9,15 +9,18 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from manager.loop.status import warps_in_force
 from manager.loop.tick import TickResult
 from manager.model.host import UNLIMITED
 from manager.model.records import Knob
 from manager.model.source import SourceState, SourceStatus
+from manager.model.warp import Rung
 from manager.model.window import SlaState
 
 _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 
 
+_BORROWED = "borrowed_ns"
 _COUNTS = ("accepted", "malformed", "refused", "late", "errors")
 
 
@@ -74,6 +77,7 @@ class _Objects(Collector):
         """All families, empty before the first tick."""
         result = self.latest
         yield from _vm_metrics(result)
+        yield from _warp_metrics(result)
         yield from _application_metrics(result)
 
 
@@ -106,6 +110,24 @@ def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
                 elif key.knob is Knob.QUOTA and value != UNLIMITED:
                     quota.add_metric([spec.name], value)
     yield from (weight, idle, quota, pin, cpu, delay)
+
+
+def _warp_metrics(result: TickResult | None) -> Iterator[Metric]:
+    rung = GaugeMetricFamily("equipoise_agent_warp_rung", "1 for the mechanism that gives warps", None, ["rung"])
+    warp = GaugeMetricFamily("equipoise_vm_warp_us", "Warp in force; absent: none", None, ["vm"])
+    counts = CounterMetricFamily("equipoise_sched_ext_events", "What our scheduler did", None, ["event"])
+    borrowed = CounterMetricFamily("equipoise_sched_ext_borrowed_seconds", "CPU time used ahead of a share", None, [])
+    if result is not None:
+        for one in Rung:
+            rung.add_metric([one], one is result.warp.rung)
+        for domain, warp_us in warps_in_force(result).items():
+            warp.add_metric([result.specs[domain].name], warp_us)
+        for name, count in result.warp_counters.items():
+            if name == _BORROWED:
+                borrowed.add_metric([], count / 1e9)
+            else:
+                counts.add_metric([name], count)
+    yield from (rung, warp, counts, borrowed)
 
 
 def _application_metrics(result: TickResult | None) -> Iterator[Metric]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from manager.control.batch import BatchMemory, guard_batch
+from manager.control.ladder import NOTHING_YET, SchedulerSeen, plan_warps
 from manager.control.placer import Pinned, PlacerMemory, plan_placement
 from manager.control.resolve import Wishes, resolve, validate
 from manager.control.steering import confine, steer_interrupts
@@ -13,15 +14,18 @@ from manager.loop.collect import Reading
 from manager.loop.journal import Entry, Journal
 from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Memory, Note, Plan, Snapshot
-from manager.model.host import KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import HOST_UUID, KnobKey, KnobValue, VmInstance, VmState
 from manager.model.records import Knob
 from manager.model.registration import VmSpec
+from manager.model.warp import NO_WARPS, WarpPlan
 from policies.base import Policy
+
+SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why something could not be done: ``kind`` is read, policy, placement or journal."""
+    """Why something could not be done: ``kind`` is read, policy, placement, warp or journal."""
 
     kind: str
     text: str
@@ -47,6 +51,8 @@ class Planner:
         self._placer = PlacerMemory()
         self._pinned: dict[str, _PinnedThen] = {}
         self._notes: tuple[Note, ...] = ()
+        self._warp = NO_WARPS
+        self._ladder = NOTHING_YET
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -58,9 +64,15 @@ class Planner:
         """What batch VMs got, as of the last decision."""
         return self._batch
 
+    @property
+    def warp(self) -> WarpPlan:
+        """The warps, as of the last decision."""
+        return self._warp
+
     def forget_notes(self) -> None:
         """Nothing is decided any more."""
         self._notes = ()
+        self._warp, self._ladder = NO_WARPS, NOTHING_YET
         self._batch = BatchMemory()
 
     def plan(
@@ -89,8 +101,17 @@ class Planner:
             placement,
             confine(snapshot, placement, pinned, taken),
             steer_interrupts(snapshot, placement, taken),
+            self._plan_warps(snapshot, reading, journal, troubles),
         )
         return resolve(wishes, snapshot, {spec.name: domain for domain, spec in specs.items()})
+
+    def _plan_warps(self, snapshot: Snapshot, reading: Reading, journal: Journal, troubles: list[Trouble]) -> WarpPlan:
+        entry = journal.entries.get(SCHEDULER)
+        seen = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
+        self._warp, self._ladder = plan_warps(snapshot, seen, self._ladder)
+        if self._warp.trouble:
+            troubles.append(Trouble("warp", self._warp.trouble))
+        return self._warp
 
     def _pinned_now(self, reading: Reading, domain: str, journal: Journal) -> _PinnedThen:
         state, knobs = reading.states[domain], reading.knobs[domain]

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from manager.api.convert import text, timestamp
-from manager.api.schemas import BatchStatus, KnobChange, KnobStatus, TickStatus, VmStatus
+from manager.api.schemas import BatchStatus, KnobChange, KnobStatus, TickStatus, VmStatus, WarpStatus
+from manager.control.resolve import WARP_KNOBS
 from manager.loop.apply import Outcome
 from manager.loop.journal import Entry, Journal
 from manager.loop.tick import TickResult
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
 from manager.model.records import Knob, OutcomeKind, TickRecord, VmTick
+from manager.model.warp import ABILITIES, WarpUse
 
 
 class KnobStatuses:
@@ -38,7 +40,7 @@ def vm_statuses(result: TickResult, journal: Journal, known: KnobStatuses) -> li
     """
     knobs = known.of({domain: result.knobs(domain) for domain in result.specs}, journal)
     views = {view.name: view for view in result.snapshot.vms}
-    observed = _observed(result.outcomes)
+    observed, in_force = _observed(result.outcomes), warps_in_force(result)
     statuses: list[VmStatus] = []
     for domain, spec in result.specs.items():
         state, view = result.reading.states[domain], views[spec.name]
@@ -54,6 +56,7 @@ def vm_statuses(result: TickResult, journal: Journal, known: KnobStatuses) -> li
                 knobs=knobs[domain],
                 mode=view.mode,
                 observed=observed.get(domain, []),
+                warp_us=in_force.get(domain),
             )
         )
     return sorted(statuses, key=lambda status: status.vm)
@@ -117,15 +120,44 @@ def tick_status(
         batch=_batch(result),
         observed=_observed(result.outcomes).get(HOST_UUID, []),
         orders=orders,
+        warp=_warp(result),
+    )
+
+
+def warps_in_force(result: TickResult) -> dict[str, int]:
+    """The warps by domain UUID, in microseconds, of the VMs that were seen to have what they are to have."""
+    if not result.warp.vms:
+        return {}
+    wanted, knob = {warp.vm: warp for warp in result.warp.vms}, WARP_KNOBS[result.warp.rung]
+    found: dict[str, int] = {}
+    for domain, spec in result.specs.items():
+        warp = wanted.get(spec.name)
+        held = [value for key, value in result.knobs(domain).items() if key.knob is knob] if warp else []
+        if warp and held and all(value == warp.value for value in held):
+            found[domain] = warp.warp_us
+    return found
+
+
+def _warp(result: TickResult) -> WarpStatus | None:
+    if result.snapshot.host.warp is WarpUse.OFF:
+        return None
+    can, cannot = ABILITIES[result.warp.rung]
+    return WarpStatus(
+        rung=result.warp.rung,
+        detail=text(result.warp.detail),
+        can=can,
+        cannot=cannot,
+        vms=len(warps_in_force(result)),
+        counters=dict(result.warp_counters),
     )
 
 
 def _batch(result: TickResult) -> BatchStatus | None:
-    share, law = result.batch.share, result.snapshot.host.law
-    if share is None:
+    batch, floor = result.batch, result.snapshot.host.law.batch_floor
+    if batch.measured_share is None:
         return None
-    share = min(share, 1.0)
-    return BatchStatus(cpu_share=share, floor=law.batch_floor, window_s=law.floor_window_s, raised=result.batch.raised)
+    share = min(batch.measured_share, 1.0)
+    return BatchStatus(cpu_share=share, floor=floor, window_s=batch.measured_s, raised=batch.raised)
 
 
 def tick_record(result: TickResult) -> TickRecord:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from manager.control.batch import BatchMemory
 from manager.control.diff import Found, diff
-from manager.errors import JournalError
+from manager.control.warp import warped_vms
+from manager.errors import HostError, JournalError
 from manager.host.port import HostPort
 from manager.loop.apply import SILENT, Applied, Outcome, Target, apply
 from manager.loop.collect import HostUse, Reading, build_snapshot, host_use, match, read_host
@@ -17,9 +18,10 @@ from manager.loop.planner import Planner, Trouble
 from manager.loop.records import Chronicle
 from manager.model.decision import Change, Owned, Plan, Snapshot
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, VmInstance
-from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
+from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity
 from manager.model.registration import Assignment, HostSpec, Mode, VmSpec
 from manager.model.rules import IrqSteering
+from manager.model.warp import NO_WARPS, Rung, WarpPlan, WarpUse
 from manager.model.window import Window
 from policies.base import Policy
 
@@ -66,6 +68,8 @@ class TickResult:
     troubles: tuple[Trouble, ...]
     written: Mapping[str, Mapping[KnobKey, KnobValue]]
     batch: BatchMemory
+    warp: WarpPlan = NO_WARPS
+    warp_counters: Mapping[str, int] = field(default_factory=dict)
 
     def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
@@ -122,6 +126,7 @@ class ControlLoop:
         self._before: Reading | None = None
         self._number = 0
         self._only: str | None = None
+        self._warps_of: tuple[Assignment | None, frozenset[str]] = None, frozenset()
 
     def tick(
         self, assignment: Assignment | None, slots: Mapping[str, Sequence[Window]], undo_reason: str = "host released"
@@ -139,6 +144,7 @@ class ControlLoop:
         applied = Applied(()) if plan is None else self._apply(plan, seen)
         if applied.journal_error:
             troubles.append(Trouble("journal", applied.journal_error))
+        counters = self._counters(troubles)
         managed = min(sum(vm.cpu_share for vm in seen.snapshot.vms), 1.0)
         use = host_use(seen.reading, self._before, managed)
         self._before = seen.reading
@@ -158,6 +164,8 @@ class ControlLoop:
             troubles=tuple(troubles),
             written=_written(applied.outcomes),
             batch=self._planner.batch,
+            warp=self._planner.warp,
+            warp_counters=counters,
         )
 
     def preview(self, assignment: Assignment, slots: Mapping[str, Sequence[Window]]) -> Preview:
@@ -214,6 +222,7 @@ class ControlLoop:
             {domain: running[domain] for domain in names if domain != HOST_UUID},
             now.monotonic_s,
             own_knobs=self._wants_own_knobs(wanted.host),
+            warped=self._warped(wanted, matched),
         )
         troubles.extend(
             Trouble("read", f"{names.get(domain) or domain}: {why}") for domain, why in reading.errors.items()
@@ -236,7 +245,31 @@ class ControlLoop:
     def _wants_own_knobs(self, host: HostSpec) -> bool:
         """Whether settings of the host itself are, or were, to be changed."""
         steering = host.mode is not Mode.RELEASED and host.placement.irqs is not IrqSteering.OFF
-        return steering or HOST_UUID in self._journal.runs.by_domain
+        return steering or Knob.IRQ_AFFINITY in self._journal.runs.knobs
+
+    def _warped(self, assignment: Assignment, matched: Mapping[str, VmSpec]) -> frozenset[str]:
+        """The domains that have, or are to have, a warp; HOST_UUID where our scheduler is to be loaded for it, or was.
+
+        Nothing is asked of all others.
+        """
+        if assignment is not self._warps_of[0]:
+            self._warps_of = assignment, warped_vms(assignment)
+        names = self._warps_of[1]
+        if not names:
+            return self._journal.runs.warped
+        found = {domain for domain, spec in matched.items() if spec.name in names}
+        own = {HOST_UUID} if assignment.host.warp is WarpUse.SCHED_EXT else set()
+        return frozenset(found | own) | self._journal.runs.warped
+
+    def _counters(self, troubles: list[Trouble]) -> Mapping[str, int]:
+        """What our scheduler counted, nothing while it does not decide."""
+        if self._planner.warp.rung is not Rung.SCHED_EXT:
+            return {}
+        try:
+            return self._host.warp_counters()
+        except HostError as error:
+            troubles.append(Trouble("warp", f"the counters of our scheduler: {error}"))
+            return {}
 
     def _plan(self, seen: _Seen, undo_reason: str, troubles: list[Trouble]) -> Plan | None:
         if seen.snapshot.host.mode is Mode.RELEASED:

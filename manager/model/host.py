@@ -10,11 +10,14 @@ from typing import NamedTuple
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.records import Knob
 from manager.model.topology import Topology
+from manager.model.warp import Offer
 
 KnobValue = int | CpuSet
 """A number, or the set of pCPUs that threads may run on."""
 
-NUMBERS = frozenset({Knob.IDLE, Knob.QUOTA, Knob.WEIGHT})
+WARPS = frozenset({Knob.WARP, Knob.BVT_WARP, Knob.GROUP_IDENTITY, Knob.SLICE})
+"""The knobs that make a VM prompter; read of those VMs only that have, or are to have, a warp."""
+NUMBERS = frozenset({Knob.IDLE, Knob.QUOTA, Knob.WEIGHT, Knob.SCHEDULER}) | WARPS
 """The knobs whose value is a number."""
 PINS = frozenset({Knob.VCPU_PIN, Knob.EMULATOR_PIN, Knob.IOTHREAD_PIN})
 """The knobs of a VM whose value is a set of pCPUs."""
@@ -76,7 +79,8 @@ CPU_WEIGHT_V2 = WeightScale(1, 10_000, default=100, critical=10_000, critical_mi
 class Capabilities:
     """What this host offers, found by probing. ``weights`` None: no usable cpu controller, weights cannot be set.
 
-    ``managed_cpus`` may be given to VMs. ``idle_class``: the kernel has cpu.idle.
+    ``managed_cpus`` may be given to VMs. ``idle_class``: the kernel has cpu.idle. ``warps``: the mechanisms for warps
+    that were looked for, the best first. ``scheduler`` names the sched_ext scheduler that is loaded, empty: none.
     """
 
     kernel: str
@@ -89,6 +93,9 @@ class Capabilities:
     warnings: tuple[str, ...] = ()
     idle_class: bool = False
     topology: Topology = field(default_factory=Topology)
+    warps: tuple[Offer, ...] = ()
+    scheduler: str = ""
+    scheduler_is_ours: bool = False
 
 
 class VmInstance(NamedTuple):

@@ -7,10 +7,13 @@ from enum import StrEnum
 
 
 class Knob(StrEnum):
-    """A setting that Equipoise drives: of a VM, or (``irq_affinity``) of the host.
+    """A setting that Equipoise drives: of a VM, or (``irq_affinity``, ``scheduler``) of the host.
 
     ``idle``: 1 puts the VM's CPU cgroup into the kernel's idle class, where it has no weight. ``quota``: microseconds
-    of CPU time its cgroup may use in each period, -1 for no limit. The others are sets of pCPUs.
+    of CPU time its cgroup may use in each period, -1 for no limit. A warp is one of: ``warp``, microseconds in our
+    sched_ext scheduler; ``bvt_warp``, nanoseconds of a kernel with the BVT patch; ``group_identity``, OpenAnolis'
+    class -2 to 2; ``slice``, nanoseconds of EEVDF's slice of a vCPU thread, 0 for the kernel's default.
+    ``scheduler``: 1 while our sched_ext scheduler decides. The others are sets of pCPUs.
     """
 
     IDLE = "idle"
@@ -20,6 +23,11 @@ class Knob(StrEnum):
     EMULATOR_PIN = "emulator_pin"
     IOTHREAD_PIN = "iothread_pin"
     IRQ_AFFINITY = "irq_affinity"
+    WARP = "warp"
+    BVT_WARP = "bvt_warp"
+    GROUP_IDENTITY = "group_identity"
+    SLICE = "slice"
+    SCHEDULER = "scheduler"
 
 
 class OutcomeKind(StrEnum):

@@ -9,6 +9,7 @@ from manager.model.cpus import CpuSet
 from manager.model.law import DEFAULT_LAW, Law
 from manager.model.rules import DEFAULT_RULES, PlacementRules
 from manager.model.source import Source
+from manager.model.warp import DEFAULT_WARP_MAX_US, WarpUse, WarpWish
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """Names of hosts, VMs, applications, tiers, policies and tokens."""
@@ -42,7 +43,7 @@ class VmSpec:
     clamped to the range of the host's version; ``pin`` None means as the host says. ``cpus`` are the pCPUs it may run
     on (None: all) and ``max_pcpus`` the CPU seconds a second that it may use (None: no limit). ``mode`` None means
     as its application and host say. ``adoptions`` counts how often an operator had settings taken back that somebody
-    else had changed.
+    else had changed. ``warp_us`` None means as its application says.
     """
 
     name: str
@@ -56,6 +57,7 @@ class VmSpec:
     max_pcpus: float | None = None
     mode: Mode | None = None
     adoptions: int = 0
+    warp_us: WarpWish | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,10 @@ class Sharing(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Application:
-    """A service with an SLA. ``mode`` None means as the host says, ``sharing`` None as the host's policy does."""
+    """A service with an SLA. ``mode`` None means as the host says, ``sharing`` None as the host's policy does.
+
+    ``warp_us`` None is ``auto`` for its critical VMs if it has an SLA, else none.
+    """
 
     name: str
     tiers: tuple[Tier, ...] = ()
@@ -95,6 +100,7 @@ class Application:
     mode: Mode | None = None
     sharing: Sharing | None = None
     sources: tuple[Source, ...] = ()
+    warp_us: WarpWish | None = None
 
     @property
     def vms(self) -> frozenset[str]:
@@ -107,7 +113,8 @@ class HostSpec:
     """How a host is to be controlled.
 
     ``pinning`` gives critical vCPUs pCPUs of their own, as ``placement`` says; ``law`` tunes feedback; ``batch_idle``
-    puts batch VMs into the kernel's idle class while they have their floor. ``adoptions``: see VmSpec.
+    puts batch VMs into the kernel's idle class while they have their floor. ``adoptions``: see VmSpec. ``warp``:
+    whether VMs get warps; no warp is larger than ``warp_max_us``, nor are they all together, on average over the pCPUs.
     """
 
     name: str
@@ -118,6 +125,8 @@ class HostSpec:
     batch_idle: bool = False
     placement: PlacementRules = DEFAULT_RULES
     adoptions: int = 0
+    warp: WarpUse = WarpUse.OFF
+    warp_max_us: int = DEFAULT_WARP_MAX_US
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,8 @@ def merge(windows: Iterable[Window]) -> Window:
     parts = sorted(windows, key=lambda window: (window.end_s, window.start_s))
     if not parts:
         raise ValueError("no windows to merge")
+    if len(parts) == 1:
+        return parts[0]
     known = [part.requests for part in parts if part.requests is not None]
     ready = [part.ready for part in parts if part.ready is not None]
     return Window(

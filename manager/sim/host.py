@@ -160,6 +160,14 @@ class SimHost:
         """None: a simulated host has no network interfaces."""
         return {}
 
+    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
+        """None: a simulated kernel has no mechanism for them."""
+        return {}
+
+    def warp_counters(self) -> Mapping[str, int]:
+        """None: there is no scheduler of ours."""
+        return {}
+
     def forget(self, keep: frozenset[VmInstance]) -> None:
         """Nothing is held open."""
 

@@ -120,6 +120,14 @@ class LiveHost:
         """As of the simulated host: none."""
         return self._host.own_knobs()
 
+    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
+        """As of the simulated host: none."""
+        return self._host.warps(instance)
+
+    def warp_counters(self) -> Mapping[str, int]:
+        """As of the simulated host: none."""
+        return self._host.warp_counters()
+
     def running(self) -> Mapping[str, VmInstance]:
         """The running VMs by UUID."""
         with self._live.look():

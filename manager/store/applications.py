@@ -38,6 +38,7 @@ def put_application(
         "sla_percentile": sla.percentile if sla else None,
         "sla_max_rate_rps": sla.max_rate_rps if sla else None,
         "sharing": wanted.sharing,
+        "warp_us": wanted.warp_us,
         "sources": [source_fields(source) for source in wanted.sources] or None,
     }
     row, created = replace(session, ApplicationRow, wanted.name, values, now, servable)
@@ -107,6 +108,7 @@ def applications_of(session: Session, rows: Sequence[ApplicationRow]) -> dict[st
             row.mode,
             row.sharing,
             sources_of(row),
+            row.warp_us,
         )
         for row in rows
     }

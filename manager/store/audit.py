@@ -10,8 +10,9 @@ from datetime import datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from manager.store.access_models import AuditRow
 from manager.store.database import Database
-from manager.store.models import AuditRow, Json
+from manager.store.models import Json
 from manager.store.records import Position, newest_first
 from manager.store.registered import Row, find
 from manager.store.tokens import Principal

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
-from sqlalchemy import select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from manager.control.budget import HOUR_S, MINUTE_S, Period, Span, joined, judge
 from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import VmClass
 from manager.model.window import Window, merge
-from manager.store.applications import sla_of
 from manager.store.models import (
     ApplicationRow,
     DecisionRow,
+    HostRow,
     RollupRow,
     TickRow,
-    TierRow,
-    TierVmRow,
     VmRow,
+    VmStatusRow,
     WindowRow,
 )
+from manager.store.past import Era, read_past
 from manager.store.records import RecordFilter, newest_first
 from manager.store.rollups import period_of
 from manager.store.sources import hosts_of
@@ -36,6 +36,7 @@ MAX_TICKS = 1500
 """Most ticks that are read for one answer: an hour at 2.4 s."""
 
 _MOST_SLOTS = 4000  # MAX_PERIODS in whole steps; of more that are not rolled up yet the newest are read
+_MOST_UNROLLED = 2000  # slots that a sum is made of, where they should have been rolled up by now
 _BATCH = 500  # ticks looked up by one statement
 _MOVED = timedelta(days=1)  # decisions so long before a range tell where VMs were
 
@@ -67,9 +68,46 @@ def read_periods(
         found += [period_of(application.name, row) for row in session.scalars(query.order_by(RollupRow.start))]
         if found:
             since = datetime.fromtimestamp(found[-1].window.end_s, UTC)
-    sla, slot_s = sla_of(application), slot_length.total_seconds()
-    slots = list_windows(session, application, since, until, _MOST_SLOTS)
-    return found + [judge(window, slot.timestamp(), slot_s, sla, min_samples) for slot, window in reversed(slots)]
+    return found + _judged(session, application, since, until, slot_length, min_samples)
+
+
+def read_longest(
+    session: Session,
+    application: ApplicationRow,
+    since: datetime,
+    until: datetime,
+    slot_length: timedelta,
+    min_samples: int,
+    lengths_s: Sequence[float] = (HOUR_S, MINUTE_S),
+) -> list[Period]:
+    """Response times from ``since`` until before ``until``, oldest first, in the fewest periods there are: for totals.
+
+    Those are hours, and before and after them minutes, and slots. Where very many slots are not rolled up yet, as just
+    after an upgrade, only the newest are read.
+    """
+    if since >= until:
+        return []
+    if not lengths_s:
+        return _judged(session, application, since, until, slot_length, min_samples, _MOST_UNROLLED)
+    length_s, *shorter_s = lengths_s
+    query = select(RollupRow).where(
+        RollupRow.application_id == application.id,
+        RollupRow.length_s == int(length_s),
+        RollupRow.start.between(since, until - timedelta(seconds=length_s)),
+    )
+    rows = session.scalars(query.order_by(RollupRow.start)).all()
+
+    def shorter(begin: datetime, end: datetime) -> list[Period]:
+        return read_longest(session, application, begin, end, slot_length, min_samples, shorter_s)
+
+    if not rows:
+        return shorter(since, until)
+    rolled = [period_of(application.name, row) for row in rows]
+    return [
+        *shorter(since, rows[0].start),
+        *rolled,
+        *shorter(rows[-1].start + timedelta(seconds=length_s), until),
+    ]
 
 
 def latest_violation(
@@ -89,9 +127,7 @@ def latest_violation(
     )
     newest = session.scalars(missed.order_by(RollupRow.start.desc()).limit(1)).one_or_none()
     rolled = since if newest is None else newest.start + timedelta(seconds=newest.length_s)
-    sla, slot_s = sla_of(application), slot_length.total_seconds()
-    slots = list_windows(session, application, rolled, until, _MOST_SLOTS)
-    periods = [judge(window, slot.timestamp(), slot_s, sla, min_samples) for slot, window in reversed(slots)]
+    periods = _judged(session, application, rolled, until, slot_length, min_samples)
     spans = joined(span for period in periods for span in period.violations)
     if spans:
         return spans[-1]
@@ -99,6 +135,15 @@ def latest_violation(
     bad = session.scalars(missed.where(RollupRow.missed > 0).order_by(RollupRow.start.desc()).limit(2))
     found = (span for row in bad for span in reversed(period_of(application.name, row).violations))
     return next((span for span in found if span.start_s < until.timestamp()), None)
+
+
+def first_measured(session: Session, application: ApplicationRow) -> datetime | None:
+    """The begin of the oldest slot, minute or hour that is kept of an application, the finest there is of that time."""
+    rolled = select(func.min(RollupRow.start)).where(RollupRow.application_id == application.id)
+    slots = select(func.min(WindowRow.slot)).where(WindowRow.application_id == application.id)
+    queries = (slots, *(rolled.where(RollupRow.length_s == int(length_s)) for length_s in (MINUTE_S, HOUR_S)))
+    found = [first for first in map(session.scalar, queries) if first is not None]
+    return next((first for first in found if first < min(found) + timedelta(seconds=HOUR_S)), None)
 
 
 def windows_at(
@@ -137,26 +182,15 @@ def newest_ticks(session: Session, host: str, since: datetime, until: datetime, 
 
 
 def hosts_in(session: Session, application: ApplicationRow, vms: Collection[str], since: datetime) -> list[str]:
-    """The hosts on which VMs of an application are or, by the decisions from a day before ``since`` on, were."""
+    """The hosts of an application, and those where VMs are or, by decisions from a day before ``since`` on, were."""
     moved = select(DecisionRow.host).where(DecisionRow.vm.in_(vms), DecisionRow.at >= since - _MOVED).distinct()
-    return sorted({*hosts_of(session, [application])[application.name], *session.scalars(moved)})
+    seen = select(HostRow.name).join(VmStatusRow, VmStatusRow.host_id == HostRow.id).where(VmStatusRow.vm.in_(vms))
+    return sorted(hosts_of(session, [application])[application.name].union(*map(session.scalars, (moved, seen))))
 
 
 def vm_classes(session: Session) -> dict[str, VmClass]:
     """The classes of all registered VMs by name."""
     return {row[0]: row[1] for row in session.execute(select(VmRow.name, VmRow.vm_class))}
-
-
-def serving(session: Session, vms: Collection[str]) -> dict[str, ApplicationRow]:
-    """The applications that these VMs serve, by VM."""
-    query = (
-        select(VmRow.name, ApplicationRow)
-        .join(TierVmRow, TierVmRow.vm_id == VmRow.id)
-        .join(TierRow, TierRow.id == TierVmRow.tier_id)
-        .join(ApplicationRow, ApplicationRow.id == TierRow.application_id)
-        .where(VmRow.name.in_(vms))
-    )
-    return {row[0]: row[1] for row in session.execute(query)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,22 +205,24 @@ class StoryPlace:
 def list_by_tick(
     session: Session,
     wanted: RecordFilter,
-    vms: Collection[str] | None,
+    eras: Sequence[Era] | None,
     outcome: OutcomeKind | None,
     after: StoryPlace | None,
     limit: int,
 ) -> list[list[DecisionRow]]:
     """At most ``limit`` groups of decisions, those of one tick about one VM, that come after a place.
 
-    ``vms`` and ``outcome`` None mean all. The decisions of a group are in the order in which they were made.
+    ``eras`` and ``outcome`` None mean all; else those of the VMs of each era, oldest first. The decisions of a group
+    are in the order in which they were made.
     """
     query = select(DecisionRow)
     if wanted.host is not None:
         query = query.where(DecisionRow.host == wanted.host)
     if wanted.vm is not None:
         query = query.where(DecisionRow.vm == wanted.vm)
-    if vms is not None:
-        query = query.where(DecisionRow.vm.in_(vms))
+    if eras is not None:
+        begins = (None, *(era.until for era in eras))
+        query = query.where(or_(*(_in_era(era, begin) for era, begin in zip(eras, begins, strict=False))))
     if outcome is not None:
         query = query.where(DecisionRow.outcome == outcome)
     if after is not None:
@@ -205,6 +241,28 @@ def list_by_tick(
             break
     rows.close()
     return found[:limit]
+
+
+def _judged(
+    session: Session,
+    application: ApplicationRow,
+    since: datetime,
+    until: datetime,
+    length: timedelta,
+    min_samples: int,
+    most: int = _MOST_SLOTS,
+) -> list[Period]:
+    """The slots of an application, oldest first, each judged by the SLA that was in force when it began."""
+    past, slot_s = read_past(session, since, application.name), length.total_seconds()
+    slots = reversed(list_windows(session, application, since, until, most))
+    return [judge(window, slot.timestamp(), slot_s, past.sla(application, slot), min_samples) for slot, window in slots]
+
+
+def _in_era(era: Era, begin: datetime | None) -> ColumnElement[bool]:
+    times: list[ColumnElement[bool]] = [DecisionRow.vm.in_(era.vms)]
+    times += [] if begin is None else [DecisionRow.at >= begin]
+    times += [] if era.until is None else [DecisionRow.at < era.until]
+    return and_(*times)
 
 
 def _tick(body: str) -> TickRecord:

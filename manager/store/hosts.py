@@ -30,6 +30,8 @@ def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Prec
         "policy": spec.policy,
         "pinning": spec.pinning,
         "batch_idle": spec.batch_idle,
+        "warp": spec.warp,
+        "warp_max_us": spec.warp_max_us,
         "law": _unusual(spec.law, DEFAULT_LAW) or None,
         "placement": rules or None,
     }
@@ -53,7 +55,8 @@ def spec_of(row: HostRow) -> HostSpec:
         rules["irqs"] = IrqSteering(rules["irqs"])
     law = Law(**(row.law or {}))
     placement = PlacementRules(**rules)
-    return HostSpec(row.name, row.mode, row.policy, row.pinning, law, row.batch_idle, placement, row.adoptions)
+    how = (row.mode, row.policy, row.pinning, law, row.batch_idle, placement, row.adoptions, row.warp, row.warp_max_us)
+    return HostSpec(row.name, *how)
 
 
 def adopt_host(session: Session, name: str, now: datetime) -> HostRow:

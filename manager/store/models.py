@@ -30,6 +30,7 @@ from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
 from manager.model.records import Knob, OutcomeKind, Severity
 from manager.model.registration import Mode, Sharing, VmClass
+from manager.model.warp import WarpUse, WarpWish
 
 Json = dict[str, Any]
 JsonList = list[dict[str, Any]]
@@ -66,7 +67,7 @@ def _words(kind: type[StrEnum]) -> Enum:
 
 
 # Row numbers of tables that grow for ever; SQLite counts by itself only in a column of exactly this type.
-_Serial = BigInteger().with_variant(Integer, "sqlite")
+Serial = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
@@ -87,7 +88,7 @@ class Base(DeclarativeBase):
         Json: JSON(none_as_null=True),
         JsonList: JSON(none_as_null=True),
         dict[str, int]: JSON(),
-        **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, Sharing, VmClass)},
+        **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, Sharing, VmClass, WarpUse)},
     }
 
 
@@ -113,8 +114,7 @@ class Registered(Base):
 class HostRow(Registered):
     """A host: how it is to be controlled, and what its agent reported last.
 
-    ``law`` and ``placement`` hold the settings that differ from their defaults, null: none does. ``adoptions`` counts
-    how often settings that somebody else had changed were taken back.
+    ``law`` and ``placement`` hold what differs from their defaults, null: nothing. ``adoptions``: see ``HostSpec``.
     """
 
     __tablename__ = "hosts"
@@ -124,6 +124,8 @@ class HostRow(Registered):
     policy: Mapped[str]
     pinning: Mapped[bool]
     batch_idle: Mapped[bool] = mapped_column(server_default=false())
+    warp: Mapped[WarpUse] = mapped_column(server_default="off")
+    warp_max_us: Mapped[int] = mapped_column(server_default="50000")
     law: Mapped[Json | None]
     placement: Mapped[Json | None]
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -148,6 +150,7 @@ class VmRow(Registered):
     pin: Mapped[bool | None]
     cpus: Mapped[str | None]
     max_pcpus: Mapped[float | None]
+    warp_us: Mapped[WarpWish | None] = mapped_column(JSON(none_as_null=True))
     mode: Mapped[Mode | None]
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
 
@@ -177,6 +180,7 @@ class ApplicationRow(Registered):
     sla_percentile: Mapped[float | None]
     sla_max_rate_rps: Mapped[float | None]
     sharing: Mapped[Sharing | None]
+    warp_us: Mapped[WarpWish | None] = mapped_column(JSON(none_as_null=True))
     sources: Mapped[JsonList | None]
 
 
@@ -214,7 +218,7 @@ class WindowRow(Base):
     __tablename__ = "windows"
     __table_args__ = (UniqueConstraint("application_id", "slot", "origin"),)
 
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
     application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"))
     slot: Mapped[datetime] = mapped_column(index=True)
     origin: Mapped[str]
@@ -230,14 +234,14 @@ class RollupRow(Base):
     """Response times of an application in a whole minute or hour (``length_s`` 60 or 3600) that began at ``start``.
 
     ``slots`` counts the slots with data, ``judged`` those of them with enough of it, ``missed`` those that missed the
-    SLA of when it was rolled up; ``violations`` are runs of those (``start_s``, ``end_s`` after ``start``, ``missed``),
+    SLA that was in force then; ``violations`` are runs of those (``start_s``, ``end_s`` after ``start``, ``missed``),
     null: none. The other columns are as in ``windows``.
     """
 
     __tablename__ = "rollups"
     __table_args__ = (UniqueConstraint("application_id", "length_s", "start"), Index(None, "length_s", "start"))
 
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
     application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"))
     length_s: Mapped[int]
     start: Mapped[datetime]
@@ -281,78 +285,10 @@ class TickRow(Base):
     __tablename__ = "ticks"
     __table_args__ = (UniqueConstraint("host", "at"),)
 
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
     host: Mapped[str]
     at: Mapped[datetime] = mapped_column(index=True)
     body: Mapped[str]
-
-
-class TokenRow(Registered):
-    """A bearer token. Only the SHA-256 of its 256-bit random secret is kept."""
-
-    __tablename__ = "tokens"
-    kind = "token"
-
-    role: Mapped[str]
-    host: Mapped[str | None]
-    secret_hash: Mapped[str] = mapped_column(unique=True)
-    last_used_at: Mapped[datetime | None]
-
-
-class UserRow(Registered):
-    """A person who signs in to the dashboard. ``password_hash`` is as ``manager.store.users`` makes it."""
-
-    __tablename__ = "users"
-    kind = "user"
-
-    role: Mapped[str]
-    password_hash: Mapped[str]
-    signed_in_at: Mapped[datetime | None]
-
-
-class SessionRow(Base):
-    """A user or a token that is signed in, one of the two. Only the SHA-256 of the 256-bit random secret is kept."""
-
-    __tablename__ = "sessions"
-
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
-    secret_hash: Mapped[str] = mapped_column(unique=True)
-    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
-    token_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id", ondelete="CASCADE"), index=True)
-    created_at: Mapped[datetime]
-    last_seen_at: Mapped[datetime]
-    expires_at: Mapped[datetime] = mapped_column(index=True)
-    address: Mapped[str]
-
-
-class SignInFailureRow(Base):
-    """A try to sign in that did not succeed. The name is kept as a hash: it may be a password in the wrong field."""
-
-    __tablename__ = "sign_in_failures"
-
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
-    at: Mapped[datetime] = mapped_column(index=True)
-    name_hash: Mapped[str]
-    network: Mapped[str]
-
-
-class AuditRow(Base):
-    """What somebody did, and what was registered before and after; see ``manager.store.audit``."""
-
-    __tablename__ = "audit"
-    __table_args__ = (Index(None, "at", "id"), Index(None, "who", "at", "id"), Index(None, "object", "at", "id"))
-
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
-    at: Mapped[datetime]
-    who_kind: Mapped[str]
-    who: Mapped[str]
-    role: Mapped[str]
-    address: Mapped[str]
-    action: Mapped[str]
-    object_kind: Mapped[str]
-    object: Mapped[str]
-    before: Mapped[Json | None]
-    after: Mapped[Json | None]
 
 
 class DecisionRow(Base):
@@ -364,7 +300,7 @@ class DecisionRow(Base):
     __tablename__ = "decisions"
     __table_args__ = (Index(None, "at", "id"), Index(None, "host", "at", "id"), Index(None, "vm", "at", "id"))
 
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
     record_id: Mapped[str] = mapped_column(unique=True)
     at: Mapped[datetime]
     host: Mapped[str]
@@ -386,7 +322,7 @@ class EventRow(Base):
     __tablename__ = "events"
     __table_args__ = (Index(None, "at", "id"), Index(None, "host", "at", "id"), Index(None, "vm", "at", "id"))
 
-    id: Mapped[int] = mapped_column(_Serial, primary_key=True)
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
     record_id: Mapped[str] = mapped_column(unique=True)
     at: Mapped[datetime]
     host: Mapped[str]

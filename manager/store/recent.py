@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from manager.model.histogram import Histogram
@@ -16,35 +17,45 @@ from manager.store.models import HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 
 Place = tuple[int, datetime]
 """Row number of an application, and the start of a slot."""
-State = tuple[int, datetime]
-"""How many response times a slot holds, and until when: what changes with the slot."""
 
 MOST_READ = 1000
-"""Histograms that are read for one answer. So the first answer takes no longer than others; the next ones go on."""
+"""Slots that are read for one answer, about: so the first answer takes no longer than others; the next ones go on."""
 
 _FRESH = timedelta(seconds=30)
-_LOOK_BACK = timedelta(seconds=60)  # so often it is asked whether older slots have changed, too: they seldom do
-_BATCH = 400  # slots looked up by one statement
+_KEPT = timedelta(hours=1)
+
+
+class _State(NamedTuple):
+    """What grows with a slot, or with the sum of several: what is known of it, and until when."""
+
+    origins: int
+    samples: int
+    end: datetime
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
     """A slot's percentile in milliseconds, and what the slot was when it was made."""
 
-    state: State
+    state: _State
     percentile: float
     value_ms: float | None
+
+
+_Line = dict[datetime, _Known]
 
 
 class RecentPercentiles:
     """A percentile of each slot of the last minutes. Thread-safe.
 
-    Histograms take long to read, so what was made of them is remembered for as long as the slot does not change.
+    Histograms take long to read, so what was made of them is remembered for as long as the slot does not change. Slots
+    that began just before the last question or later are compared one by one, all others as a sum: where that differs,
+    so does one of them.
     """
 
     def __init__(self) -> None:
-        self._known: dict[int, dict[datetime, _Known]] = {}
-        self._looked_back: dict[int, datetime] = {}
+        self._lines: dict[int, _Line] = {}
+        self._asked: dict[int, datetime] = {}
         self._lock = threading.Lock()
 
     def of(
@@ -52,30 +63,30 @@ class RecentPercentiles:
     ) -> dict[int, dict[datetime, float | None]]:
         """Milliseconds by application (row number) and start of the slot, of slots that begin at ``since`` or later.
 
-        ``percentiles`` says which percentile is wanted of which application. None: another one alone is known. Slots
-        older than half a minute may be missing (see ``MOST_READ``), or be as they were a minute ago.
+        ``percentiles`` says which percentile is wanted of which application, the most urgent first. None: another one
+        alone is known. Of slots older than half a minute some may be missing, see ``MOST_READ``.
         """
         with self._lock:
-            known = {
-                number: {slot: one for slot, one in self._known.get(number, {}).items() if one.percentile == percentile}
+            lines = {
+                number: {
+                    slot: known
+                    for slot, known in self._lines.get(number, {}).items()
+                    if slot >= since and known.percentile == percentile
+                }
                 for number, percentile in percentiles.items()
             }
-            never = now - 2 * _LOOK_BACK
-            due = {number for number in known if now - self._looked_back.get(number, never) >= _LOOK_BACK}
-        states = _states(session, due, since) | _states(session, known.keys() - due, max(since, now - _FRESH))
-        changed = [
-            (number, slot)
-            for (number, slot), state in states.items()
-            if (one := known[number].get(slot)) is None or one.state != state
-        ]
-        changed.sort(key=lambda place: place[1], reverse=True)
-        for (number, slot), value_ms in _percentiles_ms(session, percentiles, changed[:MOST_READ]).items():
-            known[number][slot] = _Known(states[number, slot], percentiles[number], value_ms)
-        known = {number: {slot: one for slot, one in slots.items() if slot >= since} for number, slots in known.items()}
+            asked = min((self._asked.get(number, now) for number in percentiles), default=now)
+        read = _renew(session, lines, percentiles, max(since, asked - _FRESH))
+        sums = _sums(session, percentiles, since)
+        for number, line in lines.items():
+            if read < MOST_READ and sums.get(number) != _sum(line.values()):
+                read += _renew(session, {number: line}, percentiles, since)
         with self._lock:
-            self._known |= known
-            self._looked_back |= dict.fromkeys(due - {number for number, _ in changed[MOST_READ:]}, now)
-        return {number: {slot: one.value_ms for slot, one in slots.items()} for number, slots in known.items()}
+            self._lines |= lines
+            self._asked |= dict.fromkeys(lines, now)
+            for number in [number for number, at in self._asked.items() if at < now - _KEPT]:
+                del self._lines[number], self._asked[number]
+        return {number: {slot: known.value_ms for slot, known in line.items()} for number, line in lines.items()}
 
 
 def serving_hosts(session: Session) -> dict[int, list[str]]:
@@ -95,31 +106,74 @@ def serving_hosts(session: Session) -> dict[int, list[str]]:
     return hosts
 
 
-def _states(session: Session, numbers: Iterable[int], since: datetime) -> dict[Place, State]:
+def _renew(session: Session, lines: Mapping[int, _Line], percentiles: Mapping[int, float], since: datetime) -> int:
+    """Bring lines up to date with the slots that begin at ``since`` or later; tells how many slots were read."""
+    states = _states(session, lines, since)
+    changed: list[Place] = []
+    for number, line in lines.items():
+        for slot in [slot for slot in line if slot >= since and (number, slot) not in states]:
+            del line[slot]
+    for (number, slot), state in states.items():
+        if slot not in lines[number] or lines[number][slot].state != state:
+            changed.append((number, slot))
+    changed.sort(key=lambda place: place[1], reverse=True)
+    del changed[MOST_READ:]
+    for (number, slot), value_ms in _percentiles_ms(session, percentiles, changed).items():
+        lines[number][slot] = _Known(states[number, slot], percentiles[number], value_ms)
+    return len(changed)
+
+
+_STATE = (func.count(), func.sum(WindowRow.count), func.max(WindowRow.end_at))
+
+
+def _states(session: Session, numbers: Iterable[int], since: datetime) -> dict[Place, _State]:
     query = (
-        select(WindowRow.application_id, WindowRow.slot, func.sum(WindowRow.count), func.max(WindowRow.end_at))
+        select(WindowRow.application_id, WindowRow.slot, *_STATE)
         .where(WindowRow.application_id.in_(numbers), WindowRow.slot >= since)
         .group_by(WindowRow.application_id, WindowRow.slot)
     )
-    return {(number, slot): (int(count), end) for number, slot, count, end in session.execute(query)}
+    return {(row[0], row[1]): _State(row[2], int(row[3]), row[4]) for row in session.execute(query)}
+
+
+def _sums(session: Session, numbers: Iterable[int], since: datetime) -> dict[int, _State]:
+    query = (
+        select(WindowRow.application_id, *_STATE)
+        .where(WindowRow.application_id.in_(numbers), WindowRow.slot >= since)
+        .group_by(WindowRow.application_id)
+    )
+    return {row[0]: _State(row[1], int(row[2]), row[3]) for row in session.execute(query)}
+
+
+def _sum(line: Collection[_Known]) -> _State | None:
+    if not line:
+        return None
+    states = [known.state for known in line]
+    return _State(
+        sum(one.origins for one in states), sum(one.samples for one in states), max(one.end for one in states)
+    )
 
 
 def _percentiles_ms(
-    session: Session, percentiles: Mapping[int, float], places: list[Place]
+    session: Session, percentiles: Mapping[int, float], places: Collection[Place]
 ) -> dict[Place, float | None]:
     """The percentile of each slot, over all that any origin knows of it; of ready ones the latest counts."""
     columns = (WindowRow.application_id, WindowRow.slot, WindowRow.buckets, WindowRow.ready)
     histograms: dict[Place, Histogram] = {}
     ready: dict[Place, Ready] = {}
-    for first in range(0, len(places), _BATCH):
-        wanted = tuple_(WindowRow.application_id, WindowRow.slot).in_(places[first : first + _BATCH])
-        rows = session.execute(select(*columns).where(wanted).order_by(WindowRow.end_at))
-        for number, slot, buckets, answered in rows:
-            found = Histogram({int(bucket): count for bucket, count in buckets.items()})
-            known = histograms.get((number, slot))
-            histograms[number, slot] = known.merge(found) if known else found
-            if answered:
-                ready[number, slot] = Ready(**answered)
+    wanted = set(places)
+    # Not as pairs of application and slot, for which SQLite uses no index. They are nearly all of these.
+    query = select(*columns).where(
+        WindowRow.application_id.in_({number for number, _ in wanted}), WindowRow.slot.in_({slot for _, slot in wanted})
+    )
+    for number, slot, buckets, answered in session.execute(query.order_by(WindowRow.end_at)):
+        place = (number, slot)
+        if place not in wanted:
+            continue
+        found = Histogram(dict(zip(map(int, buckets), buckets.values(), strict=True)))
+        known = histograms.get(place)
+        histograms[place] = known.merge(found) if known else found
+        if answered:
+            ready[place] = Ready(**answered)
     values: dict[Place, float | None] = {}
     for place, histogram in histograms.items():
         percentile = percentiles[place[0]]

@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 from sqlalchemy import BigInteger, ColumnElement, Select, literal, select, tuple_
 from sqlalchemy.orm import Session
 
+from manager.store.access_models import AuditRow
 from manager.store.database import insert_for
-from manager.store.models import AuditRow, DecisionRow, EventRow, UtcDateTime
+from manager.store.models import DecisionRow, EventRow, UtcDateTime
 
 RecordRow = TypeVar("RecordRow", DecisionRow, EventRow)
 TimedRow = TypeVar("TimedRow", DecisionRow, EventRow, AuditRow)

@@ -11,17 +11,9 @@ from typing import TypeVar
 from sqlalchemy import ColumnElement, delete, select
 
 from manager.errors import DatabaseUnavailable
+from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow
 from manager.store.database import Database
-from manager.store.models import (
-    AuditRow,
-    DecisionRow,
-    EventRow,
-    RollupRow,
-    SessionRow,
-    SignInFailureRow,
-    TickRow,
-    WindowRow,
-)
+from manager.store.models import DecisionRow, EventRow, RollupRow, TickRow, WindowRow
 from manager.store.throttle import KEEP
 
 Prunable = TypeVar(

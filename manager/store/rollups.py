@@ -22,9 +22,9 @@ from manager.control.budget import HOUR_S, MINUTE_S, Period, Span, judge, total
 from manager.errors import DatabaseUnavailable
 from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
-from manager.store.applications import sla_of
 from manager.store.database import Database, insert_for
 from manager.store.models import ApplicationRow, LateMinuteRow, RollupRow, WindowRow
+from manager.store.past import read_past
 from manager.store.retention import remove
 from manager.store.windows import columns_of, slot_start, window_of
 
@@ -188,7 +188,8 @@ class RollUps:
         if application is not None:
             query = query.where(WindowRow.application_id == application)
         ordered = session.scalars(query.order_by(WindowRow.application_id, WindowRow.slot)).yield_per(1000)
-        slas = {row.id: sla_of(row) for row in session.scalars(select(ApplicationRow))}
+        applications = {row.id: row for row in session.scalars(select(ApplicationRow))}
+        past = read_past(session, since)
         slot_s = self._slot_length.total_seconds()
         made: list[dict[str, Any]] = []
         for (number, start), rows in groupby(ordered, lambda row: (row.application_id, _floor(row.slot, _MINUTE))):
@@ -197,7 +198,7 @@ class RollUps:
                     merge(window_of("", row) for row in origins),
                     slot.timestamp(),
                     slot_s,
-                    slas.get(number),
+                    past.sla(applications[number], slot) if number in applications else None,
                     self._min_samples,
                 )
                 for slot, origins in groupby(rows, lambda row: row.slot)

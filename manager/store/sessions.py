@@ -15,9 +15,9 @@ from sqlalchemy.orm import Session
 
 from manager.errors import SignInRefused
 from manager.model.registration import NAME_PATTERN
+from manager.store.access_models import SessionRow, TokenRow, UserRow
 from manager.store.audit import UNKNOWN, Actor, actor_of, record
 from manager.store.database import Database
-from manager.store.models import SessionRow, TokenRow, UserRow
 from manager.store.registered import find
 from manager.store.throttle import count_try, forgive
 from manager.store.tokens import Principal, PrincipalKind, Role, hash_secret

@@ -15,8 +15,8 @@ from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import Session
 
 from manager.errors import SignInThrottled
+from manager.store.access_models import SignInFailureRow
 from manager.store.database import Database
-from manager.store.models import SignInFailureRow
 from manager.store.tokens import hash_secret
 
 FAILURES = 5

@@ -12,8 +12,9 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict, InvalidRequest
+from manager.store.access_models import TokenRow
 from manager.store.database import Database
-from manager.store.models import Json, TokenRow
+from manager.store.models import Json
 from manager.store.registered import delete, find, page, refuse_bad_name
 
 _SECRET_BYTES = 32

@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 
 from sqlalchemy import delete as delete_rows
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 from werkzeug.security import check_password_hash, generate_password_hash
 
 from manager.errors import Conflict, InvalidRequest
-from manager.store.models import Json, SessionRow, UserRow
-from manager.store.registered import Precondition, find, get, not_found, refuse_bad_name, touch
+from manager.store.access_models import SessionRow, UserRow
+from manager.store.models import Json
+from manager.store.registered import Precondition, delete, find, get, not_found, refuse_bad_name, touch
 from manager.store.throttle import forgive
 from manager.store.tokens import Role
 
@@ -51,16 +53,31 @@ def create_user(session: Session, name: str, role: Role, password_hash: str, now
 
 
 def set_role(session: Session, name: str, role: Role, now: datetime, precondition: Precondition) -> UserRow:
-    """Give a user a role, and end its sessions if that is another one. Raises NotFound."""
+    """Give a user a role, and end its sessions if that is another one. Call it in ``Database.registering``.
+
+    Raises NotFound, or Conflict for the last administrator.
+    """
     row = find(session, UserRow, name)
     precondition(row.etag if row else None)
     if row is None:
         raise not_found(UserRow, name)
     if row.role != _checked(role):
+        _keep_an_admin(session, row)
         row.role = role
         touch(row, now)
         _end_sessions(session, row)
     return row
+
+
+def remove_user(session: Session, name: str, precondition: Precondition) -> None:
+    """Remove a user, whose sessions end. Call it in ``Database.registering``.
+
+    Raises NotFound, or Conflict for the last administrator.
+    """
+    row = find(session, UserRow, name)
+    if row is not None:
+        _keep_an_admin(session, row)
+    delete(session, UserRow, name, precondition)
 
 
 def set_password(session: Session, name: str, password_hash: str, now: datetime) -> UserRow:
@@ -82,6 +99,13 @@ def _checked(role: Role) -> Role:
     if role is Role.HOST:
         raise InvalidRequest("role", "host is refused: agents use tokens; allowed: viewer, operator, admin")
     return role
+
+
+def _keep_an_admin(session: Session, row: UserRow) -> None:
+    """Raises Conflict if nobody else is an administrator: then nobody could make one in the dashboard any more."""
+    others = select(UserRow.id).where(UserRow.role == Role.ADMIN, UserRow.id != row.id).limit(1)
+    if row.role == Role.ADMIN and session.scalar(others) is None:
+        raise Conflict(f"{row.name!r} is the last administrator: make another user one first; nothing was changed")
 
 
 def _end_sessions(session: Session, row: UserRow) -> None:

@@ -23,6 +23,7 @@ class VmFilter:
     host: str | None = None
     vm_class: VmClass | None = None
     application: str | None = None
+    names: frozenset[str] | None = None
 
 
 def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondition) -> tuple[VmRow, bool]:
@@ -40,6 +41,7 @@ def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondi
         "pin": spec.pin,
         "cpus": None if spec.cpus is None else format_cpus(spec.cpus),
         "max_pcpus": spec.max_pcpus,
+        "warp_us": spec.warp_us,
         "mode": spec.mode,
     }
 
@@ -90,6 +92,8 @@ def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) 
         query = query.where(VmRow.vm_class == wanted.vm_class)
     if wanted.application is not None:
         query = query.where(ApplicationRow.name == wanted.application)
+    if wanted.names is not None:
+        query = query.where(VmRow.name.in_(wanted.names))
     return _mappings(session, by_name(query, VmRow, after, limit))
 
 
@@ -138,6 +142,7 @@ def _registered() -> tuple[Any, ...]:
         VmRow.pin,
         VmRow.cpus,
         VmRow.max_pcpus,
+        VmRow.warp_us,
         VmRow.mode,
     )
 

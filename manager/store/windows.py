@@ -16,7 +16,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from sqlalchemy import Row, func, select, tuple_
+from sqlalchemy import Row, func, or_, select
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
@@ -34,7 +34,7 @@ PUSHED = ""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _TICK = timedelta(microseconds=1)
-_BATCH = 500  # slots looked up by one statement
+_BATCH = 100  # groups of applications looked up by one statement
 _COLUMNS = (  # read alone: making objects of rows takes longer than reading them
     WindowRow.application_id,
     WindowRow.slot,
@@ -130,12 +130,18 @@ def recent_windows(
     """
     names = {application.id: application.name for application in applications}
     newest = select(func.max(WindowRow.slot)).where(WindowRow.application_id == ApplicationRow.id).scalar_subquery()
-    found = session.execute(select(ApplicationRow.id, newest).where(ApplicationRow.id.in_(names)))
-    places = [(number, slot - slot_length * back) for number, slot in found if slot for back in range(slots)]
+    alike: dict[datetime, list[int]] = {}
+    for number, slot in session.execute(select(ApplicationRow.id, newest).where(ApplicationRow.id.in_(names))):
+        if slot is not None:
+            alike.setdefault(slot, []).append(number)
+    # Not as pairs of application and slot: for those SQLite uses no index, and reads the whole table.
+    groups = [
+        WindowRow.application_id.in_(numbers) & WindowRow.slot.in_([slot - slot_length * back for back in range(slots)])
+        for slot, numbers in alike.items()
+    ]
     parts: dict[tuple[str, datetime], list[Window]] = {}
-    for first in range(0, len(places), _BATCH):
-        wanted = places[first : first + _BATCH]
-        query = select(*_COLUMNS).where(tuple_(WindowRow.application_id, WindowRow.slot).in_(wanted))
+    for first in range(0, len(groups), _BATCH):
+        query = select(*_COLUMNS).where(or_(*groups[first : first + _BATCH]))
         if without is not None:
             query = query.where(WindowRow.origin != without)
         for row in session.execute(query):
@@ -171,7 +177,7 @@ def list_windows(
 
 def window_of(application: str, row: WindowRow | Row[*tuple[Any, ...]]) -> Window:
     """What one origin knows of a slot, from its row or the columns of it."""
-    histogram = Histogram({int(bucket): count for bucket, count in row.buckets.items()})
+    histogram = Histogram(dict(zip(map(int, row.buckets), row.buckets.values(), strict=True)))
     start_s, end_s = row.start_at.timestamp(), row.end_at.timestamp()
     ready = Ready(**row.ready) if row.ready else None
     return Window(application, start_s, end_s, histogram, row.requests, ready)

@@ -46,6 +46,8 @@ CAPABILITIES = {
         ],
         "queues": [{"interface": "eth0", "irq": 40, "cpus": "0-3", "serving": "1", "managed": False}],
     },
+    "warps": [{"rung": "slice", "there": True, "detail": "set and read back"}],
+    "scheduler": "",
 }
 
 
@@ -126,6 +128,7 @@ def tick(**changes: Any) -> dict[str, Any]:
         "batch": {"cpu_share": 0.25, "floor": 0.01, "window_s": 60.0, "raised": False},
         "observed": [],
         "orders": 3,
+        "warp": None,
         **changes,
     }
 
@@ -202,6 +205,7 @@ def status(vm: str, **changes: Any) -> dict[str, Any]:
         ],
         "mode": "enforce",
         "observed": [],
+        "warp_us": None,
         **changes,
     }
 

@@ -148,6 +148,8 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
         "policy": "equal",
         "pinning": True,
         "batch_idle": False,
+        "warp": "off",
+        "warp_max_us": 50_000,
         "law": LAW,
         "placement": PLACEMENT,
         "adoptions": 0,

@@ -37,6 +37,13 @@ def tell(api: Api, calm: list[dict[str, Any]], worse: list[dict[str, Any]], unti
     )
 
 
+def put_before(api: Api, body: dict[str, Any]) -> None:
+    """Register ``shop`` an hour ago: of a violation counts what was registered then."""
+    api.clock.now_s -= 3600
+    api.ok("PUT", "/applications/shop", body)
+    api.clock.now_s += 3600
+
+
 CALM = [vm("web-1", 0.2, 0.01), vm("hog", 0.1)]
 WORSE = [vm("web-1", 0.2, 0.5), vm("hog", 0.7)]
 
@@ -70,7 +77,7 @@ def test_the_latest_violation_is_found_and_an_earlier_one_on_demand(site: Api) -
 
 def test_a_rate_above_what_was_agreed(site: Api) -> None:
     tiers = [{"name": "web", "vms": ["web-1"]}]
-    site.ok("PUT", "/applications/shop", {"tiers": tiers, "sla": {"response_time_ms": 10, "max_rate_rps": 3}})
+    put_before(site, {"tiers": tiers, "sla": {"response_time_ms": 10, "max_rate_rps": 3}})
     tell(site, CALM, WORSE)
     found = site.ok("GET", "/applications/shop/evidence")
     assert (found["verdict"], found["vm"]) == ("overload", None)
@@ -96,7 +103,7 @@ def test_nothing_is_said_without_evidence(site: Api) -> None:
     found = site.ok("GET", "/applications/shop/evidence")
     assert (found["verdict"], found["vm"]) == ("unknown", None)
     assert "does not tell how long vCPUs wait" in found["evidence"][0]
-    site.ok("PUT", "/applications/shop", {"tiers": [], "sla": {"response_time_ms": 10}})
+    put_before(site, {"tiers": [], "sla": {"response_time_ms": 10}})
     assert site.ok("GET", "/applications/shop/evidence")["evidence"] == ["no VM serves the application"]
     site.ok("PUT", "/applications/shop", {})
     site.refused(404, "GET", "/applications/nothing/evidence")
@@ -107,3 +114,16 @@ def test_without_ticks_it_is_unknown_why(site: Api) -> None:
     found = site.ok("GET", "/applications/shop/evidence")
     assert (found["verdict"], found["violation"]["missed"]) == ("unknown", 2)
     assert found["evidence"] == ["no host is known on which its VMs run"]
+
+
+def test_what_was_registered_when_the_violation_began_counts(site: Api) -> None:
+    """Neither the VMs nor the promise of now."""
+    tell(site, CALM, WORSE)
+    before = site.ok("GET", "/applications/shop/evidence")
+    site.clock.now_s += 60
+    tiers = [{"name": "web", "vms": ["web-2"]}]
+    site.ok("PUT", "/applications/shop", {"tiers": tiers, "sla": {"response_time_ms": 500}})
+    assert site.ok("GET", "/applications/shop/evidence") == before
+    site.ok("PUT", "/vms/web-1", {"class": "critical"})
+    site.ok("DELETE", "/vms/web-1")
+    assert site.ok("GET", "/applications/shop/evidence")["vm"] == "hog"

@@ -6,8 +6,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlalchemy import delete
 
 from manager.model.histogram import Histogram
+from manager.store.models import WindowRow
 from manager.store.rollups import RollUps
 from tests.api.conftest import HOST, START, Api, moment, record, report, status, tick_of, window
 
@@ -221,3 +223,29 @@ def test_a_tier_that_moved_is_followed_by_its_decisions(hosts: Api) -> None:
     found = hosts.ok("GET", f"/applications/shop/tiers-history?since={moment(-200)}&points=41")
     assert [one["host"] for one in found["tiers"][0]["vms"]] == [HOST, OTHER]
     assert [value for value in found["tiers"][0]["pcpus"] if value is not None] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("rolled", [False, True])
+def test_a_slot_is_judged_by_the_sla_that_was_in_force_when_it_began(hosts: Api, rolled: bool) -> None:
+    """Also when it is rolled up, or read, after the SLA was changed."""
+    send(hosts, windows=[slot(end=5), slot(end=10)])
+    hosts.clock.now_s += 5
+    hosts.ok("PATCH", "/applications/shop", {"sla": {"response_time_ms": 1}})
+    hosts.clock.now_s += 1000
+    if rolled:
+        roll_up(hosts)
+    found = hosts.ok("GET", f"/applications/shop/history?since={moment(0)}")
+    assert found["violations"] == [{"start": moment(5), "end": moment(10), "missed": 1}]
+    assert [one["missed_share"] for one in hosts.ok("GET", "/applications/shop/budget")["budgets"]] == [0.5] * 3
+
+
+def test_the_budget_tells_since_when_anything_was_measured(hosts: Api) -> None:
+    assert hosts.ok("GET", "/applications/shop/budget")["first_at"] is None
+    send(hosts, windows=[slot(end=-4000), slot(end=0)])
+    assert hosts.ok("GET", "/applications/shop/budget")["first_at"] == moment(-4005)
+    hosts.clock.now_s += 400
+    roll_up(hosts)
+    assert hosts.ok("GET", "/applications/shop/budget")["first_at"] == moment(-4005)
+    with hosts.database.writing() as session:
+        session.execute(delete(WindowRow))
+    assert hosts.ok("GET", "/applications/shop/budget")["first_at"] == moment(-4020), "its minute"

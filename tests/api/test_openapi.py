@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from manager.api import pages, schemas
+from manager.api.auth import COOKIE, CSRF_HEADER
 from tests.api.conftest import Api
 
 GOLDEN = Path(__file__).parent / "routes.txt"
@@ -82,3 +83,16 @@ def test_the_page_needs_nothing_from_elsewhere(sqlite_api: Api) -> None:
 @pytest.mark.parametrize("file", ["nothing.js", "../__init__.py", "..%2f..%2fplugins.py", "", "%00"])
 def test_no_other_file_is_served(sqlite_api: Api, file: str) -> None:
     sqlite_api.refused(404, "GET", f"/docs/{file}")
+
+
+def test_operations_say_which_tokens_and_sessions_may_use_them(document: dict[str, Any]) -> None:
+    schemes = document["components"]["securitySchemes"]
+    assert schemes["bearer"] == {"type": "http", "scheme": "bearer"}
+    assert (schemes["session"]["in"], schemes["session"]["name"]) == ("cookie", COOKIE)
+    assert (schemes["csrf"]["in"], schemes["csrf"]["name"]) == ("header", CSRF_HEADER)
+    found = {name: operation.get("security") for name, operation in operations(document).items()}
+    bearer: dict[str, list[str]] = {"bearer": []}
+    assert found["GET /api/v1/vms/{name}"] == [bearer, {"session": []}]
+    assert found["DELETE /api/v1/vms/{name}"] == [bearer, {"session": [], "csrf": []}]
+    assert found["POST /api/v1/hosts/{name}/report"] == [bearer], "for agents, who have no sessions"
+    assert found["GET /api/v1/health"] is None

@@ -125,3 +125,35 @@ def test_an_unknown_application_and_a_cursor_of_another_list_are_refused(told: A
     told.refused(404, "GET", "/decisions/story?application=nothing")
     cursor = told.ok("GET", "/applications?limit=1")["next"] or told.ok("GET", "/decisions?limit=1")["next"]
     told.refused(422, "GET", f"/decisions/story?cursor={cursor}")
+
+
+def test_what_was_registered_then_is_told(told: Api) -> None:
+    """A VM that serves another application since, and a promise that changed since."""
+    before = story(told)
+    told.clock.now_s += 60
+    tiers = [{"name": "web", "vms": ["web-2"]}, {"name": "db", "vms": ["db-1"]}]
+    told.ok("PUT", "/applications/shop", {"tiers": tiers, "sla": {"response_time_ms": 700}})
+    told.ok("PUT", "/applications/blog", {"tiers": [{"name": "web", "vms": ["web-1"]}]})
+    assert story(told) == before
+    assert [one["vm"] for one in story(told, "application=shop")] == ["db-1", "web-1"]
+    assert [one["vm"] for one in story(told, f"application=shop&since={moment(5)}")] == ["db-1"]
+    told.clock.now_s += 60
+    now = [of(20 + n, 150, vm=vm) for n, vm in enumerate(("web-1", "db-1"))]
+    told.ok("POST", f"/hosts/{HOST}/report", report(decisions=now))
+    since = f"since={moment(150)}"
+    found = {one["vm"]: (one["application"], one["sla"]) for one in story(told, since)}
+    assert found["web-1"] == ("blog", None)
+    assert (found["db-1"][0], found["db-1"][1]["response_time_ms"]) == ("shop", 700)
+    assert [one["vm"] for one in story(told, f"application=shop&{since}")] == ["db-1"]
+    assert [one["at"] for one in story(told, "application=shop&vm=web-1")] == [moment(0)]
+
+
+def test_a_vm_that_serves_another_application_since_is_told_of_with_the_one_of_then(told: Api) -> None:
+    tiers = [{"name": "web", "vms": ["hog"]}]
+    told.ok("PUT", "/vms/hog", {"class": "critical"})
+    told.ok("PUT", "/applications/new", {"tiers": tiers})
+    told.clock.now_s += 60
+    told.ok("PUT", "/applications/new", {})
+    told.ok("PUT", "/applications/other", {"tiers": tiers})
+    told.ok("POST", f"/hosts/{HOST}/report", report(decisions=[of(30, 30, vm="hog")]))
+    assert [one["application"] for one in story(told, f"vm=hog&since={moment(20)}")] == ["new"]

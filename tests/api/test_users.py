@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,3 +140,29 @@ def test_a_token_of_the_same_name_is_not_the_user(alice: Person) -> None:
     alice.api.secrets["namesake"] = made["token"]
     body = {"password": "battery staple", "present_password": ALICE["password"]}
     alice.api.refused(403, "PUT", "/users/alice/password", body, role="namesake")
+
+
+@pytest.fixture
+def admins(api: Api) -> Api:
+    for name in ("ann", "bob"):
+        api.ok("POST", "/users", ALICE | {"name": name, "role": "admin"})
+    return api
+
+
+@pytest.mark.parametrize(("method", "body"), [("PUT", {"role": "viewer"}), ("DELETE", None)])
+def test_the_last_administrator_stays(admins: Api, method: str, body: Any) -> None:
+    admins.ok(method, "/users/ann", body)
+    problem = admins.refused(409, method, "/users/bob", body)
+    assert "'bob' is the last administrator" in problem["detail"]
+    assert admins.ok("GET", "/users/bob")["role"] == "admin"
+    assert admins.ok("PUT", "/users/bob", {"role": "admin"})["role"] == "admin"
+    admins.ok("POST", "/users", ALICE | {"role": "admin"})
+    admins.ok(method, "/users/bob", body)
+
+
+def test_of_two_administrators_who_give_it_up_at_once_one_stays(admins: Api) -> None:
+    def give_up(name: str) -> int:
+        return admins.call("PUT", f"/users/{name}", {"role": "viewer"}).status_code
+
+    with ThreadPoolExecutor() as pool:
+        assert sorted(pool.map(give_up, ("ann", "bob"))) == [200, 409]

@@ -1,18 +1,19 @@
 """What the dashboard's pages cost: how soon something is seen, and what a page of live charts costs the browser.
 
-    python -m tests.bench.pages [--loads 20] [--seconds 60] [--json FILE]
+    python -m tests.bench.pages [--parts fleet shop idle] [--loads 20] [--seconds 60] [--json FILE]
 
 Bars: first paint of the fleet page at most 300 ms with 100 applications; a page of live charts at most 5 % of a core.
 Each load is in a new context of a real Chromium: nothing is cached and no code is compiled yet. First paint is counted
-from the beginning of the navigation, so the manager's time is in it (``answer``: until the page's last byte). The CPU
-time is that of all the browser's processes, which draw without a graphics card. Browser, manager and simulated host
-share this machine.
+from the beginning of the navigation, so the manager's time is in it (``answer``: until the page's last byte; ``later``:
+of the last loads, when the manager has read all of the last minutes, which it does bit by bit). The CPU time is that of
+all the browser's processes, which draw without a graphics card. Browser, manager and simulated host share this machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -29,13 +30,15 @@ from rich.table import Table
 from manager.cli.options import AGENT_TOKEN_FILE
 from manager.client import ManagerClient
 from manager.model.histogram import Histogram
-from tests.bench.figures import Spread, machine, undone_when_told_to_end, verdict, write_json
+from tests.bench.figures import STAT, Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.e2e.browser import Visits, chromium
 from tests.e2e.past import live_through
 from tests.e2e.service import Service
 
 BAR_PAINT_MS, BAR_CPU_SHARE = 300.0, 0.05
 APPLICATIONS = (100, 1000)
+PARTS = ("fleet", "shop", "idle")
+LATER = 5  # loads
 SLOT_S, SLOTS, SAMPLES = 5.0, 120, 50
 WARM_S = 10.0
 HOUR_S = 3600.0
@@ -60,6 +63,7 @@ class Load:
     applications: int
     paint_ms: Spread
     answer_ms: Spread
+    later_ms: Spread
     ready_ms: Spread
     kib: float
     elements: int
@@ -130,6 +134,7 @@ def measure_loads(visits: Visits, service: Service, page: str, path: str, applic
         opened.context.close()
     spreads = [Spread.of([one[name] for one in found]) for name in ("paint", "answer", "ready")]
     bar_ms = BAR_PAINT_MS if (page, applications) == ("fleet", 100) else None
+    spreads.insert(2, Spread.of([one["answer"] for one in found[-LATER:]]))
     return Load(page, applications, *spreads, found[-1]["bytes"] / 1024, found[-1]["elements"], bar_ms)
 
 
@@ -183,19 +188,27 @@ def shop(interval_s: float) -> Iterator[Service]:
             service.close()
 
 
-def run(loads: int, seconds: float) -> tuple[list[Load], list[Idle]]:
-    """All measurements."""
+def machine_times_s() -> tuple[float, float, float]:
+    """Seconds of all CPUs since boot: busy, of that stolen by the hypervisor, and in all (proc_stat(5))."""
+    busy_s, all_s = host_cpu_s()
+    stolen = int(STAT.read_text().split("\n", 1)[0].split()[8])
+    return busy_s, stolen / os.sysconf("SC_CLK_TCK"), all_s
+
+
+def run(parts: Sequence[str], loads: int, seconds: float) -> tuple[list[Load], list[Idle]]:
+    """The measurements of some parts."""
     painted: list[Load] = []
     looked: list[Idle] = []
     with chromium() as browser, tempfile.TemporaryDirectory() as sessions:
         visits = Visits(browser, Path(sessions))
-        for applications in APPLICATIONS:
+        for applications in APPLICATIONS if "fleet" in parts else ():
             with fleet_of(applications) as service:
                 painted.append(measure_loads(visits, service, "fleet", "/", applications, loads))
-        with shop(SLOT_S) as service:
-            for name, path in (("application", "/applications/shop"), ("host", "/hosts/kvm7"), ("why", "/why")):
-                painted.append(measure_loads(visits, service, name, path, 3, loads))
-        for interval_s in (SLOT_S, 1.0):
+        if "shop" in parts:
+            with shop(SLOT_S) as service:
+                for name, path in (("application", "/applications/shop"), ("host", "/hosts/kvm7"), ("why", "/why")):
+                    painted.append(measure_loads(visits, service, name, path, 3, loads))
+        for interval_s in (SLOT_S, 1.0) if "idle" in parts else ():
             with shop(interval_s) as service:
                 page = visits.page(service)
                 looked.append(measure_idle(browser, page, "an empty one", "about:blank", interval_s, seconds, None))
@@ -209,12 +222,14 @@ def run(loads: int, seconds: float) -> tuple[list[Load], list[Idle]]:
 def show(painted: Sequence[Load], looked: Sequence[Idle]) -> None:
     """Print two tables."""
     console = Console(width=120)
-    table = Table("page", "applications", "first paint ms: median, p99", "answer", "ready", "KiB", "elements", "bar")
+    table = Table(
+        "page", "applications", "first paint ms: median, p99", "answer", "later", "ready", "KiB", "elements", "bar"
+    )
     for one in painted:
         bar = "" if one.bar_ms is None else f"{one.bar_ms:g} ms: {verdict(one.paint_ms.median, one.bar_ms)}"
         paint = f"{one.paint_ms.median:.0f}, {one.paint_ms.p99:.0f}"
-        answer, ready = f"{one.answer_ms.median:.0f}", f"{one.ready_ms.median:.0f}"
-        table.add_row(one.page, str(one.applications), paint, answer, ready, f"{one.kib:.0f}", str(one.elements), bar)
+        times = [f"{spread.median:.0f}" for spread in (one.answer_ms, one.later_ms, one.ready_ms)]
+        table.add_row(one.page, str(one.applications), paint, *times, f"{one.kib:.0f}", str(one.elements), bar)
     console.print(table)
     table = Table("page looked at", "interval", "CPU, share of a core", "of that its own process", "bar")
     for it in looked:
@@ -226,13 +241,16 @@ def show(painted: Sequence[Load], looked: Sequence[Idle]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what is measured; all by default")
     parser.add_argument("--loads", type=int, default=20, help="how often each page is loaded")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long each page is looked at")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
+    before_s = machine_times_s()
     with undone_when_told_to_end():
-        painted, looked = run(options.loads, options.seconds)
-    print(machine())
+        painted, looked = run(options.parts, options.loads, options.seconds)
+    busy_s, stolen_s, all_s = (after - before for before, after in zip(before_s, machine_times_s(), strict=True))
+    print(f"{machine()}; meanwhile busy {busy_s / all_s:.0%} of the time, stolen {stolen_s / all_s:.1%}")
     show(painted, looked)
     bars = {"paint_ms": BAR_PAINT_MS, "cpu_share": BAR_CPU_SHARE}
     body = {"bars": bars, "loads": [asdict(one) for one in painted], "looked_at": [asdict(one) for one in looked]}

@@ -11,10 +11,11 @@ from sqlalchemy.orm import Session
 from manager.errors import Conflict, SignInRefused
 from manager.model.registration import HostSpec, Mode
 from manager.store import audit
+from manager.store.access_models import AuditRow
 from manager.store.audit import Actor, AuditFilter, audited, list_audit, record
 from manager.store.database import Database
 from manager.store.hosts import adopt_host, put_host
-from manager.store.models import AuditRow, HostRow
+from manager.store.models import HostRow
 from manager.store.records import Position
 from manager.store.registered import delete
 from manager.store.sessions import DEFAULT_LIMITS, sign_in, sign_out

@@ -17,9 +17,10 @@ from manager.model.records import Knob, OutcomeKind, Severity
 from manager.model.registration import Application, Mode
 from manager.model.window import Window
 from manager.store import retention
+from manager.store.access_models import TokenRow
 from manager.store.applications import put_application
 from manager.store.database import Database
-from manager.store.models import DecisionRow, EventRow, TickRow, TokenRow, WindowRow
+from manager.store.models import DecisionRow, EventRow, TickRow, WindowRow
 from manager.store.records import Position, RecordFilter, list_records, store_new
 from manager.store.retention import Retention, prune
 from manager.store.ticks import list_ticks, store_ticks

@@ -17,7 +17,7 @@ from manager.model.window import Ready, Window
 from manager.store import retention, rollups
 from manager.store.applications import put_application
 from manager.store.database import Database
-from manager.store.history import latest_violation, read_periods
+from manager.store.history import latest_violation, read_longest, read_periods
 from manager.store.models import ApplicationRow, LateMinuteRow, RollupRow, WindowRow
 from manager.store.registered import get
 from manager.store.rollups import RollUps, note_late, period_of
@@ -114,6 +114,30 @@ def test_minutes_and_hours_hold_all_that_their_slots_held(store: Store) -> None:
             )
         same(whole(store.read(0, 7200, length_s), 0, 7200), whole(raw, 0, 7200))
     assert len(store.read(0, 7200, 3600)) == 2
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "lengths_s"),
+    [
+        (0, 10800, [3600] * 2 + [60] * 54 + [5] * 72),  # minutes are settled until 2:54
+        (3535, 10795, [5, 60, 3600] + [60] * 54 + [5] * 71),
+        (3600, 7200, [3600]),
+        (3660, 7140, [60] * 58),
+        (65, 125, [5] * 12),
+        (60, 60, []),
+    ],
+)
+def test_a_sum_is_made_of_the_longest_periods_within(
+    store: Store, since: float, until: float, lengths_s: list[int]
+) -> None:
+    store.report(*slots(0, 10800))
+    raw = store.read(since, until, 5)
+    store.roll_up(10800)
+    with store.database.reading() as session:
+        shop = get(session, ApplicationRow, "shop")
+        found = read_longest(session, shop, at(since), at(until), SLOT, LEAST)
+    same(whole(found, since, until), whole(raw, since, until))
+    assert [round(one.window.end_s - one.window.start_s) for one in found] == lengths_s
 
 
 def test_what_several_origins_know_of_a_slot_is_judged_together(store: Store) -> None:

@@ -10,8 +10,8 @@ from sqlalchemy import select
 
 from manager.errors import Conflict, InvalidRequest, NotFound, SignInRefused, SignInThrottled
 from manager.store import throttle, users
+from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow, UserRow
 from manager.store.database import Database
-from manager.store.models import AuditRow, SessionRow, SignInFailureRow, UserRow
 from manager.store.registered import delete, get
 from manager.store.retention import Retention, prune_access
 from manager.store.sessions import (

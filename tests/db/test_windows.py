@@ -8,11 +8,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from sqlalchemy import select
 
 from manager.errors import InvalidRequest, NotFound
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
 from manager.model.window import Ready, Window
+from manager.store import windows as store_windows
 from manager.store.applications import put_application
 from manager.store.database import Database
 from manager.store.models import ApplicationRow, WindowRow
@@ -166,6 +168,28 @@ def recent(database: Database, slots: int, without: str | None = None) -> list[W
     with database.reading() as session:
         row = get(session, ApplicationRow, "shop")
         return list(recent_windows(session, [row], SLOT, slots, without).get("shop", ()))
+
+
+def test_each_application_has_a_latest_window_of_its_own(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_windows, "_BATCH", 2)
+    ends = {f"a{number}": 5.0 * (number // 2 + 1) for number in range(7)}
+    with shop.registering() as session:
+        rows = [put_application(session, Application(name), MINUTE, lambda _etag: None)[0] for name in ends]
+        session.flush()
+        numbers = {row.name: row.id for row in rows}
+    told = [
+        replace(window(end - 5 * back - 5, end - 5 * back), application=name)
+        for name, end in ends.items()
+        for back in (0, 1, 2)
+    ]
+    with shop.writing() as session:
+        replace_windows(session, "h", numbers, told, SLOT)
+    with shop.reading() as session:
+        rows = session.scalars(select(ApplicationRow)).all()
+        found = latest_windows(session, rows, SLOT)
+    assert {name: seconds(one) for name, one in found.items()} == {
+        name: (end - 10, end, 2) for name, end in ends.items()
+    }
 
 
 def test_what_an_origin_reports_replaces_what_it_reported(shop: Database) -> None:

@@ -20,6 +20,19 @@ COLOURS = """(it) => {
     return new Set(new Uint32Array(data.buffer)).size;
 }"""
 TIMES = "Response time, ms"
+MARGINS_PX = """async (most) => {
+    const loaded = performance.getEntriesByType("resource").map((one) => one.name);
+    const { TimeChart } = await import(loaded.find((one) => /\\/charts\\b[^/]*[.]js/.test(one)));
+    const place = document.createElement("div");
+    document.querySelector("main").append(place);
+    new TimeChart(place, { title: "wide" }).show(
+        [{ label: "weight", color: "--critical" }], { times: [0, 60], values: [[0, most]], range: [0, 60] });
+    await new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)));
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = "12px system-ui, sans-serif";
+    const left = (one) => one.getBoundingClientRect().left;
+    return [left(place.querySelector(".u-over")) - left(place), pen.measureText(most.toLocaleString("en")).width];
+}"""
 
 
 def chart(page: Page, title: str) -> Locator:
@@ -58,6 +71,15 @@ def drag(page: Page, figure: Locator, begin: float, end: float) -> None:
     page.mouse.down()
     page.mouse.move(box["x"] + end * box["width"], box["y"] + box["height"] / 2, steps=5)
     page.mouse.up()
+
+
+def test_numbers_at_an_axis_have_room_on_a_phone(visits: Visits, spike: Service) -> None:
+    page = visits.page(spike, "viewer", width=360)
+    page.goto("/applications/spiking")
+    chart(page, "Weights")
+    for most in (9, 262_144):
+        margin, text = page.evaluate(MARGINS_PX, most)
+        assert margin >= text + 15  # tick and gap
 
 
 def test_all_charts_of_an_application_are_drawn(visits: Visits, spike: Service) -> None:

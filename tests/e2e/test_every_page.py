@@ -99,6 +99,15 @@ def test_is_accessible_in_both_colours_and_fits_from_360_px_to_4k(visits: Visits
     assert not page.get_by_role("banner").is_visible()
 
 
+def test_a_phone_shows_all_of_the_navigation(visits: Visits, spike: Service) -> None:
+    page = visits.page(spike, width=360)
+    page.goto("/")
+    links = page.get_by_role("navigation", name="Main").get_by_role("link")
+    expect(links).to_have_count(7)
+    rights = links.evaluate_all("(all) => all.map((one) => one.getBoundingClientRect().right)")
+    assert max(rights) <= 360
+
+
 @pytest.mark.parametrize("name", PAGES)
 def test_the_keyboard_reaches_everything_and_shows_where_it_is(visits: Visits, spike: Service, name: str) -> None:
     page = opened(visits, spike, name)

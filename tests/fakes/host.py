@@ -13,6 +13,7 @@ from manager.model.host import (
     HOST_UUID,
     LEAST_QUOTA_US,
     UNLIMITED,
+    WARPS,
     Capabilities,
     CpuTimes,
     KnobKey,
@@ -25,6 +26,10 @@ from manager.model.host import (
 )
 from manager.model.records import Knob
 from manager.model.topology import Topology
+from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Offer, Rung
+
+SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
+WARP_KNOBS = {Rung.SCHED_EXT: Knob.WARP, Rung.BVT: Knob.BVT_WARP, Rung.GROUP_IDENTITY: Knob.GROUP_IDENTITY}
 
 
 def domain_uuid(name: str) -> str:
@@ -46,11 +51,18 @@ class FakeVm:
     quota: Quota = field(default_factory=lambda: Quota(UNLIMITED, 100_000))
     iothreads: dict[int, CpuSet] = field(default_factory=dict)
     nodes: frozenset[int] = frozenset()
+    slices: dict[int, int] = field(default_factory=dict)
+    warps: dict[Knob, int] = field(default_factory=dict)
 
 
 @dataclass
 class FakeHost:
-    """``HostPort`` in memory. The next writes fail with the errnos in ``fail_next``; knobs in ``ignore`` keep still."""
+    """``HostPort`` in memory. The next writes fail with the errnos in ``fail_next``; knobs in ``ignore`` keep still.
+
+    ``rungs`` are the mechanisms for warps that its kernel has; ``scheduler`` is the state of our sched_ext scheduler,
+    which the kernel ``refuses`` or not, and ``others`` the name of somebody else's. ``warp_reads`` are the domains that
+    were asked for their warps.
+    """
 
     cpus: int = 4
     scale: WeightScale | None = CPU_SHARES_V1
@@ -67,6 +79,11 @@ class FakeHost:
     offline: set[int] = field(default_factory=set)
     irqs: dict[int, CpuSet] = field(default_factory=dict)
     topology: Topology | None = None
+    rungs: tuple[Rung, ...] = ()
+    scheduler: int = UNLOADED
+    refuses: bool = False
+    others: str = ""
+    warp_reads: list[str] = field(default_factory=list)
 
     @property
     def online(self) -> CpuSet:
@@ -76,7 +93,15 @@ class FakeHost:
     def capabilities(self) -> Capabilities:
         version = 0 if self.scale is None else 1 if self.scale == CPU_SHARES_V1 else 2
         topology = self.topology or Topology.flat(self.online)
-        return Capabilities("6.1", "9.0.0", version, self.scale, self.online, self.online, True, (), True, topology)
+        ours = self.scheduler in {LOADED, OUTDATED}
+        return Capabilities(
+            *("6.1", "9.0.0", version, self.scale, self.online, self.online, True, (), True, topology),
+            warps=tuple(
+                Offer(rung, rung in self.rungs, f"{rung} was looked for") for rung in Rung if rung != Rung.NONE
+            ),
+            scheduler="equipoise_bvt" if ours else self.others,
+            scheduler_is_ours=ours,
+        )
 
     @property
     def itself(self) -> VmInstance:
@@ -106,9 +131,45 @@ class FakeHost:
         self.vms.pop(domain_uuid(name), None)
 
     def settings(self) -> dict[KnobKey, KnobValue]:
-        """Every knob of every VM, and of the host."""
+        """Every knob of every VM, and of the host; the warps of our scheduler are 0 while it is not there."""
         own = self.own_knobs()
-        return own | {key: value for uuid in self.vms for key, value in self._state(uuid).knobs().items()}
+        if Rung.SCHED_EXT in self.rungs:
+            own[SCHEDULER] = self.scheduler
+        for uuid in self.vms:
+            own |= self._state(uuid).knobs() | self._warps(uuid)
+        return own
+
+    def warps(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
+        self.warp_reads.append(instance.uuid)
+        if instance.uuid == HOST_UUID:
+            return {SCHEDULER: self.scheduler}
+        self._require(instance)
+        gone = set() if self.scheduler in {LOADED, OUTDATED} else {Knob.WARP}
+        return {key: value for key, value in self._warps(instance.uuid).items() if key.knob not in gone}
+
+    def _warps(self, uuid: str) -> dict[KnobKey, KnobValue]:
+        vm = self.vms[uuid]
+        found: dict[KnobKey, KnobValue] = {
+            KnobKey(uuid, knob): vm.warps.get(knob, 0) for rung, knob in WARP_KNOBS.items() if rung in self.rungs
+        }
+        if Rung.SLICE in self.rungs:
+            found |= {KnobKey(uuid, Knob.SLICE, index): vm.slices.get(index, 0) for index in range(len(vm.vcpus))}
+        return found
+
+    def warp_counters(self) -> dict[str, int]:
+        return {"preemptions": 3, "borrowed_ns": 2_000_000_000}
+
+    def eject(self) -> None:
+        """The kernel throws our scheduler out."""
+        self._schedule(EJECTED)
+
+    def _schedule(self, scheduler: int) -> None:
+        """All warps end with a scheduler, and begin at 0 with the next one."""
+        if scheduler == self.scheduler:
+            return
+        self.scheduler = scheduler
+        for vm in self.vms.values():
+            vm.warps.pop(Knob.WARP, None)
 
     def running(self) -> Mapping[str, VmInstance]:
         return self.listed
@@ -142,12 +203,19 @@ class FakeHost:
         return self._held(key)
 
     def _held(self, key: KnobKey) -> KnobValue:
-        return self.irqs[key.index] if key.uuid == HOST_UUID else self._state(key.uuid).knobs()[key]
+        return self.settings()[key]
 
     def change(self, key: KnobKey, value: KnobValue) -> None:
         """Set a knob as somebody (also somebody else) would."""
         if isinstance(value, int):
-            self._set_number(self.vms[key.uuid], key.knob, value)
+            if key == SCHEDULER:
+                if value == LOADED and (self.refuses or self.others):
+                    raise HostError("the kernel did not take the scheduler", errno.EBUSY)
+                self._schedule(value)
+            elif key.knob in WARPS:
+                self._set_warp(self.vms[key.uuid], key, value)
+            else:
+                self._set_number(self.vms[key.uuid], key.knob, value)
             return
         if not value & self.online:
             raise HostError("sched_setaffinity: Invalid argument", errno.EINVAL)
@@ -163,6 +231,16 @@ class FakeHost:
             vm.vcpus[key.index] = value & self.online
         else:
             raise VmVanished("no such thread", errno.ESRCH)
+
+    def _set_warp(self, vm: FakeVm, key: KnobKey, value: int) -> None:
+        if key not in self._warps(key.uuid) or (key.knob is Knob.WARP and self.scheduler not in {LOADED, OUTDATED}):
+            raise VmVanished(f"no {key.knob}", errno.ENOENT)
+        if key.knob is Knob.SLICE:
+            vm.slices[key.index] = value and min(max(value, 100_000), 100_000_000)
+            return
+        if key.knob is Knob.GROUP_IDENTITY and abs(value) > 2:
+            raise HostError("write: Invalid argument", errno.EINVAL)
+        vm.warps[key.knob] = value
 
     def _set_number(self, vm: FakeVm, knob: Knob, value: int) -> None:
         if self.scale is None:

@@ -17,10 +17,11 @@ from manager.host.doctor import scratch, weights, weights_act
 from manager.host.doctor.check import Subject
 from manager.host.doctor.checks import CHECKS
 from manager.host.doctor.scratch import remove_groups, scratch_group, scratch_process
-from manager.host.doctor.threads import read_slice_ns, write_slice_ns
+from manager.host.doctor.threads import read_slice_ns
 from manager.host.doctor.weights_act import least_busy, race
 from manager.host.process import affinity
 from manager.host.registry import CgroupCpu
+from manager.host.warp.slices import set_slice
 from manager.model.finding import Finding
 from tests.host.conftest import REAL, until
 
@@ -248,13 +249,13 @@ def test_slice_is_set_and_read_back_where_the_kernel_has_it(tmp_path: Path) -> N
     if release >= (6, 12):
         assert found.status in {"works", "degraded"}, found.detail  # degraded: under sched_ext
         with scratch_process() as one:
-            write_slice_ns(one.pid, 5_000_000)
+            set_slice(one.pid, 5_000_000)
             assert read_slice_ns(REAL, one.pid) == 5_000_000
             assert os.sched_getscheduler(one.pid) == os.SCHED_OTHER
     else:
         assert found.status in {"missing", "ignored"}, found.detail
     with pytest.raises(HostError, match="No such process"):
-        write_slice_ns(NO_PROCESS, 5_000_000)
+        set_slice(NO_PROCESS, 5_000_000)
 
 
 def test_the_least_busy_pcpu_is_the_idlest_of_those_allowed(monkeypatch: pytest.MonkeyPatch) -> None:

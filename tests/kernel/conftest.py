@@ -15,23 +15,7 @@ from tests.kernel.machines import MACHINES
 
 INSIDE = Path(__file__).parent / "inside"
 
-FOUR_CPUS = "warp_smp"
-
 _runs = pytest.StashKey[dict[str, Run]]()
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--four-cpus", action="store_true", help="also shares on four CPUs, which differ by some percent boot by boot"
-    )
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is not the same at each boot, unless it is asked for."""
-    if not config.getoption("--four-cpus"):
-        left_out = [item for item in items if machine_name(item) == FOUR_CPUS]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
 
 
 def machine_name(item: pytest.Item) -> str | None:

@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,18 @@ NAMES = {
     "bvt": "BVT, no warp",
     "bvt-warp": "BVT with warp",
 }
+SERVICES = ("fast", "slow")
+MAPS = {
+    "eevdf": "EEVDF",
+    "fifo-quota": "SCHED_FIFO with quotas",
+    "bvt-warp": "BVT, warps rate monotonic",
+}
+MET = {
+    SERVICES: ("both", "#2a9d5c"),
+    ("fast",): ("only that of 100 us", "#f2c14e"),
+    ("slow",): ("only that of 1 ms", "#4d8fcb"),
+    (): ("neither", "#b03a48"),
+}
 
 
 def square_wave(results: Results) -> list[dict[str, Any]]:
@@ -36,13 +49,17 @@ def two_services(results: Results) -> list[dict[str, Any]]:
     bar = {
         name: 5 * each[name]["p95_us"]
         for each in results
-        for name in ("fast", "slow")
+        for name in SERVICES
         if each["mode"] == "alone" and name in each
     }
     return [
-        {**each, "meets": [name for name in ("fast", "slow") if name in each and each[name]["p95_us"] <= bar[name]]}
+        {**each, "meets": [name for name in SERVICES if name in each and each[name]["p95_us"] <= bar[name]]}
         for each in results
     ]
+
+
+def as_it_is(results: Results) -> list[dict[str, Any]]:
+    return list(results)
 
 
 def draw_square_wave(results: Results, file: Path) -> None:
@@ -62,35 +79,82 @@ def draw_square_wave(results: Results, file: Path) -> None:
     figure.savefig(file, dpi=130)
 
 
-PARTS = {"square-wave": square_wave, "two-services": two_services}
+def draw_two_services(results: Results, file: Path) -> None:
+    """Who meets its bar at which loads, a map each scheduler."""
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+
+    loads = sorted({each["fast_percent"] for each in results if each["mode"] == "eevdf"})
+    half = (loads[1] - loads[0]) / 2
+    edges = [loads[0] - half, *(load + half for load in loads)]
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    maps = figure.subplots(1, len(MAPS), sharey=True)
+    for axes, (mode, title) in zip(maps, MAPS.items(), strict=True):
+        met = {(each["fast_percent"], each["slow_percent"]): each["meets"] for each in results if each["mode"] == mode}
+        cells = [[[*MET].index(tuple(met[fast, slow])) for fast in loads] for slow in loads]
+        colours = ListedColormap([colour for _, colour in MET.values()])
+        axes.pcolormesh(edges, edges, cells, cmap=colours, vmin=-0.5, vmax=len(MET) - 0.5, edgecolors="white")
+        axes.plot([0, 80], [80, 0], color="black", linewidth=1, linestyle=":")
+        axes.set(title=title, xlabel="service of 100 us, load %", aspect="equal", xlim=edges[:: len(loads)])
+        axes.set(ylim=edges[:: len(loads)], xticks=loads, yticks=loads)
+    maps[0].set_ylabel("service of 1 ms, load %")
+    patches = [Patch(color=colour, label=label) for label, colour in MET.values()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=len(MET))
+    figure.suptitle("Whose p95 is at most 5 times that at a load of 10 % alone; dotted: 80 % together")
+    figure.savefig(file, dpi=130)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """An experiment: the step of its loads, the machines that it runs in, what is made of its results."""
+
+    step: int
+    machines: tuple[str, ...]
+    evaluate: Callable[[Results], list[dict[str, Any]]]
+    draw: Callable[[Results, Path], None] | None = None
+
+
+PARTS = {
+    "square-wave": Part(10, ("warp",), square_wave, draw_square_wave),
+    "two-services": Part(20, ("warp",), two_services, draw_two_services),
+    "shares": Part(0, ("warp", "warp_smp"), as_it_is),
+    "soak": Part(0, ("warp_smp",), as_it_is),
+}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests/kernel/run", description=__doc__)
     parser.add_argument("what", choices=["warp"])
     parser.add_argument("--part", choices=PARTS, action="append", help="by default all")
-    parser.add_argument("--step", type=int, default=10, help="of the loads, %% (%(default)s)")
+    parser.add_argument("--step", type=int, help="of the loads, %%; by default 10 and, for two services, 20")
+    parser.add_argument("--seed", type=int, default=1, help="of the guest's random numbers and the soak (%(default)s)")
+    parser.add_argument("--seconds", type=int, default=60, help="of the guest's, for the soak (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
-    parser.add_argument("--figure", type=Path, help="where to draw the square wave, a PNG")
+    parser.add_argument("--figures", type=Path, help="a directory for the figures, PNG")
     options = parser.parse_args()
-    machine = dataclasses.replace(MACHINES["warp"], timeout_s=7200.0)
     found: dict[str, list[dict[str, Any]]] = {}
-    for part in options.part or PARTS:
-        try:
-            run = run_module(machine, [MODULE, part, str(options.step), "101", str(options.step)])
-        except LabError as error:
-            print(f"tests/kernel/run: {error}", file=sys.stderr)
-            return 2
-        if run.trouble or not run.results:
-            print(f"tests/kernel/run: {part}: {run.trouble or 'no result'}\n{run.console_end}", file=sys.stderr)
-            return 1
-        found[part] = PARTS[part](run.results)
+    for name in options.part or PARTS:
+        part, results = PARTS[name], []
+        numbers = (options.step or part.step, options.seed, options.seconds)
+        for machine in part.machines:
+            guest = dataclasses.replace(MACHINES[machine], timeout_s=36_000.0, seed=options.seed)
+            try:
+                run = run_module(guest, [MODULE, name, *map(str, numbers)])
+            except LabError as error:
+                print(f"tests/kernel/run: {error}", file=sys.stderr)
+                return 2
+            if run.trouble or not run.results:
+                print(f"tests/kernel/run: {name}: {run.trouble or 'no result'}\n{run.console_end}", file=sys.stderr)
+                return 1
+            results += run.results
+        found[name] = part.evaluate(results)
         if not options.json:
-            print(*map(json.dumps, found[part]), sep="\n")
+            print(*map(json.dumps, found[name]), sep="\n", flush=True)
+        if options.figures and part.draw:
+            part.draw(found[name], options.figures / f"warp-{name}.png")
     if options.json:
         print(json.dumps(found, indent=1))
-    if options.figure and "square-wave" in found:
-        draw_square_wave(found["square-wave"], options.figure)
     return 0
 
 

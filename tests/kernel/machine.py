@@ -19,9 +19,9 @@ from deploy.lab.guest.builder import DEFAULT_BASE, only_builder
 from deploy.lab.guest.initramfs import archive
 from deploy.lab.guest.kernel import Kernel, fetch_kernel
 from tests.kernel import root
+from tests.kernel.emulator import QEMU, installed_qemu
 from tests.kernel.guest.relay import PORT
 
-QEMU = "qemu-system-x86_64"
 # A panic comes with registers and stack traces, of the interrupts on top of it too.
 CONSOLE_LINES = 300
 MOUNTS = (
@@ -42,18 +42,20 @@ class Machine:
     """A guest to run tests in.
 
     ``fetch`` gets its kernel, ``mounts`` are file systems (type, directory) besides the usual, ``packages`` those of
-    this Python environment that the tests import, ``files`` more files, such as programs, by their paths, and
-    ``hardware`` QEMU's options for processor and accelerator.
+    this Python environment that the tests import, ``files`` more files, such as programs, by their paths, ``qemu`` gets
+    the emulator, ``hardware`` are its options for processor and accelerator, ``seed`` is of the guest's random numbers.
     """
 
     mounts: tuple[tuple[str, str], ...] = ()
     fetch: FetchKernel = fetch_kernel
     packages: tuple[str, ...] = ("pytest", "libvirt-python")
     files: Files = lambda _cache, _run: {}
+    qemu: Callable[[Path, Runner], tuple[str, ...]] = installed_qemu
     # One thread for all processors: with a thread each, 6.12 and 7.3 crashed ("Oops: int3") where they patch their own
     # code while another processor runs it.
     # rdrand: else the kernel has no random numbers yet when the first process starts, and Python does not start.
     hardware: tuple[str, ...] = ("-accel", "tcg,thread=single", "-smp", "2", "-cpu", "qemu64,+rdrand")
+    seed: int | None = None
     memory_mib: int = 768
     command_line: str = ""
     timeout_s: float = 240.0
@@ -112,16 +114,18 @@ def run_module(machine: Machine, arguments: Sequence[str], base: Path = DEFAULT_
                 shutil.copyfileobj(environment, file)
             file.write(root.project_archive(job))
             file.write(archive(machine.files(cache, run)))
-        return boot(machine, kernel.image, initrd)
+            qemu = machine.qemu(cache, run)
+        return boot(machine, kernel.image, initrd, qemu)
 
 
-def boot(machine: Machine, image: Path, initrd: Path) -> Run:
+def boot(machine: Machine, image: Path, initrd: Path, qemu: Sequence[str] = (QEMU,)) -> Run:
     """Boot a kernel image with an initramfs and wait for its end. Raises LabError when QEMU is not installed."""
     with tempfile.TemporaryDirectory() as scratch:
         console, reports = Path(scratch) / "console", Path(scratch) / "reports"
         command = [
-            *(QEMU, *machine.hardware, "-m", str(machine.memory_mib)),
+            *(*qemu, *machine.hardware, "-m", str(machine.memory_mib)),
             *("-nodefaults", "-display", "none", "-no-reboot"),
+            *(() if machine.seed is None else ("-seed", str(machine.seed))),
             *("-kernel", str(image), "-initrd", str(initrd)),
             # A panic reboots at once, which ends QEMU. The kernel's own messages go to the console as far as errors.
             *("-append", f"console=ttyS0 loglevel=4 panic=-1 {machine.command_line}"),

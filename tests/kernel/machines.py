@@ -9,6 +9,7 @@ from deploy.bpf.suites import fetch_sched_ext_kernel
 from deploy.bpf.toolchain import fetch_toolchain
 from deploy.lab.commands import Runner
 from deploy.lab.guest.initramfs import libraries
+from tests.kernel.emulator import fair_qemu, installed_qemu
 from tests.kernel.machine import Machine
 
 LOAD = Path(__file__).parent / "inside/warp/load.c"
@@ -31,10 +32,11 @@ def sched_ext_machine(cpus: int) -> Machine:
     machine does meanwhile. Its CPUs take turns, so that each gets 1/``cpus`` of that.
     """
     return Machine(
-        mounts=(("cgroup2", "/sys/fs/cgroup"), ("bpf", "/sys/fs/bpf")),
+        mounts=(("cgroup2", "/sys/fs/cgroup"), ("bpf", "/sys/fs/bpf"), ("debugfs", "/sys/kernel/debug")),
         fetch=fetch_sched_ext_kernel,
         packages=("pytest",),
         files=warp_files,
+        qemu=fair_qemu if cpus > 1 else installed_qemu,
         hardware=(
             *("-accel", "tcg,thread=single", "-icount", "shift=0,sleep=off"),
             *("-smp", str(cpus), "-cpu", "qemu64,+rdrand"),

@@ -9,6 +9,7 @@ from manager.loop.tick import TickResult
 from manager.model.decision import Owned
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
 from manager.model.records import Knob, OutcomeKind
+from manager.model.warp import EJECTED
 from tests.loop.stage import Stage, is_pin
 from tests.loop.walk import ERRNOS, Kind, Op, Walk
 
@@ -67,7 +68,7 @@ def violations(walk: Walk) -> list[str]:
 
 def _is_wanted(walk: Walk, ledger: Mapping[KnobKey, Owned], key: KnobKey, value: KnobValue) -> bool:
     """Whether a plan wanted that, or the kernel made it of what a plan wanted."""
-    wanted = walk.wanted.get(key, set())
+    wanted = walk.wanted.get(key, set()) | ({EJECTED} if key.knob is Knob.SCHEDULER else set())
     if key.knob is Knob.WEIGHT:  # leaving the idle class, before the weight is written
         return value in wanted or (value == walk.host.capabilities.weights.default and key in ledger)  # type: ignore[union-attr]
     if value == walk.stage.inherited.get(key) or _heritage(walk, ledger, key, value):

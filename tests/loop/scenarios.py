@@ -6,7 +6,8 @@ from manager.model.host import CPU_WEIGHT_V2
 from manager.model.records import Knob
 from manager.model.registration import Mode
 from manager.model.rules import BatchPlacement, IrqSteering
-from tests.loop.stage import Scenario, Stage, nothing
+from manager.model.warp import LOADED, Rung, WarpUse
+from tests.loop.stage import Order, Scenario, Stage, nothing
 
 ZERO, ONE, TWO = frozenset({0}), frozenset({1}), frozenset({2})
 
@@ -57,6 +58,35 @@ def _network(stage: Stage) -> None:
     stage.boot("db", cpus=TWO)
     stage.interrupts(24, 25, 26)
     stage.placement(irqs=IrqSteering.SERVING)
+
+
+def _warped(*rungs: Rung, use: WarpUse = WarpUse.ON) -> Order:
+    """A VM with a registered warp, one with another, and one without."""
+
+    def build(stage: Stage) -> None:
+        stage.host.rungs = rungs
+        stage.boot("web", vcpus=2, warp_us=27_000)
+        stage.boot("db", warp_us=4_000)
+        stage.boot("batch", "batch")
+        stage.control(warp=use, pinning=False)
+
+    return build
+
+
+def _eject(stage: Stage) -> None:
+    if stage.host.scheduler == LOADED:
+        stage.host.eject()
+
+
+_WARP_ORDERS: tuple[Order, ...] = (
+    nothing,
+    nothing,
+    lambda stage: stage.change("web", warp_us=8_000),
+    lambda stage: stage.control(mode=Mode.OBSERVE),
+    lambda stage: stage.control(mode=Mode.ENFORCE),
+    nothing,
+    lambda stage: stage.change("db", warp_us=None),
+)
 
 
 def _free(stage: Stage) -> None:
@@ -212,6 +242,14 @@ SCENARIOS = (
         ),
         free=True,
         cpus=6,
+    ),
+    Scenario("warps by slices", _warped(Rung.SLICE), _WARP_ORDERS),
+    Scenario("warps of the BVT patch", _warped(Rung.BVT), _WARP_ORDERS),
+    Scenario("group identity", _warped(Rung.GROUP_IDENTITY), _WARP_ORDERS),
+    Scenario(
+        "warps by our scheduler, which is thrown out",
+        _warped(Rung.SCHED_EXT, Rung.SLICE, use=WarpUse.SCHED_EXT),
+        (nothing, nothing, nothing, _eject, nothing, nothing, nothing, *_WARP_ORDERS),
     ),
     Scenario(
         "VMs come and go",

@@ -25,8 +25,11 @@ from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.tick import Clock, ControlLoop, LoopSettings
 from manager.model.decision import Decision, Memory, Snapshot
+from manager.model.host import KnobKey
+from manager.model.records import Knob
 from manager.model.registration import Mode
 from manager.model.source import SourceKind, SourceState, SourceStatus
+from manager.model.warp import Rung
 from manager.model.window import Window
 from manager.store.database import Database
 from manager.store.tokens import Role, create_token
@@ -433,3 +436,37 @@ def test_capabilities_are_told_once_and_when_they_change(site: Site) -> None:
     machine.host.offline.add(3)
     assert (told_by_exchange(), told_by_exchange()) == (1, 0)
     assert site.client.get("/hosts/a")["capabilities"]["online_cpus"] == "0-2"
+
+
+def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_the_next_interval(site: Site) -> None:
+    a, _ = site.machines
+    a.host.rungs = (Rung.SCHED_EXT, Rung.SLICE)
+
+    def events() -> list[str]:
+        a.agent.sync()
+        items = site.client.items("/events", host="a", severity="error")
+        return [one["message"] for one in items if one["kind"] == "warp"]
+
+    def ticks_of_a_watch() -> int:
+        before = a.agent._loop._number
+        a.agent.watch()
+        return a.agent._loop._number - before
+
+    assert ticks_of_a_watch() == 0
+    site.client.request("PATCH", "/hosts/a", body={"warp": "sched_ext"})
+    for _ in range(2):
+        site.pass_slot()
+    assert a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.WARP)] == 13_288
+    assert ticks_of_a_watch() == 0
+    assert events() == []
+    a.host.eject()
+    assert ticks_of_a_watch() == 1
+    [message] = events()
+    assert message.startswith("warps: the kernel threw our sched_ext scheduler out")
+    assert ticks_of_a_watch() == 0, "nothing is looked at again and again in vain"
+    assert a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.SLICE)] == 100_000
+    told = site.client.get("/hosts/a")["tick"]["warp"]
+    assert (told["rung"], told["vms"]) == ("slice", 1)
+    assert site.client.get("/vms/web-a")["status"]["warp_us"] == 13_288
+    a.agent.stop()
+    assert not a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.SLICE)]

@@ -52,6 +52,7 @@ def remembered_placements() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("manager.control.placer.place", ask)
+        patch.setattr("manager.control.ladder.FIRST_RETRY_S", 0.0)  # all is tried again within the time to recover
         yield
 
 

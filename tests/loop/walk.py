@@ -46,6 +46,7 @@ class Op(StrEnum):
     READ = "read a VM"
     TIMES = "read the host's CPU times"
     OWN = "read the host's own knobs"
+    WARPS = "read warps"
     WRITE = "write"
     COMMIT = "commit to the journal"
 
@@ -83,6 +84,7 @@ FAULTS: dict[Op, tuple[Kind, ...]] = {
     Op.READ: (Kind.EIO, Kind.ENOENT, Kind.ENDS),
     Op.TIMES: (Kind.EIO,),
     Op.OWN: (Kind.EIO, Kind.MISSING),
+    Op.WARPS: (Kind.EIO, Kind.ENOENT, Kind.ENDS),
     Op.WRITE: (*ERRNOS, Kind.KEPT, Kind.ENDS),
     Op.COMMIT: (Kind.FULL, Kind.FULL_AMIDST),
 }
@@ -222,6 +224,12 @@ class FaultyHost:
 
     def read(self, instance: VmInstance) -> VmState:
         return self._do(Op.READ, instance, lambda: self.real.read(instance))
+
+    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
+        return self._do(Op.WARPS, instance, lambda: self.real.warps(instance))
+
+    def warp_counters(self) -> Mapping[str, int]:
+        return self.real.warp_counters()
 
     def cpu_times(self) -> CpuTimes:
         return self._do(Op.TIMES, self.itself, self.real.cpu_times)

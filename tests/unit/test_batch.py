@@ -131,3 +131,12 @@ def test_whatever_happens_the_decision_is_valid_and_takes_nothing_from_batch(
         assert weights(found)["c"] >= 2
         assert weights(found)["web"] == scale.clamp(critical)
         assert not memory.raised or not any(goal.idle for goal in found.idle)
+
+
+def test_what_was_measured_is_told_with_the_time_it_is_of() -> None:
+    """Not the guess that the average begins with, nor a window that has not passed yet."""
+    memory, told = BatchMemory(), []
+    for share in (0.0, 0.04, 0.04):
+        _, memory = guard_batch(decision(), moment(batch("c", share), view("web")), memory)
+        told.append((memory.measured_s, memory.measured_share))
+    assert told == [(5.0, 0.0), (10.0, pytest.approx(0.02)), (10.0, pytest.approx(0.03))]

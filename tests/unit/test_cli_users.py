@@ -13,9 +13,9 @@ from manager.cli import main
 from manager.cli.admin import ensure_admin_user, local_actor, open_store
 from manager.errors import SettingsError, SignInRefused
 from manager.settings import load_settings
+from manager.store.access_models import UserRow
 from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database
-from manager.store.models import UserRow
 from manager.store.registered import delete
 from manager.store.sessions import DEFAULT_LIMITS, sign_in
 from manager.store.tokens import Principal, PrincipalKind, Role

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from typing import Any
 
@@ -10,7 +11,8 @@ from rich.console import Console
 
 from deploy.lab.demo.measure import CpuUse, Measured
 from deploy.lab.demo.originals import differences
-from deploy.lab.demo.report import print_report, verdicts
+from deploy.lab.demo.report import print_report, verdicts, warp_brought
+from deploy.lab.demo.scene import PHASES
 from deploy.lab.demo.turns import merged
 from manager.model.histogram import Histogram
 
@@ -111,3 +113,24 @@ def test_turns_are_one_measurement() -> None:
     assert load["client_limited"], "in one turn is enough"
     assert load["lateness"]["p99_us"] == 900
     assert both.use == CpuUse(0.75, 0.1, 1.5)
+
+
+def warped(p95_us: float, vms: int = 2) -> list[dict[str, Any]]:
+    told = {"rung": "slice", "detail": "EEVDF honours a slice", "vms": vms}
+    return [*GOOD, phase("warp", p95_us, 9000) | {"warp": told}]
+
+
+def test_what_a_warp_brought_is_said_whatever_it_is() -> None:
+    assert warp_brought(warped(7600)) == [
+        "memcached's p95 with a warp by slice is 0.95 x that at equal weights without",
+        "nginx's p95 with a warp by slice is 1.00 x that at equal weights without",
+    ]
+    assert all(holds for holds, _ in verdicts(warped(80_000))), "nothing is promised of it"
+    assert warp_brought(warped(7600, vms=0)) == ["no warp was in force in the phase warp: EEVDF honours a slice"]
+    assert warp_brought(GOOD) == []
+
+
+def test_the_phase_of_warps_differs_from_equal_weights_by_nothing_else() -> None:
+    by_name = {one.name: one for one in PHASES}
+    equal, warp = by_name["equal"], by_name["warp"]
+    assert replace(warp, name=equal.name, says=equal.says, warp=False) == equal

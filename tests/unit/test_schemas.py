@@ -26,6 +26,7 @@ from manager.model.law import BOUNDS, Law
 from manager.model.registration import HostSpec, Mode, VmClass, VmSpec
 from manager.model.rules import BOUNDS as RULE_BOUNDS
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
+from manager.model.warp import WarpUse
 
 moment: TypeAdapter[datetime] = TypeAdapter(Moment)
 
@@ -110,6 +111,7 @@ def test_settings_of_a_host_have_the_fields_and_defaults_of_the_model() -> None:
     [
         HostSpec("h"),
         HostSpec("h", Mode.OBSERVE, "fair", False, Law(gain=1.0), True),
+        HostSpec("h", warp=WarpUse.SCHED_EXT, warp_max_us=1000),
         HostSpec(
             "h", placement=PlacementRules(BatchPlacement.FENCE, frozenset({0, 2}), IrqSteering.SERVING, 0.5, 3, 9.0)
         ),
@@ -124,6 +126,7 @@ def test_a_host_and_back(spec: HostSpec) -> None:
     [
         VmSpec("v", VmClass.BATCH),
         VmSpec("v", VmClass.CRITICAL, "name", None, "h", 7, True, frozenset({1, 2}), 1.5, Mode.OBSERVE),
+        VmSpec("v", VmClass.CRITICAL, warp_us="auto"),
     ],
 )
 def test_a_vm_and_back(spec: VmSpec) -> None:

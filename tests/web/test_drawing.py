@@ -10,16 +10,17 @@ from webui.words import ago, duration, kept, milliseconds, percent, rate
 
 def test_a_line_goes_from_edge_to_edge_with_the_limit_in_it() -> None:
     line = spark([10, 20, 5], 16, width=30, height=100)
-    assert line.lines == ("5.0,60.0 15.0,20.0 25.0,80.0",)
-    assert line.limit_y == 36.0
-    assert line.over == ((10.0, 20.0, 16.0),)
+    assert line.lines == ("5,60 15,20 25,80",)
+    assert line.limit_y == 36
+    assert line.over == "M10,36V20h10V36"
     assert line.highest == 20
 
 
 def test_gaps_part_the_line_and_a_single_value_is_still_seen() -> None:
     line = spark([1, 1, None, 1, None], None, width=50, height=10)
     assert [len(points.split()) for points in line.lines] == [2, 2]
-    assert (line.limit_y, line.over) == (None, ())
+    assert line.lines[1] == "30,2 35,2"
+    assert (line.limit_y, line.over) == (None, "")
 
 
 def test_without_values_there_is_no_line() -> None:
@@ -42,15 +43,20 @@ def test_a_bar_is_never_longer_than_the_whole() -> None:
     [
         (milliseconds(0.84), "0.84 ms"),
         (milliseconds(612.4), "612 ms"),
-        (milliseconds(42_000), "42.0 s"),
+        (milliseconds(42_000), "42 s"),
+        (milliseconds(5.0), "5 ms"),
+        (milliseconds(12.34), "12.3 ms"),
+        (milliseconds(100.0), "100 ms"),
+        (milliseconds(0.0), "0 ms"),
         (milliseconds(None), "–"),
         (rate(24.13), "24.1/s"),
         (percent(0.0004), "0 %"),
         (percent(0.031), "3.1 %"),
+        (percent(0.05), "5 %"),
         (percent(0.5), "50 %"),
         (kept(1.0), "100 %"),
         (kept(0.999_999), "99.99 %"),
-        (kept(0.5), "50.00 %"),
+        (kept(0.5), "50 %"),
         (duration(45), "45 s"),
         (duration(600), "10 min"),
         (duration(5400), "1.5 h"),

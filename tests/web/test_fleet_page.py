@@ -6,7 +6,7 @@ import pytest
 
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, report, tick, window
-from tests.web.desk import Desk
+from tests.web.desk import Desk, Page
 from webui.fleet import cpu_split
 
 
@@ -27,9 +27,9 @@ def test_a_viewer_is_told_whom_to_ask_and_sees_no_form(desk: Desk) -> None:
 def test_an_application_is_one_row_with_state_measure_line_rate_and_hosts(shop: Desk) -> None:
     page = shop.browser(Role.VIEWER).get("/")
     row = " ".join(page.by_id("application-shop").text.split())
-    assert row == "shop ✓ met 4.97 ms of 10.0 ms 8.00/s of 5.00/s over kvm1"
+    assert row == "shop ✓ met 4.97 ms of 10 ms 8/s of 5/s over kvm1"
     [line] = page.all("svg", class_="spark")
-    assert line["aria-label"] == "Last 10 minutes: at most 4.97 ms of 10.0 ms"
+    assert line["aria-label"] == "Last 10 minutes: at most 4.97 ms of 10 ms"
     assert "style" not in {name for one in page.elements for name in one.attributes}
 
 
@@ -47,16 +47,24 @@ def test_many_applications_come_in_parts(desk: Desk) -> None:
     for number in range(103):
         desk.api.ok("PUT", f"/applications/a{number:03}", {"sla": {"response_time_ms": 10}})
     browser = desk.browser()
+
+    def rows(page: Page) -> list[str]:
+        return [one["id"] for one in page.all("tr") if "id" in one.attributes]
+
     first = browser.get("/?sort=name")
-    assert "1 to 100 of 103" in first.text
+    assert "1 to 30 of 103" in first.text
+    assert first.by_id("live").attributes.get("data-more") == "", "its script asks for the rest"
     [following] = first.all("a", rel="next")
     second = browser.get(following["href"])
-    assert "101 to 103 of 103" in second.text
-    assert [one["id"] for one in second.all("tr") if "id" in one.attributes] == [
-        "application-a100",
-        "application-a101",
-        "application-a102",
-    ]
+    assert "31 to 60 of 103" in second.text
+    whole = browser.get("/?sort=name", HX_Request="true")
+    assert "1 to 100 of 103" in whole.source
+    assert rows(whole) == [f"application-a{number:03}" for number in range(100)]
+    [following] = whole.all("a", rel="next")
+    last = browser.get(following["href"])
+    assert "101 to 103 of 103" in last.text
+    assert rows(last) == ["application-a100", "application-a101", "application-a102"]
+    assert "data-more" not in last.by_id("live").attributes
 
 
 def test_only_the_live_part_is_answered_where_it_is_asked_for(shop: Desk) -> None:

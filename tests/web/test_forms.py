@@ -21,6 +21,7 @@ SHOP: dict[str, Any] = {
     "sla": {"response_time_ms": 12.5, "percentile": 99.0, "max_rate_rps": None},
     "mode": "observe",
     "sharing": None,
+    "warp_us": 12_000,
     "sources": [
         {"name": "log", "host": None, "type": "nginx_syslog", "tag": "shop", "time": "upstream_response_time"},
         {"name": "file", "host": "kvm7", "type": "nginx_file", "path": "/var/log/a.log", "time": "request_time"},
@@ -58,6 +59,7 @@ VM: dict[str, Any] = {
     "cpus": "0-3,8",
     "max_pcpus": 1.5,
     "mode": None,
+    "warp_us": "auto",
 }
 
 
@@ -86,7 +88,7 @@ def of(parts: Any, path: str) -> Input:
     ("model", "body"),
     [
         (ApplicationIn, SHOP),
-        (ApplicationIn, {"tiers": [], "sla": None, "mode": None, "sharing": None, "sources": []}),
+        (ApplicationIn, {"tiers": [], "sla": None, "mode": None, "sharing": None, "warp_us": None, "sources": []}),
         (VmIn, VM),
         (HostIn, HostIn().model_dump(mode="json")),
         (
@@ -131,6 +133,8 @@ def test_rows_can_be_of_each_kind_that_the_shape_knows() -> None:
         (VmIn, "weight", "1_000", "1_000"),
         (VmIn, "max_pcpus", "nan", "nan"),
         (VmIn, "max_pcpus", "1e3", 1000.0),
+        (VmIn, "warp_us", "12000", 12_000),
+        (VmIn, "warp_us", "auto", "auto"),
         (VmIn, "max_pcpus", "1,5", "1,5"),
         (VmIn, "pin", "true", True),
         (VmIn, "pin", "", None),

@@ -193,8 +193,34 @@ def test_the_ladder_says_whom_a_step_is_in_force_for_and_what_the_kernel_has() -
     assert (rungs["CPU weight"].in_force, rungs["CPU weight"].offered) == ("2 VMs", "works")
     assert (rungs["Idle class for batch"].in_force, rungs["Idle class for batch"].offered) == ("", "unknown")
     assert (rungs["Cache ways"].offered, rungs["Cache ways"].advice) == ("missing", "mount it")
-    assert (rungs["Warp"].offered, rungs["Warp"].driven) == ("works", False)
+    assert (rungs["Warp"].offered, rungs["Warp"].in_force) == ("works", "")
     assert rungs["Pinning"].why == "the agent has not told yet"
+
+
+@pytest.mark.parametrize(
+    ("rung", "warp_us", "in_force", "offered"),
+    [
+        ("slice", 13_288, "1 VM by EEVDF slice", "works"),
+        ("sched_ext", 0, "", "works"),
+        ("none", None, "", "missing"),
+    ],
+)
+def test_the_ladder_names_the_mechanism_of_warps_and_what_it_cannot_do(
+    rung: str, warp_us: int | None, in_force: str, offered: str
+) -> None:
+    web = vm("web", "critical")
+    web["status"]["warp_us"] = warp_us
+    told = {
+        "rung": rung,
+        "detail": "it was looked for",
+        "can": "do this",
+        "cannot": "do that",
+        "vms": 1,
+        "counters": {},
+    }
+    [found] = [one for one in ladder(vm_lines([web], "kvm1", frozenset({0})), [], told) if one.name == "Warp"]
+    assert (found.in_force, found.offered) == (in_force, offered)
+    assert found.why == "it was looked for. It can do this; it cannot do that"
 
 
 def test_findings_that_ask_for_something_come_first() -> None:

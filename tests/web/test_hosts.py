@@ -58,7 +58,7 @@ def test_a_host_shows_its_pcpus_vms_and_health(desk: Desk) -> None:
     web, crunch = (" ".join(page.by_id(f"vm-{name}").text.split()) for name in ("web-1", "crunch"))
     assert "10,000 100" in web
     assert "pinned to 1" in web
-    assert "10.0 ms a second" in web
+    assert "10 ms a second" in web
     assert "▲ weight: left alone" in crunch
     assert "On all pCPUs: crunch" in page.text
     assert "took 12.5 ms, errors: 2" in page.text
@@ -79,6 +79,15 @@ def test_a_silent_host_says_so_and_what_to_do(desk: Desk) -> None:
     text = desk.browser().get(f"/hosts/{HOST}").text
     assert "Silent: last seen 3 min ago." in text
     assert "Is equipoise agent running on kvm1" in text
+
+
+def test_what_batch_got_is_told_with_the_time_that_it_is_of(desk: Desk) -> None:
+    seen(desk)
+    batch = {"cpu_share": 0.05, "floor": 0.01, "window_s": 15.0, "raised": False}
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(batch=batch)), role="host")
+    text = desk.browser().get(f"/hosts/{HOST}").text
+    assert "Floor1 % of the host over 60 s" in text
+    assert "Over the last 15 s5 % of the host" in text
 
 
 def test_libvirt_that_does_not_answer_is_told(desk: Desk) -> None:
@@ -163,7 +172,7 @@ def test_batch_below_its_floor_and_the_classes_shares_are_told(desk: Desk) -> No
     seen(desk)
     desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=told), role="host")
     text = desk.browser().get(f"/hosts/{HOST}").text
-    assert "critical 75 %batch 5.0 %other 10 %idle 10 %" in text
+    assert "critical 75 %batch 5 %other 10 %idle 10 %" in text
     assert "0.5 % of the host ▲ too little" in text
 
 

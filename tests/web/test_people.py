@@ -37,12 +37,12 @@ def test_a_user_is_made_and_can_sign_in(desk: Desk, admin: Browser) -> None:
 
 
 def test_what_is_wrong_with_a_new_user_stands_at_its_fields(desk: Desk, admin: Browser) -> None:
-    page = admin.post("/people/new-user", {"name": "b b", "role": "", "password": "short"})
+    page = admin.post("/people/new-user", {"name": "b b", "role": "", "password": "tooshort"})
     assert page.status == 422
     assert "is refused" in page.message_at("name")
     assert "is required" in page.message_at("role")
-    assert "at least 10" in page.message_at("password")
-    assert "short" not in page.source
+    assert "10 to 200 characters" in page.message_at("password")
+    assert "tooshort" not in page.source
     taken = admin.post("/people/new-user", {"name": "ada", "role": "viewer", "password": PASSWORD})
     assert taken.status == 422
     assert "already" in taken.by_id("problems").text
@@ -61,7 +61,7 @@ def test_a_password_is_set_anew(desk: Desk, admin: Browser) -> None:
     path = "/people/users/ada"
     assert "present_password" not in admin.get(path).fields()
     refused = admin.post(path, {"form": "password", "password": "short"})
-    assert "at least 10" in refused.message_at("password")
+    assert "10 to 200 characters" in refused.message_at("password")
     assert admin.post(path, {"form": "password", "password": "another long one"}).status == 303
     assert desk.browser(None).post("/sign-in", {"name": "ada", "password": "another long one"}).status == 303
 
@@ -130,3 +130,12 @@ def test_the_audit_goes_on_where_a_page_ends(desk: Desk, admin: Browser) -> None
     assert len(first.all("tr")) == 101
     assert len(second.all("tr")) == 2
     assert "vm-0" in second.text
+
+
+@pytest.mark.parametrize("form", ["role", "delete"])
+def test_the_last_administrator_stays(desk: Desk, admin: Browser, form: str) -> None:
+    desk.api.ok("PUT", "/users/ada", {"role": "admin"})
+    page = admin.post("/people/users/ada", {"form": form, "role": "viewer"})
+    assert page.status == 422
+    assert "'ada' is the last administrator" in page.by_id("problems").text
+    assert desk.api.ok("GET", "/users/ada")["role"] == "admin"

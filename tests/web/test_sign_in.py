@@ -153,7 +153,7 @@ def test_a_new_password_ends_all_sessions_but_goes_on_in_this_browser(desk: Desk
 @pytest.mark.parametrize(
     ("present", "new", "field", "message"),
     [
-        (PASSWORD, "short", "password", "at least 10"),
+        (PASSWORD, "tooshort", "password", "allowed: 10 to 200 characters"),
         ("wrong", "a new long password", "present_password", "not the present password"),
         ("", "a new long password", "present_password", "is required"),
     ],
@@ -171,3 +171,12 @@ def test_a_password_that_cannot_be_is_refused_at_its_field(
 
 def test_every_role_has_an_account(desk: Desk) -> None:
     assert desk.browser(Role.VIEWER).get("/account").status == 200
+
+
+def test_the_form_of_a_password_asks_for_the_present_one_first(ada: Browser) -> None:
+    sign_in(ada)
+    page = ada.get("/account")
+    assert [one.text for one in page.all("label")] == ["Present password", "New password"]
+    secrets = [(one["name"], one["autocomplete"]) for one in page.all("input", type="password")]
+    assert secrets == [("present_password", "current-password"), ("password", "new-password")]
+    assert all("required" in one.attributes for one in page.all("input", type="password"))

@@ -8,7 +8,7 @@ import pytest
 
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, report, tick_of, window
-from tests.web.desk import Desk
+from tests.web.desk import Browser, Desk
 from webui.inside import Inside, Refused
 
 
@@ -83,3 +83,18 @@ def test_while_another_estimate_is_made_it_says_to_try_again(recorded: Desk, mon
     monkeypatch.setattr(Inside, "get", busy)
     page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=5", HX_Request="true")
     assert "Another estimate is being made." in page.source
+
+
+def chosen(browser: Browser, query: str = "") -> list[str]:
+    page = browser.get(f"/what-if{query}")
+    return [one["value"] for one in page.all("option") if "selected" in one.attributes and one["value"] != "60"]
+
+
+def test_the_host_to_begin_with_is_one_that_reports(shop: Desk) -> None:
+    for name in ("a-silent", "b-reports"):
+        shop.api.ok("PUT", f"/hosts/{name}", {})
+    shop.api.ok("POST", "/hosts/b-reports/report", report(), role="admin")
+    browser = shop.browser(Role.VIEWER)
+    assert chosen(browser) == ["b-reports"]
+    assert chosen(browser, "?application=shop") == [HOST], "where its VM runs"
+    assert chosen(browser, "?host=a-silent") == ["a-silent"]

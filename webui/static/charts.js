@@ -5,6 +5,8 @@ const HEIGHT = 220;
 const NEAR_PX = 7;
 const MARK_PX = 7;
 const NOTHING = "–";
+/** Width of an axis in pixels: room for its longest text, once there are any. */
+const AXIS_SIZE = (_plot, texts) => Math.max(56, 22 + 7 * Math.max(0, ...(texts ?? []).map((text) => text.length)));
 
 // 24 hours; day and year where they change. Columns as uPlot's documentation of axes describes them.
 const DAY = "\n{DD} {MMM}";
@@ -134,7 +136,7 @@ export class TimeChart {
       scales: { x: { range: () => this.#data.range }, y: logarithmic ? { distr: 3 } : { range } },
       axes: [
         { ...axis, values: TIMES, space: 70 },
-        { ...axis, size: 56, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : shown(tick))) },
+        { ...axis, size: AXIS_SIZE, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : shown(tick))) },
       ],
       series: [
         { label: "time", value: (_plot, time) => (time === null ? NOTHING : MOMENT.format(time * 1000)) },

@@ -63,7 +63,16 @@ class Follower {
     addEventListener("pagehide", () => this.#pause());
     addEventListener("pageshow", (event) => event.persisted && this.#resume());
     if (document.hidden) this.#say("paused", "paused while hidden");
-    else this.#open();
+    else {
+      this.#open();
+      if (document.querySelector("[data-more]")) addEventListener("load", () => setTimeout(() => this.#rest()));
+    }
+  }
+
+  /** The rest of a long page, of which there is only as much at first as can be drawn at once. */
+  #rest() {
+    this.#renewedAt = 0;
+    this.#renew();
   }
 
   #open() {

@@ -43,13 +43,14 @@ def main(scenario: str, duration: float | None, json_file: Path | None, picture:
     """Show on real VMs what Equipoise does for services on a full host.
 
     \b
-    phases  one memcached, one NGINX and two batch VMs in five phases of the same load: alone (batch
-            paused), equal weights, priority, priority with pinned vCPUs, and batch in the idle class, too
+    phases  one memcached, one NGINX and two batch VMs in six phases of the same load: alone (batch
+            paused), equal weights, priority, priority with pinned vCPUs, batch in the idle class, too, and
+            equal weights with warps by what the kernel has
     spike   two NGINX applications alike and a batch VM on one pCPU; the load of the second doubles for a third
             of the time. Three runs of the same load: policies priority (static), fair and isolation
 
     The VMs are registered with `equipoise run` through its REST interface, the load is open-loop. At the end
-    Equipoise is stopped, and every weight and CPU affinity is compared with what it was before. KVM is used
+    Equipoise is stopped, and every weight, CPU affinity and slice is compared with what it was before. KVM is used
     where a probe shows that it works, else emulation (TCG), of which only ratios mean anything.
 
     \b

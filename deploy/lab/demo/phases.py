@@ -1,4 +1,4 @@
-"""The demonstration of five phases: the same load on memcached and NGINX under ever better protection.
+"""The demonstration of six phases: the same load on memcached and NGINX under ever better protection.
 
 The phases take turns, so that a machine that others use is slow, or quick, for all of them.
 """
@@ -27,6 +27,7 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
     stage = set_up(console, stack, phases_scene())
     turns: dict[str, list[Measured]] = {phase.name: [] for phase in PHASES}
     sla_states: dict[str, Mapping[str, str]] = {}
+    warps: dict[str, Mapping[str, Any] | None] = {}
     solo_s, turn_s = max(5.0, duration_s / 4), duration_s / TURNS
     with progress_bar(console) as progress:
         task = progress.add_task("batch by itself", total=solo_s + TURNS * len(PHASES) * (turn_s + WARMUP_S))
@@ -41,17 +42,19 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
             measured = _phase(stage, phase, turn_s, lambda s, at=start_s: progress.update(task, completed=at + s))
             turns[phase.name].append(measured)
             sla_states[phase.name] = stage.service.sla_states()
+            warps[phase.name] = stage.service.warp()
             done_s += turn_s + WARMUP_S
         progress.update(task, completed=done_s, description="done")
     phases = [
-        PhaseResult(phase, merged(turns[phase.name]), sla_states[phase.name], batch_alone_rate) for phase in PHASES
+        PhaseResult(phase, merged(turns[phase.name]), sla_states[phase.name], batch_alone_rate, warps[phase.name])
+        for phase in PHASES
     ]
     changed = stage.close(keep)
     return to_json(stage.scene, stage.accelerator.accelerator, stage.accelerator.reason, duration_s, phases, changed)
 
 
 def _phase(stage: Stage, phase: DemoPhase, duration_s: float, progress: Any) -> Measured:
-    stage.service.control(phase.policy, phase.pinning, phase.batch_idle)
+    stage.service.control(phase.policy, phase.pinning, phase.batch_idle, phase.warp)
     if not phase.batch_runs:
         for vm in stage.scene.batch:
             stage.lab.suspend(vm)

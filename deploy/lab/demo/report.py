@@ -21,12 +21,16 @@ MAX_FOREIGN_SHARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class PhaseResult:
-    """A phase, what was measured in it, the SLAs' states at its end, and the batch VMs' rate running by themselves."""
+    """A phase, what was measured in it, the SLAs' states at its end, and the batch VMs' rate running by themselves.
+
+    ``warp`` is by what warps were given, as the agent told; None: they were switched off.
+    """
 
     phase: DemoPhase
     measured: Measured
     sla_states: Mapping[str, str]
     batch_alone_rate: float
+    warp: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Times in microseconds, rates per second, shares 0 .. 1."""
@@ -47,6 +51,7 @@ class PhaseResult:
             "host_cpu_share": round(self.measured.use.host_share, 4),
             "batch_share_of_alone": round(self.measured.use.batch_rate / self.batch_alone_rate, 4),
             "outside_cpu_share": round(self.measured.use.outside_share, 4),
+            "warp": self.warp and {key: self.warp[key] for key in ("rung", "detail", "vms")},
             "load_generators_cpu_share": round(sum(load["cpu_share"] for load in loads.values()), 4),
         }
 
@@ -104,6 +109,22 @@ def verdicts(phases: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]]:
     return found
 
 
+def warp_brought(phases: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What warps brought beside equal weights: nothing is promised of it, since it depends on the mechanism."""
+    by_name = {phase["name"]: phase for phase in phases}
+    if "warp" not in by_name:
+        return []
+    with_warp, warp = by_name["warp"]["services"], by_name["warp"]["warp"]
+    if not warp or not warp["vms"]:
+        return [f"no warp was in force in the phase warp{': ' + warp['detail'] if warp else ''}"]
+    found = []
+    for name, load in by_name["equal"]["services"].items():
+        if load["p95_us"] and with_warp[name]["p95_us"]:
+            ratio = with_warp[name]["p95_us"] / load["p95_us"]
+            found.append(f"{name}'s p95 with a warp by {warp['rung']} is {ratio:.2f} x that at equal weights without")
+    return found
+
+
 def print_report(console: Console, result: Mapping[str, Any]) -> None:
     """A table of the phases, then what holds and what does not."""
     slow = ", emulated (TCG): ratios count, not microseconds" if result["accelerator"] == "tcg" else ""
@@ -143,6 +164,8 @@ def print_report(console: Console, result: Mapping[str, Any]) -> None:
     )
     if any(load["client_limited"] for phase in result["phases"] for load in phase["services"].values()):
         console.print("(!) the load generator itself was late there: the numbers are partly about it")
+    for text in warp_brought(result["phases"]):
+        console.print(f"seen        {text}", highlight=False)
     print_verdicts(console, result, {phase["name"]: phase for phase in result["phases"]}, verdicts(result["phases"]))
 
 

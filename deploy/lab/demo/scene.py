@@ -65,6 +65,7 @@ class DemoPhase:
     pinning: bool
     batch_runs: bool
     batch_idle: bool = False
+    warp: bool = False
 
 
 PHASES = (
@@ -79,6 +80,14 @@ PHASES = (
         pinning=True,
         batch_runs=True,
         batch_idle=True,
+    ),
+    DemoPhase(
+        "warp",
+        "as equal, and critical VMs have the warp of their SLA",
+        "equal",
+        pinning=False,
+        batch_runs=True,
+        warp=True,
     ),
 )
 

@@ -78,15 +78,16 @@ class Equipoise:
         for vm in self._scene.batch:
             self.client.request("PUT", f"/vms/{vm.name}", body={"class": "batch", "host": HOST})
 
-    def control(self, policy: str, pinning: bool, batch_idle: bool = False) -> None:
+    def control(self, policy: str, pinning: bool, batch_idle: bool = False, warp: bool = False) -> None:
         """Set the host's policy and wait until two ticks were made with it, the second with nothing left to change."""
         before = self._tick()["number"]
         body = {"mode": "enforce", "policy": policy, "pinning": pinning, "batch_idle": batch_idle}
+        body["warp"] = "on" if warp else "off"
         self.client.request("PUT", f"/hosts/{HOST}", body=body)
 
         def in_force() -> bool:
             tick = self._tick()
-            settled = tick["policy"] == policy and tick["number"] >= before + 3
+            settled = tick["policy"] == policy and tick["number"] >= before + 3 and bool(tick["warp"]) == warp
             running = [vm for vm in self.client.items("/vms") if vm["status"]]
             return bool(settled and len(running) == len(self._scene.vms))
 
@@ -111,6 +112,11 @@ class Equipoise:
     def sla_states(self) -> dict[str, str]:
         """State of each application's SLA as the manager sees it now."""
         return {item["name"]: item["sla_state"] for item in self.client.items("/applications")}
+
+    def warp(self) -> dict[str, Any] | None:
+        """By what warps are given now, and to how many VMs; None: they are switched off."""
+        warp: dict[str, Any] | None = self._tick()["warp"]
+        return warp
 
     def decisions(self) -> int:
         """How many decisions were recorded."""

@@ -33,6 +33,7 @@ from manager.api.schemas.agents import (
     TopologyBody,
     VmStatus,
     VmTick,
+    WarpStatus,
     WindowBody,
 )
 from manager.api.schemas.assignment import (
@@ -212,6 +213,7 @@ __all__ = [
     "VmOut",
     "VmStatus",
     "VmTick",
+    "WarpStatus",
     "Weight",
     "WhatIfApplication",
     "WhatIfChange",

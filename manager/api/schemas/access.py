@@ -41,8 +41,8 @@ class UserOut(UserRoleIn):
 class PasswordIn(Schema):
     """A new password. ``present_password`` is needed for one's own, and ignored for that of others."""
 
-    password: Password
     present_password: PresentPassword | None = None
+    password: Password
 
 
 class SessionOut(Schema):

@@ -23,6 +23,7 @@ from manager.api.schemas.sources import SourceStatusBody
 from manager.model.finding import FindingStatus
 from manager.model.records import Knob, OutcomeKind, Severity
 from manager.model.registration import Mode
+from manager.model.warp import Rung
 
 KnobIndex = Annotated[
     int,
@@ -64,6 +65,7 @@ class VmStatus(Schema):
     knobs: list[KnobStatus] = Field(default_factory=list)
     mode: Mode | None = Field(default=None, description="in force: the most cautious of host, application and VM")
     observed: list[KnobChange] = Field(default_factory=list, description="what is not written because of mode observe")
+    warp_us: Count | None = Field(default=None, description="warp in force, in microseconds; null: none")
 
 
 class DomainBody(Schema):
@@ -121,6 +123,27 @@ class TopologyBody(Schema):
     queues: list[NicQueueBody] = Field(default_factory=list)
 
 
+class OfferBody(Schema):
+    """A mechanism for warps."""
+
+    rung: Rung
+    there: bool = Field(description="whether this host has it")
+    detail: Text = Field(description="what was seen")
+
+
+class WarpStatus(Schema):
+    """By which mechanism warps are given."""
+
+    rung: Rung
+    detail: Text = Field(description="why that one")
+    can: Text
+    cannot: Text
+    vms: Count = Field(description="VMs whose warp is in force, read back")
+    counters: dict[Name, Count] = Field(
+        default_factory=dict, description="what our sched_ext scheduler counted since it was loaded"
+    )
+
+
 class CapabilitiesBody(Schema):
     """What the host's kernel and libvirt offer, as probed by its agent."""
 
@@ -136,6 +159,8 @@ class CapabilitiesBody(Schema):
     warnings: list[Text] = Field(default_factory=list)
     idle_class: bool = Field(default=False, description="the kernel has cpu.idle")
     topology: TopologyBody = Field(default_factory=TopologyBody)
+    warps: list[OfferBody] = Field(default_factory=list, description="mechanisms for warps, the best first")
+    scheduler: Text = Field(default="", description="sched_ext scheduler that decides; empty: none")
 
 
 class BatchStatus(Schema):
@@ -143,7 +168,7 @@ class BatchStatus(Schema):
 
     cpu_share: Share = Field(description="what they got, averaged over `window_s`")
     floor: Share = Field(description="what they get at least")
-    window_s: float = Field(gt=0)
+    window_s: float = Field(gt=0, description="`law.floor_window_s`, or less while the agent has not seen so much yet")
     raised: bool = Field(description="they got too little: they have more weight, and left the idle class")
 
 
@@ -168,6 +193,7 @@ class TickStatus(Schema):
         default_factory=list, description="of the host itself: what is not written because of mode observe"
     )
     orders: Count | None = Field(default=None, description="number of the registrations it acted on; null: unknown")
+    warp: WarpStatus | None = Field(default=None, description="null: switched off")
 
 
 class RecordBody(Schema):

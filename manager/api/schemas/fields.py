@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+)
 
 from manager.model.cpus import format_cpus, parse_cpus
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET
 from manager.model.registration import NAME_PATTERN
+from manager.model.warp import MOST_WARP_US
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, dots, dashes, underscores")]
 DomainName = Annotated[
@@ -78,6 +89,20 @@ SomeCpus = Annotated[CpuList, AfterValidator(_names_some)]
 Share = Annotated[float, Field(ge=0, le=1, description="fraction of the host's CPU time")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Weight = Annotated[int, Field(ge=1, le=262_144)]
+
+
+def _one_error(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """One error for the field, not one for each member of a union."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError("should be microseconds or auto") from None
+
+
+WarpUs = Annotated[
+    Annotated[int, Field(ge=0, le=MOST_WARP_US)] | Annotated[Literal["auto"], Field(description="auto")],
+    WrapValidator(_one_error),
+]
 Percentile = Annotated[float, Field(gt=0, lt=100)]
 Buckets = Annotated[
     dict[Annotated[int, Field(ge=FIRST_BUCKET, le=LAST_BUCKET)], Count],

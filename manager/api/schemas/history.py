@@ -72,6 +72,9 @@ class BudgetsOut(Schema):
     application: Name
     sla: SlaBody | None
     slot_s: float
+    first_at: AwareDatetime | None = Field(
+        description="begin of the oldest slot, or minute or hour, of which response times are kept; null: none is"
+    )
     budgets: list[BudgetOut]
 
 

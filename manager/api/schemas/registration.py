@@ -19,6 +19,7 @@ from manager.api.schemas.fields import (
     SomeCpus,
     Text,
     Uuid,
+    WarpUs,
     Weight,
 )
 from manager.api.schemas.sources import SourceBody
@@ -26,6 +27,7 @@ from manager.model.law import BOUNDS, DEFAULT_LAW
 from manager.model.registration import Mode, Sharing, VmClass
 from manager.model.rules import BOUNDS as RULE_BOUNDS
 from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering
+from manager.model.warp import DEFAULT_WARP_MAX_US, MOST_WARP_US, WarpUse
 from manager.model.window import SlaState
 
 
@@ -45,6 +47,10 @@ class VmIn(Schema):
         default=None, description="CPU seconds a second that it may use; null: no limit"
     )
     mode: Mode | None = Field(default=None, description="null: as its application and host say")
+    warp_us: WarpUs | None = Field(
+        default=None,
+        description="warp in microseconds, or auto: as the SLA says; 0: none; null: as its application says",
+    )
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
@@ -103,6 +109,10 @@ class ApplicationIn(Schema):
     sharing: Sharing | None = Field(
         default=None,
         description="above max_rate_rps: fair: helped as ever; isolation: not helped; null: as the policy",
+    )
+    warp_us: WarpUs | None = Field(
+        default=None,
+        description="warp of its critical VMs in microseconds, or auto; 0: none; null: auto if there is an SLA",
     )
     sources: list[SourceBody] = Field(
         default_factory=list, max_length=50, description="where response times come from; none: posted to the manager"
@@ -231,6 +241,14 @@ class HostIn(Schema):
     pinning: bool = Field(default=True, description="give critical vCPUs pCPUs of their own")
     batch_idle: bool = Field(
         default=False, description="put batch VMs into the kernel's idle class while they have their floor"
+    )
+    warp: WarpUse = Field(
+        default=WarpUse.OFF,
+        description="warps: off; on: by what the kernel has; sched_ext: by our own scheduler, which is loaded for it",
+    )
+    warp_max_us: Annotated[int, Field(ge=100, le=MOST_WARP_US)] = Field(
+        default=DEFAULT_WARP_MAX_US,
+        description="largest warp in microseconds, and largest sum of all vCPUs' warps, on average over the pCPUs",
     )
     law: LawBody = Field(default_factory=LawBody)
     placement: PlacementBody = Field(default_factory=PlacementBody)

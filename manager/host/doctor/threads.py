@@ -2,41 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
-
-from manager.errors import HostError
 from manager.host.doctor.check import Check, Subject, Verdict, degraded, ignored, missing, unknown, works
 from manager.host.doctor.files import text_of
 from manager.host.doctor.scratch import scratch_process
 from manager.host.process import affinity, set_affinity
 from manager.host.registry import HostPaths
+from manager.host.warp.slices import set_slice
 from manager.model.cpus import format_cpus, parse_cpus
 
 _SLICE_NS = 300_000
-# Numbers of sched_setattr and sched_getattr: asm/unistd_64.h and its like; aarch64 and riscv64 share the generic table.
-_SYSCALLS = {
-    "x86_64": (314, 315),
-    "aarch64": (274, 275),
-    "riscv64": (274, 275),
-    "ppc64le": (355, 356),
-    "s390x": (345, 346),
-}
-
-
-class _SchedAttr(ctypes.Structure):
-    """struct sched_attr, linux/sched/types.h; times in nanoseconds."""
-
-    _fields_ = (
-        ("size", ctypes.c_uint32),
-        ("policy", ctypes.c_uint32),
-        ("flags", ctypes.c_uint64),
-        ("nice", ctypes.c_int32),
-        ("priority", ctypes.c_uint32),
-        ("runtime", ctypes.c_uint64),
-        ("deadline", ctypes.c_uint64),
-        ("period", ctypes.c_uint64),
-    )
 
 
 def _affinity(subject: Subject) -> Verdict:
@@ -62,7 +36,7 @@ def _affinity(subject: Subject) -> Verdict:
 def _slice(subject: Subject) -> Verdict:
     with scratch_process() as scratch:
         before_ns = read_slice_ns(subject.paths, scratch.pid)
-        write_slice_ns(scratch.pid, _SLICE_NS)
+        set_slice(scratch.pid, _SLICE_NS)
         after_ns = read_slice_ns(subject.paths, scratch.pid)
     return judge_slice(before_ns, after_ns, text_of(subject.paths.sched_ext_ops) or "")
 
@@ -90,28 +64,6 @@ def read_slice_ns(paths: HostPaths, pid: int) -> int | None:
         if name.strip() in {"se.slice", "slice"}:
             return int(value)
     return None
-
-
-def write_slice_ns(pid: int, slice_ns: int) -> None:
-    """Set the slice of a thread as sched_setattr(2) does for SCHED_OTHER (0.1 to 100 ms); its policy and nice stay.
-
-    Raises HostError when the kernel refuses, or the system call's number is not known here.
-    """
-    numbers = _SYSCALLS.get(os.uname().machine)
-    if numbers is None:
-        raise HostError(f"the number of sched_setattr on {os.uname().machine} is not known here")
-    set_number, get_number = numbers
-    attributes = _SchedAttr(size=ctypes.sizeof(_SchedAttr))
-    _call(get_number, pid, ctypes.byref(attributes), attributes.size, 0)
-    attributes.runtime = slice_ns
-    _call(set_number, pid, ctypes.byref(attributes), 0)
-
-
-def _call(number: int, *arguments: object) -> None:
-    library = ctypes.CDLL(None, use_errno=True)
-    if library.syscall(number, *arguments) != 0:
-        error = ctypes.get_errno()
-        raise HostError(f"sched_setattr or sched_getattr: {os.strerror(error)}", error)
 
 
 def _features(subject: Subject) -> Verdict:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
+from dataclasses import replace
 
 from manager.host.cgroup import cpu_controller, read_mounts
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, missing, unknown, warning, works
-from manager.host.doctor.files import number_of, text_of
+from manager.host.doctor.check import Check, Subject, Verdict, missing, warning, works
+from manager.host.doctor.files import text_of
+from manager.host.warp.bvt_file import FileKind, bvt_file
+from manager.host.warp.probe import offers_of
+from manager.model.finding import FindingStatus
+from manager.model.warp import ABILITIES, TITLES, Rung, standing
 
 _AREA = "Warp"
-_WARP_FILE = "cpu.bvt_warp_ns"
 _OURS = "equipoise"
-# OpenAnolis kernels that crash when the file is written
-_CRASHES = re.compile(r"^4\.19\.91-25\.[1-5](\D|$)")
+_STATUSES = {
+    FileKind.NANOSECONDS: FindingStatus.WORKS,
+    FileKind.CLASS: FindingStatus.WORKS,
+    FileKind.SWITCHED_OFF: FindingStatus.DEGRADED,
+    FileKind.CRASHES: FindingStatus.WARNING,
+    FileKind.UNCLEAR: FindingStatus.UNKNOWN,
+    FileKind.ABSENT: FindingStatus.MISSING,
+}
 
 
 def _sched_ext(subject: Subject) -> Verdict:
@@ -37,46 +45,31 @@ def _sched_ext(subject: Subject) -> Verdict:
 
 
 def _bvt_kernel(subject: Subject) -> Verdict:
-    release = subject.paths.kernel_release.read_text().strip()
-    if _CRASHES.match(release):
-        return warning(f"Linux {release} crashes when {_WARP_FILE} is written", "upgrade to 4.19.91-26.4 or newer")
-    enabled = number_of(subject.paths.group_identity_enabled)
-    if enabled is not None:
-        return _group_identity(switched_on=enabled != 0)
-    file = _warp_file(subject)
-    if text_of(subject.paths.bvt_place_epsilon) is not None:
-        if file is None:
-            return degraded(f"a BVT kernel, but no group has {_WARP_FILE}", "mount the cpu controller of cgroup v1")
-        return works(f"a BVT kernel: {_WARP_FILE} takes nanoseconds")
-    if file is not None:
-        return unknown(
-            f"{file} exists, but nothing says whether it takes nanoseconds or a class",
-            "it is left alone; older OpenAnolis kernels look like this, newer ones say what they are",
-        )
-    return missing(f"no group has {_WARP_FILE}: an ordinary kernel", "nothing to do: warp by sched_ext takes its place")
-
-
-def _group_identity(switched_on: bool) -> Verdict:
-    """OpenAnolis and Alibaba Cloud Linux."""
-    if switched_on:
-        return works("OpenAnolis group identity is switched on: the file takes a class of -2 to 2")
-    return degraded(
-        "OpenAnolis group identity is there but switched off", "sysctl kernel.sched_group_identity_enabled=1"
-    )
-
-
-def _warp_file(subject: Subject) -> Path | None:
-    """The file in the root of the cpu controller's hierarchy or in a group right below it."""
     mounts = read_mounts(subject.paths)
-    cpu = cpu_controller(mounts)
-    if cpu is None:
-        return None
-    root = mounts.by_controller[cpu.controller][0]
-    found = [root / _WARP_FILE, *sorted(root.glob(f"*/{_WARP_FILE}"))]
-    return next((file for file in found if file.exists()), None)
+    found = bvt_file(subject.paths, mounts, cpu_controller(mounts))
+    return Verdict(_STATUSES[found.kind], found.detail, found.advice)
+
+
+def _best(subject: Subject) -> Verdict:
+    """By what warps would be given here without our scheduler, and with it."""
+    mounts = read_mounts(subject.paths)
+    offers = offers_of(subject.paths, mounts, cpu_controller(mounts))
+    own = next(offer for offer in offers if offer.rung is Rung.SCHED_EXT)
+    best = standing(offers)
+    scheduler = text_of(subject.paths.sched_ext_ops) or ""
+    if scheduler:
+        best = replace(own, there=True) if scheduler.startswith(_OURS) else None
+    rung = best.rung if best else Rung.NONE
+    can, cannot = ABILITIES[rung]
+    said = f"by {TITLES[rung]}: it can {can}; it cannot {cannot}" if best else "by nothing that this kernel has"
+    switch = 'switch warps on with "warp": "on" for the host (docs/warp.md)'
+    if own.there and rung is not Rung.SCHED_EXT:
+        return works(said, f'{switch}, or "sched_ext" for our scheduler, which is better')
+    return works(said, switch) if best else missing(said, own.detail)
 
 
 CHECKS = (
     Check("sched-ext", _AREA, "sched_ext", _sched_ext),
     Check("bvt-kernel", _AREA, "BVT in the kernel", _bvt_kernel),
+    Check("warp", _AREA, "Warps", _best),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import sys
@@ -10,11 +11,14 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
-from manager.bpf.warp import auto_warp_us
+from manager.control.warp import auto_warp_us
 from tests.kernel.guest.relay import PORT
 from tests.kernel.inside.warp import lab
 from tests.kernel.inside.warp.lab import Load
+from tests.kernel.inside.warp.scenarios import BY_CPUS
+from tests.kernel.inside.warp.soak import run as run_soak
 
 SERVICE_MS = 1.0
 PERIOD_US = 1000
@@ -23,7 +27,30 @@ DURATION_MS = 1500
 SLICE_NS = 100_000
 SCHED_SETATTR = 314  # arch/x86/entry/syscalls/syscall_64.tbl
 
+WORK_US = {"fast": 100, "slow": 1000}
+SEEDS = {"fast": 18, "slow": 389}  # of arrivals whose number is within 2 % of what the load says, however few
+FIFO = {"fast": 30, "slow": 20}
+QUOTA_PERIOD_US = 24_000
+PAIR_MS = 2000
+ALONE_MS = 10_000  # it is mostly idle
+
+WARP_US = 12_000
+SPAN_S = 2.0
+
+SOAK_S = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What an experiment may be told: the step of its loads in percent, a seed, and how long it may take."""
+
+    step: int
+    seed: int
+    seconds: int
+
+
 Result = dict[str, object]
+Tell = Callable[[Result], None]
 
 
 def set_slice(pid: int, slice_ns: int) -> None:
@@ -65,10 +92,11 @@ def service_at(load_percent: int, antagonist: bool, slice_ns: int = 0) -> Result
     return result
 
 
-def square_wave(loads: range, tell: Callable[[Result], None]) -> None:
+def square_wave(options: Options, tell: Tell) -> None:
     """The 2014 study's Figure 5."""
     lab.group("service")
     lab.group("batch")
+    loads = range(10, 101, options.step)
     for load in loads:
         tell({"mode": "alone", **service_at(load, antagonist=False)})
         tell({"mode": "eevdf", **service_at(load, antagonist=True)})
@@ -79,34 +107,74 @@ def square_wave(loads: range, tell: Callable[[Result], None]) -> None:
                 tell({"mode": mode, "warp_us": warp_us, **service_at(load, antagonist=True)})
 
 
-def two_services(loads: range, tell: Callable[[Result], None]) -> None:
-    """The 2014 study's Figures 6 and 9: services of 100 us and of 1 ms for a request, at all pairs of loads."""
-    work_us = {"fast": 100, "slow": 1000}
-    for name in work_us:
-        lab.group(name)
-
-    def pair(fast: int, slow: int) -> Result:
-        begun = {
-            name: Load(name, "serve", work_us[name] * 100 // load, work_us[name], DURATION_MS, 7)
-            for name, load in (("fast", fast), ("slow", slow))
-            if load
-        }
-        for each in begun.values():
+def pair(percent: dict[str, int], quotas: bool = False, duration_ms: int = PAIR_MS) -> Result:
+    """Both services at loads in percent, 0: not at all. With quotas as in the 2014 study, section 4.3.3: each has of
+    the CPU what its load is of both, and real-time priorities are rate monotonic.
+    """
+    total = sum(percent.values())
+    begun = {
+        name: Load(
+            *(name, "serve", work_us * 100 // percent[name], work_us, duration_ms, SEEDS[name]),
+            fifo=FIFO[name] if quotas else 0,
+        )
+        for name, work_us in WORK_US.items()
+        if percent[name]
+    }
+    limits = [(each.process.pid, QUOTA_PERIOD_US * percent[name] // total) for name, each in begun.items()]
+    quota = Load("", "quota", QUOTA_PERIOD_US, *itertools.chain(*limits), fifo=40) if quotas else None
+    for each in (quota, *begun.values()):
+        if each:
             each.go()
-        return {"fast_percent": fast, "slow_percent": slow} | {name: each.result() for name, each in begun.items()}
-
-    tell({"mode": "alone", **pair(10, 0)})
-    tell({"mode": "alone", **pair(0, 10)})
-    for fast in loads:
-        for slow in loads:
-            tell({"mode": "eevdf", **pair(fast, slow)})
-    with bvt(fast=auto_warp_us(0.5), slow=auto_warp_us(5.0)):  # 5 times what a request takes
-        for fast in loads:
-            for slow in loads:
-                tell({"mode": "bvt-warp", **pair(fast, slow)})
+    found: Result = {f"{name}_percent": load for name, load in percent.items()}
+    found |= {name: each.result() for name, each in begun.items()}
+    if quota:
+        quota.end()
+    return found
 
 
-EXPERIMENTS = {"square-wave": square_wave, "two-services": two_services}
+def two_services(options: Options, tell: Tell) -> None:
+    """The 2014 study's Figures 6 and 9: services of 100 us and of 1 ms for a request, at all pairs of loads."""
+    for name in WORK_US:
+        lab.group(name)
+    loads = range(10, 101, options.step)
+    pairs = [{"fast": fast, "slow": slow} for fast in loads for slow in loads]
+    for name in WORK_US:
+        tell({"mode": "alone", **pair({**dict.fromkeys(WORK_US, 0), name: 10}, duration_ms=ALONE_MS)})
+    for each in pairs:
+        tell({"mode": "eevdf", **pair(each)})
+    for each in pairs:
+        tell({"mode": "fifo-quota", **pair(each, quotas=True)})
+    with bvt(**{name: auto_warp_us(5 * work_us / 1000) for name, work_us in WORK_US.items()}):
+        for each in pairs:
+            tell({"mode": "bvt-warp", **pair(each)})
+
+
+def shares(_options: Options, tell: Tell) -> None:
+    """Long-run shares of tasks that want all they can get."""
+    cpus = os.cpu_count() or 1
+    for name, scenario in BY_CPUS[cpus].items():
+        for warp_us in (0, WARP_US):
+            with bvt():
+                found, idle = scenario.shares(warp_us, SPAN_S)
+            lab.remove_groups()
+            wanted = [each.cpus for each in scenario.spins]
+            error = max(abs(got / want - 1) for got, want in zip(found, wanted, strict=True))
+            tell(
+                {"cpus": cpus, "scenario": name, "warp_us": warp_us, "error": round(error, 4), "idle": round(idle, 3)}
+                | {"wanted": [round(each, 4) for each in wanted], "found": [round(each, 4) for each in found]}
+            )
+
+
+def random_soak(options: Options, tell: Tell) -> None:
+    """The random workload, minute by minute, each with a seed of its own."""
+    seeds = range(options.seed, options.seed + max(1, options.seconds // SOAK_S))
+    with bvt():
+        for seed in seeds:
+            soak = run_soak(lab.scheduler(), min(SOAK_S, options.seconds), seed)
+            tell({"seed": seed, "done": soak.done, "counters": soak.counters})
+
+
+EXPERIMENTS = {"square-wave": square_wave, "two-services": two_services, "shares": shares, "soak": random_soak}
 
 
 def main() -> None:
@@ -117,7 +185,7 @@ def main() -> None:
         os.write(port, json.dumps({"result": result}).encode() + b"\n")
 
     lab.be_prompt()
-    EXPERIMENTS[sys.argv[1]](range(*map(int, sys.argv[2:5])), tell)
+    EXPERIMENTS[sys.argv[1]](Options(*map(int, sys.argv[2:])), tell)
 
 
 if __name__ == "__main__":

@@ -13,12 +13,12 @@ from manager.host.registry import HostPaths
 from manager.host.sched_ext import SchedExt, Warp
 
 CGROUPS = Path("/sys/fs/cgroup")
-LOAD = "/bin/load"
+LOAD, BPFTOOL = "/bin/load", "/bin/bpftool"
 SETTLE_S = 0.3
 
 
 def scheduler() -> SchedExt:
-    return SchedExt(HostPaths(Path("/")), "/bin/bpftool")
+    return SchedExt(HostPaths(Path("/")), BPFTOOL)
 
 
 def be_prompt() -> None:
@@ -48,7 +48,7 @@ def set_warp(path: str, warp_us: int, limit_us: int = 0) -> None:
 
 
 class Load:
-    """A running program of load.c, which waits for ``go``."""
+    """A running program of load.c, which waits for ``go``; ``fifo`` is its real-time priority, 0 for none."""
 
     def __init__(
         self,
@@ -56,15 +56,16 @@ class Load:
         *arguments: object,
         nice: int = 0,
         cpus: Sequence[int] = (),
-        policy: int = os.SCHED_OTHER,
+        fifo: int = 0,
     ) -> None:
         def prepare() -> None:
-            os.sched_setscheduler(0, policy, os.sched_param(10 if policy == os.SCHED_FIFO else 0))
+            os.sched_setscheduler(0, os.SCHED_FIFO if fifo else os.SCHED_OTHER, os.sched_param(fifo))
             os.nice(nice)
             if cpus:
                 os.sched_setaffinity(0, cpus)
             (CGROUPS / path / "cgroup.procs").write_text("0")
 
+        self.load_name = " ".join(map(str, (path, *arguments)))
         self.process = subprocess.Popen(
             [LOAD, *map(str, arguments)],
             stdin=subprocess.PIPE,

@@ -3,8 +3,12 @@
  *   load spin DURATION_MS                     uses all CPU time that it gets
  *   load wave ON_MS OFF_MS DURATION_MS        the square wave: wants ON_MS of CPU time at one go, then sleeps
  *   load serve PERIOD_US WORK_US DURATION_MS [SEED]
- *       a service: every PERIOD_US a request arrives that takes WORK_US; with a seed at random times (Poisson), that often
+ *       a service: every PERIOD_US a request arrives that takes WORK_US of CPU time in all; with a seed at random times (Poisson), that often
  *       on average
+ *   load forks WORK_US DURATION_MS            starts a process that takes WORK_US, waits for its end, and so on
+ *   load quota PERIOD_US PID QUOTA_US [PID QUOTA_US]
+ *       stops a process that used QUOTA_US of CPU time in a period until the next begins, as the kernel's throttling of
+ *       real-time groups does, which Debian's kernels have not; what it used too much counts in the next one
  *
  * "serve" is an open loop: requests arrive whatever became of the ones before, and the response time counts from
  * the arrival. A request takes a number of iterations that was measured before all begins, so that the experiments must
@@ -14,19 +18,22 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <math.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { NS_PER_US = 1000, NS_PER_MS = 1000000, NS_PER_S = 1000000000, CALIBRATION = 2000000, MAX_REQUESTS = 200000 };
+enum { NS_PER_US = 1000, NS_PER_MS = 1000000, NS_PER_S = 1000000000, CALIBRATION = 2000000, SAMPLES = 100, MAX_REQUESTS = 200000 };
 
 static int64_t clock_ns(clockid_t clock)
 {
-    struct timespec now;
+    struct timespec now = {0};
 
     clock_gettime(clock, &now);
     return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
@@ -63,6 +70,21 @@ static int64_t calibrate(void)
     return (int64_t)CALIBRATION * NS_PER_MS / (clock_ns(CLOCK_THREAD_CPUTIME_ID) - began_ns);
 }
 
+/* Iterations for a request that takes `work_ns` of CPU time together with going to sleep and waking up for it, so that a
+ * load of 80 % is one. */
+static int64_t iterations_of_request(int64_t work_ns)
+{
+    int64_t per_ms = calibrate(), used_ns = clock_ns(CLOCK_THREAD_CPUTIME_ID);
+
+    for (int i = 0; i < SAMPLES; i++) {
+        sleep_until(now_ns() + 20 * NS_PER_US);
+        work(per_ms / 50);
+        (void)now_ns();
+    }
+    used_ns = (clock_ns(CLOCK_THREAD_CPUTIME_ID) - used_ns) / SAMPLES - NS_PER_MS / 50;
+    return per_ms * (work_ns - used_ns) / NS_PER_MS;
+}
+
 static int ascending(const void *a, const void *b)
 {
     int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
@@ -91,7 +113,7 @@ static int64_t interval_ns(int64_t period_ns, uint64_t *seed)
 static void serve(int64_t period_ns, int64_t work_ns, int64_t duration_ns, uint64_t seed)
 {
     static int64_t took_ns[MAX_REQUESTS];
-    int64_t iterations = calibrate() * work_ns / NS_PER_MS, begin_ns, used_ns, count = 0;
+    int64_t iterations = iterations_of_request(work_ns), begin_ns, used_ns, count = 0;
 
     wait_for_start();
     used_ns = clock_ns(CLOCK_PROCESS_CPUTIME_ID);
@@ -129,12 +151,66 @@ static void use(int64_t on_ns, int64_t off_ns, int64_t duration_ns)
     printf("{\"used_ns\": %lld, \"wall_ns\": %lld}\n", (long long)used_ns, (long long)(now_ns() - begin_ns));
 }
 
+static void forks(int64_t work_ns, int64_t duration_ns)
+{
+    int64_t iterations = calibrate() * work_ns / NS_PER_MS, begin_ns, count = 0;
+
+    wait_for_start();
+    for (begin_ns = now_ns(); now_ns() < begin_ns + duration_ns; count++) {
+        pid_t child = fork();
+
+        if (child == 0) {
+            work(iterations);
+            _exit(0);
+        }
+        if (child < 0 || waitpid(child, NULL, 0) != child)
+            break;
+        sleep_until(now_ns() + work_ns);
+    }
+    printf("{\"forks\": %lld}\n", (long long)count);
+}
+
+/* It looks again when the first of them can have used what it has left, so that it hardly costs any time. */
+static void limit(int64_t period_ns, const int64_t *number, int count)
+{
+    clockid_t clock[2];
+    int64_t begun_ns[2], end_ns;
+    bool stopped[2] = {false, false};
+
+    for (int i = 0; i < count; i++)
+        if (clock_getcpuclockid(number[2 * i], &clock[i]))
+            return;
+    wait_for_start();
+    for (int i = 0; i < count; i++)
+        begun_ns[i] = clock_ns(clock[i]);
+    for (end_ns = now_ns() + period_ns;; end_ns += period_ns) {
+        for (int64_t now = now_ns(), next_ns; now < end_ns; sleep_until(next_ns), now = now_ns()) {
+            next_ns = end_ns;
+            for (int i = 0; i < count; i++) {
+                int64_t left_ns = begun_ns[i] + number[2 * i + 1] * NS_PER_US - clock_ns(clock[i]);
+
+                if (!stopped[i] && left_ns <= 0)
+                    stopped[i] = kill(number[2 * i], SIGSTOP) == 0;
+                else if (!stopped[i] && now + left_ns < next_ns)
+                    next_ns = now + left_ns;
+            }
+        }
+        for (int i = 0; i < count; i++) {
+            int64_t used_ns = clock_ns(clock[i]) - begun_ns[i], quota_ns = number[2 * i + 1] * NS_PER_US;
+
+            begun_ns[i] += used_ns < quota_ns ? used_ns : quota_ns;
+            if (stopped[i])
+                stopped[i] = kill(number[2 * i], SIGCONT) != 0;
+        }
+    }
+}
+
 int main(int argc, char **argv)
 {
-    int64_t number[4] = {0};
+    int64_t number[5] = {0};
 
     prctl(PR_SET_TIMERSLACK, 1UL); /* else every wake-up is 50 us late */
-    for (int i = 2; i < argc && i < 6; i++)
+    for (int i = 2; i < argc && i < 7; i++)
         number[i - 2] = atoll(argv[i]);
     if (argc == 3 && strcmp(argv[1], "spin") == 0)
         use(NS_PER_MS, 0, number[0] * NS_PER_MS);
@@ -142,6 +218,10 @@ int main(int argc, char **argv)
         use(number[0] * NS_PER_MS, number[1] * NS_PER_MS, number[2] * NS_PER_MS);
     else if ((argc == 5 || argc == 6) && strcmp(argv[1], "serve") == 0)
         serve(number[0] * NS_PER_US, number[1] * NS_PER_US, number[2] * NS_PER_MS, number[3]);
+    else if (argc == 4 && strcmp(argv[1], "forks") == 0)
+        forks(number[0] * NS_PER_US, number[1] * NS_PER_MS);
+    else if ((argc == 5 || argc == 7) && strcmp(argv[1], "quota") == 0)
+        limit(number[0] * NS_PER_US, number + 1, argc / 2 - 1);
     else
         return 2;
     return fflush(stdout) != 0;

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from manager import bpf
 from manager.errors import HostError
 from manager.host.sched_ext import LINK, SchedExt, Warp
 from tests.kernel.inside.warp import lab
+from tests.kernel.inside.warp.lab import Load
 
 PINS = Path("/sys/fs/bpf")
+DEBUG = Path("/sys/kernel/debug")
+HOUR_MS = 3_600_000
 
 
 def until_inactive(scheduler: SchedExt) -> None:
@@ -35,14 +41,109 @@ def test_it_stays_without_its_loader_and_goes_with_its_pin() -> None:
     scheduler.unload()
 
 
-def test_after_an_ejection_it_can_be_loaded_again() -> None:
+@pytest.fixture
+def loads(groups: None) -> Iterator[list[Load]]:
+    """Tasks that spin, sleep and fork, in groups with weights, one with a warp."""
+    lab.group("a", 300)
+    lab.group("a/b", 50)
+    begun = [Load("a", "spin", HOUR_MS), Load("a/b", "wave", 2, 3, HOUR_MS, nice=5), Load("", "forks", 2000, HOUR_MS)]
+    for each in begun:
+        each.go()
+    yield begun
+    for each in begun:
+        each.end()
+
+
+def assert_all_run(loads: Sequence[Load]) -> None:
+    before = [each.used_ns() for each in loads]
+    time.sleep(0.5)
+    assert [each.load_name for each, used_ns in zip(loads, before, strict=True) if each.used_ns() == used_ns] == []
+
+
+def test_removing_it_under_load_gives_all_tasks_back(loads: list[Load]) -> None:
+    scheduler = lab.scheduler()
+    for _ in range(3):
+        scheduler.load()
+        lab.set_warp("a", 20_000)
+        assert_all_run(loads)
+        scheduler.unload()
+        until_inactive(scheduler)
+        assert_all_run(loads)
+
+
+def test_after_an_ejection_by_hand_all_run_and_it_can_be_loaded_again(loads: list[Load]) -> None:
     scheduler = lab.scheduler()
     scheduler.load()
     Path("/proc/sysrq-trigger").write_text("S")  # Documentation/admin-guide/sysrq.rst: back to the fair class
     until_inactive(scheduler)
     assert (PINS / LINK).exists()
+    assert_all_run(loads)
     scheduler.load()
     assert scheduler.active
+    assert_all_run(loads)
+
+
+def test_the_watchdog_ejects_it_when_tasks_do_not_run(loads: list[Load]) -> None:
+    """Here because a real-time task leaves them no time at all, as a scheduler that lost one would."""
+    scheduler = lab.scheduler()
+    scheduler.load()
+    Path("/proc/sys/kernel/sched_rt_runtime_us").write_text("-1")
+    servers = [*DEBUG.glob("sched/*_server/cpu0/runtime")]  # which give other tasks a twentieth
+    before = [each.read_text() for each in servers]
+    for each in servers:
+        each.write_text("0")
+    hog = Load("", "spin", HOUR_MS, fifo=40)
+    try:
+        hog.go()
+        for _ in range(60):
+            if not scheduler.active:
+                break
+            time.sleep(0.1)
+    finally:
+        hog.end()
+        for file, value in zip(servers, before, strict=True):
+            file.write_text(value)
+        Path("/proc/sys/kernel/sched_rt_runtime_us").write_text("950000")
+    until_inactive(scheduler)
+    assert_all_run(loads)
+    scheduler.load()
+    assert_all_run(loads)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.02, 0.05, 0.1, 0.2])
+def test_a_loader_that_is_killed(loads: list[Load], after_s: float) -> None:
+    """Whatever it had done: all tasks run, and it can be loaded."""
+    lab.scheduler().unload()
+    until_inactive(lab.scheduler())
+    loader = subprocess.Popen([lab.BPFTOOL, "struct_ops", "register", str(bpf.OBJECT), str(PINS)])
+    time.sleep(after_s)
+    loader.kill()
+    loader.wait()
+    assert_all_run(loads)
+    lab.scheduler().load()
+    assert lab.scheduler().current
+    assert_all_run(loads)
+
+
+def test_another_build_takes_the_place_of_the_one_that_is_loaded(
+    loads: list[Load], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    scheduler = lab.scheduler()
+    scheduler.unload()
+    until_inactive(scheduler)
+    shipped = bpf.build_name()
+    older = tmp_path / bpf.OBJECT.name
+    older.write_bytes(bpf.OBJECT.read_bytes().replace(shipped.encode(), f"{bpf.NAME}_00000000".encode()))
+    with monkeypatch.context() as patched:
+        patched.setattr(bpf, "OBJECT", older)
+        bpf.build_name.cache_clear()
+        scheduler.load()
+    bpf.build_name.cache_clear()
+    assert scheduler.active
+    assert not scheduler.current
+    scheduler.load()
+    assert scheduler.current
+    assert_all_run(loads)
 
 
 def test_warps_are_read_back(bvt: SchedExt) -> None:

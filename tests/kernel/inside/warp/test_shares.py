@@ -10,6 +10,7 @@ import pytest
 from manager.host.sched_ext import SchedExt
 from tests.kernel.inside.warp import lab
 from tests.kernel.inside.warp.lab import Load
+from tests.kernel.inside.warp.scenarios import ONE_CPU
 
 SPAN_S = 2.0
 WARPS = pytest.mark.parametrize(("warp_us", "bar"), [(0, 0.005), (12_000, 0.01)])
@@ -20,34 +21,11 @@ def spin(path: str, nice: int = 0) -> Load:
 
 
 @WARPS
-def test_two_groups(bvt: SchedExt, warp_us: int, bar: float) -> None:
-    lab.group("a", 100)
-    lab.group("b", 300)
-    lab.set_warp("a", warp_us)
-    assert lab.shares([spin("a"), spin("b")], SPAN_S) == pytest.approx([0.25, 0.75], abs=bar)
-
-
-@WARPS
-def test_two_levels(bvt: SchedExt, warp_us: int, bar: float) -> None:
-    """VMs in a slice share the slice's part, whatever the weights of others outside."""
-    lab.group("machine.slice", 100)
-    lab.group("machine.slice/x", 100)
-    lab.group("machine.slice/y", 300)
-    lab.group("other", 100)
-    lab.set_warp("machine.slice/x", warp_us)
-    loads = [spin("machine.slice/x"), spin("machine.slice/y"), spin("machine.slice/y"), spin("other")]
-    assert lab.shares(loads, SPAN_S) == pytest.approx([0.125, 0.1875, 0.1875, 0.5], abs=bar)
-
-
-@WARPS
-def test_eight_tasks_with_nice(bvt: SchedExt, warp_us: int, bar: float) -> None:
-    """Weights 1024 for nice 0 and 335 for nice 5, as EEVDF's."""
-    for name in "abcd":
-        lab.group(name, 100)
-    lab.set_warp("a", warp_us)
-    loads = [spin(name, nice) for name in "abcd" for nice in (0, 5)]
-    expected = [0.25 * weight / (1024 + 335) for _ in "abcd" for weight in (1024, 335)]
-    assert lab.shares(loads, SPAN_S) == pytest.approx(expected, abs=bar)
+@pytest.mark.parametrize("name", ONE_CPU)
+def test_shares(bvt: SchedExt, name: str, warp_us: int, bar: float) -> None:
+    scenario = ONE_CPU[name]
+    found, _ = scenario.shares(warp_us, SPAN_S)
+    assert found == pytest.approx([each.cpus for each in scenario.spins], abs=bar)
 
 
 def test_a_weight_that_changes_while_all_run(bvt: SchedExt) -> None:
@@ -60,13 +38,31 @@ def test_a_weight_that_changes_while_all_run(bvt: SchedExt) -> None:
     assert lab.shares(loads, SPAN_S) == pytest.approx([0.75, 0.25], abs=0.005)
 
 
-def test_two_warped_groups_cannot_starve_a_third(bvt: SchedExt) -> None:
+@pytest.mark.parametrize("kind", [("spin", 3_600_000), ("wave", 20, 1, 3_600_000)])
+def test_two_groups_with_the_largest_warp_cannot_starve_a_third(bvt: SchedExt, kind: tuple[object, ...]) -> None:
+    """Neither by running on nor by sleeping a little, to come back as if they were owed the time."""
     for name in "abc":
         lab.group(name, 100)
-    lab.set_warp("a", 100_000)
-    lab.set_warp("b", 100_000)
-    loads = [spin("a"), spin("b"), spin("c")]
-    assert lab.shares(loads, SPAN_S) == pytest.approx([1 / 3] * 3, abs=0.03)
+    lab.set_warp("a", 1_000_000)
+    lab.set_warp("b", 1_000_000)
+    loads = [Load("a", *kind), Load("b", *kind), spin("c")]
+    assert lab.shares(loads, SPAN_S)[2] > 1 / 3 - 0.03
+
+
+def test_how_long_a_third_waits_for_two_groups_with_the_largest_warp(bvt: SchedExt) -> None:
+    """Not longer than both may borrow, 50 ms each, and what it takes to pay that back."""
+    for name in "abc":
+        lab.group(name, 100)
+    lab.set_warp("a", 1_000_000)
+    lab.set_warp("b", 1_000_000)
+    loads = [spin("a"), spin("b")]
+    third = Load("c", "serve", 50_000, 1000, int(SPAN_S * 1000))
+    for each in (*loads, third):
+        each.go()
+    longest_us = third.result()["max_us"]
+    for each in loads:
+        each.end()
+    assert longest_us < 250_000
 
 
 def test_the_smallest_weight_still_runs(bvt: SchedExt) -> None:

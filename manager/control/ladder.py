@@ -1,0 +1,153 @@
+"""By which mechanism a host's warps are given, and how our sched_ext scheduler is kept loaded without a loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from manager.control.warp import Wanted, in_words, value_of, warps
+from manager.model.decision import Owned, Snapshot
+from manager.model.host import KnobValue
+from manager.model.registration import HostSpec, Mode
+from manager.model.warp import (
+    EJECTED,
+    LOADED,
+    NO_WARPS,
+    TITLES,
+    UNLOADED,
+    Offer,
+    Rung,
+    VmWarp,
+    WarpPlan,
+    WarpUse,
+    standing,
+)
+
+FIRST_RETRY_S, LONGEST_RETRY_S = 10.0, 1800.0
+MOST_TRIES = 8
+"""So often our scheduler may fail, one time soon after the other, before it is not loaded any more."""
+CALM_S = 3600.0
+"""A scheduler that decided for so long without being ejected has made good for the failures before."""
+_NOT_LOOKED_FOR = Offer(Rung.SCHED_EXT, False, "it was not looked for")
+
+
+@dataclass(frozen=True, slots=True)
+class LadderMemory:
+    """What became of our scheduler.
+
+    ``asked``: it was to be loaded at the last plan, where that could be written. ``since_s``: it decides since then,
+    None: it does not. After ``failures`` it may be tried again at ``retry_s``. ``settings`` are those of the host that
+    it was tried under: a change of them, `equipoise adopt` included, makes all forgotten.
+    """
+
+    asked: bool = False
+    since_s: float | None = None
+    failures: int = 0
+    retry_s: float = 0.0
+    thrown_out: bool = False
+    settings: tuple[WarpUse, int] = (WarpUse.OFF, 0)
+
+
+NOTHING_YET = LadderMemory()
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSeen:
+    """The knob ``scheduler`` as read, None where it was not, and what the journal has of it."""
+
+    value: KnobValue | None = None
+    owned: Owned | None = None
+
+    @property
+    def taken_away(self) -> bool:
+        """Whether somebody else removed it: then it stays away until that is adopted."""
+        owned = self.owned
+        if owned is None:
+            return False
+        return owned.foreign or (owned.settled and owned.intended == LOADED and self.value == UNLOADED)
+
+
+def plan_warps(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) -> tuple[WarpPlan, LadderMemory]:
+    """The warps of the host's VMs, and by what. Nothing is loaded for nobody, or for VMs that are only observed."""
+    host = snapshot.host
+    wanted = {} if host.warp is WarpUse.OFF else warps(snapshot)
+    if not wanted:
+        detail = "switched off" if host.warp is WarpUse.OFF else "no VM that runs here is to have a warp"
+        return replace(NO_WARPS, detail=detail), replace(memory, asked=False)
+    memory = _remember(memory, snapshot, seen)
+    acts = any(view.mode is host.mode for view in snapshot.vms if view.name in wanted)
+    plan = _choose(snapshot, seen, memory, own=host.warp is WarpUse.SCHED_EXT and acts)
+    goals = tuple(_goal(plan.rung, name, one) for name, one in wanted.items()) if plan.rung is not Rung.NONE else ()
+    asked = plan.load and host.mode is Mode.ENFORCE and not seen.taken_away
+    return replace(plan, vms=tuple(goal for goal in goals if goal.warp_us)), replace(memory, asked=asked)
+
+
+def _remember(memory: LadderMemory, snapshot: Snapshot, seen: SchedulerSeen) -> LadderMemory:
+    host, now_s = snapshot.host, snapshot.now_s
+    if memory.settings != (host.warp, host.adoptions):
+        memory = LadderMemory(settings=(host.warp, host.adoptions))
+    if snapshot.capabilities.scheduler_is_ours:
+        since_s = now_s if memory.since_s is None else memory.since_s
+        calm = now_s - since_s >= CALM_S
+        return replace(memory, since_s=since_s, failures=0 if calm else memory.failures)
+    lost = seen.value == EJECTED and not memory.failures
+    if not (memory.asked or lost) or seen.taken_away:
+        return replace(memory, since_s=None)
+    failures = memory.failures + 1
+    retry_s = now_s + min(FIRST_RETRY_S * 2 ** (failures - 1), LONGEST_RETRY_S)
+    thrown_out = memory.since_s is not None or lost
+    return replace(memory, since_s=None, failures=failures, retry_s=retry_s, thrown_out=thrown_out)
+
+
+def _choose(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory, *, own: bool) -> WarpPlan:
+    """The mechanism, without the VMs. ``own``: our scheduler is to be loaded for them."""
+    capabilities = snapshot.capabilities
+    if capabilities.scheduler_is_ours:
+        return WarpPlan(Rung.SCHED_EXT, f"{TITLES[Rung.SCHED_EXT]} decides", load=own)
+    if capabilities.scheduler:
+        other = f"the sched_ext scheduler {capabilities.scheduler!r} of somebody else decides, which no warp reaches"
+        return WarpPlan(detail=other, trouble=f"warps: {other}; stop it, or switch warps off")
+    return _choose_to_load(snapshot, seen, memory) if own else _below(capabilities.warps)
+
+
+def _choose_to_load(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) -> WarpPlan:
+    """While our scheduler does not decide and is to."""
+    offers = snapshot.capabilities.warps
+    sched_ext = next((offer for offer in offers if offer.rung is Rung.SCHED_EXT), _NOT_LOOKED_FOR)
+    if not sched_ext.there:
+        return replace(_below(offers), trouble=f"warps: our sched_ext scheduler cannot be loaded: {sched_ext.detail}")
+    if seen.taken_away:  # the goal stays, so that it is known as given up
+        return replace(_below(offers), load=True)
+    failed = _failed(memory, snapshot.host) if memory.failures else ""
+    if memory.failures < MOST_TRIES and snapshot.now_s >= memory.retry_s:
+        return WarpPlan(detail="our sched_ext scheduler is being loaded", load=True, trouble=failed)
+    return replace(_below(offers), trouble=failed)
+
+
+def _failed(memory: LadderMemory, host: HostSpec) -> str:
+    what = (
+        "the kernel threw our sched_ext scheduler out" if memory.thrown_out else "our sched_ext scheduler did not load"
+    )
+    again = (
+        "it is tried again later"
+        if memory.failures < MOST_TRIES
+        else f"it is not tried again before `equipoise adopt --host {host.name}`"
+    )
+    return f"warps: {what}, failure {memory.failures} of at most {MOST_TRIES} in a row; all tasks are EEVDF's; {again}"
+
+
+def _below(offers: Sequence[Offer]) -> WarpPlan:
+    """The best mechanism for which nothing has to be loaded."""
+    best = standing(offers)
+    if best is not None:
+        return WarpPlan(best.rung, best.detail)
+    return WarpPlan(
+        detail="; ".join(one.detail for one in offers if one.rung is not Rung.SCHED_EXT) or "none was found"
+    )
+
+
+def _goal(rung: Rung, vm: str, wanted: Wanted) -> VmWarp:
+    if not wanted.warp_us:
+        return VmWarp(vm, 0, 0, "")
+    value = value_of(rung, wanted.warp_us)
+    return VmWarp(vm, wanted.warp_us, value, f"{wanted.says} {wanted.warp_us:,} us by {in_words(rung, value)}")

@@ -1,0 +1,113 @@
+"""Warps: how promptly a VM's vCPUs are let in, whatever its share is, and the mechanisms that do it (docs/warp.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+AUTO: Literal["auto"] = "auto"
+WarpWish = int | Literal["auto"]
+"""Microseconds, or ``auto``: as the SLA of the VM's application says."""
+
+MOST_WARP_US = 100_000
+"""No larger warp can be given: it would act like this one."""
+DEFAULT_WARP_MAX_US = 50_000
+
+UNLOADED, LOADED, EJECTED, OUTDATED = 0, 1, 2, 3
+"""Values of the knob ``scheduler``: our sched_ext scheduler is not there; decides; was thrown out by the kernel; one of
+another version decides."""
+
+
+class WarpUse(StrEnum):
+    """Whether VMs of a host get warps.
+
+    ``on``: by what its kernel has. ``sched_ext``: where that has it, by our own scheduler, which is loaded for it and
+    then schedules all ordinary tasks of the host.
+    """
+
+    OFF = "off"
+    ON = "on"
+    SCHED_EXT = "sched_ext"
+
+
+class Rung(StrEnum):
+    """The mechanisms, the best first: our sched_ext scheduler, the BVT patch, OpenAnolis, EEVDF's slices, nothing."""
+
+    SCHED_EXT = "sched_ext"
+    BVT = "bvt"
+    GROUP_IDENTITY = "group_identity"
+    SLICE = "slice"
+    NONE = "none"
+
+
+TITLES: Mapping[Rung, str] = {
+    Rung.SCHED_EXT: "Equipoise's sched_ext scheduler",
+    Rung.BVT: "the BVT patch",
+    Rung.GROUP_IDENTITY: "group identity",
+    Rung.SLICE: "EEVDF slice",
+    Rung.NONE: "nothing",
+}
+
+ABILITIES: Mapping[Rung, tuple[str, str]] = {
+    Rung.SCHED_EXT: (
+        "let a VM in at once as long as it uses less than its share, by as much as its warp says",
+        "enforce quotas (cpu.max), act on real-time tasks, or run beside another sched_ext scheduler",
+    ),
+    Rung.BVT: (
+        "let a VM in at once as long as it uses less than its share, by as much as its warp says",
+        "be had on a kernel that anybody maintains",
+    ),
+    Rung.GROUP_IDENTITY: (
+        "let a VM in before all of lower class: two classes, whatever the warp is in between",
+        "bound what is borrowed: a VM of high class that never sleeps holds up those below it",
+    ),
+    Rung.SLICE: (
+        "give a vCPU that wakes up an earlier deadline at no cost in the long run",
+        "let it in before it is owed the time: it helps little, if at all",
+    ),
+    Rung.NONE: ("leave weights, pins and the idle class as they are", "make a VM prompter than its weight does"),
+}
+"""What each mechanism can do, and what it cannot."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Whether a host has a mechanism, and what was seen of it."""
+
+    rung: Rung
+    there: bool
+    detail: str
+
+
+def standing(offers: Iterable[Offer]) -> Offer | None:
+    """The best mechanism for which nothing has to be loaded, None where the host has none; ``offers``: best first."""
+    return next((offer for offer in offers if offer.there and offer.rung is not Rung.SCHED_EXT), None)
+
+
+@dataclass(frozen=True, slots=True)
+class VmWarp:
+    """The warp that a VM is to have: ``value`` is what that is in the unit of the mechanism, ``reason`` why."""
+
+    vm: str
+    warp_us: int
+    value: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WarpPlan:
+    """The warps of a host: by which mechanism, why that one, and for whom.
+
+    ``load``: our sched_ext scheduler is to be loaded, or to stay. ``trouble`` is what an operator should know.
+    """
+
+    rung: Rung = Rung.NONE
+    detail: str = "switched off"
+    vms: tuple[VmWarp, ...] = ()
+    load: bool = False
+    trouble: str = ""
+
+
+NO_WARPS = WarpPlan()

@@ -1,0 +1,78 @@
+"""More tables: who may use the manager, and what they did."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlalchemy import ForeignKey, Index
+from sqlalchemy.orm import Mapped, mapped_column
+
+from manager.store.models import Base, Json, Registered, Serial
+
+
+class TokenRow(Registered):
+    """A bearer token. Only the SHA-256 of its 256-bit random secret is kept."""
+
+    __tablename__ = "tokens"
+    kind = "token"
+
+    role: Mapped[str]
+    host: Mapped[str | None]
+    secret_hash: Mapped[str] = mapped_column(unique=True)
+    last_used_at: Mapped[datetime | None]
+
+
+class UserRow(Registered):
+    """A person who signs in to the dashboard. ``password_hash`` is as ``manager.store.users`` makes it."""
+
+    __tablename__ = "users"
+    kind = "user"
+
+    role: Mapped[str]
+    password_hash: Mapped[str]
+    signed_in_at: Mapped[datetime | None]
+
+
+class SessionRow(Base):
+    """A user or a token that is signed in, one of the two. Only the SHA-256 of the 256-bit random secret is kept."""
+
+    __tablename__ = "sessions"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    secret_hash: Mapped[str] = mapped_column(unique=True)
+    user_id: Mapped[int | None] = mapped_column(ForeignKey("users.id", ondelete="CASCADE"), index=True)
+    token_id: Mapped[int | None] = mapped_column(ForeignKey("tokens.id", ondelete="CASCADE"), index=True)
+    created_at: Mapped[datetime]
+    last_seen_at: Mapped[datetime]
+    expires_at: Mapped[datetime] = mapped_column(index=True)
+    address: Mapped[str]
+
+
+class SignInFailureRow(Base):
+    """A try to sign in that did not succeed. The name is kept as a hash: it may be a password in the wrong field."""
+
+    __tablename__ = "sign_in_failures"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    at: Mapped[datetime] = mapped_column(index=True)
+    name_hash: Mapped[str]
+    network: Mapped[str]
+
+
+class AuditRow(Base):
+    """What somebody did, and what was registered before and after; see ``manager.store.audit``."""
+
+    __tablename__ = "audit"
+    __table_args__ = (Index(None, "at", "id"), Index(None, "who", "at", "id"), Index(None, "object", "at", "id"))
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    at: Mapped[datetime]
+    who_kind: Mapped[str]
+    who: Mapped[str]
+    role: Mapped[str]
+    address: Mapped[str]
+    action: Mapped[str]
+    object_kind: Mapped[str]
+    object: Mapped[str]
+    before: Mapped[Json | None]
+    after: Mapped[Json | None]

@@ -1,0 +1,105 @@
+"""Warps as the agent gives them, on a kernel with sched_ext: our scheduler from first to last, and slices."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from manager.errors import HostError, VmVanished
+from manager.host.cgroup import cpu_controller, read_mounts
+from manager.host.registry import HostPaths
+from manager.host.warp.mechanisms import Mechanisms, WarpTarget
+from manager.model.host import KnobKey
+from manager.model.records import Knob
+from manager.model.warp import EJECTED, LOADED, UNLOADED, Rung
+from tests.kernel.inside.warp import lab
+
+UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
+WARP, SLICE = KnobKey(UUID, Knob.WARP), KnobKey(UUID, Knob.SLICE)
+
+
+@pytest.fixture
+def mechanisms(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mechanisms]:
+    monkeypatch.setenv("PATH", str(Path(lab.BPFTOOL).parent), prepend=":")
+    paths = HostPaths(Path("/"))
+    mounts = read_mounts(paths)
+    made = Mechanisms(paths, mounts, cpu_controller(mounts))
+    made.set_scheduler(UNLOADED)
+    yield made
+    made.set_scheduler(UNLOADED)
+
+
+@pytest.fixture
+def vm(groups: None) -> Iterator[WarpTarget]:
+    """A process in a group of its own, which stands for a vCPU."""
+    folder = lab.group("vm")
+    load = lab.Load("vm", "spin", 60_000)
+    yield WarpTarget(UUID, folder, ((0, load.process.pid),))
+    load.process.kill()
+    load.process.communicate()
+
+
+def until(mechanisms: Mechanisms, state: int) -> None:
+    for _ in range(200):
+        if mechanisms.scheduler() == state:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"the scheduler is {mechanisms.scheduler()}, not {state}")
+
+
+def test_what_this_kernel_offers(mechanisms: Mechanisms) -> None:
+    offered = {offer.rung: offer.there for offer in mechanisms.offers}
+    assert offered == {Rung.SCHED_EXT: True, Rung.BVT: False, Rung.GROUP_IDENTITY: False, Rung.SLICE: True}
+
+
+def test_our_scheduler_from_loading_to_its_end(mechanisms: Mechanisms, vm: WarpTarget) -> None:
+    assert mechanisms.read(vm) == {SLICE: 0}, "there is no warp without it"
+    with pytest.raises(HostError):
+        mechanisms.write(WARP, 12_000, vm)
+    assert mechanisms.set_scheduler(LOADED) == LOADED
+    assert mechanisms.read(vm) == {WARP: 0, SLICE: 0}
+    assert mechanisms.write(WARP, 12_000, vm) == 12_000
+    assert mechanisms.read(vm)[WARP] == 12_000
+    assert mechanisms.set_scheduler(LOADED) == LOADED, "again, which keeps the warps"
+    assert mechanisms.read(vm)[WARP] == 12_000
+    assert mechanisms.counters().keys() >= {"preemptions", "borrowed_ns"}
+    assert mechanisms.set_scheduler(UNLOADED) == UNLOADED
+    assert mechanisms.read(vm) == {SLICE: 0}
+
+
+def test_thrown_out_it_is_known_by_its_pin_and_begins_anew_without_warps(
+    mechanisms: Mechanisms, vm: WarpTarget
+) -> None:
+    mechanisms.set_scheduler(LOADED)
+    mechanisms.write(WARP, 12_000, vm)
+    Path("/proc/sysrq-trigger").write_text("S")  # Documentation/admin-guide/sysrq.rst: back to the fair class
+    until(mechanisms, EJECTED)
+    assert WARP not in mechanisms.read(vm)
+    assert mechanisms.set_scheduler(LOADED) == LOADED
+    assert mechanisms.read(vm)[WARP] == 0
+
+
+def test_removed_by_hand_it_is_not_there(mechanisms: Mechanisms) -> None:
+    mechanisms.set_scheduler(LOADED)
+    lab.scheduler().unload()
+    until(mechanisms, UNLOADED)
+
+
+def test_a_slice_is_set_and_undone_also_while_our_scheduler_decides(mechanisms: Mechanisms, vm: WarpTarget) -> None:
+    assert mechanisms.write(SLICE, 100_000, vm) == 100_000
+    mechanisms.set_scheduler(LOADED)
+    assert mechanisms.read(vm)[SLICE] == 100_000
+    assert mechanisms.write(SLICE, 0, vm) == 0
+
+
+def test_a_group_that_went_has_no_warp(mechanisms: Mechanisms, vm: WarpTarget) -> None:
+    mechanisms.set_scheduler(LOADED)
+    gone = WarpTarget(UUID, lab.CGROUPS / "gone", ())
+    assert mechanisms.read(gone) == {}
+    with pytest.raises(VmVanished) as refused:
+        mechanisms.write(WARP, 12_000, gone)
+    assert refused.value.errno == errno.ENOENT

@@ -1,0 +1,74 @@
+"""`equipoise status`: what it says of warps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from manager.cli import main, operate
+from manager.client import ManagerClient
+from tests.fakes.manager import Wire
+
+WARP = {
+    "rung": "slice",
+    "detail": "it was set and read back",
+    "can": "do this",
+    "cannot": "do that",
+    "vms": 1,
+    "counters": {},
+}
+
+
+def knob(name: str, value: str, **changes: Any) -> dict[str, Any]:
+    return {"knob": name, "index": 0, "value": value, "original": None, "owned": False, "foreign": False, **changes}
+
+
+def host(warp: dict[str, Any] | None) -> dict[str, Any]:
+    tick = {"mode": "enforce", "host_cpu_share": 0.5, "owned_knobs": 1, "libvirt_connected": True, "warp": warp}
+    plain = {"name": "kvm1", "mode": "enforce", "policy": "equal", "pinning": False, "last_seen_at": None}
+    return plain | {"tick": tick, "capabilities": {"warnings": []}}
+
+
+def vm(warp_us: int | None, *knobs: dict[str, Any]) -> dict[str, Any]:
+    status = {"cpu_share": 0.1, "run_delay_share": 0.0, "knobs": [*knobs], "warp_us": warp_us}
+    plain = {"name": "web", "class": "critical", "application": None, "host": None, "status_host": "kvm1"}
+    return plain | {"status": status}
+
+
+@pytest.mark.parametrize(
+    ("told", "one", "said", "unsaid"),
+    [
+        (
+            WARP,
+            vm(13_288, knob("slice", "100000", original="0", owned=True)),
+            ["warps of 1 VM by slice (it was set and read back): it can do this; it cannot do that", "13,288 us"],
+            ["given up"],
+        ),
+        (WARP, vm(None, knob("slice", "5000000", foreign=True)), ["given up: slice 0"], ["13,288"]),
+        (None, vm(None), [], ["warp"]),
+    ],
+)
+def test_warps(
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[str, Any] | None,
+    one: dict[str, Any],
+    said: list[str],
+    unsaid: list[str],
+) -> None:
+    lists = {"/hosts": [host(told)], "/vms": [one], "/applications": []}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        path = request.url.path.removeprefix("/api/v1")
+        return httpx.Response(200, json={"items": lists[path], "next": None})
+
+    client = ManagerClient("http://manager", "", Wire(handle))
+    monkeypatch.setattr(operate, "connect", lambda _settings: client)
+    result = CliRunner().invoke(main, ["status"], env={"COLUMNS": "200"})
+    client.close()
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert all(" ".join(words.split()) in text for words in said), result.output
+    assert not any(words in text for words in unsaid), result.output
