@@ -15,7 +15,23 @@ from tests.kernel.machines import MACHINES
 
 INSIDE = Path(__file__).parent / "inside"
 
+FOUR_CPUS = "warp_smp"
+
 _runs = pytest.StashKey[dict[str, Run]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--four-cpus", action="store_true", help="also shares and a random workload on four CPUs: minutes more"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what takes longest, unless it is asked for."""
+    if not config.getoption("--four-cpus"):
+        left_out = [item for item in items if machine_name(item) == FOUR_CPUS]
+        items[:] = [item for item in items if item not in left_out]
+        config.hook.pytest_deselected(items=left_out)
 
 
 def machine_name(item: pytest.Item) -> str | None:

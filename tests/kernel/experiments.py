@@ -96,7 +96,7 @@ def draw_two_services(results: Results, file: Path) -> None:
         colours = ListedColormap([colour for _, colour in MET.values()])
         axes.pcolormesh(edges, edges, cells, cmap=colours, vmin=-0.5, vmax=len(MET) - 0.5, edgecolors="white")
         axes.plot([0, 80], [80, 0], color="black", linewidth=1, linestyle=":")
-        axes.set(title=title, xlabel="service of 100 us, load %", aspect="equal", xlim=edges[:: len(loads)])
+        axes.set(title=title, xlabel="service of 100 us, load %", xlim=edges[:: len(loads)])
         axes.set(ylim=edges[:: len(loads)], xticks=loads, yticks=loads)
     maps[0].set_ylabel("service of 1 ms, load %")
     patches = [Patch(color=colour, label=label) for label, colour in MET.values()]

@@ -3,8 +3,8 @@
  *   load spin DURATION_MS                     uses all CPU time that it gets
  *   load wave ON_MS OFF_MS DURATION_MS        the square wave: wants ON_MS of CPU time at one go, then sleeps
  *   load serve PERIOD_US WORK_US DURATION_MS [SEED]
- *       a service: every PERIOD_US a request arrives that takes WORK_US of CPU time in all; with a seed at random times (Poisson), that often
- *       on average
+ *       a service: every PERIOD_US a request arrives that takes WORK_US of CPU time in all; with a seed at random times
+ *       (Poisson), that often on average
  *   load forks WORK_US DURATION_MS            starts a process that takes WORK_US, waits for its end, and so on
  *   load quota PERIOD_US PID QUOTA_US [PID QUOTA_US]
  *       stops a process that used QUOTA_US of CPU time in a period until the next begins, as the kernel's throttling of
