@@ -21,7 +21,7 @@ from tests.live.conftest import CACHE, HOST, LIVE_PREFIX, Service, until
 pytestmark = pytest.mark.live
 
 GATEWAY = "192.168.122.1"
-RUN_S, CALM_S = 36.0, 3.0
+RUN_S, CALM_S = 45.0, 3.0
 
 
 @pytest.fixture

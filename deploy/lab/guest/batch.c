@@ -1,7 +1,8 @@
 /* The batch load of a lab guest: one busy thread for each vCPU, or a square wave of busy and idle.
  *
- *   batch --threads N --on-ms MS --off-ms MS
+ *   batch --threads N --on-ms MS --off-ms MS [--check]
  *
+ * With --check it only looks at the options.
  * Thread i runs on vCPU i. With --off-ms 0 it never sleeps. Otherwise it is busy for the first on-ms of every period of
  * (on-ms + off-ms): with 6 and 42 this is the antagonist that hurts a scheduler most, as it sleeps long enough
  * to be owed CPU time and then takes it in one piece. Periods lie on one grid of CLOCK_MONOTONIC for all threads, so
@@ -100,6 +101,8 @@ int main(int argc, char **argv)
 
     wave.on_ns = option(argc, argv, "--on-ms", 1, 3600000) * NS_PER_MS;
     wave.off_ns = option(argc, argv, "--off-ms", 0, 3600000) * NS_PER_MS;
+    if (strcmp(argv[argc - 1], "--check") == 0)
+        return 0;
     wave.start_ns = now_ns();
     for (intptr_t cpu = 1; cpu < threads; cpu++) {
         int error = pthread_create(&thread, NULL, run, (void *)cpu);
