@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
+from operator import itemgetter
 
 from manager.control.steering import Confined, Steered
 from manager.model.cpus import CpuSet
@@ -22,6 +24,7 @@ WARP_KNOBS = {
 """The knob of each mechanism."""
 
 
+@cache
 def effective_mode(host: Mode, *others: Mode | None) -> Mode:
     """The most cautious of the host's, the application's and the VM's mode; those without one follow the host."""
     caution = [Mode.ENFORCE, Mode.OBSERVE, Mode.RELEASED]
@@ -113,7 +116,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
     for queue in wishes.interrupts:
         key = KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, queue.irq)
         goals.append(Goal(key, frozenset({queue.cpu}), queue.reason, snapshot.host.mode))
-    return Plan(tuple(sorted(goals, key=lambda goal: goal.key)))
+    return Plan(tuple(sorted(goals, key=itemgetter(0))))
 
 
 def _group_goals(

@@ -58,6 +58,11 @@ class VmHandle:
         return self._exit is not None and self._exit.is_alive()
 
     @property
+    def exit_descriptor(self) -> int:
+        """Readable once the VM's process has ended; -1 where the kernel has no such descriptors."""
+        return -1 if self._exit is None else self._exit.descriptor
+
+    @property
     def cpu_folder(self) -> Path | None:
         """The VM's own group of the cpu controller, None where it has none."""
         return self._cgroup.cpu_folder

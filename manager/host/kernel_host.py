@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import select
+from collections.abc import Collection, Mapping
 
 from manager import bpf
 from manager.errors import HostError, VmVanished
@@ -54,6 +55,7 @@ class KernelHost:
         self._topology = discover(paths)
         self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
+        self._exits = select.epoll()
 
     @property
     def boot_id(self) -> str:
@@ -106,13 +108,23 @@ class KernelHost:
         """IP addresses of running domains by UUID, as last looked up."""
         return self._watch.domains.addresses if self._watch else {}
 
-    def is_alive(self, instance: VmInstance) -> bool:
-        """Whether that very QEMU process still runs; True while that cannot be known, so that nothing is forgotten."""
+    def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
+        """Which of these QEMU processes have ended; none of those of which that cannot be known.
+
+        One call tells of all that are held open.
+        """
+        readable = {descriptor for descriptor, _ in self._exits.poll(0)}
+        return {instance for instance in instances if self._has_ended(instance, readable)}
+
+    def _has_ended(self, instance: VmInstance, readable: Collection[int]) -> bool:
         held = self._handles.get(instance)
         try:
-            return held[0].is_alive() if held else process.is_alive(self._paths, instance)
+            if held is None:
+                return not process.is_alive(self._paths, instance)
+            descriptor = held[0].exit_descriptor
+            return (descriptor < 0 or descriptor in readable) and not held[0].is_alive()
         except HostError:
-            return True
+            return False
 
     def read(self, instance: VmInstance) -> VmState:
         """Settings and counters of a VM now. Raises VmVanished, HostError."""
@@ -163,8 +175,13 @@ class KernelHost:
 
     def forget(self, keep: frozenset[VmInstance]) -> None:
         """Close what is held open for instances other than ``keep``."""
+        if keep >= self._handles.keys():
+            return
         for instance in [held for held in self._handles if held not in keep]:
-            self._handles.pop(instance)[0].close()
+            handle, _ = self._handles.pop(instance)
+            if handle.exit_descriptor >= 0:
+                self._exits.unregister(handle.exit_descriptor)
+            handle.close()
 
     def cpu_times(self) -> CpuTimes:
         """The first line of /proc/stat; guest time is part of user time (proc_stat(5))."""
@@ -181,6 +198,8 @@ class KernelHost:
         held = self._handles.get(instance)
         if held is None:
             handle = self._open(instance)
+            if handle.exit_descriptor >= 0:
+                self._exits.register(handle.exit_descriptor, select.EPOLLIN)
         else:
             handle, seen = held
             if seen == generation:

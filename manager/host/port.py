@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Protocol
 
 from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
@@ -34,8 +34,8 @@ class HostPort(Protocol):
         """IP addresses of running domains by UUID, as last looked up; of some none may be known."""
         ...
 
-    def is_alive(self, instance: VmInstance) -> bool:
-        """Whether that run of the domain still goes on; True while that cannot be known."""
+    def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
+        """Which of these runs of domains are over; none of those of which that cannot be known."""
         ...
 
     def read(self, instance: VmInstance) -> VmState:

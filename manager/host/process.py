@@ -105,6 +105,11 @@ class ExitWatch:
         else:  # ``is_alive`` looks again, and finds another process
             self.close()
 
+    @property
+    def descriptor(self) -> int:
+        """Readable once the process has ended; -1 where the kernel has no such descriptors."""
+        return self._fd
+
     def is_alive(self) -> bool:
         """Whether it runs. Raises HostError when that cannot be known."""
         if self._fd >= 0:

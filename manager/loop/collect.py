@@ -116,27 +116,32 @@ class Rates(NamedTuple):
     vcpu_pcpus: tuple[float, ...] = ()
 
 
+_NO_RATES = Rates()
+
+
 def rates(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> Rates:
     """The rates of a VM on a host of so many pCPUs."""
     state, earlier = now.states[uuid], before.states.get(uuid) if before else None
     if before is None or earlier is None or earlier.instance != state.instance:
-        return Rates()
-    elapsed_s = now.monotonic_s - before.monotonic_s
-    if elapsed_s <= 0:
-        return Rates()
-    elapsed_ns = elapsed_s * 1e9
+        return _NO_RATES
+    elapsed_ns = (now.monotonic_s - before.monotonic_s) * 1e9
+    if elapsed_ns <= 0:
+        return _NO_RATES
     past = {vcpu.index: vcpu for vcpu in earlier.vcpus}
-    waited_ns, used, all_known = 0, [], True
-    for vcpu in state.vcpus:
-        then = past.get(vcpu.index, _UNKNOWN)
-        if vcpu.run_delay_ns is not None and then.run_delay_ns is not None:
-            waited_ns += max(vcpu.run_delay_ns - then.run_delay_ns, 0)
-        if vcpu.run_ns is None or then.run_ns is None:
-            all_known = False
-        else:
-            used.append(min(max((vcpu.run_ns - then.run_ns) / elapsed_ns, 0.0), 1.0))
-    cpu_share = min(max((state.cpu_ns - earlier.cpu_ns) / (elapsed_ns * pcpus), 0.0), 1.0)
-    return Rates(cpu_share, waited_ns / elapsed_ns, tuple(used) if all_known else ())
+    waited_ns, used = 0, []
+    for index, _, delay_ns, run_ns in state.vcpus:
+        _, _, delay_then_ns, run_then_ns = past.get(index, _UNKNOWN)
+        if delay_ns is not None and delay_then_ns is not None and delay_ns > delay_then_ns:
+            waited_ns += delay_ns - delay_then_ns
+        if run_ns is not None and run_then_ns is not None:
+            used.append(_share(run_ns - run_then_ns, elapsed_ns))
+    cpu_share = _share(state.cpu_ns - earlier.cpu_ns, elapsed_ns * pcpus)
+    return Rates(cpu_share, waited_ns / elapsed_ns, tuple(used) if len(used) == len(state.vcpus) else ())
+
+
+def _share(part: float, whole: float) -> float:
+    """Between 0 and 1."""
+    return 0.0 if part <= 0 else 1.0 if part >= whole else part / whole
 
 
 def host_use(now: Reading, before: Reading | None, managed_share: float) -> HostUse:

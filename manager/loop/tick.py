@@ -126,6 +126,7 @@ class ControlLoop:
         self._before: Reading | None = None
         self._number = 0
         self._only: str | None = None
+        self._nothing_to_do_for: tuple[object, ...] | None = None
         self._warps_of: tuple[Assignment | None, frozenset[str]] = None, frozenset()
 
     def tick(
@@ -196,7 +197,7 @@ class ControlLoop:
 
     def _drop_ended(self, troubles: list[Trouble]) -> None:
         """Forget knobs of processes that ended: the settings ended with them."""
-        ended = {instance for instance in self._journal.runs.instances if not self._host.is_alive(instance)}
+        ended = self._host.ended(self._journal.runs.instances)
         if not ended:
             return
         try:
@@ -319,16 +320,37 @@ class ControlLoop:
         }
 
     def _apply(self, plan: Plan, seen: _Seen) -> Applied:
+        given = self._given(plan, seen)
+        if given == self._nothing_to_do_for:
+            return Applied(())
         targets = self._targets(seen)
         values = self._values(seen)
         ledger = self._ledger(targets)
         changes = self._differences(plan, seen, targets, values, ledger)
+        self._nothing_to_do_for = None if changes else given
         # Seen as we left it; what could not be read now may be as it was before.
         unsettled = {key for key, owned in ledger.items() if not owned.settled}
         untouched = (unsettled & values.keys()) - {change.key for change in changes}
         applied = apply(changes, targets, self._host, self._journal)
         self._journal.settle(untouched)
         return applied
+
+    def _given(self, plan: Plan, seen: _Seen) -> tuple[object, ...]:
+        """All that the changes follow from: mostly that of the tick before, for which there was nothing to do."""
+        reading, capabilities = seen.reading, seen.snapshot.capabilities
+        return (
+            self._journal.revision,
+            reading.knobs,
+            reading.own_knobs,
+            [state.instance for state in reading.states.values()],
+            capabilities.online_cpus,
+            capabilities.weights,
+            seen.snapshot.host,
+            seen.specs,
+            self._only,
+            plan.undo_reason,
+            [(goal.key, goal.value, goal.mode) for goal in plan.goals],
+        )
 
     def _events(
         self, seen: _Seen, outcomes: tuple[Outcome, ...], troubles: list[Trouble], now_s: float

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from manager.model.host import Capabilities, KnobKey, KnobValue
 from manager.model.registration import Application, HostSpec, Mode, VmClass, VmSpec
@@ -142,8 +143,7 @@ class Placement:
         return tuple((vm.vm, tuple(vcpu.cpu for vcpu in vm.vcpus)) for vm in self.vms)
 
 
-@dataclass(frozen=True, slots=True)
-class Goal:
+class Goal(NamedTuple):
     """One knob's wanted value. ``mode`` is that of the VM or host: only ``enforce`` leads to a write."""
 
     key: KnobKey

@@ -111,11 +111,10 @@ class VmInstance(NamedTuple):
     start_ticks: int
 
 
-@dataclass(frozen=True, slots=True)
-class VcpuState:
+class VcpuState(NamedTuple):
     """A vCPU thread. The total times it ran and waited for a pCPU (schedstat) are None where they are not kept."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # as in KnobKey
     cpus: CpuSet
     run_delay_ns: int | None = None
     run_ns: int | None = None
@@ -129,8 +128,7 @@ class Quota:
     period_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class VmState:
+class VmState(NamedTuple):
     """A running VM as read from the kernel. ``cpu_ns`` is the CPU time all its threads used since it started.
 
     ``weight`` None: the VM has no CPU cgroup of its own, so it cannot be weighted, or that is in the idle class.

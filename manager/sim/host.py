@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from manager.errors import HostError, VmVanished
 from manager.model.host import (
@@ -81,6 +81,10 @@ class SimHost:
     def addresses(self) -> Mapping[str, frozenset[str]]:
         """None: nothing of a simulated VM comes over a network."""
         return {}
+
+    def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
+        """Which of these runs of VMs are over."""
+        return {instance for instance in instances if not self.is_alive(instance)}
 
     def is_alive(self, instance: VmInstance) -> bool:
         """Whether that very process still runs."""

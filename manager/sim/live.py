@@ -7,7 +7,7 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
 from manager.model.law import Law
@@ -137,10 +137,10 @@ class LiveHost:
         """None: nothing of a simulated VM comes over a network."""
         return {}
 
-    def is_alive(self, instance: VmInstance) -> bool:
-        """Whether that very process still runs."""
+    def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
+        """Which of these runs of VMs are over."""
         with self._live.look():
-            return self._host.is_alive(instance)
+            return self._host.ended(instances)
 
     def read(self, instance: VmInstance) -> VmState:
         """Settings and counters now. Raises VmVanished, HostError."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from manager.errors import HostError, VmVanished
@@ -176,6 +176,9 @@ class FakeHost:
 
     def addresses(self) -> Mapping[str, frozenset[str]]:
         return {uuid: self.ips[uuid] for uuid in self.listed if uuid in self.ips}
+
+    def ended(self, instances: Collection[VmInstance]) -> set[VmInstance]:
+        return {instance for instance in instances if not self.is_alive(instance)}
 
     def is_alive(self, instance: VmInstance) -> bool:
         if instance.uuid == HOST_UUID:

@@ -177,7 +177,7 @@ def test_a_cpu_list_that_makes_no_sense_is_refused(tree: Tree) -> None:
 def test_a_vm_is_read_and_written(host: KernelHost, qemu: QemuLike, group: VmGroup) -> None:
     group.take(qemu)
     instance = qemu.instance
-    assert host.is_alive(instance)
+    assert not host.ended({instance})
     assert host.read(instance).weight == group.cpu.scale.default
     assert host.write(instance, KnobKey(qemu.uuid, Knob.WEIGHT), group.cpu.scale.batch) == group.cpu.scale.batch
     assert host.write(instance, KnobKey(qemu.uuid, Knob.VCPU_PIN, 1), frozenset({0})) == {0}
@@ -191,7 +191,7 @@ def test_a_vm_that_ends_vanishes_and_its_next_run_is_another(
     instance = qemu.instance
     host.read(instance)
     qemu.kill()
-    assert not host.is_alive(instance)
+    assert host.ended({instance}) == {instance}
     with pytest.raises(VmVanished):
         host.read(instance)
     with pytest.raises(VmVanished):

@@ -189,9 +189,9 @@ def test_what_cannot_be_looked_up_has_not_vanished(qemu: QemuLike, root: Root) -
                 lookup()
             except Exception as error:  # noqa: BLE001 - judged below, when files can be opened again
                 caught.append(error)
-        alive = host.is_alive(instance)
+        ended = host.ended({instance})
     assert [type(error) for error in caught] == [HostError] * len(lookups)
     assert {error.errno for error in caught} == {errno.EMFILE}
-    assert alive, "not known to have ended"
+    assert not ended, "not known to have ended"
     assert host.read(instance).instance == instance
     host.forget(frozenset())

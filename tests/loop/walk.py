@@ -210,7 +210,7 @@ class FaultyHost:
         self.planned: frozenset[KnobKey] = frozenset()
         self._first_listing = dict(real.running())
         self.itself, self.boot_id = real.itself, real.boot_id
-        self.is_alive, self.addresses, self.forget = real.is_alive, real.addresses, real.forget
+        self.ended, self.addresses, self.forget = real.ended, real.addresses, real.forget
         self.connected = True
 
     @property
