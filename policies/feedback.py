@@ -25,7 +25,7 @@ from manager.control.feedback import (
     weight_of,
     within,
 )
-from manager.control.windows import enough
+from manager.control.windows import enough, fresh
 from manager.model.decision import ApplicationView, Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
 from manager.model.law import Law
@@ -154,10 +154,10 @@ def _percentile_ms(view: ApplicationView, sla: Sla, law: Law, now_s: float) -> f
 def _idle(view: ApplicationView, snapshot: Snapshot) -> bool:
     """Whether nobody asks anything of an application: its sources say so, or are silent while its VMs do nothing."""
     law = snapshot.host.law
-    fresh = [slot for slot in view.slots if slot.age_s(snapshot.now_s) <= law.max_age_s]
-    if any(slot.has_samples(1) for slot in fresh):
+    recent = fresh(view.slots, snapshot.now_s, law.max_age_s)
+    if any(slot.has_samples(1) for slot in recent):
         return False
-    told = [slot.requests for slot in fresh if slot.requests is not None]
+    told = [slot.requests for slot in recent if slot.requests is not None]
     if told:
         return sum(told) == 0
     pcpus = len(snapshot.capabilities.online_cpus)

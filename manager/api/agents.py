@@ -10,12 +10,13 @@ from http import HTTPStatus
 
 from flask import Response
 from flask_openapi3.blueprint import APIBlueprint
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 from werkzeug.http import parse_etags
 
 from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
-from manager.api.convert import assigned_application, host_fields, host_spec, window_of
+from manager.api.convert import assigned_application, assigned_window, host_fields, host_spec, window_of
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.metrics import Metrics
 from manager.api.pages import TickPage
@@ -30,6 +31,7 @@ from manager.api.schemas import (
     RecordBody,
     ReportIn,
     ReportOut,
+    SlotsOut,
     TickBody,
     WindowBody,
 )
@@ -93,16 +95,30 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
         """All that the agent of a host needs to know. With If-None-Match: only if it changed."""
         with database.reading() as session:
-            response = answer(assignment_out(session, path.name, context))
-            number = orders_number(session)
-        etag = hashlib.sha256(response.get_data()).hexdigest()
-        if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
-            response = Response(status=HTTPStatus.NOT_MODIFIED)
-        response.set_etag(etag)
-        response.headers[ORDERS_HEADER] = str(number)
-        return response
+            found, number = assignment_out(session, path.name, context), orders_number(session)
+        return _unless_known(found, header, number)
+
+    @api.get("/hosts/<name>/slots", responses=answers((200, SlotsOut), (304, None)))
+    @endpoint(VIEWER_OR_OWN_HOST)
+    def get_slots(path: NamePath, header: AssignmentConditions) -> Response:
+        """Of that only what changes all the time: the slots of response times. With If-None-Match: only if they did."""
+        with database.reading() as session:
+            found, number = assignment_out(session, path.name, context), orders_number(session)
+        windows = {one.name: one.windows for one in found.applications if one.windows}
+        return _unless_known(SlotsOut(digest=found.digest, windows=windows), header, number)
 
     return api
+
+
+def _unless_known(found: BaseModel, header: AssignmentConditions, orders: int) -> Response:
+    """The answer, or 304 where the agent has it already."""
+    response = answer(found)
+    etag = hashlib.sha256(response.get_data()).hexdigest()
+    if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
+        response = Response(status=HTTPStatus.NOT_MODIFIED)
+    response.set_etag(etag)
+    response.headers[ORDERS_HEADER] = str(orders)
+    return response
 
 
 def _take(session: Session, context: ManagerContext, name: str, body: ReportIn, now: datetime) -> ReportOut:
@@ -197,15 +213,16 @@ def assignment_out(session: Session, name: str, context: ManagerContext) -> Assi
     host = get(session, HostRow, name)
     rows = applications_for_host(session, name)
     slots = recent_windows(session, rows, context.slot_length, _TOLD_SLOTS, without=name)
-    return AssignmentOut(
+    found = AssignmentOut(
         host=AssignedHost(name=host.name, adoptions=host.adoptions, **host_fields(spec_of(host))),
         vms=[AssignedVm(**vm) for vm in vms_for_host(session, name)],
-        applications=[
-            assigned_application(application, slots.get(application.name, ()))
-            for application in _with_sources_here(session, name, rows)
-        ],
+        applications=[assigned_application(one) for one in _with_sources_here(session, name, rows)],
         slot_s=context.slot_s,
     )
+    found.digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()
+    for application in found.applications:
+        application.windows = [assigned_window(slot) for slot in slots.get(application.name, ())]
+    return found
 
 
 def _with_sources_here(session: Session, host: str, rows: Iterable[ApplicationRow]) -> list[Application]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -128,19 +128,20 @@ def application_body(application: Application) -> ApplicationIn:
     )
 
 
-def assigned_application(application: Application, slots: Iterable[Window]) -> AssignedApplication:
-    """An application as an agent is told of it."""
-    windows = [
-        AssignedWindow(
-            start=timestamp(slot.start_s),
-            end=timestamp(slot.end_s),
-            buckets=dict(slot.histogram.buckets),
-            requests=slot.requests,
-            ready=ready_body(slot.ready),
-        )
-        for slot in slots
-    ]
-    return AssignedApplication(name=application.name, windows=windows, **dict(application_body(application)))
+def assigned_application(application: Application) -> AssignedApplication:
+    """An application as an agent is told of it, without slots."""
+    return AssignedApplication(name=application.name, **dict(application_body(application)))
+
+
+def assigned_window(slot: Window) -> AssignedWindow:
+    """A slot as an agent is told of it."""
+    return AssignedWindow(
+        start=timestamp(slot.start_s),
+        end=timestamp(slot.end_s),
+        buckets=dict(slot.histogram.buckets),
+        requests=slot.requests,
+        ready=ready_body(slot.ready),
+    )
 
 
 def window_of(application: str, body: WindowBody | AssignedWindow) -> Window:

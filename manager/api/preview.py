@@ -281,4 +281,4 @@ def _restored(status: VmStatus, reason: str) -> list[KnobChange]:
 
 
 def _weight(status: VmStatus) -> KnobStatus | None:
-    return next((one for one in status.knobs if one.knob is Knob.WEIGHT), None)
+    return next((one for one in status.knobs if one.knob == Knob.WEIGHT), None)

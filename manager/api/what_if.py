@@ -112,7 +112,7 @@ def recorded(session: Session, context: ManagerContext, name: str, length: timed
 
 
 def _vm(name: str, status: VmStatus) -> RecordedVm:
-    weights = [knob for knob in status.knobs if knob.knob is Knob.WEIGHT]
+    weights = [knob for knob in status.knobs if knob.knob == Knob.WEIGHT]
     original = next((knob.original or knob.value for knob in weights), None)
     return RecordedVm(name, status.vcpus, None if original is None else int(original))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import takewhile
 
 from manager.model.host import WeightScale
 from manager.model.window import Window
@@ -62,8 +63,12 @@ def within(current: int, wanted: int, dead_band: float) -> bool:
 
 
 def rate_over(slots: Sequence[Window], now_s: float, length_s: float) -> float | None:
-    """Requests per second in the slots that ended in the last ``length_s`` seconds; None where no slot tells."""
-    told = [slot for slot in slots if slot.end_s > now_s - length_s and slot.requests is not None]
+    """Requests per second in the slots that ended in the last ``length_s`` seconds; None where no slot tells.
+
+    ``slots`` are disjoint and oldest first.
+    """
+    recent = takewhile(lambda slot: slot.end_s > now_s - length_s, reversed(slots))
+    told = [slot for slot in recent if slot.requests is not None]
     spent_s = sum(slot.end_s - slot.start_s for slot in told)
     return sum(slot.requests or 0.0 for slot in told) / spent_s if spent_s > 0 else None
 

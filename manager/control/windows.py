@@ -7,7 +7,7 @@ overlap only where different origins tell of the same one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import repeat, takewhile
 from operator import ge, sub
 
 from manager.model.window import Window, merge
@@ -33,12 +33,18 @@ def slot_number(end_s: float, slot_s: float) -> int:
 def latest(slots: Sequence[Window], now_s: float, length_s: float) -> Window | None:
     """The window of an application as of ``now_s``: all slots that reach into the last ``length_s`` seconds.
 
-    Without any, the newest slot, whose age then tells that it is stale; None without slots.
+    Without any, the newest slot, whose age then tells that it is stale; None without slots. ``slots`` are disjoint and
+    oldest first.
     """
-    current = [slot for slot in slots if slot.end_s > now_s - length_s]
+    current = list(takewhile(lambda slot: slot.end_s > now_s - length_s, reversed(slots)))
     if current:
         return merge(current)
-    return max(slots, key=lambda slot: slot.end_s, default=None)
+    return slots[-1] if slots else None
+
+
+def fresh(slots: Sequence[Window], now_s: float, max_age_s: float) -> list[Window]:
+    """Those that ended at most ``max_age_s`` ago, newest first. ``slots`` are disjoint and oldest first."""
+    return list(takewhile(lambda slot: slot.age_s(now_s) <= max_age_s, reversed(slots)))
 
 
 def enough(slots: Sequence[Window], now_s: float, max_age_s: float, wanted: int, least: int) -> Window | None:

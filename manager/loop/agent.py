@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC
@@ -14,6 +15,7 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from manager.api.convert import capabilities_body, timestamp
 from manager.api.schemas import TickStatus, VmStatus
+from manager.control.windows import by_slot
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
 from manager.loop.findings import Findings, FindingsWatch
@@ -33,8 +35,7 @@ from manager.model.source import SourceStatus
 from manager.model.warp import EJECTED, UNLOADED, Rung
 from manager.telemetry.port import Telemetry
 
-TICK, REPORT, FETCH, TIDY, WATCH = "tick", "report", "fetch", "tidy", "watch"
-_TALK = "talk"
+TICK, TALK, TIDY, WATCH = "tick", "talk", "tidy", "watch"
 _REPORT_AT, _FETCH_AT = 0.1, 0.6
 """When the manager is told and asked, in parts of the time between two exchanges, from when a tick is due: what one
 host's agent tells of a slot is known to all others before the next tick."""
@@ -118,10 +119,11 @@ class Agent:
         self._policy: str | None = None
         self._decides = False
         self._overruns = 0
+        self._stopping = threading.Event()
         self._manager_answers: bool | None = None
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
-            executors={TICK: ThreadPoolExecutor(1), _TALK: ThreadPoolExecutor(1)},
+            executors={TICK: ThreadPoolExecutor(1), TALK: ThreadPoolExecutor(1)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
         self._scheduler.add_listener(self._on_overrun, EVENT_JOB_MAX_INSTANCES)
@@ -136,8 +138,7 @@ class Agent:
         first_s = first_tick_s(system_clock().epoch_s, self._interval_s)
         for name, job, seconds, begin_s, executor in (
             (TICK, self.tick, self._interval_s, first_s, TICK),
-            (REPORT, self.report, self._sync_s, first_s + _REPORT_AT * self._sync_s, _TALK),
-            (FETCH, self.fetch, self._sync_s, first_s + _FETCH_AT * self._sync_s, _TALK),
+            (TALK, self._talk, self._sync_s, first_s + _REPORT_AT * self._sync_s, TALK),
             (TIDY, collect_garbage, COLLECT_S, first_s + self._interval_s / 2, TICK),
         ):
             begin = timestamp(begin_s)
@@ -152,7 +153,10 @@ class Agent:
         """One control interval."""
         orders = self._orders
         self._note_policy(orders)
-        result = self._loop.tick(orders.assignment, joined(self._telemetry.slots(), orders.slots))
+        slots = self._telemetry.slots()
+        if orders.assignment is not None:
+            slots = joined(slots, orders.slots, orders.assignment.slot_s)
+        result = self._loop.tick(orders.assignment, slots)
         self._configure(orders, result)
         self._finish(result, orders)
 
@@ -164,6 +168,14 @@ class Agent:
     def sync(self) -> None:
         """One exchange with the manager."""
         if self.report():
+            self.fetch()
+
+    def _talk(self) -> None:
+        """One exchange with a pause between telling and asking: one job, since each run of one has its cost."""
+        began_s = system_clock().monotonic_s
+        self.report()
+        rest_s = began_s + (_FETCH_AT - _REPORT_AT) * self._sync_s - system_clock().monotonic_s
+        if not self._stopping.wait(max(rest_s, 0.0)):
             self.fetch()
 
     def report(self) -> bool:
@@ -220,6 +232,7 @@ class Agent:
 
     def stop(self) -> int:
         """End the schedule, put everything back, tell the manager. Returns how many settings could not be put back."""
+        self._stopping.set()
         if self._scheduler.running:
             self._scheduler.shutdown(wait=True)
             collect_as_usual()
@@ -293,6 +306,7 @@ def first_tick_s(now_s: float, interval_s: float) -> float:
     return (math.floor((now_s - _AFTER_SLOT_S) / interval_s) + 1) * interval_s + _AFTER_SLOT_S
 
 
-def joined(own: Slots, others: Slots) -> Slots:
-    """The slots of both, by application."""
-    return {name: (*own.get(name, ()), *others.get(name, ())) for name in own.keys() | others.keys()}
+def joined(own: Slots, others: Slots, slot_s: float) -> Slots:
+    """The slots of both by application, those of the same time merged."""
+    both = {name: by_slot((*own[name], *others[name]), slot_s) for name in own.keys() & others.keys()}
+    return {**own, **others, **both}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from manager.control.resolve import effective_mode
 from manager.control.sla import sla_state
-from manager.control.windows import by_slot, latest
+from manager.control.windows import latest
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.model.decision import ApplicationView, Snapshot, VmView
@@ -166,7 +166,7 @@ def build_snapshot(
     stale_s: float,
     min_samples: int,
 ) -> Snapshot:
-    """Combine registrations, slots of response times (by application) and readings.
+    """Combine registrations, slots of response times (by application, disjoint and oldest first) and readings.
 
     VMs that could not be read are left out.
     """
@@ -200,10 +200,10 @@ def build_snapshot(
         )
     applications: list[ApplicationView] = []
     for served in assignment.applications:
-        merged = by_slot(slots.get(served.name, ()), assignment.slot_s)
-        window = latest(merged, epoch_s, assignment.slot_s)
+        recent = tuple(slots.get(served.name, ()))
+        window = latest(recent, epoch_s, assignment.slot_s)
         promise = sla_state(window, served.sla, epoch_s, stale_s, min_samples)
-        applications.append(ApplicationView(served, window, promise, merged))
+        applications.append(ApplicationView(served, window, promise, recent))
     return Snapshot(
         now_s=epoch_s,
         interval_s=interval_s,

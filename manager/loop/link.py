@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,7 +38,7 @@ from manager.api.schemas import (
     VmStatus,
 )
 from manager.api.schemas.assignment import ORDERS_HEADER, AssignedWindow
-from manager.client import ManagerClient
+from manager.client import Answer, ManagerClient
 from manager.control.windows import slot_number
 from manager.errors import ManagerUnavailable
 from manager.loop.findings import Findings
@@ -54,8 +55,9 @@ _REMEMBERED_S = 300.0
 Slots = Mapping[str, tuple[Window, ...]]
 Body = TypeVar("Body", bound=BaseModel)
 Item = TypeVar("Item")
+Found = TypeVar("Found")
 
-_WINDOWS = TypeAdapter(dict[str, list[AssignedWindow]])
+_WINDOWS = TypeAdapter(list[AssignedWindow])
 
 log = logging.getLogger(__name__)
 
@@ -99,10 +101,11 @@ class ManagerLink:
         self._version = agent_version
         self._cache = cache
         self._outbox = outbox
-        self._etag = ""
+        self._etag = "", ""
         self._orders = Orders()
         self._saved: Assignment | None = None
-        self._registered: object = None
+        self._digest = ""
+        self._told: dict[str, list[tuple[object, Window]]] = {}
 
     def cached_orders(self) -> Orders:
         """What the manager said before this start, without windows, which are stale by now."""
@@ -122,38 +125,57 @@ class ManagerLink:
 
     def fetch(self) -> Orders:
         """The current orders. Raises ManagerUnavailable."""
-        headers = {"If-None-Match": self._etag} if self._etag else {}
-        response = self._client.request("GET", f"/hosts/{self._host}/assignment", headers=headers)
-        number = response.headers.get(ORDERS_HEADER, "")
-        orders_number = int(number) if number.isdecimal() else None
-        if response.status == 304:
-            if orders_number != self._orders.number:
-                self._orders = replace(self._orders, number=orders_number)
-            return self._orders
-        assignment, slots = self._understood(response.content)
-        if assignment != self._saved and self._save(response.content):
-            self._saved = assignment
         before = self._orders
+        if before.assignment is not None and self._digest:
+            answer = self._ask("slots")
+            if answer is None:
+                return self._orders
+            digest, windows = _understood(answer, self._slots_in)
+            if digest == self._digest:
+                return self._take("slots", answer, before.assignment, windows)
+        answer = self._ask("assignment")
+        if answer is None:
+            return self._orders
+        body = _understood(answer, AssignmentOut.model_validate_json)
+        assignment, slots = assignment_of(body)
+        if assignment != self._saved and self._save(answer.content):
+            self._saved = assignment
+        self._digest, self._told = body.digest, {}
+        return self._take("assignment", answer, assignment, slots)
+
+    def _ask(self, what: str) -> Answer | None:
+        """Ask for the assignment or for the slots alone; None: that is as it was at the last question, the same one."""
+        asked, etag = self._etag
+        headers = {"If-None-Match": etag} if etag and asked == what else {}
+        answer = self._client.request("GET", f"/hosts/{self._host}/{what}", headers=headers)
+        if answer.status != HTTPStatus.NOT_MODIFIED:
+            return answer
+        number = _orders_number(answer)
+        if number != self._orders.number:
+            self._orders = replace(self._orders, number=number)
+        return None
+
+    def _take(self, what: str, answer: Answer, assignment: Assignment, slots: Slots) -> Orders:
+        before = self._orders
+        self._etag = what, answer.headers.get("ETag", "")
         same_slots = before.assignment is not None and before.assignment.slot_s == assignment.slot_s
         known = {one.name: before.slots.get(one.name, ()) if same_slots else () for one in assignment.applications}
-        self._orders = Orders(assignment, remember(known, slots, assignment.slot_s), orders_number)
-        self._etag = response.headers.get("ETag", "")
+        self._orders = Orders(assignment, remember(known, slots, assignment.slot_s), _orders_number(answer))
         return self._orders
 
-    def _understood(self, content: bytes) -> tuple[Assignment, Slots]:
-        """What the manager says. Mostly only response times are new; then registrations are not made of it again."""
-        try:
-            said = json.loads(content)
-            windows = {one["name"]: one.pop("windows", []) for one in said["applications"]}
-            if self._orders.assignment is not None and said == self._registered:
-                fresh = _WINDOWS.validate_python(windows)
-                slots = {name: tuple(window_of(name, one) for one in found) for name, found in fresh.items() if found}
-                return self._orders.assignment, slots
-            understood = assignment_of(AssignmentOut.model_validate_json(content))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ManagerUnavailable(f"the manager's assignment is not understood: {error}") from error
-        self._registered = said
-        return understood
+    def _slots_in(self, content: bytes) -> tuple[str, Slots]:
+        """The digest of the assignment and the slots that are told of."""
+        said = json.loads(content)
+        self._told = {name: self._windows(name, found) for name, found in said["windows"].items() if found}
+        return said["digest"], {name: tuple(slot for _, slot in told) for name, told in self._told.items()}
+
+    def _windows(self, application: str, said: list[object]) -> list[tuple[object, Window]]:
+        """The slots of an application with what was said of each. Most were said in the same words before."""
+        before = self._told.get(application, [])
+        known = [one for one in before if one[0] in said]
+        fresh = [one for one in said if all(one != told for told, _ in known)]
+        made = zip(fresh, (window_of(application, one) for one in _WINDOWS.validate_python(fresh)), strict=True)
+        return sorted([*known, *made], key=lambda one: one[1].end_s)
 
     def send(self, report: Report) -> None:
         """Report the last tick and all that waits, oldest first, until nothing does.
@@ -221,6 +243,19 @@ def remember(known: Slots, fresh: Slots, slot_s: float) -> Slots:
         if slots:
             merged[name] = slots[bisect_left(slots, slots[-1].end_s - _REMEMBERED_S, key=_end_s) :]
     return merged
+
+
+def _orders_number(answer: Answer) -> int | None:
+    number = answer.headers.get(ORDERS_HEADER, "")
+    return int(number) if number.isdecimal() else None
+
+
+def _understood(answer: Answer, read: Callable[[bytes], Found]) -> Found:
+    """What ``read`` makes of an answer. Raises ManagerUnavailable for what is not a manager's."""
+    try:
+        return read(answer.content)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ManagerUnavailable(f"the manager's assignment is not understood: {error}") from error
 
 
 def _end_s(slot: Window) -> float:

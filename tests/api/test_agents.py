@@ -160,6 +160,8 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
     assert application["name"] == "shop"
     assert [tier["vms"] for tier in application["tiers"]] == [["web-1", "web-2"], ["db-1"]]
     assert [sum(slot["buckets"].values()) for slot in application["windows"]] == [3]
+    alone = shop.ok("GET", f"/hosts/{HOST}/slots", role="host")
+    assert alone == {"digest": body["digest"], "windows": {"shop": application["windows"]}}
     parsed, slots = assignment_of(AssignmentOut.model_validate_json(shop.call("GET", f"/hosts/{HOST}/assignment").data))
     assert (parsed.applications[0].sla is not None, [slot.histogram.count for slot in slots["shop"]]) == (True, [3])
 
@@ -192,10 +194,16 @@ def test_the_etag_of_an_assignment_changes_with_it(
     shop: Api, method: str, path: str, body: Any, concerns: bool
 ) -> None:
     shop.ok("PUT", f"/hosts/{HOST}", {})
-    _, _, etag = assignment(shop)
+    _, before, etag = assignment(shop)
+    slots_etag = shop.call("GET", f"/hosts/{HOST}/slots", role="host").headers["ETag"]
     shop.clock.now_s += 1
     shop.ok(method, path, body)
-    assert assignment(shop, If_None_Match=etag)[0] == (200 if concerns else 304)
+    code, after, _ = assignment(shop, If_None_Match=etag)
+    assert code == (200 if concerns else 304)
+    if concerns:
+        assert (after["digest"] != before["digest"]) == ("samples" not in path), "slots are not registered"
+    code = shop.call("GET", f"/hosts/{HOST}/slots", role="host", If_None_Match=slots_etag).status_code
+    assert code == (200 if concerns else 304)
 
 
 def test_records_come_in_parts_that_new_ones_do_not_move(api: Api) -> None:

@@ -52,6 +52,7 @@ ROUTES = [
     Route("PATCH /api/v1/applications/<name>", OPERATOR, "/applications/shop", {"mode": "observe"}),
     Route("POST /api/v1/hosts/<name>/report", ADMIN | HOST, "/hosts/kvm1/report", report()),
     Route("GET /api/v1/hosts/<name>/assignment", VIEWER | HOST, "/hosts/kvm1/assignment"),
+    Route("GET /api/v1/hosts/<name>/slots", VIEWER | HOST, "/hosts/kvm1/slots"),
     Route("GET /api/v1/hosts/<name>/ticks", VIEWER, "/hosts/kvm1/ticks"),
     Route("GET /api/v1/vms", VIEWER, "/vms"),
     Route("GET /api/v1/vms/<name>", VIEWER, "/vms/a"),

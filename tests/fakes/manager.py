@@ -126,6 +126,12 @@ def orders(body: object = ASSIGNMENT, etag: str = '"1"') -> Answer:
     return lambda _: httpx.Response(200, json=body, headers={"ETag": etag})
 
 
+def slots(digest: str, buckets: dict[str, int], etag: str) -> httpx.Response:
+    """The slots of `shop` alone, and the digest of the assignment now."""
+    window = ASSIGNMENT["applications"][0]["windows"][0] | {"buckets": buckets}  # type: ignore[index]
+    return httpx.Response(200, json={"digest": digest, "windows": {"shop": [window]}}, headers={"ETag": etag})
+
+
 def stored(_: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json=dict.fromkeys(ReportOut.model_fields, 0))
 

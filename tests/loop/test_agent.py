@@ -25,6 +25,7 @@ from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.tick import Clock, ControlLoop, LoopSettings
 from manager.model.decision import Decision, Memory, Snapshot
+from manager.model.histogram import Histogram
 from manager.model.host import KnobKey
 from manager.model.records import Knob
 from manager.model.registration import Mode
@@ -412,10 +413,10 @@ def test_ticks_follow_the_end_of_slots(now_s: float, interval_s: float, due_s: f
 
 
 def test_slots_of_both_are_joined() -> None:
-    mine, other = (Window("shop", 0, end_s, None) for end_s in (5, 6))
-    assert joined({"a": (mine,), "b": (mine,)}, {"b": (other,), "c": (other,)}) == {
+    mine, same, other = (Window("shop", end_s - 5, end_s, Histogram({500: 1})) for end_s in (5, 5, 6))
+    assert joined({"a": (mine,), "b": (mine,)}, {"b": (same, other), "c": (other,)}, 5.0) == {
         "a": (mine,),
-        "b": (mine, other),
+        "b": (Window("shop", 0, 5, Histogram({500: 2})), other),
         "c": (other,),
     }
 

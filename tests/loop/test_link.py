@@ -21,6 +21,7 @@ from tests.fakes.examiner import FOUND
 from tests.fakes.host import domain_uuid
 from tests.fakes.manager import (
     ASSIGNMENT,
+    END_S,
     UNDERSTOOD,
     WINDOW,
     Manager,
@@ -28,6 +29,7 @@ from tests.fakes.manager import (
     down,
     orders,
     problem,
+    slots,
     stored,
     with_buckets,
 )
@@ -54,23 +56,68 @@ def test_what_has_not_changed_is_not_sent_again(manager: Manager, link: ManagerL
 
 
 def test_registrations_that_change_with_the_response_times_are_understood(manager: Manager, link: ManagerLink) -> None:
-    changed = with_buckets({"600": 1})
+    changed = with_buckets({"600": 1}) | {"digest": "b"}
     changed["vms"][0]["class"] = "batch"
-    manager.will(orders(), orders(with_buckets({"700": 1}), '"2"'), orders(changed, '"3"'), orders(changed, '"4"'))
-    first, second, third, fourth = (link.fetch() for _ in range(4))
-    assert second.assignment is first.assignment, "made of the same registrations"
-    assert third.assignment is not None
-    assert third.assignment.vms[0].vm_class is VmClass.BATCH
-    assert fourth == third
+    manager.will(
+        orders(ASSIGNMENT | {"digest": "a"}),
+        slots("a", {"700": 1}, '"2"'),
+        httpx.Response(304),
+        slots("a", {"700": 2}, '"3"'),
+        slots("b", {"600": 1}, '"4"'),
+        orders(changed, '"5"'),
+        slots("b", {"600": 9}, '"6"'),
+    )
+    first, second, same, third, fourth, fifth = (link.fetch() for _ in range(6))
+    assert second.assignment is third.assignment is first.assignment, "it was not sent again"
+    assert [one.slots["shop"][0].histogram.buckets for one in (second, third)] == [{700: 1}, {700: 2}]
+    assert same is second
+    assert fourth.assignment is not None
+    assert fourth.assignment.vms[0].vm_class is VmClass.BATCH
+    assert fifth.slots["shop"][0].histogram.buckets == {600: 9}
+    asked = [
+        (request.url.path.rpartition("/")[2], request.headers.get("If-None-Match")) for request in manager.requests
+    ]
+    assert asked == [
+        ("assignment", None),
+        ("slots", None),
+        ("slots", '"2"'),
+        ("slots", '"2"'),
+        ("slots", '"3"'),
+        ("assignment", None),
+        ("slots", None),
+    ]
 
 
-def test_response_times_that_cannot_be_understood_are_refused_also_with_known_registrations(manager, link) -> None:
-    manager.will(orders(), orders(with_buckets({"600": -1}), '"2"'))
+def test_slots_that_were_told_before_are_kept_as_they_were_made(manager: Manager, link: ManagerLink) -> None:
+    told = json.loads(slots("a", {"700": 1}, '"2"').content)["windows"]["shop"][0]
+    later = told | {"start": "2026-01-31T14:00:05Z", "end": "2026-01-31T14:00:07Z"}
+    answers = [{"digest": "a", "windows": {"shop": windows}} for windows in ([told], [told, later], [later])]
+    manager.will(orders(ASSIGNMENT | {"digest": "a"}), *(httpx.Response(200, json=one) for one in answers))
+    link.fetch()
+    once, twice, thrice = (link.fetch().slots["shop"] for _ in range(3))
+    assert [slot.end_s - END_S for slot in twice] == [0, 2]
+    assert twice[0] is once[0]
+    assert thrice == twice
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"digest": "a", "windows": {"shop": [{"buckets": {"600": -1}}]}},
+        {"digest": "a"},
+        {"windows": {}},
+        [],
+        "no JSON",
+    ],
+)
+def test_slots_that_cannot_be_understood_are_refused(manager: Manager, link: ManagerLink, said: object) -> None:
+    manager.will(orders(ASSIGNMENT | {"digest": "a"}), httpx.Response(200, json=said, headers={"ETag": '"2"'}))
     first = link.fetch()
     with pytest.raises(ManagerUnavailable, match="assignment is not understood"):
         link.fetch()
     manager.will(httpx.Response(304))
     assert link.fetch() is first
+    assert "If-None-Match" not in manager.requests[-1].headers, "it was of no use"
 
 
 def test_a_manager_without_etags_is_asked_for_everything(manager: Manager, link: ManagerLink) -> None:

@@ -104,7 +104,7 @@ def test_what_is_kept_from_tick_to_tick_is_told_as_it_is(busy: Rig) -> None:
     settled = kept()
     assert kept() == settled, "nothing changed"
     busy.host.vms[domain_uuid("web")].weight = 77
-    [foreign] = [one for vm in kept() if vm.vm == "web" for one in vm.knobs if one.knob is Knob.WEIGHT]
+    [foreign] = [one for vm in kept() if vm.vm == "web" for one in vm.knobs if one.knob == Knob.WEIGHT]
     assert (foreign.value, foreign.foreign) == ("77", True)
     busy.control(mode=Mode.RELEASED)
     kept()

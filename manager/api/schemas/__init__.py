@@ -42,6 +42,7 @@ from manager.api.schemas.assignment import (
     AssignedVm,
     AssignedWindow,
     AssignmentOut,
+    SlotsOut,
 )
 from manager.api.schemas.fields import (
     MAX_TEXT,
@@ -187,6 +188,7 @@ __all__ = [
     "SessionOut",
     "Share",
     "SlaBody",
+    "SlotsOut",
     "SourceBody",
     "SourceOut",
     "SourceStatusBody",

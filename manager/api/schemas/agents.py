@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from manager.api.schemas.fields import (
     Buckets,
@@ -32,7 +32,12 @@ KnobIndex = Annotated[
 
 
 class KnobStatus(Schema):
-    """One knob of a running VM: what it holds, what it held before, and who owns it."""
+    """One knob of a running VM: what it holds, what it held before, and who owns it.
+
+    ``knob`` is kept as text: an agent writes hundreds of these each second, and pydantic asks each enum for its value.
+    """
+
+    model_config = ConfigDict(use_enum_values=True)
 
     knob: Knob
     index: KnobIndex

@@ -52,3 +52,11 @@ class AssignmentOut(Schema):
     vms: list[AssignedVm]
     applications: list[AssignedApplication]
     slot_s: Annotated[float, Field(gt=0, description="length of a slot of response times, in seconds")]
+    digest: str = Field(default="", description="of all but the applications' windows, see the route for slots alone")
+
+
+class SlotsOut(Schema):
+    """The recent slots of a host's applications alone, by application, oldest first."""
+
+    digest: str = Field(description="of the assignment as it is now: if it is another, ask for that")
+    windows: dict[Name, list[AssignedWindow]]
