@@ -1,4 +1,8 @@
-"""What waits for the manager, on disk, so that neither its absence nor the agent's death loses it."""
+"""What waits for the manager, on disk, so that neither its absence nor the agent's death loses it.
+
+But for what comes with every interval: the newest windows and ticks are mostly acknowledged before the next ones come,
+and are written only if they are not. So an agent that is killed loses those of one interval at most.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,8 @@ CREATE TABLE IF NOT EXISTS waiting (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, body TEXT NOT NULL
 ) STRICT
 """
+_INSERT = "INSERT INTO waiting (seq, kind, body) VALUES (?, ?, ?)"
+_LAST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'waiting'"
 _DROP_BULK = """
 DELETE FROM waiting WHERE seq IN (
     SELECT seq FROM waiting WHERE kind IN ('window', 'tick') ORDER BY seq LIMIT ?
@@ -31,6 +38,7 @@ _DROP_ANY = "DELETE FROM waiting WHERE seq IN (SELECT seq FROM waiting ORDER BY 
 
 Item = DecisionRecord | Event | Window | TickRecord
 Fields = dict[str, Any]
+_Row = tuple[int, str, str]
 
 
 class Kind(StrEnum):
@@ -42,6 +50,7 @@ class Kind(StrEnum):
     TICK = "tick"
 
 
+_BULK = frozenset({Kind.WINDOW, Kind.TICK})
 _KINDS: Mapping[type[Item], Kind] = {
     DecisionRecord: Kind.DECISION,
     Event: Kind.EVENT,
@@ -79,25 +88,36 @@ class Outbox:
             self._database = open_file(path, synchronous="NORMAL")
             self._database.execute(_SCHEMA)
             [self._rows] = self._database.execute("SELECT count(*) FROM waiting").fetchone()
+            [self._last] = self._database.execute(_LAST).fetchone()
+            self._unwritten: list[_Row] = []
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"the outbox {path} cannot be used: {error}") from error
 
     def put(self, items: Iterable[Item]) -> None:
         """Add to the end. Raises JournalError when the disk refuses; then nothing was added."""
-        rows = [(_KINDS[type(item)], json.dumps(item, default=_fields_of)) for item in items]
-        if not rows:
+        bodies = [(_KINDS[type(item)], json.dumps(item, default=_fields_of)) for item in items]
+        if not bodies:
             return
+        with self._lock:
+            rows: list[_Row] = [(self._last + place, *body) for place, body in enumerate(bodies, start=1)]
+            acknowledged_soon = not self._unwritten and self._rows + len(rows) <= self._max_rows
+            if acknowledged_soon and all(kind in _BULK for kind, _ in bodies):
+                self._unwritten = rows
+            else:
+                self._write([*self._unwritten, *rows])
+            self._last = rows[-1][0]
+
+    def _write(self, rows: list[_Row]) -> None:
         try:
-            with self._lock:
-                with transaction(self._database) as cursor:
-                    cursor.executemany("INSERT INTO waiting (kind, body) VALUES (?, ?)", rows)
-                    total = self._rows + len(rows)
-                    for statement in (_DROP_BULK, _DROP_ANY):
-                        if total > self._max_rows:
-                            total -= cursor.execute(statement, (total - self._max_rows,)).rowcount
-                self._rows = total
+            with transaction(self._database) as cursor:
+                cursor.executemany(_INSERT, rows)
+                total = self._rows + len(rows)
+                for statement in (_DROP_BULK, _DROP_ANY):
+                    if total > self._max_rows:
+                        total -= cursor.execute(statement, (total - self._max_rows,)).rowcount
         except sqlite3.Error as error:
             raise JournalError(f"the outbox cannot be written: {error}") from error
+        self._rows, self._unwritten = total, []
 
     def peek(self, limit: int, max_bytes: int) -> Waiting:
         """The oldest items, at most ``limit`` and ``max_bytes`` of them, but one in any case.
@@ -109,7 +129,8 @@ class Outbox:
         fields: dict[Kind, list[Fields]] = {kind: [] for kind in Kind}
         try:
             with self._lock, closing(self._database.cursor()) as cursor:
-                for seq, kind, body in cursor.execute("SELECT seq, kind, body FROM waiting ORDER BY seq"):
+                written = cursor.execute("SELECT seq, kind, body FROM waiting ORDER BY seq") if self._rows else ()
+                for seq, kind, body in chain(written, self._unwritten):
                     size += len(body)
                     complete = not taken or (taken < limit and size <= max_bytes)
                     if not complete:
@@ -124,11 +145,15 @@ class Outbox:
         """Remove what the manager acknowledged. Raises JournalError when the disk refuses."""
         try:
             with self._lock:
-                self._rows -= self._database.execute("DELETE FROM waiting WHERE seq <= ?", (seq,)).rowcount
+                if self._rows:
+                    self._rows -= self._database.execute("DELETE FROM waiting WHERE seq <= ?", (seq,)).rowcount
+                self._unwritten = [row for row in self._unwritten if row[0] > seq]
         except sqlite3.Error as error:
             raise JournalError(f"the outbox cannot be written: {error}") from error
 
     def close(self) -> None:
-        """Close the file."""
-        with self._lock:
-            self._database.close()
+        """Write what is not yet written, if the disk lets it, and close the file."""
+        with self._lock, closing(self._database):
+            if self._unwritten:
+                with suppress(JournalError):
+                    self._write(self._unwritten)

@@ -104,6 +104,30 @@ def test_what_is_taken_at_once_is_bounded_but_never_nothing(outbox: Outbox) -> N
     assert (ids(outbox.peek(10, 1).fields), outbox.peek(10, 1).complete) == (["record 0"], False)
 
 
+def test_ticks_and_windows_are_written_only_if_the_next_come_first(outbox: Outbox, path: Path) -> None:
+    def written() -> list[str]:
+        with closing(sqlite3.connect(path)) as other:
+            return [kind for [kind] in other.execute("SELECT kind FROM waiting ORDER BY seq")]
+
+    outbox.put([tick(1), window(1)])
+    first = outbox.peek(10, PLENTY)
+    assert ([len(first.fields[kind]) for kind in (Kind.TICK, Kind.WINDOW)], written()) == ([1, 1], [])
+    outbox.put([tick(2)])
+    assert written() == ["tick", "window", "tick"], "the manager did not take the first in time"
+    outbox.drop_through(first.last)
+    assert written() == ["tick"]
+    outbox.put([tick(3)])
+    outbox.put([record(1)])
+    assert written() == ["tick", "tick", "decision"], "in their order"
+    outbox.drop_through(outbox.peek(10, PLENTY).last)
+    outbox.put([tick(4)])
+    outbox.drop_through(outbox.peek(10, PLENTY).last)
+    assert (outbox.peek(10, PLENTY).last, written()) == (0, [])
+    outbox.put([tick(5)])
+    outbox.close()
+    assert written() == ["tick"]
+
+
 def test_only_what_was_acknowledged_is_dropped(outbox: Outbox) -> None:
     outbox.put([record(number) for number in range(5)])
     last = outbox.peek(2, PLENTY).last
@@ -151,6 +175,7 @@ def test_what_comes_with_every_interval_gives_way_to_records(max_rows: int, puts
             outbox.put(makers[kind](len(kinds) + place) for place, kind in enumerate(put))
             kinds += put
             if again:
+                outbox.close()
                 outbox = stack.enter_context(closing(Outbox(path, max_rows)))  # what it counts is in the file
         fields = outbox.peek(1000, PLENTY).fields
         assert sum(map(len, fields.values())) == min(max_rows, len(kinds))
@@ -205,6 +230,7 @@ def test_a_file_that_cannot_be_used_is_refused(path: Path, tmp_path: Path) -> No
 
 
 def test_errors_of_the_file_have_one_type(outbox: Outbox, path: Path) -> None:
+    outbox.put([record(0)])
     with closing(sqlite3.connect(path)) as other:
         other.execute("DROP TABLE waiting")
     for action in (lambda: outbox.put([record(1)]), lambda: outbox.peek(1, PLENTY), lambda: outbox.drop_through(1)):
