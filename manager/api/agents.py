@@ -71,12 +71,19 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         now = context.now()
         with database.writing() as session:
             stored = _take(session, context, path.name, body, now)
+        number = None
+        if body.asks:
+            with database.reading() as session:
+                stored.slots, number = _slots_out(session, path.name, context), orders_number(session)
         future = sum(one.end > now + timedelta(seconds=context.skew_s) for one in body.windows)
         metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
         metrics.windows_taken("stored", stored.stored_windows)
         metrics.windows_taken("future", future)
         metrics.windows_taken("unknown", len(body.windows) - future - stored.stored_windows)
-        return answer(stored)
+        response = answer(stored)
+        if number is not None:
+            response.headers[ORDERS_HEADER] = str(number)
+        return response
 
     @api.get("/hosts/<name>/ticks", responses=answers((200, TickPage)))
     @endpoint(VIEWER)
@@ -103,9 +110,8 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     def get_slots(path: NamePath, header: AssignmentConditions) -> Response:
         """Of that only what changes all the time: the slots of response times. With If-None-Match: only if they did."""
         with database.reading() as session:
-            found, number = assignment_out(session, path.name, context), orders_number(session)
-        windows = {one.name: one.windows for one in found.applications if one.windows}
-        return _unless_known(SlotsOut(digest=found.digest, windows=windows), header, number)
+            found, number = _slots_out(session, path.name, context), orders_number(session)
+        return _unless_known(found, header, number)
 
     return api
 
@@ -206,6 +212,16 @@ def _decision_row(body: RecordBody) -> dict[str, object]:
 def _event_row(body: EventBody) -> dict[str, object]:
     fields = dict(body)
     return {"record_id": fields.pop("id"), **fields}
+
+
+def _slots_out(session: Session, name: str, context: ManagerContext) -> SlotsOut:
+    found = assignment_out(session, name, context)
+    elsewhere = hosts_of(session, applications_for_host(session, name))
+    return SlotsOut(
+        digest=found.digest,
+        windows={one.name: one.windows for one in found.applications if one.windows},
+        shared=any(hosts - {name} for hosts in elsewhere.values()),
+    )
 
 
 def assignment_out(session: Session, name: str, context: ManagerContext) -> AssignmentOut:

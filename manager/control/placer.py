@@ -7,7 +7,7 @@ pCPUs or pins changed: pins are to stand still while weights move.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from manager.control.feedback import average
 from manager.control.placement import PlacementRequest, VcpuNeed, place
@@ -19,6 +19,8 @@ from manager.model.topology import Topology
 
 RECONSIDER_S = 10.0
 """Demand alone leads to another placement so often at most."""
+DRIFT_PCPUS = 0.02
+"""And only if a vCPU's average has changed by as much since a placement that had nothing to move."""
 MINUTE_S = 60.0
 
 
@@ -40,13 +42,17 @@ Question = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class PlacerMemory:
-    """Average demand by VM; the times at which vCPUs were moved; and the last placement, with what was asked then."""
+    """Average demand by VM; the times at which vCPUs were moved; and the last placement, with what was asked then.
+
+    ``settled_for`` is the demand for which a placement had nothing to move, None after one that had.
+    """
 
     demand: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     moves_s: tuple[float, ...] = ()
     asked_s: float = 0.0
     question: Question | None = None
     placement: Placement = field(default_factory=Placement)
+    settled_for: Mapping[str, tuple[float, ...]] | None = None
 
 
 def usable_cpus(snapshot: Snapshot) -> CpuSet:
@@ -91,8 +97,11 @@ def plan_placement(
     }
     question = (tuple((name, allowed[name], pinned[name]) for name in sorted(allowed)), topology, cpus, rules)
     now_s = snapshot.now_s
-    if question == memory.question and 0 <= now_s - memory.asked_s < RECONSIDER_S:
-        return memory.placement, PlacerMemory(demand, memory.moves_s, memory.asked_s, question, memory.placement)
+    if question == memory.question:
+        if 0 <= now_s - memory.asked_s < RECONSIDER_S:
+            return memory.placement, replace(memory, demand=demand)
+        if memory.settled_for is not None and _alike(demand, memory.settled_for):
+            return memory.placement, replace(memory, demand=demand, asked_s=now_s)
     moves_s = tuple(moved for moved in memory.moves_s if 0 <= now_s - moved < MINUTE_S)
     requests = [
         PlacementRequest(vm.name, tuple(map(VcpuNeed, demand[vm.name], allowed[vm.name])), pinned[vm.name].nodes)
@@ -106,7 +115,14 @@ def plan_placement(
         for name, pins in placement.cpus
         for before, after, may in zip(previous.get(name, ()), pins, allowed[name], strict=False)
     )
-    return placement, PlacerMemory(demand, moves_s + (now_s,) * moved, now_s, question, placement)
+    settled_for = demand if budget and placement.cpus == memory.placement.cpus else None
+    return placement, PlacerMemory(demand, moves_s + (now_s,) * moved, now_s, question, placement, settled_for)
+
+
+def _alike(demand: Mapping[str, tuple[float, ...]], before: Mapping[str, tuple[float, ...]]) -> bool:
+    """Whether each vCPU of the same VMs wants about what it wanted."""
+    pairs = ((now, then) for vm, wanted in demand.items() for now, then in zip(wanted, before[vm], strict=True))
+    return all(abs(now - then) < DRIFT_PCPUS for now, then in pairs)
 
 
 def _demand(vm: VmView, before: tuple[float, ...], snapshot: Snapshot) -> tuple[float, ...]:

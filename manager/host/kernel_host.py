@@ -186,8 +186,8 @@ class KernelHost:
     def cpu_times(self) -> CpuTimes:
         """The first line of /proc/stat; guest time is part of user time (proc_stat(5))."""
         try:
-            with self._paths.stat.open() as file:
-                fields = [int(field) for field in file.readline().split()[1:9]]
+            first_line = process.read_small(str(self._paths.stat)).partition(b"\n")[0]
+            fields = [int(field) for field in first_line.split()[1:9]]
             idle = fields[3] + fields[4]
         except (OSError, ValueError, IndexError) as error:
             raise HostError(f"{self._paths.stat} cannot be read: {error}") from error

@@ -38,7 +38,8 @@ from manager.telemetry.port import Telemetry
 TICK, TALK, TIDY, WATCH = "tick", "talk", "tidy", "watch"
 _REPORT_AT, _FETCH_AT = 0.1, 0.6
 """When the manager is told and asked, in parts of the time between two exchanges, from when a tick is due: what one
-host's agent tells of a slot is known to all others before the next tick."""
+host's agent tells of a slot is known to all others before the next tick. Where no other waits for it, both are one
+request, at the later time."""
 _REPEAT_S = 60.0
 """What did not change of the host is told again so often, for a manager that has forgotten the host."""
 _WATCH_S = 0.5
@@ -138,7 +139,7 @@ class Agent:
         first_s = first_tick_s(system_clock().epoch_s, self._interval_s)
         for name, job, seconds, begin_s, executor in (
             (TICK, self.tick, self._interval_s, first_s, TICK),
-            (TALK, self._talk, self._sync_s, first_s + _REPORT_AT * self._sync_s, TALK),
+            (TALK, self.exchange, self._sync_s, first_s + _REPORT_AT * self._sync_s, TALK),
             (TIDY, collect_garbage, COLLECT_S, first_s + self._interval_s / 2, TICK),
         ):
             begin = timestamp(begin_s)
@@ -170,16 +171,25 @@ class Agent:
         if self.report():
             self.fetch()
 
-    def _talk(self) -> None:
-        """One exchange with a pause between telling and asking: one job, since each run of one has its cost."""
-        began_s = system_clock().monotonic_s
-        self.report()
-        rest_s = began_s + (_FETCH_AT - _REPORT_AT) * self._sync_s - system_clock().monotonic_s
-        if not self._stopping.wait(max(rest_s, 0.0)):
+    def exchange(self) -> None:
+        """One exchange. Where other hosts wait for what is told here, it is told first, and asked after a pause.
+
+        It is one job, and one request where it can be, because each has its cost.
+        """
+        begin_s = system_clock().monotonic_s
+        together = not self._link.shared
+        if not together:
+            self.report()
+        rest_s = begin_s + (_FETCH_AT - _REPORT_AT) * self._sync_s - system_clock().monotonic_s
+        if self._stopping.wait(max(rest_s, 0.0)):
+            return
+        if together:
+            self.report(ask=True)
+        else:
             self.fetch()
 
-    def report(self) -> bool:
-        """Tell the manager what is new. False: it does not answer."""
+    def report(self, *, ask: bool = False) -> bool:
+        """Tell the manager what is new, and with ``ask`` take its orders. False: it does not answer."""
         latest = self._latest
         sources = self._telemetry.statuses()
         about = _About(self._host.capabilities, dict(self._host.running()), self._findings.latest)
@@ -187,7 +197,7 @@ class Agent:
         self._metrics.observe_sources(sources)
         try:
             changed = latest is not None and latest is not self._reported
-            self._link.send(
+            orders = self._link.send(
                 Report(
                     capabilities_body(about.capabilities) if untold else None,
                     latest.tick if changed and latest else None,
@@ -196,21 +206,25 @@ class Agent:
                     self._telemetry.recent(),
                     tuple(about.domains.values()) if untold else None,
                     about.findings if untold else None,
-                )
+                ),
+                ask=ask,
             )
         except (ManagerUnavailable, JournalError) as error:
             return self._without_manager(error)
         if untold:
             self._reported_about = about, system_clock().monotonic_s
         self._reported, self._reported_sources = latest, sources
-        return True
+        return self._obey(orders) if ask else True
 
     def fetch(self) -> bool:
         """Ask the manager for orders. False: it does not answer."""
         try:
-            self._orders = self._link.fetch()
+            return self._obey(self._link.fetch())
         except (ManagerUnavailable, JournalError) as error:
             return self._without_manager(error)
+
+    def _obey(self, orders: Orders) -> bool:
+        self._orders = orders
         if self._manager_answers is not True:
             log.info("the manager answers")
         self._manager_answers = True

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
@@ -92,7 +92,10 @@ class Report:
 
 
 class ManagerLink:
-    """Exchanges with one manager. Belongs to one thread."""
+    """Exchanges with one manager. Belongs to one thread.
+
+    ``shared``: other hosts may wait for what is reported here.
+    """
 
     def __init__(self, client: ManagerClient, host_name: str, agent_version: str, cache: Path, outbox: Outbox) -> None:
         """``cache`` is the file that keeps the last assignment for a start without the manager."""
@@ -105,6 +108,7 @@ class ManagerLink:
         self._orders = Orders()
         self._saved: Assignment | None = None
         self._digest = ""
+        self.shared = True
         self._told: dict[str, list[tuple[object, Window]]] = {}
 
     def cached_orders(self) -> Orders:
@@ -130,9 +134,8 @@ class ManagerLink:
             answer = self._ask("slots")
             if answer is None:
                 return self._orders
-            digest, windows = _understood(answer, self._slots_in)
-            if digest == self._digest:
-                return self._take("slots", answer, before.assignment, windows)
+            if self._take_slots(answer, _understood(answer, json.loads)):
+                return self._orders
         answer = self._ask("assignment")
         if answer is None:
             return self._orders
@@ -141,7 +144,9 @@ class ManagerLink:
         if assignment != self._saved and self._save(answer.content):
             self._saved = assignment
         self._digest, self._told = body.digest, {}
-        return self._take("assignment", answer, assignment, slots)
+        self._take(answer, assignment, slots)
+        self._etag = "assignment", answer.headers.get("ETag", "")
+        return self._orders
 
     def _ask(self, what: str) -> Answer | None:
         """Ask for the assignment or for the slots alone; None: that is as it was at the last question, the same one."""
@@ -155,19 +160,27 @@ class ManagerLink:
             self._orders = replace(self._orders, number=number)
         return None
 
-    def _take(self, what: str, answer: Answer, assignment: Assignment, slots: Slots) -> Orders:
+    def _take_slots(self, answer: Answer, said: Any) -> bool:
+        """Take the slots alone, which an answer holds. False: the assignment is another now, and is to be asked for."""
+        digest, windows, self.shared = _understood(answer, lambda _: self._slots_in(said))
+        if self._orders.assignment is None or digest != self._digest:
+            self._digest = ""
+            return False
+        self._take(answer, self._orders.assignment, windows)
+        self._etag = "slots", answer.headers.get("ETag", "")
+        return True
+
+    def _take(self, answer: Answer, assignment: Assignment, slots: Slots) -> None:
         before = self._orders
-        self._etag = what, answer.headers.get("ETag", "")
         same_slots = before.assignment is not None and before.assignment.slot_s == assignment.slot_s
         known = {one.name: before.slots.get(one.name, ()) if same_slots else () for one in assignment.applications}
         self._orders = Orders(assignment, remember(known, slots, assignment.slot_s), _orders_number(answer))
-        return self._orders
 
-    def _slots_in(self, content: bytes) -> tuple[str, Slots]:
-        """The digest of the assignment and the slots that are told of."""
-        said = json.loads(content)
+    def _slots_in(self, said: Mapping[str, Any]) -> tuple[str, Slots, bool]:
+        """The digest of the assignment, the slots that are told of, and whether others wait for what is told here."""
         self._told = {name: self._windows(name, found) for name, found in said["windows"].items() if found}
-        return said["digest"], {name: tuple(slot for _, slot in told) for name, told in self._told.items()}
+        slots = {name: tuple(slot for _, slot in told) for name, told in self._told.items()}
+        return said["digest"], slots, bool(said["shared"])
 
     def _windows(self, application: str, said: list[object]) -> list[tuple[object, Window]]:
         """The slots of an application with what was said of each. Most were said in the same words before."""
@@ -177,10 +190,11 @@ class ManagerLink:
         made = zip(fresh, (window_of(application, one) for one in _WINDOWS.validate_python(fresh)), strict=True)
         return sorted([*known, *made], key=lambda one: one[1].end_s)
 
-    def send(self, report: Report) -> None:
+    def send(self, report: Report, *, ask: bool = False) -> Orders:
         """Report the last tick and all that waits, oldest first, until nothing does.
 
-        Raises ManagerUnavailable; what was not acknowledged stays in the outbox.
+        With ``ask`` the orders that are returned are the current ones, as those of ``fetch``. Raises
+        ManagerUnavailable; what was not acknowledged stays in the outbox.
         """
         windows = _valid(report.windows, window_body)
         sources = None if report.sources is None else _valid(report.sources, status_body)
@@ -189,6 +203,7 @@ class ManagerLink:
         while True:
             waiting = self._outbox.peek(_BATCH, _BATCH_BYTES)
             now, windows = windows[:_BATCH], windows[_BATCH:]
+            last = waiting.complete and not windows
             body = ReportIn(
                 agent_version=self._version,
                 capabilities=report.capabilities,
@@ -201,17 +216,19 @@ class ManagerLink:
                 ticks=_valid(waiting.fields[Kind.TICK], tick_body),
                 decisions=_valid(waiting.fields[Kind.DECISION], record_body),
                 events=_valid(waiting.fields[Kind.EVENT], event_body),
+                asks=ask and last,
             )
             response = self._client.request(
                 "POST", f"/hosts/{self._host}/report", content=body.model_dump_json(by_alias=True)
             )
             try:
-                ReportOut.model_validate_json(response.content)
-            except ValidationError as error:
+                slots = _slots_apart(response)
+            except (ValueError, TypeError, AttributeError) as error:
                 raise ManagerUnavailable(f"the answer to a report is not a manager's: {error}") from error
             self._outbox.drop_through(waiting.last)
-            if waiting.complete and not windows:
-                return
+            if last:
+                done = not ask or (slots is not None and self._take_slots(response, slots))
+                return self._orders if done else self.fetch()
 
     def _save(self, content: bytes) -> bool:
         """Replace the cache as a whole; when it cannot be written that is logged, and tried again next time."""
@@ -243,6 +260,14 @@ def remember(known: Slots, fresh: Slots, slot_s: float) -> Slots:
         if slots:
             merged[name] = slots[bisect_left(slots, slots[-1].end_s - _REMEMBERED_S, key=_end_s) :]
     return merged
+
+
+def _slots_apart(answer: Answer) -> Any:
+    """The slots that the answer to a report holds, None: none. Raises ValueError for what is no such answer."""
+    said = answer.json()
+    slots = said.pop("slots", None)
+    ReportOut.model_validate(said)
+    return slots
 
 
 def _orders_number(answer: Answer) -> int | None:

@@ -33,6 +33,7 @@ def test_the_first_report_registers_its_host(api: Api) -> None:
         "stored_events": 0,
         "stored_ticks": 0,
         "stored_windows": 0,
+        "slots": None,
     }
     host = api.ok("GET", f"/hosts/{HOST}")
     HostOut.model_validate_json(api.call("GET", f"/hosts/{HOST}").data, strict=True)
@@ -161,9 +162,27 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
     assert [tier["vms"] for tier in application["tiers"]] == [["web-1", "web-2"], ["db-1"]]
     assert [sum(slot["buckets"].values()) for slot in application["windows"]] == [3]
     alone = shop.ok("GET", f"/hosts/{HOST}/slots", role="host")
-    assert alone == {"digest": body["digest"], "windows": {"shop": application["windows"]}}
+    assert alone == {"digest": body["digest"], "windows": {"shop": application["windows"]}, "shared": True}
     parsed, slots = assignment_of(AssignmentOut.model_validate_json(shop.call("GET", f"/hosts/{HOST}/assignment").data))
     assert (parsed.applications[0].sla is not None, [slot.histogram.count for slot in slots["shop"]]) == (True, [3])
+
+
+def test_a_report_can_ask_for_the_slots_as_they_are_after_it(shop: Api) -> None:
+    shop.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
+    shop.ok("POST", "/applications/shop/samples", {"times_ms": [1, 2, 3]}, role="host")
+    answered = shop.call("POST", f"/hosts/{HOST}/report", report(asks=True), role="host")
+    alone = shop.call("GET", f"/hosts/{HOST}/slots", role="host")
+    assert answered.get_json()["slots"] == alone.get_json()
+    assert len(alone.get_json()["windows"]["shop"]) == 1
+    assert answered.headers["Equipoise-Orders"] == alone.headers["Equipoise-Orders"]
+
+
+@pytest.mark.parametrize(("other", "shared"), [(HOST, False), (None, False), ("kvm2", True)])
+def test_an_agent_is_told_whether_others_wait_for_what_it_tells(shop: Api, other: str | None, shared: bool) -> None:
+    shop.ok("PUT", f"/hosts/{HOST}", {})
+    for vm, host in (("web-1", HOST), ("web-2", HOST), ("db-1", other)):
+        shop.ok("PUT", f"/vms/{vm}", {"class": "critical", "host": host})
+    assert shop.ok("GET", f"/hosts/{HOST}/slots", role="host")["shared"] == shared
 
 
 def test_an_unchanged_assignment_is_not_sent_again(shop: Api) -> None:

@@ -127,13 +127,14 @@ def orders(body: object = ASSIGNMENT, etag: str = '"1"') -> Answer:
 
 
 def slots(digest: str, buckets: dict[str, int], etag: str) -> httpx.Response:
-    """The slots of `shop` alone, and the digest of the assignment now."""
+    """The slots of `shop` alone, and the digest of the assignment now; no other host waits for them."""
     window = ASSIGNMENT["applications"][0]["windows"][0] | {"buckets": buckets}  # type: ignore[index]
-    return httpx.Response(200, json={"digest": digest, "windows": {"shop": [window]}}, headers={"ETag": etag})
+    said = {"digest": digest, "windows": {"shop": [window]}, "shared": False}
+    return httpx.Response(200, json=said, headers={"ETag": etag})
 
 
 def stored(_: httpx.Request) -> httpx.Response:
-    return httpx.Response(200, json=dict.fromkeys(ReportOut.model_fields, 0))
+    return httpx.Response(200, json=dict.fromkeys(ReportOut.model_fields, 0) | {"slots": None})
 
 
 def down(request: httpx.Request) -> httpx.Response:

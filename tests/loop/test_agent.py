@@ -218,6 +218,27 @@ def test_the_manager_knows_what_runs_on_a_host_and_when_that_changes(site: Site)
     assert domains() == [("stranger", None)]
 
 
+def test_telling_and_asking_are_one_request_where_nobody_else_waits_for_it(site: Site) -> None:
+    a, _ = site.machines
+
+    def exchange() -> list[str]:
+        site.requests.clear()
+        a.agent.exchange()
+        return [one.rpartition("/")[2] for one in site.requests]
+
+    assert exchange() == ["report", "slots"]
+    site.client.request("PUT", "/applications/shop", body={"tiers": [{"name": "web", "vms": ["web-a"]}]})
+    assert exchange() == ["report", "slots", "assignment"]
+    assert exchange() == ["report"]
+    site.client.request("PATCH", "/vms/web-a", body={"mode": "observe"})
+    assert exchange() == ["report", "assignment"]
+    a.agent.tick()
+    assert a.policy.seen[-1].vms[0].mode is Mode.OBSERVE
+    site.up = False
+    a.agent.exchange()
+    assert a.metrics.registry.get_sample_value("equipoise_agent_manager_up") == 0
+
+
 def test_findings_are_told_once_they_are_known(site: Site) -> None:
     a, _ = site.machines
     with pytest.raises(ManagerUnavailable, match="never reported findings"):

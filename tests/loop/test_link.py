@@ -91,7 +91,9 @@ def test_registrations_that_change_with_the_response_times_are_understood(manage
 def test_slots_that_were_told_before_are_kept_as_they_were_made(manager: Manager, link: ManagerLink) -> None:
     told = json.loads(slots("a", {"700": 1}, '"2"').content)["windows"]["shop"][0]
     later = told | {"start": "2026-01-31T14:00:05Z", "end": "2026-01-31T14:00:07Z"}
-    answers = [{"digest": "a", "windows": {"shop": windows}} for windows in ([told], [told, later], [later])]
+    answers = [
+        {"digest": "a", "windows": {"shop": windows}, "shared": True} for windows in ([told], [told, later], [later])
+    ]
     manager.will(orders(ASSIGNMENT | {"digest": "a"}), *(httpx.Response(200, json=one) for one in answers))
     link.fetch()
     once, twice, thrice = (link.fetch().slots["shop"] for _ in range(3))
@@ -103,7 +105,8 @@ def test_slots_that_were_told_before_are_kept_as_they_were_made(manager: Manager
 @pytest.mark.parametrize(
     "said",
     [
-        {"digest": "a", "windows": {"shop": [{"buckets": {"600": -1}}]}},
+        {"digest": "a", "windows": {"shop": [{"buckets": {"600": -1}}]}, "shared": True},
+        {"digest": "a", "windows": {}},
         {"digest": "a"},
         {"windows": {}},
         [],
@@ -118,6 +121,27 @@ def test_slots_that_cannot_be_understood_are_refused(manager: Manager, link: Man
     manager.will(httpx.Response(304))
     assert link.fetch() is first
     assert "If-None-Match" not in manager.requests[-1].headers, "it was of no use"
+
+
+def test_orders_come_with_the_answer_to_a_report_that_asks(manager: Manager, link: ManagerLink, report) -> None:
+    def answered(digest: str, shared: bool) -> httpx.Response:
+        said = stored(httpx.Request("POST", "/")).json()
+        said["slots"] = slots(digest, {"700": 5}, "").json() | {"shared": shared}
+        return httpx.Response(200, json=said, headers={"Equipoise-Orders": "7"})
+
+    assert link.shared, "as long as nobody told otherwise"
+    again = ASSIGNMENT | {"digest": "b"}
+    manager.will(orders(ASSIGNMENT | {"digest": "a"}), answered("a", False), stored, answered("b", True), orders(again))
+    first = link.fetch()
+    second = link.send(report, ask=True)
+    assert (second.assignment, second.slots["shop"][0].histogram) == (first.assignment, Histogram({700: 5}))
+    assert (second.number, link.shared) == (7, False)
+    assert link.send(report) is second
+    assert link.send(report, ask=True).slots["shop"][0].histogram == Histogram({500: 3})
+    assert link.shared
+    asked = [f"{one.method} {one.url.path.rpartition('/')[2]}" for one in manager.requests]
+    assert asked == ["GET assignment", *["POST report"] * 3, "GET assignment"]
+    assert [one.asks for one in manager.reports] == [True, False, True]
 
 
 def test_a_manager_without_etags_is_asked_for_everything(manager: Manager, link: ManagerLink) -> None:

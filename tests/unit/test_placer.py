@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from manager.control.placer import RECONSIDER_S, Pinned, PlacerMemory, plan_placement, usable_cpus, wants_pins
+from manager.control.placer import (
+    DRIFT_PCPUS,
+    RECONSIDER_S,
+    Pinned,
+    PlacerMemory,
+    plan_placement,
+    usable_cpus,
+    wants_pins,
+)
 from manager.model.decision import Placement, Snapshot, VmView
 from manager.model.registration import HostSpec, Mode, VmClass
 from manager.model.rules import IrqSteering, PlacementRules
@@ -93,6 +101,21 @@ def test_nothing_is_thought_over_again_while_nothing_changed() -> None:
     )
     assert later.asked_s == 1000 + RECONSIDER_S
     assert first.cpus == later.placement.cpus
+
+
+@pytest.mark.parametrize(("change", "again"), [(DRIFT_PCPUS / 2, False), (2 * DRIFT_PCPUS, True)])
+def test_a_placement_that_had_nothing_to_move_waits_until_demand_has_drifted(change: float, again: bool) -> None:
+    rules = PlacementRules(demand_window_s=1)
+    pinned, memory = {name: floating() for name in "ab"}, PlacerMemory()
+    for step in range(2):  # the first one places them
+        _, memory = settle(crowd({"a": 0.3, "b": 0.3}, 1000.0 + step * RECONSIDER_S, rules), memory, pinned)
+    assert memory.settled_for == {"a": (0.3,), "b": (0.3,)}
+    last = memory.placement
+    for step in (2, 3, 4):  # small steps add up
+        used = 0.3 + change * (step - 1) / 3
+        _, memory = settle(crowd({"a": used, "b": 0.3}, 1000.0 + step * RECONSIDER_S, rules), memory, pinned)
+        assert memory.asked_s == 1000.0 + step * RECONSIDER_S
+    assert (memory.placement is not last) == again
 
 
 def test_demand_is_averaged_over_its_window() -> None:

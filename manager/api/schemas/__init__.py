@@ -27,7 +27,6 @@ from manager.api.schemas.agents import (
     ReadyBody,
     RecordBody,
     ReportIn,
-    ReportOut,
     TickBody,
     TickStatus,
     TopologyBody,
@@ -42,6 +41,7 @@ from manager.api.schemas.assignment import (
     AssignedVm,
     AssignedWindow,
     AssignmentOut,
+    ReportOut,
     SlotsOut,
 )
 from manager.api.schemas.fields import (

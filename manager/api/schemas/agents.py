@@ -287,12 +287,4 @@ class ReportIn(Schema):
     ticks: list[TickBody] = Field(default_factory=list, max_length=500)
     decisions: list[RecordBody] = Field(default_factory=list, max_length=1000)
     events: list[EventBody] = Field(default_factory=list, max_length=1000)
-
-
-class ReportOut(Schema):
-    """How many records, ticks and windows were stored (repeated records and ticks are not counted)."""
-
-    stored_decisions: Count
-    stored_events: Count
-    stored_ticks: Count
-    stored_windows: Count
+    asks: bool = Field(default=False, description="whether the answer is to hold the slots, as the route for them does")

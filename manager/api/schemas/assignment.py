@@ -60,3 +60,14 @@ class SlotsOut(Schema):
 
     digest: str = Field(description="of the assignment as it is now: if it is another, ask for that")
     windows: dict[Name, list[AssignedWindow]]
+    shared: bool = Field(description="whether other hosts have VMs of these applications, and need what this one tells")
+
+
+class ReportOut(Schema):
+    """How many records, ticks and windows were stored (repeated records and ticks are not counted)."""
+
+    stored_decisions: Count
+    stored_events: Count
+    stored_ticks: Count
+    stored_windows: Count
+    slots: SlotsOut | None = Field(default=None, description="as they are now, if the report asked for them")
