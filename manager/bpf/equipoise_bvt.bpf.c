@@ -17,7 +17,8 @@
  *    did.
  *  - Grace (the 2014 paper's addition): if it just misses, a timer takes the decision again when the running task has
  *    used up its lead. Ticks are too coarse for that; GRACE_NS bounds the number of timers.
- *  - Limit: a task that ran for its group's limit on borrowed time loses its warp until it has paid back.
+ *  - Limit: a task that ran on borrowed time for PATIENCE_NS has half its warp, and for its group's limit none, until it
+ *    has paid back. So among tasks with warps one that has waited for that long comes first.
  *
  * THE TREE. Weights act among siblings, at every level of the control groups, as EEVDF's do: a VM's vCPUs share the
  * VM's part, VMs their slice's. Every group has a clock, the average virtual time of its members that want to run, and
@@ -181,6 +182,10 @@ void BPF_STRUCT_OPS(bvt_running, struct task_struct *p)
 	if (tc->cpu >= 0 && tc->cpu != cpu)
 		COUNT(migrations, 1);
 	tc->cpu = cpu;
+	if (scx_bpf_now() - tc->weighed_ns > WEIGH_NS) {
+		tc->weighed_ns = scx_bpf_now();
+		weigh(p);
+	}
 	if (tc->tree == SHARED && nr_online > 1)
 		update(tc, 0, weight_of(p), 0); /* the pace counts from here */
 	queue = best_queue(cpu, c, &key);
@@ -228,18 +233,16 @@ void BPF_STRUCT_OPS(bvt_cgroup_move, struct task_struct *p, struct cgroup *from,
 	tc->tree = -1;
 }
 
-static __always_inline u64 shares_of(struct cgroup *cgrp)
+static __always_inline u64 weight_of_group(struct cgroup *cgrp)
 {
-	struct task_group *tg = (void *)BPF_CORE_READ(cgrp, subsys[bpf_core_enum_value(enum cgroup_subsys_id, cpu_cgrp_id)]);
-	u64 shares = tg ? BPF_CORE_READ(tg, shares) >> 10 : 0;
-
-	return shares ?: UNIT_WEIGHT;
+	return shares_of((void *)BPF_CORE_READ(cgrp, subsys[bpf_core_enum_value(enum cgroup_subsys_id, cpu_cgrp_id)])) ?:
+		       UNIT_WEIGHT;
 }
 
 s32 BPF_STRUCT_OPS(bvt_cgroup_init, struct cgroup *cgrp, struct scx_cgroup_init_args *args)
 {
 	struct cgroup *parent = BPF_CORE_READ(cgrp, self.parent, cgroup);
-	struct bvt_group g = { .weight = shares_of(cgrp), .parent = parent ? BPF_CORE_READ(parent, kn, id) : 0 };
+	struct bvt_group g = { .weight = weight_of_group(cgrp), .parent = parent ? BPF_CORE_READ(parent, kn, id) : 0 };
 	u64 cgid = cgrp->kn->id;
 
 	if (!parent)
@@ -261,23 +264,13 @@ void BPF_STRUCT_OPS(bvt_cgroup_exit, struct cgroup *cgrp)
 	}
 }
 
-static __always_inline void weigh(struct cgroup *cgrp)
+void BPF_STRUCT_OPS(bvt_cgroup_set_weight, struct cgroup *cgrp, u32 weight)
 {
 	u64 cgid = cgrp->kn->id;
 	struct bvt_group *g = bpf_map_lookup_elem(&groups, &cgid);
 
 	if (g)
-		g->weight = shares_of(cgrp);
-}
-
-void BPF_STRUCT_OPS(bvt_cgroup_set_weight, struct cgroup *cgrp, u32 weight)
-{
-	weigh(cgrp);
-}
-
-void BPF_STRUCT_OPS(bvt_cgroup_set_idle, struct cgroup *cgrp, bool idle)
-{
-	weigh(cgrp);
+		g->weight = weight_of_group(cgrp);
 }
 
 void BPF_STRUCT_OPS(bvt_cpu_online, s32 cpu)
@@ -352,7 +345,6 @@ struct sched_ext_ops equipoise_bvt = {
 	.cgroup_exit = (void *)bvt_cgroup_exit,
 	.cgroup_move = (void *)bvt_cgroup_move,
 	.cgroup_set_weight = (void *)bvt_cgroup_set_weight,
-	.cgroup_set_idle = (void *)bvt_cgroup_set_idle,
 	.cpu_online = (void *)bvt_cpu_online,
 	.cpu_offline = (void *)bvt_cpu_offline,
 	.init = (void *)bvt_init,

@@ -55,6 +55,7 @@ struct cgroup {
 struct task_group {
 	struct cgroup_subsys_state css;
 	unsigned long shares;
+	struct task_group *parent;
 };
 
 struct cpumask {
@@ -79,6 +80,7 @@ struct task_struct {
 	unsigned int policy;
 	int nr_cpus_allowed;
 	const struct cpumask *cpus_ptr;
+	struct task_group *sched_task_group;
 };
 
 struct scx_init_task_args {
@@ -114,7 +116,6 @@ struct sched_ext_ops {
 	void (*cgroup_exit)(struct cgroup *cgrp);
 	void (*cgroup_move)(struct task_struct *p, struct cgroup *from, struct cgroup *to);
 	void (*cgroup_set_weight)(struct cgroup *cgrp, u32 weight);
-	void (*cgroup_set_idle)(struct cgroup *cgrp, bool idle);
 	void (*cpu_online)(s32 cpu);
 	void (*cpu_offline)(s32 cpu);
 	s32 (*init)(void);

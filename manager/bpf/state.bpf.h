@@ -16,9 +16,11 @@
 #define GRACE_NS (MS / 10) /* the least time until a decision is taken again */
 #define SLICE_NS (5 * MS) /* after which a decision is taken in any case */
 #define MAX_WARP_NS (100 * MS)
-#define MAX_BORROWED_NS (50 * MS)
+#define PATIENCE_NS (17 * MS / 2) /* on borrowed time, after which a task has half its warp */
+#define MAX_BORROWED_NS (50 * MS) /* after which it has none */
 #define MAX_WAIT_NS (1000 * MS) /* in a queue: half of what the kernel's watchdog allows */
 #define SEARCH_NS (MAX_WAIT_NS / 10) /* how often a CPU looks for those who waited that long */
+#define WEIGH_NS (100 * MS) /* how often the weights of a task's groups are looked at */
 #define RESCUE_NS (MS / 2) /* what they get */
 #define KTHREAD_WARP_NS (4 * MS)
 #define TIMEOUT_MS 2000
@@ -46,6 +48,7 @@ struct task_ctx {
 	u64 cgid;
 	u64 used_ns; /* sum_exec_runtime that was charged */
 	u64 queued_ns;
+	u64 weighed_ns;
 	u64 key; /* effective virtual time */
 	u64 rate; /* of the key, per nanosecond that it runs, << RATE_SHIFT */
 	s64 base_warp; /* of a kernel thread of one CPU */
@@ -161,7 +164,32 @@ static __always_inline u64 weight_of(const struct task_struct *p)
 	return index < 40 ? nice_weight[index] : UNIT_WEIGHT;
 }
 
-static __always_inline s64 scale(s64 value, u64 by, u64 per)
+/* In the units of UNIT_WEIGHT; 0 where there is none. */
+static __always_inline u64 shares_of(struct task_group *tg)
+{
+	return tg ? BPF_CORE_READ(tg, shares) >> 10 : 0;
+}
+
+/* Look up what a task's groups weigh: the kernel tells of cpu.weight, but before 6.19 not of cpu.idle. */
+static __noinline void weigh(struct task_struct *p)
+{
+	struct task_group *tg = p->sched_task_group;
+	int level;
+
+	bpf_for(level, 0, MAX_DEPTH) {
+		u64 cgid = BPF_CORE_READ(tg, css.cgroup, kn, id), shares = shares_of(tg);
+		struct bvt_group *g = bpf_map_lookup_elem(&groups, &cgid);
+
+		if (g && shares)
+			g->weight = shares;
+		tg = BPF_CORE_READ(tg, parent);
+		if (!tg)
+			break;
+	}
+}
+
+/* Not static: the verifier looks at it once, not at every path of every call. So is update(). */
+__noinline s64 scale(s64 value, u64 by, u64 per)
 {
 	const s64 most = 1LL << 40;
 
@@ -182,7 +210,7 @@ static struct bvt_node *node_of(u64 cgid, u64 tree)
 
 /* Charge a task and all groups above it for CPU time; let it count with this weight (0: it does not want to run); find
  * its key. `came` is 1 when it comes, -1 when it leaves. */
-static __noinline int update(struct task_ctx *tc, u64 ran_ns, u64 weight, s32 came)
+__noinline int update(struct task_ctx *tc, u64 ran_ns, u64 weight, s32 came)
 {
 	s64 ahead = 0, warp;
 	u64 rate, below = 1, below_load = 0, cgid, child = 0, tree;
@@ -247,6 +275,8 @@ static __noinline int update(struct task_ctx *tc, u64 ran_ns, u64 weight, s32 ca
 			} else if (warp) {
 				tc->borrowed_ns += ran_ns;
 				COUNT(borrowed_ns, ran_ns);
+				if (tc->borrowed_ns > PATIENCE_NS)
+					warp >>= 1;
 				if (tc->borrowed_ns > tc->limit_ns) {
 					warp = 0;
 					if (tc->borrowed_ns - ran_ns <= tc->limit_ns)

@@ -22,14 +22,14 @@ _runs = pytest.StashKey[dict[str, Run]]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--four-cpus", action="store_true", help="also shares and a random workload on four CPUs: minutes more"
+        "--four-cpus", action="store_true", help="all tests on four CPUs, not only the short ones: minutes more"
     )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what takes longest, unless it is asked for."""
     if not config.getoption("--four-cpus"):
-        left_out = [item for item in items if machine_name(item) == FOUR_CPUS]
+        left_out = [i for i in items if machine_name(i) == FOUR_CPUS and not i.get_closest_marker("short")]
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
 

@@ -10,6 +10,8 @@ from tests.kernel.inside.warp import lab
 from tests.kernel.inside.warp.lab import Load
 
 HOUR_MS = 3_600_000
+X, Y = (f"machine.slice/machine-qemu\\x2d{number}\\x2d{name}.scope" for number, name in ((1, "x"), (2, "y")))
+"""The groups of two VMs, as libvirt and systemd name them; their threads' are below."""
 NICE_WEIGHT = {0: 1024, 5: 335}  # kernel/sched/core.c: sched_prio_to_weight
 
 
@@ -22,6 +24,14 @@ class Spin:
     count: int = 1
     nice: int = 0
     pinned: tuple[int, ...] = ()
+
+
+def libvirt(weight_x: int, weight_y: int, vcpus: int) -> dict[str, int]:
+    """The groups of the two VMs with their weights, and those that libvirt makes for their threads."""
+    threads = ("emulator", *(f"vcpu{vcpu}" for vcpu in range(vcpus)))
+    return {"machine.slice": 100, X: weight_x, Y: weight_y} | {
+        f"{vm}/libvirt/{thread}": 100 for vm in (X, Y) for thread in threads
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +73,15 @@ ONE_CPU = {
         "machine.slice/x",
         (Spin("machine.slice/x", 0.125), Spin("machine.slice/y", 0.1875, 2), Spin("other", 0.5)),
     ),
+    "two VMs as libvirt lays them out": Scenario(
+        {**libvirt(300, 100, 2), "system.slice": 100},
+        X,
+        (
+            *(Spin(f"{X}/libvirt/{thread}", 0.125) for thread in ("emulator", "vcpu0", "vcpu1")),
+            *(Spin(f"{Y}/libvirt/{thread}", 0.125 / 3) for thread in ("emulator", "vcpu0", "vcpu1")),
+            Spin("system.slice", 0.5),
+        ),
+    ),
     "eight tasks with nice": Scenario(
         dict.fromkeys("abcd", 100),
         "a",
@@ -102,18 +121,14 @@ FOUR_CPUS = {
         "a",
         (Spin("a", 0.5, pinned=(0,)), Spin("b", 0.875, 4)),
     ),
-    # As a VM's threads are laid out: vCPUs on CPUs of their own, the emulator's anywhere.
-    "two VMs, vCPU by vCPU on two CPUs": Scenario(
-        {
-            "machine.slice": 100,
-            "machine.slice/x": 300,
-            "machine.slice/y": 100,
-            **{f"machine.slice/{vm}/{part}": 100 for vm in "xy" for part in ("vcpu0", "vcpu1")},
-        },
-        "machine.slice/x",
+    # vCPUs on CPUs of their own, emulators anywhere.
+    "two VMs as libvirt lays them out, vCPU by vCPU on two CPUs": Scenario(
+        libvirt(300, 100, 2),
+        X,
         (
-            *(Spin(f"machine.slice/x/vcpu{cpu}", 0.75, pinned=(cpu,)) for cpu in (0, 1)),
-            *(Spin(f"machine.slice/y/vcpu{cpu}", 0.25, pinned=(cpu,)) for cpu in (0, 1)),
+            *(Spin(f"{X}/libvirt/vcpu{cpu}", 0.75, pinned=(cpu,)) for cpu in (0, 1)),
+            *(Spin(f"{Y}/libvirt/vcpu{cpu}", 0.25, pinned=(cpu,)) for cpu in (0, 1)),
+            *(Spin(f"{vm}/libvirt/emulator", 1.0) for vm in (X, Y)),
         ),
     ),
     "two pinned vCPUs that have half a CPU each, and others": Scenario(

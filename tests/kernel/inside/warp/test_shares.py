@@ -38,6 +38,17 @@ def test_a_weight_that_changes_while_all_run(bvt: SchedExt) -> None:
     assert lab.shares(loads, SPAN_S) == pytest.approx([0.75, 0.25], abs=0.005)
 
 
+def test_a_group_that_becomes_idle_while_all_run_and_then_is_no_more(bvt: SchedExt) -> None:
+    folder = lab.group("a")
+    lab.group("b")
+    for idle, share in (("1", 3 / 1027), ("0", 0.5)):
+        loads = [spin("a"), spin("b")]
+        for each in loads:
+            each.go()
+        folder.joinpath("cpu.idle").write_text(idle)
+        assert lab.shares(loads, SPAN_S) == pytest.approx([share, 1 - share], abs=0.005)
+
+
 @pytest.mark.parametrize("kind", [("spin", 3_600_000), ("wave", 20, 1, 3_600_000)])
 def test_two_groups_with_the_largest_warp_cannot_starve_a_third(bvt: SchedExt, kind: tuple[object, ...]) -> None:
     """Neither by running on nor by sleeping a little, to come back as if they were owed the time."""

@@ -11,10 +11,13 @@ from tests.kernel.inside.warp.scenarios import FOUR_CPUS
 from tests.kernel.inside.warp.soak import CPUS
 
 SPAN_S = 1.0
+SHORT = ("pinned beside floating, which want more", "two VMs as libvirt lays them out, vCPU by vCPU on two CPUs")
 
 
 @pytest.mark.parametrize("warp_us", [0, 12_000])
-@pytest.mark.parametrize("name", FOUR_CPUS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.short] if name in SHORT else []) for name in FOUR_CPUS]
+)
 def test_shares(bvt: SchedExt, name: str, warp_us: int) -> None:
     scenario = FOUR_CPUS[name]
     found, idle = scenario.shares(warp_us, SPAN_S)

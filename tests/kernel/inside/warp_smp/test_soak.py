@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from manager.host.sched_ext import SchedExt
 from tests.kernel.inside.warp import soak
 
-SECONDS = 20.0
+SECONDS = 15.0
 SEED = 1
 
 
+@pytest.mark.short
 def test_no_task_is_lost(bvt: SchedExt) -> None:
     done = soak.run(bvt, SECONDS, SEED).done
     assert set(done) == {"start", "end", "move", "affinity", "nice", "policy", "weight", "warp", "group", "cpu"}
