@@ -44,7 +44,9 @@ class Kind:
         return {name: body[name] for name in self.model.model_json_schema()["properties"]}
 
 
-_SELDOM_OF_VMS = frozenset({"libvirt_name", "libvirt_uuid", "weight", "pin", "cpus", "max_pcpus", "warp_us"})
+_SELDOM_OF_VMS = frozenset(
+    {"libvirt_name", "libvirt_uuid", "weight", "pin", "cpus", "max_pcpus", "warp_us", "scheduling"}
+)
 KINDS: Mapping[str, Kind] = {
     kind.path: kind
     for kind in (

@@ -10,6 +10,7 @@ from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
+from manager.model.scheduling import in_words
 from manager.model.warp import TITLES
 from manager.model.warp import Rung as Mechanism
 from webui.cpu_map import pins
@@ -45,6 +46,7 @@ class VmLine:
     idle: bool | None
     quota: str | None
     pins: str
+    scheduling: str
     foreign: tuple[str, ...]
 
 
@@ -98,6 +100,7 @@ def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmLine]:
                 idle=None if idle is None else idle["value"] == "1",
                 quota=None if quota is None or quota["value"] == "-1" else quota["value"],
                 pins=_pins(status, online),
+                scheduling=_scheduling(status),
                 foreign=tuple(
                     f"{name.replace('_', ' ')} {index}" if name.endswith("_pin") else name
                     for (name, index), one in sorted(knobs.items())
@@ -106,6 +109,13 @@ def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmLine]:
             )
         )
     return lines
+
+
+def _scheduling(status: Json | None) -> str:
+    """How the vCPUs are scheduled where that was changed."""
+    knobs = () if status is None else status["knobs"]
+    held = {int(one["value"]) for one in knobs if one["knob"] == "scheduling" and one["owned"]}
+    return ", ".join(map(in_words, sorted(held)))
 
 
 def _pins(status: Json | None, online: CpuSet) -> str:

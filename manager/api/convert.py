@@ -38,6 +38,7 @@ from manager.model.host import Capabilities, VmInstance
 from manager.model.law import Law
 from manager.model.registration import Application, Assignment, HostSpec, Sla, Tier, VmSpec
 from manager.model.rules import PlacementRules
+from manager.model.scheduling import Scheduling
 from manager.model.source import SourceStatus
 from manager.model.topology import NicQueue, Pcpu, Topology
 from manager.model.window import Ready, Window
@@ -61,6 +62,7 @@ def vm_spec(name: str, body: VmIn, adoptions: int = 0) -> VmSpec:
     """A VM as registered."""
     fields = {field: getattr(body, field) for field in VmIn.model_fields}
     fields["cpus"] = None if body.cpus is None else parse_cpus(body.cpus)
+    fields["scheduling"] = None if body.scheduling is None else Scheduling(**body.scheduling.model_dump())
     return VmSpec(name, **fields, adoptions=adoptions)
 
 
@@ -68,6 +70,7 @@ def vm_fields(spec: VmSpec) -> dict[str, Any]:
     """The inverse of ``vm_spec``: the fields of a VmIn."""
     fields = {field: getattr(spec, field) for field in VmIn.model_fields}
     fields["cpus"] = None if spec.cpus is None else format_cpus(spec.cpus)
+    fields["scheduling"] = None if spec.scheduling is None else asdict(spec.scheduling)
     return fields
 
 
@@ -195,6 +198,7 @@ def capabilities_body(capabilities: Capabilities) -> CapabilitiesBody:
             "schedstat": capabilities.schedstat,
             "warnings": list(capabilities.warnings),
             "idle_class": capabilities.idle_class,
+            "limits_real_time": capabilities.limits_real_time,
             "topology": topology_body(capabilities.topology),
             "warps": [asdict(offer) | {"detail": text(offer.detail)} for offer in capabilities.warps],
             "scheduler": text(capabilities.scheduler),

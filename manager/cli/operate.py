@@ -11,9 +11,12 @@ import click
 from rich.table import Table
 
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, console, with_settings
+from manager.model.scheduling import in_words
 from manager.settings import Settings
 
-_NUMBERED = frozenset({"vcpu_pin", "iothread_pin", "irq_affinity", "slice"})
+_NUMBERED = frozenset(
+    {"vcpu_pin", "iothread_pin", "irq_affinity", "slice", "scheduling", "rt_runtime", "vcpu_rt_runtime"}
+)
 _WARP_KNOBS = frozenset({"warp", "bvt_warp", "group_identity", "slice"})
 _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
 
@@ -142,6 +145,16 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
             if knob["knob"] == "quota" and (knob["value"] != "-1" or knob["original"] is not None)
         ]
         weights += [f"warp: {state['warp_us']:,} us"] if state.get("warp_us") else []
+        weights += [
+            f"vCPU {knob['index']}: {in_words(int(knob['value']))}{' foreign' * knob['foreign']}"
+            for knob in state["knobs"]
+            if knob["knob"] == "scheduling" and knob["original"] is not None
+        ]
+        weights += [
+            f"real-time limit: {_knob(knob)} us"
+            for knob in state["knobs"]
+            if knob["knob"] == "rt_runtime" and knob["index"] == 0 and knob["original"] is not None
+        ]
         weights += [f"given up: {one['knob']} {one['index']}" for one in state["knobs"] if _warp_lost(one)]
         pins = [f"{knob['index']}: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "vcpu_pin"]
         pins += [f"emulator: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "emulator_pin"]
@@ -194,7 +207,7 @@ EXAMPLES
     default="",
     metavar="KNOB",
     help="Only weight, idle, quota, vcpu_pin, emulator_pin, iothread_pin, irq_affinity, warp, bvt_warp,"
-    " group_identity, slice or scheduler.",
+    " group_identity, slice, scheduler, scheduling, rt_runtime or vcpu_rt_runtime.",
 )
 @click.option("--since", default="", metavar="TIME", help="Not before this RFC 3339 time.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many.")

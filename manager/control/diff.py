@@ -7,12 +7,28 @@ from dataclasses import dataclass, field, replace
 
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.host import NUMBERS, PINS, WARPS, KnobKey, KnobValue, knob_text
+from manager.model.host import (
+    HOST_UUID,
+    NUMBERS,
+    PINS,
+    RT_RUNTIMES,
+    SCHEDULINGS,
+    UNLIMITED,
+    WARPS,
+    KnobKey,
+    KnobValue,
+    knob_text,
+)
 from manager.model.records import Knob
 from manager.model.registration import Mode
+from manager.model.scheduling import is_real_time
 from manager.model.warp import EJECTED, OUTDATED
 
 _OBSERVE_REASON = "not enforced any more: back to the original"
+_ENDING = PINS | WARPS | SCHEDULINGS
+"""Knobs of what may end while the VM runs."""
+_GROUPS = KnobKey(HOST_UUID, Knob.RT_RUNTIME)
+"""The root's, which is read together with those of all groups above VMs."""
 _KEEPS = "kept for later: it changes with another setting"
 
 
@@ -39,7 +55,7 @@ def diff(plan: Plan, found: Found, ledger: Mapping[KnobKey, Owned]) -> tuple[Cha
     known to have happened, what was there before, was changed by somebody else: it is given up, until the operator
     adopts it; then it is forgotten, and so found anew by the next call. Knobs that could not be read are left alone.
     Changes that widen a CPU set come first (design, section 5, rule 4), then the order is that of the knobs, so a VM
-    leaves the idle class before it gets a weight.
+    leaves the idle class before it gets a weight. Threads become real-time last, see ``_turn``.
     """
     goals = {goal.key: goal for goal in plan.goals if goal.mode is not Mode.RELEASED}
     pins: dict[str, list[KnobKey]] = {}
@@ -58,7 +74,7 @@ def diff(plan: Plan, found: Found, ledger: Mapping[KnobKey, Owned]) -> tuple[Cha
         if not all(map(differences.is_as_planned, concerned[uuid]))
         for change in differences.of_domain(uuid, sorted(concerned[uuid], key=_place))
     ]
-    return tuple(sorted(changes, key=lambda change: 0 if _widens(change) else 1))
+    return tuple(sorted(changes, key=_turn))
 
 
 def _place(key: KnobKey) -> tuple[str, int]:
@@ -147,13 +163,14 @@ class _Diff:
 
     def _without_value(self, key: KnobKey) -> Iterator[Change]:
         """Forget what ended: settings of a thread that was unplugged, the weight of a group back in its own idle class,
-        a warp whose scheduler is gone.
+        a warp whose scheduler is gone, the limit of a group that was removed.
 
-        In all cases the VM was read. All other knobs without a value could not be read.
+        In all cases the VM was read, or the host's root group. All other knobs without a value could not be read.
         """
         owned, idle_key = self.ledger.get(key), KnobKey(key.uuid, Knob.IDLE)
         idle = self.ledger.get(idle_key)
-        unplugged = key.knob in PINS | WARPS and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.found.values
+        unplugged = key.knob in _ENDING and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.found.values
+        unplugged |= key[:2] == _GROUPS[:2] and _GROUPS in self.found.values
         weightless = key.knob is Knob.WEIGHT and idle is not None and idle.original == 1
         if owned and (unplugged or (weightless and self.found.values.get(idle_key) == 1)):
             yield Change(Action.FORGET, key, owned.intended, owned.intended, self.undo_reason)
@@ -261,6 +278,27 @@ class _Diff:
 def _sets_idle(change: Change, value: int) -> bool:
     written = change.action in {Action.WRITE, Action.RESTORE} and change.before != change.after
     return change.key.knob is Knob.IDLE and written and change.after == value
+
+
+def _turn(change: Change) -> tuple[int, int, int]:
+    """The place of a change among all, where that matters.
+
+    The kernel takes the limit of real-time CPU time from no group with a real-time thread (EBUSY), gives no such thread
+    to a group without one (EPERM), and lets no group have less than those inside it together (EINVAL;
+    kernel/sched/rt.c, tg_rt_schedulable). So threads leave first, limits shrink from the innermost group and grow from
+    the outermost (the id of a group is mostly larger than that of the one around it), and threads enter last.
+    """
+    before, after = change.before, change.after
+    if not isinstance(before, int) or not isinstance(after, int):
+        return (0 if _widens(change) else 3), 0, 0
+    if change.key.knob is Knob.SCHEDULING:
+        return (5 if is_real_time(after) else 1), 0, 0
+    if change.key.knob in RT_RUNTIMES:
+        depth = 0 if change.key.uuid == HOST_UUID else 1 if change.key.knob is Knob.RT_RUNTIME else 2
+        if after != UNLIMITED and (before == UNLIMITED or after < before):
+            return 2, -depth, -change.key.index
+        return 4, depth, change.key.index
+    return 3, 0, 0
 
 
 def _widens(change: Change) -> bool:

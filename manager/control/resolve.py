@@ -86,6 +86,7 @@ class Wishes:
     confined: tuple[Confined, ...] = ()
     interrupts: tuple[Steered, ...] = ()
     warp: WarpPlan = NO_WARPS
+    scheduling: tuple[Goal, ...] = ()
 
 
 def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
@@ -99,6 +100,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
         *_group_goals(wishes.decision, snapshot, views, uuids),
         *_quota_goals(snapshot, uuids),
         *_warp_goals(wishes.warp, snapshot, views, uuids),
+        *wishes.scheduling,
     ]
     for placed in wishes.placement.vms:
         view, uuid = views[placed.vm], uuids[placed.vm]

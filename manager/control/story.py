@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manager.model.host import UNLIMITED
+from manager.model.host import RT_RUNTIMES, UNLIMITED
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import Sla
+from manager.model.scheduling import in_words
 from manager.model.warp import LOADED
 
 MAX_TOLD = 3
@@ -125,6 +126,16 @@ def _told(change: KnobChange, vm: str | None) -> str:
         return f"our sched_ext scheduler {'loaded' if after == str(LOADED) else 'removed'}"
     if change.knob is Knob.QUOTA:
         return f"CPU limit of {vm} {_quota(before)} to {_quota(after)}"
+    return _told_of_threads(change, vm)
+
+
+def _told_of_threads(change: KnobChange, vm: str | None) -> str:
+    before, after = change.before, change.after
+    if change.knob is Knob.SCHEDULING:
+        return f"vCPU {change.index} of {vm} from {in_words(int(before))} to {in_words(int(after))}"
+    if change.knob in RT_RUNTIMES:
+        of = f"vCPU {change.index} of {vm}" if change.knob is Knob.VCPU_RT_RUNTIME else vm or "the host's VMs"
+        return f"real-time limit of {of} {_number(before)} to {_number(after)} us a second"
     return f"{_NAMES[change.knob].format(change.index)} to {after or 'none'} (was {before or 'none'})"
 
 

@@ -12,24 +12,28 @@ from manager.model.warp import AUTO, MOST_WARP_US, Rung, WarpUse
 
 SLOWEST_MS = 100.0
 """An SLA of this or more needs no warp: who waits that long for a CPU waits for its share, which the weight gives."""
-STEP_US = 4000
+LEAST_US = 25_000
+STEP_US = 1400
 MAX_US = 50_000
 
 SHORTEST_SLICE_NS, LONGEST_SLICE_NS = 100_000, 3_000_000
 """The shortest that the kernel takes (kernel/sched/syscalls.c, __setparam_fair), and one that is hardly a warp."""
-HIGHEST_CLASS_US = 20_000
+HIGHEST_CLASS_US = 32_000
+"""`auto` for an SLA of 3 ms."""
 
 
 def auto_warp_us(response_time_ms: float) -> int:
     """The warp for an SLA: rate monotonic, as the 2014 study gave them.
 
-    4 ms for each halving of the response time below 100 ms: 27 ms for 1 ms, 40 ms for 0.1 ms, at most 50 ms. So of two
-    services the one with half the response time is let in before the other, which is twice the scheduler's allowance
-    ahead at most when it is. Raises ValueError unless the response time is positive.
+    None from 100 ms on; below that 25 ms, and 1.4 ms for each halving: 34 ms for 1 ms, at most 50 ms. All are large, so
+    that they last against who has none; they lie close together, so that the service with the looser SLA waits for the
+    other no longer than it can afford to (docs/warp.md). Raises ValueError unless the response time is positive.
     """
     if not response_time_ms > 0:
         raise ValueError(f"a response time of {response_time_ms} ms")
-    return max(0, min(MAX_US, round(STEP_US * math.log2(SLOWEST_MS / response_time_ms))))
+    if response_time_ms >= SLOWEST_MS:
+        return 0
+    return min(MAX_US, round(LEAST_US + STEP_US * math.log2(SLOWEST_MS / response_time_ms)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +51,11 @@ def wanted_of(spec: VmSpec, application: Application | None) -> Wanted:
     """What was registered for a VM that serves that application, or none.
 
     Its own word counts before the application's; a critical VM of an application with an SLA for which nobody said
-    anything has `auto`. `auto` is 0 without an SLA, and for batch VMs, which none is given for.
+    anything has `auto`. `auto` is 0 without an SLA, and for batch VMs, which none is given for. No warp reaches
+    real-time threads.
     """
+    if spec.real_time:
+        return _NONE
     sla = application.sla if application else None
     critical = spec.vm_class is VmClass.CRITICAL
     said = spec.warp_us

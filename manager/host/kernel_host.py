@@ -13,10 +13,21 @@ from manager.host.handle import VmHandle
 from manager.host.hypervisor import HypervisorWatch
 from manager.host.interrupts import read_affinity, write_affinity
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
+from manager.host.scheduling import Schedulings
 from manager.host.topology import discover
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
 from manager.model.cpus import CpuSet, parse_cpus
-from manager.model.host import HOST_UUID, WARPS, Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import (
+    HOST_UUID,
+    SCHEDULINGS,
+    WARPS,
+    Capabilities,
+    CpuTimes,
+    KnobKey,
+    KnobValue,
+    VmInstance,
+    VmState,
+)
 from manager.model.records import Knob
 
 
@@ -52,6 +63,7 @@ class KernelHost:
         self._cpu: CgroupCpu | None = cpu_controller(self._mounts)
         self._idle_class = self._cpu is not None and has_idle_class(self._mounts, self._cpu)
         self._mechanisms = Mechanisms(paths, self._mounts, self._cpu)
+        self._schedulings = Schedulings(self._mounts, self._cpu)
         self._topology = discover(paths)
         self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
@@ -98,6 +110,7 @@ class KernelHost:
             warps=self._mechanisms.offers,
             scheduler=scheduler,
             scheduler_is_ours=ours,
+            limits_real_time=self._schedulings.limits,
         )
 
     def running(self) -> Mapping[str, VmInstance]:
@@ -134,6 +147,9 @@ class KernelHost:
         """Set one knob and return what is then read back. Raises VmVanished, HostError."""
         if key.knob is Knob.SCHEDULER:
             return self._mechanisms.set_scheduler(value)
+        if key.knob in SCHEDULINGS:
+            target = None if key.uuid == HOST_UUID else self._warp_target(instance)
+            return self._schedulings.write(key, value, target)
         if key.uuid == HOST_UUID:
             return write_affinity(self._paths, key.index, value)
         if key.knob in WARPS:
@@ -148,6 +164,15 @@ class KernelHost:
         if instance.uuid == HOST_UUID:
             return {KnobKey(HOST_UUID, Knob.SCHEDULER): self._mechanisms.scheduler()}
         return self._mechanisms.read(self._warp_target(instance))
+
+    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
+        """How a VM's vCPU threads are scheduled, and the limits of real-time CPU time of its groups and those above.
+
+        Raises VmVanished, HostError.
+        """
+        if instance.uuid == HOST_UUID:
+            return self._schedulings.of_host()
+        return self._schedulings.read(self._warp_target(instance))
 
     def warp_counters(self) -> Mapping[str, int]:
         """What our sched_ext scheduler counted since it was loaded. Raises HostError."""

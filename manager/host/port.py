@@ -65,6 +65,14 @@ class HostPort(Protocol):
         """
         ...
 
+    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
+        """How a VM's vCPU threads are scheduled, and the limits of the real-time CPU time of its groups.
+
+        With those of the groups above it, which are the host's own, under HOST_UUID; of the host ``itself`` all such
+        groups that have some, and as number 0 the root. What ended is not among them. Raises VmVanished, HostError.
+        """
+        ...
+
     def warp_counters(self) -> Mapping[str, int]:
         """What our sched_ext scheduler counted, by the names of docs/operations.md. Raises HostError."""
         ...

@@ -32,6 +32,9 @@ class CgroupCpu:
 IDLE_FILE = "cpu.idle"
 """1 puts a group into the idle class, on v1 and v2 since Linux 5.15: Documentation/admin-guide/cgroup-v2.rst."""
 
+RT_RUNTIME_FILE, RT_PERIOD_FILE = "cpu.rt_runtime_us", "cpu.rt_period_us"
+"""Microseconds that real-time threads of a v1 group may use in a period: Documentation/scheduler/sched-rt-group.rst."""
+
 NUMA_STAT_FILE = "memory.numa_stat"
 """Memory of a group by NUMA node: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst."""
 

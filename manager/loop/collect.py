@@ -13,6 +13,7 @@ from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.host import HOST_UUID, Capabilities, CpuTimes, KnobKey, KnobValue, VcpuState, VmInstance, VmState
+from manager.model.records import Knob
 from manager.model.registration import Application, Assignment, Tier, VmSpec
 from manager.model.window import Window
 
@@ -34,7 +35,9 @@ class Reading:
     errors: Mapping[str, str] = field(default_factory=dict)
     own_knobs: Mapping[KnobKey, KnobValue] = field(default_factory=dict)
     warps: Mapping[str, Mapping[KnobKey, KnobValue]] = field(default_factory=dict)
-    """The knobs for warps of those VMs, by UUID, that they were asked for."""
+    """The knobs for warps and of scheduling of those VMs, by UUID, that they were asked for."""
+    groups: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
+    """The limits of real-time CPU time above the vCPUs of a VM, by UUID: those of the host, and its own."""
     knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
     """Those of each VM, by UUID."""
 
@@ -70,19 +73,29 @@ def read_host(
     *,
     own_knobs: bool = False,
     warped: Collection[str] = (),
+    scheduled: Collection[str] = (),
 ) -> Reading:
     """Read every VM of ``instances`` (by UUID), each for itself; ``own_knobs``: and those of the host.
 
-    ``warped`` are the domains, HOST_UUID among them, of which those for warps are read, too.
+    ``warped`` are the domains, HOST_UUID among them, of which those for warps are read, too, and ``scheduled`` those of
+    which those of scheduling are.
     """
     states: dict[str, VmState] = {}
     warps: dict[str, Mapping[KnobKey, KnobValue]] = {}
+    groups: dict[str, tuple[KnobKey, ...]] = {}
+    above: dict[KnobKey, KnobValue] = {}
     errors: dict[str, str] = {}
     for uuid, instance in sorted(instances.items()):
         try:
             state = host.read(instance)
             if uuid in warped:
                 warps[uuid] = host.warps(instance)
+            if uuid in scheduled:
+                found = host.scheduling(instance)
+                groups[uuid] = tuple(key for key in found if key.knob is Knob.RT_RUNTIME)
+                above |= {key: value for key, value in found.items() if key.uuid == HOST_UUID}
+                own_ones = {key: value for key, value in found.items() if key.uuid != HOST_UUID}
+                warps[uuid] = {**warps.get(uuid, {}), **own_ones}
             states[uuid] = state
         except VmVanished:
             continue
@@ -99,9 +112,11 @@ def read_host(
             own = host.own_knobs()
         if HOST_UUID in warped:
             own = {**own, **host.warps(host.itself)}
+        if HOST_UUID in scheduled:
+            above |= host.scheduling(host.itself)
     except HostError as error:
         errors["host"] = str(error)
-    return Reading(monotonic_s, states, times, errors, own, warps)
+    return Reading(monotonic_s, states, times, errors, {**own, **above}, warps, groups)
 
 
 class Rates(NamedTuple):

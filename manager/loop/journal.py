@@ -16,7 +16,7 @@ from types import MappingProxyType
 from manager.errors import JournalError
 from manager.loop.sqlite import open_file, transaction
 from manager.model.decision import Owned
-from manager.model.host import WARPS, KnobKey, VmInstance, knob_text, knob_value
+from manager.model.host import SCHEDULINGS, WARPS, KnobKey, VmInstance, knob_text, knob_value
 from manager.model.records import Knob
 
 _SCHEMA = """
@@ -49,7 +49,8 @@ class Entry:
 class Runs:
     """The runs of VMs that have journalled knobs: all, and the last by domain UUID with the VM's name.
 
-    ``knobs`` are the kinds of knobs, ``warped`` the domains, the host's own UUID among them, with one of a warp.
+    ``knobs`` are the kinds of knobs, ``warped`` the domains, the host's own UUID among them, with one of a warp,
+    ``scheduled`` those with one of ``SCHEDULINGS``.
     """
 
     revision: int
@@ -57,6 +58,7 @@ class Runs:
     by_domain: Mapping[str, tuple[VmInstance, str]]
     knobs: frozenset[Knob]
     warped: frozenset[str]
+    scheduled: frozenset[str]
 
 
 class Journal:
@@ -127,6 +129,7 @@ class Journal:
                 {key.uuid: (entry.instance, entry.vm) for key, entry in entries},
                 frozenset(key.knob for key in self._entries),
                 frozenset(key.uuid for key in self._entries if key.knob in WARPS or key.knob is Knob.SCHEDULER),
+                frozenset(key.uuid for key in self._entries if key.knob in SCHEDULINGS),
             )
         return self._runs
 

@@ -13,6 +13,7 @@ from manager.loop.status import warps_in_force
 from manager.loop.tick import TickResult
 from manager.model.host import UNLIMITED
 from manager.model.records import Knob
+from manager.model.scheduling import is_real_time
 from manager.model.source import SourceState, SourceStatus
 from manager.model.warp import Rung
 from manager.model.window import SlaState
@@ -94,11 +95,17 @@ def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
     delay = GaugeMetricFamily(
         "equipoise_vm_run_delay_share", "Seconds its vCPUs waited for a pCPU per second", None, ["vm"]
     )
+    real_time = GaugeMetricFamily(
+        "equipoise_vm_real_time_vcpus", "vCPU threads in SCHED_FIFO or SCHED_RR; absent: not asked", None, ["vm"]
+    )
     if result is not None:
         for view in result.snapshot.vms:
             cpu.add_metric([view.name], view.cpu_share)
             delay.add_metric([view.name], view.run_delay_share)
         for domain, spec in result.specs.items():
+            policies = [one for key, one in result.knobs(domain).items() if key.knob is Knob.SCHEDULING]
+            if policies:
+                real_time.add_metric([spec.name], sum(isinstance(one, int) and is_real_time(one) for one in policies))
             for key, value in result.knobs(domain).items():
                 if not isinstance(value, int):
                     if key.knob is Knob.VCPU_PIN and len(value) == 1:
@@ -109,7 +116,7 @@ def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
                     idle.add_metric([spec.name], value)
                 elif key.knob is Knob.QUOTA and value != UNLIMITED:
                     quota.add_metric([spec.name], value)
-    yield from (weight, idle, quota, pin, cpu, delay)
+    yield from (weight, idle, quota, pin, cpu, delay, real_time)
 
 
 def _warp_metrics(result: TickResult | None) -> Iterator[Metric]:

@@ -9,6 +9,7 @@ from manager.control.batch import BatchMemory, guard_batch
 from manager.control.ladder import NOTHING_YET, SchedulerSeen, plan_warps
 from manager.control.placer import Pinned, PlacerMemory, plan_placement
 from manager.control.resolve import Wishes, resolve, validate
+from manager.control.scheduling import plan_scheduling
 from manager.control.steering import confine, steer_interrupts
 from manager.loop.collect import Reading
 from manager.loop.journal import Entry, Journal
@@ -25,7 +26,7 @@ SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why something could not be done: ``kind`` is read, policy, placement, warp or journal."""
+    """Why something could not be done: ``kind`` is read, policy, placement, warp, scheduling or journal."""
 
     kind: str
     text: str
@@ -96,14 +97,18 @@ class Planner:
         taken = _taken(reading, journal.entries) if reading.errors else frozenset()
         placement, self._placer = plan_placement(snapshot, pinned, taken, self._placer)
         troubles.extend(Trouble("placement", f"{vm} {reason}") for vm, reason in placement.floating)
+        uuids = {spec.name: domain for domain, spec in specs.items()}
+        scheduling = plan_scheduling(snapshot, uuids, reading.groups, *_groups_above(reading, journal))
+        troubles.extend(Trouble("scheduling", text) for text in scheduling.troubles)
         wishes = Wishes(
             decision,
             placement,
             confine(snapshot, placement, pinned, taken),
             steer_interrupts(snapshot, placement, taken),
             self._plan_warps(snapshot, reading, journal, troubles),
+            scheduling.goals,
         )
-        return resolve(wishes, snapshot, {spec.name: domain for domain, spec in specs.items()})
+        return resolve(wishes, snapshot, uuids)
 
     def _plan_warps(self, snapshot: Snapshot, reading: Reading, journal: Journal, troubles: list[Trouble]) -> WarpPlan:
         entry = journal.entries.get(SCHEDULER)
@@ -151,6 +156,25 @@ def _taken(reading: Reading, journal: Mapping[KnobKey, Entry]) -> CpuSet:
         if unread and isinstance(pinned, frozenset) and len(pinned) == 1:
             taken |= pinned
     return frozenset(taken)
+
+
+def _groups_above(reading: Reading, journal: Journal) -> tuple[dict[KnobKey, int], dict[KnobKey, int]]:
+    """What each limit of the host's groups has without us, and from us while VMs with a part of it were not read."""
+    least_us: dict[KnobKey, int] = {}
+    kept_us: dict[KnobKey, int] = {}
+    entries = journal.entries if Knob.RT_RUNTIME in journal.runs.knobs else {}  # mostly not, and there are many
+    limits = {key: entry.owned for key, entry in entries.items() if key.knob is Knob.RT_RUNTIME}
+    unread = any(key.uuid != HOST_UUID and key.uuid not in reading.states for key in limits)
+    for key, held in reading.own_knobs.items():
+        if key.knob is not Knob.RT_RUNTIME or not isinstance(held, int):
+            continue
+        owned = limits.get(key)
+        original, intended = (held, 0) if owned is None or owned.foreign else (owned.original, owned.intended)
+        if isinstance(original, int) and isinstance(intended, int):
+            least_us[key] = original
+            if unread and intended:
+                kept_us[key] = intended
+    return least_us, kept_us
 
 
 def _pinned(reading: Reading, domain: str, journal: Mapping[KnobKey, Entry]) -> Pinned:

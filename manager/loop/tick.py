@@ -25,6 +25,8 @@ from manager.model.warp import NO_WARPS, Rung, WarpPlan, WarpUse
 from manager.model.window import Window
 from policies.base import Policy
 
+_MINOR = frozenset({"placement", "scheduling"})
+"""Kinds of trouble that keep nothing else from being done."""
 _WRITTEN = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED, OutcomeKind.IGNORED})
 
 
@@ -224,6 +226,7 @@ class ControlLoop:
             now.monotonic_s,
             own_knobs=self._wants_own_knobs(wanted.host),
             warped=self._warped(wanted, matched),
+            scheduled=self._scheduled(wanted.host, matched),
         )
         troubles.extend(
             Trouble("read", f"{names.get(domain) or domain}: {why}") for domain, why in reading.errors.items()
@@ -261,6 +264,11 @@ class ControlLoop:
         found = {domain for domain, spec in matched.items() if spec.name in names}
         own = {HOST_UUID} if assignment.host.warp is WarpUse.SCHED_EXT else set()
         return frozenset(found | own) | self._journal.runs.warped
+
+    def _scheduled(self, host: HostSpec, matched: Mapping[str, VmSpec]) -> frozenset[str]:
+        """The domains whose vCPUs are, or are to be, scheduled otherwise; HOST_UUID where groups above them are."""
+        wanted = {domain for domain, spec in matched.items() if spec.scheduling and host.mode is not Mode.RELEASED}
+        return self._journal.runs.scheduled | wanted
 
     def _counters(self, troubles: list[Trouble]) -> Mapping[str, int]:
         """What our scheduler counted, nothing while it does not decide."""
@@ -357,7 +365,7 @@ class ControlLoop:
     ) -> tuple[Event, ...]:
         managed = {domain: spec.name for domain, spec in seen.specs.items()}
         severities = [
-            (Severity.WARNING if trouble.kind == "placement" else Severity.ERROR, trouble.kind, trouble.text)
+            (Severity.WARNING if trouble.kind in _MINOR else Severity.ERROR, trouble.kind, trouble.text)
             for trouble in troubles
         ]
         severities += [

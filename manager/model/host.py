@@ -17,7 +17,10 @@ KnobValue = int | CpuSet
 
 WARPS = frozenset({Knob.WARP, Knob.BVT_WARP, Knob.GROUP_IDENTITY, Knob.SLICE})
 """The knobs that make a VM prompter; read of those VMs only that have, or are to have, a warp."""
-NUMBERS = frozenset({Knob.IDLE, Knob.QUOTA, Knob.WEIGHT, Knob.SCHEDULER}) | WARPS
+RT_RUNTIMES = frozenset({Knob.RT_RUNTIME, Knob.VCPU_RT_RUNTIME})
+SCHEDULINGS = frozenset({Knob.SCHEDULING}) | RT_RUNTIMES
+"""The knobs that say how a VM's vCPU threads are scheduled; read of those VMs only that have, or are to have, them."""
+NUMBERS = frozenset({Knob.IDLE, Knob.QUOTA, Knob.WEIGHT, Knob.SCHEDULER}) | WARPS | SCHEDULINGS
 """The knobs whose value is a number."""
 PINS = frozenset({Knob.VCPU_PIN, Knob.EMULATOR_PIN, Knob.IOTHREAD_PIN})
 """The knobs of a VM whose value is a set of pCPUs."""
@@ -81,6 +84,7 @@ class Capabilities:
 
     ``managed_cpus`` may be given to VMs. ``idle_class``: the kernel has cpu.idle. ``warps``: the mechanisms for warps
     that were looked for, the best first. ``scheduler`` names the sched_ext scheduler that is loaded, empty: none.
+    ``limits_real_time``: the kernel bounds the CPU time of the real-time threads of each group.
     """
 
     kernel: str
@@ -96,6 +100,7 @@ class Capabilities:
     warps: tuple[Offer, ...] = ()
     scheduler: str = ""
     scheduler_is_ours: bool = False
+    limits_real_time: bool = False
 
 
 class VmInstance(NamedTuple):

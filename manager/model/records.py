@@ -13,7 +13,10 @@ class Knob(StrEnum):
     of CPU time its cgroup may use in each period, -1 for no limit. A warp is one of: ``warp``, microseconds in our
     sched_ext scheduler; ``bvt_warp``, nanoseconds of a kernel with the BVT patch; ``group_identity``, OpenAnolis'
     class -2 to 2; ``slice``, nanoseconds of EEVDF's slice of a vCPU thread, 0 for the kernel's default.
-    ``scheduler``: 1 while our sched_ext scheduler decides. The others are sets of pCPUs.
+    ``scheduler``: 1 while our sched_ext scheduler decides. ``scheduling``: policy and priority or nice value of a vCPU
+    thread, see ``manager.model.scheduling.joined``. ``rt_runtime`` and ``vcpu_rt_runtime``: microseconds of each second
+    of each pCPU that real-time threads of a group may use: the one of a vCPU, or one above those, that of the VM (0),
+    one inside it (1) or, of the host, one above VMs (by its id). The others are sets of pCPUs.
     """
 
     IDLE = "idle"
@@ -28,6 +31,9 @@ class Knob(StrEnum):
     GROUP_IDENTITY = "group_identity"
     SLICE = "slice"
     SCHEDULER = "scheduler"
+    SCHEDULING = "scheduling"
+    RT_RUNTIME = "rt_runtime"
+    VCPU_RT_RUNTIME = "vcpu_rt_runtime"
 
 
 class OutcomeKind(StrEnum):

@@ -8,6 +8,7 @@ from enum import StrEnum
 from manager.model.cpus import CpuSet
 from manager.model.law import DEFAULT_LAW, Law
 from manager.model.rules import DEFAULT_RULES, PlacementRules
+from manager.model.scheduling import Scheduling
 from manager.model.source import Source
 from manager.model.warp import DEFAULT_WARP_MAX_US, WarpUse, WarpWish
 
@@ -43,7 +44,8 @@ class VmSpec:
     clamped to the range of the host's version; ``pin`` None means as the host says. ``cpus`` are the pCPUs it may run
     on (None: all) and ``max_pcpus`` the CPU seconds a second that it may use (None: no limit). ``mode`` None means
     as its application and host say. ``adoptions`` counts how often an operator had settings taken back that somebody
-    else had changed. ``warp_us`` None means as its application says.
+    else had changed. ``warp_us`` None means as its application says. ``scheduling`` is that of its vCPU threads, None:
+    left alone; who has a real-time one has no warp.
     """
 
     name: str
@@ -58,6 +60,12 @@ class VmSpec:
     mode: Mode | None = None
     adoptions: int = 0
     warp_us: WarpWish | None = None
+    scheduling: Scheduling | None = None
+
+    @property
+    def real_time(self) -> bool:
+        """Whether its vCPUs are to be real-time."""
+        return self.scheduling is not None and self.scheduling.real_time
 
 
 @dataclass(frozen=True, slots=True)

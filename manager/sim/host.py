@@ -168,6 +168,10 @@ class SimHost:
         """None: a simulated kernel has no mechanism for them."""
         return {}
 
+    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
+        """None: simulated vCPUs have no policy of their own."""
+        return {}
+
     def warp_counters(self) -> Mapping[str, int]:
         """None: there is no scheduler of ours."""
         return {}

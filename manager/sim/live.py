@@ -124,6 +124,10 @@ class LiveHost:
         """As of the simulated host: none."""
         return self._host.warps(instance)
 
+    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
+        """As of the simulated host: none."""
+        return self._host.scheduling(instance)
+
     def warp_counters(self) -> Mapping[str, int]:
         """As of the simulated host: none."""
         return self._host.warp_counters()

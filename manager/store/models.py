@@ -151,6 +151,7 @@ class VmRow(Registered):
     cpus: Mapped[str | None]
     max_pcpus: Mapped[float | None]
     warp_us: Mapped[WarpWish | None] = mapped_column(JSON(none_as_null=True))
+    scheduling: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
     mode: Mapped[Mode | None]
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
 

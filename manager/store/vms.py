@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -42,6 +42,7 @@ def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondi
         "cpus": None if spec.cpus is None else format_cpus(spec.cpus),
         "max_pcpus": spec.max_pcpus,
         "warp_us": spec.warp_us,
+        "scheduling": asdict(spec.scheduling) if spec.scheduling else None,
         "mode": spec.mode,
     }
 
@@ -143,6 +144,7 @@ def _registered() -> tuple[Any, ...]:
         VmRow.cpus,
         VmRow.max_pcpus,
         VmRow.warp_us,
+        VmRow.scheduling,
         VmRow.mode,
     )
 

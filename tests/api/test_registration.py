@@ -109,6 +109,7 @@ def test_a_bad_host_is_refused(api: Api, body: Any, field: str, words: list[str]
         ({"warp_us": "much"}, "warp_us", ['"much" is refused', "at most 100000 or auto"]),
         ({"warp_us": 100_001}, "warp_us", ["100001 is refused"]),
         ({"warp_us": "5"}, "warp_us", ['"5" is refused']),
+        ({"scheduling": {"policy": "other"}}, "scheduling", ["only critical VMs"]),
     ],
 )
 def test_a_bad_limit_of_a_vm_is_refused(api: Api, body: Any, field: str, words: list[str]) -> None:
@@ -150,6 +151,48 @@ def test_warps_are_kept_and_told_to_the_agent(shop: Api) -> None:
     assert [shop.ok("GET", "/hosts/kvm1")[name] for name in ("warp", "warp_max_us")] == ["off", 50_000]
     [error] = shop.refused(422, "PATCH", "/hosts/kvm1", {"warp": "fast"})["errors"]
     assert "off, on, sched_ext" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("scheduling", "field", "words"),
+    [
+        ({}, "scheduling.policy", ["is required", "fifo, rr, other"]),
+        ({"policy": "deadline"}, "scheduling.policy", ['"deadline" is refused', "fifo, rr, other"]),
+        (
+            {"policy": "fifo"},
+            "scheduling.limit",
+            ["null is refused", "fifo needs a limit", "at least 0.05 and at most"],
+        ),
+        ({"policy": "rr", "limit": 0.91}, "scheduling.limit", ["0.91 is refused", "at most 0.9"]),
+        ({"policy": "rr", "limit": 0.04}, "scheduling.limit", ["0.04 is refused", "at least 0.05"]),
+        ({"policy": "fifo", "limit": 0.5, "priority": 11}, "scheduling.priority", ["11 is refused", "at most 10"]),
+        ({"policy": "fifo", "limit": 0.5, "nice": 3}, "scheduling.nice", ["3 is refused", "fifo has no nice"]),
+        ({"policy": "other", "limit": 0.5}, "scheduling.limit", ["0.5 is refused", "other has no limit"]),
+        ({"policy": "other", "priority": 1}, "scheduling.priority", ["1 is refused", "other has no priority"]),
+        ({"policy": "other", "nice": -21}, "scheduling.nice", ["-21 is refused", "at least -20 and at most 19"]),
+        ({"policy": "other", "share": 1}, "scheduling.share", ["not a known field"]),
+        ("fifo", "scheduling", ['"fifo" is refused', "an object"]),
+    ],
+)
+def test_a_bad_scheduling_is_refused(api: Api, scheduling: Any, field: str, words: list[str]) -> None:
+    [error] = api.refused(422, "PUT", "/vms/a", {"class": "critical", "scheduling": scheduling})["errors"]
+    assert error["field"] == field
+    assert all(word in error["message"] for word in words), error
+
+
+def test_scheduling_is_kept_and_told_to_the_agent(api: Api) -> None:
+    fifo = {"policy": "fifo", "priority": None, "nice": None, "limit": 0.3}
+    api.ok("PUT", "/hosts/kvm1", {})
+    api.ok("PUT", "/vms/a", {"class": "critical", "warp_us": 0, "scheduling": {"policy": "fifo", "limit": 0.3}})
+    assert api.ok("GET", "/vms/a")["scheduling"] == fifo
+    assert [vm["scheduling"] for vm in api.ok("GET", "/hosts/kvm1/assignment")["vms"]] == [fifo]
+    [error] = api.refused(422, "PATCH", "/vms/a", {"warp_us": "auto"})["errors"]
+    assert (error["field"], "no warp reaches fifo" in error["message"]) == ("scheduling", True)
+    api.refused(422, "PATCH", "/vms/a", {"class": "batch"})
+    api.ok("PATCH", "/vms/a", {"warp_us": 500, "scheduling": {"policy": "other", "nice": -5, "limit": None}})
+    assert api.ok("GET", "/vms/a")["scheduling"] == fifo | {"policy": "other", "nice": -5, "limit": None}
+    api.ok("PATCH", "/vms/a", {"scheduling": None})
+    assert api.ok("GET", "/vms/a")["scheduling"] is None
 
 
 def test_taking_back_is_told_to_the_agent(api: Api) -> None:

@@ -144,3 +144,25 @@ def test_decisions_about_a_host_itself_are_lost_on_the_way_down_and_no_others(da
     with database.reading() as session:
         assert session.execute(text("SELECT cpus, mode, adoptions FROM vms")).all() == [(None, None, 0)]
     database.close()
+
+
+def test_scheduling_comes_as_left_alone_and_goes_with_what_was_decided_of_it(database_url: str) -> None:
+    database = open_database(database_url)
+    database.upgrade("0007")
+    moment = "'2026-03-01 12:00:00'"
+    columns = "record_id, at, host, vm, knob, knob_index, before, after, reason, policy, mode, outcome, detail"
+    rest = "0, '', '', '', 'p', 'enforce', 'applied', ''"
+    with database.writing() as session:
+        values = f"'a', 'critical', 1, {moment}, {moment}"
+        session.execute(text(f"INSERT INTO vms (name, vm_class, version, created_at, updated_at) VALUES ({values})"))
+    database.upgrade("0008")
+    with database.writing() as session:
+        assert session.execute(text("SELECT scheduling FROM vms")).all() == [(None,)]
+        for number, knob in enumerate(("slice", "scheduling", "rt_runtime", "vcpu_rt_runtime")):
+            values = f"'{number}', {moment}, 'h', 'a', '{knob}', {rest}"
+            session.execute(text(f"INSERT INTO decisions ({columns}) VALUES ({values})"))
+    database.downgrade("0007")
+    with database.reading() as session:
+        assert session.execute(text("SELECT knob FROM decisions")).scalars().all() == ["slice"]
+        assert session.execute(text("SELECT name FROM vms")).scalars().all() == ["a"]
+    database.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -14,6 +14,7 @@ from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.registration import Application, HostSpec, Mode, Sharing, Sla, Tier, VmClass, VmSpec
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
+from manager.model.scheduling import Policy, Scheduling
 from manager.model.source import HttpProbe, Push
 from manager.model.window import Window
 from manager.store.applications import applications_for_host, applications_of, put_application
@@ -282,6 +283,14 @@ def test_taking_back_counts_and_registering_again_does_not_reset_it(database: Da
         assert spec_of(get(session, HostRow, "h")).adoptions == 2
         [told] = vms_for_host(session, "h")
         assert told | {"adoptions": 2, "cpus": "1-2", "max_pcpus": 1.5, "mode": Mode.OBSERVE} == told
+
+
+@pytest.mark.parametrize("scheduling", [None, Scheduling(Policy.RR, 2, limit=0.25), Scheduling(Policy.OTHER, nice=-5)])
+def test_scheduling_is_kept(database: Database, scheduling: Scheduling | None) -> None:
+    with database.registering() as session:
+        put_vm(session, VmSpec("web", VmClass.CRITICAL, scheduling=scheduling), NOW, anything)
+    with database.reading() as session:
+        assert get_vm(session, "web")["scheduling"] == (asdict(scheduling) if scheduling else None)
 
 
 def test_sources_belong_to_an_application_and_make_it_a_hosts_concern(database: Database) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from manager.errors import HostError, VmVanished
@@ -12,6 +12,7 @@ from manager.model.host import (
     CPU_SHARES_V1,
     HOST_UUID,
     LEAST_QUOTA_US,
+    SCHEDULINGS,
     UNLIMITED,
     WARPS,
     Capabilities,
@@ -25,10 +26,13 @@ from manager.model.host import (
     WeightScale,
 )
 from manager.model.records import Knob
+from manager.model.scheduling import MOST_LIMIT_US, is_real_time
 from manager.model.topology import Topology
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Offer, Rung
 
 SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
+MACHINE = KnobKey(HOST_UUID, Knob.RT_RUNTIME, 17)
+"""The limit of the group that all VMs are below."""
 WARP_KNOBS = {Rung.SCHED_EXT: Knob.WARP, Rung.BVT: Knob.BVT_WARP, Rung.GROUP_IDENTITY: Knob.GROUP_IDENTITY}
 
 
@@ -53,6 +57,8 @@ class FakeVm:
     nodes: frozenset[int] = frozenset()
     slices: dict[int, int] = field(default_factory=dict)
     warps: dict[Knob, int] = field(default_factory=dict)
+    schedulings: dict[int, int] = field(default_factory=dict)
+    runtimes: dict[tuple[Knob, int], int] = field(default_factory=dict)
 
 
 @dataclass
@@ -61,7 +67,7 @@ class FakeHost:
 
     ``rungs`` are the mechanisms for warps that its kernel has; ``scheduler`` is the state of our sched_ext scheduler,
     which the kernel ``refuses`` or not, and ``others`` the name of somebody else's. ``warp_reads`` are the domains that
-    were asked for their warps.
+    were asked for their warps. ``limits``: it has CONFIG_RT_GROUP_SCHED, and all VMs are below one group.
     """
 
     cpus: int = 4
@@ -84,6 +90,8 @@ class FakeHost:
     refuses: bool = False
     others: str = ""
     warp_reads: list[str] = field(default_factory=list)
+    limits: bool = False
+    machine_us: int = 0
 
     @property
     def online(self) -> CpuSet:
@@ -101,6 +109,7 @@ class FakeHost:
             ),
             scheduler="equipoise_bvt" if ours else self.others,
             scheduler_is_ours=ours,
+            limits_real_time=self.limits,
         )
 
     @property
@@ -135,9 +144,29 @@ class FakeHost:
         own = self.own_knobs()
         if Rung.SCHED_EXT in self.rungs:
             own[SCHEDULER] = self.scheduler
+        if self.limits:
+            own[MACHINE] = self.machine_us
         for uuid in self.vms:
-            own |= self._state(uuid).knobs() | self._warps(uuid)
+            own |= self._state(uuid).knobs() | self._warps(uuid) | self._schedulings(uuid)
         return own
+
+    def scheduling(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
+        above: dict[KnobKey, KnobValue] = {MACHINE: self.machine_us} if self.limits else {}
+        if instance.uuid == HOST_UUID:
+            return above | ({KnobKey(HOST_UUID, Knob.RT_RUNTIME): MOST_LIMIT_US} if self.limits else {})
+        self._require(instance)
+        return above | self._schedulings(instance.uuid)
+
+    def _schedulings(self, uuid: str) -> dict[KnobKey, KnobValue]:
+        vm = self.vms[uuid]
+        vcpus = range(len(vm.vcpus))
+        found: dict[KnobKey, KnobValue] = {
+            KnobKey(uuid, Knob.SCHEDULING, index): vm.schedulings.get(index, 0) for index in vcpus
+        }
+        if self.limits:
+            groups = [(Knob.RT_RUNTIME, 0), (Knob.RT_RUNTIME, 1), *((Knob.VCPU_RT_RUNTIME, index) for index in vcpus)]
+            found |= {KnobKey(uuid, *group): vm.runtimes.get(group, 0) for group in groups}
+        return found
 
     def warps(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         self.warp_reads.append(instance.uuid)
@@ -211,14 +240,7 @@ class FakeHost:
     def change(self, key: KnobKey, value: KnobValue) -> None:
         """Set a knob as somebody (also somebody else) would."""
         if isinstance(value, int):
-            if key == SCHEDULER:
-                if value == LOADED and (self.refuses or self.others):
-                    raise HostError("the kernel did not take the scheduler", errno.EBUSY)
-                self._schedule(value)
-            elif key.knob in WARPS:
-                self._set_warp(self.vms[key.uuid], key, value)
-            else:
-                self._set_number(self.vms[key.uuid], key.knob, value)
+            self._change_number(key, value)
             return
         if not value & self.online:
             raise HostError("sched_setaffinity: Invalid argument", errno.EINVAL)
@@ -235,6 +257,21 @@ class FakeHost:
         else:
             raise VmVanished("no such thread", errno.ESRCH)
 
+    def _change_number(self, key: KnobKey, value: int) -> None:
+        if key == SCHEDULER:
+            if value == LOADED and (self.refuses or self.others):
+                raise HostError("the kernel did not take the scheduler", errno.EBUSY)
+            self._schedule(value)
+        elif key == MACHINE:
+            self._limit(value, 0, (vm.runtimes.get((Knob.RT_RUNTIME, 0), 0) for vm in self.vms.values()))
+            self.machine_us = value
+        elif key.knob in SCHEDULINGS:
+            self._set_scheduling(self.vms[key.uuid], key, value)
+        elif key.knob in WARPS:
+            self._set_warp(self.vms[key.uuid], key, value)
+        else:
+            self._set_number(self.vms[key.uuid], key.knob, value)
+
     def _set_warp(self, vm: FakeVm, key: KnobKey, value: int) -> None:
         if key not in self._warps(key.uuid) or (key.knob is Knob.WARP and self.scheduler not in {LOADED, OUTDATED}):
             raise VmVanished(f"no {key.knob}", errno.ENOENT)
@@ -244,6 +281,33 @@ class FakeHost:
         if key.knob is Knob.GROUP_IDENTITY and abs(value) > 2:
             raise HostError("write: Invalid argument", errno.EINVAL)
         vm.warps[key.knob] = value
+
+    def _set_scheduling(self, vm: FakeVm, key: KnobKey, value: int) -> None:
+        if key not in self._schedulings(key.uuid):
+            raise VmVanished(f"no {key.knob}", errno.ENOENT)
+        if key.knob is Knob.SCHEDULING:
+            if is_real_time(value) and not vm.runtimes.get((Knob.VCPU_RT_RUNTIME, key.index)):
+                raise HostError("sched_setattr: Operation not permitted", errno.EPERM)
+            vm.schedulings[key.index] = value
+            return
+        outer, inner = (vm.runtimes.get((Knob.RT_RUNTIME, index), 0) for index in (0, 1))
+        vcpus = {index: vm.runtimes.get((Knob.VCPU_RT_RUNTIME, index), 0) for index in range(len(vm.vcpus))}
+        if key.knob is Knob.VCPU_RT_RUNTIME:
+            if not value and is_real_time(vm.schedulings.get(key.index, 0)):
+                raise HostError("write: Device or resource busy", errno.EBUSY)
+            self._limit(sum((vcpus | {key.index: value}).values()), 0, (), inner)
+        elif key.index == 1:
+            self._limit(value, 0, vcpus.values(), outer)
+        else:
+            others = (one.runtimes.get((Knob.RT_RUNTIME, 0), 0) for one in self.vms.values() if one is not vm)
+            self._limit(value, sum(others), (inner,), self.machine_us)
+        vm.runtimes[key.knob, key.index] = value
+
+    @staticmethod
+    def _limit(value: int, beside: int, inside: Iterable[int], around: int = MOST_LIMIT_US) -> None:
+        """kernel/sched/rt.c, tg_rt_schedulable: no group has less than those inside it together."""
+        if sum(inside) > value or value + beside > around:
+            raise HostError("write: Invalid argument", errno.EINVAL)
 
     def _set_number(self, vm: FakeVm, knob: Knob, value: int) -> None:
         if self.scale is None:
@@ -268,6 +332,13 @@ class FakeHost:
         """One vCPU more: its thread is started by, and so runs where, the emulator's does."""
         vm = self.vms[domain_uuid(name)]
         vm.vcpus.append(vm.emulator)
+
+    def unplug_vcpu(self, name: str) -> None:
+        """The last vCPU goes, with its group."""
+        vm = self.vms[domain_uuid(name)]
+        vm.vcpus.pop()
+        vm.schedulings.pop(len(vm.vcpus), None)
+        vm.runtimes.pop((Knob.VCPU_RT_RUNTIME, len(vm.vcpus)), None)
 
     def unplug_cpu(self, cpu: int) -> None:
         """A pCPU goes offline: threads that could run nowhere else may run anywhere."""

@@ -258,6 +258,11 @@ def test_slice_is_set_and_read_back_where_the_kernel_has_it(tmp_path: Path) -> N
         set_slice(NO_PROCESS, 5_000_000)
 
 
+def test_a_limit_of_real_time_threads_is_tried_here(tmp_path: Path) -> None:
+    there = Path("/sys/fs/cgroup/cpu/cpu.rt_runtime_us").exists()
+    assert look("real-time-limit", tmp_path).status == ("works" if there else "missing")
+
+
 def test_the_least_busy_pcpu_is_the_idlest_of_those_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(({0: 10, 1: 10, 2: 10, 3: 10}, {0: 15, 1: 17, 2: 19, 3: 17}))
     monkeypatch.setattr(weights_act, "_idle_ticks", lambda _paths: next(ticks))

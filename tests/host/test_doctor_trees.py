@@ -201,6 +201,8 @@ CASES: list[tuple[str, dict[str, str], str, str]] = [
         "missing",
         "by nothing that this kernel has",
     ),
+    ("real-time-limit", v2("cpu\n"), "missing", "the cpu controller is that of cgroup v2"),
+    ("real-time-limit", mounts(V1), "missing", "without CONFIG_RT_GROUP_SCHED"),
     (
         "resctrl",
         {"proc/filesystems": "nodev\tproc\n", "proc/cpuinfo": CATS} | mounts(),

@@ -127,7 +127,7 @@ def test_a_warp_is_a_slice_of_each_vcpu_and_of_no_other_thread(agent: Agent) -> 
     applied = OutcomeKind.APPLIED
     assert warps_of(result, vm) == [(0, str(AUTO_10_MS_NS), applied), (1, str(AUTO_10_MS_NS), applied)]
     [reason, *_] = [one.reason for one in result.records if one.knob is Knob.SLICE]
-    assert reason == "warp auto: SLA 10 ms -> 13,288 us by EEVDF slice 0.1 ms"
+    assert reason == "warp auto: SLA 10 ms -> 29,651 us by EEVDF slice 0.1 ms"
     vcpus = {str(vm.tids[name]) for name in ("CPU 0/TCG", "CPU 1/TCG")}
     assert slices(vm) == before | dict.fromkeys(vcpus, AUTO_10_MS_NS)
     assert not agent.tick().outcomes, "and then it stays"

@@ -115,7 +115,7 @@ def test_without_the_file(tmp_path: Path, release: str, settings: dict[str, int]
 @pytest.mark.parametrize(
     ("release", "settings", "knob", "values"),
     [
-        ("3.5.0", {EPSILON: 1}, Knob.BVT_WARP, (13_288_000, 0)),
+        ("3.5.0", {EPSILON: 1}, Knob.BVT_WARP, (29_651_000, 0)),
         ("5.10.134-13.al8", {IDENTITY: 1}, Knob.GROUP_IDENTITY, (2, -1, 0)),
         ("4.19.91-25.6.al7", {}, Knob.GROUP_IDENTITY, (1, 0)),
     ],

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from manager.loop.tick import TickResult
 from manager.model.decision import Owned
-from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
+from manager.model.host import HOST_UUID, SCHEDULINGS, KnobKey, KnobValue, knob_text
 from manager.model.records import Knob, OutcomeKind
 from manager.model.warp import EJECTED
 from tests.loop.stage import Stage, is_pin
@@ -111,17 +111,26 @@ def misconduct(walk: Walk, result: TickResult) -> list[str]:
         if step.op is Op.READ and kind is Kind.EIO and not any(one.kind == "read" for one in result.troubles):
             found.append(f"{kind} is not told")
     if not any(step.op is Op.COMMIT for step, _ in director.hits_now):
-        found += missed(walk, but={step.uuid for step, _ in director.hits_now})
+        steps = [step for step, _ in director.hits_now]
+        unlimited = any(
+            one.op in {Op.READ, Op.SCHEDULING} or (one.key and one.key.knob in SCHEDULINGS) for one in steps
+        )
+        found += missed(walk, {step.uuid for step in steps}, SCHEDULINGS if unlimited else ())
     return found
 
 
-def missed(walk: Walk, but: set[str] | frozenset[str] = frozenset()) -> list[str]:
-    """Goals of the last plan that the host does not have, but for those of some domains, or of the host itself."""
+def missed(walk: Walk, but: Collection[str] = (), without: Collection[Knob] = ()) -> list[str]:
+    """Goals of the last plan that the host does not have, but for those of some domains, or of the host itself.
+
+    And ``without`` knobs that depend on each other, of whatever domain: what a VM that cannot be read has of a limit
+    no other can be given.
+    """
     stage, settings = walk.stage, walk.stage.host.settings()
     return [
         f"{name(goal.key, settings.get(goal.key))}, but {knob_text(goal.value)} was wanted ({goal.reason})"
         for goal in walk.loop.goals
         if goal.key.uuid not in but
+        and goal.key.knob not in without
         and (goal.key.uuid in stage.host.vms or goal.key.uuid == HOST_UUID)
         and goal.key not in stage.meddled
         and not (goal.key.knob is Knob.WEIGHT and goal.key not in settings)

@@ -6,6 +6,7 @@ from manager.model.host import CPU_WEIGHT_V2
 from manager.model.records import Knob
 from manager.model.registration import Mode
 from manager.model.rules import BatchPlacement, IrqSteering
+from manager.model.scheduling import Policy, Scheduling
 from manager.model.warp import LOADED, Rung, WarpUse
 from tests.loop.stage import Order, Scenario, Stage, nothing
 
@@ -87,6 +88,23 @@ _WARP_ORDERS: tuple[Order, ...] = (
     nothing,
     lambda stage: stage.change("db", warp_us=None),
 )
+
+
+def _real_time(stage: Stage) -> None:
+    """VMs that are to be real-time, one with a nice value, and one that is left alone."""
+    stage.host.limits = True
+    stage.boot("web", vcpus=2, scheduling=Scheduling(Policy.FIFO, limit=0.4))
+    stage.boot("db", scheduling=Scheduling(Policy.RR, 3, limit=0.2))
+    stage.boot("cache", scheduling=Scheduling(Policy.OTHER, nice=-5))
+    stage.boot("batch", "batch")
+    stage.had("cache", Knob.SCHEDULING, 3002)  # SCHED_BATCH, nice 2
+    stage.control(pinning=False)
+
+
+def _exchange(stage: Stage) -> None:
+    """What one gives up the other is to have, and together they have all there is."""
+    stage.change("web", scheduling=Scheduling(Policy.FIFO, limit=0.1))
+    stage.change("db", scheduling=Scheduling(Policy.RR, 3, limit=0.85))
 
 
 def _free(stage: Stage) -> None:
@@ -250,6 +268,22 @@ SCENARIOS = (
         "warps by our scheduler, which is thrown out",
         _warped(Rung.SCHED_EXT, Rung.SLICE, use=WarpUse.SCHED_EXT),
         (nothing, nothing, nothing, _eject, nothing, nothing, nothing, *_WARP_ORDERS),
+    ),
+    Scenario(
+        "real-time vCPUs and a nice value",
+        _real_time,
+        (
+            nothing,
+            nothing,
+            _exchange,
+            lambda stage: stage.control(mode=Mode.OBSERVE),
+            lambda stage: stage.control(mode=Mode.ENFORCE),
+            lambda stage: stage.plug("web"),
+            nothing,
+            lambda stage: stage.stop("db"),
+            lambda stage: stage.change("web", scheduling=Scheduling(Policy.OTHER, nice=3)),
+            lambda stage: stage.change("cache", scheduling=None),
+        ),
     ),
     Scenario(
         "VMs come and go",

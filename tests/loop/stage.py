@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
 from manager.model.cpus import CpuSet
-from manager.model.host import CPU_SHARES_V1, HOST_UUID, PINS, KnobKey, KnobValue, Quota, WeightScale
+from manager.model.host import CPU_SHARES_V1, HOST_UUID, PINS, SCHEDULINGS, KnobKey, KnobValue, Quota, WeightScale
 from manager.model.law import Law
 from manager.model.records import Knob
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
@@ -209,15 +209,18 @@ class Stage:
         if key in self._owned:
             self.meddled.add(key)
             self.others[key] = vm.emulator
+        self.originals |= {key: value for key, value in self._hidden().items() if key.knob in SCHEDULINGS}
 
     def unplug(self, name: str) -> None:
         """The last vCPU goes."""
         if self.runs(name):
             uuid = domain_uuid(name)
-            self.host.vms[uuid].vcpus.pop()
-            key = KnobKey(uuid, Knob.VCPU_PIN, len(self.host.vms[uuid].vcpus))
-            self.originals.pop(key)
-            self.others.pop(key, None)
+            self.host.unplug_vcpu(name)
+            for knob in SCHEDULINGS | {Knob.VCPU_PIN}:
+                key = KnobKey(uuid, knob, len(self.host.vms[uuid].vcpus))
+                if key not in self.host.settings():
+                    self.originals.pop(key, None)
+                    self.others.pop(key, None)
 
     def offline(self, cpu: int) -> None:
         self.host.unplug_cpu(cpu)

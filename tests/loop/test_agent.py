@@ -478,7 +478,7 @@ def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_th
     site.client.request("PATCH", "/hosts/a", body={"warp": "sched_ext"})
     for _ in range(2):
         site.pass_slot()
-    assert a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.WARP)] == 13_288
+    assert a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.WARP)] == 29_651
     assert ticks_of_a_watch() == 0
     assert events() == []
     a.host.eject()
@@ -489,6 +489,6 @@ def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_th
     assert a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.SLICE)] == 100_000
     told = site.client.get("/hosts/a")["tick"]["warp"]
     assert (told["rung"], told["vms"]) == ("slice", 1)
-    assert site.client.get("/vms/web-a")["status"]["warp_us"] == 13_288
+    assert site.client.get("/vms/web-a")["status"]["warp_us"] == 29_651
     a.agent.stop()
     assert not a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.SLICE)]

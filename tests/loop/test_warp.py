@@ -46,7 +46,7 @@ def told(events: tuple[Event, ...]) -> list[str]:
 @pytest.mark.parametrize(
     ("rung", "knob", "value", "by"),
     [
-        (Rung.BVT, Knob.BVT_WARP, 13_288_000, "the BVT patch"),
+        (Rung.BVT, Knob.BVT_WARP, 29_651_000, "the BVT patch"),
         (Rung.GROUP_IDENTITY, Knob.GROUP_IDENTITY, 1, "group identity 1"),
         (Rung.SLICE, Knob.SLICE, 100_000, "EEVDF slice 0.1 ms"),
     ],
@@ -59,8 +59,8 @@ def test_a_warp_is_set_explained_reported_and_undone(host: Rig, rung: Rung, knob
     assert host.value("hog", knob) == 0
     [record, *_] = [one for one in result.records if one.knob is knob]
     assert (record.vm, record.outcome) == ("web", OutcomeKind.APPLIED)
-    assert record.reason == f"warp auto: SLA 10 ms -> 13,288 us by {by}"
-    assert status(host, result) == (rung, 13_288)
+    assert record.reason == f"warp auto: SLA 10 ms -> 29,651 us by {by}"
+    assert status(host, result) == (rung, 29_651)
     assert not [one for one in host.tick().outcomes if one.change.key.knob in WARPS], "and then it stays"
     host.loop.release("test")
     assert host.host.settings() == before
@@ -127,8 +127,8 @@ def test_our_scheduler_is_loaded_serves_and_is_removed(host: Rig) -> None:
     [record] = [one for one in first.records if one.knob is Knob.SCHEDULER]
     assert (record.vm, record.before, record.after) == (None, "0", "1")
     second = host.tick()
-    assert host.value("web", Knob.WARP) == 13_288
-    assert status(host, second) == ("sched_ext", 13_288)
+    assert host.value("web", Knob.WARP) == 29_651
+    assert status(host, second) == ("sched_ext", 29_651)
     assert tick_status(second, 0, 0, True).warp.counters == {"preemptions": 3, "borrowed_ns": 2_000_000_000}  # type: ignore[union-attr]
     host.loop.release("test")
     assert host.host.scheduler == UNLOADED
@@ -142,7 +142,7 @@ def test_it_goes_on_where_an_agent_that_was_killed_left_it(host: Rig) -> None:
     host.crash()
     result = host.tick()
     assert not result.outcomes
-    assert status(host, result) == ("sched_ext", 13_288)
+    assert status(host, result) == ("sched_ext", 29_651)
     host.crash()
     host.loop.release("test")
     assert host.host.scheduler == UNLOADED
@@ -159,7 +159,7 @@ def test_one_of_another_version_is_replaced_and_gets_the_warps(host: Rig) -> Non
     assert host.value("web", Knob.WARP) == 0, "it begins anew"
     result = host.tick()
     assert not [one for one in result.outcomes if one.kind is OutcomeKind.FOREIGN]
-    assert status(host, result) == ("sched_ext", 13_288)
+    assert status(host, result) == ("sched_ext", 29_651)
     host.loop.release("test")
     assert host.host.scheduler == UNLOADED
 
@@ -173,11 +173,11 @@ def test_thrown_out_it_is_told_once_slices_serve_and_it_comes_back(host: Rig) ->
     [message] = told(result.events)
     assert message.startswith("warps: the kernel threw our sched_ext scheduler out, failure 1")
     assert not [one for one in result.outcomes if one.kind is OutcomeKind.FOREIGN]
-    assert status(host, result) == ("slice", 13_288)
+    assert status(host, result) == ("slice", 29_651)
     assert host.value("web", Knob.SLICE) == 100_000
     later = [host.tick() for _ in range(int(FIRST_RETRY_S) + 3)]
     assert not [event for one in later for event in told(one.events)], "once"
-    assert status(host, later[-1]) == ("sched_ext", 13_288)
+    assert status(host, later[-1]) == ("sched_ext", 29_651)
     assert host.value("web", Knob.SLICE) == 0
     host.host.eject()
     assert told(host.tick().events), "and again when it happens again"
@@ -192,7 +192,7 @@ def test_one_that_does_not_load_is_told_with_the_kernels_reason_and_slices_serve
     assert (record.outcome, record.detail) == (OutcomeKind.FAILED, "the kernel did not take the scheduler")
     result = host.tick()
     assert told(result.events)[0].startswith("warps: our sched_ext scheduler did not load")
-    assert status(host, result) == ("slice", 13_288)
+    assert status(host, result) == ("slice", 29_651)
 
 
 def test_one_that_somebody_removed_stays_away_until_it_is_adopted(host: Rig) -> None:
@@ -205,11 +205,11 @@ def test_one_that_somebody_removed_stays_away_until_it_is_adopted(host: Rig) -> 
     for _ in range(30):
         result = host.tick()
     assert host.host.scheduler == UNLOADED
-    assert status(host, result) == ("slice", 13_288)
+    assert status(host, result) == ("slice", 29_651)
     host.control(adoptions=1)
     for _ in range(3):
         result = host.tick()
-    assert status(host, result) == ("sched_ext", 13_288)
+    assert status(host, result) == ("sched_ext", 29_651)
 
 
 def test_beside_somebody_elses_scheduler_nothing_is_written(host: Rig) -> None:
@@ -232,7 +232,7 @@ def test_metrics(host: Rig) -> None:
         for one in family.samples
         if "warp" in one.name or "sched_ext" in one.name
     }
-    assert lines["equipoise_vm_warp_us", "web"] == 13_288
+    assert lines["equipoise_vm_warp_us", "web"] == 29_651
     assert ("equipoise_vm_warp_us", "hog") not in lines
     rungs = {rung: lines["equipoise_agent_warp_rung", str(rung)] for rung in Rung}
     assert rungs == {rung: float(rung is Rung.SCHED_EXT) for rung in Rung}

@@ -47,6 +47,7 @@ class Op(StrEnum):
     TIMES = "read the host's CPU times"
     OWN = "read the host's own knobs"
     WARPS = "read warps"
+    SCHEDULING = "read scheduling"
     WRITE = "write"
     COMMIT = "commit to the journal"
 
@@ -85,6 +86,7 @@ FAULTS: dict[Op, tuple[Kind, ...]] = {
     Op.TIMES: (Kind.EIO,),
     Op.OWN: (Kind.EIO, Kind.MISSING),
     Op.WARPS: (Kind.EIO, Kind.ENOENT, Kind.ENDS),
+    Op.SCHEDULING: (Kind.EIO, Kind.ENOENT, Kind.ENDS),
     Op.WRITE: (*ERRNOS, Kind.KEPT, Kind.ENDS),
     Op.COMMIT: (Kind.FULL, Kind.FULL_AMIDST),
 }
@@ -227,6 +229,9 @@ class FaultyHost:
 
     def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
         return self._do(Op.WARPS, instance, lambda: self.real.warps(instance))
+
+    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
+        return self._do(Op.SCHEDULING, instance, lambda: self.real.scheduling(instance))
 
     def warp_counters(self) -> Mapping[str, int]:
         return self.real.warp_counters()

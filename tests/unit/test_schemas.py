@@ -26,6 +26,7 @@ from manager.model.law import BOUNDS, Law
 from manager.model.registration import HostSpec, Mode, VmClass, VmSpec
 from manager.model.rules import BOUNDS as RULE_BOUNDS
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
+from manager.model.scheduling import Policy, Scheduling
 from manager.model.warp import WarpUse
 
 moment: TypeAdapter[datetime] = TypeAdapter(Moment)
@@ -127,6 +128,7 @@ def test_a_host_and_back(spec: HostSpec) -> None:
         VmSpec("v", VmClass.BATCH),
         VmSpec("v", VmClass.CRITICAL, "name", None, "h", 7, True, frozenset({1, 2}), 1.5, Mode.OBSERVE),
         VmSpec("v", VmClass.CRITICAL, warp_us="auto"),
+        VmSpec("v", VmClass.CRITICAL, scheduling=Scheduling(Policy.FIFO, 3, limit=0.25)),
     ],
 )
 def test_a_vm_and_back(spec: VmSpec) -> None:

@@ -49,6 +49,17 @@ def vm(warp_us: int | None, *knobs: dict[str, Any]) -> dict[str, Any]:
         ),
         (WARP, vm(None, knob("slice", "5000000", foreign=True)), ["given up: slice 0"], ["13,288"]),
         (None, vm(None), [], ["warp"]),
+        (
+            None,
+            vm(
+                None,
+                knob("scheduling", "1002", original="0", owned=True),
+                knob("rt_runtime", "300000", original="0", owned=True),
+            ),
+            ["vCPU 0: fifo 2", "real-time limit: 300000 (was 0) us"],
+            ["foreign"],
+        ),
+        (None, vm(None, knob("scheduling", "0"), knob("rt_runtime", "0")), [], ["nice", "real-time"]),
     ],
 )
 def test_warps(

@@ -47,6 +47,14 @@ def pin(index: int, before: str = "0-3", after: str = "1") -> KnobChange:
         ("hog", [change(Knob.IDLE, "0", "1")], None, "hog: hog into the idle class"),
         ("hog", [change(Knob.IDLE, "1", "0")], None, "hog: hog out of the idle class"),
         ("hog", [change(Knob.QUOTA, "-1", "150000")], None, "hog: CPU limit of hog none to 150,000 us a period"),
+        ("web", [change(Knob.SCHEDULING, "3", "1002", index=1)], None, "web: vCPU 1 of web from nice 3 to fifo 2"),
+        ("web", [change(Knob.RT_RUNTIME, "0", "300000")], None, "web: real-time limit of web 0 to 300,000 us a second"),
+        (
+            None,
+            [change(Knob.RT_RUNTIME, "300000", "0", index=17)],
+            None,
+            "kvm1: real-time limit of the host's VMs 300,000 to 0 us a second",
+        ),
         (None, [change(Knob.IRQ_AFFINITY, "0-3", "0", index=40)], None, "kvm1: interrupt 40 to 0 (was 0-3)"),
         (
             "web",

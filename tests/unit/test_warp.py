@@ -16,7 +16,7 @@ from tests.unit.build import snapshot
 
 @pytest.mark.parametrize(
     ("response_time_ms", "warp_us"),
-    [(1000, 0), (100, 0), (50, 4000), (25, 8000), (10, 13_288), (1, 26_575), (0.1, 39_863), (0.001, MAX_US)],
+    [(1000, 0), (100, 0), (50, 26_400), (25, 27_800), (10, 29_651), (1, 34_301), (0.1, 38_952), (0.0001, MAX_US)],
 )
 def test_the_tighter_the_sla_the_larger_the_warp(response_time_ms: float, warp_us: int) -> None:
     assert auto_warp_us(response_time_ms) == warp_us
@@ -57,13 +57,13 @@ CRITICAL, BATCH = VmClass.CRITICAL, VmClass.BATCH
 @pytest.mark.parametrize(
     ("vm_class", "own", "applications", "sla_ms", "warp_us"),
     [
-        (CRITICAL, None, None, 10.0, 13_288),  # nobody said anything: auto
+        (CRITICAL, None, None, 10.0, 29_651),  # nobody said anything: auto
         (CRITICAL, None, None, None, 0),  # without an SLA: none
         (CRITICAL, None, 0, 10.0, 0),
         (CRITICAL, None, 7_000, 10.0, 7_000),
         (CRITICAL, None, 7_000, None, 7_000),
         (CRITICAL, 0, 7_000, 10.0, 0),  # the VM's own word counts
-        (CRITICAL, "auto", 0, 10.0, 13_288),
+        (CRITICAL, "auto", 0, 10.0, 29_651),
         (CRITICAL, "auto", None, None, 0),
         (BATCH, None, None, 10.0, 0),
         (BATCH, None, 7_000, 10.0, 0),  # the application's is for its critical VMs
@@ -121,11 +121,11 @@ def test_warps_within_the_bound_are_left_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("rung", "warp_us", "value", "words"),
     [
-        (Rung.SCHED_EXT, 13_288, 13_288, "sched_ext"),
-        (Rung.BVT, 13_288, 13_288_000, "the BVT patch"),
-        (Rung.GROUP_IDENTITY, 13_288, 1, "group identity 1"),
+        (Rung.SCHED_EXT, 29_651, 29_651, "sched_ext"),
+        (Rung.BVT, 29_651, 29_651_000, "the BVT patch"),
+        (Rung.GROUP_IDENTITY, 29_651, 1, "group identity 1"),
         (Rung.GROUP_IDENTITY, 100_000, 2, "group identity 2"),
-        (Rung.SLICE, 13_288, 100_000, "EEVDF slice 0.1 ms"),
+        (Rung.SLICE, 29_651, 100_000, "EEVDF slice 0.1 ms"),
         (Rung.SLICE, 4_000, 250_000, "EEVDF slice 0.25 ms"),
         (Rung.SLICE, 1, 3_000_000, "EEVDF slice 3 ms"),
     ],

@@ -60,6 +60,7 @@ VM: dict[str, Any] = {
     "max_pcpus": 1.5,
     "mode": None,
     "warp_us": "auto",
+    "scheduling": {"policy": "other", "priority": None, "nice": -5, "limit": None},
 }
 
 
@@ -183,6 +184,17 @@ def test_an_optional_group_is_left_out_when_nothing_but_defaults_stands_in_it() 
     assert check(ApplicationIn, only_rate)["sla.response_time_ms"].startswith("is required")
 
 
+def test_scheduling_is_left_out_until_a_policy_is_chosen_and_then_says_what_it_lacks() -> None:
+    assert read_form(VmIn, MultiDict({"class": "critical", "scheduling.policy": ""}))["scheduling"] is None
+    body = read_form(VmIn, MultiDict({"class": "critical", "scheduling.policy": "fifo"}))
+    errors = check(VmIn, body)
+    assert list(errors) == ["scheduling.limit"]
+    assert of(parts_of(VmIn, body, errors), "scheduling.limit").error.endswith("at least 0.05 and at most 0.9")
+    body = read_form(VmIn, MultiDict({"class": "critical", "scheduling.policy": "rr", "scheduling.limit": "0.25"}))
+    assert check(VmIn, body) == {}
+    assert body["scheduling"] == {"policy": "rr", "priority": None, "nice": None, "limit": 0.25}
+
+
 def test_numbers_of_rows_may_have_gaps() -> None:
     given = MultiDict({"tiers[7].name": "db", "tiers[2].name": "web"})
     assert [tier["name"] for tier in read_form(ApplicationIn, given)["tiers"]] == ["web", "db"]
@@ -223,8 +235,9 @@ def test_a_new_row_gets_the_focus() -> None:
 
 def test_what_few_need_is_folded_and_opens_where_something_is_wrong_or_set() -> None:
     look = Look(folded=frozenset({"weight", "law"}))
-    assert [part.open for part in parts_of(VmIn, {}, {}, look) if isinstance(part, Group)] == [False]
-    assert [part.open for part in parts_of(VmIn, {"weight": 1}, {}, look) if isinstance(part, Group)] == [True]
+    for body in ({}, {"weight": 1}):
+        [more] = [part for part in parts_of(VmIn, body, {}, look) if isinstance(part, Group) and part.path == "more"]
+        assert more.open is bool(body)
     law = {part.path: part for part in parts_of(HostIn, {}, {"law.gain": "no"}, look) if isinstance(part, Group)}
     assert law["law"].folded
     assert law["law"].open

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_GROUP_FILES = ("cpu.shares", "cpu.weight", "cpu.idle", "cpu.cfs_quota_us", "cpu.max")
+_GROUP_FILES = ("cpu.shares", "cpu.weight", "cpu.idle", "cpu.cfs_quota_us", "cpu.max", "cpu.rt_runtime_us")
 _SLICE = re.compile(r"^(se\.)?slice\b")
 _WORKER = re.compile(r"^(worker|call_rcu)")  # QEMU's helpers come and go
 
@@ -21,7 +21,7 @@ def qemu_pid(name: str) -> int:
 
 
 def settings_of(name: str) -> dict[str, str]:
-    """CPU settings of the VM's cgroup, affinity and slice of each lasting thread, as text by what they are."""
+    """CPU settings of the VM's cgroup; affinity, policy and slice of each lasting thread; as text by what they are."""
     pid = qemu_pid(name)
     found = {}
     for folder in _group_folders(pid):
@@ -33,6 +33,8 @@ def settings_of(name: str) -> dict[str, str]:
         if not _WORKER.match(title):
             cpus = ",".join(map(str, sorted(os.sched_getaffinity(int(thread.name)))))
             found[f"{name}: affinity of thread {thread.name} ({title})"] = cpus
+            policy = os.sched_getscheduler(int(thread.name)), os.getpriority(os.PRIO_PROCESS, int(thread.name))
+            found[f"{name}: policy and nice value of thread {thread.name} ({title})"] = f"{policy[0]}, {policy[1]}"
             shown = (thread / "sched").read_text().splitlines() if (thread / "sched").exists() else ()
             for line in filter(_SLICE.match, shown):
                 found[f"{name}: slice of thread {thread.name} ({title})"] = line.rpartition(":")[2].strip()

@@ -27,7 +27,7 @@ from manager.model.warp import Rung
 
 KnobIndex = Annotated[
     int,
-    Field(ge=0, le=2**31 - 1, description="number of the vCPU, I/O thread or interrupt, 0 where it is of none"),
+    Field(ge=0, le=2**31 - 1, description="number of the vCPU, I/O thread, interrupt or group, 0 where it is of none"),
 ]
 
 
@@ -163,6 +163,7 @@ class CapabilitiesBody(Schema):
     schedstat: bool = Field(description="run-queue delay of vCPU threads can be read")
     warnings: list[Text] = Field(default_factory=list)
     idle_class: bool = Field(default=False, description="the kernel has cpu.idle")
+    limits_real_time: bool = Field(default=False, description="the kernel limits real-time threads by cgroup")
     topology: TopologyBody = Field(default_factory=TopologyBody)
     warps: list[OfferBody] = Field(default_factory=list, description="mechanisms for warps, the best first")
     scheduler: Text = Field(default="", description="sched_ext scheduler that decides; empty: none")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import AwareDatetime, ConfigDict, Field, JsonValue, RootModel
+from pydantic import AwareDatetime, ConfigDict, Field, JsonValue, RootModel, ValidationInfo, field_validator
 
 from manager.api.schemas.agents import CapabilitiesBody, DomainBody, ReadyBody, TickStatus, VmStatus
 from manager.api.schemas.fields import (
@@ -27,8 +27,46 @@ from manager.model.law import BOUNDS, DEFAULT_LAW
 from manager.model.registration import Mode, Sharing, VmClass
 from manager.model.rules import BOUNDS as RULE_BOUNDS
 from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering
+from manager.model.scheduling import (
+    LARGEST_LIMIT,
+    LARGEST_NICE,
+    LARGEST_PRIORITY,
+    LEAST_LIMIT,
+    LEAST_NICE,
+    Policy,
+)
 from manager.model.warp import DEFAULT_WARP_MAX_US, MOST_WARP_US, WarpUse
 from manager.model.window import SlaState
+
+
+class SchedulingBody(Schema):
+    """How the kernel schedules its vCPU threads."""
+
+    policy: Policy = Field(description="fifo and rr: before all that is not real-time")
+    priority: Annotated[int, Field(ge=1, le=LARGEST_PRIORITY)] | None = Field(
+        default=None, description="of fifo and rr, the larger goes first; null: 1"
+    )
+    nice: Annotated[int, Field(ge=LEAST_NICE, le=LARGEST_NICE)] | None = Field(
+        default=None, description="of other, the smaller gets more; null: 0"
+    )
+    limit: Annotated[float, Field(ge=LEAST_LIMIT, le=LARGEST_LIMIT)] | None = Field(
+        default=None,
+        validate_default=True,
+        description="share of each second of each pCPU that all its vCPUs together may run, with fifo and rr",
+    )
+
+    @field_validator("priority", "nice", "limit")
+    @classmethod
+    def _fits(cls, value: float | None, info: ValidationInfo) -> float | None:
+        policy = info.data.get("policy")
+        if policy is None:  # refused itself
+            return value
+        if value is None:
+            if info.field_name == "limit" and policy is not Policy.OTHER:
+                raise ValueError(f"{policy} needs a limit")
+        elif (info.field_name == "nice") is not (policy is Policy.OTHER):
+            raise ValueError(f"{policy} has no {info.field_name}")
+        return value
 
 
 class VmIn(Schema):
@@ -51,8 +89,20 @@ class VmIn(Schema):
         default=None,
         description="warp in microseconds, or auto: as the SLA says; 0: none; null: as its application says",
     )
+    scheduling: SchedulingBody | None = Field(
+        default=None, description="of the vCPU threads of a critical VM; null: left alone"
+    )
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, populate_by_name=True)
+
+    @field_validator("scheduling")
+    @classmethod
+    def _acts(cls, value: SchedulingBody | None, info: ValidationInfo) -> SchedulingBody | None:
+        if value is not None and info.data.get("vm_class") is VmClass.BATCH:
+            raise ValueError("only critical VMs have one")
+        if value is not None and value.policy is not Policy.OTHER and info.data.get("warp_us"):
+            raise ValueError(f"no warp reaches {value.policy}: leave warp_us null or 0")
+        return value
 
 
 class VmOut(VmIn):

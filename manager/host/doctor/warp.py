@@ -1,12 +1,14 @@
-"""Schedulers that warp: sched_ext and kernels with BVT. Only looked at, never written to."""
+"""Schedulers that warp: sched_ext and kernels with BVT, which are only looked at; and limits of real-time threads."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from manager.host.cgroup import cpu_controller, read_mounts
-from manager.host.doctor.check import Check, Subject, Verdict, missing, warning, works
+from manager.host.doctor.check import Check, Subject, Verdict, ignored, missing, warning, works
 from manager.host.doctor.files import text_of
+from manager.host.doctor.scratch import cpu_hierarchy, scratch_group
+from manager.host.registry import CGROUP_V1, RT_RUNTIME_FILE
 from manager.host.warp.bvt_file import FileKind, bvt_file
 from manager.host.warp.probe import offers_of
 from manager.model.finding import FindingStatus
@@ -14,6 +16,7 @@ from manager.model.warp import ABILITIES, TITLES, Rung, standing
 
 _AREA = "Warp"
 _OURS = "equipoise"
+_TRIED_US = 1000
 _STATUSES = {
     FileKind.NANOSECONDS: FindingStatus.WORKS,
     FileKind.CLASS: FindingStatus.WORKS,
@@ -68,8 +71,26 @@ def _best(subject: Subject) -> Verdict:
     return works(said, switch) if best else missing(said, own.detail)
 
 
+def _real_time(subject: Subject) -> Verdict:
+    """Whether real-time vCPUs can be had: only where the kernel stops them at a limit, tried on a scratch group."""
+    _, cpu, root = cpu_hierarchy(subject.paths)
+    if cpu is not CGROUP_V1 or not (root / RT_RUNTIME_FILE).exists():
+        why = "v2" if cpu is not CGROUP_V1 else "v1, of a kernel without CONFIG_RT_GROUP_SCHED"
+        return missing(
+            f"the cpu controller is that of cgroup {why}: no limit for real-time threads of a group",
+            "VMs with scheduling fifo or rr are left as they are; give them a warp (docs/warp.md)",
+        )
+    with scratch_group(root) as group:
+        (group / RT_RUNTIME_FILE).write_text(f"{_TRIED_US}")
+        held = (group / RT_RUNTIME_FILE).read_text().strip()
+    if held != f"{_TRIED_US}":
+        return ignored(f"{RT_RUNTIME_FILE}: {_TRIED_US} was set and {held} read back", "update the kernel")
+    return works(f"{RT_RUNTIME_FILE} of a group was set and read back: vCPUs can be real-time within a limit")
+
+
 CHECKS = (
     Check("sched-ext", _AREA, "sched_ext", _sched_ext),
     Check("bvt-kernel", _AREA, "BVT in the kernel", _bvt_kernel),
     Check("warp", _AREA, "Warps", _best),
+    Check("real-time-limit", _AREA, "Limits of real-time threads", _real_time),
 )

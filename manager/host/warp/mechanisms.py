@@ -70,7 +70,7 @@ class Mechanisms:
         if not isinstance(value, int):
             raise HostError(f"{key.knob} takes a number, not {value!r}", errno.EINVAL)
         if key.knob is Knob.SLICE:
-            set_slice(_thread(key, vm), value)
+            set_slice(thread_of(key, vm), value)
         elif key.knob is Knob.WARP:
             self._sched_ext.set_warp(_cgroup_id(vm), Warp(value))
         else:
@@ -108,7 +108,7 @@ class Mechanisms:
         """What a knob holds, None where there is no such thing (any more). Raises VmVanished, HostError."""
         if key.knob is Knob.SLICE:
             defaults = {self._default_slice_ns, int(attributes(0).runtime)}  # it changes when pCPUs come and go
-            return slice_of(_thread(key, vm), defaults - {None, 0})
+            return slice_of(thread_of(key, vm), defaults - {None, 0})
         if key.knob is Knob.WARP:
             return self._sched_ext.warp(_cgroup_id(vm)).warp_us if self._sched_ext.active else None
         with _opened(vm) as descriptor:
@@ -137,7 +137,8 @@ def _opened(vm: WarpTarget) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _thread(key: KnobKey, vm: WarpTarget) -> int:
+def thread_of(key: KnobKey, vm: WarpTarget) -> int:
+    """The thread of the vCPU that a knob is of. Raises VmVanished."""
     tid = dict(vm.vcpus).get(key.index)
     if tid is None:
         raise VmVanished(f"there is no vCPU {key.index}", errno.ESRCH)
