@@ -68,10 +68,9 @@ def test_a_vcpu_becomes_real_time_within_its_limit_and_is_undone(
         service.client.request("PATCH", f"/vms/{CACHE.name}", body={"scheduling": None})
         until(lambda: limits(CACHE) == before[2], "the limits to be put back")
     else:
-        if undo == "offline":
-            running.kill()
-            assert running.wait(30) == -signal.SIGKILL
-            assert vcpus(CACHE) == {"fifo 2"}, "it stays so when the agent is killed"
+        running.kill()
+        assert running.wait(30) == -signal.SIGKILL
+        assert vcpus(CACHE) == {"fifo 2"}, "it stays so when the agent is killed"
         service.cli("release")
     assert policies(CACHE) == before[1]
     assert limits(CACHE) == before[2]

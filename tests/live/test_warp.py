@@ -56,10 +56,9 @@ def test_a_warp_becomes_a_slice_of_the_vcpu_threads_and_is_undone(
         service.client.request("PATCH", f"/hosts/{HOST}", body={"warp": "off"})
         until(lambda: of_vcpus(CACHE) != {SLICE_NS}, "the slice to be put back")
     else:
-        if undo == "offline":
-            running.kill()
-            assert running.wait(30) == -signal.SIGKILL
-            assert of_vcpus(CACHE) == {SLICE_NS}, "it stays so when the agent is killed"
+        running.kill()
+        assert running.wait(30) == -signal.SIGKILL
+        assert of_vcpus(CACHE) == {SLICE_NS}, "it stays so when the agent is killed"
         service.cli("release")
     assert slices(CACHE) == before[1]
     if undo != "off":
