@@ -192,7 +192,7 @@ class _Maker:
             choices = choices or tuple((one, CHOICES.get(one, one)) for one in words)
             if value is not None and text_of(value) not in dict(choices):
                 choices = (*choices, (text_of(value), text_of(value)))  # what is registered stays, known or not
-            if nullable or (required and value is None):
+            if nullable or value is None:  # nothing is chosen for anybody
                 choices = (("", unset or "choose"), *choices)
         elif kind == "text":
             choices = tuple((one, one) for one in self.look.suggested.get(plain, ()))

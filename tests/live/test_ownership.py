@@ -168,7 +168,8 @@ def test_what_somebody_changes_is_given_up_and_taken_back_on_the_operators_word(
 ) -> None:
     cases = tool()
     for case in cases:
-        assert knob_of(service, case.vm, case.knob)["owned"]
+        until(lambda case=case: knob_of(service, case.vm, case.knob).get("owned"), f"{case.knob} to be told of")
+    for case in cases:
         case.change()
     service.ticks(5)  # those already under way, and one or two more
     for case in cases:

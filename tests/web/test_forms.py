@@ -185,6 +185,8 @@ def test_an_optional_group_is_left_out_when_nothing_but_defaults_stands_in_it() 
 
 
 def test_scheduling_is_left_out_until_a_policy_is_chosen_and_then_says_what_it_lacks() -> None:
+    unfilled = of(parts_of(VmIn, {}), "scheduling.policy")
+    assert (unfilled.values, unfilled.choices[0]) == (("",), ("", "choose"))
     assert read_form(VmIn, MultiDict({"class": "critical", "scheduling.policy": ""}))["scheduling"] is None
     body = read_form(VmIn, MultiDict({"class": "critical", "scheduling.policy": "fifo"}))
     errors = check(VmIn, body)
