@@ -57,6 +57,7 @@ class KernelHost:
                 f"setting managed_cpus names pCPUs that are not online: {missing}; online are {sorted(online)}"
             )
         self._online = online
+        self._sched_ext_file = str(paths.sched_ext_ops)
         self._online_file, self._online_text, self._online_now_are = str(paths.online_cpus), b"", online
         self._schedstat = (paths.process(1) / "schedstat").exists()
         self._managed = managed_cpus
@@ -68,6 +69,7 @@ class KernelHost:
         self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
         self._exits = select.epoll()
+        self._offered: tuple[tuple[CpuSet, str, str], Capabilities] | None = None
 
     @property
     def boot_id(self) -> str:
@@ -85,10 +87,15 @@ class KernelHost:
         online = self._online_now()
         if online != self._online:
             self._online, self._topology = online, discover(self._paths)
+        now = online, self._sched_ext(), self._watch.domains.libvirt_version if self._watch else "unknown"
+        if self._offered is None or self._offered[0] != now:  # asked for several times a tick
+            self._offered = now, self._capabilities(*now)
+        return self._offered[1]
+
+    def _capabilities(self, online: CpuSet, scheduler: str, libvirt: str) -> Capabilities:
         warnings: list[str] = []
         if self._cpu is None:
             warnings.append("no cpu controller in any cgroup hierarchy: weights cannot be set")
-        scheduler = self._sched_ext()
         ours = scheduler.startswith(bpf.NAME)
         if ours:
             warnings.append("our sched_ext scheduler decides: limits of CPU time (max_pcpus) do not act")
@@ -98,11 +105,11 @@ class KernelHost:
             warnings.append("no schedstat: run-queue delay of vCPUs is not known")
         return Capabilities(
             kernel=self._kernel,
-            libvirt=self._watch.domains.libvirt_version if self._watch else "unknown",
+            libvirt=libvirt,
             cgroup_version=self._cpu.version if self._cpu else 0,
             weights=self._cpu.scale if self._cpu else None,
-            online_cpus=self._online,
-            managed_cpus=(self._managed or self._online) & self._online,
+            online_cpus=online,
+            managed_cpus=(self._managed or online) & online,
             schedstat=self._schedstat,
             warnings=tuple(warnings),
             idle_class=self._idle_class,
@@ -252,6 +259,6 @@ class KernelHost:
 
     def _sched_ext(self) -> str:
         try:
-            return self._paths.sched_ext_ops.read_text().strip()
+            return process.read_small(self._sched_ext_file).decode(errors="replace").strip()
         except OSError:
             return ""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 
-COLLECT_S = 60.0
-"""So often cycles are collected."""
+COLLECT_S = 300.0
+"""So often cycles are collected: there are few, and looking for them costs as much as ten ticks."""
 
 
 def postpone_garbage() -> None:

@@ -12,19 +12,33 @@ from typing import Any
 
 from rich.console import Console
 
-from deploy.lab.demo.measure import Measured, measure
+from deploy.lab.demo.measure import Measured, Meter, measure
 from deploy.lab.demo.report import PhaseResult, to_json
-from deploy.lab.demo.scene import PHASES, WARMUP_S, DemoPhase, phases_scene
+from deploy.lab.demo.scene import PHASES, WARMUP_S, DemoPhase, Scene, eased, phases_scene
 from deploy.lab.demo.stage import Stage, progress_bar, set_up
 from deploy.lab.demo.turns import merged
+from deploy.lab.vms import LabHost
 
 DEFAULT_PHASE_S = 40.0
 TURNS = 4
+PROBE_S = 6.0
 
 
 def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> dict[str, Any]:
     """Run all phases, each ``duration_s`` long in all its turns, and give the result as JSON. Raises EquipoiseError."""
-    stage = set_up(console, stack, phases_scene())
+
+    def tune(scene: Scene, lab: LabHost, meter: Meter) -> Scene:
+        for vm in scene.batch:
+            lab.suspend(vm)
+        share = measure(scene, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None).use.host_share
+        for vm in scene.batch:
+            lab.resume(vm)
+        tuned = eased(scene, share)
+        rates = ", ".join(f"{one.name} {one.rate_rps:.0f}" for one in tuned.services)
+        console.print(f"      alone they take {share:.0%} of the pCPUs; requests/s in all phases: {rates}")
+        return tuned
+
+    stage = set_up(console, stack, phases_scene(), tune)
     turns: dict[str, list[Measured]] = {phase.name: [] for phase in PHASES}
     sla_states: dict[str, Mapping[str, str]] = {}
     warps: dict[str, Mapping[str, Any] | None] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from deploy.lab.loadgen import HttpOptions, LoadSpec, MemcachedOptions, Phase
 from deploy.lab.vms import HTTP_PORT, MEMCACHED_PORT, PREFIX, LabVm, Role
@@ -12,6 +12,8 @@ from manager.model.cpus import format_cpus
 MANAGED_PCPUS = 2
 CONNECTIONS = 64
 WARMUP_S = 3.0
+FULLEST_ALONE = 0.55
+"""Services that take more of the managed pCPUs by themselves answer late with nobody beside them."""
 # As in the study, the spike doubles the load, and half more than the load is agreed. In fractions of the requests/s
 # that the pCPU serves of one application, so that machines of any speed are filled alike; the SLA is in mean service
 # times.
@@ -133,6 +135,15 @@ def phases_scene() -> Scene:
     )
     batch = tuple(vm(f"batch-{number + 1}", Role.BATCH, 233 + number, 1) for number in range(len(managed)))
     return Scene(managed, load, services, batch)
+
+
+def eased(scene: Scene, alone_share: float) -> Scene:
+    """The scene with all loads smaller by one factor where the services alone took too much of the managed pCPUs.
+
+    Emulated guests on a slow machine do; ``alone_share`` is what was measured.
+    """
+    factor = min(1.0, FULLEST_ALONE / alone_share) if alone_share > 0 else 1.0
+    return replace(scene, services=tuple(replace(one, rate_rps=one.rate_rps * factor) for one in scene.services))
 
 
 def spike_scene(capacity_rps: float) -> Scene:
