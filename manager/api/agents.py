@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from http import HTTPStatus
@@ -215,36 +215,44 @@ def _event_row(body: EventBody) -> dict[str, object]:
 
 
 def _slots_out(session: Session, name: str, context: ManagerContext) -> SlotsOut:
-    found = assignment_out(session, name, context)
-    elsewhere = hosts_of(session, applications_for_host(session, name))
+    found, hosts = _assigned(session, name, context)
     return SlotsOut(
         digest=found.digest,
         windows={one.name: one.windows for one in found.applications if one.windows},
-        shared=any(hosts - {name} for hosts in elsewhere.values()),
+        shared=any(others - {name} for others in hosts.values()),
     )
 
 
 def assignment_out(session: Session, name: str, context: ManagerContext) -> AssignmentOut:
     """What the agent of a host is told. Raises NotFound."""
+    found, _ = _assigned(session, name, context)
+    return found
+
+
+def _assigned(
+    session: Session, name: str, context: ManagerContext
+) -> tuple[AssignmentOut, Mapping[str, frozenset[str]]]:
+    """The assignment of a host, and the hosts that have VMs of each of its applications."""
     host = get(session, HostRow, name)
     rows = applications_for_host(session, name)
+    hosts = hosts_of(session, rows)
     slots = recent_windows(session, rows, context.slot_length, _TOLD_SLOTS, without=name)
     found = AssignmentOut(
         host=AssignedHost(name=host.name, adoptions=host.adoptions, **host_fields(spec_of(host))),
         vms=[AssignedVm(**vm) for vm in vms_for_host(session, name)],
-        applications=[assigned_application(one) for one in _with_sources_here(session, name, rows)],
+        applications=[assigned_application(one) for one in _with_sources_here(session, name, rows, hosts)],
         slot_s=context.slot_s,
     )
     found.digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()
     for application in found.applications:
         application.windows = [assigned_window(slot) for slot in slots.get(application.name, ())]
-    return found
+    return found, hosts
 
 
-def _with_sources_here(session: Session, host: str, rows: Iterable[ApplicationRow]) -> list[Application]:
+def _with_sources_here(
+    session: Session, host: str, rows: Sequence[ApplicationRow], hosts: Mapping[str, frozenset[str]]
+) -> list[Application]:
     """The applications with those of their sources that run on a host."""
-    rows = list(rows)
-    hosts = hosts_of(session, [row for row in rows if row.sources])
     return [
         replace(application, sources=sources_on(host, application.sources, hosts.get(application.name, ())))
         for application in applications_of(session, rows).values()

@@ -230,8 +230,6 @@ class KernelHost:
         held = self._handles.get(instance)
         if held is None:
             handle = self._open(instance)
-            if handle.exit_descriptor >= 0:
-                self._exits.register(handle.exit_descriptor, select.EPOLLIN)
         else:
             handle, seen = held
             if seen == generation:
@@ -245,7 +243,14 @@ class KernelHost:
             cgroup = find_vm_cgroup(self._paths, self._mounts, self._cpu, instance.pid)
         except OSError as error:
             raise process.refusal(f"cgroup of process {instance.pid}", error) from error
-        return VmHandle(self._paths, instance, cgroup)
+        handle = VmHandle(self._paths, instance, cgroup)
+        try:
+            if handle.exit_descriptor >= 0:
+                self._exits.register(handle.exit_descriptor, select.EPOLLIN)
+        except OSError as error:
+            handle.close()
+            raise process.refusal(f"watching process {instance.pid}", error) from error
+        return handle
 
     def _online_now(self) -> CpuSet:
         """The online pCPUs; asked for several times a tick, so the text is compared before it is understood."""

@@ -12,6 +12,8 @@ from manager.host.scheduling import scheduling_of
 from manager.model.scheduling import in_words
 from tests.live.conftest import CACHE, HOST, LabVm, Service, group_file, held, until
 
+pytestmark = pytest.mark.live
+
 LIMIT_US = 300_000
 RUNTIME = "cpu.rt_runtime_us"
 

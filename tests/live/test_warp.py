@@ -11,6 +11,8 @@ from deploy.lab.demo.originals import qemu_pid
 from manager.host.warp.slices import attributes, default_slice_ns
 from tests.live.conftest import CACHE, HOST, LabVm, Service, held, until
 
+pytestmark = pytest.mark.live
+
 WARP_US, SLICE_NS = 5000, 200_000
 
 

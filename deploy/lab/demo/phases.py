@@ -15,7 +15,7 @@ from rich.console import Console
 from deploy.lab.demo.measure import Measured, Meter, measure
 from deploy.lab.demo.report import PhaseResult, to_json
 from deploy.lab.demo.scene import PHASES, WARMUP_S, DemoPhase, Scene, eased, phases_scene
-from deploy.lab.demo.stage import Stage, progress_bar, set_up
+from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
 from deploy.lab.demo.turns import merged
 from deploy.lab.vms import LabHost
 
@@ -28,11 +28,8 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
     """Run all phases, each ``duration_s`` long in all its turns, and give the result as JSON. Raises EquipoiseError."""
 
     def tune(scene: Scene, lab: LabHost, meter: Meter) -> Scene:
-        for vm in scene.batch:
-            lab.suspend(vm)
-        share = measure(scene, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None).use.host_share
-        for vm in scene.batch:
-            lab.resume(vm)
+        with paused(lab, scene.batch):
+            share = measure(scene, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None).use.host_share
         tuned = eased(scene, share)
         rates = ", ".join(f"{one.name} {one.rate_rps:.0f}" for one in tuned.services)
         console.print(f"      alone they take {share:.0%} of the pCPUs; requests/s in all phases: {rates}")
@@ -69,12 +66,5 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
 
 def _phase(stage: Stage, phase: DemoPhase, duration_s: float, progress: Any) -> Measured:
     stage.service.control(phase.policy, phase.pinning, phase.batch_idle, phase.warp)
-    if not phase.batch_runs:
-        for vm in stage.scene.batch:
-            stage.lab.suspend(vm)
-    try:
+    with paused(stage.lab, () if phase.batch_runs else stage.scene.batch):
         return measure(stage.scene, stage.meter, duration_s, stage.service.push, progress)
-    finally:
-        if not phase.batch_runs:
-            for vm in stage.scene.batch:
-                stage.lab.resume(vm)

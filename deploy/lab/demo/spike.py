@@ -17,7 +17,7 @@ from rich.console import Console
 
 from deploy.lab.demo.measure import CpuReading, Meter, measure
 from deploy.lab.demo.scene import WARMUP_S, Scene, spike_scene
-from deploy.lab.demo.stage import Stage, progress_bar, set_up
+from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
 from deploy.lab.vms import LabHost
 from manager.model.histogram import Histogram
 
@@ -47,11 +47,8 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool, calm
     capacities: list[float] = []
 
     def tune(scene: Scene, lab: LabHost, meter: Meter) -> Scene:
-        for vm in scene.batch:
-            lab.suspend(vm)
-        capacities.append(_capacity_rps(scene, meter))
-        for vm in scene.batch:
-            lab.resume(vm)
+        with paused(lab, scene.batch):
+            capacities.append(_capacity_rps(scene, meter))
         console.print(f"      one application serves {capacities[0]:.0f} requests/s; loads are set by that")
         return spike_scene(capacities[0])
 

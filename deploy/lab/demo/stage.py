@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from deploy.lab.demo.originals import differences, settings_of_all
 from deploy.lab.demo.scene import Scene
 from deploy.lab.demo.service import Equipoise
 from deploy.lab.guest import DEFAULT_BASE, build
-from deploy.lab.vms import LabHost, connect
+from deploy.lab.vms import LabHost, LabVm, connect
 
 _STATE = DEFAULT_BASE / "demo-state"
 
@@ -86,6 +86,18 @@ def set_up(
     on_exit.callback(service.stop)
     service.register()
     return Stage(console, scene, verdict, lab, service, meter, before, on_exit)
+
+
+@contextmanager
+def paused(lab: LabHost, vms: Collection[LabVm]) -> Iterator[None]:
+    """Those VMs stand still while the block runs."""
+    for vm in vms:
+        lab.suspend(vm)
+    try:
+        yield
+    finally:
+        for vm in vms:
+            lab.resume(vm)
 
 
 def progress_bar(console: Console) -> Progress:
