@@ -56,8 +56,8 @@ def test_a_limit_bounds_the_borrowed_time(bvt: SchedExt) -> None:
 
 
 def test_of_two_with_warps_the_one_that_waits_has_its_turn(bvt: SchedExt) -> None:
-    """Not only when the other is ahead by what its warp is larger, 19 ms: it has half its warp after 8.5 ms."""
-    for name, warp_us in (("tight", 40_000), ("loose", 21_000)):
+    """Not only when the other is ahead by what its warp is larger, 49 ms: it has half its warp after 8.5 ms."""
+    for name, warp_us in (("tight", 100_000), ("loose", 51_000)):
         lab.group(name)
         lab.set_warp(name, warp_us)
     spin, service = Load("tight", "spin", 3_600_000), Load("loose", "serve", 100_000, 1000, 1000)
@@ -65,4 +65,4 @@ def test_of_two_with_warps_the_one_that_waits_has_its_turn(bvt: SchedExt) -> Non
         each.go()
     longest_us = service.result()["max_us"]
     spin.end()
-    assert longest_us < 16_000
+    assert longest_us < 20_000  # 8.5 ms, up to two ticks of 4 ms until that is seen and acted upon, and its own 1 ms
