@@ -51,7 +51,7 @@ KINDS: Mapping[str, Kind] = {
     kind.path: kind
     for kind in (
         Kind("vms", "VM", VmIn, _SELDOM_OF_VMS),
-        Kind("applications", "application", ApplicationIn, frozenset()),
+        Kind("applications", "application", ApplicationIn, frozenset({"cache"})),
         Kind("hosts", "host", HostIn, frozenset({"law", "placement"})),
     )
 }

@@ -129,11 +129,13 @@ def _pins(status: Json | None, online: CpuSet) -> str:
     return "floats over all" if together >= online else f"kept to {format_cpus(together)}"
 
 
-def ladder(lines: Sequence[VmLine], findings: Sequence[Json] | None, warp: Json | None = None) -> list[Rung]:
+def ladder(
+    lines: Sequence[VmLine], findings: Sequence[Json] | None, warp: Json | None = None, cache: Json | None = None
+) -> list[Rung]:
     """The steps by which response times are brought back, with whom each is in force for and what the kernel offers.
 
-    ``findings`` None: the agent has not told. ``warp``: by what warps are given, None where they are switched off.
-    Order as in the design, section 4, "Ladder".
+    ``findings`` None: the agent has not told. ``warp``: by what warps are given, ``cache``: how the cache is divided,
+    None where they are switched off. Order as in the design, section 4, "Ladder".
     """
     known = {finding["id"]: finding for finding in findings or ()}
 
@@ -159,7 +161,7 @@ def ladder(lines: Sequence[VmLine], findings: Sequence[Json] | None, warp: Json 
         rung("Idle class for batch", owned("idle", "1".__eq__), "cpu-idle"),
         rung("Pinning", owned("vcpu_pin"), "affinity"),
         _warp(rung("Warp", "", "warp", "sched-ext", "bvt-kernel", "eevdf-slice"), lines, warp),
-        rung("Cache ways", None, "cache-allocation", "resctrl"),
+        _cache(rung("Cache ways", "", "cache-allocation", "resctrl"), cache),
         rung("Memory bandwidth", None, "memory-bandwidth"),
     ]
 
@@ -174,6 +176,50 @@ def _warp(rung: Rung, lines: Sequence[VmLine], warp: Json | None) -> Rung:
     why = f"{warp['detail']}. It can {warp['can']}; it cannot {warp['cannot']}"
     offered = FindingStatus.MISSING if warp["rung"] == Mechanism.NONE else FindingStatus.WORKS
     return replace(rung, in_force=in_force, offered=offered, why=why, advice="")
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """The ways of one domain of the cache, from the first on: whether they are the group's; and that in words."""
+
+    domain: int
+    ways: tuple[bool, ...]
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLine:
+    """A group of resctrl: whose it is, and its ways; ``kind`` is critical, batch or other."""
+
+    of: str
+    kind: str
+    vms: tuple[str, ...]
+    strips: tuple[Strip, ...]
+    given_up: bool
+
+
+def cache_lines(cache: Json | None) -> list[CacheLine]:
+    """How the cache is divided, applications first, all else last; none where it is not."""
+    lines = [_cache_line(group, cache["ways"]) for group in cache["groups"]] if cache else []
+    return sorted(lines, key=lambda line: (("critical", "batch", "other").index(line.kind), line.of))
+
+
+def _cache_line(group: Json, ways: int) -> CacheLine:
+    kind = "critical" if group["applications"] else "batch" if group["name"] else "other"
+    of = ", ".join(group["applications"]) or {"batch": "batch VMs", "other": "all else"}[kind]
+    strips = []
+    for part in group["parts"]:
+        bits = int(part["mask"], 16)
+        own = frozenset(way for way in range(ways) if bits >> way & 1)
+        words = f"{len(own)} of {ways} ways in domain {part['domain']}: {format_cpus(own) or 'none'}"
+        strips.append(Strip(part["domain"], tuple(way in own for way in range(ways)), words))
+    return CacheLine(of, kind, tuple(group["vms"]), tuple(strips), group["given_up"])
+
+
+def _cache(rung: Rung, cache: Json | None) -> Rung:
+    """The step of cache ways with those in force."""
+    count = sum(len(group["vms"]) for group in cache["groups"] if group["applications"]) if cache else 0
+    return replace(rung, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
 
 
 def grouped(findings: Iterable[Json]) -> list[tuple[FindingStatus, list[Json]]]:

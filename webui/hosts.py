@@ -14,7 +14,7 @@ from manager.model.cpus import parse_cpus
 from manager.model.finding import FindingStatus
 from webui.cpu_map import USES, draw_map
 from webui.fleet import cpu_split, host_health
-from webui.host_view import FINDINGS, Contact, Heard, grouped, heard, ladder, vm_lines
+from webui.host_view import FINDINGS, Contact, Heard, cache_lines, grouped, heard, ladder, vm_lines
 from webui.inside import Json, Refused
 from webui.site import Site, page
 
@@ -45,6 +45,7 @@ def add_hosts(web: Blueprint, site: Site) -> None:
         capabilities, findings = told["capabilities"], _findings(site, path)
         online = parse_cpus(capabilities["online_cpus"]) if capabilities else frozenset[int]()
         lines = vm_lines(vms, name, online)
+        tick = told["tick"] or {}
         return page(
             "host.html",
             host=told,
@@ -57,7 +58,9 @@ def add_hosts(web: Blueprint, site: Site) -> None:
             and draw_map(capabilities, told["placement"]["reserved_cpus"], [line.vm for line in lines if line.running]),
             uses=USES,
             fences=told["placement"]["batch"],
-            ladder=ladder(lines, findings and findings["findings"], (told["tick"] or {}).get("warp")),
+            ladder=ladder(lines, findings and findings["findings"], tick.get("warp"), tick.get("cache")),
+            cache=tick.get("cache"),
+            cache_lines=cache_lines(tick.get("cache")),
             findings=findings,
             groups=grouped(findings["findings"]) if findings else [],
             said=FINDINGS,

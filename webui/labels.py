@@ -10,6 +10,8 @@ LABELS: Mapping[str, str] = {
     "allow": "Networks that may post",
     "batch": "Where batch VMs run",
     "batch_idle": "Idle class for batch VMs",
+    "cache": "Last-level cache",
+    "cache_mount": "Mount resctrl for it",
     "cpus": "pCPUs",
     "every_s": "Interval (s)",
     "host": "Host",

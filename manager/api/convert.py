@@ -89,6 +89,8 @@ def host_spec(name: str, body: HostIn, adoptions: int = 0) -> HostSpec:
         adoptions,
         body.warp,
         body.warp_max_us,
+        body.cache,
+        body.cache_mount,
     )
 
 
@@ -105,6 +107,8 @@ def host_fields(spec: HostSpec) -> dict[str, Any]:
         "placement": PlacementBody(**rules),
         "warp": spec.warp,
         "warp_max_us": spec.warp_max_us,
+        "cache": spec.cache,
+        "cache_mount": spec.cache_mount,
     }
 
 
@@ -113,7 +117,7 @@ def application_of(name: str, body: ApplicationIn) -> Application:
     sla = Sla(body.sla.response_time_ms, body.sla.percentile, body.sla.max_rate_rps) if body.sla else None
     tiers = tuple(Tier(tier.name, tuple(tier.vms)) for tier in body.tiers)
     sources = tuple(source_of(source.model_dump()) for source in body.sources)
-    return Application(name, tiers, sla, body.mode, body.sharing, sources, body.warp_us)
+    return Application(name, tiers, sla, body.mode, body.sharing, sources, body.warp_us, body.cache)
 
 
 def application_body(application: Application) -> ApplicationIn:
@@ -127,6 +131,7 @@ def application_body(application: Application) -> ApplicationIn:
             "sharing": application.sharing,
             "sources": [source_fields(source) for source in application.sources],
             "warp_us": application.warp_us,
+            "cache": application.cache,
         }
     )
 

@@ -8,6 +8,8 @@ from manager.cli.options import JOURNAL_FILE, SIMULATED_FILE, lock_path
 from manager.errors import AlreadyRunning, EquipoiseError
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
+from manager.loop.apply import Outcome
+from manager.loop.cache_found import CacheOutcome
 from manager.loop.journal import Journal
 from manager.loop.lock import HostLock
 from manager.loop.tick import ControlLoop, LoopSettings
@@ -36,12 +38,13 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
         journal = Journal(path, host.boot_id)
         loop = ControlLoop(host, journal, {}, LoopSettings(settings.text("host_name"), 1.0, 1.0, 1))
         result = loop.release("VM released" if vm else "host released", vm or None)
-        failed = [one for one in result.outcomes if one.kind is OutcomeKind.FAILED]
+        outcomes: list[Outcome | CacheOutcome] = [*result.outcomes, *result.cache.outcomes]
+        failed = [one for one in outcomes if one.kind is OutcomeKind.FAILED]
         if failed or result.troubles:
             reasons = [one.detail for one in failed] + [trouble.text for trouble in result.troubles]
             raise EquipoiseError(f"not everything could be put back: {'; '.join(reasons)}")
-        restored = sum(one.kind is OutcomeKind.RESTORED for one in result.outcomes)
-        foreign = sum(one.kind is OutcomeKind.FOREIGN for one in result.outcomes)
+        restored = sum(one.kind is OutcomeKind.RESTORED for one in outcomes)
+        foreign = sum(one.kind is OutcomeKind.FOREIGN for one in outcomes)
         note = f", {foreign} left as somebody else changed them" if foreign else ""
         journal.close()
         return f"{restored} settings put back{note}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -24,9 +25,9 @@ _STATUS_EPILOG = """
 OUTPUT
   A table of hosts, one of applications, and one of managed VMs with each setting: what it holds, and what it was
   before Equipoise changed it. `foreign` marks a setting that somebody else changed and that was given
-  up. Then a line for each host with warps, by which mechanism; for each warning of a host, such as that it is
-  simulated; and for each source of response times that is not well. With --json, one object with the keys hosts,
-  applications, vms and sources, each a list as the REST API answers it.
+  up. Then a line for each host with warps, by which mechanism; for each group of a divided cache; for each warning of
+  a host, such as that it is simulated; and for each source of response times that is not well. With --json, one object
+  with the keys hosts, applications, vms and sources, each a list as the REST API answers it.
 
 EXAMPLES
   equipoise status
@@ -57,7 +58,8 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
         return
     console().print(_hosts_table(hosts), _applications_table(applications), _vms_table(vms))
-    for line in (*filter(None, map(_warps, hosts)), *_warnings(hosts), *filter(None, map(_ailing, sources))):
+    told = (*filter(None, map(_warps, hosts)), *_caches(hosts), *_warnings(hosts), *filter(None, map(_ailing, sources)))
+    for line in told:
         click.echo(line)
 
 
@@ -107,6 +109,19 @@ def _warps(host: dict[str, Any]) -> str:
     vms = f"{warp['vms']} VM{'s' * (warp['vms'] != 1)}"
     words = f"it can {warp['can']}; it cannot {warp['cannot']}"
     return f"{host['name']}: warps of {vms} by {warp['rung']} ({warp['detail']}): {words}"
+
+
+def _caches(hosts: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each group of each cache that is divided, with its ways in each domain; and what is not as asked."""
+    for host in hosts:
+        cache = (host["tick"] or {}).get("cache") or {"groups": [], "notes": []}
+        for group in cache["groups"]:
+            ways = ", ".join(
+                f"{part['ways']} ways ({part['mask']}) in domain {part['domain']}" for part in group["parts"]
+            )
+            of = ", ".join(group["applications"]) or group["name"].rpartition("+")[2] or "all else"
+            yield f"{host['name']}: cache of {of}: {ways}{' foreign' * group['given_up']}"
+        yield from (f"{host['name']}: {note}" for note in cache["notes"])
 
 
 def _warp_lost(knob: dict[str, Any]) -> bool:
@@ -207,7 +222,7 @@ EXAMPLES
     default="",
     metavar="KNOB",
     help="Only weight, idle, quota, vcpu_pin, emulator_pin, iothread_pin, irq_affinity, warp, bvt_warp,"
-    " group_identity, slice, scheduler, scheduling, rt_runtime or vcpu_rt_runtime.",
+    " group_identity, slice, scheduler, scheduling, rt_runtime, vcpu_rt_runtime, cache_ways or cache_group.",
 )
 @click.option("--since", default="", metavar="TIME", help="Not before this RFC 3339 time.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many.")

@@ -126,16 +126,20 @@ def _told(change: KnobChange, vm: str | None) -> str:
         return f"our sched_ext scheduler {'loaded' if after == str(LOADED) else 'removed'}"
     if change.knob is Knob.QUOTA:
         return f"CPU limit of {vm} {_quota(before)} to {_quota(after)}"
-    return _told_of_threads(change, vm)
+    return _told_otherwise(change, vm)
 
 
-def _told_of_threads(change: KnobChange, vm: str | None) -> str:
+def _told_otherwise(change: KnobChange, vm: str | None) -> str:
     before, after = change.before, change.after
     if change.knob is Knob.SCHEDULING:
         return f"vCPU {change.index} of {vm} from {in_words(int(before))} to {in_words(int(after))}"
     if change.knob in RT_RUNTIMES:
         of = f"vCPU {change.index} of {vm}" if change.knob is Knob.VCPU_RT_RUNTIME else vm or "the host's VMs"
         return f"real-time limit of {of} {_number(before)} to {_number(after)} us a second"
+    if change.knob is Knob.CACHE_GROUP:
+        return f"{vm} {f'to cache group {after}' if after else 'to the default group of the cache'}"
+    if change.knob is Knob.CACHE_WAYS:
+        return f"cache group {after}" if after else f"cache group {before} removed"
     return f"{_NAMES[change.knob].format(change.index)} to {after or 'none'} (was {before or 'none'})"
 
 

@@ -72,6 +72,12 @@ class VmHandle:
         """Thread ids by number of the vCPU."""
         return self._threads.vcpus
 
+    @property
+    def threads(self) -> frozenset[int]:
+        """Ids of all threads as last listed, those of vhost included."""
+        known = self._threads
+        return frozenset(tid for _, tid in (*known.vcpus, *known.iothreads)) | frozenset(known.emulator)
+
     def find_threads(self) -> None:
         """Look at the process's threads again: vCPUs are plugged and unplugged. Raises VmVanished, HostError."""
         self._thread_count = process.thread_count(self._task_fd)  # before: none may slip through

@@ -13,8 +13,10 @@ from manager.host.handle import VmHandle
 from manager.host.hypervisor import HypervisorWatch
 from manager.host.interrupts import read_affinity, write_affinity
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
+from manager.host.resctrl.cache import ResctrlCache
+from manager.host.resctrl.tree import KernelTree
 from manager.host.scheduling import Schedulings
-from manager.host.topology import discover
+from manager.host.topology import cache_domains, discover
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
 from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.host import (
@@ -66,6 +68,7 @@ class KernelHost:
         self._mechanisms = Mechanisms(paths, self._mounts, self._cpu)
         self._schedulings = Schedulings(self._mounts, self._cpu)
         self._topology = discover(paths)
+        self._cache = ResctrlCache(KernelTree(paths), self._threads, lambda level: cache_domains(paths, level))
         self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
         self._exits = select.epoll()
@@ -190,6 +193,19 @@ class KernelHost:
         if not handle.is_alive():  # thread ids are recycled
             raise VmVanished(f"process {instance.pid} is gone")
         return WarpTarget(instance.uuid, handle.cpu_folder, handle.vcpu_threads)
+
+    @property
+    def cache(self) -> ResctrlCache:
+        """resctrl, which need be neither mounted nor in the kernel."""
+        return self._cache
+
+    def _threads(self, instance: VmInstance, afresh: bool) -> frozenset[int]:
+        handle = self._handle(instance)
+        if not handle.is_alive():  # thread ids are recycled
+            raise VmVanished(f"process {instance.pid} is gone")
+        if afresh:
+            handle.find_threads()
+        return handle.threads
 
     @property
     def itself(self) -> VmInstance:

@@ -5,7 +5,67 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
+from manager.model.cache import Group, Resctrl, Schemata
+from manager.model.cpus import CpuSet
 from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+
+
+class CachePort(Protocol):
+    """The groups of resctrl, through which a host's cache is divided. Everything raises HostError.
+
+    The empty name is the default group's.
+    """
+
+    def offered(self, online: CpuSet) -> Resctrl | None:
+        """What can be divided, read once a mount and set of ``online`` pCPUs; None where resctrl is not mounted."""
+        ...
+
+    def domains(self) -> Mapping[int, CpuSet]:
+        """The pCPUs of each domain of the cache that is divided, as of ``offered``; none where that is not known."""
+        ...
+
+    def mount(self) -> bool:
+        """Mount resctrl; False where somebody else was quicker."""
+        ...
+
+    def unmount(self) -> None:
+        """Unmount it, after our groups were removed. EBUSY while there are groups of others."""
+        ...
+
+    def groups(self) -> Mapping[str, Group]:
+        """All groups as they are now."""
+        ...
+
+    def tasks(self, group: str) -> frozenset[int]:
+        """Ids of a group's threads; none of one that is gone."""
+        ...
+
+    def threads(self, instance: VmInstance, *, afresh: bool = False) -> frozenset[int]:
+        """Ids of a VM's threads as last listed, or ``afresh``. Raises VmVanished, too."""
+        ...
+
+    def create(self, group: str) -> None:
+        """Make a group of ours. ENOSPC: there can be no more."""
+        ...
+
+    def remove(self, group: str) -> None:
+        """Remove a group of ours; its threads go to the default one."""
+        ...
+
+    def write(self, group: str, values: Schemata) -> Schemata:
+        """Give a group values and return what it then has of them."""
+        ...
+
+    def move(self, group: str, instance: VmInstance) -> int:
+        """Put all threads of a VM into a group and return how many were moved. Raises VmVanished, too.
+
+        EBUSY: one of them is in a group of others.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of all that is held open, as until the next call."""
+        ...
 
 
 class HostPort(Protocol):
@@ -52,6 +112,11 @@ class HostPort(Protocol):
     @property
     def itself(self) -> VmInstance:
         """Stands for the host in the journal, under HOST_UUID, as long as it runs."""
+        ...
+
+    @property
+    def cache(self) -> CachePort | None:
+        """Its resctrl; None: it cannot have one."""
         ...
 
     def own_knobs(self) -> Mapping[KnobKey, KnobValue]:

@@ -165,6 +165,11 @@ class HostPaths:
         return self.root / "proc/filesystems"
 
     @property
+    def resctrl(self) -> Path:
+        """Where resctrl is mounted by custom, Documentation/filesystems/resctrl.rst."""
+        return self.root / "sys/fs/resctrl"
+
+    @property
     def locks(self) -> Path:
         """The file locks that are held, proc_locks(5)."""
         return self.root / "proc/locks"

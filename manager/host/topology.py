@@ -132,6 +132,25 @@ def _caches(paths: HostPaths, cores: Mapping[int, int], places: Mapping[int, tup
     return found
 
 
+def cache_domains(paths: HostPaths, level: int) -> dict[int, CpuSet]:
+    """The online CPUs that share each cache of a level, by its id, as resctrl's domains are called.
+
+    Of those CPUs only that tell, Documentation/ABI/testing/sysfs-devices-system-cpu. Raises HostError.
+    """
+    try:
+        online = parse_cpus(paths.online_cpus.read_text("ascii"))
+    except (OSError, ValueError) as error:
+        raise HostError(f"the online CPUs cannot be read: {error}") from error
+    found: dict[int, CpuSet] = {}
+    for cpu in sorted(online):
+        for name in filter(_INDEX.match, _names(paths.cpu(cpu) / "cache")):
+            folder = paths.cpu(cpu) / "cache" / name
+            identity = _number(folder / "id") if _number(folder / "level") == level else None
+            if identity is not None and _text(folder / "type") != "Instruction":
+                found[identity] = found.get(identity, frozenset()) | {cpu}
+    return found
+
+
 def _capacities(paths: HostPaths, online: CpuSet) -> dict[int, float]:
     """What is known of CPUs' speed relative to the fastest.
 

@@ -251,20 +251,22 @@ class Agent:
             self._scheduler.shutdown(wait=True)
             collect_as_usual()
         self._findings.stop()
-        self._finish(self._loop.release("agent stopped"), self._orders)
+        result = self._loop.release("agent stopped")
+        self._finish(result, self._orders)
         self._keep(self._telemetry.recent())  # nothing more will come, also if the manager is away now
         left = [entry for entry in self._journal.entries.values() if not entry.owned.foreign]
-        text = "everything is as it was" if not left else f"{len(left)} settings could not be put back"
-        self.say(Severity.ERROR if left else Severity.INFO, "agent-stopped", f"agent stopped, {text}")
+        count = len(left) + result.cache.owned
+        text = "everything is as it was" if not count else f"{count} settings could not be put back"
+        self.say(Severity.ERROR if count else Severity.INFO, "agent-stopped", f"agent stopped, {text}")
         self.sync()
-        return len(left)
+        return count
 
     def say(self, severity: Severity, kind: str, message: str) -> None:
         """Tell the operator of something that is not part of a tick."""
         self._keep([new_event(self._host_name, system_clock().epoch_s, severity, kind, message)])
 
     def _finish(self, result: TickResult, orders: Orders) -> None:
-        owned = sum(entry.owned.differs for entry in self._journal.entries.values())
+        owned = sum(entry.owned.differs for entry in self._journal.entries.values()) + result.cache.owned
         connected = self._host.connected
         self._metrics.observe(result, owned, connected)
         for record in result.records:

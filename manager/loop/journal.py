@@ -2,19 +2,22 @@
 
 A knob enters before its first write and leaves after its original was put back. Both are SQLite transactions with
 ``synchronous=FULL``: after a kill -9 or a power cut the journal names every value that may differ from its original.
+Groups of resctrl are known by their names, so that of these there is but a note.
 """
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 
 from manager.errors import JournalError
 from manager.loop.sqlite import open_file, transaction
+from manager.model.cache import Schemata, format_schemata, parse_schemata
 from manager.model.decision import Owned
 from manager.model.host import SCHEDULINGS, WARPS, KnobKey, VmInstance, knob_text, knob_value
 from manager.model.records import Knob
@@ -34,6 +37,28 @@ _SELECT = (
     "SELECT uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_foreign, adoptions"
     " FROM owned WHERE boot_id = ?"
 )
+
+
+_NOTE_SCHEMA = """
+CREATE TABLE IF NOT EXISTS cache (
+    boot_id TEXT PRIMARY KEY, mounted INTEGER NOT NULL, original TEXT, given_up TEXT NOT NULL
+) STRICT
+"""
+_NOTE_UPSERT = "INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)"
+_NOTE_SELECT = "SELECT mounted, original, given_up FROM cache WHERE boot_id = ?"
+
+
+@dataclass(frozen=True, slots=True)
+class CacheNote:
+    """What resctrl itself does not tell of our doing. ``mounted``: we mounted it, or were about to.
+
+    ``original`` is what the default group had before the first change, None before that. ``given_up`` are the groups
+    that somebody else changed, each with how often the host had been adopted then.
+    """
+
+    mounted: bool = False
+    original: Schemata | None = None
+    given_up: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +99,7 @@ class Journal:
         self._entries: dict[KnobKey, Entry] = {}
         self._revision = 0
         self._runs: Runs | None = None
+        self._cache: CacheNote | None = None
         try:
             self._database = open_file(path, synchronous="FULL")
             with closing(self._database.cursor()) as cursor:
@@ -84,6 +110,11 @@ class Journal:
                 for row in cursor.execute(_SELECT, (boot_id,)):
                     key, entry = _entry(row)
                     self._entries[key] = entry
+                cursor.execute(_NOTE_SCHEMA)
+                cursor.execute("DELETE FROM cache WHERE boot_id <> ?", (boot_id,))
+                for mounted, original, given_up in cursor.execute(_NOTE_SELECT, (boot_id,)):
+                    known = None if original is None else parse_schemata(original)
+                    self._cache = CacheNote(bool(mounted), known, json.loads(given_up))
         except (OSError, sqlite3.Error, ValueError) as error:
             raise JournalError(f"the journal {path} cannot be used: {error}") from error
 
@@ -106,6 +137,27 @@ class Journal:
     def entries(self) -> Mapping[KnobKey, Entry]:
         """All journalled knobs."""
         return MappingProxyType(self._entries)
+
+    @property
+    def cache(self) -> CacheNote | None:
+        """What is noted of resctrl; None: nothing of it is ours."""
+        return self._cache
+
+    def note_cache(self, note: CacheNote | None) -> None:
+        """Note that of resctrl, durable on return. Raises JournalError, and then the note is as before."""
+        if note == self._cache:
+            return
+        try:
+            with transaction(self._database) as cursor:
+                if note is None:
+                    cursor.execute("DELETE FROM cache")
+                else:
+                    original = None if note.original is None else format_schemata(note.original)
+                    row = (self._boot_id, int(note.mounted), original, json.dumps(dict(note.given_up)))
+                    cursor.execute(_NOTE_UPSERT, row)
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+        self._cache = note
 
     @property
     def revision(self) -> int:

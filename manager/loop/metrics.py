@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from manager.loop.status import warps_in_force
+from manager.loop.status import warps_in_force, ways_in_force
 from manager.loop.tick import TickResult
 from manager.model.host import UNLIMITED
 from manager.model.records import Knob
@@ -79,6 +79,7 @@ class _Objects(Collector):
         result = self.latest
         yield from _vm_metrics(result)
         yield from _warp_metrics(result)
+        yield from _cache_metrics(result)
         yield from _application_metrics(result)
 
 
@@ -135,6 +136,19 @@ def _warp_metrics(result: TickResult | None) -> Iterator[Metric]:
             else:
                 counts.add_metric([name], count)
     yield from (rung, warp, counts, borrowed)
+
+
+def _cache_metrics(result: TickResult | None) -> Iterator[Metric]:
+    ways = GaugeMetricFamily(
+        "equipoise_cache_ways", "Ways of the cache that an application has alone", None, ["application", "domain"]
+    )
+    if result is not None:
+        masks = ways_in_force(result)
+        for group in result.cache.groups:
+            for application in group.apps:
+                for domain, mask in masks[group.name].items():
+                    ways.add_metric([application, str(domain)], mask.ways)
+    yield ways
 
 
 def _application_metrics(result: TickResult | None) -> Iterator[Metric]:

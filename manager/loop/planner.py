@@ -26,7 +26,8 @@ SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why something could not be done: ``kind`` is read, policy, placement, warp, scheduling or journal."""
+    """Why something could not be done: ``kind`` is read, policy, placement, warp, scheduling, cache or
+    journal."""
 
     kind: str
     text: str

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
 from manager.loop.apply import Outcome
+from manager.loop.cache_found import CacheOutcome
 from manager.model.decision import Action
 from manager.model.host import KnobKey, knob_text
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
@@ -26,6 +27,7 @@ class Chronicle:
         """``host_name`` is the name the host is registered under."""
         self._host = host_name
         self._reported: dict[KnobKey, tuple[object, ...]] = {}
+        self._groups: dict[tuple[object, ...], CacheOutcome] = {}
         self._troubles: frozenset[str] = frozenset()
         self._names: dict[str, str] = {}
 
@@ -65,6 +67,33 @@ class Chronicle:
         self._reported = lasting
         return tuple(records)
 
+    def cache_records(
+        self, outcomes: Sequence[CacheOutcome], names: Mapping[str, str | None], policy: str, now_s: float
+    ) -> tuple[DecisionRecord, ...]:
+        """A record for each step of the cache's, but not again for what keeps being observed or keeps failing alike."""
+        told = self._groups
+        lasting = [one for one in outcomes if one.kind in _REPEATED]
+        self._groups = {(one.knob, one.group, one.vm): one for one in lasting}
+        return tuple(
+            DecisionRecord(
+                record_id=str(uuid.uuid4()),
+                time_s=now_s,
+                host=self._host,
+                vm=None if one.vm is None else names.get(one.vm),
+                knob=one.knob,
+                index=0,
+                before=one.before,
+                after=one.after,
+                reason=one.reason,
+                policy=policy,
+                mode=Mode.OBSERVE if one.kind is OutcomeKind.OBSERVED else Mode.ENFORCE,
+                outcome=one.kind,
+                detail=one.detail,
+            )
+            for one in outcomes
+            if one.kind not in _REPEATED or told.get((one.knob, one.group, one.vm)) != one
+        )
+
     def comings_and_goings(self, names: Mapping[str, str], unread: Iterable[str], now_s: float) -> tuple[Event, ...]:
         """Events for VMs that were found or went since the last call.
 
@@ -100,6 +129,20 @@ class Chronicle:
             )
             for outcome in outcomes
             if outcome.kind is OutcomeKind.FOREIGN
+        )
+
+    def foreign_groups(self, outcomes: Iterable[CacheOutcome], now_s: float) -> tuple[Event, ...]:
+        """A warning for each group of resctrl that somebody else changed."""
+        return tuple(
+            new_event(
+                self._host,
+                now_s,
+                Severity.WARNING,
+                "foreign-change",
+                f"{one.before}: {one.reason}{', now ' if one.after else ''}{one.after}; {one.detail}",
+            )
+            for one in outcomes
+            if one.kind is OutcomeKind.FOREIGN
         )
 
     def troubles(self, troubles: Sequence[tuple[Severity, str, str]], now_s: float) -> tuple[Event, ...]:

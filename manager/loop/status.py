@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 
 from manager.api.convert import text, timestamp
-from manager.api.schemas import BatchStatus, KnobChange, KnobStatus, TickStatus, VmStatus, WarpStatus
+from manager.api.schemas import BatchStatus, CacheStatus, KnobChange, KnobStatus, TickStatus, VmStatus, WarpStatus
 from manager.control.resolve import WARP_KNOBS
 from manager.loop.apply import Outcome
 from manager.loop.journal import Entry, Journal
 from manager.loop.tick import TickResult
+from manager.model.cache import Mask
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
 from manager.model.records import Knob, OutcomeKind, TickRecord, VmTick
+from manager.model.registration import CacheControl
 from manager.model.warp import ABILITIES, WarpUse
 
 
@@ -121,6 +123,7 @@ def tick_status(
         observed=_observed(result.outcomes).get(HOST_UUID, []),
         orders=orders,
         warp=_warp(result),
+        cache=_cache(result),
     )
 
 
@@ -149,6 +152,46 @@ def _warp(result: TickResult) -> WarpStatus | None:
         cannot=cannot,
         vms=len(warps_in_force(result)),
         counters=dict(result.warp_counters),
+    )
+
+
+def ways_in_force(result: TickResult) -> dict[str, dict[int, Mask]]:
+    """The ways by name of the group and domain of the cache; data and code have the same."""
+    resource = result.cache.offered.divided[0].name if result.cache.offered and result.cache.offered.caches else ""
+    return {
+        group.name: {slot.domain: Mask(value) for slot, value in group.values.items() if slot.resource == resource}
+        for group in result.cache.groups
+    }
+
+
+def _cache(result: TickResult) -> CacheStatus | None:
+    """None where the cache is not to be divided."""
+    if result.snapshot.host.cache is CacheControl.OFF:
+        return None
+    seen, ways = result.cache, ways_in_force(result)
+    notes = [*seen.notes, *(trouble.text for trouble in result.troubles if trouble.kind == "cache")]
+    cache = seen.offered.divided[0] if seen.offered and seen.offered.caches else None
+    return CacheStatus.model_validate(
+        {
+            "resource": cache.name if cache else "",
+            "ways": cache.ways.ways if cache else 0,
+            "shareable": str(cache.shareable) if cache else "0",
+            "groups": [
+                {
+                    "name": text(group.name),
+                    "applications": group.apps,
+                    "vms": group.vms,
+                    "parts": [
+                        {"domain": domain, "ways": mask.ways, "mask": str(mask)}
+                        for domain, mask in sorted(ways[group.name].items())
+                    ],
+                    "given_up": group.given_up,
+                }
+                for group in seen.groups
+            ],
+            "foreign": seen.foreign,
+            "notes": [text(note) for note in notes],
+        }
     )
 
 

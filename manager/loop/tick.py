@@ -12,6 +12,8 @@ from manager.control.warp import warped_vms
 from manager.errors import HostError, JournalError
 from manager.host.port import HostPort
 from manager.loop.apply import SILENT, Applied, Outcome, Target, apply
+from manager.loop.cache import CacheKeeper
+from manager.loop.cache_found import NOTHING, CacheResult, cache_seen
 from manager.loop.collect import HostUse, Reading, build_snapshot, host_use, match, read_host
 from manager.loop.journal import Journal
 from manager.loop.planner import Planner, Trouble
@@ -25,7 +27,7 @@ from manager.model.warp import NO_WARPS, Rung, WarpPlan, WarpUse
 from manager.model.window import Window
 from policies.base import Policy
 
-_MINOR = frozenset({"placement", "scheduling"})
+_MINOR = frozenset({"placement", "scheduling", "cache"})
 """Kinds of trouble that keep nothing else from being done."""
 _WRITTEN = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED, OutcomeKind.IGNORED})
 
@@ -72,6 +74,7 @@ class TickResult:
     batch: BatchMemory
     warp: WarpPlan = NO_WARPS
     warp_counters: Mapping[str, int] = field(default_factory=dict)
+    cache: CacheResult = NOTHING
 
     def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
@@ -122,6 +125,7 @@ class ControlLoop:
         self._host = host
         self._journal = journal
         self._planner = Planner(policies)
+        self._cache = CacheKeeper(host.cache, journal)
         self._settings = settings
         self._clock = clock
         self._chronicle = Chronicle(settings.host_name)
@@ -147,6 +151,11 @@ class ControlLoop:
         applied = Applied(()) if plan is None else self._apply(plan, seen)
         if applied.journal_error:
             troubles.append(Trouble("journal", applied.journal_error))
+        written = _written(applied.outcomes)
+        cache = NOTHING
+        if self._cache.concerns(seen.snapshot.host):
+            known = (seen.snapshot, seen.reading, self._running(), seen.specs, seen.names, written)
+            cache = self._cache.tick(cache_seen(*known, undo_reason, self._only), troubles)
         counters = self._counters(troubles)
         managed = min(sum(vm.cpu_share for vm in seen.snapshot.vms), 1.0)
         use = host_use(seen.reading, self._before, managed)
@@ -162,13 +171,17 @@ class ControlLoop:
             specs=seen.specs,
             use=use,
             outcomes=applied.outcomes,
-            records=self._chronicle.records(applied.outcomes, seen.names, policy, started.epoch_s),
-            events=self._events(seen, applied.outcomes, troubles, started.epoch_s),
+            records=(
+                *self._chronicle.records(applied.outcomes, seen.names, policy, started.epoch_s),
+                *self._chronicle.cache_records(cache.outcomes, seen.names, policy, started.epoch_s),
+            ),
+            events=self._events(seen, applied.outcomes, cache, troubles, started.epoch_s),
             troubles=tuple(troubles),
-            written=_written(applied.outcomes),
+            written=written,
             batch=self._planner.batch,
             warp=self._planner.warp,
             warp_counters=counters,
+            cache=cache,
         )
 
     def preview(self, assignment: Assignment, slots: Mapping[str, Sequence[Window]]) -> Preview:
@@ -361,7 +374,12 @@ class ControlLoop:
         )
 
     def _events(
-        self, seen: _Seen, outcomes: tuple[Outcome, ...], troubles: list[Trouble], now_s: float
+        self,
+        seen: _Seen,
+        outcomes: tuple[Outcome, ...],
+        cache: CacheResult,
+        troubles: list[Trouble],
+        now_s: float,
     ) -> tuple[Event, ...]:
         managed = {domain: spec.name for domain, spec in seen.specs.items()}
         severities = [
@@ -371,8 +389,10 @@ class ControlLoop:
         severities += [
             (Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._planner.notes
         ]
+        severities += [(Severity.WARNING, "cache", text) for text in cache.notes]
         return (
             *self._chronicle.comings_and_goings(managed, seen.reading.errors, now_s),
             *self._chronicle.foreign_changes(outcomes, seen.names, now_s),
+            *self._chronicle.foreign_groups(cache.outcomes, now_s),
             *self._chronicle.troubles(severities, now_s),
         )

@@ -16,7 +16,9 @@ class Knob(StrEnum):
     ``scheduler``: 1 while our sched_ext scheduler decides. ``scheduling``: policy and priority or nice value of a vCPU
     thread, see ``manager.model.scheduling.joined``. ``rt_runtime`` and ``vcpu_rt_runtime``: microseconds of each second
     of each pCPU that real-time threads of a group may use: the one of a vCPU, or one above those, that of the VM (0),
-    one inside it (1) or, of the host, one above VMs (by its id). The others are sets of pCPUs.
+    one inside it (1) or, of the host, one above VMs (by its id). ``cache_ways``: the name and schemata of a group of
+    resctrl; ``cache_group``: the name of the group that a VM is in, empty for the default one. The others are sets of
+    pCPUs.
     """
 
     IDLE = "idle"
@@ -34,6 +36,8 @@ class Knob(StrEnum):
     SCHEDULING = "scheduling"
     RT_RUNTIME = "rt_runtime"
     VCPU_RT_RUNTIME = "vcpu_rt_runtime"
+    CACHE_WAYS = "cache_ways"
+    CACHE_GROUP = "cache_group"
 
 
 class OutcomeKind(StrEnum):
@@ -64,9 +68,9 @@ class Severity(StrEnum):
 class DecisionRecord:
     """One decision about one knob. ``record_id`` is a UUID made by the agent, so that reporting twice stores once.
 
-    ``before`` and ``after`` are the knob's text: a number, or a CPU list. ``time_s`` is seconds since the epoch,
-    ``vm`` None where the knob is one of the host, ``detail`` the kernel's reason where the outcome is not what was
-    wanted.
+    ``before`` and ``after`` are the knob's text: a number, a CPU list, or a group of resctrl. ``time_s`` is seconds
+    since the epoch, ``vm`` None where the knob is one of the host, ``detail`` the kernel's reason where the
+    outcome is not what was wanted.
     """
 
     record_id: str

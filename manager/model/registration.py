@@ -16,6 +16,13 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """Names of hosts, VMs, applications, tiers, policies and tokens."""
 
 
+class CacheControl(StrEnum):
+    """Whether the last-level cache is divided between critical VMs and all others (docs/cache.md)."""
+
+    OFF = "off"
+    ON = "on"
+
+
 class VmClass(StrEnum):
     """Critical VMs serve requests under an SLA; batch VMs fill what is left."""
 
@@ -99,7 +106,8 @@ class Sharing(StrEnum):
 class Application:
     """A service with an SLA. ``mode`` None means as the host says, ``sharing`` None as the host's policy does.
 
-    ``warp_us`` None is ``auto`` for its critical VMs if it has an SLA, else none.
+    ``warp_us`` None is ``auto`` for its critical VMs if it has an SLA, else none. ``cache``: the part of the last-level
+    cache that its critical VMs get for themselves, as ``manager.model.cache.parse_wish`` reads it; None: none.
     """
 
     name: str
@@ -109,6 +117,7 @@ class Application:
     sharing: Sharing | None = None
     sources: tuple[Source, ...] = ()
     warp_us: WarpWish | None = None
+    cache: str | None = None
 
     @property
     def vms(self) -> frozenset[str]:
@@ -123,6 +132,7 @@ class HostSpec:
     ``pinning`` gives critical vCPUs pCPUs of their own, as ``placement`` says; ``law`` tunes feedback; ``batch_idle``
     puts batch VMs into the kernel's idle class while they have their floor. ``adoptions``: see VmSpec. ``warp``:
     whether VMs get warps; no warp is larger than ``warp_max_us``, nor are they all together, on average over the pCPUs.
+    ``cache``: whether the cache is divided; for that resctrl may be mounted where it is not, if ``cache_mount``.
     """
 
     name: str
@@ -135,6 +145,8 @@ class HostSpec:
     adoptions: int = 0
     warp: WarpUse = WarpUse.OFF
     warp_max_us: int = DEFAULT_WARP_MAX_US
+    cache: CacheControl = CacheControl.OFF
+    cache_mount: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,11 @@ class SimHost:
         """None: a simulated kernel has no mechanism for them."""
         return {}
 
+    @property
+    def cache(self) -> None:
+        """None: a simulated kernel has no resctrl."""
+        return
+
     def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
         """None: simulated vCPUs have no policy of their own."""
         return {}

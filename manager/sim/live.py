@@ -124,6 +124,11 @@ class LiveHost:
         """As of the simulated host: none."""
         return self._host.warps(instance)
 
+    @property
+    def cache(self) -> None:
+        """None: a simulated kernel has no resctrl."""
+        return
+
     def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
         """As of the simulated host: none."""
         return self._host.scheduling(instance)

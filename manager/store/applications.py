@@ -39,6 +39,7 @@ def put_application(
         "sla_max_rate_rps": sla.max_rate_rps if sla else None,
         "sharing": wanted.sharing,
         "warp_us": wanted.warp_us,
+        "cache": wanted.cache,
         "sources": [source_fields(source) for source in wanted.sources] or None,
     }
     row, created = replace(session, ApplicationRow, wanted.name, values, now, servable)
@@ -109,6 +110,7 @@ def applications_of(session: Session, rows: Sequence[ApplicationRow]) -> dict[st
             row.sharing,
             sources_of(row),
             row.warp_us,
+            row.cache,
         )
         for row in rows
     }

@@ -32,6 +32,8 @@ def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Prec
         "batch_idle": spec.batch_idle,
         "warp": spec.warp,
         "warp_max_us": spec.warp_max_us,
+        "cache": spec.cache,
+        "cache_mount": spec.cache_mount,
         "law": _unusual(spec.law, DEFAULT_LAW) or None,
         "placement": rules or None,
     }
@@ -55,8 +57,8 @@ def spec_of(row: HostRow) -> HostSpec:
         rules["irqs"] = IrqSteering(rules["irqs"])
     law = Law(**(row.law or {}))
     placement = PlacementRules(**rules)
-    how = (row.mode, row.policy, row.pinning, law, row.batch_idle, placement, row.adoptions, row.warp, row.warp_max_us)
-    return HostSpec(row.name, *how)
+    how = (row.mode, row.policy, row.pinning, law, row.batch_idle, placement, row.adoptions)
+    return HostSpec(row.name, *how, row.warp, row.warp_max_us, row.cache, row.cache_mount)
 
 
 def adopt_host(session: Session, name: str, now: datetime) -> HostRow:

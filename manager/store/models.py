@@ -29,7 +29,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
 from manager.model.records import Knob, OutcomeKind, Severity
-from manager.model.registration import Mode, Sharing, VmClass
+from manager.model.registration import CacheControl, Mode, Sharing, VmClass
 from manager.model.warp import WarpUse, WarpWish
 
 Json = dict[str, Any]
@@ -88,7 +88,7 @@ class Base(DeclarativeBase):
         Json: JSON(none_as_null=True),
         JsonList: JSON(none_as_null=True),
         dict[str, int]: JSON(),
-        **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, Sharing, VmClass, WarpUse)},
+        **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, Sharing, VmClass, WarpUse, CacheControl)},
     }
 
 
@@ -126,6 +126,8 @@ class HostRow(Registered):
     batch_idle: Mapped[bool] = mapped_column(server_default=false())
     warp: Mapped[WarpUse] = mapped_column(server_default="off")
     warp_max_us: Mapped[int] = mapped_column(server_default="50000")
+    cache: Mapped[CacheControl] = mapped_column(server_default="off")
+    cache_mount: Mapped[bool] = mapped_column(server_default=false())
     law: Mapped[Json | None]
     placement: Mapped[Json | None]
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
@@ -182,6 +184,7 @@ class ApplicationRow(Registered):
     sla_max_rate_rps: Mapped[float | None]
     sharing: Mapped[Sharing | None]
     warp_us: Mapped[WarpWish | None] = mapped_column(JSON(none_as_null=True))
+    cache: Mapped[str | None]
     sources: Mapped[JsonList | None]
 
 

@@ -130,6 +130,7 @@ def tick(**changes: Any) -> dict[str, Any]:
         "observed": [],
         "orders": 3,
         "warp": None,
+        "cache": None,
         **changes,
     }
 

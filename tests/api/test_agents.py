@@ -151,6 +151,8 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
         "batch_idle": False,
         "warp": "off",
         "warp_max_us": 50_000,
+        "cache": "off",
+        "cache_mount": False,
         "law": LAW,
         "placement": PLACEMENT,
         "adoptions": 0,

@@ -80,7 +80,7 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         ({"policy": "magic"}, "policy", ['"magic"', "equal, priority"]),
         ({"mode": "off"}, "mode", ['"off"', "enforce, observe, released"]),
         ({"pinning": "yes"}, "pinning", ['"yes"', "true or false"]),
-        ({"colour": 1}, "colour", ["batch_idle, law, mode, pinning, placement, policy"]),
+        ({"colour": 1}, "colour", ["batch_idle, cache, cache_mount, law, mode, pinning, placement, policy"]),
         ({"law": {"gain": 6}}, "law.gain", ["6", "at least 0.05 and at most 5"]),
         ({"law": {"min_samples": 1.5}}, "law.min_samples", ["1.5", "a whole number at least 1 and at most 100000"]),
         ({"law": {"speed": 1}}, "law.speed", ["known: batch_floor, dead_band"]),
@@ -350,3 +350,35 @@ def test_policies(sqlite_api: Api) -> None:
     assert "magic" in sqlite_api.refused(404, "GET", "/policies/magic")["detail"]
     first = sqlite_api.ok("GET", "/policies?limit=1")
     assert sqlite_api.ok("GET", f"/policies?limit=1&cursor={first['next']}")["items"] == listed["items"][1:]
+
+
+@pytest.mark.parametrize("wish", ["auto", "40%", "6 ways", "5MiB"])
+def test_a_part_of_the_cache_is_kept_and_told_to_the_agent(shop: Api, wish: str) -> None:
+    shop.ok("PATCH", "/applications/shop", {"cache": wish})
+    shop.ok("PUT", "/hosts/kvm1", {"cache": "on", "cache_mount": True})
+    assert shop.ok("GET", "/applications/shop")["cache"] == wish
+    told = shop.ok("GET", "/hosts/kvm1/assignment")
+    assert [one["cache"] for one in told["applications"]] == [wish]
+    assert (told["host"]["cache"], told["host"]["cache_mount"]) == ("on", True)
+    shop.ok("PATCH", "/applications/shop", {"cache": None})
+    shop.ok("PATCH", "/hosts/kvm1", {"cache": None, "cache_mount": None})
+    assert shop.ok("GET", "/applications/shop")["cache"] is None
+    assert [shop.ok("GET", "/hosts/kvm1")[name] for name in ("cache", "cache_mount")] == ["off", False]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field", "words"),
+    [
+        ("/applications/shop", {"cache": "much"}, "cache", ["'much' is neither auto nor a size such as 40%, 6 ways"]),
+        ("/applications/shop", {"cache": "0 ways"}, "cache", ["no part of a cache"]),
+        ("/applications/shop", {"cache": "101%"}, "cache", ["no part of a cache"]),
+        ("/applications/shop", {"cache": 5}, "cache", ["5 is refused"]),
+        ("/hosts/kvm1", {"cache": "auto"}, "cache", ['"auto" is refused', "off, on"]),
+        ("/hosts/kvm1", {"cache_mount": "maybe"}, "cache_mount", ['"maybe" is refused']),
+    ],
+)
+def test_a_bad_part_of_the_cache_is_refused(shop: Api, path: str, body: Any, field: str, words: list[str]) -> None:
+    shop.ok("PUT", "/hosts/kvm1", {})
+    [error] = shop.refused(422, "PATCH", path, body)["errors"]
+    assert error["field"] == field
+    assert all(word in error["message"] for word in words), error

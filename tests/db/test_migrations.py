@@ -166,3 +166,29 @@ def test_scheduling_comes_as_left_alone_and_goes_with_what_was_decided_of_it(dat
         assert session.execute(text("SELECT knob FROM decisions")).scalars().all() == ["slice"]
         assert session.execute(text("SELECT name FROM vms")).scalars().all() == ["a"]
     database.close()
+
+
+def test_the_cache_comes_undivided_and_goes_with_what_was_decided_of_it(database_url: str) -> None:
+    database = open_database(database_url)
+    database.upgrade("0008")
+    moment = "'2026-03-01 12:00:00'"
+    columns = "record_id, at, host, vm, knob, knob_index, before, after, reason, policy, mode, outcome, detail"
+    rest = "0, '', '', '', 'p', 'enforce', 'applied', ''"
+    with database.writing() as session:
+        values = f"'h', 'enforce', 'fair', true, 1, {moment}, {moment}"
+        columns_of_hosts = "name, mode, policy, pinning, version, created_at, updated_at"
+        session.execute(text(f"INSERT INTO hosts ({columns_of_hosts}) VALUES ({values})"))
+        values = f"'shop', 1, {moment}, {moment}"
+        session.execute(text(f"INSERT INTO applications (name, version, created_at, updated_at) VALUES ({values})"))
+    database.upgrade("0009")
+    with database.writing() as session:
+        assert session.execute(text("SELECT cache, cache_mount FROM hosts")).all() == [("off", False)]
+        assert session.execute(text("SELECT cache FROM applications")).all() == [(None,)]
+        for number, knob in enumerate(("slice", "cache_ways", "cache_group")):
+            values = f"'{number}', {moment}, 'h', 'a', '{knob}', {rest}"
+            session.execute(text(f"INSERT INTO decisions ({columns}) VALUES ({values})"))
+    database.downgrade("0008")
+    with database.reading() as session:
+        assert session.execute(text("SELECT knob FROM decisions")).scalars().all() == ["slice"]
+        assert session.execute(text("SELECT name FROM hosts")).scalars().all() == ["h"]
+    database.close()

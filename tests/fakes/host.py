@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from manager.errors import HostError, VmVanished
+from manager.host.port import CachePort
 from manager.model.cpus import CpuSet
 from manager.model.host import (
     CPU_SHARES_V1,
@@ -111,6 +112,10 @@ class FakeHost:
             scheduler_is_ours=ours,
             limits_real_time=self.limits,
         )
+
+    @property
+    def cache(self) -> CachePort | None:
+        return None
 
     @property
     def itself(self) -> VmInstance:

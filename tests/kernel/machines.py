@@ -9,6 +9,8 @@ from deploy.bpf.suites import fetch_sched_ext_kernel
 from deploy.bpf.toolchain import fetch_toolchain
 from deploy.lab.commands import Runner
 from deploy.lab.guest.initramfs import libraries
+from deploy.lab.guest.kernel import fetch_kernel
+from tests.kernel.cat_kernel import Fetch, with_cache_allocation
 from tests.kernel.emulator import fair_qemu, installed_qemu
 from tests.kernel.machine import Machine
 
@@ -45,8 +47,23 @@ def sched_ext_machine(cpus: int) -> Machine:
     )
 
 
+def resctrl_machine(fetch: Fetch) -> Machine:
+    """A guest with two sockets, each with a cache that can be divided."""
+    return Machine(
+        fetch=fetch,
+        packages=("pytest",),
+        # model 63: a Haswell server. Without cx16 there is no code that the kernel patches while others run it.
+        hardware=(
+            *("-accel", "tcg,thread=single", "-smp", "4,sockets=2,cores=2"),
+            *("-cpu", "Haswell-noTSX,model=63,-cx16"),
+        ),
+    )
+
+
 MACHINES = {
     "cgroup_v2": Machine(mounts=(("cgroup2", "/sys/fs/cgroup"),)),
+    "resctrl": resctrl_machine(with_cache_allocation(fetch_kernel)),
+    "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),
     "warp": sched_ext_machine(1),
     "warp_smp": sched_ext_machine(4),
 }

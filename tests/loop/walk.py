@@ -214,6 +214,7 @@ class FaultyHost:
         self.itself, self.boot_id = real.itself, real.boot_id
         self.ended, self.addresses, self.forget = real.ended, real.addresses, real.forget
         self.connected = True
+        self.cache = None
 
     @property
     def capabilities(self) -> Capabilities:

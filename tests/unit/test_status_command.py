@@ -38,6 +38,33 @@ def vm(warp_us: int | None, *knobs: dict[str, Any]) -> dict[str, Any]:
     return plain | {"status": status}
 
 
+CACHE = {
+    "groups": [
+        {"name": "", "applications": [], "parts": [{"domain": 0, "ways": 8, "mask": "ff0"}], "given_up": False},
+        {"name": "equipoise-+batch", "applications": [], "parts": [], "given_up": False},
+        {
+            "name": "equipoise-shop",
+            "applications": ["shop"],
+            "parts": [{"domain": 0, "ways": 4, "mask": "f"}, {"domain": 1, "ways": 2, "mask": "3"}],
+            "given_up": True,
+        },
+    ],
+    "notes": ["shop gets 4 of 6 ways in domain 0"],
+}
+
+
+def test_a_divided_cache() -> None:
+    one = host(None)
+    assert list(operate._caches([one, one | {"tick": None}])) == []
+    one["tick"]["cache"] = CACHE
+    assert list(operate._caches([one])) == [
+        "kvm1: cache of all else: 8 ways (ff0) in domain 0",
+        "kvm1: cache of batch: ",
+        "kvm1: cache of shop: 4 ways (f) in domain 0, 2 ways (3) in domain 1 foreign",
+        "kvm1: shop gets 4 of 6 ways in domain 0",
+    ]
+
+
 @pytest.mark.parametrize(
     ("told", "one", "said", "unsaid"),
     [

@@ -55,6 +55,10 @@ def pin(index: int, before: str = "0-3", after: str = "1") -> KnobChange:
             None,
             "kvm1: real-time limit of the host's VMs 300,000 to 0 us a second",
         ),
+        ("web", [change(Knob.CACHE_GROUP, "", "equipoise-shop")], None, "web: web to cache group equipoise-shop"),
+        ("web", [change(Knob.CACHE_GROUP, "a", "")], None, "web: web to the default group of the cache"),
+        (None, [change(Knob.CACHE_WAYS, "a L3:0=1", "a L3:0=f")], None, "kvm1: cache group a L3:0=f"),
+        (None, [change(Knob.CACHE_WAYS, "a L3:0=f", "")], None, "kvm1: cache group a L3:0=f removed"),
         (None, [change(Knob.IRQ_AFFINITY, "0-3", "0", index=40)], None, "kvm1: interrupt 40 to 0 (was 0-3)"),
         (
             "web",

@@ -22,6 +22,7 @@ SHOP: dict[str, Any] = {
     "mode": "observe",
     "sharing": None,
     "warp_us": 12_000,
+    "cache": "6 ways",
     "sources": [
         {"name": "log", "host": None, "type": "nginx_syslog", "tag": "shop", "time": "upstream_response_time"},
         {"name": "file", "host": "kvm7", "type": "nginx_file", "path": "/var/log/a.log", "time": "request_time"},
@@ -89,7 +90,10 @@ def of(parts: Any, path: str) -> Input:
     ("model", "body"),
     [
         (ApplicationIn, SHOP),
-        (ApplicationIn, {"tiers": [], "sla": None, "mode": None, "sharing": None, "warp_us": None, "sources": []}),
+        (
+            ApplicationIn,
+            {"tiers": [], "sla": None, "mode": None, "sharing": None, "warp_us": None, "cache": None, "sources": []},
+        ),
         (VmIn, VM),
         (HostIn, HostIn().model_dump(mode="json")),
         (

@@ -184,3 +184,29 @@ def test_the_last_hour_as_a_file(desk: Desk) -> None:
     rows = list(csv.DictReader(response.get_data(as_text=True).splitlines()))
     told = [row for row in rows if row["ticks"] != "0"]
     assert [(row["host_cpu_share"], row["critical_share"]) for row in told] == [("0.9", "0.25"), ("0.5", "0.25")]
+
+
+def test_a_divided_cache_shows_who_has_which_ways(desk: Desk) -> None:
+    parts = [{"domain": domain, "ways": 4, "mask": "f"} for domain in (0, 1)]
+    groups = [
+        {"name": "", "parts": [{"domain": 0, "ways": 8, "mask": "ff0"}]},
+        {"name": "equipoise-+batch", "vms": ["crunch"], "parts": [{"domain": 0, "ways": 7, "mask": "7f0"}]},
+        {"name": "equipoise-shop", "applications": ["shop"], "vms": ["web-1"], "parts": parts, "given_up": True},
+    ]
+    divided = {"resource": "L3", "ways": 12, "groups": groups, "foreign": 1, "notes": ["shop gets 4 of 6 ways"]}
+    desk.api.ok("PUT", f"/hosts/{HOST}", {"cache": "on"})
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick() | {"cache": divided}, vms=[]), role="host")
+    page = desk.browser(Role.VIEWER).get(f"/hosts/{HOST}")
+    assert page.status == 200
+    assert "cache divided" in page.text
+    assert "shop gets 4 of 6 ways" in page.text
+    assert "groups of others: 1" in page.text
+    told = [one["aria-label"] for one in page.all("span", class_="ways", role="img")]
+    assert told == [
+        "4 of 12 ways in domain 0: 0-3",
+        "4 of 12 ways in domain 1: 0-3",
+        "7 of 12 ways in domain 0: 4-10",
+        "8 of 12 ways in domain 0: 4-11",
+    ]
+    assert [row.text for row in page.all("th") if "given up" in row.text] == ["shop given up: somebody else changed it"]
+    assert "1 VM" in page.by_id("rung-5").text

@@ -15,6 +15,7 @@ from manager.api.schemas.access import (
 )
 from manager.api.schemas.agents import (
     BatchStatus,
+    CacheStatus,
     CapabilitiesBody,
     DomainBody,
     EventBody,
@@ -134,6 +135,7 @@ __all__ = [
     "Buckets",
     "BudgetOut",
     "BudgetsOut",
+    "CacheStatus",
     "CapabilitiesBody",
     "Count",
     "CpuList",

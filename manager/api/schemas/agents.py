@@ -149,6 +149,35 @@ class WarpStatus(Schema):
     )
 
 
+class CachePart(Schema):
+    """The ways of a group in one domain of the cache, which mostly is a socket."""
+
+    domain: Count
+    ways: Count
+    mask: Annotated[str, Field(pattern="^[0-9a-f]{1,16}$", description="in hexadecimal, bit 0 is the first way")]
+
+
+class CacheGroup(Schema):
+    """A group of resctrl: ours, or the default one, which all is in that is nowhere else."""
+
+    name: Text = Field(description="empty: the default group")
+    applications: list[Name] = Field(default_factory=list, description="whose critical VMs have it; none: the rest")
+    vms: list[Name] = Field(default_factory=list)
+    parts: list[CachePart] = Field(default_factory=list)
+    given_up: bool = Field(default=False, description="somebody else changed it")
+
+
+class CacheStatus(Schema):
+    """How the last-level cache is divided."""
+
+    resource: Text = Field(default="", description="such as L3; empty: this host cannot divide its cache")
+    ways: Count = Field(default=0, description="of each domain")
+    shareable: Text = Field(default="0", description="mask of the ways that other hardware uses, too")
+    groups: list[CacheGroup] = Field(default_factory=list)
+    foreign: Count = Field(default=0, description="groups of others")
+    notes: list[Text] = Field(default_factory=list, description="what is not as it was asked for")
+
+
 class CapabilitiesBody(Schema):
     """What the host's kernel and libvirt offer, as probed by its agent."""
 
@@ -200,6 +229,7 @@ class TickStatus(Schema):
     )
     orders: Count | None = Field(default=None, description="number of the registrations it acted on; null: unknown")
     warp: WarpStatus | None = Field(default=None, description="null: switched off")
+    cache: CacheStatus | None = Field(default=None, description="null: switched off")
 
 
 class RecordBody(Schema):

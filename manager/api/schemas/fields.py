@@ -18,6 +18,7 @@ from pydantic import (
     WrapValidator,
 )
 
+from manager.model.cache import parse_wish
 from manager.model.cpus import format_cpus, parse_cpus
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET
 from manager.model.registration import NAME_PATTERN
@@ -85,6 +86,16 @@ def _names_some(text: str) -> str:
     return text
 
 
+def _asks_for_cache(text: str) -> str:
+    parse_wish(text)
+    return text
+
+
+CachePart = Annotated[
+    str,
+    Field(max_length=40, description="auto, or a part of the cache such as 40%, 6 ways or 5MiB"),
+    AfterValidator(_asks_for_cache),
+]
 SomeCpus = Annotated[CpuList, AfterValidator(_names_some)]
 Share = Annotated[float, Field(ge=0, le=1, description="fraction of the host's CPU time")]
 Count = Annotated[int, Field(ge=0, le=2**53)]

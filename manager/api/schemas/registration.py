@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, ConfigDict, Field, JsonValue, RootModel, Val
 from manager.api.schemas.agents import CapabilitiesBody, DomainBody, ReadyBody, TickStatus, VmStatus
 from manager.api.schemas.fields import (
     Buckets,
+    CachePart,
     Count,
     CpuList,
     DomainName,
@@ -24,7 +25,7 @@ from manager.api.schemas.fields import (
 )
 from manager.api.schemas.sources import SourceBody
 from manager.model.law import BOUNDS, DEFAULT_LAW
-from manager.model.registration import Mode, Sharing, VmClass
+from manager.model.registration import CacheControl, Mode, Sharing, VmClass
 from manager.model.rules import BOUNDS as RULE_BOUNDS
 from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering
 from manager.model.scheduling import (
@@ -164,6 +165,11 @@ class ApplicationIn(Schema):
         default=None,
         description="warp of its critical VMs in microseconds, or auto; 0: none; null: auto if there is an SLA",
     )
+    cache: CachePart | None = Field(
+        default=None,
+        description="part of the last-level cache for its critical VMs alone, such as 40%, 6 ways or 5MiB, or auto: as"
+        " the SLA says; null: none",
+    )
     sources: list[SourceBody] = Field(
         default_factory=list, max_length=50, description="where response times come from; none: posted to the manager"
     )
@@ -300,6 +306,12 @@ class HostIn(Schema):
         default=DEFAULT_WARP_MAX_US,
         description="largest warp in microseconds, and largest sum of all vCPUs' warps, on average over the pCPUs",
     )
+    cache: CacheControl = Field(
+        default=CacheControl.OFF,
+        description="last-level cache: off; on: critical VMs of applications with `cache` get ways of their own, batch"
+        " VMs share the rest",
+    )
+    cache_mount: bool = Field(default=False, description="mount resctrl for that where it is not mounted")
     law: LawBody = Field(default_factory=LawBody)
     placement: PlacementBody = Field(default_factory=PlacementBody)
 

@@ -1,0 +1,208 @@
+"""What the keeper of the cache knows of a host at a tick, and what it tells of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from manager.control.cache import CachePlan, PlannedGroup
+from manager.control.cache_demand import Placed, domains_of
+from manager.errors import HostError, VmVanished
+from manager.host.port import CachePort
+from manager.loop.collect import Reading
+from manager.loop.planner import Trouble
+from manager.model.cache import DEFAULT, Group, Resctrl, Schemata, format_schemata, is_ours
+from manager.model.cpus import CpuSet
+from manager.model.decision import Snapshot
+from manager.model.host import KnobKey, KnobValue, VmInstance
+from manager.model.records import Knob, OutcomeKind
+from manager.model.registration import CacheControl, HostSpec, Mode, VmSpec
+
+
+def wants_cache(host: HostSpec) -> bool:
+    """Whether the cache of a host is to be divided, if only in mind."""
+    return host.cache is CacheControl.ON and host.mode is not Mode.RELEASED
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSeen:
+    """What a tick knows. By domain UUID: all that ``running``, those managed, and where their vCPUs may run.
+
+    ``unread``: some managed VM could not be read. ``only``: nothing but the VM of that name is taken out of our groups.
+    """
+
+    snapshot: Snapshot
+    running: Mapping[str, VmInstance]
+    specs: Mapping[str, VmSpec]
+    names: Mapping[str, str | None]
+    cpus: Mapping[str, CpuSet]
+    undo_reason: str
+    unread: bool = False
+    only: str | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether the cache is to be divided here."""
+        return wants_cache(self.snapshot.host)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOutcome:
+    """What came of a step: ``vm`` is the domain UUID of one that moved, None where a group was changed."""
+
+    knob: Knob
+    vm: str | None
+    group: str
+    before: str
+    after: str
+    reason: str
+    kind: OutcomeKind
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSeen:
+    """A group of ours, or the default one, after the tick: of which applications, the VMs in it, and its values."""
+
+    name: str
+    apps: tuple[str, ...]
+    vms: tuple[str, ...]
+    values: Schemata
+    given_up: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CacheResult:
+    """What a tick did about the cache. ``offered`` None: it cannot be divided. ``foreign``: groups of others."""
+
+    outcomes: tuple[CacheOutcome, ...] = ()
+    offered: Resctrl | None = None
+    groups: tuple[GroupSeen, ...] = ()
+    notes: tuple[str, ...] = ()
+    foreign: int = 0
+    owned: int = 0
+
+
+NOTHING = CacheResult()
+_NOBODY = PlannedGroup(DEFAULT, (), frozenset(), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The groups as they are, and in which of them the threads of each domain are."""
+
+    offered: Resctrl
+    present: Mapping[str, Group]
+    homes: Mapping[str, frozenset[str]]
+    given_up: Mapping[str, int]
+    domains: Mapping[int, CpuSet]
+
+    @property
+    def foreign(self) -> int:
+        """How many groups are of others."""
+        return sum(one.foreign for one in self.present.values())
+
+    @property
+    def changed(self) -> dict[str, Group]:
+        """The groups that steps may be about."""
+        return {name: one for name, one in self.present.items() if name == DEFAULT or name not in self.given_up}
+
+    @property
+    def avoided(self) -> dict[str, Group]:
+        """The same with those given up among the groups of others, whose ways are avoided."""
+        others = {name: one for name, one in self.present.items() if name not in self.changed}
+        return self.changed | {f"?{name}": replace(one, name=f"?{name}") for name, one in others.items()}
+
+    def placed(self, seen: CacheSeen) -> dict[str, Placed]:
+        """The managed VMs that may be moved, by name."""
+        caches = self.offered.divided[:1]
+        none = frozenset[int]()
+        return {
+            spec.name: Placed(uuid, none.union(*(domains_of(seen.cpus[uuid], self.domains, one) for one in caches)))
+            for uuid, spec in seen.specs.items()
+            if uuid in self.homes and not self.stays(uuid)
+        }
+
+    def stays(self, uuid: str) -> bool:
+        """Whether a VM is in a group of others, or of one given up."""
+        return any(name != DEFAULT and (name in self.given_up or not is_ours(name)) for name in self.homes[uuid])
+
+
+def cache_seen(
+    snapshot: Snapshot,
+    reading: Reading,
+    running: Mapping[str, VmInstance],
+    specs: Mapping[str, VmSpec],
+    names: Mapping[str, str | None],
+    written: Mapping[str, Mapping[KnobKey, KnobValue]],
+    undo_reason: str,
+    only: str | None,
+) -> CacheSeen:
+    """What a tick knows, after it wrote ``written`` (by domain UUID)."""
+    unread = reading.errors.keys()
+    readable = {uuid: instance for uuid, instance in running.items() if uuid not in unread}
+    readable |= {uuid: reading.states[uuid].instance for uuid in specs}
+    cpus = {uuid: _cpus({**reading.knobs[uuid], **written.get(uuid, {})}) for uuid in specs}
+    return CacheSeen(snapshot, readable, specs, names, cpus, undo_reason, bool(unread - {"host"}), only)
+
+
+def _cpus(knobs: Mapping[KnobKey, KnobValue]) -> CpuSet:
+    """Those that vCPUs may run on."""
+    pinned = (value for key, value in knobs.items() if key.knob is Knob.VCPU_PIN)
+    return frozenset(cpu for cpus in pinned if isinstance(cpus, frozenset) for cpu in cpus)
+
+
+def group_text(name: str, values: Schemata) -> str:
+    """A group as records write it."""
+    return f"{name or 'default group'} {'; '.join(format_schemata(values).splitlines())}".strip()
+
+
+def homes_of(
+    port: CachePort, seen: CacheSeen, present: Mapping[str, Group], troubles: list[Trouble]
+) -> Iterator[tuple[str, frozenset[str]]]:
+    """The groups in which each managed VM has threads, and each other VM that has some in ours."""
+    tasks = {name: port.tasks(name) for name in present if name != DEFAULT}
+    strays = frozenset().union(*(tids for name, tids in tasks.items() if is_ours(name)))
+    others = (uuid for uuid in seen.running if uuid not in seen.specs)
+    for uuid in (*seen.specs, *others):
+        if uuid not in seen.specs and not strays:
+            return
+        instance = seen.running[uuid]
+        try:
+            threads = port.threads(instance)
+            names = _names(threads, tasks)
+            if len(names) > 1:  # some may have ended
+                threads = port.threads(instance, afresh=True)
+                names = _names(threads, tasks)
+        except VmVanished:
+            continue
+        except HostError as error:
+            troubles.append(Trouble("cache", f"{seen.names.get(uuid) or instance.libvirt_name}: {error}"))
+            continue
+        strays -= threads
+        if uuid in seen.specs or any(map(is_ours, names)):
+            yield uuid, names
+
+
+def _names(threads: frozenset[int], tasks: Mapping[str, frozenset[int]]) -> frozenset[str]:
+    names = {name for name, tids in tasks.items() if not threads.isdisjoint(tids)}
+    return frozenset(names | ({DEFAULT} if threads.difference(*tasks.values()) else set()))
+
+
+def left_there(seen: CacheSeen, found: Found) -> Iterator[str]:
+    """Managed VMs that are in groups of others."""
+    for uuid, spec in seen.specs.items():
+        others = sorted(name for name in found.homes.get(uuid, ()) if name != DEFAULT and not is_ours(name))
+        if others:
+            yield f"{spec.name} is in resctrl group {others[0]}, which another tool made: it is left there"
+
+
+def groups_of(seen: CacheSeen, found: Found, plan: CachePlan, present: Mapping[str, Group]) -> Iterator[GroupSeen]:
+    for name, group in present.items():
+        if group.foreign:
+            continue
+        planned = plan.groups.get(name, _NOBODY)
+        given_up = name in found.given_up
+        uuids = {uuid for uuid, names in found.homes.items() if name in names} if given_up else planned.vms
+        vms = sorted(seen.specs[uuid].name for uuid in uuids if uuid in seen.specs)
+        yield GroupSeen(name, planned.apps, tuple(vms) if name else (), group.values, given_up)
