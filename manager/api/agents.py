@@ -33,6 +33,7 @@ from manager.api.schemas import (
     ReportOut,
     SlotsOut,
     TickBody,
+    VmStatus,
     WindowBody,
 )
 from manager.api.schemas.assignment import ORDERS_HEADER
@@ -41,7 +42,15 @@ from manager.control.sources import sources_on
 from manager.model.registration import Application
 from manager.store.applications import applications_for_host, applications_of, keep_applications
 from manager.store.database import orders_number
-from manager.store.hosts import put_findings, replace_domains, replace_statuses, reporting_host, spec_of
+from manager.store.hosts import (
+    drop_statuses,
+    put_findings,
+    put_shares,
+    put_statuses,
+    replace_domains,
+    reporting_host,
+    spec_of,
+)
 from manager.store.models import ApplicationRow, DecisionRow, EventRow, HostRow
 from manager.store.records import store_new
 from manager.store.registered import get
@@ -135,8 +144,7 @@ def _take(session: Session, context: ManagerContext, name: str, body: ReportIn, 
         row.capabilities = body.capabilities.model_dump(mode="json")
     if body.tick is not None:
         row.tick = body.tick.model_dump(mode="json")
-    if body.vms is not None:
-        replace_statuses(session, row, {vm.vm: vm.model_dump_json() for vm in body.vms}, now)
+    missing = _take_statuses(session, row, body, now)
     if body.domains is not None:
         replace_domains(session, row, {one.libvirt_uuid: one.libvirt_name for one in body.domains})
     if body.findings is not None:
@@ -159,7 +167,25 @@ def _take(session: Session, context: ManagerContext, name: str, body: ReportIn, 
         stored_events=store_new(session, EventRow, [_event_row(event) for event in body.events]),
         stored_ticks=store_ticks(session, name, {tick.at: tick.model_dump_json() for tick in body.ticks}),
         stored_windows=replace_windows(session, name, here, windows, context.slot_length),
+        vms_missing=missing,
     )
+
+
+def _take_statuses(session: Session, host: HostRow, body: ReportIn, now: datetime) -> bool:
+    """Whether the newest tick is not of the VMs whose statuses are known."""
+    if body.vms is not None:
+        drop_statuses(session, host)
+    put_statuses(session, host, (_status_fields(vm) for vm in (*(body.vms or ()), *body.changed_vms)), now)
+    if not body.ticks:
+        return False
+    newest = max(body.ticks, key=lambda tick: tick.at)
+    return not put_shares(session, host, {vm.vm: (vm.cpu_share, vm.run_delay_share) for vm in newest.vms}, now)
+
+
+def _status_fields(vm: VmStatus) -> dict[str, object]:
+    """The columns of a status; its shares have their own, because they change all the time."""
+    body = vm.model_dump_json(exclude={"cpu_share", "run_delay_share"})
+    return {"vm": vm.vm, "cpu_share": vm.cpu_share, "run_delay_share": vm.run_delay_share, "body": body}
 
 
 def _refuse_contradictions(host: str, body: ReportIn) -> None:
@@ -172,6 +198,7 @@ def _refuse_contradictions(host: str, body: ReportIn) -> None:
         if other != host
     ]
     errors += _listed_twice((f"vms[{place}].vm", vm.vm) for place, vm in enumerate(body.vms or ()))
+    errors += _listed_twice((f"changed_vms[{place}].vm", vm.vm) for place, vm in enumerate(body.changed_vms))
     errors += _listed_twice(
         (f"domains[{place}].libvirt_uuid", one.libvirt_uuid) for place, one in enumerate(body.domains or ())
     )

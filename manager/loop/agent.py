@@ -26,7 +26,7 @@ from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Item, Outbox
 from manager.loop.planner import SCHEDULER
 from manager.loop.records import new_event
-from manager.loop.status import KnobStatuses, tick_record, tick_status, vm_statuses
+from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult, system_clock
 from manager.model.host import Capabilities, VmInstance
 from manager.model.records import Severity
@@ -113,7 +113,7 @@ class Agent:
         self._orders = Orders()
         self._latest: Latest | None = None
         self._reported: Latest | None = None
-        self._knobs = KnobStatuses()
+        self._statuses = VmStatuses()
         self._reported_sources: tuple[SourceStatus, ...] | None = None
         self._reported_about: tuple[_About, float] | None = None
         self._sources: _Sources | None = None
@@ -196,12 +196,13 @@ class Agent:
         untold = self._untold(about)
         self._metrics.observe_sources(sources)
         try:
-            changed = latest is not None and latest is not self._reported
+            vms, changed = self._vms(latest, afresh=untold)
             orders = self._link.send(
                 Report(
                     capabilities_body(about.capabilities) if untold else None,
-                    latest.tick if changed and latest else None,
-                    latest.vms if changed and latest else None,
+                    latest.tick if latest is not None and latest is not self._reported else None,
+                    vms,
+                    changed,
                     sources if sources != self._reported_sources else None,
                     self._telemetry.recent(),
                     tuple(about.domains.values()) if untold else None,
@@ -215,6 +216,15 @@ class Agent:
             self._reported_about = about, system_clock().monotonic_s
         self._reported, self._reported_sources = latest, sources
         return self._obey(orders) if ask else True
+
+    def _vms(self, latest: Latest | None, *, afresh: bool) -> tuple[list[VmStatus] | None, list[VmStatus]]:
+        """All VMs; or, where the manager was told of the same ones before, None and those that changed since."""
+        if latest is None:
+            return None, []
+        before = self._reported.vms if self._reported is not None else []
+        if not before or afresh or self._link.vms_missing or [vm.vm for vm in before] != [vm.vm for vm in latest.vms]:
+            return latest.vms, []
+        return None, [now for now, then in zip(latest.vms, before, strict=True) if now is not then]
 
     def fetch(self) -> bool:
         """Ask the manager for orders. False: it does not answer."""
@@ -277,7 +287,7 @@ class Agent:
         self._keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
         self._decides = result.warp.rung is Rung.SCHED_EXT
         status = tick_status(result, self._overruns, owned, connected, orders.number)
-        self._latest = Latest(status, vm_statuses(result, self._journal, self._knobs))
+        self._latest = Latest(status, self._statuses.of(result, self._journal))
 
     def _note_policy(self, orders: Orders) -> None:
         if orders.assignment is None:

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -85,6 +85,7 @@ class Report:
     capabilities: CapabilitiesBody | None
     tick: TickStatus | None
     vms: list[VmStatus] | None
+    changed_vms: Sequence[VmStatus] = ()
     sources: tuple[SourceStatus, ...] | None = None
     windows: tuple[Window, ...] = ()
     domains: tuple[VmInstance, ...] | None = None
@@ -94,7 +95,7 @@ class Report:
 class ManagerLink:
     """Exchanges with one manager. Belongs to one thread.
 
-    ``shared``: other hosts may wait for what is reported here.
+    ``shared``: other hosts may wait for what is reported here. ``vms_missing``: the manager is to be told of all VMs.
     """
 
     def __init__(self, client: ManagerClient, host_name: str, agent_version: str, cache: Path, outbox: Outbox) -> None:
@@ -109,6 +110,7 @@ class ManagerLink:
         self._saved: Assignment | None = None
         self._digest = ""
         self.shared = True
+        self.vms_missing = False
         self._told: dict[str, list[tuple[object, Window]]] = {}
 
     def cached_orders(self) -> Orders:
@@ -209,6 +211,7 @@ class ManagerLink:
                 capabilities=report.capabilities,
                 tick=report.tick,
                 vms=report.vms,
+                changed_vms=list(report.changed_vms),
                 sources=sources,
                 domains=domains,
                 findings=findings,
@@ -222,10 +225,11 @@ class ManagerLink:
                 "POST", f"/hosts/{self._host}/report", content=body.model_dump_json(by_alias=True)
             )
             try:
-                slots = _slots_apart(response)
+                slots, stored = _slots_apart(response)
             except (ValueError, TypeError, AttributeError) as error:
                 raise ManagerUnavailable(f"the answer to a report is not a manager's: {error}") from error
             self._outbox.drop_through(waiting.last)
+            self.vms_missing = stored.vms_missing
             if last:
                 done = not ask or (slots is not None and self._take_slots(response, slots))
                 return self._orders if done else self.fetch()
@@ -262,12 +266,11 @@ def remember(known: Slots, fresh: Slots, slot_s: float) -> Slots:
     return merged
 
 
-def _slots_apart(answer: Answer) -> Any:
-    """The slots that the answer to a report holds, None: none. Raises ValueError for what is no such answer."""
+def _slots_apart(answer: Answer) -> tuple[Any, ReportOut]:
+    """The slots that the answer to a report holds, None: none; and the rest. Raises ValueError for another answer."""
     said = answer.json()
     slots = said.pop("slots", None)
-    ReportOut.model_validate(said)
-    return slots
+    return slots, ReportOut.model_validate(said)
 
 
 def _orders_number(answer: Answer) -> int | None:

@@ -18,36 +18,29 @@ from manager.model.registration import CacheControl
 from manager.model.warp import ABILITIES, WarpUse
 
 
-class KnobStatuses:
-    """What is told of the knobs of VMs, made again only when they or the journal changed: there are many."""
+class VmStatuses:
+    """What is told of VMs, made again only when something besides their shares may have changed: there are many."""
 
     def __init__(self) -> None:
-        self._told: dict[str, tuple[Mapping[KnobKey, KnobValue], int, list[KnobStatus]]] = {}
+        self._made: dict[str, tuple[tuple[object, ...], VmStatus]] = {}
 
-    def of(self, values: Mapping[str, Mapping[KnobKey, KnobValue]], journal: Journal) -> dict[str, list[KnobStatus]]:
-        """By domain UUID, as ``values`` are."""
-        told: dict[str, tuple[Mapping[KnobKey, KnobValue], int, list[KnobStatus]]] = {}
-        for domain, knobs in values.items():
-            before = self._told.get(domain)
-            same = before is not None and before[0] is knobs and before[1] == journal.revision
-            told[domain] = before if same and before else (knobs, journal.revision, _knobs(knobs, journal.entries))
-        self._told = told
-        return {domain: statuses for domain, (_, _, statuses) in told.items()}
+    def of(self, result: TickResult, journal: Journal) -> list[VmStatus]:
+        """The managed VMs by name, as read at the begin of the tick, with the values that the tick wrote.
 
-
-def vm_statuses(result: TickResult, journal: Journal, known: KnobStatuses) -> list[VmStatus]:
-    """The managed VMs as read at the begin of the tick, with the values that the tick wrote.
-
-    ``journal`` is as it is after the tick; ``known`` is kept from tick to tick.
-    """
-    knobs = known.of({domain: result.knobs(domain) for domain in result.specs}, journal)
-    views = {view.name: view for view in result.snapshot.vms}
-    observed, in_force = _observed(result.outcomes), warps_in_force(result)
-    statuses: list[VmStatus] = []
-    for domain, spec in result.specs.items():
-        state, view = result.reading.states[domain], views[spec.name]
-        statuses.append(
-            VmStatus(
+        ``journal`` is as it is after the tick. The same object is returned while nothing but shares changed.
+        """
+        views = {view.name: view for view in result.snapshot.vms}
+        observed, in_force = _observed(result.outcomes), warps_in_force(result)
+        made: dict[str, tuple[tuple[object, ...], VmStatus]] = {}
+        for domain, spec in result.specs.items():
+            state, view, knobs = result.reading.states[domain], views[spec.name], result.knobs(domain)
+            changes, warp_us = observed.get(domain, []), in_force.get(domain)
+            of = spec.name, state.instance, len(state.vcpus), knobs, journal.revision, view.mode, changes, warp_us
+            before = self._made.get(domain)
+            if before is not None and before[0] == of:
+                made[domain] = before
+                continue
+            status = VmStatus(
                 vm=spec.name,
                 libvirt_name=state.instance.libvirt_name,
                 libvirt_uuid=domain,
@@ -55,13 +48,20 @@ def vm_statuses(result: TickResult, journal: Journal, known: KnobStatuses) -> li
                 vcpus=len(state.vcpus),
                 cpu_share=view.cpu_share,
                 run_delay_share=view.run_delay_share,
-                knobs=knobs[domain],
+                knobs=_knobs(knobs, journal.entries),
                 mode=view.mode,
-                observed=observed.get(domain, []),
-                warp_us=in_force.get(domain),
+                observed=changes,
+                warp_us=warp_us,
             )
-        )
-    return sorted(statuses, key=lambda status: status.vm)
+            made[domain] = of, before[1] if before is not None and _same(before[1], status) else status
+        self._made = made
+        return sorted((status for _, status in made.values()), key=lambda status: status.vm)
+
+
+def _same(before: VmStatus, now: VmStatus) -> bool:
+    """Whether nothing but shares changed."""
+    shares = {"cpu_share": now.cpu_share, "run_delay_share": now.run_delay_share}
+    return before.model_copy(update=shares) == now
 
 
 def _observed(outcomes: Iterable[Outcome]) -> dict[str, list[KnobChange]]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import and_, delete, func, literal, or_, select, tuple_
+from sqlalchemy import and_, bindparam, delete, func, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session, aliased
 
 from manager.model.cpus import format_cpus, parse_cpus
@@ -81,24 +82,43 @@ def reporting_host(session: Session, defaults: HostSpec, now: datetime) -> HostR
     return row
 
 
-def replace_statuses(session: Session, host: HostRow, statuses: Mapping[str, str], now: datetime) -> None:
-    """Take the statuses of the VMs on a host, as JSON text by VM name, for all there are.
+def drop_statuses(session: Session, host: HostRow) -> None:
+    """Forget the statuses of the VMs on a host."""
+    session.execute(delete(VmStatusRow).where(VmStatusRow.host_id == host.id))
+
+
+def put_statuses(session: Session, host: HostRow, statuses: Iterable[Mapping[str, Any]], now: datetime) -> None:
+    """Take statuses of VMs on a host: mappings with the columns ``vm``, ``cpu_share``, ``run_delay_share``, ``body``.
 
     A VM that another host reported before (it was migrated) now is on this one.
     """
-    session.execute(delete(VmStatusRow).where(VmStatusRow.host_id == host.id))
-    if statuses:
+    rows = [{"host_id": host.id, "at": now, **one} for one in sorted(statuses, key=itemgetter("vm"))]
+    if rows:
         insert = insert_for(session, VmStatusRow)
-        moved = {"host_id": insert.excluded.host_id, "at": insert.excluded.at, "body": insert.excluded.body}
-        session.execute(
-            insert.on_conflict_do_update(index_elements=[VmStatusRow.vm], set_=moved),
-            [{"vm": vm, "host_id": host.id, "at": now, "body": body} for vm, body in sorted(statuses.items())],
-        )
+        moved = {name: insert.excluded[name] for name in rows[0] if name != "vm"}
+        session.execute(insert.on_conflict_do_update(index_elements=[VmStatusRow.vm], set_=moved), rows)
+
+
+def put_shares(session: Session, host: HostRow, shares: Mapping[str, tuple[float, float]], now: datetime) -> bool:
+    """Take the CPU shares and run-queue delays of the VMs on a host, by name.
+
+    False: the statuses of the host are not of these VMs.
+    """
+    known = set(session.scalars(select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)))
+    rows = [
+        {"name": vm, "cpu_share": used, "run_delay_share": waited, "at": now}
+        for vm, (used, waited) in sorted(shares.items())
+        if vm in known
+    ]
+    if rows:
+        here = (VmStatusRow.vm == bindparam("name"), VmStatusRow.host_id == host.id)
+        session.connection().execute(update(VmStatusRow).where(*here), rows)
+    return known == shares.keys()
 
 
 def statuses_on(session: Session, host: HostRow) -> list[str]:
     """The statuses of the VMs on a host as JSON text, by name of the VM."""
-    query = select(VmStatusRow.body).where(VmStatusRow.host_id == host.id).order_by(VmStatusRow.vm)
+    query = select(VmStatusRow.json_text()).where(VmStatusRow.host_id == host.id).order_by(VmStatusRow.vm)
     return list(session.scalars(query))
 
 

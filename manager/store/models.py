@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
     DateTime,
     Double,
     Enum,
@@ -22,7 +23,10 @@ from sqlalchemy import (
     MetaData,
     String,
     UniqueConstraint,
+    cast,
     false,
+    func,
+    literal,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -161,7 +165,7 @@ class VmRow(Registered):
 class VmStatusRow(Base):
     """What the last report said of a VM: one row a VM, that of the host which reported it last.
 
-    ``body`` is the status as JSON text, ready to be answered.
+    ``body`` is the status as JSON text, but for what changes all the time and has columns.
     """
 
     __tablename__ = "vm_status"
@@ -169,7 +173,15 @@ class VmStatusRow(Base):
     vm: Mapped[str] = mapped_column(primary_key=True)
     host_id: Mapped[int] = mapped_column(ForeignKey("hosts.id", ondelete="CASCADE"), index=True)
     at: Mapped[datetime]
+    cpu_share: Mapped[float] = mapped_column(server_default="0")
+    run_delay_share: Mapped[float] = mapped_column(server_default="0")
     body: Mapped[str]
+
+    @classmethod
+    def json_text(cls) -> ColumnElement[str]:
+        """The whole status as JSON text, ready to be answered; null where there is none."""
+        used, waited = cast(cls.cpu_share, String), cast(cls.run_delay_share, String)
+        return literal('{"cpu_share":') + used + ',"run_delay_share":' + waited + "," + func.substr(cls.body, 2)
 
 
 class ApplicationRow(Registered):

@@ -158,7 +158,7 @@ def _details() -> Select[*tuple[Any, ...]]:
             ApplicationRow.name.label("application"),
             HostRow.name.label("status_host"),
             VmStatusRow.at.label("status_at"),
-            VmStatusRow.body.label("status"),
+            VmStatusRow.json_text().label("status"),
         )
         .select_from(VmRow)
         .outerjoin(TierVmRow, TierVmRow.vm_id == VmRow.id)

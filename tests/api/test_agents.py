@@ -33,6 +33,7 @@ def test_the_first_report_registers_its_host(api: Api) -> None:
         "stored_events": 0,
         "stored_ticks": 0,
         "stored_windows": 0,
+        "vms_missing": False,
         "slots": None,
     }
     host = api.ok("GET", f"/hosts/{HOST}")
@@ -53,6 +54,30 @@ def test_a_report_leaves_the_registration_alone(api: Api) -> None:
     assert read.get_json()["updated_at"] == "2026-03-01T12:00:00Z"
     api.ok("POST", f"/hosts/{HOST}/report", report(), role="host")  # no tick since: the last one stays
     assert api.ok("GET", f"/hosts/{HOST}")["tick"] == tick()
+
+
+def test_shares_are_those_of_the_newest_tick(api: Api) -> None:
+    for name in ("web", "hog"):
+        api.ok("PUT", f"/vms/{name}", {"class": "batch"})
+
+    def told(**fields: object) -> tuple[bool, list[tuple[str, float, int]]]:
+        missing = api.ok("POST", f"/hosts/{HOST}/report", report(**fields), role="host")["vms_missing"]
+        seen = [vm["status"] for vm in api.ok("GET", "/vms")["items"] if vm["status"]]
+        return missing, [(one["vm"], one["cpu_share"], one["vcpus"]) for one in seen]
+
+    def ticked(number: int, **shares: float) -> dict[str, object]:
+        some = {"run_delay_share": 0.0, "weight": None, "mode": "enforce"}
+        return {**tick_of(number), "vms": [{"vm": vm, "cpu_share": share, **some} for vm, share in shares.items()]}
+
+    both = [status("hog", vcpus=2), status("web", vcpus=2)]
+    old, new = ticked(1, web=0.125, hog=0.5), ticked(2, web=0.25, hog=0.75)
+    assert told(vms=both, ticks=[new, old]) == (False, [("hog", 0.75, 2), ("web", 0.25, 2)])
+    assert told(ticks=[ticked(3, web=0.5, hog=0.5)]) == (False, [("hog", 0.5, 2), ("web", 0.5, 2)])
+    plugged = [status("web", cpu_share=0.0, vcpus=4)]
+    assert told(changed_vms=plugged) == (False, [("hog", 0.5, 2), ("web", 0.0, 4)])
+    assert told(ticks=[ticked(4, web=1.0)]) == (True, [("hog", 0.5, 2), ("web", 1.0, 4)]), "of hog nothing is told"
+    assert told(ticks=[ticked(5, web=0.5, hog=0.5, new=0.0)])[0], "nothing is known of the new one"
+    assert told(vms=[], ticks=[ticked(6)]) == (False, [])
 
 
 def test_a_report_sent_again_stores_nothing_twice(api: Api) -> None:
@@ -98,6 +123,7 @@ def test_statuses_are_replaced_as_a_whole_or_left_alone(shop: Api) -> None:
         ({"decisions": [record(1), record(2, host="kvm2")]}, "decisions[1].host", ['"kvm2"', "allowed: kvm1"]),
         ({"events": [event(1, host="kvm2")]}, "events[0].host", ['"kvm2"', "allowed: kvm1"]),
         ({"vms": [status("a"), status("a")]}, "vms[1].vm", ['"a"', "twice"]),
+        ({"changed_vms": [status("a"), status("a")]}, "changed_vms[1].vm", ['"a"', "twice"]),
         ({"vms": [status("a", cpu_share=1.5)]}, "vms[0].cpu_share", ["1.5", "at least 0 and at most 1"]),
         ({"decisions": [record(1, detail="a\0")]}, "decisions[0].detail", ["none of them NUL"]),
         ({"decisions": [record(1, at="0001-01-01T00:00:00+14:00")]}, "decisions[0].at", ["from 1970 to 9998"]),

@@ -39,7 +39,7 @@ from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, p
 from manager.loop.journal import Journal
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
-from manager.loop.status import KnobStatuses, tick_record, tick_status, vm_statuses
+from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import Applied, Clock, ControlLoop, LoopSettings, Plan, TickResult
 from manager.model.decision import Change, Decision, Memory, Snapshot
 from manager.model.histogram import Histogram
@@ -203,7 +203,7 @@ class Rig:
         self.journal = TimedJournal(folder / "journal.db", self.host.boot_id)
         self.outbox = Outbox(folder / "outbox.db", 10_000)
         self.metrics = AgentMetrics()
-        self.knobs = KnobStatuses()
+        self.statuses = VmStatuses()
         self.host.watch = self.journal.watch = self.watch
         policies = {name: TimedPolicy(one.policy, self.watch) for name, one in load_policies().items()}
         settings = LoopSettings(HOST, INTERVAL_S, 30.0, 20)
@@ -279,7 +279,7 @@ class Rig:
         self.metrics.observe(result, owned, True)
         self.outbox.put([*result.records, *result.events, tick_record(result)])
         tick_status(result, 0, owned, True)
-        vm_statuses(result, self.journal, self.knobs)
+        self.statuses.of(result, self.journal)
 
     def close(self) -> None:
         """Put everything back."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -13,11 +14,11 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, select, text
 
 from manager.errors import DatabaseUnavailable
 from manager.store.database import Database, open_database
-from manager.store.models import Base
+from manager.store.models import Base, VmStatusRow
 
 
 def revisions() -> list[str]:
@@ -191,4 +192,25 @@ def test_the_cache_comes_undivided_and_goes_with_what_was_decided_of_it(database
     with database.reading() as session:
         assert session.execute(text("SELECT knob FROM decisions")).scalars().all() == ["slice"]
         assert session.execute(text("SELECT name FROM hosts")).scalars().all() == ["h"]
+    database.close()
+
+
+def test_statuses_keep_their_shares_there_and_back(database_url: str) -> None:
+    database = open_database(database_url)
+    database.upgrade("0009")
+    body = {"vm": "web", "cpu_share": 0.25, "run_delay_share": 0.5, "knobs": []}
+    moment = "'2026-03-01 12:00:00.000000'"
+    columns = "id, name, mode, policy, pinning, version, created_at, updated_at"
+    with database.writing() as session:
+        values = f"1, 'h', 'enforce', 'fair', true, 1, {moment}, {moment}"
+        session.execute(text(f"INSERT INTO hosts ({columns}) VALUES ({values})"))
+        insert = text(f"INSERT INTO vm_status (vm, host_id, at, body) VALUES ('web', 1, {moment}, :body)")
+        session.execute(insert, {"body": json.dumps(body)})
+    database.upgrade("0010")
+    with database.reading() as session:
+        [found] = session.scalars(select(VmStatusRow.json_text()))
+        assert json.loads(found) == body
+    database.downgrade("0009")
+    with database.reading() as session:
+        assert json.loads(session.scalar(text("SELECT body FROM vm_status")) or "") == body
     database.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -19,7 +20,7 @@ from manager.model.source import HttpProbe, Push
 from manager.model.window import Window
 from manager.store.applications import applications_for_host, applications_of, put_application
 from manager.store.database import Database
-from manager.store.hosts import adopt_host, put_host, replace_statuses, reporting_host, spec_of
+from manager.store.hosts import adopt_host, drop_statuses, put_host, put_shares, put_statuses, reporting_host, spec_of
 from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
 from manager.store.registered import delete, get, page
 from manager.store.sources import hosts_of
@@ -208,17 +209,49 @@ def test_removing_an_application_removes_what_is_its_own(database: Database) -> 
 
 def report(database: Database, host: str, **statuses: str) -> None:
     with database.writing() as session:
-        replace_statuses(session, reporting_host(session, HostSpec(host), NOW), statuses, NOW)
+        row = reporting_host(session, HostSpec(host), NOW)
+        drop_statuses(session, row)
+        told = [{"vm": vm, "cpu_share": 0.25, "run_delay_share": 0.5, "body": body} for vm, body in statuses.items()]
+        put_statuses(session, row, told, NOW)
 
 
 def test_a_report_replaces_all_statuses_of_its_host_and_no_other(database: Database) -> None:
     register_vms(database, "a", "b", "c")
-    report(database, "h", a="1", b="2")
-    report(database, "g", c="3")
-    report(database, "h", b="4")
+    report(database, "h", a='{"n":1}', b='{"n":2}')
+    report(database, "g", c='{"n":3}')
+    report(database, "h", b='{"n":4}')
+    assert statuses(database) == [("a", None, None), ("b", status(n=4), "h"), ("c", status(n=3), "g")]
+
+
+def statuses(database: Database) -> list[tuple[str, dict[str, object] | None, str | None]]:
     with database.reading() as session:
-        rows = [(vm["name"], vm["status"], vm["status_host"]) for vm in list_vms(session, VmFilter(), None, 9)]
-    assert rows == [("a", None, None), ("b", "4", "h"), ("c", "3", "g")]
+        return [
+            (vm["name"], vm["status"] and json.loads(vm["status"]), vm["status_host"])
+            for vm in list_vms(session, VmFilter(), None, 9)
+        ]
+
+
+def status(cpu_share: float = 0.25, run_delay_share: float = 0.5, **body: object) -> dict[str, object]:
+    return {"cpu_share": cpu_share, "run_delay_share": run_delay_share, **body}
+
+
+def test_shares_change_by_themselves(database: Database) -> None:
+    register_vms(database, "a", "b", "c")
+    report(database, "h", a='{"n":1}', b='{"n":2}')
+    report(database, "g", c='{"n":3}')
+    shares = {"a": (1e-5, 0.0), "b": (0.33333, 12345.678)}
+
+    def put(host: str, shares: dict[str, tuple[float, float]]) -> bool:
+        with database.writing() as session:
+            return put_shares(session, get(session, HostRow, host), shares, NOW)
+
+    assert put("h", shares)
+    now = [("a", status(*shares["a"], n=1), "h"), ("b", status(*shares["b"], n=2), "h"), ("c", status(n=3), "g")]
+    assert statuses(database) == now
+    assert not put("g", shares | {"c": (0.5, 0.5)}), "a and b are not there"
+    now[2] = ("c", status(0.5, 0.5, n=3), "g")
+    assert statuses(database) == now
+    assert not put("h", {"a": shares["a"]}), "b is known, too"
 
 
 def test_a_migrated_vm_is_where_it_was_reported_last(database: Database) -> None:

@@ -43,6 +43,7 @@ WALK_BEGINS = """(reachable) => {
 WALK_STEP = """() => {
     const at = document.activeElement;
     if (at === window.walk.last) return false;  // a date is several stops
+    if (at === document.body && !window.walk.last.isConnected) return false;  // it went: go on from there
     if (at === document.body || window.walk.met.has(at)) return true;
     window.walk.met.add(at);
     window.walk.last = at;

@@ -14,7 +14,7 @@ import pytest
 
 from manager.api.convert import capabilities_body
 from manager.api.schemas import ReportIn, VmStatus
-from manager.loop.status import KnobStatuses, tick_status, vm_statuses
+from manager.loop.status import VmStatuses, tick_status
 from manager.loop.tick import TickResult
 from manager.model.host import KnobKey
 from manager.model.law import Law
@@ -32,7 +32,7 @@ def compare(rig: Rig, result: TickResult, name: str) -> None:
     owned = sum(not one.owned.foreign for one in rig.journal.entries.values())
     report = {
         "tick": tick_status(result, 2, owned, rig.host.connected).model_dump(mode="json"),
-        "vms": [one.model_dump(mode="json") for one in vm_statuses(result, rig.journal, KnobStatuses())],
+        "vms": [one.model_dump(mode="json") for one in VmStatuses().of(result, rig.journal)],
     }
     text = json.dumps(report, indent=1) + "\n"
     file = GOLDEN / f"{name}.json"
@@ -88,21 +88,27 @@ def test_troubles_are_counted_and_unreadable_vms_left_out(busy: Rig) -> None:
     busy.host.unreadable.add(domain_uuid("web"))
     result = busy.tick()
     assert tick_status(result, 0, 0, True).errors == len(result.troubles) == 1
-    assert [one.vm for one in vm_statuses(result, busy.journal, KnobStatuses())] == ["hog"]
+    assert [one.vm for one in VmStatuses().of(result, busy.journal)] == ["hog"]
+
+
+def besides_shares(vm: VmStatus) -> dict[str, object]:
+    return vm.model_dump(exclude={"cpu_share", "run_delay_share"})
 
 
 def test_what_is_kept_from_tick_to_tick_is_told_as_it_is(busy: Rig) -> None:
-    known = KnobStatuses()
+    known = VmStatuses()
 
     def kept() -> list[VmStatus]:
         result = busy.tick()
-        told = vm_statuses(result, busy.journal, known)
-        assert told == vm_statuses(result, busy.journal, KnobStatuses())
+        told = known.of(result, busy.journal)
+        afresh = VmStatuses().of(result, busy.journal)
+        assert [besides_shares(vm) for vm in told] == [besides_shares(vm) for vm in afresh]
         return told
 
     kept()
     settled = kept()
-    assert kept() == settled, "nothing changed"
+    busy.host.vms[domain_uuid("web")].cpu_ns += 300_000_000
+    assert all(now is then for now, then in zip(kept(), settled, strict=True)), "nothing changed but shares"
     busy.host.vms[domain_uuid("web")].weight = 77
     [foreign] = [one for vm in kept() if vm.vm == "web" for one in vm.knobs if one.knob == Knob.WEIGHT]
     assert (foreign.value, foreign.foreign) == ("77", True)
@@ -139,13 +145,13 @@ def test_what_is_observed_is_told_at_every_tick(rig: Rig) -> None:
     rig.control(mode=Mode.OBSERVE, placement=rules)
     for _ in range(2):
         result = rig.tick()
-        [vm] = vm_statuses(result, rig.journal, KnobStatuses())
+        [vm] = VmStatuses().of(result, rig.journal)
         [weight] = [one for one in vm.observed if one.knob is Knob.WEIGHT]
         assert (vm.mode, weight.now, weight.then) == (Mode.OBSERVE, "1024", "10000")
         [irq] = tick_status(result, 0, 0, True).observed
         assert (irq.knob, irq.index, irq.now, irq.then) == (Knob.IRQ_AFFINITY, 40, "1-2", "0")
     rig.control(mode=Mode.ENFORCE)
-    [vm] = vm_statuses(rig.tick(), rig.journal, KnobStatuses())
+    [vm] = VmStatuses().of(rig.tick(), rig.journal)
     assert (vm.mode, vm.observed) == (Mode.ENFORCE, [])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from manager.control.ladder import FIRST_RETRY_S
 from manager.loop.metrics import AgentMetrics
-from manager.loop.status import KnobStatuses, tick_status, vm_statuses
+from manager.loop.status import VmStatuses, tick_status
 from manager.loop.tick import TickResult
 from manager.model.host import WARPS, KnobKey
 from manager.model.records import Event, Knob, OutcomeKind, Severity
@@ -35,7 +35,7 @@ def host(rig: Rig) -> Rig:
 def status(rig: Rig, result: TickResult) -> tuple[str, int | None]:
     """The mechanism as reported, and the warp in force of the critical VM."""
     told = tick_status(result, 0, 0, True).warp
-    [web] = [one for one in vm_statuses(result, rig.journal, KnobStatuses()) if one.vm == "web"]
+    [web] = [one for one in VmStatuses().of(result, rig.journal) if one.vm == "web"]
     return (str(told.rung) if told else "off"), web.warp_us
 
 

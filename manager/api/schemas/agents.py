@@ -306,7 +306,13 @@ class ReportIn(Schema):
     agent_version: Text
     capabilities: CapabilitiesBody | None = Field(default=None, description="null: unchanged since last time")
     tick: TickStatus | None = None
-    vms: list[VmStatus] | None = Field(default=None, max_length=5000, description="null: unchanged since last time")
+    vms: list[VmStatus] | None = Field(
+        default=None,
+        max_length=5000,
+        description="all there are; null: as told last, but for `changed_vms`. Their shares are those of the newest of"
+        " `ticks`, where there is one",
+    )
+    changed_vms: list[VmStatus] = Field(default_factory=list, max_length=5000)
     sources: list[SourceStatusBody] | None = Field(
         default=None, max_length=5000, description="null: unchanged since last time"
     )

@@ -70,4 +70,8 @@ class ReportOut(Schema):
     stored_events: Count
     stored_ticks: Count
     stored_windows: Count
+    vms_missing: bool = Field(
+        default=False,
+        description="whether the newest tick is not of the VMs that the host told of: it is to tell of all",
+    )
     slots: SlotsOut | None = Field(default=None, description="as they are now, if the report asked for them")
