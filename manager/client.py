@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from email.message import Message
 from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from select import POLLIN, poll
+from socket import socket
 from typing import Any, Protocol
-from urllib.parse import urlencode
-
-import urllib3
+from urllib.parse import urlencode, urlsplit
 
 from manager.errors import ManagerUnavailable
 
@@ -21,7 +24,7 @@ class Answer:
     """What a manager answered. Names of ``headers`` are taken in any case."""
 
     status: int
-    headers: Mapping[str, str]
+    headers: Message
     content: bytes
 
     def json(self) -> Any:
@@ -33,34 +36,57 @@ class Network(Protocol):
     """What carries requests to a manager."""
 
     def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Send a request for a path with a query. Raises urllib3's HTTPError."""
+        """Send a request for a path with a query. Raises OSError, HTTPException."""
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connection."""
 
 
-class Connections:
-    """Connections to one manager, kept between requests."""
+class Connection:
+    """A connection to one manager, kept between requests. Safe to use from several threads, one after the other."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, connect_s: float = 3.0, answer_s: float = 10.0) -> None:
         """Nothing is asked yet. Raises ManagerUnavailable for what is no http or https URL."""
         try:
-            parsed = urllib3.util.parse_url(url)
-            if parsed.scheme not in {"http", "https"} or not parsed.host:
+            parsed = urlsplit(url)
+            if parsed.scheme not in {"http", "https"} or not parsed.hostname:
                 raise ManagerUnavailable(f"{url!r} is not the URL of a manager: it begins with http:// or https://")
-            self._path = parsed.path or ""
-            self._pool = urllib3.connection_from_url(url, timeout=urllib3.Timeout(connect=3, read=10), retries=False)
-        except urllib3.exceptions.HTTPError as error:
+            connection = HTTPSConnection if parsed.scheme == "https" else HTTPConnection
+            self._connection = connection(parsed.hostname, parsed.port, timeout=connect_s)
+        except (ValueError, HTTPException) as error:
             raise ManagerUnavailable(f"{url!r} is not the URL of a manager: {error}") from error
+        self._answer_s = answer_s
+        self._path = parsed.path
+        self._lock = threading.Lock()
 
     def exchange(self, method: str, target: str, headers: Mapping[str, str], body: bytes | None) -> Answer:
-        """Send a request for a path with a query. Raises urllib3's HTTPError."""
-        response = self._pool.request(method, self._path + target, body=body, headers=headers, redirect=False)
-        return Answer(response.status, response.headers, response.data)
+        """Send a request for a path with a query. Raises OSError, HTTPException."""
+        with self._lock:
+            try:
+                self._connect()
+                self._connection.request(method, self._path + target, body, dict(headers))
+                response = self._connection.getresponse()
+                return Answer(response.status, response.headers, response.read())
+            except BaseException:
+                self._connection.close()  # what comes on it would be the answer to another request
+                raise
+
+    def _connect(self) -> None:
+        """Open the connection, also where the manager has closed it since, so that no request need be sent twice."""
+        kept: socket | None = self._connection.sock
+        if kept is not None:
+            seen = poll()
+            seen.register(kept, POLLIN)
+            if not seen.poll(0):
+                return
+            self._connection.close()
+        self._connection.connect()
+        self._connection.sock.settimeout(self._answer_s)
 
     def close(self) -> None:
-        """Close the connections."""
-        self._pool.close()
+        """Close the connection."""
+        with self._lock:
+            self._connection.close()
 
 
 class ManagerClient:
@@ -70,7 +96,7 @@ class ManagerClient:
         """``url`` is the manager's, without the API's path. Raises ManagerUnavailable when it is none."""
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._network = network or Connections(self._url)
+        self._network = network or Connection(self._url)
 
     def request(
         self,
@@ -95,7 +121,7 @@ class ManagerClient:
             all_headers["Content-Type"] = "application/json"
         try:
             answer = self._network.exchange(method, target, all_headers, None if sent is None else sent.encode())
-        except urllib3.exceptions.HTTPError as error:
+        except (OSError, HTTPException) as error:
             raise ManagerUnavailable(f"the manager at {self._url} does not answer: {error}") from error
         if not 200 <= answer.status < 300 and answer.status != HTTPStatus.NOT_MODIFIED:
             raise ManagerUnavailable(f"{method} {API}{path}: {_problem(answer)}")
@@ -121,7 +147,7 @@ class ManagerClient:
                 return found
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connection."""
         self._network.close()
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from email.message import Message
 from typing import Any
 
 import httpx
-import urllib3
 
 from manager import client
 from manager.api.schemas import ReportIn, ReportOut
@@ -95,8 +95,11 @@ class Wire:
         try:
             found = self._handle(request)
         except httpx.TransportError as error:
-            raise urllib3.exceptions.HTTPError(str(error)) from error
-        return client.Answer(found.status_code, urllib3.HTTPHeaderDict(found.headers), found.content)
+            raise ConnectionError(str(error)) from error
+        told = Message()
+        for name, value in found.headers.items():
+            told[name] = value
+        return client.Answer(found.status_code, told, found.content)
 
     def close(self) -> None:
         """Nothing is open."""

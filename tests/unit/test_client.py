@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from manager.client import ManagerClient
+from manager.client import Connection, ManagerClient
 from manager.errors import ManagerUnavailable
 
 
@@ -26,6 +28,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(302 if self.path.startswith("/old") else 200)
         self.send_header("Location", "/api/v1/health")
         self.send_header("Content-Length", "2")
+        self.close_connection = self.path.endswith("/last")  # without a word
         self.end_headers()
         self.wfile.write(b"{}")
 
@@ -64,6 +67,53 @@ def test_a_redirect_is_not_followed(server: str) -> None:
         client.get("/health")
     client.close()
     assert len(Handler.asked) == 1, "a token is told to the manager alone"
+
+
+def test_a_connection_that_the_manager_has_closed_is_opened_anew(server: str) -> None:
+    client = ManagerClient(server, "")
+    for path in ("/last", "/last", "/health"):
+        assert client.get(path) == {}
+        time.sleep(0.05)  # until its end has come
+    client.close()
+    assert (len(Handler.asked), len(Handler.connections)) == (3, 3), "each was asked once"
+
+
+def test_an_answer_that_came_too_late_is_not_that_to_the_next_question() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            first, _ = listening.accept()
+            second, _ = listening.accept()
+            with first, second:
+                second.recv(65536)
+                second.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n2")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        connection = Connection(f"http://127.0.0.1:{listening.getsockname()[1]}", answer_s=0.2)
+        with pytest.raises(TimeoutError):
+            connection.exchange("GET", "/1", {}, None)
+        assert connection.exchange("GET", "/2", {}, None).content == b"2"
+        connection.close()
+        thread.join()
+
+
+@pytest.mark.parametrize("answer", [b"", b"rubbish\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort"])
+def test_what_is_no_answer(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def say() -> None:
+            with listening.accept()[0] as asked:
+                asked.recv(65536)
+                asked.sendall(answer)
+
+        thread = threading.Thread(target=say)
+        thread.start()
+        client = ManagerClient(f"http://127.0.0.1:{listening.getsockname()[1]}", "")
+        with pytest.raises(ManagerUnavailable, match="does not answer"):
+            client.get("/health")
+        client.close()
+        thread.join()
 
 
 def test_nobody_there() -> None:
