@@ -35,7 +35,7 @@ from manager.model.source import SourceStatus
 from manager.model.warp import EJECTED, UNLOADED, Rung
 from manager.telemetry.port import Telemetry
 
-TICK, TALK, TIDY, WATCH = "tick", "talk", "tidy", "watch"
+TICK, TIDY, WATCH = "tick", "tidy", "watch"
 _REPORT_AT, _FETCH_AT = 0.1, 0.6
 """When the manager is told and asked, in parts of the time between two exchanges, from when a tick is due: what one
 host's agent tells of a slot is known to all others before the next tick. Where no other waits for it, both are one
@@ -124,9 +124,11 @@ class Agent:
         self._manager_answers: bool | None = None
         self._scheduler = BackgroundScheduler(
             timezone=UTC,
-            executors={TICK: ThreadPoolExecutor(1), TALK: ThreadPoolExecutor(1)},
+            executors={TICK: ThreadPoolExecutor(1)},
             job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
         )
+        # A loop of its own: a job costs as much as half an exchange.
+        self._talking = threading.Thread(target=self._talk, name="talk", daemon=True)
         self._scheduler.add_listener(self._on_overrun, EVENT_JOB_MAX_INSTANCES)
         self._scheduler.add_listener(self._on_crash, EVENT_JOB_ERROR)
 
@@ -137,17 +139,17 @@ class Agent:
         self.sync()
         self.tick()
         first_s = first_tick_s(system_clock().epoch_s, self._interval_s)
-        for name, job, seconds, begin_s, executor in (
-            (TICK, self.tick, self._interval_s, first_s, TICK),
-            (TALK, self.exchange, self._sync_s, first_s + _REPORT_AT * self._sync_s, TALK),
-            (TIDY, collect_garbage, COLLECT_S, first_s + self._interval_s / 2, TICK),
+        for name, job, seconds, begin_s in (
+            (TICK, self.tick, self._interval_s, first_s),
+            (TIDY, collect_garbage, COLLECT_S, first_s + self._interval_s / 2),
         ):
             begin = timestamp(begin_s)
-            self._scheduler.add_job(job, "interval", seconds=seconds, start_date=begin, id=name, executor=executor)
+            self._scheduler.add_job(job, "interval", seconds=seconds, start_date=begin, id=name, executor=TICK)
         if any(offer.rung is Rung.SCHED_EXT and offer.there for offer in self._host.capabilities.warps):
             self._scheduler.add_job(self.watch, "interval", seconds=_WATCH_S, id=WATCH, executor=TICK)
         postpone_garbage()
         self._scheduler.start()
+        self._talking.start()
         self._findings.start()
 
     def tick(self) -> None:
@@ -171,21 +173,31 @@ class Agent:
         if self.report():
             self.fetch()
 
+    def _talk(self) -> None:
+        """An exchange in every ``sync_s``, until told to stop."""
+        while True:
+            now_s = system_clock().epoch_s
+            due = _REPORT_AT if self._link.shared else _FETCH_AT
+            due_s = first_tick_s(now_s, self._sync_s) + due * self._sync_s
+            if self._stopping.wait(due_s - now_s):
+                return
+            try:
+                self.exchange()
+            except Exception as error:  # noqa: BLE001 - a mistake must not end the talk
+                self._crashed("talk", error)
+
     def exchange(self) -> None:
         """One exchange. Where other hosts wait for what is told here, it is told first, and asked after a pause.
 
-        It is one job, and one request where it can be, because each has its cost.
+        Else it is one request, because each has its cost.
         """
-        begin_s = system_clock().monotonic_s
-        together = not self._link.shared
-        if not together:
-            self.report()
-        rest_s = begin_s + (_FETCH_AT - _REPORT_AT) * self._sync_s - system_clock().monotonic_s
-        if self._stopping.wait(max(rest_s, 0.0)):
-            return
-        if together:
+        if not self._link.shared:
             self.report(ask=True)
-        else:
+            return
+        begin_s = system_clock().monotonic_s
+        self.report()
+        rest_s = begin_s + (_FETCH_AT - _REPORT_AT) * self._sync_s - system_clock().monotonic_s
+        if not self._stopping.wait(max(rest_s, 0.0)):
             self.fetch()
 
     def report(self, *, ask: bool = False) -> bool:
@@ -259,6 +271,7 @@ class Agent:
         self._stopping.set()
         if self._scheduler.running:
             self._scheduler.shutdown(wait=True)
+            self._talking.join()
             collect_as_usual()
         self._findings.stop()
         result = self._loop.release("agent stopped")
@@ -323,8 +336,11 @@ class Agent:
             log.warning("a tick took longer than the interval of %g s; the next one is left out", self._interval_s)
 
     def _on_crash(self, event: JobExecutionEvent) -> None:
+        self._crashed(event.job_id, event.exception)
+
+    def _crashed(self, what: str, error: BaseException) -> None:
         self._metrics.errors.labels("bug").inc()
-        log.error("%s failed: %r", event.job_id, event.exception, exc_info=event.exception)
+        log.error("%s failed: %r", what, error, exc_info=error)
 
 
 def first_tick_s(now_s: float, interval_s: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -519,3 +520,23 @@ def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_th
     assert site.client.get("/vms/web-a")["status"]["warp_us"] == 29_651
     a.agent.stop()
     assert not a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.SLICE)]
+
+
+def test_a_mistake_in_the_talk_is_counted_and_the_talk_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, _ = site.machines
+    exchanged = threading.Event()
+    mistakes = iter([KeyError("a mistake")])
+
+    def exchange() -> None:
+        for mistake in mistakes:
+            raise mistake
+        exchanged.set()
+
+    monkeypatch.setattr(a.agent, "exchange", exchange)
+    a.agent.start()
+    assert exchanged.wait(20)
+    a.agent.stop()
+    assert a.metrics.registry.get_sample_value("equipoise_agent_errors_total", {"kind": "bug"}) == 1
+    assert "talk failed: KeyError('a mistake')" in caplog.text
