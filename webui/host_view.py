@@ -162,7 +162,7 @@ def ladder(
         rung("Pinning", owned("vcpu_pin"), "affinity"),
         _warp(rung("Warp", "", "warp", "sched-ext", "bvt-kernel", "eevdf-slice"), lines, warp),
         _cache(rung("Cache ways", "", "cache-allocation", "resctrl"), cache),
-        rung("Memory bandwidth", None, "memory-bandwidth"),
+        _held(rung("Memory bandwidth", "", "memory-bandwidth"), cache),
     ]
 
 
@@ -189,13 +189,17 @@ class Strip:
 
 @dataclass(frozen=True, slots=True)
 class CacheLine:
-    """A group of resctrl: whose it is, and its ways; ``kind`` is critical, batch or other."""
+    """A group of resctrl: whose it is, and its ways; ``kind`` is critical, batch or other.
+
+    ``bandwidth``: to which its memory traffic is held, empty: not.
+    """
 
     of: str
     kind: str
     vms: tuple[str, ...]
     strips: tuple[Strip, ...]
     given_up: bool
+    bandwidth: str = ""
 
 
 def cache_lines(cache: Json | None) -> list[CacheLine]:
@@ -207,18 +211,25 @@ def cache_lines(cache: Json | None) -> list[CacheLine]:
 def _cache_line(group: Json, ways: int) -> CacheLine:
     kind = "critical" if group["applications"] else "batch" if group["name"] else "other"
     of = ", ".join(group["applications"]) or {"batch": "batch VMs", "other": "all else"}[kind]
+    of += ", held back" if group["bandwidth"] else ""
     strips = []
     for part in group["parts"]:
         bits = int(part["mask"], 16)
         own = frozenset(way for way in range(ways) if bits >> way & 1)
         words = f"{len(own)} of {ways} ways in domain {part['domain']}: {format_cpus(own) or 'none'}"
         strips.append(Strip(part["domain"], tuple(way in own for way in range(ways)), words))
-    return CacheLine(of, kind, tuple(group["vms"]), tuple(strips), group["given_up"])
+    return CacheLine(of, kind, tuple(group["vms"]), tuple(strips), group["given_up"], group["bandwidth"])
 
 
 def _cache(rung: Rung, cache: Json | None) -> Rung:
     """The step of cache ways with those in force."""
     count = sum(len(group["vms"]) for group in cache["groups"] if group["applications"]) if cache else 0
+    return replace(rung, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
+
+
+def _held(rung: Rung, cache: Json | None) -> Rung:
+    """The step of memory bandwidth with those held back."""
+    count = sum(len(group["vms"]) for group in cache["groups"] if group["bandwidth"]) if cache else 0
     return replace(rung, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
 
 

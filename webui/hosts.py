@@ -12,6 +12,7 @@ from flask import Blueprint, Response
 from manager.api.auth import VIEWER, allow
 from manager.model.cpus import parse_cpus
 from manager.model.finding import FindingStatus
+from webui.cache_view import memory_words, traffic_lines
 from webui.cpu_map import USES, draw_map
 from webui.fleet import cpu_split, host_health
 from webui.host_view import FINDINGS, Contact, Heard, cache_lines, grouped, heard, ladder, vm_lines
@@ -61,6 +62,8 @@ def add_hosts(web: Blueprint, site: Site) -> None:
             ladder=ladder(lines, findings and findings["findings"], tick.get("warp"), tick.get("cache")),
             cache=tick.get("cache"),
             cache_lines=cache_lines(tick.get("cache")),
+            traffic=traffic_lines(tick.get("cache")),
+            memories=memory_words(tick.get("cache")),
             findings=findings,
             groups=grouped(findings["findings"]) if findings else [],
             said=FINDINGS,

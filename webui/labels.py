@@ -8,6 +8,7 @@ from typing import Any
 
 LABELS: Mapping[str, str] = {
     "allow": "Networks that may post",
+    "bandwidth_warning": "Warn above this share of the memory bandwidth",
     "batch": "Where batch VMs run",
     "batch_idle": "Idle class for batch VMs",
     "cache": "Last-level cache",

@@ -91,6 +91,7 @@ def host_spec(name: str, body: HostIn, adoptions: int = 0) -> HostSpec:
         body.warp_max_us,
         body.cache,
         body.cache_mount,
+        body.bandwidth_warning,
     )
 
 
@@ -109,6 +110,7 @@ def host_fields(spec: HostSpec) -> dict[str, Any]:
         "warp_max_us": spec.warp_max_us,
         "cache": spec.cache,
         "cache_mount": spec.cache_mount,
+        "bandwidth_warning": spec.bandwidth_warning,
     }
 
 

@@ -22,6 +22,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.hosts import refuse_unknown_policy
 from manager.api.queries import HostPreviewQuery, ModePreviewQuery, NamePath
 from manager.api.schemas import (
+    CacheStatus,
     KnobChange,
     KnobStatus,
     PreviewChange,
@@ -34,7 +35,7 @@ from manager.api.what_if import recorded
 from manager.control.resolve import effective_mode
 from manager.errors import NotFound
 from manager.model.records import Knob, TickRecord, VmTick
-from manager.model.registration import Assignment, Mode
+from manager.model.registration import Assignment, CacheControl, Mode
 from manager.model.rules import IrqSteering
 from manager.model.warp import Rung
 from manager.sim.replay import LOOK_BACK_S, replay
@@ -45,6 +46,7 @@ from manager.store.registered import get
 from manager.store.vms import get_vm
 
 _CERTAINTY = tuple(PreviewKind)
+_CACHE_KNOBS = frozenset({Knob.CACHE_WAYS, Knob.CACHE_GROUP})
 
 
 def preview_api(context: ManagerContext) -> APIBlueprint:
@@ -185,25 +187,47 @@ class _Preview:
         """Add what would be changed of a VM."""
         if self.mode_of(status.vm) is not Mode.ENFORCE:
             self._add(status.vm, _restored(status, f"mode {self.mode_of(status.vm)}"))
+            self._add(status.vm, _leaving(self._cache, status.vm, f"mode {self.mode_of(status.vm)}"))
         elif self._same_policy and status.mode is Mode.OBSERVE:
             self._lower(PreviewKind.OBSERVED)
-            self._add(status.vm, status.observed)
+            cache = self._wanted.host.cache is CacheControl.ON
+            self._add(status.vm, [one for one in status.observed if cache or one.knob not in _CACHE_KNOBS])
         elif not self._same_policy or status.mode is not Mode.ENFORCE:
             self._to_estimate[status.vm] = status
 
     def of_host_itself(self) -> None:
-        """Add what would be changed of the host: the interrupts of its network interfaces."""
+        """Add what would be changed of the host: the groups of its cache, the interrupts of its network interfaces."""
         tick, host = self._seen.tick, self._wanted.host
+        self._of_cache()
         if tick and tick.warp and tick.warp.rung is Rung.SCHED_EXT and host.mode is not Mode.ENFORCE:
             self.notes.append("our sched_ext scheduler is removed if it was loaded for this host; this is not listed")
         if tick is None or host.placement.irqs is IrqSteering.OFF:
             return
-        if host.mode is Mode.ENFORCE and tick.mode is Mode.OBSERVE and tick.observed:
+        steered = [one for one in tick.observed if one.knob not in _CACHE_KNOBS]
+        if host.mode is Mode.ENFORCE and tick.mode is Mode.OBSERVE and steered:
             self._lower(PreviewKind.OBSERVED)
-            self._add(None, tick.observed)
+            self._add(None, steered)
         elif host.mode is not tick.mode:
             back = "" if host.mode is Mode.ENFORCE else " back"
             self.notes.append(f"interrupts of network interfaces are steered{back}, too; this is not listed")
+
+    @property
+    def _cache(self) -> CacheStatus | None:
+        return self._seen.tick.cache if self._seen.tick else None
+
+    def _of_cache(self) -> None:
+        tick, host = self._seen.tick, self._wanted.host
+        if host.mode is not Mode.ENFORCE:
+            gone = _removed(self._cache, f"mode {host.mode}")
+            self._add(None, gone)
+            self.notes += ["what the default group of the cache had before comes back, too"] if gone else []
+        elif tick is not None and tick.mode is not Mode.ENFORCE and host.cache is CacheControl.ON:
+            observed = [one for one in tick.observed if one.knob in _CACHE_KNOBS]
+            if observed:
+                self._lower(PreviewKind.OBSERVED)
+                self._add(None, observed)
+            elif tick.mode is Mode.RELEASED:
+                self.notes.append("the cache is divided, too; mode observe shows how, and so does `equipoise plan`")
 
     def estimate(self, session: Session) -> None:
         """Add the weights of the VMs about which nothing is certain, as decided on the last minutes."""
@@ -234,8 +258,8 @@ class _Preview:
                 self._add(vm.vm, [change])
         self.notes.append(
             f"estimated from {len(recording.ticks)} ticks of the last {recording.to_s - recording.from_s:.0f} s:"
-            " weights alone, without pins, idle class, limits and interrupts; what was recorded does not react to"
-            " other weights"
+            " weights alone, without pins, idle class, limits, interrupts and the cache; what was recorded does not"
+            " react to other weights"
         )
         self.notes += [last.problem] if last.problem else []
         self.notes += found.notes
@@ -278,6 +302,23 @@ def _restored(status: VmStatus, reason: str) -> list[KnobChange]:
         for one in status.knobs
         if one.owned and one.original is not None and one.original != one.value
     ]
+
+
+def _removed(cache: CacheStatus | None, reason: str) -> list[KnobChange]:
+    """The groups of the cache that are ours."""
+    found = []
+    for group in cache.groups if cache else ():
+        if group.name and not group.given_up and cache:
+            parts = ";".join(f"{part.domain}={part.mask}" for part in group.parts)
+            now = f"{group.name} {cache.resource}:{parts}"
+            found.append(KnobChange(knob=Knob.CACHE_WAYS, index=0, now=now, then="", reason=reason))
+    return found
+
+
+def _leaving(cache: CacheStatus | None, vm: str, reason: str) -> list[KnobChange]:
+    """The group of the cache that a VM is in."""
+    names = [group.name for group in cache.groups if vm in group.vms and not group.given_up] if cache else []
+    return [KnobChange(knob=Knob.CACHE_GROUP, index=0, now=name, then="", reason=reason) for name in names if name]
 
 
 def _weight(status: VmStatus) -> KnobStatus | None:

@@ -21,6 +21,7 @@ _COMMANDS = {
     "release": "modes",
     "adopt": "modes",
     "doctor": "doctor",
+    "profile": "profile",
     "record": "record",
     "replay": "replay",
     "sim": "sim",

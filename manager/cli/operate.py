@@ -19,6 +19,7 @@ _NUMBERED = frozenset(
     {"vcpu_pin", "iothread_pin", "irq_affinity", "slice", "scheduling", "rt_runtime", "vcpu_rt_runtime"}
 )
 _WARP_KNOBS = frozenset({"warp", "bvt_warp", "group_identity", "slice"})
+_USES = ("occupancy_bytes", "bandwidth_total_bytes_per_s", "bandwidth_local_bytes_per_s")
 _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
 
 _STATUS_EPILOG = """
@@ -112,7 +113,7 @@ def _warps(host: dict[str, Any]) -> str:
 
 
 def _caches(hosts: list[dict[str, Any]]) -> Iterator[str]:
-    """A line for each group of each cache that is divided, with its ways in each domain; and what is not as asked."""
+    """A line for each group of each cache that is divided, for what each VM has of it, and what is not as asked."""
     for host in hosts:
         cache = (host["tick"] or {}).get("cache") or {"groups": [], "notes": []}
         for group in cache["groups"]:
@@ -120,8 +121,27 @@ def _caches(hosts: list[dict[str, Any]]) -> Iterator[str]:
                 f"{part['ways']} ways ({part['mask']}) in domain {part['domain']}" for part in group["parts"]
             )
             of = ", ".join(group["applications"]) or group["name"].rpartition("+")[2] or "all else"
-            yield f"{host['name']}: cache of {of}: {ways}{' foreign' * group['given_up']}"
+            held = f", memory bandwidth held to {group['bandwidth']}" if group.get("bandwidth") else ""
+            yield f"{host['name']}: cache of {of}: {ways}{held}{' foreign' * group['given_up']}"
+        yield from (f"{host['name']}: {line}" for line in _traffic(cache))
         yield from (f"{host['name']}: {note}" for note in cache["notes"])
+
+
+def _traffic(cache: dict[str, Any]) -> Iterator[str]:
+    """A line for the memory of each domain, and for what each VM that is measured has there."""
+    for memory in cache.get("memories", ()):
+        rate, most = memory["bandwidth_bytes_per_s"], memory["maximum_bytes_per_s"]
+        if rate is not None:
+            beside = f", at most {most / 1e9:.3g} measured" if most is not None else ""
+            yield f"memory of domain {memory['domain']}: {rate / 1e9:.3g} GB/s{beside}{' FULL' * memory['saturated']}"
+    for vm in cache.get("vms", ()):
+        for part in vm["parts"]:
+            size, total, local = (part[name] for name in _USES)
+            told = [f"{size / (1 << 20):.3g} MiB of the cache"] if size is not None else []
+            told += [f"{total / 1e9:.3g} GB/s of memory"] if total is not None else []
+            told += [f"{local / 1e9:.3g} of them local"] if local is not None and total is not None else []
+            if told:
+                yield f"{vm['vm']} has {', '.join(told)} in domain {part['domain']}"
 
 
 def _warp_lost(knob: dict[str, Any]) -> bool:

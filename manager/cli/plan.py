@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,15 @@ from manager.errors import ManagerUnavailable
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
+from manager.loop.cache_found import CacheOutcome, CacheResult
 from manager.loop.journal import Journal
-from manager.loop.tick import ControlLoop, LoopSettings, Preview
+from manager.loop.rehearsal import Preview
+from manager.loop.tick import ControlLoop, LoopSettings
+from manager.model.cache import format_schemata
 from manager.model.cpus import parse_cpus
 from manager.model.decision import Change
 from manager.model.host import knob_text
+from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, Mode
 from manager.model.window import Window
 from manager.settings import Settings
@@ -44,10 +49,11 @@ WHAT IT DOES
   `released` is shown as if it were in `enforce`. It needs root.
 
 OUTPUT
-  A table of changes; then what the policy has to say, and what could not be read or placed. With --json, an object
-  with host, mode (as registered), policy, changes (action, vm, knob, index, before, after, reason; vm null: a setting
-  of the host itself), notes and troubles. Actions: write; restore (back to the original); give_up (somebody else
-  changed it); observe (the VM's or application's own mode says so).
+  A table of changes; then how the cache would be divided, if it is to be: the ways of each group; then what the policy
+  has to say, and what could not be read or placed. With --json, an object with host, mode (as registered), policy,
+  changes (action, vm, knob, index, before, after, reason; vm null: a setting of the host itself), cache (the groups:
+  name, applications, vms, schemata), notes and troubles. Actions: write; restore (back to the original); give_up
+  (somebody else changed it); observe (the VM's or application's own mode says so).
 
 EXAMPLES
   equipoise plan
@@ -69,17 +75,20 @@ def plan(settings: Settings, as_json: bool) -> None:
     slots = {one.name: _slots(client, one.name) for one in assignment.applications}
     found = _preview(settings, enforced, slots)
     changes = [_change_fields(change, found.names.get(change.key.uuid)) for change in found.changes]
+    changes += [_cache_fields(one, found.names) for one in found.cache.outcomes]
+    groups = _groups(found.cache)
     troubles = [f"{trouble.kind}: {trouble.text}" for trouble in found.troubles]
     if as_json:
         host = {"host": name, "mode": assignment.host.mode, "policy": assignment.host.policy}
-        click.echo(json.dumps(host | {"changes": changes, "notes": found.notes, "troubles": troubles}, indent=2))
+        told = {"changes": changes, "cache": groups, "notes": found.notes, "troubles": troubles}
+        click.echo(json.dumps(host | told, indent=2))
         return
     table = Table("VM", "setting", "now", "then", "why", title=f"{name}: policy {assignment.host.policy}")
     for one in changes:
         reason = one["reason"] if one["action"] == "write" else f"{one['action']}: {one['reason']}"
         table.add_row(one["vm"] or "(host)", f"{one['knob']} {one['index']}", one["before"], one["after"], reason)
     console().print(table if changes else f"{name}: nothing would be changed")
-    for line in (*found.notes, *troubles):
+    for line in (*map(_group_text, groups), *found.notes, *troubles):
         click.echo(line)
     if assignment.host.mode is not Mode.ENFORCE:
         click.echo(f"{name} is in mode {assignment.host.mode}: the agent writes none of this")
@@ -129,6 +138,39 @@ def _preview(settings: Settings, assignment: Assignment, slots: dict[str, tuple[
         loop.preview(assignment, slots)
         time.sleep(_LOOK_S)
         return loop.preview(assignment, slots)
+
+
+def _cache_fields(one: CacheOutcome, names: Mapping[str, str | None]) -> dict[str, Any]:
+    """A step of dividing the cache, as changes are told."""
+    actions = {OutcomeKind.OBSERVED: "observe", OutcomeKind.FOREIGN: "give_up", OutcomeKind.RESTORED: "restore"}
+    return {
+        "action": actions.get(one.kind, "write"),
+        "vm": names.get(one.vm) if one.vm else None,
+        "knob": str(one.knob),
+        "index": 0,
+        "before": one.before,
+        "after": one.after,
+        "reason": one.reason,
+    }
+
+
+def _groups(cache: CacheResult) -> list[dict[str, Any]]:
+    """The groups as they would be."""
+    return [
+        {
+            "name": one.name,
+            "applications": list(one.apps),
+            "vms": list(one.vms),
+            "schemata": format_schemata(one.values).splitlines(),
+        }
+        for one in cache.groups
+    ]
+
+
+def _group_text(group: dict[str, Any]) -> str:
+    of = ", ".join(group["applications"]) or group["name"].rpartition("+")[2] or "all else"
+    vms = f" ({', '.join(group['vms'])})" if group["vms"] else ""
+    return f"cache of {of}{vms}: {'; '.join(group['schemata'])}"
 
 
 def _change_fields(change: Change, vm: str | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Ending on SIGTERM and SIGINT."""
+"""Ending on SIGTERM, SIGINT, and more where asked for."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 @contextmanager
-def stop_signal() -> Iterator[threading.Event]:
-    """An event that SIGTERM and SIGINT set while the block runs."""
+def stop_signal(*more: signal.Signals) -> Iterator[threading.Event]:
+    """An event that SIGTERM, SIGINT and ``more`` set while the block runs."""
     stop = threading.Event()
-    before = {number: signal.signal(number, lambda _number, _frame: stop.set()) for number in _SIGNALS}
+    before = {number: signal.signal(number, lambda _number, _frame: stop.set()) for number in (*_SIGNALS, *more)}
     try:
         yield stop
     finally:

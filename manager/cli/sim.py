@@ -35,11 +35,13 @@ POLICY
 _RUN_EPILOG = f"""{_ABOUT}
 OUTPUT
   For each application the share of intervals in which its SLA was missed, by how much, and the curves of response
-  times, rate and weights; for each VM its CPU time and, for batch, how it compares with running alone. With --json
-  the values of every interval.
+  times, rate and weights; for each VM its CPU time and, for batch, how it compares with running alone. Where the
+  scenario has a cache, the ways and limits of each group of resctrl, and how much slower each VM was for what it had of
+  cache and memory. With --json the values of every interval.
 
 EXAMPLES
   equipoise sim run spike --policy isolation
+  equipoise sim run cache-thrash --policy priority
   equipoise sim run my.toml --policy fair --json | jq '.applications[].violated_share'
 """
 

@@ -81,11 +81,17 @@ def _claim(
 
 
 def judge(
-    judged: Mapping[str, Judged], snapshot: Snapshot, demand: CacheDemand, plan: CachePlan, offered: Resctrl
+    judged: Mapping[str, Judged],
+    snapshot: Snapshot,
+    demand: CacheDemand,
+    plan: CachePlan,
+    offered: Resctrl,
+    *,
+    busy: bool = False,
 ) -> tuple[dict[str, Judged], dict[str, str]]:
     """What response times make of each ``auto`` with an SLA and a group of its own, and why where that is new.
 
-    Each window counts once; it is for the next plan.
+    Each window counts once; it is for the next plan. ``busy``: a trial of something else runs.
     """
     views = {view.application.name: view for view in snapshot.applications}
     found: dict[str, Judged] = {}
@@ -107,7 +113,7 @@ def judge(
         if time_ms is not None and end_s <= known.window_s:
             found[claim.app] = known
             continue
-        seen = WaysSeen(snapshot.now_s, time_ms, sla.response_time_ms, cache.minimum, given + room)
+        seen = WaysSeen(snapshot.now_s, time_ms, sla.response_time_ms, cache.minimum, given + room, busy)
         memory, why = next_ways(known.memory, seen)
         found[claim.app] = Judged(memory, end_s)
         if why:

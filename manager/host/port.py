@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Protocol
 
-from manager.model.cache import Group, Resctrl, Schemata
+from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
 from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
 
@@ -40,16 +40,24 @@ class CachePort(Protocol):
         """Ids of a group's threads; none of one that is gone."""
         ...
 
+    def monitored(self, groups: Collection[str]) -> Mapping[str, frozenset[str]]:
+        """Names of the monitoring groups in each of these control groups, ours and others'; none of one without any."""
+        ...
+
+    def uses(self, groups: Collection[str]) -> Mapping[str, tuple[CacheUse, ...]]:
+        """The counters of these groups of either kind, by path; none of one that is gone. No other stays open."""
+        ...
+
     def threads(self, instance: VmInstance, *, afresh: bool = False) -> frozenset[int]:
         """Ids of a VM's threads as last listed, or ``afresh``. Raises VmVanished, too."""
         ...
 
     def create(self, group: str) -> None:
-        """Make a group of ours. ENOSPC: there can be no more."""
+        """Make a group of ours of either kind. ENOSPC: there can be no more."""
         ...
 
     def remove(self, group: str) -> None:
-        """Remove a group of ours; its threads go to the default one."""
+        """Remove a group of ours; its threads go to the default one, or to that it was in."""
         ...
 
     def write(self, group: str, values: Schemata) -> Schemata:

@@ -7,12 +7,15 @@ resctrl itself does not tell is in the journal before the first change, see ``Ca
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from manager.control.cache import BATCH_GROUP, CacheDemand, CachePlan, allocate
+from manager.control.bandwidth_demand import NOBODY, holding, judge_held
+from manager.control.cache import BATCH_GROUP, HELD_GROUP, CacheDemand, CachePlan, allocate
 from manager.control.cache_demand import Judged, demand_of, judge, limited
+from manager.control.cache_memory import judged_text, read_judged
 from manager.control.cache_steps import Action, Step, plan_steps
+from manager.control.monitoring import UNMEASURED
 from manager.errors import HostError, JournalError, VmVanished
 from manager.host.port import CachePort
 from manager.loop.cache_found import (
@@ -28,9 +31,10 @@ from manager.loop.cache_found import (
     left_there,
     wants_cache,
 )
+from manager.loop.cache_watch import CacheWatch
 from manager.loop.journal import CacheNote, Journal
 from manager.loop.planner import Trouble
-from manager.model.cache import DEFAULT, Group, Resctrl, Schemata, is_ours
+from manager.model.cache import DEFAULT, BandwidthResource, Group, Resctrl, Schemata, is_ours
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import HostSpec, Mode
 
@@ -42,10 +46,12 @@ _GIVEN_UP = "given up; `equipoise adopt` takes it back"
 class CacheKeeper:
     """Keeps the groups of one host. Not thread-safe: belongs to the control loop."""
 
-    def __init__(self, port: CachePort | None, journal: Journal) -> None:
-        """``port`` None: the host has no resctrl."""
+    def __init__(self, port: CachePort | None, journal: Journal, now_s: Callable[[], float]) -> None:
+        """``port`` None: the host has no resctrl. ``now_s``: a monotonic time in seconds."""
         self._port = port
         self._journal = journal
+        self._watch = CacheWatch(journal, now_s)
+        self._held = NOBODY
         self._left: dict[str, Schemata] = {}
         self._judged: Mapping[str, Judged] = {}
         self._whys: Mapping[str, str] = {}
@@ -67,7 +73,7 @@ class CacheKeeper:
             return NOTHING
         self._idle = False
         if seen.wanted and seen.unread:  # it keeps what it has, and so do all others
-            return replace(self._last, outcomes=())
+            return replace(self._last, outcomes=(), measured=UNMEASURED)
         outcomes: list[CacheOutcome] = []
         try:
             self._last = self._tick(port, seen, outcomes, troubles)
@@ -77,7 +83,8 @@ class CacheKeeper:
             troubles.append(Trouble("journal", str(error)))
         else:
             return self._last
-        return replace(self._last, outcomes=tuple(outcomes), owned=int(self._journal.cache is not None))
+        owned = int(self._journal.cache is not None)
+        return replace(self._last, outcomes=tuple(outcomes), owned=owned, measured=UNMEASURED)
 
     def _tick(
         self, port: CachePort, seen: CacheSeen, outcomes: list[CacheOutcome], troubles: list[Trouble]
@@ -86,6 +93,8 @@ class CacheKeeper:
         if offered is None:
             self._idle = not seen.wanted
             return CacheResult(owned=int(self._journal.cache is not None))
+        if self._last is NOTHING:
+            self._judged = read_judged(self._journal.cache_memory, seen.snapshot.now_s)
         present = port.groups()
         outcomes += self._give_up(seen, present)
         note = self._journal.cache or CacheNote()
@@ -102,17 +111,27 @@ class CacheKeeper:
         if note.original is None and not steps:
             self._left = {}
         troubles += [Trouble("cache", one.detail) for one in outcomes if one.kind is OutcomeKind.FAILED]
+        moved = {one.vm: one.group for one in outcomes if one.vm and one.kind in _DONE}
+        measured = self._watch.tick(port, seen, found, present, moved, troubles)
         if seen.only is None and len(plan.groups) == 1 and not any(one.kind in _UNDONE for one in outcomes):
             self._finish(port, seen, present)
-        self._judged, self._whys = judge(self._judged, seen.snapshot, demand, plan, offered)
+            self._idle = self._idle and not measured.owned
+        holds = self._held.memory.before is not None
+        self._judged, self._whys = judge(self._judged, seen.snapshot, demand, plan, offered, busy=holds)
+        if seen.only is None:
+            self._journal.note_cache_memory(judged_text(self._judged))
+        busy = any(one.memory.before is not None for one in self._judged.values())
+        placed, resource = found.placed(seen), self._limits(found)
+        self._held = judge_held(self._held, seen.snapshot, demand, placed, measured, resource, busy=busy)
         groups: tuple[GroupSeen, ...] = ()
         if seen.wanted:
             troubles += [Trouble("cache", text) for text in left_there(seen, found)]
             groups = tuple(groups_of(seen, found, plan, present))
-        owned = sum(is_ours(name) and name not in note.given_up for name in present)
+        owned = measured.owned + sum(is_ours(name) and name not in note.given_up for name in present)
         noted = self._journal.cache is not None and not note.given_up
         foreign = sum(one.foreign for one in present.values())
-        return CacheResult(tuple(outcomes), offered, groups, notes, foreign, owned or int(noted))
+        notes = (*notes, *measured.notes)
+        return CacheResult(tuple(outcomes), offered, groups, notes, foreign, owned or int(noted), measured)
 
     def _mounted(self, port: CachePort, seen: CacheSeen, troubles: list[Trouble]) -> Resctrl | None:
         """What is offered, after mounting where that is allowed; None where nothing can be done."""
@@ -186,7 +205,14 @@ class CacheKeeper:
     def _demand(self, seen: CacheSeen, found: Found, modes: frozenset[Mode]) -> tuple[CacheDemand, tuple[str, ...]]:
         if not seen.wanted:
             return CacheDemand(), ()
-        return demand_of(seen.snapshot, found.placed(seen), modes, self._judged, found.given_up, found.offered)
+        placed = found.placed(seen)
+        demand, notes = demand_of(seen.snapshot, placed, modes, self._judged, found.given_up, found.offered)
+        return holding(demand, self._held, placed, self._limits(found)), notes
+
+    @staticmethod
+    def _limits(found: Found) -> BandwidthResource | None:
+        """By which VMs are held back; None where they cannot be."""
+        return next((one for one in found.offered.bandwidths if HELD_GROUP not in found.given_up), None)
 
     def _offered(self, found: Found) -> Resctrl:
         """With no more CLOSIDs than the kernel had to give, while the others' groups are as many as then."""
@@ -277,15 +303,18 @@ class CacheKeeper:
         elif step.action is Action.WRITE:
             known = {slot: left[slot] for slot in step.values if slot in left}
             before, after = group_text(name, known), group_text(name, step.values)
-        reason = self._reason(seen, plan, step) + ("; shared for an instant" if step.shares else "")
+        held = HELD_GROUP in (name, *found.homes.get(step.vm, ()))
+        reason = self._reason(seen, plan, step, held=held) + ("; shared for an instant" if step.shares else "")
         return CacheOutcome(knob, vm, name, before, after, reason, OutcomeKind.OBSERVED)
 
-    def _reason(self, seen: CacheSeen, plan: CachePlan, step: Step) -> str:
+    def _reason(self, seen: CacheSeen, plan: CachePlan, step: Step, *, held: bool) -> str:
         group = plan.groups.get(step.group)
         if seen.only is not None or seen.snapshot.host.mode is Mode.RELEASED:
             return seen.undo_reason
         if not seen.wanted:
             return "the cache is not to be divided any more"
+        if held and self._held.why:
+            return self._held.why
         if group is not None and group.apps:
             whys = "; ".join(self._whys[app] for app in group.apps if app in self._whys)
             return f"for {', '.join(group.apps)}" + (f": {whys}" if whys else "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from manager.control.cache import CachePlan, PlannedGroup
 from manager.control.cache_demand import Placed, domains_of
+from manager.control.monitoring import UNMEASURED, Measured
 from manager.errors import HostError, VmVanished
 from manager.host.port import CachePort
 from manager.loop.collect import Reading
@@ -81,6 +82,7 @@ class CacheResult:
     notes: tuple[str, ...] = ()
     foreign: int = 0
     owned: int = 0
+    measured: Measured = UNMEASURED
 
 
 NOTHING = CacheResult()

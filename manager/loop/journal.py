@@ -45,6 +45,12 @@ CREATE TABLE IF NOT EXISTS cache (
 ) STRICT
 """
 _NOTE_UPSERT = "INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)"
+_MAXIMA_SCHEMA = """
+CREATE TABLE IF NOT EXISTS bandwidth (
+    boot_id TEXT NOT NULL, domain INTEGER NOT NULL, maximum REAL NOT NULL, PRIMARY KEY (boot_id, domain)
+) STRICT
+"""
+_MEMORY_SCHEMA = "CREATE TABLE IF NOT EXISTS cache_memory (boot_id TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT"
 _NOTE_SELECT = "SELECT mounted, original, given_up FROM cache WHERE boot_id = ?"
 
 
@@ -100,6 +106,8 @@ class Journal:
         self._revision = 0
         self._runs: Runs | None = None
         self._cache: CacheNote | None = None
+        self._maxima: dict[int, float] = {}
+        self._cache_memory = ""
         try:
             self._database = open_file(path, synchronous="FULL")
             with closing(self._database.cursor()) as cursor:
@@ -112,9 +120,13 @@ class Journal:
                     self._entries[key] = entry
                 cursor.execute(_NOTE_SCHEMA)
                 cursor.execute("DELETE FROM cache WHERE boot_id <> ?", (boot_id,))
-                for mounted, original, given_up in cursor.execute(_NOTE_SELECT, (boot_id,)):
-                    known = None if original is None else parse_schemata(original)
-                    self._cache = CacheNote(bool(mounted), known, json.loads(given_up))
+                self._cache = _note(cursor, boot_id)
+                cursor.execute(_MAXIMA_SCHEMA)
+                cursor.execute("DELETE FROM bandwidth WHERE boot_id <> ?", (boot_id,))
+                self._maxima = dict(cursor.execute("SELECT domain, maximum FROM bandwidth"))
+                cursor.execute(_MEMORY_SCHEMA)
+                cursor.execute("DELETE FROM cache_memory WHERE boot_id <> ?", (boot_id,))
+                self._cache_memory = next(cursor.execute("SELECT text FROM cache_memory"), ("",))[0]
         except (OSError, sqlite3.Error, ValueError) as error:
             raise JournalError(f"the journal {path} cannot be used: {error}") from error
 
@@ -129,6 +141,8 @@ class Journal:
                 for row in source.execute(_SELECT, (boot_id,)):
                     key, entry = _entry(row)
                     copy._entries[key] = entry
+                if source.execute("SELECT 1 FROM sqlite_master WHERE name = 'cache'").fetchone():
+                    copy._cache = _note(source, boot_id)
         except (sqlite3.Error, ValueError) as error:
             raise JournalError(f"the journal {path} cannot be read: {error}") from error
         return copy
@@ -158,6 +172,37 @@ class Journal:
         except sqlite3.Error as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
         self._cache = note
+
+    @property
+    def cache_memory(self) -> str:
+        """What response times made of each ``auto``, as ``note_cache_memory`` had it; empty: nothing."""
+        return self._cache_memory
+
+    def note_cache_memory(self, text: str) -> None:
+        """Keep it for the next start of the agent. Raises JournalError, and then it is as before."""
+        if text == self._cache_memory:
+            return
+        try:
+            with transaction(self._database) as cursor:
+                cursor.execute("INSERT OR REPLACE INTO cache_memory VALUES (?, ?)", (self._boot_id, text))
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+        self._cache_memory = text
+
+    @property
+    def maxima(self) -> Mapping[int, float]:
+        """The most memory traffic measured since the host started, in bytes a second by domain of the cache."""
+        return MappingProxyType(self._maxima)
+
+    def note_maxima(self, maxima: Mapping[int, float]) -> None:
+        """Keep these for the next start of the agent. Raises JournalError, and then they are as before."""
+        rows = [(self._boot_id, domain, maximum) for domain, maximum in maxima.items()]
+        try:
+            with transaction(self._database) as cursor:
+                cursor.executemany("INSERT OR REPLACE INTO bandwidth VALUES (?, ?, ?)", rows)
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+        self._maxima = dict(maxima)
 
     @property
     def revision(self) -> int:
@@ -233,3 +278,10 @@ def _entry(row: tuple[str | int, ...]) -> tuple[KnobKey, Entry]:
     owned = Owned(original, previous, intended, foreign=bool(foreign), adoptions=int(adoptions))
     instance = VmInstance(str(uuid), str(libvirt_name), int(pid), int(ticks))
     return KnobKey(str(uuid), knob, int(index)), Entry(instance, str(vm), owned)
+
+
+def _note(database: sqlite3.Connection | sqlite3.Cursor, boot_id: str) -> CacheNote | None:
+    """What is noted of resctrl in this boot. Raises sqlite3.Error, ValueError."""
+    for mounted, original, given_up in database.execute(_NOTE_SELECT, (boot_id,)):
+        return CacheNote(bool(mounted), None if original is None else parse_schemata(original), json.loads(given_up))
+    return None

@@ -148,7 +148,39 @@ def _cache_metrics(result: TickResult | None) -> Iterator[Metric]:
             for application in group.apps:
                 for domain, mask in masks[group.name].items():
                     ways.add_metric([application, str(domain)], mask.ways)
-    yield ways
+    yield from (ways, *_memory_metrics(result))
+
+
+def _memory_metrics(result: TickResult | None) -> Iterator[Metric]:
+    occupancy = GaugeMetricFamily(
+        "equipoise_cache_occupancy_bytes", "Bytes of the last-level cache that a VM has", None, ["vm", "domain"]
+    )
+    traffic = GaugeMetricFamily(
+        "equipoise_memory_bandwidth_bytes_per_second",
+        "Memory traffic of a VM by domain of the cache; scope local: with the domain's own memory",
+        None,
+        ["vm", "domain", "scope"],
+    )
+    whole = GaugeMetricFamily(
+        "equipoise_memory_traffic_bytes_per_second", "Memory traffic of all that runs", None, ["domain"]
+    )
+    most = GaugeMetricFamily(
+        "equipoise_memory_traffic_max_bytes_per_second", "The most of it that lasted since boot", None, ["domain"]
+    )
+    if result is not None:
+        for vm, parts in result.cache.measured.vms.items():
+            for one in parts:
+                domain = str(one.domain)
+                if one.occupancy_bytes is not None:
+                    occupancy.add_metric([vm, domain], one.occupancy_bytes)
+                for scope, rate in (("total", one.total), ("local", one.local)):
+                    if rate is not None:
+                        traffic.add_metric([vm, domain, scope], rate)
+        for memory in result.cache.measured.memories:
+            for family, rate in ((whole, memory.rate), (most, memory.maximum)):
+                if rate is not None:
+                    family.add_metric([str(memory.domain)], rate)
+    yield from (occupancy, traffic, whole, most)
 
 
 def _application_metrics(result: TickResult | None) -> Iterator[Metric]:

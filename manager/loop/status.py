@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from manager.api.convert import text, timestamp
 from manager.api.schemas import BatchStatus, CacheStatus, KnobChange, KnobStatus, TickStatus, VmStatus, WarpStatus
 from manager.control.resolve import WARP_KNOBS
-from manager.loop.apply import Outcome
 from manager.loop.journal import Entry, Journal
 from manager.loop.tick import TickResult
-from manager.model.cache import Mask
+from manager.model.cache import Mask, Resctrl, Schemata
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
 from manager.model.records import Knob, OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl
@@ -30,7 +29,7 @@ class VmStatuses:
         ``journal`` is as it is after the tick. The same object is returned while nothing but shares changed.
         """
         views = {view.name: view for view in result.snapshot.vms}
-        observed, in_force = _observed(result.outcomes), warps_in_force(result)
+        observed, in_force = _observed(result), warps_in_force(result)
         made: dict[str, tuple[tuple[object, ...], VmStatus]] = {}
         for domain, spec in result.specs.items():
             state, view, knobs = result.reading.states[domain], views[spec.name], result.knobs(domain)
@@ -64,10 +63,14 @@ def _same(before: VmStatus, now: VmStatus) -> bool:
     return before.model_copy(update=shares) == now
 
 
-def _observed(outcomes: Iterable[Outcome]) -> dict[str, list[KnobChange]]:
-    """What was not written because of mode observe, by domain UUID."""
+def _observed(result: TickResult) -> dict[str, list[KnobChange]]:
+    """What was not written because of mode observe, by domain UUID; groups of the cache are the host's own."""
     found: dict[str, list[KnobChange]] = {}
-    for one in outcomes:
+    for step in result.cache.outcomes:
+        if step.kind is OutcomeKind.OBSERVED:
+            told = {"now": text(step.before), "then": text(step.after), "reason": text(step.reason)}
+            found.setdefault(step.vm or HOST_UUID, []).append(KnobChange(knob=step.knob, index=0, **told))
+    for one in result.outcomes:
         if one.kind is OutcomeKind.OBSERVED:
             key, now, then = one.change.key, knob_text(one.change.before), knob_text(one.change.after)
             change = KnobChange(knob=key.knob, index=key.index, now=now, then=then, reason=text(one.change.reason))
@@ -120,7 +123,7 @@ def tick_status(
         critical_cpu_share=min(shares[True], 1.0),
         batch_cpu_share=min(shares[False], 1.0),
         batch=_batch(result),
-        observed=_observed(result.outcomes).get(HOST_UUID, []),
+        observed=_observed(result).get(HOST_UUID, []),
         orders=orders,
         warp=_warp(result),
         cache=_cache(result),
@@ -164,6 +167,15 @@ def ways_in_force(result: TickResult) -> dict[str, dict[int, Mask]]:
     }
 
 
+def bandwidth_text(values: Schemata, offered: Resctrl | None) -> str:
+    """To which least of its domains' limits the memory traffic of a group is held; empty where it is not."""
+    for one in offered.bandwidths[:1] if offered else ():
+        held = [value for slot, value in values.items() if slot.resource == one.name and value < one.most]
+        if held:
+            return one.unit.in_words(min(held))
+    return ""
+
+
 def _cache(result: TickResult) -> CacheStatus | None:
     """None where the cache is not to be divided."""
     if result.snapshot.host.cache is CacheControl.OFF:
@@ -186,11 +198,36 @@ def _cache(result: TickResult) -> CacheStatus | None:
                         for domain, mask in sorted(ways[group.name].items())
                     ],
                     "given_up": group.given_up,
+                    "bandwidth": bandwidth_text(group.values, seen.offered),
                 }
                 for group in seen.groups
             ],
             "foreign": seen.foreign,
             "notes": [text(note) for note in notes],
+            "vms": [
+                {
+                    "vm": vm,
+                    "parts": [
+                        {
+                            "domain": one.domain,
+                            "occupancy_bytes": one.occupancy_bytes,
+                            "bandwidth_total_bytes_per_s": one.total,
+                            "bandwidth_local_bytes_per_s": one.local,
+                        }
+                        for one in parts
+                    ],
+                }
+                for vm, parts in sorted(seen.measured.vms.items())
+            ],
+            "memories": [
+                {
+                    "domain": one.domain,
+                    "bandwidth_bytes_per_s": one.rate,
+                    "maximum_bytes_per_s": one.maximum,
+                    "saturated": one.saturated,
+                }
+                for one in seen.measured.memories
+            ],
         }
     )
 

@@ -18,6 +18,7 @@ from manager.loop.collect import HostUse, Reading, build_snapshot, host_use, mat
 from manager.loop.journal import Journal
 from manager.loop.planner import Planner, Trouble
 from manager.loop.records import Chronicle
+from manager.loop.rehearsal import Preview, rehearse, written_by
 from manager.model.decision import Change, Owned, Plan, Snapshot
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, VmInstance
 from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity
@@ -93,16 +94,6 @@ def _written(outcomes: Iterable[Outcome]) -> dict[str, dict[KnobKey, KnobValue]]
 
 
 @dataclass(frozen=True, slots=True)
-class Preview:
-    """What a tick would change; ``names`` are the registered names by domain UUID, None for the host itself."""
-
-    changes: tuple[Change, ...]
-    names: Mapping[str, str | None]
-    troubles: tuple[Trouble, ...]
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class _Seen:
     snapshot: Snapshot
     reading: Reading
@@ -125,7 +116,7 @@ class ControlLoop:
         self._host = host
         self._journal = journal
         self._planner = Planner(policies)
-        self._cache = CacheKeeper(host.cache, journal)
+        self._cache = CacheKeeper(host.cache, journal, lambda: clock().monotonic_s)
         self._settings = settings
         self._clock = clock
         self._chronicle = Chronicle(settings.host_name)
@@ -146,6 +137,7 @@ class ControlLoop:
         self._number += 1
         troubles: list[Trouble] = []
         self._drop_ended(troubles)
+        running = self._running()  # what is put back leaves the journal
         seen = self._look(assignment, slots, started, troubles)
         plan = self._plan(seen, undo_reason, troubles)
         applied = Applied(()) if plan is None else self._apply(plan, seen)
@@ -154,7 +146,7 @@ class ControlLoop:
         written = _written(applied.outcomes)
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
-            known = (seen.snapshot, seen.reading, self._running(), seen.specs, seen.names, written)
+            known = (seen.snapshot, seen.reading, running, seen.specs, seen.names, written)
             cache = self._cache.tick(cache_seen(*known, undo_reason, self._only), troubles)
         counters = self._counters(troubles)
         managed = min(sum(vm.cpu_share for vm in seen.snapshot.vms), 1.0)
@@ -185,7 +177,10 @@ class ControlLoop:
         )
 
     def preview(self, assignment: Assignment, slots: Mapping[str, Sequence[Window]]) -> Preview:
-        """What a tick would change now. Nothing is written; what was seen counts as the interval before."""
+        """What a tick would change now. Nothing is written but to the journal, a copy, for an instant.
+
+        What was seen counts as the interval before.
+        """
         troubles: list[Trouble] = []
         seen = self._look(assignment, slots, self._clock(), troubles)
         plan = self._plan(seen, "host released", troubles)
@@ -194,8 +189,13 @@ class ControlLoop:
             targets = self._targets(seen)
             changes = self._differences(plan, seen, targets, self._values(seen), self._ledger(targets))
         self._before = seen.reading
+        cache = NOTHING
+        if self._cache.concerns(seen.snapshot.host):
+            known = (seen.snapshot, seen.reading, self._running(), seen.specs, seen.names, written_by(changes))
+            cache = rehearse(self._host.cache, self._journal, cache_seen(*known, "host released", None), troubles)
         notes = tuple(f"{note.application}: {note.text}" for note in self._planner.notes)
-        return Preview(tuple(one for one in changes if one.action not in SILENT), seen.names, tuple(troubles), notes)
+        told = tuple(one for one in changes if one.action not in SILENT)
+        return Preview(told, seen.names, tuple(troubles), (*notes, *cache.notes), cache)
 
     def release(self, reason: str, vm: str | None = None) -> TickResult:
         """Put everything back that still is as we left it, or only what was changed of the VM with that name."""

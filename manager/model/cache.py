@@ -180,6 +180,12 @@ class BandwidthUnit(StrEnum):
     EIGHTH_GBPS = "eighth_gbps"
     MBPS = "mbps"
 
+    def in_words(self, value: int) -> str:
+        """Such as ``30 %``."""
+        if self is BandwidthUnit.EIGHTH_GBPS:
+            return f"{value / 8:g} GB/s"
+        return f"{value} {'%' if self is BandwidthUnit.PERCENT else 'MB/s'}"
+
 
 @dataclass(frozen=True, slots=True)
 class BandwidthResource:
@@ -242,6 +248,11 @@ PREFIX = "equipoise-"
 def is_ours(group: str) -> bool:
     """Whether we made a group of that name."""
     return group.startswith(PREFIX)
+
+
+def monitoring_group(group: str, vm: str) -> str:
+    """The path of a VM's monitoring group inside its control group."""
+    return f"{group}/mon_groups/{PREFIX}{vm}".lstrip("/")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,10 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """Names of hosts, VMs, applications, tiers, policies and tokens."""
 
 
+DEFAULT_BANDWIDTH_WARNING = 0.9
+"""See ``HostSpec``."""
+
+
 class CacheControl(StrEnum):
     """Whether the last-level cache is divided between critical VMs and all others (docs/cache.md)."""
 
@@ -133,6 +137,7 @@ class HostSpec:
     puts batch VMs into the kernel's idle class while they have their floor. ``adoptions``: see VmSpec. ``warp``:
     whether VMs get warps; no warp is larger than ``warp_max_us``, nor are they all together, on average over the pCPUs.
     ``cache``: whether the cache is divided; for that resctrl may be mounted where it is not, if ``cache_mount``.
+    ``bandwidth_warning``: above this share of the most memory traffic that was measured it is warned of, 0: never.
     """
 
     name: str
@@ -147,6 +152,7 @@ class HostSpec:
     warp_max_us: int = DEFAULT_WARP_MAX_US
     cache: CacheControl = CacheControl.OFF
     cache_mount: bool = False
+    bandwidth_warning: float = DEFAULT_BANDWIDTH_WARNING
 
 
 @dataclass(frozen=True, slots=True)

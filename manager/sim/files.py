@@ -9,15 +9,19 @@ from importlib import resources
 from pathlib import Path
 
 from manager.errors import SettingsError
+from manager.model.cache import BandwidthUnit, CacheSize, SizeUnit, parse_wish
 from manager.model.law import BOUNDS, Law
 from manager.model.registration import Sharing, Sla
 from manager.sim.fields import Fields
 from manager.sim.scenario import (
     AppSpec,
     BatchSpec,
+    CacheSpec,
     Constant,
+    Curve,
     Fault,
     FaultKind,
+    MemoryUse,
     Noise,
     Ramp,
     Route,
@@ -70,6 +74,7 @@ def parse_scenario(text: str, name: str) -> Scenario:
 
 def _scenario(fields: Fields, name: str) -> Scenario:
     noise, scheduler, law = fields.table("noise"), fields.table("scheduler"), fields.table("law")
+    cache = fields.table("cache")
     usual = Scenario("", 1, ())
     scenario = Scenario(
         name=name,
@@ -87,7 +92,11 @@ def _scenario(fields: Fields, name: str) -> Scenario:
         law=Law() if law is None else _law(law),
         noise=None if noise is None else _noise(noise),
         scheduler=Scheduler() if scheduler is None else _scheduler(scheduler),
+        cache=None if cache is None else _cache(cache),
     )
+    memories = [tier.memory for app in scenario.applications for tier in app.tiers]
+    if scenario.cache is None and any([*memories, *(one.memory for one in scenario.batch)]):
+        raise fields.refuse("cache", "a table where VMs have one named memory")
     _check_names(scenario, fields)
     fields.close()
     return scenario
@@ -105,6 +114,7 @@ def _application(fields: Fields) -> AppSpec:
         sharing=fields.choice("sharing", Sharing) if fields.has("sharing") else None,
         timeout_s=fields.number("timeout_s", 0.001, 1000, 30.0),
         route=fields.choice("source", Route, Route.LOCAL),
+        cache=_wish(fields),
     )
     fields.close()
     return app
@@ -117,8 +127,61 @@ def _tier(fields: Fields) -> TierSpec:
     mean_ms, cv = fields.number("mean_ms", 0.001, 100_000), fields.number("cv", 0, 20, 1.0)
     if fields.has("cv") and shape is not Shape.LOGNORMAL:
         raise fields.refuse("cv", "it with service = 'lognormal' only")
+    memory = _memory(fields)
     fields.close()
-    return TierSpec(name, Service(mean_ms, shape, cv), vms, vcpus)
+    return TierSpec(name, Service(mean_ms, shape, cv), vms, vcpus, memory)
+
+
+def _wish(fields: Fields) -> str | None:
+    if not fields.has("cache"):
+        return None
+    text = fields.text("cache")
+    try:
+        parse_wish(text)
+    except ValueError as error:
+        raise fields.refuse("cache", "auto, or a size such as 40%, 6 ways or 5MiB") from error
+    return text
+
+
+def _bytes(fields: Fields, name: str) -> float:
+    try:
+        size = parse_wish(fields.text(name))
+    except ValueError:
+        size = None
+    if not isinstance(size, CacheSize) or size.unit is not SizeUnit.BYTES:
+        raise fields.refuse(name, "a size such as 512KiB or 1.5MiB")
+    return float(size.amount)
+
+
+def _memory(fields: Fields) -> MemoryUse | None:
+    found = fields.table("memory")
+    if found is None:
+        return None
+    memory = MemoryUse(
+        _bytes(found, "working_set"),
+        found.number("penalty", 0.01, 1000),
+        found.number("traffic_gbps", 0.001, 1000),
+        found.choice("curve", Curve, Curve.EXPONENTIAL),
+    )
+    found.close()
+    return memory
+
+
+def _cache(fields: Fields) -> CacheSpec:
+    ways, usual = fields.whole("ways", 2, 32), CacheSpec(2, 1.0, 1.0)
+    cache = CacheSpec(
+        ways=ways,
+        way_bytes=_bytes(fields, "way_size"),
+        bandwidth_gbps=fields.number("bandwidth_gbps", 0.01, 100_000),
+        domains=fields.whole("domains", 1, 16, usual.domains),
+        minimum_ways=fields.whole("minimum_ways", 1, ways, usual.minimum_ways),
+        shareable_ways=fields.whole("shareable_ways", 0, ways - 1, usual.shareable_ways),
+        closids=fields.whole("closids", 1, 256, usual.closids),
+        mba=fields.choice("mba", BandwidthUnit, usual.mba) if fields.flag("limits_bandwidth", True) else None,
+        rmids=fields.whole("rmids", 0, 1024, usual.rmids),
+    )
+    fields.close()
+    return cache
 
 
 def _segment(fields: Fields) -> Segment:
@@ -142,8 +205,9 @@ def _batch(fields: Fields) -> BatchSpec:
     vms, vcpus = fields.whole("vms", 1, 100, 1), fields.whole("vcpus", 1, 256, 1)
     on_ms = fields.number("on_ms", 0.1, 1e6) if fields.has("on_ms") else None
     off_ms = 0.0 if on_ms is None else fields.number("off_ms", 0.1, 1e6)
+    memory = _memory(fields)
     fields.close()
-    return BatchSpec(name, vms, vcpus, on_ms, off_ms)
+    return BatchSpec(name, vms, vcpus, on_ms, off_ms, memory)
 
 
 def _fault(fields: Fields) -> Fault:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from manager.model.finding import Finding, FindingStatus
 from manager.sim.scenario import Scenario
 
 _NONE = "nothing to do: it is not simulated"
+_Row = tuple[str, str, str, FindingStatus, bool, str, str]
 
 
 class SimExaminer:
@@ -39,10 +42,23 @@ class SimExaminer:
                 ("cpu-quota", "CPU weights", "Limits", missing, False, "no limits", _NONE),
                 ("affinity", "Pinning", "Pinning of threads", works, True, "vCPUs stay where they are pinned", ""),
                 ("sched-ext", "Warp", "sched_ext", missing, False, "no warp", _NONE),
-                ("cache-allocation", "Cache", "Cache allocation", missing, False, "no caches", _NONE),
+                *self._cache(),
                 ("libvirt", "Virtualization", "libvirt", works, True, "a model of libvirtd", ""),
             )
         )
+
+    def _cache(self) -> Iterator[_Row]:
+        works, missing, spec = FindingStatus.WORKS, FindingStatus.MISSING, self._scenario.cache
+        ways = f"{spec.ways} ways in each of {spec.domains} domains" if spec else "no caches"
+        for one, title, there, detail in (
+            ("cache-allocation", "Cache allocation", spec is not None, ways),
+            ("memory-bandwidth", "Memory bandwidth", spec is not None and spec.mba is not None, "a model of limits"),
+            ("cache-monitoring", "Cache monitoring", spec is not None and spec.rmids > 0, "a model of counters"),
+        ):
+            if there:
+                yield one, "Cache", title, works, False, detail, ""
+            elif spec or one == "cache-allocation":
+                yield one, "Cache", title, missing, False, "no caches" if spec is None else "none", _NONE
 
     def close(self) -> None:
         """A look takes no time."""

@@ -19,6 +19,7 @@ from manager.model.host import (
 )
 from manager.model.records import Knob
 from manager.model.topology import Topology
+from manager.sim.cache import SimCache
 from manager.sim.scenario import FaultKind
 from manager.sim.services import SimVm
 from manager.sim.world import World
@@ -42,6 +43,7 @@ class SimHost:
         self._listed = self._alive()
         self._idle: set[VmInstance] = set()
         self._topology = Topology.flat(range(world.scenario.pcpus))
+        self._cache = SimCache(world, world.memory, speed) if world.memory else None
 
     @property
     def capabilities(self) -> Capabilities:
@@ -169,9 +171,9 @@ class SimHost:
         return {}
 
     @property
-    def cache(self) -> None:
-        """None: a simulated kernel has no resctrl."""
-        return
+    def cache(self) -> SimCache | None:
+        """None where the scenario has none."""
+        return self._cache
 
     def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
         """None: simulated vCPUs have no policy of their own."""

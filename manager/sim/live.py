@@ -15,6 +15,7 @@ from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.window import Window
 from manager.sim.host import SimHost
+from manager.sim.live_cache import LiveCache
 from manager.sim.scenario import Scenario
 from manager.sim.telemetry import SimTelemetry
 from manager.sim.world import World
@@ -125,9 +126,9 @@ class LiveHost:
         return self._host.warps(instance)
 
     @property
-    def cache(self) -> None:
-        """None: a simulated kernel has no resctrl."""
-        return
+    def cache(self) -> LiveCache | None:
+        """None where the scenario has none."""
+        return None if self._host.cache is None else LiveCache(self._live.look, self._host.cache)
 
     def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
         """As of the simulated host: none."""
@@ -222,8 +223,10 @@ def registrations(scenario: Scenario, host: str, policy: str) -> list[tuple[str,
             body["sla"] = dataclasses.asdict(app.sla)
         if app.sharing is not None:
             body["sharing"] = str(app.sharing)
+        if app.cache is not None:
+            body["cache"] = app.cache
         bodies.append((f"/applications/{app.name}", body))
-    body = {"policy": policy, "pinning": scenario.pinning}
+    body = {"policy": policy, "pinning": scenario.pinning, "cache": str(assignment.host.cache)}
     if scenario.law != Law():
         body["law"] = dataclasses.asdict(scenario.law)
     return [*bodies, (f"/hosts/{host}", body)]

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from manager.sim.compare import Summary, Worse
-from manager.sim.results import RunResult
+from manager.sim.results import GroupResult, RunResult, VmResult
 from manager.sim.scenario import Scenario, Segment
 
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -38,10 +38,15 @@ def run_json(result: RunResult) -> dict[str, object]:
         "batch_share": result.batch_share,
         "weight_changes_per_hour": result.weight_changes_per_hour,
         "applications": applications,
-        "vms": {vm.name: {key: value for key, value in asdict(vm).items() if key != "name"} for vm in result.vms},
+        "vms": {vm.name: _without_name(vm) for vm in result.vms},
+        "cache": {one.name or "default": _without_name(one) for one in result.groups},
         "host_cpu_share": result.host_cpu_share,
         "notes": result.notes,
     }
+
+
+def _without_name(one: VmResult | GroupResult) -> dict[str, object]:
+    return {key: value for key, value in asdict(one).items() if key != "name"}
 
 
 def run_tables(result: RunResult) -> list[Table]:
@@ -66,12 +71,18 @@ def run_tables(result: RunResult) -> list[Table]:
     for vm in result.vms:
         if vm.critical:
             curves.add_row(f"{vm.name} weight", *_curve(vm.weights))
-    vms = Table("VM", "host CPU", "of alone", "weight", "changes/h", title="Simulated: VMs")
+    for one in result.groups:
+        name = one.name or "default group"
+        curves.add_row(f"{name} ways", *_curve(one.ways))
+        if len(set(one.bandwidth)) > 1:
+            curves.add_row(f"{name} bandwidth", *_curve(one.bandwidth))
+    vms = Table("VM", "host CPU", "of alone", "slower by", "weight", "changes/h", title="Simulated: VMs")
     for vm in result.vms:
         vms.add_row(
             vm.name,
             f"{vm.cpu_share:.1%}",
             "-" if vm.progress is None else f"{vm.progress:.0%}",
+            f"{vm.slower - 1:.0%}" if result.groups else "-",
             f"{min(vm.weights)} .. {max(vm.weights)}" if vm.weights else "-",
             f"{vm.weight_changes_per_hour:.0f}",
         )

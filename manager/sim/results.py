@@ -78,7 +78,8 @@ class VmResult:
     """A VM over the whole run. ``weights`` is the weight in force in each interval.
 
     ``cpu_share`` is a fraction of the whole host; ``progress``, of batch VMs, the CPU time against running with the
-    batch VMs alone; ``weight_changes_per_hour`` counts from when the policy had time to settle.
+    batch VMs alone; ``weight_changes_per_hour`` counts from when the policy had time to settle. ``slower``: how many
+    times as long its work took for what it had of cache and memory.
     """
 
     name: str
@@ -87,6 +88,19 @@ class VmResult:
     progress: float | None
     weight_changes_per_hour: float
     weights: tuple[int, ...]
+    slower: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupResult:
+    """A group of resctrl, with what was in force in each interval: ``ways``, the fewest of all domains, and
+    ``bandwidth``, in the host's unit; 0 where there was no such group, or no limits. ``changes_per_hour``: as weights.
+    """
+
+    name: str
+    ways: tuple[int, ...]
+    bandwidth: tuple[int, ...]
+    changes_per_hour: float
 
 
 def alone_cores(batch: Sequence[BatchSpec], pcpus: int) -> dict[str, float]:
@@ -101,7 +115,7 @@ class RunResult:
     """What a scenario came to under a policy. Simulated, always.
 
     ``host_cpu_share`` has a value for each interval, ``batch_progress`` is None without batch VMs. ``notes`` are what
-    the control loop had to complain of.
+    the control loop had to complain of, ``groups`` those of resctrl where there is a cache.
     """
 
     scenario: str
@@ -116,6 +130,7 @@ class RunResult:
     weight_changes_per_hour: float
     host_cpu_share: tuple[float, ...]
     notes: tuple[str, ...] = ()
+    groups: tuple[GroupResult, ...] = ()
 
     @property
     def violated_share(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from manager.loop.journal import Journal
 from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
 from manager.model.records import Knob, OutcomeKind
 from manager.sim.host import SimHost
-from manager.sim.results import AppResult, RunResult, VmResult, alone_cores, app_result
+from manager.sim.results import AppResult, GroupResult, RunResult, VmResult, alone_cores, app_result
 from manager.sim.scenario import HOST_NAME, FaultKind, Scenario
 from manager.sim.services import AppSlot
 from manager.sim.telemetry import SimTelemetry
@@ -55,6 +56,7 @@ class Simulation:
         self._slots: dict[str, list[AppSlot]] = {app.name: [] for app in scenario.applications}
         self._weights: dict[str, list[int]] = {name: [] for name in self.world.vms}
         self._changes = dict.fromkeys(self.world.vms, 0)
+        self._groups: list[Mapping[str, tuple[int, int]]] = []
         self._host_share: list[float] = []
         self._notes: dict[str, None] = {}
         self._busy_s = 0.0
@@ -74,6 +76,8 @@ class Simulation:
             self._tick()
         for name, vm in self.world.vms.items():
             self._weights[name].append(vm.weight)
+        if self.world.memory:
+            self._groups.append(self.world.memory.settings())
         start_s = self._intervals * self.scenario.interval_s
         self._intervals += 1
         end_s = self._intervals * self.scenario.interval_s
@@ -123,6 +127,7 @@ class Simulation:
                     progress,
                     self._changes[name] / settled_h,
                     tuple(self._weights[name]),
+                    self.world.memory.slower(vm) if self.world.memory else 1.0,
                 )
             )
         return RunResult(
@@ -138,7 +143,17 @@ class Simulation:
             weight_changes_per_hour=sum(self._changes.values()) / settled_h,
             host_cpu_share=tuple(self._host_share),
             notes=tuple(self._notes),
+            groups=tuple(
+                self._group(name, settled_h) for name in sorted({name for one in self._groups for name in one})
+            ),
         )
+
+    def _group(self, name: str, settled_h: float) -> GroupResult:
+        course = [one.get(name, (0, 0)) for one in self._groups]
+        first = round(self.scenario.settle_s / self.scenario.interval_s)
+        changes = sum(before != after for before, after in itertools.pairwise(course[first:]))
+        ways, bandwidth = zip(*course, strict=True)
+        return GroupResult(name, ways, bandwidth, changes / settled_h)
 
     def _new_loop(self) -> ControlLoop:
         settings = LoopSettings(HOST_NAME, self.scenario.interval_s, STALE_S, MIN_SAMPLES)

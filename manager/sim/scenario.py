@@ -6,8 +6,19 @@ import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from manager.model.cache import BandwidthUnit
 from manager.model.law import Law
-from manager.model.registration import Application, Assignment, HostSpec, Sharing, Sla, Tier, VmClass, VmSpec
+from manager.model.registration import (
+    Application,
+    Assignment,
+    CacheControl,
+    HostSpec,
+    Sharing,
+    Sla,
+    Tier,
+    VmClass,
+    VmSpec,
+)
 
 HOST_NAME = "simulated"
 
@@ -93,6 +104,56 @@ class Route(StrEnum):
     MANAGER = "manager"
 
 
+class Curve(StrEnum):
+    """How the part of accesses that miss falls with what a VM has of the cache."""
+
+    EXPONENTIAL = "exponential"
+    LINEAR = "linear"
+    CLIFF = "cliff"
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What a VM does with the cache and the memory; see ``manager.sim.memory``.
+
+    ``penalty``: where every access misses, and nobody else uses the memory, its work takes 1 + ``penalty`` times as
+    long. ``traffic_gbps``: then a pCPU moves so many GB a second of what its work would take with no miss.
+    """
+
+    working_set_bytes: float
+    penalty: float
+    traffic_gbps: float
+    curve: Curve = Curve.EXPONENTIAL
+
+    def misses(self, cache_bytes: float) -> float:
+        """Part of the accesses that miss with so much of the cache."""
+        fits = cache_bytes / self.working_set_bytes
+        if self.curve is Curve.EXPONENTIAL:
+            return math.exp(-3 * fits)
+        if self.curve is Curve.LINEAR:
+            return max(0.0, 1 - fits)
+        return 0.0 if fits > 1 - 1e-6 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheSpec:
+    """The host's last-level cache and memory, in each of ``domains``, among which the pCPUs are divided in order.
+
+    ``shareable_ways``: the highest ones, which other hardware uses too. ``mba`` None: bandwidth cannot be limited.
+    ``rmids`` 0: nothing is measured.
+    """
+
+    ways: int
+    way_bytes: float
+    bandwidth_gbps: float
+    domains: int = 1
+    minimum_ways: int = 1
+    shareable_ways: int = 0
+    closids: int = 16
+    mba: BandwidthUnit | None = BandwidthUnit.PERCENT
+    rmids: int = 64
+
+
 @dataclass(frozen=True, slots=True)
 class TierSpec:
     """One tier: ``vms`` VMs alike, which take turns, each with ``vcpus`` vCPUs that serve one request at a time."""
@@ -101,6 +162,7 @@ class TierSpec:
     service: Service
     vms: int = 1
     vcpus: int = 1
+    memory: MemoryUse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +179,7 @@ class AppSpec:
     sharing: Sharing | None = None
     timeout_s: float = 30.0
     route: Route = Route.LOCAL
+    cache: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +191,7 @@ class BatchSpec:
     vcpus: int = 1
     on_ms: float | None = None
     off_ms: float = 0.0
+    memory: MemoryUse | None = None
 
     @property
     def duty(self) -> float:
@@ -194,6 +258,7 @@ class Scenario:
     noise: Noise | None = None
     faults: tuple[Fault, ...] = ()
     scheduler: Scheduler = Scheduler()
+    cache: CacheSpec | None = None
 
     @property
     def vms(self) -> tuple[VmSpec, ...]:
@@ -216,10 +281,12 @@ class Scenario:
                 tuple(Tier(tier.name, tier_vms(app, tier)) for tier in app.tiers),
                 app.sla,
                 sharing=app.sharing,
+                cache=app.cache,
             )
             for app in self.applications
         )
-        host = HostSpec(HOST_NAME, policy=policy, pinning=self.pinning, law=law)
+        cache = CacheControl.ON if self.cache else CacheControl.OFF
+        host = HostSpec(HOST_NAME, policy=policy, pinning=self.pinning, law=law, cache=cache)
         return Assignment(host, self.vms, applications, slot_s=self.interval_s)
 
 

@@ -10,7 +10,7 @@ from manager.model.histogram import bucket_of
 from manager.model.host import VmInstance
 from manager.sim.cpus import INFINITE, Cpus, Group, Request, Vcpu
 from manager.sim.loads import arrivals, random_stream, request_maker
-from manager.sim.scenario import AppSpec, BatchSpec
+from manager.sim.scenario import AppSpec, BatchSpec, MemoryUse
 
 
 class App:
@@ -45,7 +45,10 @@ class App:
 
 
 class SimVm(Group):
-    """A VM as it runs, or as it did when ``alive`` is false. ``idle`` are its sleeping vCPUs."""
+    """A VM as it runs, or as it did when ``alive`` is false. ``idle`` are its sleeping vCPUs.
+
+    Requests take ``slower`` times their CPU time, for what the VM has of cache and memory.
+    """
 
     __slots__ = (
         "alive",
@@ -58,6 +61,7 @@ class SimVm(Group):
         "name",
         "past_cpu_s",
         "queue",
+        "slower",
         "tier",
         "wave",
     )
@@ -85,6 +89,14 @@ class SimVm(Group):
         self.idle = list(reversed(self.vcpus))
         self.queue: deque[Request] = deque()
         self.wave = 0
+        self.slower = 1.0
+
+    @property
+    def memory(self) -> MemoryUse | None:
+        """What it does with cache and memory; None: nothing."""
+        if self.app is not None:
+            return self.app.spec.tiers[self.tier].memory
+        return self.batch.memory if self.batch else None
 
     def next_work(self, vcpu: Vcpu, now_s: float) -> float:
         """Finish the vCPU's request, and take the next one that has not waited too long."""
@@ -102,7 +114,7 @@ class SimVm(Group):
             request = queue.popleft()
             if now_s - request[0] <= app.timeout_s:
                 vcpu.request = request
-                return request[1][tier]
+                return request[1][tier] * self.slower
             app.record(app.timeout_s)
             app.timed_out += 1
         vcpu.request = None

@@ -10,6 +10,7 @@ from functools import partial
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance, WeightScale
 from manager.sim.cpus import ASLEEP, INFINITE, Cpus, Request, Vcpu
 from manager.sim.loads import random_stream
+from manager.sim.memory import STEP_S, Memory
 from manager.sim.scenario import Fault, FaultKind, Route, Scenario, batch_vms, tier_vms
 from manager.sim.services import App, AppSlot, SimVm
 
@@ -51,6 +52,8 @@ class World:
                 vm = self._new_vm(name, group.vcpus)
                 vm.batch = group
                 self._begin_batch(vm, 0.0)
+        self.memory = Memory(scenario.cache, scenario.pcpus) if scenario.cache else None
+        self._remember(0.0)
         self._schedule(scenario.scheduler.balance_ms / 1000, self._balance)
         if scenario.noise:
             self._schedule(self._noise_random.expovariate(1000 / scenario.noise.off_ms), self._noise_on)
@@ -128,7 +131,7 @@ class World:
         elif vm.idle:
             vcpu = vm.idle.pop()
             vcpu.request = request
-            self.cpus.wake(vcpu, request[1][tier], now_s)
+            self.cpus.wake(vcpu, request[1][tier] * vm.slower, now_s)
         else:
             vm.queue.append(request)
 
@@ -150,6 +153,11 @@ class World:
     def _balance(self, now_s: float) -> None:
         self.cpus.balance(now_s)
         self._schedule(now_s + self.scenario.scheduler.balance_ms / 1000, self._balance)
+
+    def _remember(self, now_s: float) -> None:
+        if self.memory is not None:
+            self.memory.advance(self.vms.values(), self.cpus, now_s)
+            self._schedule(now_s + STEP_S, self._remember)
 
     def _begin_batch(self, vm: SimVm, now_s: float) -> None:
         vm.wave += 1

@@ -35,6 +35,7 @@ def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Prec
         "warp_max_us": spec.warp_max_us,
         "cache": spec.cache,
         "cache_mount": spec.cache_mount,
+        "bandwidth_warning": spec.bandwidth_warning,
         "law": _unusual(spec.law, DEFAULT_LAW) or None,
         "placement": rules or None,
     }
@@ -59,7 +60,8 @@ def spec_of(row: HostRow) -> HostSpec:
     law = Law(**(row.law or {}))
     placement = PlacementRules(**rules)
     how = (row.mode, row.policy, row.pinning, law, row.batch_idle, placement, row.adoptions)
-    return HostSpec(row.name, *how, row.warp, row.warp_max_us, row.cache, row.cache_mount)
+    cache = (row.cache, row.cache_mount, row.bandwidth_warning)
+    return HostSpec(row.name, *how, row.warp, row.warp_max_us, *cache)
 
 
 def adopt_host(session: Session, name: str, now: datetime) -> HostRow:

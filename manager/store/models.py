@@ -132,6 +132,7 @@ class HostRow(Registered):
     warp_max_us: Mapped[int] = mapped_column(server_default="50000")
     cache: Mapped[CacheControl] = mapped_column(server_default="off")
     cache_mount: Mapped[bool] = mapped_column(server_default=false())
+    bandwidth_warning: Mapped[float] = mapped_column(server_default="0.9")
     law: Mapped[Json | None]
     placement: Mapped[Json | None]
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")

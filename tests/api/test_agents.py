@@ -179,6 +179,7 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
         "warp_max_us": 50_000,
         "cache": "off",
         "cache_mount": False,
+        "bandwidth_warning": 0.9,
         "law": LAW,
         "placement": PLACEMENT,
         "adoptions": 0,

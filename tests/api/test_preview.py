@@ -149,6 +149,55 @@ def test_an_application_is_previewed_on_all_hosts_where_its_vms_run(shop: Api) -
     assert plain(both) == [WEIGHT | {"vm": "db-1"}, PIN | {"vm": "db-1"}]
 
 
+PARTS = [{"domain": 0, "ways": 4, "mask": "f"}, {"domain": 1, "ways": 8, "mask": "ff0"}]
+CACHE = {
+    "resource": "L3",
+    "ways": 12,
+    "shareable": "c00",
+    "groups": [
+        {"name": "", "applications": [], "vms": [], "parts": PARTS, "given_up": False},
+        {"name": "equipoise-shop", "applications": ["shop"], "vms": ["web-1"], "parts": PARTS, "given_up": False},
+        {"name": "equipoise-bar", "applications": ["bar"], "vms": ["db-1"], "parts": PARTS, "given_up": True},
+    ],
+    "foreign": 0,
+    "notes": [],
+}
+REMOVED = {"vm": None, "knob": "cache_ways", "index": 0, "now": "equipoise-shop L3:0=f;1=ff0", "then": ""}
+LEFT = {"vm": "web-1", "knob": "cache_group", "index": 0, "now": "equipoise-shop", "then": ""}
+
+
+def test_groups_of_the_cache_that_are_ours_go_with_the_mode(shop: Api) -> None:
+    ran(shop, "enforce", status("web-1", knobs=[]), status("db-1", knobs=[]), cache=CACHE)
+    found = preview(shop, "?mode=released")
+    assert (plain(found), found["kind"]) == ([REMOVED, LEFT], "exact")
+    assert {one["reason"] for one in found["changes"]} == {"mode released"}
+    assert found["notes"] == ["what the default group of the cache had before comes back, too"]
+    assert plain(preview(shop, "?mode=observe", "/vms/web-1")) == [LEFT]
+    assert plain(preview(shop, "?mode=observe", "/vms/db-1")) == [], "given up"
+    assert plain(preview(shop, "?mode=released", "/applications/shop")) == [LEFT]
+    assert preview(shop, "?mode=enforce")["changes"] == []
+
+
+def test_what_an_observing_agent_would_do_about_the_cache_is_shown(shop: Api) -> None:
+    written = {"knob": "cache_ways", "index": 0, "now": "", "then": "equipoise-shop L3:0=f", "reason": "for shop"}
+    moved = {"knob": "cache_group", "index": 0, "now": "", "then": "equipoise-shop", "reason": "for shop"}
+    shop.ok("PUT", f"/hosts/{HOST}", {"mode": "observe", "cache": "on"})
+    seen = status("web-1", knobs=[], mode="observe", observed=[moved])
+    ran(shop, "observe", seen, observed=[written], cache=CACHE | {"groups": []})
+    found = preview(shop, "?mode=enforce")
+    assert (found["kind"], found["notes"]) == ("observed", [])
+    assert found["changes"] == [{**written, "vm": None}, {**moved, "vm": "web-1"}]
+    shop.ok("PATCH", f"/hosts/{HOST}", {"cache": "off"})
+    assert preview(shop, "?mode=enforce")["changes"] == []
+
+
+def test_a_cache_of_which_nobody_decided_yet_is_told_of(shop: Api) -> None:
+    shop.ok("PUT", f"/hosts/{HOST}", {"mode": "released", "cache": "on"})
+    ran(shop, "released", status("web-1", knobs=[knob("100", None)], mode="released"))
+    notes = preview(shop, "?mode=enforce")["notes"]
+    assert "the cache is divided, too; mode observe shows how, and so does `equipoise plan`" in notes
+
+
 def test_an_applications_mode_is_no_bolder_than_its_hosts(shop: Api) -> None:
     ran(shop, "observe", status("web-1", knobs=[knob("100", None)], mode="observe"))
     found = preview(shop, "?mode=enforce", "/applications/shop")

@@ -80,7 +80,7 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         ({"policy": "magic"}, "policy", ['"magic"', "equal, priority"]),
         ({"mode": "off"}, "mode", ['"off"', "enforce, observe, released"]),
         ({"pinning": "yes"}, "pinning", ['"yes"', "true or false"]),
-        ({"colour": 1}, "colour", ["batch_idle, cache, cache_mount, law, mode, pinning, placement, policy"]),
+        ({"colour": 1}, "colour", ["bandwidth_warning, batch_idle, cache, cache_mount, law, mode, pinning, placement, policy"]),
         ({"law": {"gain": 6}}, "law.gain", ["6", "at least 0.05 and at most 5"]),
         ({"law": {"min_samples": 1.5}}, "law.min_samples", ["1.5", "a whole number at least 1 and at most 100000"]),
         ({"law": {"speed": 1}}, "law.speed", ["known: batch_floor, dead_band"]),
@@ -355,15 +355,16 @@ def test_policies(sqlite_api: Api) -> None:
 @pytest.mark.parametrize("wish", ["auto", "40%", "6 ways", "5MiB"])
 def test_a_part_of_the_cache_is_kept_and_told_to_the_agent(shop: Api, wish: str) -> None:
     shop.ok("PATCH", "/applications/shop", {"cache": wish})
-    shop.ok("PUT", "/hosts/kvm1", {"cache": "on", "cache_mount": True})
+    shop.ok("PUT", "/hosts/kvm1", {"cache": "on", "cache_mount": True, "bandwidth_warning": 0})
     assert shop.ok("GET", "/applications/shop")["cache"] == wish
     told = shop.ok("GET", "/hosts/kvm1/assignment")
     assert [one["cache"] for one in told["applications"]] == [wish]
-    assert (told["host"]["cache"], told["host"]["cache_mount"]) == ("on", True)
+    assert [told["host"][name] for name in ("cache", "cache_mount", "bandwidth_warning")] == ["on", True, 0]
     shop.ok("PATCH", "/applications/shop", {"cache": None})
-    shop.ok("PATCH", "/hosts/kvm1", {"cache": None, "cache_mount": None})
+    shop.ok("PATCH", "/hosts/kvm1", {"cache": None, "cache_mount": None, "bandwidth_warning": None})
     assert shop.ok("GET", "/applications/shop")["cache"] is None
-    assert [shop.ok("GET", "/hosts/kvm1")[name] for name in ("cache", "cache_mount")] == ["off", False]
+    host = shop.ok("GET", "/hosts/kvm1")
+    assert [host[name] for name in ("cache", "cache_mount", "bandwidth_warning")] == ["off", False, 0.9]
 
 
 @pytest.mark.parametrize(
@@ -375,6 +376,7 @@ def test_a_part_of_the_cache_is_kept_and_told_to_the_agent(shop: Api, wish: str)
         ("/applications/shop", {"cache": 5}, "cache", ["5 is refused"]),
         ("/hosts/kvm1", {"cache": "auto"}, "cache", ['"auto" is refused', "off, on"]),
         ("/hosts/kvm1", {"cache_mount": "maybe"}, "cache_mount", ['"maybe" is refused']),
+        ("/hosts/kvm1", {"bandwidth_warning": 1.1}, "bandwidth_warning", ["1.1 is refused", "at most 1"]),
     ],
 )
 def test_a_bad_part_of_the_cache_is_refused(shop: Api, path: str, body: Any, field: str, words: list[str]) -> None:

@@ -188,6 +188,10 @@ def test_the_cache_comes_undivided_and_goes_with_what_was_decided_of_it(database
         for number, knob in enumerate(("slice", "cache_ways", "cache_group")):
             values = f"'{number}', {moment}, 'h', 'a', '{knob}', {rest}"
             session.execute(text(f"INSERT INTO decisions ({columns}) VALUES ({values})"))
+    database.upgrade("0011")
+    with database.writing() as session:
+        assert session.execute(text("SELECT bandwidth_warning FROM hosts")).scalars().all() == [0.9]
+        session.execute(text("UPDATE hosts SET bandwidth_warning = 0.5"))
     database.downgrade("0008")
     with database.reading() as session:
         assert session.execute(text("SELECT knob FROM decisions")).scalars().all() == ["slice"]

@@ -63,6 +63,16 @@ class CacheHost(FakeHost):
         [group] = {self.resctrl.group_of(tid) for tid in self.started[self.vm(name).instance]}
         return group
 
+    def use(self, name: str, total: int = 0, local: int = 0, occupancy: int = 0, domain: int = 0) -> None:
+        """A VM reads and writes so many bytes more, and has so many of the cache."""
+        counters = {"mbm_total_bytes": total, "mbm_local_bytes": local, "llc_occupancy": occupancy}
+        self.resctrl.use(self.started[self.vm(name).instance][0], domain, **counters)
+
+    def measured_in(self, name: str) -> set[str]:
+        """The groups, of either kind, that count the threads of a VM."""
+        held = {tid: self.resctrl.tasks[tid] for tid in self.started[self.vm(name).instance]}
+        return {f"{one.above.name}/{one.name}" if one.above else one.name for one in held.values()}
+
     def ways(self, group: str, domain: int = 0) -> str:
         """In hexadecimal."""
         return f"{self.resctrl.groups[group].values[Slot('L3', domain)]:x}"

@@ -88,6 +88,13 @@ class FakeResctrl:
         for tid in tids:
             self.tasks[tid] = self.root if by is None else self.tasks[by]
 
+    def use(self, tid: int, domain: int, **counters: int) -> None:
+        """Memory traffic of a thread, in bytes by counter; ``llc_occupancy`` is what it has then."""
+        held = self.tasks[tid].counters
+        for name, amount in counters.items():
+            before = held.get((domain, name), "0") if name != "llc_occupancy" else "0"
+            held[domain, name] = str(int(before) + amount)
+
     def end(self, *tids: int) -> None:
         """Threads die."""
         for tid in tids:
@@ -103,7 +110,8 @@ class FakeResctrl:
         return self.mounted
 
     def mount(self, options: frozenset[str]) -> None:
-        if options - {"cdp", "cdpl2", "mba_MBps"} or "mba_MBps" in options:
+        in_megabytes = "mba_MBps" in options
+        if options - {"cdp", "cdpl2", "mba_MBps"} or (in_megabytes and not (self.bandwidths and self.rmids)):
             refuse(errno.EINVAL)
         if self.mounted is not None:
             refuse(errno.EBUSY)
@@ -164,7 +172,9 @@ class FakeResctrl:
             if name not in group.monitored:
                 refuse(errno.ENOENT)
             return group.monitored[name], below
-        if slash and group is self.root and not (self.rmids and first in {"mon_data", "mon_groups"}):
+        if slash and group is self.root and first not in {"mon_data", "mon_groups"}:
+            refuse(errno.ENOENT)
+        if kind in {"mon_data", "mon_groups"} and not self.rmids:
             refuse(errno.ENOENT)
         return group, inside
 
@@ -185,6 +195,8 @@ class FakeResctrl:
         *above, name = path.split("/")
         if above[-1:] == ["mon_groups"] and self.rmids:
             self._make_monitored(self._group("/".join(above[:-1])), name)
+        elif above == ["info"] and self.rmids and self.kernel == "7.3":
+            refuse(errno.ENODEV)
         elif above:
             refuse(errno.EPERM if above[0] == "info" or above == [self._group(above[0]).name] else errno.ENOENT)
         elif name in dict(self.entries("")):
@@ -272,7 +284,7 @@ class FakeResctrl:
             return info(self)[leaf]
         if leaf.startswith("mon_data/"):
             _, folder, counter = leaf.split("/")
-            return group.counters.get((int(folder.rpartition("_")[2]), counter), "0") + "\n"
+            return group.counted(int(folder.rpartition("_")[2]), counter) + "\n"
         if leaf in {"schemata", "size"}:
             return lines(self, group, sizes=leaf == "size")
         if leaf == "tasks":

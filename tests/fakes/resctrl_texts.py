@@ -30,6 +30,12 @@ class FakeGroup:
     def control(self) -> FakeGroup:
         return self.above or self
 
+    def counted(self, domain: int, counter: str) -> str:
+        """Its own and those of the groups in it, as far as they can be read (mon_event_count)."""
+        texts = [group.counters.get((domain, counter), "0") for group in (self, *self.monitored.values())]
+        numbers = [int(text) for text in texts if text.isdecimal()]
+        return str(sum(numbers)) if numbers else texts[0]
+
 
 class Shown(Protocol):
     """What of the tree is shown."""

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from manager.errors import HostError
 from manager.host.resctrl.groups import Groups
 from manager.host.resctrl.info import discover
-from manager.host.resctrl.monitor import Monitor, monitoring_group
 from manager.host.resctrl.mount import ensure_mounted, unmount_ours
 from manager.host.resctrl.threads import Moved, foreign_group, move
-from manager.host.resctrl.tree import KernelTree
 from manager.model.cache import (
     DEFAULT,
     BandwidthResource,
     BandwidthUnit,
     CacheResource,
-    CacheUse,
     Mask,
     Resctrl,
     Slot,
 )
 from tests.fakes.resctrl import FakeResctrl, refuse
 from tests.fakes.resctrl_texts import FakeGroup
-from tests.host.resctrl import unpack
 
 PERCENT, TWO = BandwidthUnit.PERCENT, (0, 1)
 ALL_COUNTERS = frozenset({"llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"})
@@ -303,65 +298,3 @@ def test_what_another_holds_open_is_said() -> None:
     tree.open("tasks")
     with pytest.raises(HostError, match="unmount resctrl: Device or resource busy"):
         unmount_ours(tree, Groups(tree))
-
-
-# Counters
-
-
-def test_counters_of_a_vm_are_read_by_domain() -> None:
-    tree = fake(rmids=8)
-    tree.start(10)
-    groups = Groups(tree)
-    groups.create(OURS)
-    path = monitoring_group(OURS, "web")
-    groups.create(path)
-    move(groups, OURS, threads_of(tree, 10))
-    move(groups, path, threads_of(tree, 10))
-    assert groups.tasks(path) == {10}
-    assert groups.tasks(OURS) == {10}, "the control group has those of its monitoring groups too"
-    counters = tree.groups[OURS].monitored["equipoise-web"].counters
-    counters |= {(0, "llc_occupancy"): "1048576", (0, "mbm_total_bytes"): "77", (1, "mbm_local_bytes"): "5"}
-    monitor = Monitor(tree, path)
-    assert monitor.read() == (CacheUse(0, 1048576, 77, 0), CacheUse(1, 0, 0, 5))
-    counters |= {(0, "llc_occupancy"): "Unavailable", (0, "mbm_total_bytes"): "Error"}
-    assert monitor.read()[0] == CacheUse(0, None, None, 0)
-    groups.remove(path)
-    with pytest.raises(HostError) as caught:
-        monitor.read()
-    assert caught.value.errno == errno.ENODEV
-    monitor.close()
-    groups.close()
-    assert not tree.held
-
-
-def test_a_vm_is_moved_into_a_monitoring_group_of_its_own_control_group_only() -> None:
-    tree = fake(rmids=8)
-    tree.start(10)
-    groups = Groups(tree)
-    groups.create(OURS)
-    groups.create(monitoring_group(OURS, "web"))
-    with pytest.raises(HostError, match="Can't move task to different control group"):
-        move(groups, monitoring_group(OURS, "web"), threads_of(tree, 10))
-
-
-def test_rmids_run_out() -> None:
-    tree = fake(rmids=3)
-    groups = Groups(tree)
-    groups.create(OURS)
-    groups.create(monitoring_group(DEFAULT, "web"))
-    with pytest.raises(HostError, match=r"Out of RMIDs$") as caught:
-        groups.create(monitoring_group(OURS, "db"))
-    assert caught.value.errno == errno.ENOSPC
-
-
-def test_without_monitoring_nothing_is_read(tmp_path: Path) -> None:
-    for tree in (fake(), KernelTree(unpack("haswell", tmp_path))):
-        with pytest.raises(HostError, match="open the counters") as caught:
-            Monitor(tree, DEFAULT)
-        assert caught.value.errno == errno.ENODEV
-
-
-def test_counters_that_a_machine_has_not_are_none(tmp_path: Path) -> None:
-    monitor = Monitor(KernelTree(unpack("arm-mpam", tmp_path)), DEFAULT)
-    assert monitor.read() == (CacheUse(1, 0, 0, None), CacheUse(5, 0, 0, None))
-    monitor.close()

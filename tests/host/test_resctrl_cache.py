@@ -51,6 +51,15 @@ def test_nothing_is_offered_before_it_is_mounted_nor_after() -> None:
     assert cache.offered(BOTH) is None
 
 
+def test_counters_that_are_held_do_not_keep_it_mounted() -> None:
+    tree = FakeResctrl((CACHE,), rmids=8)
+    cache = opened(tree)
+    assert cache.monitored([""]) == {"": frozenset()}
+    assert list(cache.uses([""])) == [""]
+    cache.unmount()
+    assert tree.mounted is None
+
+
 def test_what_is_not_understood_is_an_error_and_read_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     tree = FakeResctrl((CACHE,))
     cache = opened(tree)

@@ -5,7 +5,7 @@ The same table is run on real kernels by tests/kernel/inside/resctrl.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -62,6 +62,7 @@ class FakeSubject:
         ("linux-7.2", haswell("7.2")),
         ("linux-7.3", haswell("7.3", closids=16)),
         ("linux-7.2-mba-cdp", with_bandwidth("7.2")),
+        ("linux-7.3-mba-cdp", replace(with_bandwidth("7.3"), rmids=24)),
     ],
 )
 def test_the_fake_answers_as_the_kernel_did(record: str, fake: FakeResctrl) -> None:

@@ -2,7 +2,8 @@
 
 Linux takes a Haswell server (family 6, model 63) for one with cache allocation when a mask written to MSR 0xc90 reads
 back (cache_alloc_hsw_probe, arch/x86/kernel/cpu/resctrl/core.c). The emulator has no such register: the branch taken
-then is made void in the image. All else is the kernel as it is; what it writes to the register goes nowhere.
+then is made void in the image. Of newer processors CPUID tells, which the emulator does not either: the kernel's
+function for that is made to add it. All else is the kernel as it is; what it writes to registers goes nowhere.
 """
 
 from __future__ import annotations
@@ -27,17 +28,80 @@ COMPRESSIONS = {
 }
 NOP = b"\x90"
 _NEAR_BYTES = 96
+_PAGE_BYTES = 4096
 _HASWELL_CLOSIDS = 4
 # cmp $0xfffff,%eax or %rax; jne. 0xc90 was loaded shortly before.
 _PROBE = re.compile(rb"\x48?\x3d\xff\xff\x0f\x00(\x0f\x85....|\x75.)", re.DOTALL)
 _REGISTER = struct.pack("<I", 0xC90)
 # movl $4,num_closid
 _CLOSIDS = re.compile(rb"\xc7\x05....(\x04\0\0\0)", re.DOTALL)
+# native_cpuid: mov (%rdx),%ecx; cpuid; mov %eax,(%r8); mov %ebx,(%rsi)
+_CPUID = re.compile(rb"\x8b\x0a(\x0f\xa2(\x41\x89\x00))\x89\x1e")
+# What it does instead of cpuid. Leaf 7 says that there are leaves 0xf and 0x10: occupancy and memory traffic of 24
+# RMIDs; an L3 of 20 ways, of which other hardware uses the two highest too, with CDP and 16 CLOSIDs; memory bandwidth
+# from 10 % on, with 8 CLOSIDs (Intel SDM 3B, 18.18 and 18.19).
+_ANSWER = """
+        cmp $0x10, %eax
+        je 2f
+        cmp $0xf, %eax
+        je 2f
+        cmp $7, %eax
+        jne 1f
+        test %ecx, %ecx
+        jne 1f
+        cpuid
+        or $0x9000, %ebx
+        jmp 9f
+1:      cpuid
+        jmp 9f
+2:      mov %ecx, %edx
+        shl $8, %edx
+        or %eax, %edx
+        xor %eax, %eax
+        xor %ebx, %ebx
+        xor %ecx, %ecx
+        cmp $0x00f, %edx
+        je 3f
+        cmp $0x10f, %edx
+        je 4f
+        cmp $0x010, %edx
+        je 5f
+        cmp $0x110, %edx
+        je 6f
+        cmp $0x310, %edx
+        je 7f
+        xor %edx, %edx
+        jmp 9f
+3:      mov $23, %ebx
+        mov $2, %edx
+        jmp 9f
+4:      mov $0x10000, %ebx
+        mov $23, %ecx
+        mov $7, %edx
+        jmp 9f
+5:      mov $0xa, %ebx
+        xor %edx, %edx
+        jmp 9f
+6:      mov $19, %eax
+        mov $0xc0000, %ebx
+        mov $4, %ecx
+        mov $15, %edx
+        jmp 9f
+7:      mov $89, %eax
+        mov $4, %ecx
+        mov $7, %edx
+9:
+"""
 
 
 def with_cache_allocation(fetch: Fetch, closids: int = _HASWELL_CLOSIDS) -> Fetch:
     """Gets the same kernel with the resctrl of a Haswell server for so many CLOSIDs. It raises LabError."""
     return _changed(fetch, f"closids {closids}", lambda kernel, _scratch, _run: divide_cache(kernel, closids))
+
+
+def with_bandwidth_allocation(fetch: Fetch) -> Fetch:
+    """Gets the same kernel with the resctrl of a newer processor, with CDP and MBA. It raises LabError."""
+    return _changed(fetch, "bandwidth", answer_cpuid)
 
 
 def _changed(fetch: Fetch, what: str, change: Callable[[bytes, Path, Runner], bytes]) -> Fetch:
@@ -93,3 +157,39 @@ def divide_cache(kernel: bytes, closids: int) -> bytes:
             raise LabError(f"the number of CLOSIDs is {len(places)} times in the kernel's image, not once")
         struct.pack_into("<I", changed, places[0].start(1), closids)
     return bytes(changed)
+
+
+def answer_cpuid(kernel: bytes, scratch: Path, run: Runner) -> bytes:
+    """The kernel whose native_cpuid adds what ``_ANSWER`` does. Raises LabError unless that is there exactly once.
+
+    The addition is put behind the kernel's code, where the rest of the last page is executable too.
+    """
+    found = list(_CPUID.finditer(kernel))
+    if len(found) != 1:
+        raise LabError(f"native_cpuid is {len(found)} times in the kernel's image, not once")
+    source, code, plain = (scratch / f"answer.{kind}" for kind in ("s", "o", "bin"))
+    source.write_text(_ANSWER)
+    run(["as", "--64", "-o", str(code), str(source)])
+    run(["objcopy", "-O", "binary", "-j", ".text", str(code), str(plain)])
+    start, after = found[0].span(1)
+    end = end_of_text(kernel)
+    added = plain.read_bytes() + found[0][2]
+    added += b"\xe9" + struct.pack("<i", after - end - len(added) - 5)
+    if len(added) > -end % _PAGE_BYTES or any(kernel[end : end + len(added)].strip(b"\0\xcc")):
+        raise LabError("the kernel's image has no room behind its code")
+    changed = bytearray(kernel)
+    changed[start:after] = b"\xe9" + struct.pack("<i", end - after)
+    changed[end : end + len(added)] = added
+    return bytes(changed)
+
+
+def end_of_text(kernel: bytes) -> int:
+    """Where in an ELF file the section .text ends (elf(5)). Raises LabError."""
+    (sections,) = struct.unpack_from("<Q", kernel, 0x28)
+    size, count, names = struct.unpack_from("<HHH", kernel, 0x3A)
+    headers = [struct.unpack_from("<IIQQQQ", kernel, sections + size * number) for number in range(count)]
+    strings = headers[names][4]
+    for name, _kind, _flags, _address, offset, length in headers:
+        if kernel[strings + name : strings + name + 6] == b".text\0":
+            return int(offset + length)
+    raise LabError("the kernel's image has no section .text")

@@ -1,23 +1,27 @@
 """Tests below ``inside`` are collected here and run in a guest, one boot for each folder there.
 
-Their reports appear as if they had run here. What a folder's guest is like stands in ``machines.py``.
+Their reports appear as if they had run here. What a folder's guest is like stands in ``machines.py``. Guests with a
+resctrl run side by side: each keeps one of this machine's CPUs busy, and none looks at the time.
 """
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from deploy.lab.commands import LabError
 from tests.kernel.machine import Run, run_tests
-from tests.kernel.machines import MACHINES
+from tests.kernel.machines import MACHINES, RESCTRL
 
 INSIDE = Path(__file__).parent / "inside"
 
 FOUR_CPUS = "warp_smp"
 
-_runs = pytest.StashKey[dict[str, Run]]()
+_runs = pytest.StashKey[dict[str, Future[Run]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -47,16 +51,28 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
         return None
     runs = item.session.stash.setdefault(_runs, {})
     if name not in runs:
-        chosen = [each.nodeid for each in item.session.items if machine_name(each) == name]
-        try:
-            runs[name] = run_tests(MACHINES[name], chosen)
-        except LabError as error:
-            runs[name] = Run("", trouble=f"no guest could be made: {error}")
+        runs |= start([name, *RESCTRL] if name in RESCTRL else [name], item.session)
+    run = runs[name].result()
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in reports_of(item, runs[name]):
+    for report in reports_of(item, run):
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def start(names: Sequence[str], session: pytest.Session) -> Mapping[str, Future[Run]]:
+    """Boot the guests of these names that have tests to run, one on each CPU."""
+    chosen = {name: [each.nodeid for each in session.items if machine_name(each) == name] for name in names}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return {name: pool.submit(run_chosen, name, nodeids) for name, nodeids in chosen.items() if nodeids}
+
+
+def run_chosen(name: str, nodeids: Sequence[str]) -> Run:
+    """What came of them, if only why there is no guest."""
+    try:
+        return run_tests(MACHINES[name], nodeids)
+    except LabError as error:
+        return Run("", trouble=f"no guest could be made: {error}")
 
 
 def reports_of(item: pytest.Item, run: Run) -> list[pytest.TestReport]:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from deploy.lab.commands import LabError
 from tests.kernel.machine import Run, run_tests
-from tests.kernel.machines import MACHINES
-
-GUESTS = ("resctrl", "resctrl_16")
-INSIDE = Path(__file__).parent / "inside"
+from tests.kernel.machines import MACHINES, RESCTRL
 
 
 def results(run: Run) -> list[dict[str, Any]]:
@@ -39,9 +37,11 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     options = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
-    for name in GUESTS:
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        runs = {name: pool.submit(run_tests, MACHINES[name], [f"tests/kernel/inside/{name}"]) for name in RESCTRL}
+    for name, future in runs.items():
         try:
-            run = run_tests(MACHINES[name], [str((INSIDE / name).relative_to(INSIDE.parents[2]))])
+            run = future.result()
         except LabError as error:
             print(f"tests/kernel/run: {error}", file=sys.stderr)
             return 2

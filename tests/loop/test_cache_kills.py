@@ -179,11 +179,14 @@ class Walk(Rig):
                 "equipoise-+batch": ("7c0", frozenset({"hog"})),
                 "equipoise-bar": ("3f", frozenset({"db"})),
             }
+            [of_web] = {self.host.resctrl.tasks[tid].name for tid in self.host.started[self.host.vm("web").instance]}
+            assert of_web == "equipoise-web", "the others are alone in their groups"
         (then or Walk.release)(self)
         assert self.journal.cache is None
         assert self.state() == ({} if self.mounts else {DEFAULT: ("fff", frozenset())})
         assert self.mounts or self.host.ways(DEFAULT, 1) == "ffc"
         assert not self.host.resctrl.held
+        assert not any(group.monitored for group in self.host.resctrl.groups.values())
         assert {self.host.group_of(name) for name in ("web", "db", "hog")} == {DEFAULT}
 
     def release(self) -> None:

@@ -8,10 +8,24 @@ from pathlib import Path
 import pytest
 
 from manager.errors import SettingsError
-from manager.model.registration import Sharing, VmClass
+from manager.model.cache import BandwidthUnit
+from manager.model.registration import CacheControl, Sharing, VmClass
 from manager.sim.files import load_scenario, parse_scenario, shipped
 from manager.sim.generate import random_scenario
-from manager.sim.scenario import Constant, Fault, FaultKind, Ramp, Route, Scenario, Service, Shape, Sine
+from manager.sim.scenario import (
+    CacheSpec,
+    Constant,
+    Curve,
+    Fault,
+    FaultKind,
+    MemoryUse,
+    Ramp,
+    Route,
+    Scenario,
+    Service,
+    Shape,
+    Sine,
+)
 from manager.sim.world import World
 
 FULL = """
@@ -26,6 +40,16 @@ pinning = true
 law = { published = true, min_samples = 10, max_age_s = 12 }
 noise = { share = 0.1, on_ms = 100, off_ms = 900 }
 scheduler = { slice_ms = 1, tick_ms = 2, balance_ms = 50 }
+[cache]
+ways = 12
+way_size = "1.5MiB"
+bandwidth_gbps = 20
+domains = 2
+minimum_ways = 2
+shareable_ways = 1
+closids = 4
+mba = "eighth_gbps"
+rmids = 8
 [[applications]]
 name = "shop"
 response_time_ms = 100
@@ -34,8 +58,9 @@ max_rate_rps = 30
 sharing = "isolation"
 source = "manager"
 timeout_s = 3
+cache = "auto"
 tiers = [
-    { name = "web", vms = 2, vcpus = 2, mean_ms = 5 },
+    { name = "web", vms = 2, vcpus = 2, mean_ms = 5, memory = { working_set = "4MiB", penalty = 2, traffic_gbps = 1 } },
     { name = "db", service = "lognormal", mean_ms = 7, cv = 2 },
 ]
 load = [
@@ -49,12 +74,15 @@ vms = 3
 vcpus = 2
 on_ms = 6
 off_ms = 42
+memory = { working_set = "1GiB", penalty = 0.5, traffic_gbps = 8, curve = "cliff" }
 [[faults]]
 kind = "vm_restart"
 target = "shop-web-2"
 at_s = 3
 for_s = 4
 """
+CACHE = 'cache = { ways = 8, way_size = "1MiB", bandwidth_gbps = 20 }'
+MEMORY = 'memory = { working_set = "2MiB", penalty = 1, traffic_gbps = 1 }'
 SMALL = """
 pcpus = 2
 [[applications]]
@@ -82,6 +110,11 @@ def test_a_file_says_everything() -> None:
     assert [tier.service for tier in app.tiers] == [Service(5.0), Service(7.0, Shape.LOGNORMAL, 2.0)]
     assert app.load == (Constant(10, 5), Ramp(10, 20, 5), Sine(20, 5, 10, 20))
     assert made.faults == (Fault(FaultKind.VM_RESTART, 3, 4, "shop-web-2"),)
+    assert made.cache == CacheSpec(12, 1.5 * (1 << 20), 20.0, 2, 2, 1, 4, BandwidthUnit.EIGHTH_GBPS, 8)
+    assert [tier.memory for tier in app.tiers] == [MemoryUse(float(4 << 20), 2.0, 1.0), None]
+    assert made.batch[0].memory == MemoryUse(float(1 << 30), 0.5, 8.0, Curve.CLIFF)
+    assignment = made.assignment("equal")
+    assert (assignment.host.cache, assignment.applications[0].cache) == (CacheControl.ON, "auto")
     names = ["shop-web-1", "shop-web-2", "shop-db", "batch-1", "batch-2", "batch-3"]
     assert [vm.name for vm in made.vms] == names
     assert [vm.vm_class for vm in made.vms] == [VmClass.CRITICAL] * 3 + [VmClass.BATCH] * 3
@@ -113,6 +146,21 @@ def test_what_is_not_said_has_defaults() -> None:
         ("pcpus = 2", "pcpus = ", "not TOML"),
         ("= 100", "= 0", "applications[0].response_time_ms = 0 is refused"),
         ('"shop"', '"a b"', "applications[0].name = 'a b' is refused"),
+        ("pcpus = 2", f"pcpus = 2\n{CACHE.replace('8', '40')}", "cache.ways = 40 is refused: use a whole number"),
+        ("pcpus = 2", f"pcpus = 2\n{CACHE.replace('1MiB', '40%')}", "cache.way_size = '40%' is refused: use a size"),
+        ("pcpus = 2", f"pcpus = 2\n{CACHE.replace('}', ', mba = 1 }')}", "cache.mba = 1 is refused: use 'percent' or"),
+        (
+            "pcpus = 2",
+            f"pcpus = 2\n{CACHE.replace('}', ', limits_bandwidth = false, mba = 1 }')}",
+            "cache.mba is not a field here",
+        ),
+        ("= 100", "= 100\ncache = 'much'", "applications[0].cache = 'much' is refused: use auto, or a size"),
+        ("mean_ms = 5", f"mean_ms = 5, {MEMORY}", "cache = nothing is refused: use a table where VMs have one named"),
+        (
+            "mean_ms = 5",
+            f"mean_ms = 5, {MEMORY.replace('2MiB', '2 ways')}",
+            "applications[0].tiers[0].memory.working_set = '2 ways' is refused: use a size such as",
+        ),
         ("mean_ms = 5", "vcpus = 1", "applications[0].tiers[0].mean_ms is missing"),
         ("mean_ms = 5", "mean_ms = 5, cv = 2", "applications[0].tiers[0].cv = 2 is refused"),
         ("mean_ms = 5", "mean_ms = 5, service = 'x'", "use 'exponential' or 'lognormal' or 'deterministic'"),
@@ -165,6 +213,7 @@ def test_shipped_scenarios_are_whole_and_run(name: str) -> None:
 
 def test_all_that_was_promised_is_shipped() -> None:
     wanted = "spike ramp diurnal flash-crowd idle overload flapping critical-overcommit dying-source"
+    wanted += " cache-thrash cache-useless cache-varying memory-hog"
     assert set(wanted.split()) <= set(shipped())
 
 

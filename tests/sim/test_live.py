@@ -109,6 +109,14 @@ def test_a_speed_out_of_range_is_refused() -> None:
         LiveSimulation(scenario(), 0.0)
 
 
+def test_a_cache_is_registered_with_what_is_asked_of_it() -> None:
+    found = dict(registrations(load_scenario("cache-thrash"), "here", "fair"))
+    assert found["/hosts/here"]["cache"] == "on"
+    assert found["/applications/shop"]["cache"] == "auto"
+    ApplicationIn.model_validate(found["/applications/shop"])
+    HostIn.model_validate(found["/hosts/here"])
+
+
 def test_what_is_registered_is_what_the_interface_takes() -> None:
     found = registrations(load_scenario("spike"), "here", "fair")
     paths = [path for path, _ in found]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -51,14 +52,47 @@ def test_it_grows_until_the_promise_is_kept_and_then_rests() -> None:
 
 def test_ways_that_do_not_help_are_given_back_and_tried_ever_more_rarely() -> None:
     changes = run(4, lambda ways, now_s: 50.0, hours=6)
-    assert [ways for _, ways, _ in changes[:4]] == [5, 4, 5, 4]
-    assert changes[1][2] == "more ways did not help: 50 ms with 4 ways, 50 ms with 5"
-    tries = [time_s for time_s, ways, _ in changes if ways == 5]
+    assert [ways for _, ways, _ in changes[:8]] == [5, 6, 8, 12, 18, 4, 5, 6]
+    assert changes[1][2] == "not enough: 50 ms with 4 ways, 50 ms with 5"
+    assert changes[5][2] == "more ways did not help: 50 ms with 4 ways, 50 ms with 18"
+    tries = [time_s for time_s, _, reason in changes if reason == "50 ms, promised are 10 ms"]
+    assert changes[-1][1] == LEAST, "and no more are kept than are of use"
     gaps = [later - earlier for earlier, later in itertools.pairwise(tries)]
     assert gaps == sorted(gaps)
     assert gaps[0] >= DEFAULT_RULES.retry_s
     assert gaps[-1] >= DEFAULT_RULES.longest_retry_s
     assert len(tries) < 15
+
+
+def test_a_working_set_that_helps_only_when_it_fits_is_found() -> None:
+    changes = run(4, lambda ways, now_s: 8.0 if ways >= 11 else 30.0, hours=2)
+    assert [ways for _, ways, _ in changes] == [5, 6, 8, 12]
+
+
+def test_what_helped_but_not_enough_is_looked_at_again_and_stays_if_it_was_the_ways() -> None:
+    changes = run(4, lambda ways, now_s: 40.0 - ways, hours=6)
+    again = next(number for number, change in enumerate(changes) if change[2].startswith("whether ways help"))
+    before, first, second = (ways for _, ways, _ in changes[again - 1 : again + 2])
+    assert first == 4
+    assert second == before
+    assert changes[again + 1][2].startswith("fewer ways hurt")
+    assert changes[-1][1] == before
+
+
+def test_what_seemed_to_help_and_does_not_is_given_back_though_the_promise_is_not_kept() -> None:
+    """Something else became better in the trial."""
+    changes = run(4, lambda ways, now_s: 50.0 if now_s < 30 else 40.0, hours=6)
+    assert changes[1][2].startswith("40 ms")
+    again = next(number for number, change in enumerate(changes) if change[2].startswith("whether ways help"))
+    assert changes[again][1] == 4
+    assert "fewer ways hurt" not in {reason.split(":")[0] for _, _, reason in changes}
+
+
+def test_while_something_else_is_tried_no_trial_begins_but_one_that_runs_ends() -> None:
+    memory, why = next_ways(WaysMemory(5, (20.0,) * 4), replace(seen(100, 20.0), busy=True))
+    assert (memory.ways, memory.times_ms, why) == (5, (), "")
+    memory, _ = next_ways(WaysMemory(5, (20.0,) * 4, (4, 40.0)), replace(seen(100, 20.0), busy=True))
+    assert memory.before is None
 
 
 def test_with_slack_it_gives_ways_back_as_long_as_that_does_not_hurt() -> None:
@@ -102,10 +136,18 @@ def test_what_is_measured_right_after_a_change_does_not_count() -> None:
 
 
 def test_what_a_shrinking_left_was_too_little_makes_the_next_wait_longer() -> None:
-    memory = WaysMemory(5, (20.0,) * 4, shrink=Wait(0.0, 240.0))
+    memory = WaysMemory(5, (20.0,) * 4, shrink=Wait(0.0, 240.0), shrunk=True)
     memory, _ = next_ways(memory, seen(1000, 20.0))
     assert memory.ways == 6
     assert memory.shrink == Wait(1240.0, 480.0)
+
+
+def test_growing_step_by_step_leaves_the_wait_of_shrinking_as_it_was() -> None:
+    """A spike over, the ways go back to batch at once."""
+    changes = run(4, lambda ways, now_s: knee(12, slow_ms=3)(ways, now_s) if now_s < 600 else 3.0)
+    later = [(time_s, ways) for time_s, ways, _ in changes if time_s >= 600]
+    assert later[0][0] < 700
+    assert later[-1][1] == LEAST
 
 
 @settings(max_examples=15, deadline=None)
@@ -117,7 +159,7 @@ def test_it_never_oscillates_under_constant_load(
     noise = random.Random(seed)
     curve = knee(at, fast_ms, slow_ms)
     changes = run(start, lambda ways, now_s: curve(ways, now_s) * noise.uniform(0.9, 1.1), hours=6)
-    assert len([time_s for time_s, _, _ in changes if time_s > 5 * 3600]) <= 6
+    assert len([time_s for time_s, _, _ in changes if time_s > 5 * 3600]) <= 12, "a trial of all sizes, now and then"
 
 
 @pytest.mark.parametrize("name", ["settle_s", "judged", "min_gain", "slack", "calm_s", "retry_s", "longest_retry_s"])

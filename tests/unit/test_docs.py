@@ -44,6 +44,7 @@ COMMANDS = [[], *([name] for name in main.list_commands(click.Context(main)))]
 COMMANDS += [["db", name] for name in ("upgrade", "downgrade", "current")]
 COMMANDS += [["token", name] for name in ("create", "list", "revoke")]
 COMMANDS += [["user", name] for name in ("create", "list", "password", "delete")]
+COMMANDS += [["profile", "cache"]]
 COMMANDS += [["sim", name] for name in ("list", "run", "compare")]
 
 
@@ -52,5 +53,5 @@ def test_every_command_has_help_with_a_summary(command: list[str]) -> None:
     result = CliRunner().invoke(main, [*command, "--help"])
     assert result.exit_code == 0, result.output
     assert "Usage:" in result.output
-    if command[-1:] not in (["db"], ["token"], ["user"], ["sim"]):
+    if command[-1:] not in (["db"], ["token"], ["user"], ["profile"], ["sim"]):
         assert "EXAMPLES" in result.output or "MODES" in result.output

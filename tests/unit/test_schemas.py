@@ -113,7 +113,7 @@ def test_settings_of_a_host_have_the_fields_and_defaults_of_the_model() -> None:
         HostSpec("h"),
         HostSpec("h", Mode.OBSERVE, "fair", False, Law(gain=1.0), True),
         HostSpec("h", warp=WarpUse.SCHED_EXT, warp_max_us=1000),
-        HostSpec("h", cache=CacheControl.ON, cache_mount=True),
+        HostSpec("h", cache=CacheControl.ON, cache_mount=True, bandwidth_warning=0.5),
         HostSpec(
             "h", placement=PlacementRules(BatchPlacement.FENCE, frozenset({0, 2}), IrqSteering.SERVING, 0.5, 3, 9.0)
         ),

@@ -65,6 +65,30 @@ def test_a_divided_cache() -> None:
     ]
 
 
+def test_what_vms_have_of_the_cache_and_of_memory() -> None:
+    held = {"name": "equipoise-+held", "applications": [], "parts": [], "given_up": False, "bandwidth": "30 %"}
+    part = {"domain": 0, "occupancy_bytes": 3 << 20, "bandwidth_total_bytes_per_s": 12.34e9}
+    unknown = {"occupancy_bytes": None, "bandwidth_total_bytes_per_s": None, "bandwidth_local_bytes_per_s": None}
+    memory = {"domain": 0, "bandwidth_bytes_per_s": 19e9, "maximum_bytes_per_s": 20e9, "saturated": True}
+    one = host(None)
+    one["tick"]["cache"] = {
+        "groups": [held],
+        "notes": [],
+        "memories": [
+            memory,
+            memory | {"domain": 1, "maximum_bytes_per_s": None, "saturated": False},
+            memory | {"domain": 2, "bandwidth_bytes_per_s": None},
+        ],
+        "vms": [{"vm": "hog", "parts": [part | {"bandwidth_local_bytes_per_s": 12e9}, {"domain": 1} | unknown]}],
+    }
+    assert list(operate._caches([one])) == [
+        "kvm1: cache of held: , memory bandwidth held to 30 %",
+        "kvm1: memory of domain 0: 19 GB/s, at most 20 measured FULL",
+        "kvm1: memory of domain 1: 19 GB/s",
+        "kvm1: hog has 3 MiB of the cache, 12.3 GB/s of memory, 12 of them local in domain 0",
+    ]
+
+
 @pytest.mark.parametrize(
     ("told", "one", "said", "unsaid"),
     [

@@ -210,3 +210,41 @@ def test_a_divided_cache_shows_who_has_which_ways(desk: Desk) -> None:
     ]
     assert [row.text for row in page.all("th") if "given up" in row.text] == ["shop given up: somebody else changed it"]
     assert "1 VM" in page.by_id("rung-5").text
+
+
+def test_who_has_how_much_of_the_cache_and_of_the_memory(desk: Desk) -> None:
+    def part(domain: int, total: float | None, size: int | None = None) -> dict[str, Any]:
+        return {"domain": domain, "occupancy_bytes": size, "bandwidth_total_bytes_per_s": total}
+
+    held = {"name": "equipoise-+held", "vms": ["crunch"], "bandwidth": "30 %"}
+    memory = {"domain": 0, "bandwidth_bytes_per_s": 12e9, "maximum_bytes_per_s": 20e9, "saturated": True}
+    measured = {
+        "groups": [held],
+        "vms": [
+            {"vm": "web-1", "parts": [part(0, 2e9, 3 << 20), part(1, None)]},
+            {"vm": "crunch", "parts": [part(0, 10e9)]},
+        ],
+        "memories": [memory, {"domain": 1}],
+    }
+    desk.api.ok("PUT", f"/hosts/{HOST}", {"cache": "on"})
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick() | {"cache": measured}, vms=[]), role="host")
+    page = desk.browser(Role.VIEWER).get(f"/hosts/{HOST}")
+    assert page.status == 200
+    assert "Memory of domain 0: 12 GB/s, at most 20 GB/s measured, all but used up" in page.text
+    assert "Memory of domain 1" not in page.text
+    assert "memory bandwidth held to 30 %" in page.text
+    assert "1 VM" in page.by_id("rung-6").text
+    told = " ".join(page.by_id("traffic").text.split())
+    assert told.endswith("Of the most measured crunch 0 – 10 GB/s – 50 % web-1 0 3 MiB 2 GB/s – 10 %")
+    assert [(one["value"], one["aria-label"]) for one in page.all("meter")] == [
+        ("0.500", "crunch: 50 %"),
+        ("0.100", "web-1: 10 %"),
+    ]
+
+
+def test_a_host_that_measures_nothing_has_no_table_of_it(desk: Desk) -> None:
+    desk.api.ok("PUT", f"/hosts/{HOST}", {"cache": "on"})
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick() | {"cache": {}}, vms=[]), role="host")
+    page = desk.browser(Role.VIEWER).get(f"/hosts/{HOST}")
+    assert page.status == 200
+    assert not page.all("meter")

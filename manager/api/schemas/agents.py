@@ -31,6 +31,9 @@ KnobIndex = Annotated[
 ]
 
 
+Rate = Annotated[float, Field(ge=0, le=1e15)]
+
+
 class KnobStatus(Schema):
     """One knob of a running VM: what it holds, what it held before, and who owns it.
 
@@ -165,10 +168,38 @@ class CacheGroup(Schema):
     vms: list[Name] = Field(default_factory=list)
     parts: list[CachePart] = Field(default_factory=list)
     given_up: bool = Field(default=False, description="somebody else changed it")
+    bandwidth: Text = Field(default="", description="to which its memory traffic is held, such as 30 %; empty: not")
+
+
+class CacheTraffic(Schema):
+    """What a VM has of one domain: of its cache, and of the memory's bandwidth. Null: not known."""
+
+    domain: Count
+    occupancy_bytes: Count | None = None
+    bandwidth_total_bytes_per_s: Rate | None = Field(default=None, description="from and to all memory")
+    bandwidth_local_bytes_per_s: Rate | None = Field(default=None, description="from and to the domain's own memory")
+
+
+class CacheVm(Schema):
+    """A VM that is measured."""
+
+    vm: Name
+    parts: list[CacheTraffic] = Field(default_factory=list)
+
+
+class CacheMemory(Schema):
+    """The memory of one domain of the cache."""
+
+    domain: Count
+    bandwidth_bytes_per_s: Rate | None = Field(default=None, description="of all that runs; null: not known now")
+    maximum_bytes_per_s: Rate | None = Field(
+        default=None, description="the most that lasted since the host started; null: never was much"
+    )
+    saturated: bool = Field(default=False, description="above `bandwidth_warning` of that for some time")
 
 
 class CacheStatus(Schema):
-    """How the last-level cache is divided."""
+    """How the last-level cache is divided, and who has how much of it and of the memory's bandwidth."""
 
     resource: Text = Field(default="", description="such as L3; empty: this host cannot divide its cache")
     ways: Count = Field(default=0, description="of each domain")
@@ -176,6 +207,8 @@ class CacheStatus(Schema):
     groups: list[CacheGroup] = Field(default_factory=list)
     foreign: Count = Field(default=0, description="groups of others")
     notes: list[Text] = Field(default_factory=list, description="what is not as it was asked for")
+    vms: list[CacheVm] = Field(default_factory=list, description="empty: none is measured")
+    memories: list[CacheMemory] = Field(default_factory=list, description="empty: not measured")
 
 
 class CapabilitiesBody(Schema):

@@ -25,7 +25,7 @@ from manager.api.schemas.fields import (
 )
 from manager.api.schemas.sources import SourceBody
 from manager.model.law import BOUNDS, DEFAULT_LAW
-from manager.model.registration import CacheControl, Mode, Sharing, VmClass
+from manager.model.registration import DEFAULT_BANDWIDTH_WARNING, CacheControl, Mode, Sharing, VmClass
 from manager.model.rules import BOUNDS as RULE_BOUNDS
 from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering
 from manager.model.scheduling import (
@@ -312,6 +312,10 @@ class HostIn(Schema):
         " VMs share the rest",
     )
     cache_mount: bool = Field(default=False, description="mount resctrl for that where it is not mounted")
+    bandwidth_warning: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=DEFAULT_BANDWIDTH_WARNING,
+        description="warn when a domain's memory traffic is above this share of the most that was measured; 0: never",
+    )
     law: LawBody = Field(default_factory=LawBody)
     placement: PlacementBody = Field(default_factory=PlacementBody)
 

@@ -10,6 +10,7 @@ from manager.host.doctor.files import cpu_flags, mounted, names_in, text_of
 _AREA = "Cache"
 _OURS = "equipoise"
 _MOUNT = "mount -t resctrl resctrl /sys/fs/resctrl"
+_BY_US = "let the agent do it: the host's fields cache: on and cache_mount: true"
 _NOT_GROUPS = frozenset({"info", "mon_data", "mon_groups"})
 _FLAGS = frozenset({"cat_l3", "cat_l2", "cdp_l3", "mba", "smba", "cqm", "cqm_llc", "cqm_mbm_total", "bmec"})
 
@@ -33,7 +34,7 @@ def _resctrl(subject: Subject) -> Verdict:
         )
     point = mounted(subject.paths, "resctrl")
     if point is None:
-        return warning("the kernel has resctrl, but it is not mounted", _MOUNT)
+        return warning("the kernel has resctrl, but it is not mounted", f"{_MOUNT}, or {_BY_US}")
     return works(f"mounted at {point}" + (f"; the CPU has {hardware}" if hardware else ""))
 
 
@@ -50,9 +51,9 @@ def _part(subject: Subject, what: str, flag: str, kinds: tuple[str, ...], shown:
     if folder is not None:
         values = {name: text_of(folder / name) for name in shown}
         numbers = ", ".join(f"{name} {' '.join(value.split())}" for name, value in values.items() if value is not None)
-        return works(f"{folder.name}: {numbers}")
+        return works(f"{folder.name}: {numbers}; used where the host's field cache is on")
     if flag in cpu_flags(subject.paths) and mounted(subject.paths, "resctrl") is None:
-        return missing(f"the CPU has {what}, but resctrl is not mounted", _MOUNT)
+        return missing(f"the CPU has {what}, but resctrl is not mounted", f"{_MOUNT}, or {_BY_US}")
     if mounted(subject.paths, "resctrl") is None:
         return missing(f"no resctrl is mounted, so no {what}", "see the finding `resctrl`")
     return missing(f"this CPU has no {what}", "nothing to do: the other rungs work without")

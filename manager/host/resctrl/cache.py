@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 
 from manager.errors import HostError
 from manager.host.resctrl.groups import Groups
 from manager.host.resctrl.info import discover
+from manager.host.resctrl.monitor import Monitors
 from manager.host.resctrl.mount import ensure_mounted, unmount_ours
 from manager.host.resctrl.threads import move
 from manager.host.resctrl.tree import ResctrlTree
-from manager.model.cache import Group, Resctrl, Schemata
+from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
 from manager.model.host import VmInstance
 
@@ -26,6 +27,7 @@ class ResctrlCache:
         """``domains`` tells the pCPUs of each cache of a level by its id. Nothing is read yet."""
         self._tree = tree
         self._groups = Groups(tree)
+        self._monitors = Monitors(tree)
         self._threads = threads
         self._domains_of = domains
         self._known: tuple[CpuSet, Resctrl, Mapping[int, CpuSet]] | None = None
@@ -52,6 +54,7 @@ class ResctrlCache:
 
     def unmount(self) -> None:
         """See ``CachePort``."""
+        self._monitors.close()
         unmount_ours(self._tree, self._groups)
         self.close()
 
@@ -64,6 +67,16 @@ class ResctrlCache:
         """See ``CachePort``."""
         with self._understood():
             return self._groups.tasks(group)
+
+    def monitored(self, groups: Collection[str]) -> Mapping[str, frozenset[str]]:
+        """See ``CachePort``."""
+        with self._understood():
+            return self._groups.monitored(groups)
+
+    def uses(self, groups: Collection[str]) -> Mapping[str, tuple[CacheUse, ...]]:
+        """See ``CachePort``."""
+        with self._understood():
+            return self._monitors.read(groups)
 
     def threads(self, instance: VmInstance, *, afresh: bool = False) -> frozenset[int]:
         """See ``CachePort``."""
@@ -90,6 +103,7 @@ class ResctrlCache:
         """See ``CachePort``."""
         self._known = None
         self._groups.close()
+        self._monitors.close()
 
     @contextmanager
     def _understood(self) -> Iterator[None]:

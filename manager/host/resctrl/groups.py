@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from manager.errors import HostError
 from manager.host.resctrl.info import read_text
@@ -49,6 +49,17 @@ class Groups:
     def tasks(self, name: str) -> frozenset[int]:
         """Ids of a group's threads; none of one that is gone."""
         return frozenset(map(int, (self.text(name, "tasks") or "").split()))
+
+    def monitored(self, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
+        """The names of the monitoring groups in each of these, without those that are gone or have none."""
+        found = {}
+        for name in names:
+            try:
+                found[name] = frozenset(self._tree.folders(f"{name}/{_MONITORING}".lstrip("/")))
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise HostError(f"read resctrl's {name}/mon_groups: {_words(error)}", error.errno or 0) from error
+        return found
 
     def text(self, name: str, file: str) -> str | None:
         """A file of a group, which is then held; None when the group is gone."""

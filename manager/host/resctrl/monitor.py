@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Collection, Mapping
 
 from manager.errors import HostError
 from manager.host.resctrl.tree import ResctrlFile, ResctrlTree
-from manager.model.cache import PREFIX, CacheUse
+from manager.model.cache import CacheUse
 
 _DOMAIN = "mon_L3_"
 _FILES = {
@@ -52,6 +53,36 @@ class Monitor:
                 file.close()
 
 
+class Monitors:
+    """The counters of several groups, by path, held open from one reading to the next."""
+
+    def __init__(self, tree: ResctrlTree) -> None:
+        self._tree = tree
+        self._held: dict[str, Monitor] = {}
+
+    def read(self, groups: Collection[str]) -> Mapping[str, tuple[CacheUse, ...]]:
+        """Those of ``groups``, without any that is gone; of no other one files stay open. Raises HostError."""
+        for path in self._held.keys() - set(groups):
+            self._held.pop(path).close()
+        found = {}
+        for path in groups:
+            try:
+                if path not in self._held:
+                    self._held[path] = Monitor(self._tree, path)
+                found[path] = self._held[path].read()
+            except HostError as error:
+                if path in self._held:  # removed, and maybe made again: opened anew next time
+                    self._held.pop(path).close()
+                if error.errno != errno.ENODEV:
+                    raise
+        return found
+
+    def close(self) -> None:
+        """Close all files; may be called twice."""
+        while self._held:
+            self._held.popitem()[1].close()
+
+
 def _number(file: ResctrlFile) -> int | None:
     try:
         text = file.read().strip()
@@ -60,8 +91,3 @@ def _number(file: ResctrlFile) -> int | None:
             return None
         raise HostError(f"read counters of resctrl: {error.strerror}", error.errno or 0) from error
     return None if text in _NO_NUMBER else int(text)
-
-
-def monitoring_group(group: str, vm: str) -> str:
-    """The path of a VM's monitoring group inside its control group, to be made as other groups are."""
-    return f"{group}/mon_groups/{PREFIX}{vm}" if group else f"mon_groups/{PREFIX}{vm}"

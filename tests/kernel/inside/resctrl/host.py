@@ -90,6 +90,14 @@ class DeadlyTree(KernelTree):
     def open(self, path: str, *, write: bool = False) -> KernelFile:
         return DeadlyFile(POINT / path, os.O_WRONLY, self) if write else super().open(path)
 
+    def mount(self, options: frozenset[str]) -> None:
+        super().mount(options)
+        self.count()
+
+    def unmount(self) -> None:
+        super().unmount()
+        self.count()
+
     def make(self, path: str) -> None:
         super().make(path)
         self.count()
@@ -120,7 +128,8 @@ class Host:
     def scattered(self) -> dict[str, set[str]]:
         """The groups of each VM's threads."""
         tasks = {name: self.groups.tasks(name) for name in self.groups.names()}
-        threads = {vm: self.threads(vm) for vm in self.vms}
+        # as they were started: an emulated machine takes long to list them
+        threads = {vm: {one.pid, *one.tids.values()} for vm, one in self.vms.items()}
         return {vm: {name for name, tids in tasks.items() if not tids.isdisjoint(threads[vm])} for vm in self.vms}
 
     def placed(self) -> dict[str, str]:

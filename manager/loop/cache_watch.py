@@ -1,0 +1,223 @@
+"""Measures who has how much of the cache and of the memory's bandwidth, by monitoring groups of resctrl.
+
+These are known by their names, as groups of ours are, and need no note: nothing of a VM changes by them. A VM that goes
+to another control group leaves its monitoring group, so that is looked at after the steps of a tick.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable, Collection, Mapping
+
+from manager.control.monitoring import (
+    Counted,
+    Measured,
+    Memory,
+    Traffic,
+    Watched,
+    WatchPlan,
+    plan_watch,
+    totals,
+    traffic,
+)
+from manager.control.saturation import LASTING, Saturation, next_saturation
+from manager.errors import HostError, JournalError, VmVanished
+from manager.host.port import CachePort
+from manager.loop.cache_found import CacheSeen, Found
+from manager.loop.journal import Journal
+from manager.loop.planner import Trouble
+from manager.model.cache import PREFIX, Group, Resctrl
+from manager.model.host import VmInstance
+from manager.model.registration import Mode
+
+RETRY_S = 60.0
+"""So long no monitoring group is made after the kernel refused one."""
+MOST_NAMED = 3
+"""So many VMs are named of those that take the most."""
+_GROWN = 1.02
+"""A maximum is written down again when it grew by this factor."""
+_GONE = frozenset({errno.ENOENT, errno.ENODEV})
+
+
+class CacheWatch:
+    """Keeps the monitoring groups of one host and reads the counters. Belongs to the control loop."""
+
+    def __init__(self, journal: Journal, now_s: Callable[[], float]) -> None:
+        """``now_s``: a monotonic time in seconds."""
+        self._journal = journal
+        self._now_s = now_s
+        self._counted: dict[str, Counted] = {}
+        self._settled: dict[str, tuple[VmInstance, frozenset[int]]] = {}
+        self._rates: dict[str, float] = {}
+        self._memories = {domain: Saturation(most, known=True) for domain, most in journal.maxima.items()}
+        self._warned: dict[int, str] = {}
+        self._refused: tuple[float, str] = -math.inf, ""
+
+    def tick(
+        self,
+        port: CachePort,
+        seen: CacheSeen,
+        found: Found,
+        present: Mapping[str, Group],
+        moved: Mapping[str, str],
+        troubles: list[Trouble],
+    ) -> Measured:
+        """Make, remove and read groups; what cannot be done is added to ``troubles``.
+
+        ``present``: the groups after the steps of this tick, ``moved``: where these put VMs, by domain UUID.
+        """
+        if found.offered.monitoring is None:
+            return Measured(notes=_unable(seen, found.offered))
+        enforced = seen.wanted and seen.snapshot.host.mode is Mode.ENFORCE
+        try:
+            inside = port.monitored(present)
+            watched = list(self._watched(seen, found, moved)) if enforced else []
+            plan = plan_watch(found.offered, watched, inside)
+            owned = self._arrange(port, seen, plan, inside, moved, troubles)
+            if not enforced:
+                self._counted = {}
+                port.uses(())
+                told = "in mode observe nothing is measured: that takes groups" if seen.wanted else ""
+                return Measured(notes=(told,) if told else (), owned=owned)
+            rates = self._read(port, plan, present)
+        except HostError as error:
+            troubles.append(Trouble("cache", f"cache and memory traffic: {error}"))
+            return Measured(able=enforced, owned=len(self._settled))
+        names = {one.key: one.name for one in watched}
+        vms = {names[key]: rates[path] for key, path in plan.of.items() if path in rates}
+        self._rates = {one.name: one.rate for one in watched}
+        self._rates |= {vm: sum(one.total or 0.0 for one in parts) for vm, parts in vms.items()}
+        memories = self._judge(totals([rates[name] for name in present if name in rates]), seen, vms, troubles)
+        left = f"not measured, as RMIDs are few: {', '.join(plan.left_out)}"
+        notes = (*_unable(seen, found.offered), *([left] if plan.left_out else []), *self._notes())
+        return Measured(vms, memories, notes, "mbm_total_bytes" in found.offered.monitoring.features, owned)
+
+    def _watched(self, seen: CacheSeen, found: Found, moved: Mapping[str, str]) -> Collection[Watched]:
+        """The managed VMs of mode enforce that are in one group, of ours or the default one."""
+        views = {view.name: view for view in seen.snapshot.vms}
+        watched = []
+        for uuid, spec in seen.specs.items():
+            homes = {moved[uuid]} if uuid in moved else found.homes.get(uuid, frozenset())
+            if (
+                len(homes) != 1
+                or uuid not in found.homes
+                or found.stays(uuid)
+                or views[spec.name].mode is not Mode.ENFORCE
+            ):
+                continue
+            view, rate = views[spec.name], self._rates.get(spec.name, 0.0)
+            watched.append(Watched(uuid, spec.name, min(homes), view.critical, rate, view.vcpus))
+        return watched
+
+    def _arrange(
+        self,
+        port: CachePort,
+        seen: CacheSeen,
+        plan: WatchPlan,
+        inside: Mapping[str, Collection[str]],
+        moved: Collection[str],
+        troubles: list[Trouble],
+    ) -> int:
+        """Remove what is not needed, make what is, and put the VMs there. Returns how many groups there are then.
+
+        ``seen.only``: nothing but the group of that VM is removed.
+        """
+        there = {f"{group}/mon_groups/{name}".lstrip("/") for group, names in inside.items() for name in names}
+        there &= {*plan.unneeded, *plan.wanted.values()}
+        for path in plan.unneeded:
+            if seen.only is not None and path.rpartition("/")[2] != f"{PREFIX}{seen.only}":
+                continue
+            self._settled.pop(path, None)
+            try:
+                port.remove(path)
+                there.discard(path)
+            except HostError as error:
+                troubles.append(Trouble("cache", str(error)))
+        for key, path in plan.wanted.items():
+            try:
+                if path not in there:
+                    if self._now_s() < self._refused[0]:
+                        continue
+                    self._settled.pop(path, None)
+                    port.create(path)
+                    there.add(path)
+                self._settle(port, path, seen.running[key], fresh=key in moved)
+            except VmVanished:
+                continue
+            except HostError as error:
+                if error.errno in _GONE:
+                    continue
+                if path in there:
+                    troubles.append(Trouble("cache", str(error)))
+                else:
+                    self._refused = self._now_s() + RETRY_S, str(error)
+        self._settled = {path: of for path, of in self._settled.items() if path in there}
+        return len(there)
+
+    def _settle(self, port: CachePort, path: str, instance: VmInstance, *, fresh: bool) -> None:
+        """Put a VM's threads into its group, once: those that start later inherit it. Raises VmVanished, HostError."""
+        if fresh or self._settled.get(path) != (instance, port.threads(instance)):
+            self._settled.pop(path, None)
+            port.move(path, instance)
+            self._settled[path] = instance, port.threads(instance)
+
+    def _read(
+        self, port: CachePort, plan: WatchPlan, present: Mapping[str, Group]
+    ) -> Mapping[str, tuple[Traffic, ...]]:
+        """What each group used since the last reading, by path. Raises HostError."""
+        inside = port.monitored(present)
+        before, self._counted = self._counted, {}
+        paths = [*present, *(path for path in plan.of.values() if path not in present)]
+        for path, uses in port.uses(paths).items():
+            self._counted[path] = Counted(self._now_s(), uses, frozenset(inside.get(path, ())))
+        return {path: traffic(before.get(path), now) for path, now in self._counted.items()}
+
+    def _judge(
+        self,
+        rates: Mapping[int, float | None],
+        seen: CacheSeen,
+        vms: Mapping[str, tuple[Traffic, ...]],
+        troubles: list[Trouble],
+    ) -> tuple[Memory, ...]:
+        """The traffic of each domain beside the most that was measured there, which is written down."""
+        found = []
+        for domain, rate in sorted(rates.items()):
+            known = self._memories.get(domain, Saturation())
+            now = self._memories[domain] = next_saturation(known, rate, seen.snapshot.host.bandwidth_warning)
+            found.append(Memory(domain, rate, now.maximum, now.saturated))
+            if not now.saturated:
+                self._warned.pop(domain, None)
+            elif domain not in self._warned and rate is not None and now.maximum is not None:
+                self._warned[domain] = _saturated(domain, rate, now.maximum, vms)
+        maxima = {domain: one.maximum for domain, one in self._memories.items() if one.maximum is not None}
+        written = self._journal.maxima
+        if any(most > written.get(domain, 0.0) * _GROWN for domain, most in maxima.items()):
+            try:
+                self._journal.note_maxima(maxima)
+            except JournalError as error:
+                troubles.append(Trouble("journal", str(error)))
+        return tuple(found)
+
+    def _notes(self) -> list[str]:
+        """What lasts: each is told once for as long as it is the same."""
+        refused = [self._refused[1]] if self._now_s() < self._refused[0] else []
+        return [*(f"some are not measured: {why}" for why in refused), *self._warned.values()]
+
+
+def _unable(seen: CacheSeen, offered: Resctrl) -> tuple[str, ...]:
+    """What cannot be done without counters of memory traffic."""
+    counts = offered.monitoring is not None and "mbm_total_bytes" in offered.monitoring.features
+    if counts or not seen.wanted or not offered.bandwidths:
+        return ()
+    return ("this host does not measure memory traffic: guilt cannot be told, so nobody's bandwidth is held back",)
+
+
+def _saturated(domain: int, rate: float, maximum: float, vms: Mapping[str, tuple[Traffic, ...]]) -> str:
+    taken = {vm: one.total for vm, parts in vms.items() for one in parts if one.domain == domain and one.total}
+    most = sorted(taken, key=lambda vm: (-taken[vm], vm))[:MOST_NAMED]
+    who = ", ".join(f"{vm} {taken[vm] / 1e9:.3g}" for vm in most)
+    return (
+        f"the memory of domain {domain} is all but used up: {rate / 1e9:.3g} GB/s for {LASTING} intervals, at most"
+        f" {maximum / 1e9:.3g} were measured" + (f"; most is taken by {who}" if who else "")
+    )
