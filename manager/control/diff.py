@@ -156,6 +156,8 @@ class _Diff:
         if owned.foreign:
             return self._of_foreign(key, value, owned)
         if not self._is_ours(key, value, owned):
+            if _part_given_back(value, owned):
+                return [Change(Action.FORGET, key, value, value, self.undo_reason)]
             reason = f"changed by somebody else: we left {knob_text(owned.intended)}, found {knob_text(value)}"
             given_up = Change(Action.GIVE_UP, key, owned.intended, value, reason)
             return [given_up] if goal else [given_up, Change(Action.FORGET, key, value, value, self.undo_reason)]
@@ -273,6 +275,15 @@ class _Diff:
         if isinstance(one, int) or isinstance(other, int):
             return one == other
         return one == other or (bool(one & self.found.online) and one & self.found.online == other & self.found.online)
+
+
+def _part_given_back(value: KnobValue, owned: Owned) -> bool:
+    """Whether a pin holds a part of its original, which was on its way back when nobody noted what it became.
+
+    Either the kernel narrowed it to a cpuset (cpuset(7)), or somebody else did since: nothing more is to be done.
+    """
+    back = not owned.settled and owned.intended == owned.original
+    return back and isinstance(value, frozenset) and isinstance(owned.original, frozenset) and value < owned.original
 
 
 def _sets_idle(change: Change, value: int) -> bool:

@@ -80,7 +80,11 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         ({"policy": "magic"}, "policy", ['"magic"', "equal, priority"]),
         ({"mode": "off"}, "mode", ['"off"', "enforce, observe, released"]),
         ({"pinning": "yes"}, "pinning", ['"yes"', "true or false"]),
-        ({"colour": 1}, "colour", ["bandwidth_warning, batch_idle, cache, cache_mount, law, mode, pinning, placement, policy"]),
+        (
+            {"colour": 1},
+            "colour",
+            ["bandwidth_warning, batch_idle, cache, cache_mount, law, mode, pinning, placement, policy"],
+        ),
         ({"law": {"gain": 6}}, "law.gain", ["6", "at least 0.05 and at most 5"]),
         ({"law": {"min_samples": 1.5}}, "law.min_samples", ["1.5", "a whole number at least 1 and at most 100000"]),
         ({"law": {"speed": 1}}, "law.speed", ["known: batch_floor, dead_band"]),

@@ -288,3 +288,13 @@ def test_one_word_is_for_one_time() -> None:
         for _ in range(2):
             vm.reach(wants((WEIGHT, 2)))
         assert vm.weight == 2
+
+
+@pytest.mark.parametrize("plan", [Plan(()), wants((VCPU, ONE))], ids=["undone", "wanted again"])
+def test_a_part_of_an_original_that_was_on_its_way_back_is_let_go(plan: Plan) -> None:
+    """The kernel narrowed it to a cpuset, and the disk was full when that was to be noted; or somebody else did."""
+    back = Owned(ALL, previous=ONE, intended=ALL)
+    found = Found({VCPU: ZERO}, ALL)
+    assert [change.action for change in diff(plan, found, {VCPU: back})] == [Action.FORGET]
+    settled = diff(plan, found, {VCPU: replace(back, settled=True)})
+    assert settled[0].action is Action.GIVE_UP, "it was given back, and is somebody else's since"
