@@ -174,8 +174,9 @@ def _take(session: Session, context: ManagerContext, name: str, body: ReportIn, 
 def _take_statuses(session: Session, host: HostRow, body: ReportIn, now: datetime) -> bool:
     """Whether the newest tick is not of the VMs whose statuses are known."""
     if body.vms is not None:
-        drop_statuses(session, host)
-    put_statuses(session, host, (_status_fields(vm) for vm in (*(body.vms or ()), *body.changed_vms)), now)
+        if not body.vms_changed_only:
+            drop_statuses(session, host)
+        put_statuses(session, host, map(_status_fields, body.vms), now)
     if not body.ticks:
         return False
     newest = max(body.ticks, key=lambda tick: tick.at)
@@ -198,7 +199,6 @@ def _refuse_contradictions(host: str, body: ReportIn) -> None:
         if other != host
     ]
     errors += _listed_twice((f"vms[{place}].vm", vm.vm) for place, vm in enumerate(body.vms or ()))
-    errors += _listed_twice((f"changed_vms[{place}].vm", vm.vm) for place, vm in enumerate(body.changed_vms))
     errors += _listed_twice(
         (f"domains[{place}].libvirt_uuid", one.libvirt_uuid) for place, one in enumerate(body.domains or ())
     )

@@ -208,13 +208,13 @@ class Agent:
         untold = self._untold(about)
         self._metrics.observe_sources(sources)
         try:
-            vms, changed = self._vms(latest, afresh=untold)
+            vms, changed_only = self._vms(latest, afresh=untold)
             orders = self._link.send(
                 Report(
                     capabilities_body(about.capabilities) if untold else None,
                     latest.tick if latest is not None and latest is not self._reported else None,
                     vms,
-                    changed,
+                    changed_only,
                     sources if sources != self._reported_sources else None,
                     self._telemetry.recent(),
                     tuple(about.domains.values()) if untold else None,
@@ -229,14 +229,17 @@ class Agent:
         self._reported, self._reported_sources = latest, sources
         return self._obey(orders) if ask else True
 
-    def _vms(self, latest: Latest | None, *, afresh: bool) -> tuple[list[VmStatus] | None, list[VmStatus]]:
-        """All VMs; or, where the manager was told of the same ones before, None and those that changed since."""
+    def _vms(self, latest: Latest | None, *, afresh: bool) -> tuple[list[VmStatus] | None, bool]:
+        """All VMs; or, where the manager was told of the same ones before, those that changed since, None: none did.
+
+        And whether these are not all.
+        """
         if latest is None:
-            return None, []
+            return None, False
         before = self._reported.vms if self._reported is not None else []
         if not before or afresh or self._link.vms_missing or [vm.vm for vm in before] != [vm.vm for vm in latest.vms]:
-            return latest.vms, []
-        return None, [now for now, then in zip(latest.vms, before, strict=True) if now is not then]
+            return latest.vms, False
+        return [now for now, then in zip(latest.vms, before, strict=True) if now is not then] or None, True
 
     def fetch(self) -> bool:
         """Ask the manager for orders. False: it does not answer."""

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -85,7 +85,7 @@ class Report:
     capabilities: CapabilitiesBody | None
     tick: TickStatus | None
     vms: list[VmStatus] | None
-    changed_vms: Sequence[VmStatus] = ()
+    vms_changed_only: bool = False
     sources: tuple[SourceStatus, ...] | None = None
     windows: tuple[Window, ...] = ()
     domains: tuple[VmInstance, ...] | None = None
@@ -211,7 +211,7 @@ class ManagerLink:
                 capabilities=report.capabilities,
                 tick=report.tick,
                 vms=report.vms,
-                changed_vms=list(report.changed_vms),
+                vms_changed_only=report.vms_changed_only,
                 sources=sources,
                 domains=domains,
                 findings=findings,

@@ -74,7 +74,7 @@ def test_shares_are_those_of_the_newest_tick(api: Api) -> None:
     assert told(vms=both, ticks=[new, old]) == (False, [("hog", 0.75, 2), ("web", 0.25, 2)])
     assert told(ticks=[ticked(3, web=0.5, hog=0.5)]) == (False, [("hog", 0.5, 2), ("web", 0.5, 2)])
     plugged = [status("web", cpu_share=0.0, vcpus=4)]
-    assert told(changed_vms=plugged) == (False, [("hog", 0.5, 2), ("web", 0.0, 4)])
+    assert told(vms=plugged, vms_changed_only=True) == (False, [("hog", 0.5, 2), ("web", 0.0, 4)])
     assert told(ticks=[ticked(4, web=1.0)]) == (True, [("hog", 0.5, 2), ("web", 1.0, 4)]), "of hog nothing is told"
     assert told(ticks=[ticked(5, web=0.5, hog=0.5, new=0.0)])[0], "nothing is known of the new one"
     assert told(vms=[], ticks=[ticked(6)]) == (False, [])
@@ -123,7 +123,6 @@ def test_statuses_are_replaced_as_a_whole_or_left_alone(shop: Api) -> None:
         ({"decisions": [record(1), record(2, host="kvm2")]}, "decisions[1].host", ['"kvm2"', "allowed: kvm1"]),
         ({"events": [event(1, host="kvm2")]}, "events[0].host", ['"kvm2"', "allowed: kvm1"]),
         ({"vms": [status("a"), status("a")]}, "vms[1].vm", ['"a"', "twice"]),
-        ({"changed_vms": [status("a"), status("a")]}, "changed_vms[1].vm", ['"a"', "twice"]),
         ({"vms": [status("a", cpu_share=1.5)]}, "vms[0].cpu_share", ["1.5", "at least 0 and at most 1"]),
         ({"decisions": [record(1, detail="a\0")]}, "decisions[0].detail", ["none of them NUL"]),
         ({"decisions": [record(1, at="0001-01-01T00:00:00+14:00")]}, "decisions[0].at", ["from 1970 to 9998"]),

@@ -21,7 +21,7 @@ from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
 from manager.model.host import VmInstance
 
 REAL = HostPaths(Path("/"))
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 CHILD_GROUPS = ("emulator", "vcpu0", "vcpu1")
 
 

@@ -342,10 +342,10 @@ class ReportIn(Schema):
     vms: list[VmStatus] | None = Field(
         default=None,
         max_length=5000,
-        description="all there are; null: as told last, but for `changed_vms`. Their shares are those of the newest of"
-        " `ticks`, where there is one",
+        description="null: unchanged since last time, but for their shares: those are of the newest of `ticks`, where"
+        " there is one",
     )
-    changed_vms: list[VmStatus] = Field(default_factory=list, max_length=5000)
+    vms_changed_only: bool = Field(default=False, description="whether `vms` leaves out those that did not change")
     sources: list[SourceStatusBody] | None = Field(
         default=None, max_length=5000, description="null: unchanged since last time"
     )
