@@ -271,3 +271,25 @@ def test_first_steps_lead_from_an_agent_to_an_sla(visits: Visits, fresh: Service
         "tick-web": "critical",
         "batch-1": "batch",
     }
+
+
+def test_a_button_stays_where_it_is_pressed(visits: Visits, own: Service) -> None:
+    """Though the field that was left by that is right now, and its message goes."""
+    visits.tolerated += [REFUSED]
+    admin = visits.page(own, "admin")
+    admin.goto("/people")
+    admin.get_by_role("link", name="Make a user").click()
+    admin.get_by_label("Name").fill("linus")
+    admin.get_by_role("combobox", name="Role").select_option("viewer")
+    admin.get_by_label("Password").fill("short")
+    save(admin, "Make the user")
+    message = admin.locator("#e-f-password")
+    expect(message).to_contain_text("10")
+    admin.get_by_label("Password").fill("long enough for all")
+    admin.get_by_role("button", name="Make the user").hover()
+    with admin.expect_response(lambda answer: "field=password" in answer.url):
+        admin.mouse.down()
+    admin.wait_for_timeout(200)
+    expect(message).to_contain_text("10")
+    admin.mouse.up()
+    expect(done(admin)).to_contain_text("made")

@@ -46,6 +46,26 @@ async function copy(button) {
   setTimeout(() => (button.textContent = said), 3000);
 }
 
+// A press on a button leaves the field before, which is checked then. The answer may come before the button is let go:
+// a message that goes would move the button away, and the press would be on nothing.
+let pressed = false;
+const waiting = [];
+document.addEventListener("pointerdown", () => (pressed = true));
+for (const name of ["pointerup", "pointercancel"]) {
+  document.addEventListener(name, () => {
+    pressed = false;
+    setTimeout(() => waiting.splice(0).forEach((show) => show())); // after the click
+  });
+}
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const { target, serverResponse, shouldSwap } = event.detail;
+  if (!pressed || !shouldSwap || target.dataset.for === undefined) return;
+  event.detail.shouldSwap = false;
+  waiting.push(() => {
+    target.innerHTML = serverResponse;
+    mark(target);
+  });
+});
 document.addEventListener("htmx:afterSwap", (event) => mark(event.detail.target));
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-copy]");
