@@ -67,8 +67,8 @@ class Connection:
                 self._connection.request(method, self._path + target, body, dict(headers))
                 response = self._connection.getresponse()
                 return Answer(response.status, response.headers, response.read())
-            except BaseException:
-                self._connection.close()  # what comes on it would be the answer to another request
+            except BaseException:  # whatever ends it, what comes later must not be taken for the next one's answer
+                self._connection.close()
                 raise
 
     def _connect(self) -> None:

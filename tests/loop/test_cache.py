@@ -39,9 +39,8 @@ class CacheRig(Rig):
         self.assignment = replace(self.assignment, applications=(*others, replace(served, **fields)))  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def rig(tmp_path: Path) -> Iterator[CacheRig]:
-    made = CacheRig(tmp_path, CacheHost())
+def shop(made: CacheRig) -> Iterator[CacheRig]:
+    """With an application of one critical VM that asks for 4 ways, a batch VM, and one that is nobody's."""
     for name, kind in (("web", "critical"), ("hog", "batch")):
         made.host.boot(name, 2)
         made.register(name, kind)
@@ -50,6 +49,11 @@ def rig(tmp_path: Path) -> Iterator[CacheRig]:
     made.control(cache=CacheControl.ON, pinning=False)
     yield made
     made.journal.close()
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[CacheRig]:
+    yield from shop(CacheRig(tmp_path, CacheHost()))
 
 
 def kinds(result: TickResult) -> list[OutcomeKind]:

@@ -22,7 +22,7 @@ from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.fakes.cache_host import CACHE, CacheHost
 from tests.fakes.resctrl import FakeResctrl
-from tests.loop.test_cache import SHOP, CacheRig
+from tests.loop.test_cache import SHOP, CacheRig, shop
 
 
 class Sealed(FakeResctrl):
@@ -56,15 +56,7 @@ class Sealed(FakeResctrl):
 
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[CacheRig]:
-    made = CacheRig(tmp_path, CacheHost(resctrl=Sealed((CACHE,))))
-    for name, kind in (("web", "critical"), ("hog", "batch")):
-        made.host.boot(name, 2)
-        made.register(name, kind)
-    made.host.boot("stranger")
-    made.serve("shop", "4 ways", "web")
-    made.control(cache=CacheControl.ON, pinning=False)
-    yield made
-    made.journal.close()
+    yield from shop(CacheRig(tmp_path, CacheHost(resctrl=Sealed((CACHE,)))))
 
 
 def preview(rig: CacheRig) -> Preview:
