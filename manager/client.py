@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import ssl
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,14 +46,24 @@ class Network(Protocol):
 class Connection:
     """A connection to one manager, kept between requests. Safe to use from several threads, one after the other."""
 
-    def __init__(self, url: str, *, connect_s: float = 3.0, answer_s: float = 10.0) -> None:
-        """Nothing is asked yet. Raises ManagerUnavailable for what is no http or https URL."""
+    def __init__(
+        self, url: str, *, connect_s: float = 3.0, answer_s: float = 10.0, authorities: ssl.SSLContext | None = None
+    ) -> None:
+        """Nothing is asked yet. Raises ManagerUnavailable for what is no http or https URL.
+
+        By https, whoever has no certificate for the URL's name from ``authorities`` (None: those that the system
+        believes) is told nothing.
+        """
         try:
             parsed = urlsplit(url)
             if parsed.scheme not in {"http", "https"} or not parsed.hostname:
                 raise ManagerUnavailable(f"{url!r} is not the URL of a manager: it begins with http:// or https://")
-            connection = HTTPSConnection if parsed.scheme == "https" else HTTPConnection
-            self._connection = connection(parsed.hostname, parsed.port, timeout=connect_s)
+            self._connection: HTTPConnection
+            if parsed.scheme == "https":
+                context = authorities or ssl.create_default_context()
+                self._connection = HTTPSConnection(parsed.hostname, parsed.port, timeout=connect_s, context=context)
+            else:
+                self._connection = HTTPConnection(parsed.hostname, parsed.port, timeout=connect_s)
         except (ValueError, HTTPException) as error:
             raise ManagerUnavailable(f"{url!r} is not the URL of a manager: {error}") from error
         self._answer_s = answer_s
@@ -92,11 +103,16 @@ class Connection:
 class ManagerClient:
     """Speaks JSON with a manager. Every failure is a ManagerUnavailable whose text says what to do."""
 
-    def __init__(self, url: str, token: str, network: Network | None = None) -> None:
-        """``url`` is the manager's, without the API's path. Raises ManagerUnavailable when it is none."""
+    def __init__(
+        self, url: str, token: str, network: Network | None = None, authorities: ssl.SSLContext | None = None
+    ) -> None:
+        """``url`` is the manager's, without the API's path. Raises ManagerUnavailable when it is none.
+
+        ``authorities`` as of ``Connection``.
+        """
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._network = network or Connection(self._url)
+        self._network = network or Connection(self._url, authorities=authorities)
 
     def request(
         self,
@@ -121,6 +137,10 @@ class ManagerClient:
             all_headers["Content-Type"] = "application/json"
         try:
             answer = self._network.exchange(method, target, all_headers, None if sent is None else sent.encode())
+        except ssl.SSLCertVerificationError as error:
+            why = f"its certificate is not believed: {error.verify_message or error}"
+            hint = "manager_ca_file names the authorities to believe, and manager_url a name that the certificate has"
+            raise ManagerUnavailable(f"the manager at {self._url} is told nothing, {why}. {hint}") from error
         except (OSError, HTTPException) as error:
             raise ManagerUnavailable(f"the manager at {self._url} does not answer: {error}") from error
         if not 200 <= answer.status < 300 and answer.status != HTTPStatus.NOT_MODIFIED:

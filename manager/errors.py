@@ -4,13 +4,16 @@ EquipoiseError
 ├── SettingsError           a setting is unknown, malformed or out of range
 ├── InvalidRequest          a request names an unusable value; carries the field
 ├── NotFound, Conflict      of registered objects
+├── JoinRefused             a host may not join with this token
 ├── SignInRefused           an unknown name or a wrong password
 ├── SignInThrottled         too many of these; carries when to try again
+├── TooManyRequests         one source asks for more than its part; carries when to try again
 ├── Busy                    as many as are allowed do this already
+├── ProtocolRefused         an agent is too old for this manager
 ├── DatabaseUnavailable     the manager's database cannot be used
+├── BackupError             a backup cannot be written, is none, or may not be restored
 ├── HostError               the kernel or libvirt refused; carries errno where there is one
-│   ├── VmVanished          the VM went away: normal, never counted as a failure
-│   └── HypervisorUnavailable   libvirtd is not answering
+│   └── VmVanished          the VM went away: normal, never counted as a failure
 ├── JournalError            originals could not be made durable; nothing may be written
 ├── ManagerUnavailable      the manager did not answer the agent or the command line
 ├── RecordingError          a file of a host's history cannot be read or made
@@ -18,6 +21,8 @@ EquipoiseError
 """
 
 from __future__ import annotations
+
+import math
 
 
 class EquipoiseError(Exception):
@@ -45,6 +50,10 @@ class Conflict(EquipoiseError):
     """The object changed meanwhile, or another object stands in the way."""
 
 
+class JoinRefused(EquipoiseError):
+    """A host may not join with this token: it is unknown, used, expired, or for another host."""
+
+
 class SignInRefused(EquipoiseError):
     """The name is unknown or the password is wrong; which of the two is not told."""
 
@@ -57,12 +66,28 @@ class SignInThrottled(EquipoiseError):
         self.retry_after_s = retry_after_s
 
 
+class TooManyRequests(EquipoiseError):
+    """One source asks for more than its part. ``retry_after_s`` is how long to wait, in whole seconds."""
+
+    def __init__(self, what: str, wait_s: float) -> None:
+        self.retry_after_s = math.ceil(wait_s)
+        super().__init__(f"{what}: try again in {self.retry_after_s} s")
+
+
 class Busy(EquipoiseError):
     """As many as are allowed do this already: try again later."""
 
 
+class ProtocolRefused(EquipoiseError):
+    """An agent speaks a protocol that is too old."""
+
+
 class DatabaseUnavailable(EquipoiseError):
     """The manager's database does not answer, is busy for too long, or lacks its tables."""
+
+
+class BackupError(EquipoiseError):
+    """A backup cannot be written, is none or damaged, or may not be restored; then nothing was changed."""
 
 
 class HostError(EquipoiseError):
@@ -75,10 +100,6 @@ class HostError(EquipoiseError):
 
 class VmVanished(HostError):
     """The VM's process or cgroup is gone: it was stopped or migrated away."""
-
-
-class HypervisorUnavailable(HostError):
-    """libvirtd does not answer; it is reconnected to in the background."""
 
 
 class JournalError(EquipoiseError):

@@ -22,7 +22,9 @@ ENV_PREFIX = "EQUIPOISE_"
 DATABASE_FILE = "equipoise.db"
 DEFAULT_CONFIG_FILE = Path("/etc/equipoise/equipoise.toml")
 COOKIE_CHOICES = ("auto", "always")
+_URL_PASSWORD = re.compile(r"(?i)(?<=://)([^/?#:@]*:).*(?=@)|([?&](?:ssl)?password=)[^&]*")
 LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +92,16 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("listen_port", 8750, "TCP port the manager listens on", 1, 65535),
     Setting("api_threads", 8, "threads that answer REST requests", 1, 128),
     Setting("live_streams", 32, "pages of the dashboard that are told of changes at once; others ask", 0, 256),
+    Setting("requests_per_s", 100.0, "requests a second of a token or user that are answered; 0: any number", 0, 1e6),
+    Setting("samples_per_s", 20_000.0, "response times a second that one source may send; 0: any number", 0, 1e9),
+    Setting("tls_certificate", "", "PEM file of the manager's certificate and its chain; empty: no TLS of its own"),
+    Setting("tls_key", "", "PEM file of that certificate's key, without a passphrase; empty: it is in tls_certificate"),
     Setting("trusted_proxy", "", "IP address of the proxy whose X-Forwarded-For and -Proto are believed; empty: none"),
     Setting("secure_cookies", "auto", "sessions by https only: auto: if they began so; always", choices=COOKIE_CHOICES),
     Setting("session_hours", 12, "hours after which a session of the dashboard ends", 1, 720),
     Setting("session_idle_min", 120, "minutes without a request after which it ends", 5, 1440),
     Setting("manager_url", "http://127.0.0.1:8750", "where agent and command line find the manager"),
+    Setting("manager_ca_file", "", "PEM file of the authorities for the manager's certificate; empty: the system's"),
     Setting("token_file", "", "file holding the bearer token; empty: the one `equipoise run` made in state_dir"),
     Setting("host_name", socket.gethostname() or "localhost", "name this host is registered under"),
     Setting("libvirt_uri", "qemu:///system", "libvirt connection of the agent"),
@@ -110,13 +117,17 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("stale_s", 30.0, "age in seconds at which a window of response times counts as no data", 1, 3600),
     Setting("min_samples", 20, "response times a window needs before its percentile is believed", 1, 100_000),
     Setting("outbox_rows", 100_000, "records the agent keeps for a manager that is away", 100, 10_000_000),
-    Setting("retention_days", 30.0, "days that decisions, events, windows and ticks are kept", 0.01, 3650),
+    Setting("retention_days", 30.0, "days that decisions and events are kept", 0.01, 3650),
+    Setting("raw_days", 1.0, "days that windows and ticks are kept as they were reported", 0.1, 3650),
     Setting("audit_days", 400.0, "days that the audit of who changed what is kept", 1, 3650),
-    Setting("minutes_days", 30.0, "days that response times are kept rolled up by minute", 1, 3650),
-    Setting("hours_days", 730.0, "days that response times are kept rolled up by hour", 1, 3650),
+    Setting("minutes_days", 30.0, "days that response times and ticks are kept rolled up by minute", 1, 3650),
+    Setting("hours_days", 730.0, "days that response times and ticks are kept rolled up by hour", 1, 3650),
+    Setting("silent_intervals", 6, "intervals without a report after which a host counts as silent", 3, 10_000),
+    Setting("clock_bound_s", 1.0, "seconds by which a host's clock may differ without an event", 0.01, 3600),
     Setting("simulate", "", "scenario that the agent simulates in place of this host; empty: none, the host is real"),
     Setting("simulate_speed", 1.0, "seconds of a simulated host in one of the clock", 0.1, 100),
     Setting("log_level", "info", "least severity that is logged", choices=LOG_LEVELS),
+    Setting("log_format", "text", "lines of the log: for people; json: one object a line", choices=LOG_FORMATS),
 )
 
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
@@ -140,6 +151,11 @@ class Settings:
     def number(self, name: str) -> float:
         """A numeric setting."""
         return float(self.values[name])
+
+    def shown(self, name: str) -> Value:
+        """A setting as others may see it: without the password that a URL may hold."""
+        value = self.values[name]
+        return _URL_PASSWORD.sub(r"\1\2***", value) if isinstance(value, str) else value
 
     @property
     def state_dir(self) -> Path:

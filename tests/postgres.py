@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,17 +33,51 @@ class PostgresServer:
             connection.execute(f'CREATE DATABASE "{database}"')
         return self.url(database)
 
+    def crash(self) -> None:
+        """kill -9 of all its processes."""
+        pid = (self.folder / "data/postmaster.pid").read_text().split()[0]
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for one in (pid, *children):
+            with suppress(ProcessLookupError):
+                os.kill(int(one), signal.SIGKILL)
+        while any(_lives(one) for one in (pid, *children)):
+            time.sleep(0.01)
+        # Where nobody waits for orphans, as in many containers, it still looks as if it ran.
+        for lock in (self.folder / "data/postmaster.pid", *self.folder.glob(".s.PGSQL.*.lock")):
+            lock.unlink(missing_ok=True)
+
+    def start(self) -> None:
+        """Start it again, from now on such that what it acknowledges survives ``crash``."""
+        options = f"-k {self.folder} -c listen_addresses= -c max_connections=60"
+        command = [_programs() / "pg_ctl", "-D", self.folder / "data", "start", "--wait", "--silent", "-o", options]
+        subprocess.run([*command, "-l", self.folder / "log"], user=_user(), cwd=self.folder, check=True)
+
+
+def _lives(pid: str) -> bool:
+    """Whether a process runs; one that nobody has waited for yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _user() -> str | None:
+    if os.geteuid() != 0:
+        return None
+    import pwd
+
+    known = {entry.pw_name for entry in pwd.getpwall()}
+    return next(name for name in _UNPRIVILEGED if name in known)
+
 
 @contextmanager
-def postgres_server() -> Iterator[PostgresServer]:
-    """Start a server, and stop and remove it at the end. Raises FileNotFoundError where PostgreSQL is not installed."""
-    programs = _programs()
-    user = None
-    if os.geteuid() == 0:
-        import pwd
+def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
+    """Start a server, and stop and remove it at the end. Raises FileNotFoundError where PostgreSQL is not installed.
 
-        known = {entry.pw_name for entry in pwd.getpwall()}
-        user = next(name for name in _UNPRIVILEGED if name in known)
+    ``durable``: it waits for the disk, as one that is not for tests does.
+    """
+    programs = _programs()
+    user = _user()
     folder = Path(tempfile.mkdtemp(prefix="eqp-pg-"))  # short: a socket's path has at most 107 bytes
     if user is not None:
         shutil.chown(folder, user)
@@ -63,7 +99,9 @@ def postgres_server() -> Iterator[PostgresServer]:
 
     try:
         run("initdb", "--username=tester", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
-        options = f"-k {folder} -c listen_addresses= -c fsync=off -c synchronous_commit=off -c max_connections=60"
+        options = f"-k {folder} -c listen_addresses= -c max_connections=60"
+        if not durable:
+            options += " -c fsync=off -c synchronous_commit=off"
         run("pg_ctl", "start", "--wait", "--silent", "-o", options, "-l", str(folder / "log"))
         try:
             yield PostgresServer(folder)

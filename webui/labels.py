@@ -15,6 +15,7 @@ LABELS: Mapping[str, str] = {
     "cache_mount": "Mount resctrl for it",
     "cpus": "pCPUs",
     "every_s": "Interval (s)",
+    "expires_at": "Ends at (such as 2027-01-31T12:00:00Z)",
     "host": "Host",
     "irqs": "Network interrupts",
     "law": "Feedback law",
@@ -77,6 +78,7 @@ CHOICES: Mapping[str, str] = {
     "operator": "operator: also registers and controls",
     "admin": "admin: also users and tokens",
     "host": "host: the agent of one host",
+    "source": "source: response times of one application",
 }
 """What values are called; those left out are called by themselves."""
 

@@ -97,8 +97,6 @@ def content_policy(style: str, script: str) -> str:
 
 def _harden(response: Response, policy: str) -> Response:
     response.headers["Content-Security-Policy"] = policy
-    response.headers["Referrer-Policy"] = "same-origin"
-    response.headers["X-Frame-Options"] = "DENY"
     return response
 
 

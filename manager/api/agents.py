@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from http import HTTPStatus
 
@@ -14,17 +13,17 @@ from pydantic import BaseModel
 from sqlalchemy.orm import Session
 from werkzeug.http import parse_etags
 
+from manager.api.assignments import Assignments
 from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
-from manager.api.convert import assigned_application, assigned_window, host_fields, host_spec, window_of
+from manager.api.convert import host_spec, window_of
 from manager.api.endpoint import answer, answers, blueprint, endpoint
+from manager.api.exchange import clock_ahead_s, refuse_too_old, told
 from manager.api.metrics import Metrics
 from manager.api.pages import TickPage
 from manager.api.paging import cut, read_cursor, time_place
 from manager.api.queries import AssignmentConditions, NamePath, TickQuery
 from manager.api.schemas import (
-    AssignedHost,
-    AssignedVm,
     AssignmentOut,
     EventBody,
     HostIn,
@@ -38,10 +37,7 @@ from manager.api.schemas import (
 )
 from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.api.validation import FieldError, InvalidFields, shown
-from manager.control.sources import sources_on
-from manager.model.registration import Application
-from manager.store.applications import applications_for_host, applications_of, keep_applications
-from manager.store.database import orders_number
+from manager.store.applications import keep_applications
 from manager.store.hosts import (
     drop_statuses,
     put_findings,
@@ -49,42 +45,43 @@ from manager.store.hosts import (
     put_statuses,
     replace_domains,
     reporting_host,
-    spec_of,
 )
-from manager.store.models import ApplicationRow, DecisionRow, EventRow, HostRow
+from manager.store.models import DecisionRow, EventRow, HostRow
 from manager.store.records import store_new
 from manager.store.registered import get
 from manager.store.rollups import note_late
-from manager.store.sources import hosts_of, replace_source_statuses
+from manager.store.silence import note_clock
+from manager.store.sources import replace_source_statuses
 from manager.store.ticks import list_ticks, store_ticks
-from manager.store.vms import vms_for_host
-from manager.store.windows import MAX_COUNT, recent_windows, replace_windows
+from manager.store.windows import MAX_COUNT, replace_windows
 
-_TOLD_SLOTS = 4
-"""Slots that an agent is told of; it remembers the earlier ones."""
+_MOST_AHEAD_S = 86_400.0
 
 
 def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     """The routes that agents use."""
     api = blueprint("agents", "What the agent of a host reports and is told.")
-    database = context.database
+    database, assignments = context.database, Assignments(context)
 
     @api.post("/hosts/<name>/report", responses=answers((200, ReportOut)))
-    @endpoint(ADMIN_OR_OWN_HOST)
+    @endpoint(ADMIN_OR_OWN_HOST, lenient=True)
     def report(path: NamePath, body: ReportIn) -> Response:
         """Take an agent's report, all of it or nothing. An unknown host is registered with the default settings.
 
-        Windows of applications without a VM or a source on the host are left out, as are those of the future.
+        Windows of applications without a VM or a source on the host are left out, as are those that are of the future
+        by the host's own clock, too. Fields that are not known are passed over.
         """
+        refuse_too_old()
         _refuse_contradictions(path.name, body)
-        now = context.now()
+        now, ahead_s = context.now(), clock_ahead_s()
+        latest = _latest(context, now, ahead_s)
         with database.writing() as session:
-            stored = _take(session, context, path.name, body, now)
+            stored = _take(session, context, assignments, path.name, body, now, ahead_s)
         number = None
         if body.asks:
             with database.reading() as session:
-                stored.slots, number = _slots_out(session, path.name, context), orders_number(session)
-        future = sum(one.end > now + timedelta(seconds=context.skew_s) for one in body.windows)
+                stored.slots, number = assignments.slots(session, path.name)
+        future = sum(one.end > latest for one in body.windows)
         metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
         metrics.windows_taken("stored", stored.stored_windows)
         metrics.windows_taken("future", future)
@@ -92,7 +89,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         response = answer(stored)
         if number is not None:
             response.headers[ORDERS_HEADER] = str(number)
-        return response
+        return told(response, context)
 
     @api.get("/hosts/<name>/ticks", responses=answers((200, TickPage)))
     @endpoint(VIEWER)
@@ -110,17 +107,19 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     @endpoint(VIEWER_OR_OWN_HOST)
     def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
         """All that the agent of a host needs to know. With If-None-Match: only if it changed."""
+        refuse_too_old()
         with database.reading() as session:
-            found, number = assignment_out(session, path.name, context), orders_number(session)
-        return _unless_known(found, header, number)
+            found, number = assignments.whole(session, path.name)
+        return told(_unless_known(found, header, number), context)
 
     @api.get("/hosts/<name>/slots", responses=answers((200, SlotsOut), (304, None)))
     @endpoint(VIEWER_OR_OWN_HOST)
     def get_slots(path: NamePath, header: AssignmentConditions) -> Response:
         """Of that only what changes all the time: the slots of response times. With If-None-Match: only if they did."""
+        refuse_too_old()
         with database.reading() as session:
-            found, number = _slots_out(session, path.name, context), orders_number(session)
-        return _unless_known(found, header, number)
+            found, number = assignments.slots(session, path.name)
+        return told(_unless_known(found, header, number), context)
 
     return api
 
@@ -136,9 +135,24 @@ def _unless_known(found: BaseModel, header: AssignmentConditions, orders: int) -
     return response
 
 
-def _take(session: Session, context: ManagerContext, name: str, body: ReportIn, now: datetime) -> ReportOut:
+def _latest(context: ManagerContext, now: datetime, ahead_s: float | None) -> datetime:
+    """Until when a window may end: what is now for the host, by its own clock, if that is less than a day ahead."""
+    ahead_s = ahead_s if ahead_s is not None and 0 < ahead_s < _MOST_AHEAD_S else 0.0
+    return now + timedelta(seconds=context.skew_s + ahead_s)
+
+
+def _take(
+    session: Session,
+    context: ManagerContext,
+    assignments: Assignments,
+    name: str,
+    body: ReportIn,
+    now: datetime,
+    ahead_s: float | None,
+) -> ReportOut:
     row = reporting_host(session, host_spec(name, HostIn()), now)
     row.last_seen_at = now
+    store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
     row.agent_version = body.agent_version
     if body.capabilities is not None:
         row.capabilities = body.capabilities.model_dump(mode="json")
@@ -151,7 +165,7 @@ def _take(session: Session, context: ManagerContext, name: str, body: ReportIn, 
         put_findings(session, row, body.findings.model_dump_json())
     here: dict[str, int] = {}
     if body.windows or body.sources:
-        here = keep_applications(session, applications_for_host(session, name))
+        here = keep_applications(session, assignments.applications(session, name))
     if body.sources is not None:
         statuses = {
             (here[one.application], one.source): one.model_dump_json()
@@ -159,7 +173,7 @@ def _take(session: Session, context: ManagerContext, name: str, body: ReportIn, 
             if one.application in here
         }
         replace_source_statuses(session, row, statuses, now)
-    latest = now + timedelta(seconds=context.skew_s)
+    latest = _latest(context, now, ahead_s)
     windows = [window_of(one.application, one) for one in body.windows if one.end <= latest]
     note_late(session, here, windows, context.slot_length, now)
     return ReportOut(
@@ -239,48 +253,3 @@ def _decision_row(body: RecordBody) -> dict[str, object]:
 def _event_row(body: EventBody) -> dict[str, object]:
     fields = dict(body)
     return {"record_id": fields.pop("id"), **fields}
-
-
-def _slots_out(session: Session, name: str, context: ManagerContext) -> SlotsOut:
-    found, hosts = _assigned(session, name, context)
-    return SlotsOut(
-        digest=found.digest,
-        windows={one.name: one.windows for one in found.applications if one.windows},
-        shared=any(others - {name} for others in hosts.values()),
-    )
-
-
-def assignment_out(session: Session, name: str, context: ManagerContext) -> AssignmentOut:
-    """What the agent of a host is told. Raises NotFound."""
-    found, _ = _assigned(session, name, context)
-    return found
-
-
-def _assigned(
-    session: Session, name: str, context: ManagerContext
-) -> tuple[AssignmentOut, Mapping[str, frozenset[str]]]:
-    """The assignment of a host, and the hosts that have VMs of each of its applications."""
-    host = get(session, HostRow, name)
-    rows = applications_for_host(session, name)
-    hosts = hosts_of(session, rows)
-    slots = recent_windows(session, rows, context.slot_length, _TOLD_SLOTS, without=name)
-    found = AssignmentOut(
-        host=AssignedHost(name=host.name, adoptions=host.adoptions, **host_fields(spec_of(host))),
-        vms=[AssignedVm(**vm) for vm in vms_for_host(session, name)],
-        applications=[assigned_application(one) for one in _with_sources_here(session, name, rows, hosts)],
-        slot_s=context.slot_s,
-    )
-    found.digest = hashlib.sha256(found.model_dump_json().encode()).hexdigest()
-    for application in found.applications:
-        application.windows = [assigned_window(slot) for slot in slots.get(application.name, ())]
-    return found, hosts
-
-
-def _with_sources_here(
-    session: Session, host: str, rows: Sequence[ApplicationRow], hosts: Mapping[str, frozenset[str]]
-) -> list[Application]:
-    """The applications with those of their sources that run on a host."""
-    return [
-        replace(application, sources=sources_on(host, application.sources, hosts.get(application.name, ())))
-        for application in applications_of(session, rows).values()
-    ]

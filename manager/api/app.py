@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flask import Response
+from flask import Response, request
 from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
 
@@ -17,14 +17,16 @@ from manager.api.endpoint import components
 from manager.api.errors import install_errors
 from manager.api.evidence import evidence_api
 from manager.api.fleet import fleet_api
-from manager.api.health import health_api, metrics_page
+from manager.api.health import health_api, metrics_page, probe_pages
 from manager.api.history import history_api
 from manager.api.hosts import hosts_api
+from manager.api.joining import joining_api
 from manager.api.metrics import Metrics
 from manager.api.policies import policies_api
 from manager.api.preview import preview_api
 from manager.api.records import records_api
 from manager.api.reported import reported_api
+from manager.api.request_ids import with_request_ids
 from manager.api.samples import samples_api
 from manager.api.schemas import Problem
 from manager.api.story import story_api
@@ -34,6 +36,18 @@ from manager.api.vms import vms_api
 from manager.api.what_if import what_if_api
 from manager.serving import MAX_BODY_BYTES
 
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+_HSTS = "max-age=31536000"
+
 _DESCRIPTION = """Register hosts, VMs and applications with their SLAs; read what is decided and why.
 
 Every request but health and metrics needs a bearer token, or a session of the dashboard. PUT creates or replaces, by
@@ -42,8 +56,8 @@ Lists come in parts: pass `next` as `cursor`. Times are RFC 3339. Errors are app
 `errors` a bad field."""
 
 
-def create_app(context: ManagerContext) -> OpenAPI:
-    """An application for a migrated database. It keeps no state of its own but its metrics."""
+def create_app(context: ManagerContext, metrics: Metrics | None = None) -> OpenAPI:
+    """An application for a migrated database. It keeps no state of its own but its metrics, which may be given."""
     app = OpenAPI(
         "equipoise",
         info=Info(title="Equipoise", version=__version__, description=_DESCRIPTION),
@@ -53,10 +67,10 @@ def create_app(context: ManagerContext) -> OpenAPI:
         static_folder=None,
     )
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
-    metrics = Metrics(context)
+    metrics = metrics or Metrics(context)
     metrics.install(app)
-    install_auth(app, context)
     install_errors(app)
+    install_auth(app, context)
     app.after_request(_harden)
     for api in (
         hosts_api(context),
@@ -74,6 +88,7 @@ def create_app(context: ManagerContext) -> OpenAPI:
         evidence_api(context),
         what_if_api(context),
         tokens_api(context),
+        joining_api(context),
         users_api(context),
         audit_api(context),
         health_api(context),
@@ -81,11 +96,18 @@ def create_app(context: ManagerContext) -> OpenAPI:
         app.register_api(api)
     app.register_blueprint(docs_pages(app))
     app.register_blueprint(metrics_page(metrics))
+    app.register_blueprint(probe_pages(context))
+    app.wsgi_app = with_request_ids(app.wsgi_app)  # type: ignore[method-assign]
     return app
 
 
 def _harden(response: Response) -> Response:
-    """Nothing may be cached: answers depend on the token, and the ETag of an object leaves out its status."""
-    response.headers.setdefault("Cache-Control", "no-store")
-    response.headers["X-Content-Type-Options"] = "nosniff"
+    """Nothing may be cached: answers depend on the token, and the ETag of an object leaves out its status.
+
+    A browser may make nothing of an answer that is no page: pages have policies of their own.
+    """
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    if request.is_secure:
+        response.headers["Strict-Transport-Security"] = _HSTS
     return response

@@ -24,9 +24,9 @@ from manager.control.sla import sla_state
 from manager.control.sources import contradictions
 from manager.model.registration import Application
 from manager.model.window import Window
-from manager.store.applications import applications_of, put_application
+from manager.store.applications import applications_of, put_application, remove_application
 from manager.store.models import ApplicationRow, Json
-from manager.store.registered import delete, get, page
+from manager.store.registered import get, page
 from manager.store.windows import latest_windows
 
 
@@ -37,7 +37,7 @@ def applications_api(context: ManagerContext) -> APIBlueprint:
 
     def _applications_out(session: Session, rows: Sequence[ApplicationRow]) -> list[ApplicationOut]:
         applications = applications_of(session, rows)
-        windows = latest_windows(session, rows, context.slot_length)
+        windows = latest_windows(session, rows, context.slot_length, context.latest)
         return [_application_out(context, row, applications[row.name], windows.get(row.name)) for row in rows]
 
     @api.get("/applications", responses=answers((200, ApplicationPage)))
@@ -84,9 +84,9 @@ def applications_api(context: ManagerContext) -> APIBlueprint:
     @api.delete("/applications/<name>", responses=answers((204, None)))
     @endpoint(OPERATOR)
     def delete_application(path: NamePath, header: Conditions) -> Response:
-        """Forget an application and its windows. Its VMs stay registered."""
+        """Forget an application. Its VMs stay registered, and its history can be read for as long as it is kept."""
         with audited(context, "application.delete", ApplicationRow, path.name, _described) as session:
-            delete(session, ApplicationRow, path.name, header.check)
+            remove_application(session, path.name, context.now(), header.check)
         return no_content()
 
     return api

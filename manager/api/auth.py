@@ -16,11 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from flask import Flask, g, request
-from werkzeug.datastructures import WWWAuthenticate
+from flask import Flask, Request, g, request
+from werkzeug.datastructures import Authorization, WWWAuthenticate
 from werkzeug.exceptions import Forbidden, Unauthorized
 
 from manager.api.context import ManagerContext
+from manager.errors import TooManyRequests
 from manager.store.sessions import SignedIn, find_session
 from manager.store.tokens import Principal, PrincipalKind, Role, authenticate
 
@@ -42,8 +43,9 @@ _RANKS = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 class Access:
     """Who may use a route: nobody below ``role``, except host tokens and users where that is said.
 
-    ``own_host``: a host token, if its host is the ``name`` in the path. ``any_host``: every host token. ``own_user``: a
-    user, if that is its name. ``browser``: HTTP Basic will do. ``session``: a session will do in place of a token.
+    ``own_host``: a host token, if its host is the ``name`` in the path. ``any_host``: every host token.
+    ``own_application``: a source token, if that is the ``name`` in the path. ``own_user``: a user, if that is its name.
+    ``browser``: HTTP Basic will do. ``session``: a session will do in place of a token.
     """
 
     role: Role | None
@@ -52,13 +54,14 @@ class Access:
     browser: bool = False
     session: bool = False
     own_user: bool = False
+    own_application: bool = False
 
 
 OPEN = Access(None)
 VIEWER = Access(Role.VIEWER, session=True)
 VIEWER_OR_OWN_HOST = Access(Role.VIEWER, own_host=True, session=True)
 OPERATOR = Access(Role.OPERATOR, session=True)
-OPERATOR_OR_ANY_HOST = Access(Role.OPERATOR, any_host=True, session=True)
+OPERATOR_OR_MACHINES = Access(Role.OPERATOR, any_host=True, own_application=True, session=True)
 ADMIN = Access(Role.ADMIN, session=True)
 ADMIN_OR_OWN_HOST = Access(Role.ADMIN, own_host=True)
 ADMIN_OR_OWN_USER = Access(Role.ADMIN, session=True, own_user=True)
@@ -83,7 +86,7 @@ def install_auth(app: Flask, context: ManagerContext) -> None:
             return  # no such route, or not with this method: says so without telling more
         access: Access = getattr(app.view_functions[request.endpoint], "access", ADMIN)
         if access.role is not None:
-            g.principal = _principal(context, access)
+            g.principal = _limited(context, access)
             _authorize(access, access.role, g.principal)
 
     app.before_request(check)
@@ -110,6 +113,14 @@ def session_of(context: ManagerContext, *, used: bool = True) -> SignedIn | None
     return find_session(context.database, secret, context.now(), context.sessions, used=used) if secret else None
 
 
+def credentials(given: Request) -> Authorization | None:
+    """What the header Authorization holds, None where that cannot be read."""
+    try:
+        return given.authorization
+    except ValueError:  # of Werkzeug, for Basic with what is not ASCII
+        return None
+
+
 def refuse_forgery(csrf_token: str) -> None:
     """Raises Forbidden unless the request only reads, or carries the token."""
     if request.method in READS:
@@ -119,11 +130,29 @@ def refuse_forgery(csrf_token: str) -> None:
         raise Forbidden(f"writes in a session need its CSRF token, in header {CSRF_HEADER} or form field {CSRF_FIELD}")
 
 
-def _principal(context: ManagerContext, access: Access) -> Principal:
+def _limited(context: ManagerContext, access: Access) -> Principal:
+    """Who asks. Raises Unauthorized, or TooManyRequests where this one, or its address without a token, floods."""
     inside = request.environ.get(PRINCIPAL_KEY)
     if isinstance(inside, Principal):
-        return inside
-    given = request.authorization
+        return inside  # the page that it is for was counted
+    try:
+        principal = _principal(context, access)
+    except Unauthorized:
+        _count(context, "address", request.remote_addr or "")
+        raise
+    _count(context, principal.kind, principal.name)
+    return principal
+
+
+def _count(context: ManagerContext, kind: str, name: str) -> None:
+    wait_s = context.requests.ask((kind, name))
+    if wait_s:
+        most = f"{context.requests.per_s:g} requests a second are answered in the long run"
+        raise TooManyRequests(f"{kind} {name!r} asks too often, {most}", wait_s)
+
+
+def _principal(context: ManagerContext, access: Access) -> Principal:
+    given = credentials(request)
     secret = None
     if given is not None and given.type == "bearer":
         secret = given.token
@@ -131,7 +160,7 @@ def _principal(context: ManagerContext, access: Access) -> Principal:
         secret = given.password
     if secret:
         principal = authenticate(context.database, secret, context.now())
-        why = "the token is unknown or revoked"
+        why = "the token is unknown, revoked or expired"
     else:
         signed_in = session_of(context) if access.session else None
         if signed_in is not None:
@@ -157,6 +186,14 @@ def _authorize(access: Access, role: Role, principal: Principal) -> None:
             return
         needed = f"role {role}" + (
             f", or host with a token for this host (not {principal.host})" if access.own_host else ""
+        )
+    elif principal.role is Role.SOURCE:
+        if access.own_application and principal.application == name:
+            return
+        needed = f"role {role}" + (
+            f", or source with a token for this application (not {principal.application})"
+            if access.own_application
+            else ""
         )
     elif _RANKS.index(principal.role) >= _RANKS.index(role):
         return

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from manager.limits import RateLimit
 from manager.store.database import Database
 from manager.store.sessions import DEFAULT_LIMITS, SessionLimits
 from policies.registry import InstalledPolicy
@@ -17,9 +18,10 @@ class ManagerContext:
     """Database, installed policies, settings, and a clock that answers seconds since the epoch.
 
     ``stale_s`` and ``min_samples`` are the settings of that name; ``slot_s`` is the length of a window of response
-    times, ``skew_s`` how far the clocks of others may be ahead, and ``late_s`` how old posted response times may be.
-    Windows are kept for ``keep_slots``, and for ``keep_minutes`` rolled up by minute.
-    ``secure_cookies``: sessions are by https only, however they begin.
+    times, ``skew_s`` how far the clocks of others may be ahead (``clock_bound_s``: without an event), and ``late_s``
+    how old posted response times may be. Windows and ticks are kept for ``keep_slots``, and for ``keep_minutes``
+    rolled up by minute. ``requests`` bounds what each token and user asks for, ``samples`` the response times that
+    each posts of an application. ``secure_cookies``: sessions are by https only, however they begin.
     """
 
     database: Database
@@ -31,13 +33,21 @@ class ManagerContext:
     late_s: float = 300.0
     sessions: SessionLimits = DEFAULT_LIMITS
     secure_cookies: bool = False
-    keep_slots: timedelta = timedelta(days=30)
+    keep_slots: timedelta = timedelta(days=1)
     keep_minutes: timedelta = timedelta(days=30)
+    clock_bound_s: float = 1.0
     clock: Callable[[], float] = time.time
+    requests: RateLimit = field(default_factory=lambda: RateLimit(0))
+    samples: RateLimit = field(default_factory=lambda: RateLimit(0))
 
     def now(self) -> datetime:
         """The current time, in UTC."""
         return datetime.fromtimestamp(self.clock(), UTC)
+
+    @property
+    def latest(self) -> datetime:
+        """Until when response times may end; what is later, by a clock that is ahead, tells nothing about now."""
+        return datetime.fromtimestamp(self.clock() + self.skew_s, UTC)
 
     @property
     def slot_length(self) -> timedelta:

@@ -40,15 +40,18 @@ def blueprint(name: str, description: str) -> APIBlueprint:
     )
 
 
-def endpoint(access: Access) -> Callable[[View], View]:
-    """Let a view be used as ``access`` says, and call it with what its annotated parameters describe."""
+def endpoint(access: Access, *, lenient: bool = False) -> Callable[[View], View]:
+    """Let a view be used as ``access`` says, and call it with what its annotated parameters describe.
+
+    ``lenient``: fields of the body that are not known are passed over, because programs of a later version may send it.
+    """
 
     def decorate(view: View) -> View:
         models = {name: model for name, model in get_type_hints(view).items() if name != "return"}
 
         @wraps(view)
         def checked(**url_values: str) -> Response:
-            return view(**{name: _read(name, model, url_values) for name, model in models.items()})
+            return view(**{name: _read(name, model, url_values, lenient) for name, model in models.items()})
 
         # The library's mark for views that read their request themselves.
         checked.__delay_validate_request__ = True  # type: ignore[attr-defined]
@@ -57,11 +60,11 @@ def endpoint(access: Access) -> Callable[[View], View]:
     return decorate
 
 
-def _read(part: str, model: type[BaseModel], url_values: dict[str, str]) -> BaseModel:
+def _read(part: str, model: type[BaseModel], url_values: dict[str, str], lenient: bool) -> BaseModel:
     if part == "body":
         if not request.is_json:
             raise UnsupportedMediaType("send the body as application/json")
-        return read_json(model, request.get_data(cache=False))
+        return read_json(model, request.get_data(cache=False), lenient=lenient)
     if part == "header":
         names = (field.alias for field in model.model_fields.values() if field.alias)
         return read_text(model, {name: request.headers[name] for name in names if name in request.headers})

@@ -7,11 +7,22 @@ from collections.abc import Sequence
 from http import HTTPStatus
 
 from flask import Flask, Response, request
-from werkzeug.exceptions import HTTPException
+from werkzeug.exceptions import BadRequest, HTTPException
 
 from manager.api.schemas import Problem
 from manager.api.validation import FieldError, InvalidFields
-from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest, NotFound, SignInRefused, SignInThrottled
+from manager.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    InvalidRequest,
+    JoinRefused,
+    NotFound,
+    ProtocolRefused,
+    SignInRefused,
+    SignInThrottled,
+    TooManyRequests,
+)
+from manager.logs import REQUEST_ID
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_S = 5
@@ -27,20 +38,33 @@ def problem(status: HTTPStatus, detail: str, errors: Sequence[FieldError] = ()) 
         detail=detail,
         field=errors[0].field if errors else None,
         errors=[{"field": error.field, "message": error.message} for error in errors],
+        request_id=REQUEST_ID.get() or None,
     )
     return Response(body.model_dump_json(), status, mimetype=MEDIA_TYPE)
 
 
 def install_errors(app: Flask) -> None:
     """Make every error that leaves a view, or keeps a request from reaching one, a problem."""
+    app.before_request(_refuse_unreadable)
     app.register_error_handler(InvalidRequest, _invalid)
     app.register_error_handler(NotFound, lambda error: problem(HTTPStatus.NOT_FOUND, str(error)))
+    app.register_error_handler(ProtocolRefused, lambda error: problem(HTTPStatus.UPGRADE_REQUIRED, str(error)))
     app.register_error_handler(Conflict, lambda error: problem(HTTPStatus.CONFLICT, str(error)))
+    app.register_error_handler(JoinRefused, _join_refused)
     app.register_error_handler(SignInRefused, lambda error: problem(HTTPStatus.UNAUTHORIZED, str(error)))
     app.register_error_handler(SignInThrottled, _throttled)
+    app.register_error_handler(TooManyRequests, _throttled)
     app.register_error_handler(HTTPException, _http)
     app.register_error_handler(DatabaseUnavailable, _database)
     app.register_error_handler(Exception, _unexpected)
+
+
+def _refuse_unreadable() -> None:
+    """Raises BadRequest for a query that is no UTF-8, at which the framework would fail wherever it is read."""
+    try:
+        request.query_string.decode()
+    except UnicodeDecodeError:
+        raise BadRequest("the query is not UTF-8: percent-encode what is not ASCII") from None
 
 
 def _invalid(error: InvalidRequest) -> Response:
@@ -49,7 +73,11 @@ def _invalid(error: InvalidRequest) -> Response:
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, f"{error}{more}; nothing was changed", errors)
 
 
-def _throttled(error: SignInThrottled) -> Response:
+def _join_refused(error: JoinRefused) -> Response:
+    return problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), [FieldError("token", str(error))])
+
+
+def _throttled(error: SignInThrottled | TooManyRequests) -> Response:
     answer = problem(HTTPStatus.TOO_MANY_REQUESTS, str(error))
     answer.headers["Retry-After"] = str(error.retry_after_s)
     return answer

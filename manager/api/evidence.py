@@ -22,10 +22,11 @@ from manager.model.records import TickRecord
 from manager.model.registration import Sla
 from manager.model.verdict import VerdictKind
 from manager.store.applications import applications_of
-from manager.store.history import hosts_in, latest_violation, read_periods, read_ticks, vm_classes
+from manager.store.history import hosts_in, latest_violation, read_periods, vm_classes
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.past import Past, read_past
 from manager.store.registered import find, get
+from manager.store.tick_rollups import read_ticks
 from manager.store.vms import VmFilter, list_vms
 
 SIDE = timedelta(minutes=5)

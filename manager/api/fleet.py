@@ -92,7 +92,7 @@ def fleet_api(context: ManagerContext) -> APIBlueprint:
         now = context.now()
         with context.database.reading() as session:
             rows = session.scalars(select(ApplicationRow).order_by(ApplicationRow.name)).all()
-            windows = latest_windows(session, rows, context.slot_length)
+            windows = latest_windows(session, rows, context.slot_length, context.latest)
             hosts = serving_hosts(session)
             known = [_glance(context, row, windows.get(row.name), hosts.get(row.id, ())) for row in rows]
             asked = [one for one in known if _is_asked(one, query)]

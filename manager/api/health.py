@@ -1,4 +1,4 @@
-"""Health and metrics, the two routes that need no token."""
+"""Health and metrics, the routes that need no token."""
 
 from __future__ import annotations
 
@@ -25,6 +25,26 @@ def health_api(context: ManagerContext) -> APIBlueprint:
         return answer(HealthOut(status="ok", version=__version__, database="ok"))
 
     return api
+
+
+def probe_pages(context: ManagerContext) -> Blueprint:
+    """``/healthz`` and ``/readyz``, as orchestrators and proxies ask them."""
+    pages = Blueprint("probes", __name__)
+
+    @pages.get("/healthz")
+    @allow(OPEN)
+    def healthz() -> Response:
+        """That this process answers: where it does not, starting it anew may help."""
+        return Response("ok\n", mimetype="text/plain")
+
+    @pages.get("/readyz")
+    @allow(OPEN)
+    def readyz() -> Response:
+        """Whether requests should be sent here: 503 without a database, which a new start would not bring back."""
+        context.database.ping()
+        return Response("ok\n", mimetype="text/plain")
+
+    return pages
 
 
 def metrics_page(metrics: Metrics) -> Blueprint:

@@ -45,23 +45,22 @@ from manager.control.series import Line, VmLines, host_lines
 from manager.errors import InvalidRequest
 from manager.model.cpus import parse_cpus
 from manager.model.registration import Sla, VmClass
-from manager.store.applications import applications_of, sla_of
+from manager.store.applications import application_with_past, applications_of, sla_of
 from manager.store.history import (
     MAX_TICKS,
     first_measured,
     hosts_in,
     read_longest,
     read_periods,
-    read_ticks,
     vm_classes,
 )
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.registered import find, get
+from manager.store.tick_rollups import read_ticks
 
 _DAY = timedelta(days=1)
 _DEFAULT = timedelta(hours=1)
 _LONGEST = timedelta(days=732)
-_LONGEST_OF_TICKS = _DAY
 _BUDGETS = ((_DEFAULT, None), (_DAY, MINUTE_S), (30 * _DAY, HOUR_S))
 """Their lengths, the shortest first, and what they begin with, None: a slot."""
 
@@ -75,10 +74,10 @@ def history_api(context: ManagerContext) -> APIBlueprint:
     @endpoint(VIEWER)
     def get_application_history(path: NamePath, query: HistoryQuery) -> Response:
         """Response times of an application in steps, and when its SLA was missed."""
-        since, until = _range(query, context.now(), _LONGEST)
+        since, until = _range(query, context.now())
         steps = _steps(context, query, since, until)
         with database.reading() as session:
-            row = get(session, ApplicationRow, path.name)
+            row = application_with_past(session, path.name)
             periods = _periods(session, context, row, steps.first_s, _end_s(steps), steps.period_s)
         sla = sla_of(row)
         spans = joined((span for period in periods for span in period.violations), steps.step_s)
@@ -101,7 +100,7 @@ def history_api(context: ManagerContext) -> APIBlueprint:
         """How often and for how long the SLA was missed in the last hour, day and 30 days."""
         now_s = context.clock()
         with database.reading() as session:
-            row = get(session, ApplicationRow, path.name)
+            row = application_with_past(session, path.name)
             sla = sla_of(row)
             first_at = first_measured(session, row)
             found = _budgets_out(session, context, row, now_s)
@@ -112,8 +111,8 @@ def history_api(context: ManagerContext) -> APIBlueprint:
     @api.get("/hosts/<name>/history", responses=answers((200, HostHistoryOut)))
     @endpoint(VIEWER)
     def get_host_history(path: NamePath, query: HistoryQuery) -> Response:
-        """CPU use and weights on a host in steps, from its ticks; at most 24 hours."""
-        since, until = _range(query, context.now(), _LONGEST_OF_TICKS)
+        """CPU use and weights on a host in steps, from its ticks, or of long ranges their means."""
+        since, until = _range(query, context.now())
         steps = _steps(context, query, since, until)
         with database.reading() as session:
             get(session, HostRow, path.name)
@@ -147,8 +146,8 @@ def history_api(context: ManagerContext) -> APIBlueprint:
     @api.get("/applications/<name>/tiers-history", responses=answers((200, TiersHistoryOut)))
     @endpoint(VIEWER)
     def get_tiers_history(path: NamePath, query: HistoryQuery) -> Response:
-        """CPU use and weights of an application's VMs in steps, on all hosts on which they ran; at most 24 hours."""
-        since, until = _range(query, context.now(), _LONGEST_OF_TICKS)
+        """CPU use and weights of an application's VMs in steps, on all hosts on which they ran."""
+        since, until = _range(query, context.now())
         steps = _steps(context, query, since, until)
         first, last = _tick_range(context, steps)
         vms: dict[str, list[tuple[VmLinesOut, int | None]]] = {}
@@ -198,14 +197,14 @@ def pcpus_of(host: HostRow | None) -> int | None:
     return len(parse_cpus(host.capabilities["online_cpus"])) or None
 
 
-def _range(query: HistoryQuery, now: datetime, longest: timedelta) -> tuple[datetime, datetime]:
+def _range(query: HistoryQuery, now: datetime) -> tuple[datetime, datetime]:
     """Since and until. Raises InvalidRequest."""
     until = now if query.until is None else min(query.until, now)
     since = until - _DEFAULT if query.since is None else query.since
     if since >= until:
         raise InvalidRequest("since", f"{shown(since)} is refused; allowed: earlier than until, {until}")
-    if until - since > longest:
-        hours = round(longest.total_seconds() / HOUR_S)
+    if until - since > _LONGEST:
+        hours = round(_LONGEST.total_seconds() / HOUR_S)
         text = f"{shown(since)} is refused; allowed: at most {hours} hours before until, {until}"
         raise InvalidRequest("since", text)
     return since, until

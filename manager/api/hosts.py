@@ -106,6 +106,8 @@ def _host_out(row: HostRow) -> HostOut:
         created_at=row.created_at,
         updated_at=row.updated_at,
         last_seen_at=row.last_seen_at,
+        silent=row.silent,
+        clock_ahead_s=row.clock_ahead_s,
         agent_version=row.agent_version,
         tick=None if row.tick is None else TickStatus.model_validate(row.tick),
         capabilities=None if row.capabilities is None else CapabilitiesBody.model_validate(row.capabilities),

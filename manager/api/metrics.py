@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from http import HTTPStatus
 
 from flask import Flask, Response, request
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, Summary, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric
@@ -26,12 +26,14 @@ from manager.control.sla import sla_state
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
 from manager.store.applications import sla_of
+from manager.store.host_models import JobRow
+from manager.store.jobs import JobEnd, JobResult
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.windows import latest_windows
 
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 _STARTED = "equipoise.started_s"
-_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "POST", "DELETE"})
+_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "PATCH", "POST", "DELETE"})
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,12 @@ class Metrics:
         self._windows = Counter(
             "equipoise_windows", "Windows that agents reported", ["result"], registry=self._registry
         )
+        self._jobs = Counter(
+            "equipoise_jobs", "Scheduled jobs that this manager asked for", ["job", "result"], registry=self._registry
+        )
+        self._job_seconds = Summary(
+            "equipoise_job_duration_seconds", "Length of the runs of scheduled jobs", ["job"], registry=self._registry
+        )
         self.records_stored(0, 0, 0)
         for result in ("stored", "unknown", "future"):
             self.windows_taken(result, 0)
@@ -81,6 +89,12 @@ class Metrics:
     def windows_taken(self, result: str, count: int) -> None:
         """Count reported windows: stored, unknown (of an application without a VM or source there), or future."""
         self._windows.labels(result).inc(count)
+
+    def job_ended(self, end: JobEnd) -> None:
+        """Count that a scheduled job was asked for, and time it if it was done."""
+        self._jobs.labels(end.job, end.result).inc()
+        if end.result is JobResult.DONE:
+            self._job_seconds.labels(end.job).observe(end.took_s)
 
     def install(self, app: Flask) -> None:
         """Count and time every request."""
@@ -117,7 +131,7 @@ class _Fleet(Collector):
         up = GaugeMetricFamily("equipoise_database_up", "Whether the manager's database answers")
         try:
             with self._context.database.reading() as session:
-                found = [*self._hosts(session), *self._applications(session)]
+                found = [*self._hosts(session), *self._applications(session), self._jobs(session)]
         except DatabaseUnavailable as error:
             log.error("scraped without a database: %s", error)
             found = []
@@ -134,8 +148,13 @@ class _Fleet(Collector):
         overruns = CounterMetricFamily(
             "equipoise_host_tick_overruns", "Ticks not begun because the one before took too long", None, label
         )
-        errors = CounterMetricFamily("equipoise_host_tick_errors", "Errors in ticks", None, label)
+        errors = GaugeMetricFamily("equipoise_host_tick_errors", "Errors in the last tick", None, label)
+        silent = GaugeMetricFamily("equipoise_host_silent", "1 while a host does not report", None, label)
+        ahead = GaugeMetricFamily("equipoise_host_clock_ahead_seconds", "How far its clock is ahead", None, label)
         for row in session.scalars(select(HostRow).order_by(HostRow.name)):
+            silent.add_metric([row.name], row.silent)
+            if row.clock_ahead_s is not None:
+                ahead.add_metric([row.name], row.clock_ahead_s)
             if row.last_seen_at is not None:
                 age.add_metric([row.name], max(0.0, self._context.clock() - row.last_seen_at.timestamp()))
             if row.tick is not None:
@@ -143,7 +162,15 @@ class _Fleet(Collector):
                 duration.add_metric([row.name], tick.duration_ms / 1000)
                 overruns.add_metric([row.name], tick.overruns)
                 errors.add_metric([row.name], tick.errors)
-        return [age, duration, overruns, errors]
+        return [age, duration, overruns, errors, silent, ahead]
+
+    def _jobs(self, session: Session) -> Metric:
+        age = GaugeMetricFamily(
+            "equipoise_job_age_seconds", "Time since the last run in the fleet began", None, ["job"]
+        )
+        for row in session.scalars(select(JobRow).order_by(JobRow.name)):
+            age.add_metric([row.name], max(0.0, self._context.clock() - row.began_at.timestamp()))
+        return age
 
     def _applications(self, session: Session) -> list[Metric]:
         label = ["application"]
@@ -163,7 +190,7 @@ class _Fleet(Collector):
             "equipoise_application_sla_state", "1 for the state the SLA is in", None, ["application", "state"]
         )
         rows = session.scalars(select(ApplicationRow).order_by(ApplicationRow.name)).all()
-        windows = latest_windows(session, rows, self._context.slot_length)
+        windows = latest_windows(session, rows, self._context.slot_length, self._context.latest)
         now_s = self._context.clock()
         for row in rows:
             window = windows.get(row.name)

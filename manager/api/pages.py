@@ -9,6 +9,7 @@ from manager.api.schemas import (
     DomainOut,
     EventBody,
     HostOut,
+    JoinTokenOut,
     Name,
     PolicyOut,
     RecordBody,
@@ -94,6 +95,12 @@ class DomainPage(Page):
     """Running domains by host and UUID."""
 
     items: list[DomainOut]
+
+
+class JoinTokenPage(Page):
+    """Tokens to join with, by name."""
+
+    items: list[JoinTokenOut]
 
 
 class TokenPage(Page):

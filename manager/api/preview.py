@@ -14,7 +14,7 @@ from flask import Response
 from flask_openapi3.blueprint import APIBlueprint
 from sqlalchemy.orm import Session
 
-from manager.api.agents import assignment_out
+from manager.api.assignments import Assignments
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.convert import assignment_of, text
@@ -151,7 +151,7 @@ class _Seen:
 
 
 def _look(session: Session, row: HostRow, context: ManagerContext) -> _Seen:
-    registered, _ = assignment_of(assignment_out(session, row.name, context))
+    registered, _ = assignment_of(Assignments(context).whole(session, row.name)[0])
     tick = None if row.tick is None else TickStatus.model_validate(row.tick)
     return _Seen(row, registered, tick, [VmStatus.model_validate_json(body) for body in statuses_on(session, row)])
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-from flask import Response, request
+from flask import Response, g, request
 from flask_openapi3.blueprint import APIBlueprint
-from werkzeug.exceptions import UnsupportedMediaType
+from werkzeug.exceptions import Forbidden, UnsupportedMediaType
 
-from manager.api.auth import OPERATOR_OR_ANY_HOST, VIEWER
+from manager.api.auth import OPERATOR_OR_MACHINES, VIEWER
 from manager.api.context import ManagerContext
 from manager.api.convert import ready_body, timestamp
 from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
@@ -19,9 +19,10 @@ from manager.api.paging import cut, name_place, read_cursor, time_place
 from manager.api.queries import NamePath, PageQuery, WindowQuery
 from manager.api.schemas import SampleLine, SamplesIn, SamplesOut, SourceOut, SourceStatusBody, WindowOut
 from manager.api.validation import read_json, read_lines, shown
-from manager.errors import InvalidRequest
+from manager.errors import InvalidRequest, TooManyRequests
 from manager.model.histogram import Histogram, bucket_of
 from manager.model.window import Window
+from manager.store.applications import application_with_past, applications_for_host
 from manager.store.models import ApplicationRow
 from manager.store.registered import get
 from manager.store.sources import source_statuses, sources_of
@@ -29,6 +30,7 @@ from manager.store.windows import MAX_COUNT, add_samples, list_windows, slot_sta
 
 _DEFAULT_INTERVAL = timedelta(seconds=1)
 _MAX_LINES = 100_000
+_BYTES_A_TIME = 64
 _NDJSON = "application/x-ndjson"
 
 _BODY: dict[str, Any] = {
@@ -57,14 +59,25 @@ def samples_api(context: ManagerContext) -> APIBlueprint:
         responses=answers((200, SamplesOut)),
         openapi_extensions={"requestBody": _BODY},
     )
-    @endpoint(OPERATOR_OR_ANY_HOST)
+    @endpoint(OPERATOR_OR_MACHINES)
     def post_samples(path: NamePath) -> Response:
-        """Take response times: single ones, or counts by histogram bucket, or both. Late ones are only counted."""
+        """Take response times: single ones, or counts by histogram bucket, or both. Late ones are only counted.
+
+        A host's token sends those of applications that have a VM or a source on the host, a source's those of its own.
+        """
+        _refuse_strangers(context, path.name)
+        source = (path.name, g.principal.kind, g.principal.name)
+        _refuse_flood(context, source)
         body = request.get_data(cache=False)
+        context.samples.take(source, len(body) // _BYTES_A_TIME)  # reading what cannot be used takes time, too
         if request.is_json:
-            windows, late = _one_interval(path.name, read_json(SamplesIn, body), context)
+            batch = read_json(SamplesIn, body)
+            context.samples.take(source, len(batch.times_ms) + len(batch.buckets))
+            windows, late = _one_interval(path.name, batch, context)
         elif request.mimetype == _NDJSON:
-            windows, late = _by_slot(path.name, read_lines(SampleLine, body, _MAX_LINES), context)
+            lines = read_lines(SampleLine, body, _MAX_LINES)
+            context.samples.take(source, len(lines))
+            windows, late = _by_slot(path.name, lines, context)
         else:
             raise UnsupportedMediaType(f"send the body as application/json or {_NDJSON}")
         with database.writing() as session:
@@ -77,7 +90,7 @@ def samples_api(context: ManagerContext) -> APIBlueprint:
         """The windows of an application, newest first."""
         before = min(filter(None, (read_cursor(query, time_place), query.until)), default=None)
         with database.reading() as session:
-            application = get(session, ApplicationRow, path.name)
+            application = application_with_past(session, path.name)
             found = list_windows(session, application, query.since, before, query.limit + 1)
         windows, following = cut(found, query.limit, lambda one: one[0].isoformat())
         items = [window_out(window, query.buckets) for _, window in windows]
@@ -110,6 +123,26 @@ def samples_api(context: ManagerContext) -> APIBlueprint:
         return answer(SourcePage(items=list(items), next=following))
 
     return api
+
+
+def _refuse_strangers(context: ManagerContext, application: str) -> None:
+    """Raises Forbidden for a host that does not serve the application, NotFound where there is none."""
+    host = g.principal.host
+    if host is None:
+        return
+    with context.database.reading() as session:
+        get(session, ApplicationRow, application)
+        served = any(one.name == application for one in applications_for_host(session, host))
+    if not served:
+        raise Forbidden(f"application {application} has neither a VM nor a source on host {host}")
+
+
+def _refuse_flood(context: ManagerContext, source: tuple[str, str, str]) -> None:
+    """Raises TooManyRequests while a source has sent more of an application than it may."""
+    wait_s = context.samples.wait_s(source)
+    if wait_s:
+        most = f"{context.samples.per_s:g} response times a second are taken of each source in the long run"
+        raise TooManyRequests(f"too many response times, {most}", wait_s)
 
 
 def window_out(window: Window, with_buckets: bool = False) -> WindowOut:

@@ -10,13 +10,16 @@ from flask import Flask
 
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
+from manager.api.jobs import make_jobs
+from manager.api.metrics import Metrics
+from manager.limits import RateLimit
 from manager.serving import HttpServer
 from manager.settings import Settings
 from manager.store.changes import Changes
 from manager.store.database import Database
-from manager.store.retention import Retention
-from manager.store.rollups import RollUps
+from manager.store.jobs import Jobs
 from manager.store.sessions import SessionLimits
+from manager.tls import server_context
 from policies.registry import InstalledPolicy
 
 Pages = Callable[[Flask, ManagerContext, Changes], None]
@@ -24,18 +27,21 @@ Pages = Callable[[Flask, ManagerContext, Changes], None]
 
 
 class ManagerServer:
-    """The REST interface, served, and the retention of its records."""
+    """The REST interface, served, and the jobs beside it."""
 
-    def __init__(self, http: HttpServer, retention: Retention, rollups: RollUps, changes: Changes) -> None:
+    def __init__(self, http: HttpServer, jobs: Jobs, changes: Changes) -> None:
         self._http = http
         self._changes = changes
-        self._retention = retention
-        self._rollups = rollups
+        self._jobs = jobs
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Where it listens."""
         return self._http.addresses
+
+    def trouble(self) -> str:
+        """What hangs, empty for nothing."""
+        return self._http.trouble()
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -43,16 +49,14 @@ class ManagerServer:
         # request: that took up to 60 ms.
         gc.collect()
         gc.freeze()
-        self._retention.start()
-        self._rollups.start()
+        self._jobs.start()
         self._http.start()
 
     def close(self) -> None:
         """End, requests being answered first; returns when all is done."""
         self._changes.close()  # or those who follow would keep it from ending
         self._http.close()
-        self._retention.close()
-        self._rollups.close()
+        self._jobs.close()
 
 
 def make_server(
@@ -75,10 +79,14 @@ def make_server(
             timedelta(hours=settings.whole("session_hours")), timedelta(minutes=settings.whole("session_idle_min"))
         ),
         secure_cookies=settings.text("secure_cookies") == "always",
-        keep_slots=timedelta(days=settings.number("retention_days")),
+        keep_slots=timedelta(days=settings.number("raw_days")),
         keep_minutes=timedelta(days=settings.number("minutes_days")),
+        clock_bound_s=settings.number("clock_bound_s"),
+        requests=RateLimit(settings.number("requests_per_s")),
+        samples=RateLimit(settings.number("samples_per_s")),
     )
-    app = create_app(context)
+    metrics = Metrics(context)
+    app = create_app(context, metrics)
     changes = Changes(database, settings.whole("live_streams"))
     add_pages(app, context, changes)
     http = HttpServer(
@@ -87,11 +95,7 @@ def make_server(
         settings.whole("listen_port"),
         settings.whole("api_threads") + settings.whole("live_streams"),  # each stream holds one
         settings.text("trusted_proxy"),
+        server_context(settings.text("tls_certificate"), settings.text("tls_key")),
     )
-    keep_audit = timedelta(days=settings.number("audit_days"))
-    retention = Retention(database, context.keep_slots, context.clock, keep_audit)
-    keep_hours = timedelta(days=settings.number("hours_days"))
-    rollups = RollUps(
-        database, context.slot_length, context.min_samples, context.keep_minutes, keep_hours, context.clock
-    )
-    return ManagerServer(http, retention, rollups, changes)
+    jobs = Jobs(database, make_jobs(settings, context), context.clock, metrics.job_ended)
+    return ManagerServer(http, jobs, changes)

@@ -37,7 +37,9 @@ def tokens_api(context: ManagerContext) -> APIBlueprint:
     def post_token(body: TokenIn) -> Response:
         """Make a token. The answer is the only place where its secret is ever shown."""
         with audited(context, "token.create", TokenRow, body.name, described_token) as session:
-            row, secret = create_token(session, body.name, Role(body.role), body.host, context.now())
+            row, secret = create_token(
+                session, body.name, Role(body.role), body.host, context.now(), body.expires_at, body.application
+            )
         token = TokenOut.model_validate(row, from_attributes=True)
         return answer(TokenSecret(token=secret, **dict(token)), 201)
 

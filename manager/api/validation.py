@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -39,13 +40,14 @@ class InvalidFields(InvalidRequest):
         self.errors = tuple(errors[:_MAX_ERRORS])
 
 
-def read_json(model: type[Model], text: bytes) -> Model:
+def read_json(model: type[Model], text: bytes, *, lenient: bool = False) -> Model:
     """A request's body. Raises BadRequest for malformed JSON, InvalidFields for bad values.
 
-    Strict: a number written as text, or 1 for true, is refused, not guessed at. The parser bounds nesting.
+    Strict: a number written as text, or 1 for true, is refused, not guessed at. The parser bounds nesting. ``lenient``:
+    fields that are not known are passed over.
     """
     try:
-        return model.model_validate_json(text, strict=True)
+        return model.model_validate_json(text, strict=True, extra="ignore" if lenient else None)
     except ValidationError as error:
         for one in error.errors(include_url=False, include_context=False, include_input=False):
             if one["type"] == "json_invalid":
@@ -95,9 +97,15 @@ def shown(value: object) -> str:
 
 
 def _refusal(model: type[BaseModel], error: ValidationError) -> InvalidFields:
-    schema = model.model_json_schema()
+    schema = _schema_of(model)
     details = error.errors(include_url=False)
     return InvalidFields([_field_error(schema, one) for one in details[:_MAX_ERRORS]])
+
+
+@cache
+def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Kept, as making it takes a millisecond, and a body may be refused for each of its lines."""
+    return model.model_json_schema()
 
 
 def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:

@@ -12,7 +12,7 @@ from flask_openapi3.blueprint import APIBlueprint
 from sqlalchemy.orm import Session
 from werkzeug.exceptions import ServiceUnavailable
 
-from manager.api.agents import assignment_out
+from manager.api.assignments import Assignments
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.convert import assignment_of, timestamp
@@ -85,7 +85,7 @@ def recorded(session: Session, context: ManagerContext, name: str, length: timed
     if not ticks:
         raise NotFound(f"host {name!r} has no ticks of the last {length.total_seconds() / 60:g} minutes")
     since = timestamp(ticks[0].time_s)
-    assignment, _ = assignment_of(assignment_out(session, name, context))
+    assignment, _ = assignment_of(Assignments(context).whole(session, name)[0])
     windows = [
         window
         for application in assignment.applications

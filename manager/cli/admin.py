@@ -6,19 +6,21 @@ import contextlib
 import getpass
 import os
 import secrets
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 from rich.table import Table
 
-from manager.cli.options import OnePage, console, make_state_dir, with_settings
+from manager.cli.options import OnePage, console, make_state_dir, with_settings, write_secret
 from manager.errors import NotFound, SettingsError
 from manager.settings import Settings
 from manager.store.access_models import TokenRow, UserRow
-from manager.store.audit import LOCAL, Actor, audited
+from manager.store.audit import LOCAL, Actor, audited, record
 from manager.store.database import Database, open_database
-from manager.store.registered import page
+from manager.store.host_models import JoinTokenRow
+from manager.store.joining import JOIN, create_join_token, described_join_token
+from manager.store.registered import delete, find, page
 from manager.store.tokens import Role, authenticate, create_token, described_token, list_tokens, revoke_token
 from manager.store.users import create_user, described_user, hash_password
 
@@ -29,6 +31,18 @@ def open_store(settings: Settings, threads: int = 1) -> Database:
     """The manager's database. Raises EquipoiseError when its URL or folder cannot be used."""
     make_state_dir(settings)
     return open_database(settings.database_url, threads)
+
+
+def upgrade_store(database: Database, revision: str = "head") -> None:
+    """Bring the tables to ``revision``; a damaged file that was mended before is told of in the audit.
+
+    Raises DatabaseUnavailable.
+    """
+    damage = database.upgrade(revision)
+    if damage is not None and revision == "head":
+        told = {"set_aside": damage.aside.name, "why": damage.why, "rows": damage.rows}
+        with database.writing() as session:
+            record(session, local_actor(), "database.mend", damage.path.name, datetime.now(UTC), None, told)
 
 
 def ensure_token_file(database: Database, path: Path, name: str, role: Role, host: str | None) -> None:
@@ -45,7 +59,7 @@ def ensure_token_file(database: Database, path: Path, name: str, role: Role, hos
                 revoke_token(session, name)
             session.flush()
             _, secret = create_token(session, name, role, host, now)
-        _write_secret(path, secret)
+        write_secret(path, secret)
     except OSError as error:
         raise SettingsError(f"the token file {path} cannot be used: {error.strerror}") from error
 
@@ -65,7 +79,7 @@ def ensure_admin_user(database: Database, path: Path) -> bool:
     try:
         with audited(database, local_actor(), "user.create", UserRow, "admin", described_user, now) as session:
             create_user(session, "admin", Role.ADMIN, password_hash, now)
-            _write_secret(path, password)  # first: of a user without the file nobody would know the password
+            write_secret(path, password)  # first: of a user without the file nobody would know the password
     except OSError as error:
         raise SettingsError(f"the password file {path} cannot be used: {error.strerror}") from error
     return True
@@ -78,15 +92,6 @@ def local_actor() -> Actor:
     except (KeyError, OSError):  # a container may run under a number that has no name
         name = str(os.getuid())
     return Actor(LOCAL, name, Role.ADMIN, "")
-
-
-def _write_secret(path: Path, secret: str) -> None:
-    # As a whole: whoever waits for the file must not find it empty.
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    new.touch(mode=0o600)
-    new.write_text(secret + "\n")
-    new.replace(path)
 
 
 _DB_EPILOG = """
@@ -111,7 +116,7 @@ def db() -> None:
 def upgrade(settings: Settings, revision: str) -> None:
     """Bring the tables up to REVISION (the newest by default)."""
     database = open_store(settings)
-    database.upgrade(revision)
+    upgrade_store(database, revision)
     click.echo(f"at revision {database.current()}")
 
 
@@ -141,10 +146,14 @@ ROLES
   operator  also registers VMs and applications, sets SLAs, policies and modes, sends response times
   admin     also makes and revokes tokens
   host      an agent: reports for its own host, and reads what it is to do there
+  source    sends response times of one application, and nothing else
 
 EXAMPLES
   equipoise token create --role operator --name alice
+  equipoise token create --role viewer --name report --days 90
+  equipoise token create --role source --application shop --name shop-probe
   equipoise token create --role host --host kvm7 --name kvm7 > /etc/equipoise/token
+  equipoise token create --join --host kvm7     what `equipoise agent join` takes, once
 """
 
 
@@ -159,16 +168,39 @@ def token() -> None:
 
 @token.command(cls=OnePage, epilog=_ROLES_PAGE)
 @with_settings("state_dir", "database_url")
-@click.option("--role", type=click.Choice(["viewer", "operator", "admin", "host"]), required=True, help="See ROLES.")
-@click.option("--name", required=True, metavar="NAME", help="What the token is called in lists.")
-@click.option("--host", metavar="HOST", help="The host that a token of role host speaks for.")
-def create(settings: Settings, role: str, name: str, host: str | None) -> None:
+@click.option("--role", type=click.Choice([str(one) for one in Role]), help="See ROLES.")
+@click.option("--join", "joins", is_flag=True, help="In place of a role: a host joins with it, once.")
+@click.option("--name", metavar="NAME", help="What the token is called in lists. [default with --join: by the time]")
+@click.option("--host", metavar="HOST", help="The host that a token of role host speaks for, or that is to join.")
+@click.option("--application", metavar="NAME", help="The application that a token of role source measures.")
+@click.option("--days", type=click.FloatRange(0.001, 3650), help="Days until it expires. [default: never; --join: 1]")
+def create(
+    settings: Settings,
+    role: str | None,
+    joins: bool,
+    name: str | None,
+    host: str | None,
+    application: str | None,
+    days: float | None,
+) -> None:
     """Make a token and print its secret on standard output."""
+    if joins is (role is not None) or not (name or joins) or (joins and application):
+        raise click.UsageError("give --role and --name, or --join")
     database = open_store(settings)
     database.upgrade()
     now = datetime.now(UTC)
+    if role is None:
+        until = now + timedelta(days=days or 1)
+        name = name or f"join-{now:%Y%m%d-%H%M%S-%f}"
+        described = described_join_token
+        with audited(database, local_actor(), "join-token.create", JoinTokenRow, name, described, now) as session:
+            _, secret = create_join_token(session, name, host, now, until)
+        click.echo(secret)
+        return
+    name = str(name)
+    expires_at = None if days is None else now + timedelta(days=days)
     with audited(database, local_actor(), "token.create", TokenRow, name, described_token, now) as session:
-        _, secret = create_token(session, name, Role(role), host, now)
+        _, secret = create_token(session, name, Role(role), host, now, expires_at, application)
     click.echo(secret)
 
 
@@ -176,10 +208,14 @@ def create(settings: Settings, role: str, name: str, host: str | None) -> None:
 @with_settings("state_dir", "database_url")
 def list_command(settings: Settings) -> None:
     """List the tokens, without their secrets."""
-    table = Table("name", "role", "host", "created", "last used")
+    table = Table("name", "role", "for", "created", "last used", "expires")
     with open_store(settings).reading() as session:
         for one in list_tokens(session):
-            table.add_row(one.name, one.role, one.host or "-", str(one.created_at), str(one.last_used_at or "never"))
+            used, expires = str(one.last_used_at or "never"), str(one.expires_at or "never")
+            table.add_row(one.name, one.role, one.host or one.application or "-", str(one.created_at), used, expires)
+        for join in page(session, JoinTokenRow, None, 1000):
+            used = f"{join.used_at} by {join.used_by}" if join.used_at else "never"
+            table.add_row(join.name, JOIN, join.host or "any host", str(join.created_at), used, str(join.expires_at))
     console().print(table)
 
 
@@ -187,8 +223,16 @@ def list_command(settings: Settings) -> None:
 @with_settings("state_dir", "database_url")
 @click.argument("name")
 def revoke(settings: Settings, name: str) -> None:
-    """Make the token NAME invalid at once."""
+    """Make the token NAME invalid at once; also one to join with, if no other has this name."""
     database, now = open_store(settings), datetime.now(UTC)
+    with database.reading() as session:
+        joins = find(session, TokenRow, name) is None and find(session, JoinTokenRow, name) is not None
+    if joins:
+        described = described_join_token
+        with audited(database, local_actor(), "join-token.delete", JoinTokenRow, name, described, now) as session:
+            delete(session, JoinTokenRow, name, lambda _etag: None)
+        click.echo(f"revoked {name}")
+        return
     with audited(database, local_actor(), "token.delete", TokenRow, name, described_token, now) as session:
         revoke_token(session, name)
     click.echo(f"revoked {name}")

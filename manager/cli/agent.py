@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import resource
+import sys
 from contextlib import ExitStack
 from importlib import import_module
+from pathlib import Path
 
 import click
 from prometheus_client import make_wsgi_app
 
 from manager import __version__
-from manager.cli.machine import MakeMachine
+from manager.cli.machine import Arrivals, MakeMachine
 from manager.cli.options import (
     AGENT_TOKEN_FILE,
     JOURNAL_FILE,
     OnePage,
+    OnePageGroup,
     claim_state_dir,
+    client_for,
     lock_path,
+    make_state_dir,
     read_token,
     start_logging,
     with_settings,
+    write_secret,
 )
 from manager.cli.signals import stop_signal, wait
-from manager.client import ManagerClient
-from manager.errors import EquipoiseError
+from manager.errors import EquipoiseError, HostError
+from manager.hook import HookSocket
 from manager.loop.agent import Agent
 from manager.loop.findings import FindingsWatch
 from manager.loop.journal import Journal
@@ -32,18 +39,24 @@ from manager.loop.link import ManagerLink
 from manager.loop.lock import HostLock
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
+from manager.loop.reserve import RESERVE_FILE, Reserve
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.records import Severity
+from manager.notify import Notifier, Watchdog
 from manager.serving import HttpServer
 from manager.settings import Settings
 from policies.registry import load_policies
 
 _REAL, _SIMULATED = "manager.cli.this_machine", "manager.cli.simulated"
 _HTTP_THREADS = 4
+_HOOK_SOCKET = "hook.sock"
+_HOOK_WAIT_S = 1.5
+"""The hook itself gives up half a second later."""
 
 _AGENT_SETTINGS = (
     "state_dir",
     "manager_url",
+    "manager_ca_file",
     "token_file",
     "host_name",
     "libvirt_uri",
@@ -56,12 +69,14 @@ _AGENT_SETTINGS = (
     "agent_listen_port",
     "syslog_listen_host",
     "syslog_listen_port",
+    "samples_per_s",
     "stale_s",
     "min_samples",
     "outbox_rows",
     "simulate",
     "simulate_speed",
     "log_level",
+    "log_format",
 )
 
 log = logging.getLogger(__name__)
@@ -78,26 +93,79 @@ FILES
   STATE_DIR/journal.db        original values
   STATE_DIR/outbox.db         records waiting for the manager
   STATE_DIR/assignment.json   what the manager last said
+  STATE_DIR/hook.sock         where libvirt's hook tells of VMs that start
 
 EXAMPLES
   equipoise agent --manager-url https://equipoise.example.org --token-file /etc/equipoise/token
   equipoise agent --interval-s 1 --managed-cpus 2-15
+  equipoise agent join https://equipoise.example.org TOKEN
 """
 
 
-@click.command(cls=OnePage, epilog=_AGENT_EPILOG)
+@click.group(cls=OnePageGroup, epilog=_AGENT_EPILOG, invoke_without_command=True)
 @with_settings(*_AGENT_SETTINGS)
-def agent(settings: Settings) -> None:
-    """Control this host."""
+@click.pass_context
+def agent(context: click.Context, settings: Settings) -> None:
+    """Control this host, or have it join a manager."""
+    if context.invoked_subcommand is not None:
+        return
     start_logging(settings)
+    notifier = Notifier()
+    if notifier.watchdog_s is not None:
+        faulthandler.enable()  # systemd ends a process that hangs with SIGABRT: where it hung is then in the log
     with stop_signal() as stop, ExitStack() as stack:
         running = _start_agent(settings, stack)
+        watchdog = Watchdog(notifier, running.trouble)
+        watchdog.start()
+        notifier.ready("controlling")
         wait(stop)
         log.info("stopping: putting everything back")
+        notifier.stopping("putting everything back")
+        watchdog.close()
         left = running.stop()
     if left:
         raise EquipoiseError(f"{left} settings could not be put back; `equipoise release` tries again")
     log.info("agent stopped, everything is as it was")
+
+
+_JOIN_EPILOG = """
+WHAT IT DOES
+  Exchanges TOKEN, which `equipoise token create --join` printed on the manager's machine, for a token of this host's
+  own, and writes that to the file that `equipoise agent` reads: the setting token_file, or STATE_DIR/agent.token. Its
+  owner alone can read it. TOKEN works once; `-` reads it from standard input, where other users do not see it.
+
+EXAMPLES
+  equipoise agent join https://equipoise.example.org TOKEN
+  equipoise agent join --host-name kvm7 --token-file /etc/equipoise/token https://equipoise.example.org - < join.token
+"""
+
+
+@agent.command("join", cls=OnePage, epilog=_JOIN_EPILOG)
+@with_settings("state_dir", "token_file", "host_name", "manager_ca_file")
+@click.argument("url")
+@click.argument("token")
+@click.option("--force", is_flag=True, help="Replace the token that this host has.")
+def join_command(settings: Settings, url: str, token: str, force: bool) -> None:
+    """Get a token for this host from the manager at URL, with a TOKEN that works once."""
+    path = Path(settings.text("token_file") or make_state_dir(settings) / AGENT_TOKEN_FILE)
+    if path.exists() and not force:
+        raise EquipoiseError(f"{path} is there already: this host has joined; --force replaces it")
+    host = settings.text("host_name")
+    secret = sys.stdin.readline() if token == "-" else token  # noqa: S105 - a word
+    try:
+        write_secret(path.with_name(path.name + ".join"), "")  # what cannot be written must not use the token up
+        client = client_for(settings, "", url)
+        try:
+            answer = client.request("POST", f"/hosts/{host}/join", body={"token": secret.strip()}).json()
+            write_secret(path, answer["token"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EquipoiseError(f"{url} answers, but not as a manager does: {error}") from error
+        finally:
+            client.close()
+            path.with_name(path.name + ".join").unlink(missing_ok=True)
+    except OSError as error:
+        raise EquipoiseError(f"the token file {path} cannot be written: {error.strerror}") from error
+    click.echo(f"joined as {host}; the token is in {path}. Now start: equipoise agent --manager-url {url}")
 
 
 def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
@@ -109,14 +177,14 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     outbox = Outbox(folder / "outbox.db", settings.whole("outbox_rows"))
     stack.callback(outbox.close)
     metrics = AgentMetrics()
-    client = ManagerClient(settings.text("manager_url"), read_token(settings, AGENT_TOKEN_FILE))
+    client = client_for(settings, read_token(settings, AGENT_TOKEN_FILE))
     stack.callback(client.close)
     link = ManagerLink(client, settings.text("host_name"), __version__, folder / "assignment.json", outbox)
 
     # Loaded when needed: a simulated host needs no libvirt, not even its library.
     make_machine: MakeMachine = import_module(_SIMULATED if settings.text("simulate") else _REAL).make_machine
     machine = make_machine(settings, make_wsgi_app(metrics.registry), stack)
-    journal = Journal(folder / JOURNAL_FILE, machine.host.boot_id)
+    journal = Journal(folder / JOURNAL_FILE, machine.host.boot_id, Reserve(folder / RESERVE_FILE))
     stack.callback(journal.close)
     loop_settings = LoopSettings(
         settings.text("host_name"),
@@ -148,7 +216,28 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         stack.callback(http.close)
         http.start()
     running.start()
+    if machine.arrivals is not None:
+        _welcome(machine.arrivals, running, folder / _HOOK_SOCKET, stack)
     return running
+
+
+def _welcome(arrivals: Arrivals, running: Agent, path: Path, stack: ExitStack) -> None:
+    """See to VMs that come at once, and to those that libvirt's hook tells of at ``path`` before libvirt goes on."""
+    arrivals.on_arrival = running.tick_now
+
+    def started(uuid: str, libvirt_name: str) -> None:
+        try:
+            if arrivals.started(uuid, libvirt_name):
+                running.tick_now().wait(_HOOK_WAIT_S)
+        except HostError as error:
+            log.warning("libvirt's hook: %s", error)
+
+    try:
+        socket = HookSocket(path, started)
+    except OSError as error:
+        log.warning("libvirt's hook finds no socket at %s: %s", path, error.strerror or error)
+        return
+    stack.callback(socket.close)
 
 
 def _raise_file_limit() -> None:

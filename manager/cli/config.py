@@ -30,7 +30,7 @@ def config(settings: Settings, as_json: bool) -> None:
     if as_json:
         rows = {
             one.name: {
-                "value": settings.values[one.name],
+                "value": settings.shown(one.name),
                 "source": settings.sources[one.name],
                 "default": one.default,
                 "range": one.range_text,
@@ -41,5 +41,5 @@ def config(settings: Settings, as_json: bool) -> None:
         return
     table = Table("setting", "value", "source", "range", "meaning")
     for one in SETTINGS:
-        table.add_row(one.name, str(settings.values[one.name]), settings.sources[one.name], one.range_text, one.help)
+        table.add_row(one.name, str(settings.shown(one.name)), settings.sources[one.name], one.range_text, one.help)
     console().print(table)

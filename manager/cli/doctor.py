@@ -24,6 +24,7 @@ from manager.cli.options import (
     CLIENT_SETTINGS,
     JOURNAL_FILE,
     OnePage,
+    client_for,
     console,
     lock_path,
     read_token,
@@ -169,7 +170,7 @@ def _clock(settings: Settings, now: Callable[[], float]) -> Verdict:
 
 @contextmanager
 def _client(settings: Settings, token: str) -> Iterator[ManagerClient]:
-    client = ManagerClient(settings.text("manager_url"), token)
+    client = client_for(settings, token)
     try:
         yield client
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Protocol
 
 from manager.host.port import HostPort
 from manager.loop.findings import Examiner
@@ -13,14 +14,29 @@ from manager.settings import Settings
 from manager.telemetry.port import Telemetry
 
 
+class Arrivals(Protocol):
+    """Who knows of VMs that come to run."""
+
+    on_arrival: Callable[[], object]
+    """Called in a thread of its own once some have come."""
+
+    def started(self, uuid: str, libvirt_name: str) -> bool:
+        """List a domain that libvirt has just started. False: no process runs it. Raises HostError."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A host, its sources of response times, the pages that its agent serves, and who finds out what works there."""
+    """A host, its sources of response times, the pages that its agent serves, and who finds out what works there.
+
+    ``arrivals`` None: none comes while the agent runs.
+    """
 
     host: HostPort
     telemetry: Telemetry
     pages: WsgiApp
     examiner: Examiner
+    arrivals: Arrivals | None = None
 
 
 MakeMachine = Callable[[Settings, WsgiApp, ExitStack], Machine]

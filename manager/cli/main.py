@@ -26,9 +26,12 @@ _COMMANDS = {
     "replay": "replay",
     "sim": "sim",
     "config": "config",
+    "support-bundle": "support",
     "db": "admin",
     "token": "admin",
     "user": "users",
+    "backup": "backup",
+    "restore": "backup",
 }
 
 _EPILOG = """
@@ -62,7 +65,9 @@ class _Group(click.Group):
         del ctx
         if cmd_name not in _COMMANDS:
             return None
-        command: click.Command = getattr(import_module(f"manager.cli.{_COMMANDS[cmd_name]}"), cmd_name)
+        command: click.Command = getattr(
+            import_module(f"manager.cli.{_COMMANDS[cmd_name]}"), cmd_name.replace("-", "_")
+        )
         return command
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -7,9 +7,10 @@ import logging
 import click
 
 from manager.api.server import make_server
-from manager.cli.admin import open_store
+from manager.cli.admin import open_store, upgrade_store
 from manager.cli.options import OnePage, start_logging, with_settings
 from manager.cli.signals import stop_signal, wait
+from manager.notify import Notifier, Watchdog
 from manager.settings import Settings
 from policies.registry import load_policies
 from webui.app import install_dashboard
@@ -21,6 +22,10 @@ _MANAGER_SETTINGS = (
     "listen_port",
     "api_threads",
     "live_streams",
+    "requests_per_s",
+    "samples_per_s",
+    "tls_certificate",
+    "tls_key",
     "trusted_proxy",
     "secure_cookies",
     "session_hours",
@@ -29,10 +34,14 @@ _MANAGER_SETTINGS = (
     "stale_s",
     "min_samples",
     "retention_days",
+    "raw_days",
     "minutes_days",
     "hours_days",
     "audit_days",
+    "silent_intervals",
+    "clock_bound_s",
     "log_level",
+    "log_format",
 )
 log = logging.getLogger(__name__)
 
@@ -55,11 +64,17 @@ def manager(settings: Settings) -> None:
     """Serve the REST interface and keep the database."""
     start_logging(settings)
     database = open_store(settings, settings.whole("api_threads"))
-    database.upgrade()
+    upgrade_store(database)
     with stop_signal() as stop:
         server = make_server(settings, database, load_policies(on_error=log.error), install_dashboard)
         server.start()
+        notifier = Notifier()
+        watchdog = Watchdog(notifier, server.trouble)
+        watchdog.start()
+        notifier.ready("serving")
         wait(stop)
+        notifier.stopping("answering what was asked")
         server.close()
+        watchdog.close()
     database.close()
     log.info("manager stopped")

@@ -21,7 +21,8 @@ WHAT IT DOES
   Sets the host's mode, or with --vm that VM's, to `released` and waits until the agent has put every setting back to
   the value it had before Equipoise changed it. Settings that somebody else changed since are left as they are. It
   stays released, also across restarts, until `equipoise enforce`. When no agent runs on this machine, the journal is
-  used directly; that needs root but neither the manager nor libvirtd. Doing it twice does no harm.
+  used directly; that needs root but neither the manager nor libvirtd. Doing it twice does no harm. With --local only
+  that is done, and an agent that starts later goes on: this is how its unit of systemd cleans up after it.
 
 EXAMPLES
   equipoise release
@@ -34,8 +35,15 @@ EXAMPLES
 @with_settings(*CLIENT_SETTINGS, "host_name", "root_dir")
 @click.option("--host", default="", metavar="NAME", help="Release this host. [default: this machine]")
 @click.option("--vm", default="", metavar="NAME", help="Release only this VM, wherever it runs.")
-def release(settings: Settings, host: str, vm: str) -> None:
+@click.option("--local", is_flag=True, help="Only put back what this machine's journal holds; the mode stays.")
+def release(settings: Settings, host: str, vm: str, local: bool) -> None:
     """Put every changed setting of a host, or of one VM, back."""
+    if local:
+        restored = release_offline(settings, vm)
+        if restored is None:
+            raise Failure("an agent runs here, or simulates a host: stop it, which puts everything back, too")
+        click.echo(restored)
+        return
     name = host or settings.text("host_name")
     outcome = release_offline(settings, vm) if name == settings.text("host_name") else None
     try:

@@ -12,6 +12,7 @@ from manager.loop.apply import Outcome
 from manager.loop.cache_found import CacheOutcome
 from manager.loop.journal import Journal
 from manager.loop.lock import HostLock
+from manager.loop.reserve import RESERVE_FILE, Reserve
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.records import OutcomeKind
 from manager.settings import Settings
@@ -35,7 +36,8 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
         if not path.exists():
             return f"nothing to put back: there is no journal {path}"
         host = KernelHost(HostPaths(Path(settings.text("root_dir"))), None)
-        journal = Journal(path, host.boot_id)
+        reserve = path.with_name(RESERVE_FILE)
+        journal = Journal(path, host.boot_id, Reserve(reserve) if reserve.exists() else None)
         loop = ControlLoop(host, journal, {}, LoopSettings(settings.text("host_name"), 1.0, 1.0, 1))
         result = loop.release("VM released" if vm else "host released", vm or None)
         outcomes: list[Outcome | CacheOutcome] = [*result.outcomes, *result.cache.outcomes]
@@ -43,10 +45,11 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
         if failed or result.troubles:
             reasons = [one.detail for one in failed] + [trouble.text for trouble in result.troubles]
             raise EquipoiseError(f"not everything could be put back: {'; '.join(reasons)}")
+        damage = "".join(f"; {one.text}" for one in journal.take_damages())
         restored = sum(one.kind is OutcomeKind.RESTORED for one in outcomes)
         foreign = sum(one.kind is OutcomeKind.FOREIGN for one in outcomes)
         note = f", {foreign} left as somebody else changed them" if foreign else ""
         journal.close()
-        return f"{restored} settings put back{note}"
+        return f"{restored} settings put back{note}{damage}"
     finally:
         lock.close()

@@ -20,6 +20,7 @@ _NUMBERED = frozenset(
 )
 _WARP_KNOBS = frozenset({"warp", "bvt_warp", "group_identity", "slice"})
 _USES = ("occupancy_bytes", "bandwidth_total_bytes_per_s", "bandwidth_local_bytes_per_s")
+_TOLD_CLOCK_S = 0.5  # a clock that differs by less does no harm to intervals of seconds
 _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
 
 _STATUS_EPILOG = """
@@ -98,8 +99,16 @@ def _applications_table(applications: list[dict[str, Any]]) -> Table:
 
 
 def _warnings(hosts: list[dict[str, Any]]) -> list[str]:
-    """A line for each thing that hosts lack, or are: such as simulated."""
-    return [f"{one['name']}: {warning}" for one in hosts for warning in (one["capabilities"] or {}).get("warnings", ())]
+    """A line for each thing that hosts lack, or are: such as silent, of another time, or simulated."""
+    found = [f"{one['name']}: does not report; see its events" for one in hosts if one.get("silent")]
+    for one in hosts:
+        ahead_s = one.get("clock_ahead_s") or 0.0
+        if abs(ahead_s) >= _TOLD_CLOCK_S:
+            where = "ahead of" if ahead_s > 0 else "behind"
+            found.append(f"{one['name']}: its clock is {abs(ahead_s):.3g} s {where} the manager's")
+    return found + [
+        f"{one['name']}: {warning}" for one in hosts for warning in (one["capabilities"] or {}).get("warnings", ())
+    ]
 
 
 def _warps(host: dict[str, Any]) -> str:

@@ -15,7 +15,9 @@ from rich.console import Console
 
 from manager.client import ManagerClient
 from manager.errors import EquipoiseError, SettingsError
+from manager.logs import formatter
 from manager.settings import BY_NAME, DATABASE_FILE, DEFAULT_CONFIG_FILE, ENV_PREFIX, Setting, Settings, load_settings
+from manager.tls import client_context
 
 ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 - a file's name
 AGENT_TOKEN_FILE = "agent.token"  # noqa: S105 - a file's name
@@ -24,7 +26,7 @@ JOURNAL_FILE = "journal.db"
 SIMULATED_FILE = "simulated"
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 TOKEN_VARIABLE = ENV_PREFIX + "TOKEN"
-CLIENT_SETTINGS = ("state_dir", "manager_url", "token_file")
+CLIENT_SETTINGS = ("state_dir", "manager_url", "manager_ca_file", "token_file")
 
 
 class Failure(click.ClickException):
@@ -44,6 +46,10 @@ class OnePage(click.Command):
             formatter.write_paragraph()
             formatter.write(self.epilog.strip("\n") + "\n")
         del ctx
+
+
+class OnePageGroup(OnePage, click.Group):
+    """A group of commands that is a command itself, laid out likewise."""
 
 
 def with_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -138,11 +144,9 @@ def console() -> Console:
 
 def start_logging(settings: Settings) -> None:
     """Log to standard error: systemd and terminals add or need nothing else."""
-    logging.basicConfig(
-        stream=sys.stderr,
-        level=settings.text("log_level").upper(),
-        format="%(asctime)s %(levelname)-7s %(name)s: %(message)s",
-    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(formatter(settings.text("log_format")))
+    logging.basicConfig(level=settings.text("log_level").upper(), handlers=[handler])
     for noisy in ("apscheduler", "httpx", "httpcore", "alembic", "waitress.queue"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
@@ -164,6 +168,25 @@ def read_token(settings: Settings, default_file: str = ADMIN_TOKEN_FILE) -> str:
         ) from error
 
 
+def write_secret(path: Path, secret: str) -> None:
+    """Replace a file as a whole, readable by its owner alone: whoever waits for it must not find it empty.
+
+    Raises OSError.
+    """
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    new.touch(mode=0o600)
+    new.write_text(secret + "\n")
+    new.replace(path)
+
+
 def connect(settings: Settings) -> ManagerClient:
     """A client for the manager that the settings name."""
-    return ManagerClient(settings.text("manager_url"), read_token(settings))
+    return client_for(settings, read_token(settings))
+
+
+def client_for(settings: Settings, token: str, url: str = "") -> ManagerClient:
+    """A client with a token for the manager that the settings name, or the one at ``url``. Raises EquipoiseError."""
+    url = url or settings.text("manager_url")
+    authorities = client_context(settings.text("manager_ca_file")) if url.startswith("https:") else None
+    return ManagerClient(url, token, authorities=authorities)

@@ -13,13 +13,14 @@ from pathlib import Path
 
 import click
 
-from manager.cli.admin import ensure_admin_user, ensure_token_file, open_store
+from manager.cli.admin import ensure_admin_user, ensure_token_file, open_store, upgrade_store
 from manager.cli.options import (
     ADMIN_PASSWORD_FILE,
     ADMIN_TOKEN_FILE,
     AGENT_TOKEN_FILE,
     OnePage,
     claim_state_dir,
+    client_for,
     environment,
     start_logging,
     with_settings,
@@ -28,6 +29,7 @@ from manager.cli.signals import stop_signal
 from manager.cli.simulated import own_state_dir, register
 from manager.client import ManagerClient
 from manager.errors import EquipoiseError, ManagerUnavailable
+from manager.notify import Notifier
 from manager.settings import ENV_PREFIX, SETTINGS, Settings
 from manager.sim.files import load_scenario
 from manager.sim.scenario import Scenario
@@ -35,6 +37,7 @@ from manager.store.tokens import Role
 
 _MANAGER_START_S = 60
 _PR_SET_PDEATHSIG = 1
+_OF_SYSTEMD = frozenset({"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"})
 
 log = logging.getLogger(__name__)
 
@@ -74,25 +77,35 @@ def run(settings: Settings, simulate_policy: str) -> None:
         settings = own_state_dir(settings)
     folder = claim_state_dir(settings)
     database = open_store(settings)
-    database.upgrade()
+    upgrade_store(database)
     ensure_token_file(database, folder / ADMIN_TOKEN_FILE, "local-admin", Role.ADMIN, None)
     host = settings.text("host_name")
     ensure_token_file(database, folder / AGENT_TOKEN_FILE, f"agent-{host}"[:63], Role.HOST, host)
     has_password = ensure_admin_user(database, folder / ADMIN_PASSWORD_FILE)
     database.close()
-    url = f"http://{settings.text('listen_host')}:{settings.whole('listen_port')}"
-    child = environment(settings) | {ENV_PREFIX + "MANAGER_URL": url}
+    url = f"{settings.text('listen_host')}:{settings.whole('listen_port')}"
+    if not settings.text("tls_certificate"):
+        url = f"http://{url}"
+    elif settings.sources["manager_url"] == "default":
+        url = f"https://{url}"
+    else:  # the address to listen on may not be the name in the certificate
+        url = settings.text("manager_url")
+    child = _environment(settings, url)
+    notifier = Notifier()
     with stop_signal() as stop:
         manager_process = _spawn("manager", child)
         try:
-            _wait_for_manager(url, manager_process, stop)
+            _wait_for_manager(client_for(settings, "", url), manager_process, stop)
             if scenario and not stop.is_set():
-                _register(url, folder, scenario, host, simulate_policy)
+                token = (folder / ADMIN_TOKEN_FILE).read_text().strip()
+                _register(client_for(settings, token, url), folder, scenario, host, simulate_policy)
             agent_process = None if stop.is_set() else _spawn("agent", child)
             log.info("manager at %s, its admin token in %s", url, folder / ADMIN_TOKEN_FILE)
             sign_in = f", for admin with the password in {folder / ADMIN_PASSWORD_FILE}" if has_password else ""
             log.info("dashboard at %s/%s", url, sign_in)
-            died = _watch([one for one in (manager_process, agent_process) if one], stop)
+            notifier.ready("controlling" if agent_process else "stopping")
+            died = _watch([one for one in (manager_process, agent_process) if one], stop, notifier)
+            notifier.stopping("putting everything back")
             agent_status = _end(agent_process) if agent_process else 0
         finally:
             manager_status = _end(manager_process)
@@ -100,6 +113,12 @@ def run(settings: Settings, simulate_policy: str) -> None:
         raise EquipoiseError(f"{died} ended by itself, so everything was stopped; its log says why")
     if agent_status or manager_status:
         raise EquipoiseError(f"not a clean end: agent exit status {agent_status}, manager {manager_status}")
+
+
+def _environment(settings: Settings, url: str) -> dict[str, str]:
+    """That of the two processes; systemd watches this one alone."""
+    variables = environment(settings) | {ENV_PREFIX + "MANAGER_URL": url}
+    return {name: value for name, value in variables.items() if name not in _OF_SYSTEMD}
 
 
 def _spawn(command: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -118,8 +137,7 @@ def _spawn(command: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
     )
 
 
-def _wait_for_manager(url: str, process: subprocess.Popen[bytes], stop: threading.Event) -> None:
-    client = ManagerClient(url, "")
+def _wait_for_manager(client: ManagerClient, process: subprocess.Popen[bytes], stop: threading.Event) -> None:
     deadline = time.monotonic() + _MANAGER_START_S
     while not stop.wait(0.1):
         if process.poll() is not None:
@@ -134,8 +152,7 @@ def _wait_for_manager(url: str, process: subprocess.Popen[bytes], stop: threadin
     client.close()
 
 
-def _register(url: str, folder: Path, scenario: Scenario, host: str, policy: str) -> None:
-    client = ManagerClient(url, (folder / ADMIN_TOKEN_FILE).read_text().strip())
+def _register(client: ManagerClient, folder: Path, scenario: Scenario, host: str, policy: str) -> None:
     try:
         register(client, scenario, host, policy)
     finally:
@@ -143,9 +160,11 @@ def _register(url: str, folder: Path, scenario: Scenario, host: str, policy: str
     log.info("simulated host %s: scenario %s; other commands need --state-dir %s", host, scenario.name, folder)
 
 
-def _watch(processes: list[subprocess.Popen[bytes]], stop: threading.Event) -> str:
+def _watch(processes: list[subprocess.Popen[bytes]], stop: threading.Event, notifier: Notifier) -> str:
     """Wait for the stop, or the end of any process; the name of the one that ended by itself, or nothing."""
     while not stop.wait(0.5):
+        if notifier.watchdog_s is not None:
+            notifier.alive()
         for process in processes:
             if process.poll() is not None:
                 return str(process.args[-1]) if isinstance(process.args, list) else "a process"

@@ -33,8 +33,12 @@ def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Mach
     if not watch.wait_first_listing(_FIRST_LISTING_S):
         log.warning("libvirt at %s does not answer; going on with the VMs in the journal", settings.text("libvirt_uri"))
     sources = Sources(
-        settings.text("syslog_listen_host"), settings.whole("syslog_listen_port"), metrics, watch.look_again
+        settings.text("syslog_listen_host"),
+        settings.whole("syslog_listen_port"),
+        metrics,
+        watch.look_again,
+        samples_per_s=settings.number("samples_per_s"),
     )
     sources.start()
     stack.callback(sources.close)
-    return Machine(host, sources, sources.pages, Doctor(settings))
+    return Machine(host, sources, sources.pages, Doctor(settings), watch)

@@ -85,7 +85,11 @@ class HypervisorWatch:
         self._paths = paths
         self._reconcile_s = reconcile_s
         self._on_connection = on_connection
+        self.on_arrival: Callable[[], object] = lambda: None
+        """Called in the background thread once a listing has found domains that were not known."""
         self._domains = Domains({})
+        self._told: dict[str, VmInstance] = {}
+        self._one = threading.Lock()  # for both of them; never held while libvirt is asked
         self._changed = threading.Event()
         self._asked = threading.Event()
         self._first_listing = threading.Event()
@@ -111,6 +115,22 @@ class HypervisorWatch:
         self._asked.set()
         self._changed.set()
 
+    def started(self, uuid: str, libvirt_name: str) -> bool:
+        """List a domain that libvirt has set up while it waits for its hook, and so answers nobody who asks for it.
+
+        False: no process runs that domain. Raises HostError when that cannot be known.
+        """
+        instance = process.find_instance(self._paths, uuid, libvirt_name)
+        if instance is None:
+            return False
+        with self._one:
+            known = self._domains
+            if known.instances.get(uuid) != instance:
+                self._told[uuid] = instance
+                instances = {**known.instances, uuid: instance}
+                self._domains = replace(known, instances=instances, generation=known.generation + 1)
+        return True
+
     def stop(self) -> None:
         """Close the connection and end the thread (waits a moment for it)."""
         self._stopping.set()
@@ -134,7 +154,8 @@ class HypervisorWatch:
             if self._domains.connected:
                 failures = 0
             if failures == 0:
-                self._domains = replace(self._domains, connected=False, libvirt_version="unknown")
+                with self._one:
+                    self._domains = replace(self._domains, connected=False, libvirt_version="unknown")
                 log.warning("libvirt at %s is not available: %s", self._uri, reason)
                 self._on_connection(False, reason)
             self._stopping.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
@@ -169,7 +190,9 @@ class HypervisorWatch:
 
     def _list(self, connection: libvirt.virConnect, version: str, everything: bool) -> None:
         """List the domains and look up addresses: of all if ``everything``, else of those that are new."""
-        known, addresses = self._domains.instances, self._domains.addresses
+        with self._one:
+            known, addresses = self._domains.instances, self._domains.addresses
+            self._told.clear()
         found: dict[str, VmInstance] = {}
         domains: list[libvirt.virDomain] = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
         for domain in domains:
@@ -184,8 +207,13 @@ class HypervisorWatch:
                 found[uuid] = instance
         reconnected = not self._domains.connected
         same = {uuid: addresses[uuid] for uuid in addresses if known.get(uuid) == found.get(uuid)}
-        self._domains = Domains(found, self._domains.generation + 1, True, version, same)
+        with self._one:
+            before = self._domains
+            found |= self._told  # what libvirt set up after it had been asked
+            self._domains = Domains(found, before.generation + 1, True, version, same)
         self._first_listing.set()
+        if any(before.instances.get(uuid) != instance for uuid, instance in found.items()):
+            self.on_arrival()
         if reconnected:
             log.info("libvirt %s at %s: %d running domains", version, self._uri, len(found))
             self._on_connection(True, f"{len(found)} running domains")
@@ -194,7 +222,8 @@ class HypervisorWatch:
         neighbours = self._read_neighbours() if wanted else {}
         seen = {one.UUIDString(): _addresses_of(one, neighbours) for one in domains if one.UUIDString() in wanted}
         kept = {uuid: addresses for uuid, addresses in same.items() if uuid not in wanted}
-        self._domains = replace(self._domains, addresses=merge_addresses(same, kept | seen))
+        with self._one:
+            self._domains = replace(self._domains, addresses=merge_addresses(same, kept | seen))
 
     def _read_neighbours(self) -> Mapping[str, frozenset[str]]:
         try:

@@ -15,13 +15,13 @@ from apscheduler.schedulers.background import BackgroundScheduler
 
 from manager.api.convert import capabilities_body, timestamp
 from manager.api.schemas import TickStatus, VmStatus
-from manager.control.windows import by_slot
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
+from manager.logs import TICK_NUMBER, within
 from manager.loop.findings import Findings, FindingsWatch
 from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
-from manager.loop.link import ManagerLink, Orders, Report, Slots
+from manager.loop.link import ManagerLink, Orders, Report, joined
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Item, Outbox
 from manager.loop.planner import SCHEDULER
@@ -44,6 +44,8 @@ _REPEAT_S = 60.0
 """What did not change of the host is told again so often, for a manager that has forgotten the host."""
 _WATCH_S = 0.5
 """Where there may be our sched_ext scheduler, it is looked at so often whether it still decides."""
+_SLOW_S = 10.0
+"""A tick that has not ended so long after several of them were due hangs."""
 _AFTER_SLOT_S = 0.03
 """A tick comes so long after a slot of response times has ended: what ended in it has been counted by then."""
 
@@ -120,6 +122,8 @@ class Agent:
         self._policy: str | None = None
         self._decides = False
         self._overruns = 0
+        self._unkept = False
+        self._ticked_s = system_clock().monotonic_s
         self._stopping = threading.Event()
         self._manager_answers: bool | None = None
         self._scheduler = BackgroundScheduler(
@@ -154,6 +158,10 @@ class Agent:
 
     def tick(self) -> None:
         """One control interval."""
+        with within(TICK_NUMBER, str(self._loop.number + 1)):
+            self._tick()
+
+    def _tick(self) -> None:
         orders = self._orders
         self._note_policy(orders)
         slots = self._telemetry.slots()
@@ -162,11 +170,32 @@ class Agent:
         result = self._loop.tick(orders.assignment, slots)
         self._configure(orders, result)
         self._finish(result, orders)
+        self._ticked_s = system_clock().monotonic_s
+
+    def trouble(self) -> str:
+        """What hangs, empty for nothing: no tick has ended for longer than slow ones take."""
+        late_s = system_clock().monotonic_s - self._ticked_s
+        return f"no tick has ended for {late_s:.0f} s" if late_s > 3 * self._interval_s + _SLOW_S else ""
 
     def watch(self) -> None:
         """Do not wait for the next interval when our scheduler does not decide any more: plan again, and say so."""
         if self._decides and self._host.warps(self._host.itself)[SCHEDULER] in {EJECTED, UNLOADED}:
             self.tick()
+
+    def tick_now(self) -> threading.Event:
+        """Do not wait for the next interval, as a VM has come. Set once such a tick has ended, or none will be made."""
+        ended = threading.Event()
+        if self._stopping.is_set():
+            ended.set()
+        else:
+            self._scheduler.add_job(self._tick_for, args=(ended,), executor=TICK)
+        return ended
+
+    def _tick_for(self, ended: threading.Event) -> None:
+        try:
+            self.tick()
+        finally:
+            ended.set()
 
     def sync(self) -> None:
         """One exchange with the manager."""
@@ -254,6 +283,8 @@ class Agent:
             log.info("the manager answers")
         self._manager_answers = True
         self._metrics.manager_up.set(1)
+        if self._link.clock_ahead_s is not None:
+            self._metrics.clock_ahead.set(self._link.clock_ahead_s)
         return True
 
     def _without_manager(self, error: Exception) -> bool:
@@ -301,9 +332,16 @@ class Agent:
         for event in result.events:
             log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)
         self._keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
+        self._tell_damages()
         self._decides = result.warp.rung is Rung.SCHED_EXT
         status = tick_status(result, self._overruns, owned, connected, orders.number)
         self._latest = Latest(status, self._statuses.of(result, self._journal))
+
+    def _tell_damages(self) -> None:
+        """Once for each file that was damaged and set aside."""
+        for damage in (*self._journal.take_damages(), *self._outbox.take_damages(), *self._link.take_damages()):
+            self._metrics.errors.labels("damage").inc()
+            self.say(Severity.ERROR, "file-damaged", damage.text)
 
     def _note_policy(self, orders: Orders) -> None:
         if orders.assignment is None:
@@ -325,12 +363,18 @@ class Agent:
             self._sources = wanted
 
     def _keep(self, items: Iterable[Item]) -> None:
-        """Keep for the manager. What the disk refuses is lost with an error: control matters more."""
+        """Keep for the manager. What the disk refuses waits in memory, which is said once: control goes on."""
         try:
-            self._outbox.put(items)
+            written, trouble = self._outbox.put(items), ""
         except JournalError as error:
+            written, trouble = True, str(error)
             self._metrics.errors.labels("outbox").inc()
-            log.error("%s", error)
+        if written and bool(trouble) is not self._unkept:
+            self._unkept = bool(trouble)
+            severity = Severity.ERROR if trouble else Severity.INFO
+            log.log(logging.ERROR if trouble else logging.INFO, "%s", trouble or "the outbox can be written again")
+            waits = f"{trouble}; what is to be told waits in memory, and is lost if the agent ends"
+            self.say(severity, "outbox", waits if trouble else "the outbox can be written again")
 
     def _on_overrun(self, event: JobExecutionEvent) -> None:
         if event.job_id == TICK:
@@ -349,9 +393,3 @@ class Agent:
 def first_tick_s(now_s: float, interval_s: float) -> float:
     """When the first scheduled tick is due, seconds since the epoch."""
     return (math.floor((now_s - _AFTER_SLOT_S) / interval_s) + 1) * interval_s + _AFTER_SLOT_S
-
-
-def joined(own: Slots, others: Slots, slot_s: float) -> Slots:
-    """The slots of both by application, those of the same time merged."""
-    both = {name: by_slot((*own[name], *others[name]), slot_s) for name in own.keys() & others.keys()}
-    return {**own, **others, **both}

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from manager.errors import JournalError
-from manager.loop.sqlite import open_file, transaction
+from manager.loop.reserve import Reserve
+from manager.loop.sqlite import Layout, open_anew, open_file, transaction
 from manager.model.cache import Schemata, format_schemata, parse_schemata
 from manager.model.decision import Owned
 from manager.model.host import SCHEDULINGS, WARPS, KnobKey, VmInstance, knob_text, knob_value
 from manager.model.records import Knob
+from manager.salvage import Damage, is_broken, is_full
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owned (
@@ -33,10 +36,8 @@ CREATE TABLE IF NOT EXISTS owned (
 """
 _ADOPTIONS = "ALTER TABLE owned ADD COLUMN adoptions INTEGER NOT NULL DEFAULT 0"
 _UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_SELECT = (
-    "SELECT uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_foreign, adoptions"
-    " FROM owned WHERE boot_id = ?"
-)
+_COLUMNS = "uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_foreign, adoptions"
+_SELECT = f"SELECT {_COLUMNS} FROM owned WHERE boot_id = ?"  # noqa: S608 - constants, here and below
 
 
 _NOTE_SCHEMA = """
@@ -52,6 +53,8 @@ CREATE TABLE IF NOT EXISTS bandwidth (
 """
 _MEMORY_SCHEMA = "CREATE TABLE IF NOT EXISTS cache_memory (boot_id TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT"
 _NOTE_SELECT = "SELECT mounted, original, given_up FROM cache WHERE boot_id = ?"
+
+_Database = sqlite3.Connection | sqlite3.Cursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,10 @@ class Runs:
 class Journal:
     """The knobs Equipoise changed on this host, on disk and in memory. Not thread-safe."""
 
-    def __init__(self, path: Path, boot_id: str) -> None:
+    def __init__(self, path: Path, boot_id: str, reserve: Reserve | None = None) -> None:
         """Open or create. Entries of an earlier boot are dropped: what they describe ended with it.
 
-        Raises JournalError when the file cannot be used.
+        ``reserve`` is what is given back when the disk is full. Raises JournalError when the file cannot be used.
         """
         self._path = path
         self._boot_id = boot_id
@@ -108,27 +111,30 @@ class Journal:
         self._cache: CacheNote | None = None
         self._maxima: dict[int, float] = {}
         self._cache_memory = ""
+        self._damages: list[Damage] = []
+        self._layout = Layout("FULL", self._prepare, _fits)
+        self._reserve = reserve or Reserve(None)
         try:
-            self._database = open_file(path, synchronous="FULL")
+            self._database, damage = open_file(path, self._layout)
+            self._damages += [damage] if damage else []
+            self._reserve.keep()
             with closing(self._database.cursor()) as cursor:
-                cursor.execute(_SCHEMA)
-                if "adoptions" not in {row[1] for row in cursor.execute("PRAGMA table_info(owned)")}:
-                    cursor.execute(_ADOPTIONS)  # the journal of an earlier version
-                cursor.execute("DELETE FROM owned WHERE boot_id <> ?", (boot_id,))
-                for row in cursor.execute(_SELECT, (boot_id,)):
-                    key, entry = _entry(row)
-                    self._entries[key] = entry
-                cursor.execute(_NOTE_SCHEMA)
-                cursor.execute("DELETE FROM cache WHERE boot_id <> ?", (boot_id,))
+                self._entries = dict(_entry(row) for row in cursor.execute(_SELECT, (boot_id,)))
                 self._cache = _note(cursor, boot_id)
-                cursor.execute(_MAXIMA_SCHEMA)
-                cursor.execute("DELETE FROM bandwidth WHERE boot_id <> ?", (boot_id,))
                 self._maxima = dict(cursor.execute("SELECT domain, maximum FROM bandwidth"))
-                cursor.execute(_MEMORY_SCHEMA)
-                cursor.execute("DELETE FROM cache_memory WHERE boot_id <> ?", (boot_id,))
                 self._cache_memory = next(cursor.execute("SELECT text FROM cache_memory"), ("",))[0]
         except (OSError, sqlite3.Error, ValueError) as error:
             raise JournalError(f"the journal {path} cannot be used: {error}") from error
+
+    def _prepare(self, database: sqlite3.Connection) -> None:
+        for schema in (_SCHEMA, _NOTE_SCHEMA, _MAXIMA_SCHEMA, _MEMORY_SCHEMA):
+            database.execute(schema)
+        if "adoptions" not in {row[1] for row in database.execute("PRAGMA table_info(owned)")}:
+            database.execute(_ADOPTIONS)  # the journal of an earlier version
+        for table in ("owned", "cache", "bandwidth", "cache_memory"):
+            database.execute(f"SELECT boot_id FROM {table}").fetchall()  # noqa: S608 - raises for what is no text
+            database.execute(f"DELETE FROM {table} WHERE boot_id <> ?", (self._boot_id,))  # noqa: S608
+        database.execute(_SELECT, (self._boot_id,)).fetchone()  # also an empty table must have its columns
 
     @classmethod
     def copy_of(cls, path: Path, boot_id: str) -> Journal:
@@ -147,6 +153,11 @@ class Journal:
             raise JournalError(f"the journal {path} cannot be read: {error}") from error
         return copy
 
+    def take_damages(self) -> list[Damage]:
+        """What happened to the file since this was asked last."""
+        damages, self._damages = self._damages, []
+        return damages
+
     @property
     def entries(self) -> Mapping[KnobKey, Entry]:
         """All journalled knobs."""
@@ -159,19 +170,16 @@ class Journal:
 
     def note_cache(self, note: CacheNote | None) -> None:
         """Note that of resctrl, durable on return. Raises JournalError, and then the note is as before."""
-        if note == self._cache:
-            return
-        try:
-            with transaction(self._database) as cursor:
-                if note is None:
-                    cursor.execute("DELETE FROM cache")
-                else:
-                    original = None if note.original is None else format_schemata(note.original)
-                    row = (self._boot_id, int(note.mounted), original, json.dumps(dict(note.given_up)))
-                    cursor.execute(_NOTE_UPSERT, row)
-        except sqlite3.Error as error:
-            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
-        self._cache = note
+        if note != self._cache:
+            self._write(lambda database: self._put_note(database, note))
+            self._cache = note
+
+    def _put_note(self, database: _Database, note: CacheNote | None) -> None:
+        database.execute("DELETE FROM cache")
+        if note is not None:
+            original = None if note.original is None else format_schemata(note.original)
+            row = (self._boot_id, int(note.mounted), original, json.dumps(dict(note.given_up)))
+            database.execute(_NOTE_UPSERT, row)
 
     @property
     def cache_memory(self) -> str:
@@ -180,14 +188,12 @@ class Journal:
 
     def note_cache_memory(self, text: str) -> None:
         """Keep it for the next start of the agent. Raises JournalError, and then it is as before."""
-        if text == self._cache_memory:
-            return
-        try:
-            with transaction(self._database) as cursor:
-                cursor.execute("INSERT OR REPLACE INTO cache_memory VALUES (?, ?)", (self._boot_id, text))
-        except sqlite3.Error as error:
-            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
-        self._cache_memory = text
+        if text != self._cache_memory:
+            self._write(lambda database: self._put_memory(database, text))
+            self._cache_memory = text
+
+    def _put_memory(self, database: _Database, text: str) -> None:
+        database.execute("INSERT OR REPLACE INTO cache_memory VALUES (?, ?)", (self._boot_id, text))
 
     @property
     def maxima(self) -> Mapping[int, float]:
@@ -196,13 +202,12 @@ class Journal:
 
     def note_maxima(self, maxima: Mapping[int, float]) -> None:
         """Keep these for the next start of the agent. Raises JournalError, and then they are as before."""
-        rows = [(self._boot_id, domain, maximum) for domain, maximum in maxima.items()]
-        try:
-            with transaction(self._database) as cursor:
-                cursor.executemany("INSERT OR REPLACE INTO bandwidth VALUES (?, ?, ?)", rows)
-        except sqlite3.Error as error:
-            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+        self._write(lambda database: self._put_maxima(database, maxima))
         self._maxima = dict(maxima)
+
+    def _put_maxima(self, database: _Database, maxima: Mapping[int, float]) -> None:
+        rows = [(self._boot_id, domain, maximum) for domain, maximum in maxima.items()]
+        database.executemany("INSERT OR REPLACE INTO bandwidth VALUES (?, ?, ?)", rows)
 
     @property
     def revision(self) -> int:
@@ -238,15 +243,15 @@ class Journal:
         gone = [key for key in dict.fromkeys(drop) if key in self._entries]
         if not put and not gone:
             return
-        try:
-            with transaction(self._database) as cursor:
-                cursor.executemany(_UPSERT, [self._row(key, entry) for key, entry in put.items()])
-                cursor.executemany(
-                    "DELETE FROM owned WHERE uuid = ? AND knob = ? AND idx = ?",
-                    [(key.uuid, str(key.knob), key.index) for key in gone],
-                )
-        except sqlite3.Error as error:
-            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+
+        def write(database: _Database) -> None:
+            self._put_entries(database, put)
+            database.executemany(
+                "DELETE FROM owned WHERE uuid = ? AND knob = ? AND idx = ?",
+                [(key.uuid, str(key.knob), key.index) for key in gone],
+            )
+
+        self._write(write)
         self._revision += 1
         self._entries.update(put)
         for key in gone:
@@ -264,11 +269,60 @@ class Journal:
         """Close the file."""
         self._database.close()
 
+    def _write(self, act: Callable[[_Database], None]) -> None:
+        """All of it, durable on return, in a file made anew from memory if this one is damaged.
+
+        When the disk is full it takes from its reserve. Raises JournalError.
+        """
+        try:
+            try:
+                with transaction(self._database) as cursor:
+                    act(cursor)
+            except sqlite3.Error as error:
+                if is_broken(error):
+                    self._start_over(str(error))
+                elif not (is_full(error) and self._reserve.give_back()):
+                    raise
+                with transaction(self._database) as cursor:
+                    act(cursor)
+        except (OSError, sqlite3.Error) as error:
+            raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
+        self._reserve.keep()
+
+    def _start_over(self, why: str) -> None:
+        """Raises OSError or sqlite3.Error; then the damaged file is still in use."""
+
+        def fill(database: _Database) -> None:
+            self._put_entries(database, self._entries)
+            self._put_note(database, self._cache)
+            self._put_maxima(database, self._maxima)
+            self._put_memory(database, self._cache_memory)
+
+        before = self._database
+        self._database, damage = open_anew(self._path, self._layout, why, fill)
+        before.close()
+        self._damages.append(damage)
+
+    def _put_entries(self, database: _Database, entries: Mapping[KnobKey, Entry]) -> None:
+        database.executemany(_UPSERT, [self._row(key, entry) for key, entry in entries.items()])
+
     def _row(self, key: KnobKey, entry: Entry) -> tuple[str | int, ...]:
         run, owned = entry.instance, entry.owned
         texts = (knob_text(owned.original), knob_text(owned.previous), knob_text(owned.intended))
         process = (run.libvirt_name, self._boot_id, run.pid, run.start_ticks)
         return (key.uuid, str(key.knob), key.index, entry.vm, *process, *texts, int(owned.foreign), owned.adoptions)
+
+
+def _fits(table: str, row: Mapping[str, object]) -> bool:
+    """Whether a row can be understood: one that cannot came of damage or of another version."""
+    try:
+        if table == "owned":
+            _entry(tuple(row[name] for name in _COLUMNS.split(", ")))  # type: ignore[misc]
+        elif table == "cache":
+            _note_of(*(row[name] for name in ("mounted", "original", "given_up")))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return True
 
 
 def _entry(row: tuple[str | int, ...]) -> tuple[KnobKey, Entry]:
@@ -280,8 +334,13 @@ def _entry(row: tuple[str | int, ...]) -> tuple[KnobKey, Entry]:
     return KnobKey(str(uuid), knob, int(index)), Entry(instance, str(vm), owned)
 
 
-def _note(database: sqlite3.Connection | sqlite3.Cursor, boot_id: str) -> CacheNote | None:
+def _note(database: _Database, boot_id: str) -> CacheNote | None:
     """What is noted of resctrl in this boot. Raises sqlite3.Error, ValueError."""
-    for mounted, original, given_up in database.execute(_NOTE_SELECT, (boot_id,)):
-        return CacheNote(bool(mounted), None if original is None else parse_schemata(original), json.loads(given_up))
+    for row in database.execute(_NOTE_SELECT, (boot_id,)):
+        return _note_of(*row)
     return None
+
+
+def _note_of(mounted: Any, original: Any, given_up: Any) -> CacheNote:
+    found = {str(group): int(adoptions) for group, adoptions in json.loads(given_up).items()}
+    return CacheNote(bool(mounted), None if original is None else parse_schemata(original), found)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import math
+import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -37,20 +38,31 @@ from manager.api.schemas import (
     TickStatus,
     VmStatus,
 )
-from manager.api.schemas.assignment import ORDERS_HEADER, AssignedWindow
+from manager.api.schemas.assignment import (
+    AHEAD_HEADER,
+    CLOCK_HEADER,
+    OLDEST_PROTOCOL,
+    ORDERS_HEADER,
+    PROTOCOL,
+    PROTOCOL_HEADER,
+    AssignedWindow,
+)
 from manager.client import Answer, ManagerClient
-from manager.control.windows import slot_number
+from manager.control.windows import by_slot, slot_number
 from manager.errors import ManagerUnavailable
 from manager.loop.findings import Findings
 from manager.loop.outbox import Kind, Outbox
+from manager.loop.tick import system_clock
 from manager.model.host import VmInstance
 from manager.model.registration import Assignment
 from manager.model.source import SourceStatus
 from manager.model.window import Window
+from manager.salvage import Damage, set_aside
 
 _BATCH = 500
 _BATCH_BYTES = 2_000_000
 _REMEMBERED_S = 300.0
+_EXACT_S = 2.0  # an exchange that took longer tells too little of clocks
 
 Slots = Mapping[str, tuple[Window, ...]]
 Body = TypeVar("Body", bound=BaseModel)
@@ -96,6 +108,7 @@ class ManagerLink:
     """Exchanges with one manager. Belongs to one thread.
 
     ``shared``: other hosts may wait for what is reported here. ``vms_missing``: the manager is to be told of all VMs.
+    ``clock_ahead_s``: how far this clock is ahead of the manager's, None while that is unknown.
     """
 
     def __init__(self, client: ManagerClient, host_name: str, agent_version: str, cache: Path, outbox: Outbox) -> None:
@@ -111,23 +124,38 @@ class ManagerLink:
         self._digest = ""
         self.shared = True
         self.vms_missing = False
+        self.clock_ahead_s: float | None = None
         self._told: dict[str, list[tuple[object, Window]]] = {}
+        self._damages: list[Damage] = []
 
     def cached_orders(self) -> Orders:
         """What the manager said before this start, without windows, which are stale by now."""
         try:
-            body = AssignmentOut.model_validate_json(self._cache.read_bytes())
+            assignment, _ = assignment_of(_assignment_in(self._cache.read_bytes()))
         except FileNotFoundError:
             return Orders()
-        except (OSError, ValidationError) as error:
+        except OSError as error:
             log.warning("the cached assignment %s is unusable and ignored: %s", self._cache, error)
             return Orders()
-        assignment, _ = assignment_of(body)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # torn, of another version, or anything else
+            self._set_aside(error)
+            return Orders()
         if assignment.host.name != self._host:
             return Orders()
         self._saved = assignment
         self._orders = Orders(assignment)
         return self._orders
+
+    def take_damages(self) -> list[Damage]:
+        """What happened to the cache since this was asked last."""
+        damages, self._damages = self._damages, []
+        return damages
+
+    def _set_aside(self, error: Exception) -> None:
+        [why, *_] = f"{error}".splitlines() or [type(error).__name__]
+        log.warning("the cached assignment %s is unusable and ignored: %s", self._cache, error)
+        with contextlib.suppress(OSError):
+            self._damages.append(Damage(self._cache, set_aside(self._cache), why))
 
     def fetch(self) -> Orders:
         """The current orders. Raises ManagerUnavailable."""
@@ -141,7 +169,7 @@ class ManagerLink:
         answer = self._ask("assignment")
         if answer is None:
             return self._orders
-        body = _understood(answer, AssignmentOut.model_validate_json)
+        body = _understood(answer, _assignment_in)
         assignment, slots = assignment_of(body)
         if assignment != self._saved and self._save(answer.content):
             self._saved = assignment
@@ -154,13 +182,33 @@ class ManagerLink:
         """Ask for the assignment or for the slots alone; None: that is as it was at the last question, the same one."""
         asked, etag = self._etag
         headers = {"If-None-Match": etag} if etag and asked == what else {}
-        answer = self._client.request("GET", f"/hosts/{self._host}/{what}", headers=headers)
+        answer = self._exchange("GET", what, headers=headers)
         if answer.status != HTTPStatus.NOT_MODIFIED:
             return answer
         number = _orders_number(answer)
         if number != self._orders.number:
             self._orders = replace(self._orders, number=number)
         return None
+
+    def _exchange(
+        self, method: str, what: str, *, content: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Ask or tell the manager, and see what protocol it speaks and what time it has. Raises ManagerUnavailable."""
+        sent = {PROTOCOL_HEADER: str(PROTOCOL), **(headers or {})}
+        if content is not None and self.clock_ahead_s is not None:
+            sent[AHEAD_HEADER] = f"{self.clock_ahead_s:.6f}"
+        begin = system_clock()
+        answer = self._client.request(method, f"/hosts/{self._host}/{what}", content=content, headers=sent)
+        spoken = answer.headers.get(PROTOCOL_HEADER, "0")
+        if not spoken.isdecimal() or int(spoken) < OLDEST_PROTOCOL:
+            text = f"the manager speaks protocol {spoken}, and this agent {OLDEST_PROTOCOL} to {PROTOCOL}"
+            raise ManagerUnavailable(f"{text}: upgrade the manager")
+        took_s = system_clock().monotonic_s - begin.monotonic_s
+        with contextlib.suppress(ValueError):  # of an older manager, or none
+            manager_s = float(answer.headers.get(CLOCK_HEADER, ""))
+            # It had that time about in the middle, so this is off by half of what the exchange took at most.
+            self.clock_ahead_s = begin.epoch_s + took_s / 2 - manager_s if took_s < _EXACT_S else self.clock_ahead_s
+        return answer
 
     def _take_slots(self, answer: Answer, said: Any) -> bool:
         """Take the slots alone, which an answer holds. False: the assignment is another now, and is to be asked for."""
@@ -189,7 +237,9 @@ class ManagerLink:
         before = self._told.get(application, [])
         known = [one for one in before if one[0] in said]
         fresh = [one for one in said if all(one != told for told, _ in known)]
-        made = zip(fresh, (window_of(application, one) for one in _WINDOWS.validate_python(fresh)), strict=True)
+        made = zip(
+            fresh, (window_of(application, one) for one in _WINDOWS.validate_python(fresh, extra="ignore")), strict=True
+        )
         return sorted([*known, *made], key=lambda one: one[1].end_s)
 
     def send(self, report: Report, *, ask: bool = False) -> Orders:
@@ -221,9 +271,7 @@ class ManagerLink:
                 events=_valid(waiting.fields[Kind.EVENT], event_body),
                 asks=ask and last,
             )
-            response = self._client.request(
-                "POST", f"/hosts/{self._host}/report", content=body.model_dump_json(by_alias=True)
-            )
+            response = self._exchange("POST", "report", content=body.model_dump_json(by_alias=True))
             try:
                 slots, stored = _slots_apart(response)
             except (ValueError, TypeError, AttributeError) as error:
@@ -238,7 +286,10 @@ class ManagerLink:
         """Replace the cache as a whole; when it cannot be written that is logged, and tried again next time."""
         temporary = self._cache.with_suffix(".new")
         try:
-            temporary.write_bytes(content)
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())  # or a power cut may leave an empty one
             temporary.replace(self._cache)
         except OSError as error:
             log.warning("the assignment cannot be cached in %s: %s", self._cache, error)
@@ -270,7 +321,12 @@ def _slots_apart(answer: Answer) -> tuple[Any, ReportOut]:
     """The slots that the answer to a report holds, None: none; and the rest. Raises ValueError for another answer."""
     said = answer.json()
     slots = said.pop("slots", None)
-    return slots, ReportOut.model_validate(said)
+    return slots, ReportOut.model_validate(said, extra="ignore")
+
+
+def _assignment_in(content: bytes) -> AssignmentOut:
+    """An assignment, but for fields that a later manager may tell. Raises ValueError."""
+    return AssignmentOut.model_validate_json(content, extra="ignore")
 
 
 def _orders_number(answer: Answer) -> int | None:
@@ -303,3 +359,9 @@ def _valid(items: Iterable[Item], convert: Callable[[Item], Body]) -> list[Body]
         except (ValidationError, OverflowError, ValueError) as error:
             log.error("cannot be reported and is dropped: %s: %s", item, error)
     return bodies
+
+
+def joined(own: Slots, others: Slots, slot_s: float) -> Slots:
+    """The slots of both by application, those of the same time merged."""
+    both = {name: by_slot((*own[name], *others[name]), slot_s) for name in own.keys() & others.keys()}
+    return {**own, **others, **both}

@@ -1,4 +1,4 @@
-"""Prometheus metrics of an agent. Names, labels and meanings are listed in docs/operations.md."""
+"""Prometheus metrics of an agent. Names, labels and meanings are listed in docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ class AgentMetrics:
             "equipoise_agent_writes", "Changes of settings by knob and result", ["knob", "result"], registry=reg
         )
         self.manager_up = Gauge("equipoise_agent_manager_up", "1 when the manager answered last time", registry=reg)
+        self.clock_ahead = Gauge(
+            "equipoise_agent_clock_ahead_seconds", "How far this clock is ahead of the manager's", registry=reg
+        )
         self.libvirt_up = Gauge("equipoise_agent_libvirt_up", "1 when libvirt is connected", registry=reg)
         self.owned = Gauge("equipoise_agent_owned_knobs", "Settings that differ from their original", registry=reg)
         self.host_cpu = Gauge("equipoise_agent_host_cpu_share", "Busy share of the host's pCPUs", registry=reg)

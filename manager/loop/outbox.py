@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from manager.errors import JournalError
-from manager.loop.sqlite import open_file, transaction
+from manager.loop.sqlite import Layout, open_file, transaction
+from manager.loop.thinning import Thinning
 from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.model.window import Window
+from manager.salvage import Damage, is_broken
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS waiting (
@@ -28,6 +30,8 @@ CREATE TABLE IF NOT EXISTS waiting (
 ) STRICT
 """
 _INSERT = "INSERT INTO waiting (seq, kind, body) VALUES (?, ?, ?)"
+_OLDEST = "SELECT seq, kind, body FROM waiting WHERE seq > ? ORDER BY seq"
+_FORGET = "DELETE FROM waiting WHERE seq <= ?"
 _LAST = "SELECT coalesce(max(seq), 0) FROM sqlite_sequence WHERE name = 'waiting'"
 _DROP_BULK = """
 DELETE FROM waiting WHERE seq IN (
@@ -36,8 +40,11 @@ DELETE FROM waiting WHERE seq IN (
 """
 _DROP_ANY = "DELETE FROM waiting WHERE seq IN (SELECT seq FROM waiting ORDER BY seq LIMIT ?)"
 
+_MOST_UNWRITTEN = 1000
+
 Item = DecisionRecord | Event | Window | TickRecord
 Fields = dict[str, Any]
+Found = TypeVar("Found")
 _Row = tuple[int, str, str]
 
 
@@ -73,87 +80,155 @@ class Waiting:
     fields: Mapping[Kind, list[Fields]]
 
 
+def _fits(table: str, row: Mapping[str, object]) -> bool:
+    """Whether an item can be understood: one that cannot came of damage or of another version."""
+    if table != "waiting":
+        return True
+    try:
+        return isinstance(json.loads(str(row["body"])), dict) and Kind(str(row["kind"])) in Kind
+    except (ValueError, KeyError):
+        return False
+
+
+def _prepare(database: sqlite3.Connection) -> None:
+    database.execute(_SCHEMA)
+    database.execute("SELECT seq, kind, body FROM waiting LIMIT 1").fetchone()  # also an empty table must have these
+
+
+_LAYOUT = Layout("NORMAL", _prepare, _fits)
+
+
+def _newest(rows: list[_Row], most: int) -> list[_Row]:
+    """At most so many rows, those that come with every interval being left out first."""
+    excess = max(len(rows) - most, 0)
+    bulk = {row[0] for row in [row for row in rows if row[1] in _BULK][:excess]}
+    kept = [row for row in rows if row[0] not in bulk]
+    return kept[max(len(kept) - most, 0) :]
+
+
 class Outbox:
     """A bounded queue. Safe to use from several threads.
 
-    When it is full, the oldest windows and ticks are dropped, and only without any the oldest records and events: what
-    comes with every interval must not push out what is said once.
+    When it is full, windows and ticks of the same minute are merged, the oldest first; then these are dropped, and only
+    without any the oldest records and events: what comes with every interval must not push out what is said once. What
+    the disk refuses waits in memory meanwhile, at most 1,000 items, and goes to the manager from there.
     """
 
     def __init__(self, path: Path, max_rows: int) -> None:
         """Open or create. Raises JournalError when the file cannot be used."""
+        self._path = path
         self._max_rows = max_rows
         self._lock = threading.Lock()
+        self._unwritten: list[_Row] = []
+        self._thinning = Thinning()
+        self._rows = 0
+        self._last = self._taken = 0
+        self._damages: list[Damage] = []
         try:
-            self._database = open_file(path, synchronous="NORMAL")
-            self._database.execute(_SCHEMA)
-            [self._rows] = self._database.execute("SELECT count(*) FROM waiting").fetchone()
-            [self._last] = self._database.execute(_LAST).fetchone()
-            self._unwritten: list[_Row] = []
-        except (OSError, sqlite3.Error) as error:
+            self._open()
+        except (OSError, sqlite3.Error, ValueError) as error:
             raise JournalError(f"the outbox {path} cannot be used: {error}") from error
 
-    def put(self, items: Iterable[Item]) -> None:
-        """Add to the end. Raises JournalError when the disk refuses; then nothing was added."""
+    def _open(self) -> None:
+        self._database, damage = open_file(self._path, _LAYOUT)
+        self._damages += [damage] if damage else []
+        [self._rows] = self._database.execute("SELECT count(*) FROM waiting").fetchone()
+        [last] = self._database.execute(_LAST).fetchone()
+        self._last = max(self._last, last)
+
+    def take_damages(self) -> list[Damage]:
+        """What happened to the file since this was asked last."""
+        with self._lock:
+            damages, self._damages = self._damages, []
+        return damages
+
+    def _act(self, done: str, act: Callable[[], Found]) -> Found:
+        """What ``act`` returns, done again with a file made anew where this one is damaged. Raises JournalError."""
+        try:
+            try:
+                return act()
+            except sqlite3.Error as error:
+                if not is_broken(error) and not isinstance(error, sqlite3.ProgrammingError):  # closed the time before
+                    raise
+                self._database.close()
+                self._open()
+                return act()
+        except (OSError, sqlite3.Error, ValueError) as error:
+            raise JournalError(f"the outbox cannot be {done}: {error}") from error
+
+    def put(self, items: Iterable[Item]) -> bool:
+        """Add to the end, and tell whether it was written. Raises JournalError when the disk refuses."""
         bodies = [(_KINDS[type(item)], json.dumps(item, default=_fields_of)) for item in items]
         if not bodies:
-            return
+            return False
         with self._lock:
             rows: list[_Row] = [(self._last + place, *body) for place, body in enumerate(bodies, start=1)]
             acknowledged_soon = not self._unwritten and self._rows + len(rows) <= self._max_rows
+            self._last = rows[-1][0]
             if acknowledged_soon and all(kind in _BULK for kind, _ in bodies):
                 self._unwritten = rows
-            else:
-                self._write([*self._unwritten, *rows])
-            self._last = rows[-1][0]
+                return False
+            self._unwritten = [*self._unwritten, *rows]
+            try:
+                self._write()
+            finally:
+                self._unwritten = _newest(self._unwritten, _MOST_UNWRITTEN)
+            return True
 
-    def _write(self, rows: list[_Row]) -> None:
-        try:
-            with transaction(self._database) as cursor:
-                cursor.executemany(_INSERT, rows)
-                total = self._rows + len(rows)
-                for statement in (_DROP_BULK, _DROP_ANY):
-                    if total > self._max_rows:
-                        total -= cursor.execute(statement, (total - self._max_rows,)).rowcount
-        except sqlite3.Error as error:
-            raise JournalError(f"the outbox cannot be written: {error}") from error
-        self._rows, self._unwritten = total, []
+    def _write(self) -> None:
+        self._rows = self._act("written", lambda: self._written(self._unwritten))
+        self._unwritten = []
+
+    def _written(self, rows: list[_Row]) -> int:
+        with transaction(self._database) as cursor:
+            gone = cursor.execute(_FORGET, (self._taken,)).rowcount if self._taken else 0
+            cursor.executemany(_INSERT, rows)
+            total = self._rows - gone + len(rows)
+            if total > self._max_rows:
+                total -= self._thinning.thin(cursor)
+            for statement in (_DROP_BULK, _DROP_ANY):
+                if total > self._max_rows:
+                    total -= cursor.execute(statement, (total - self._max_rows,)).rowcount
+        return total
 
     def peek(self, limit: int, max_bytes: int) -> Waiting:
         """The oldest items, at most ``limit`` and ``max_bytes`` of them, but one in any case.
 
         Raises JournalError when the file cannot be read.
         """
+        with self._lock:
+            return self._act("read", lambda: self._oldest(limit, max_bytes))
+
+    def _oldest(self, limit: int, max_bytes: int) -> Waiting:
         last = size = taken = 0
         complete = True
         fields: dict[Kind, list[Fields]] = {kind: [] for kind in Kind}
-        try:
-            with self._lock, closing(self._database.cursor()) as cursor:
-                written = cursor.execute("SELECT seq, kind, body FROM waiting ORDER BY seq") if self._rows else ()
-                for seq, kind, body in chain(written, self._unwritten):
-                    size += len(body)
-                    complete = not taken or (taken < limit and size <= max_bytes)
-                    if not complete:
-                        break
-                    fields[Kind(kind)].append(json.loads(body))
-                    last, taken = seq, taken + 1
-        except sqlite3.Error as error:
-            raise JournalError(f"the outbox cannot be read: {error}") from error
+        with closing(self._database.cursor()) as cursor:
+            written = cursor.execute(_OLDEST, (self._taken,)) if self._rows else ()
+            for seq, kind, body in chain(written, self._unwritten):
+                size += len(body)
+                complete = not taken or (taken < limit and size <= max_bytes)
+                if not complete:
+                    break
+                fields[Kind(kind)].append(json.loads(body))
+                last, taken = seq, taken + 1
         return Waiting(last, complete, fields)
 
     def drop_through(self, seq: int) -> None:
-        """Remove what the manager acknowledged. Raises JournalError when the disk refuses."""
-        try:
-            with self._lock:
-                if self._rows:
-                    self._rows -= self._database.execute("DELETE FROM waiting WHERE seq <= ?", (seq,)).rowcount
-                self._unwritten = [row for row in self._unwritten if row[0] > seq]
-        except sqlite3.Error as error:
-            raise JournalError(f"the outbox cannot be written: {error}") from error
+        """Remove what the manager acknowledged; where the disk refuses, with the next ``put`` that it takes."""
+        with self._lock:
+            self._taken = max(self._taken, seq)
+            self._unwritten = [row for row in self._unwritten if row[0] > seq]
+            if self._rows:
+                with suppress(JournalError):
+                    self._rows = self._act("written", lambda: self._rows - self._dropped())
+
+    def _dropped(self) -> int:
+        return self._database.execute(_FORGET, (self._taken,)).rowcount
 
     def close(self) -> None:
         """Write what is not yet written, if the disk lets it, and close the file."""
         with self._lock, closing(self._database):
             if self._unwritten:
                 with suppress(JournalError):
-                    self._write(self._unwritten)
+                    self._write()

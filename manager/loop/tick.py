@@ -121,7 +121,7 @@ class ControlLoop:
         self._clock = clock
         self._chronicle = Chronicle(settings.host_name)
         self._before: Reading | None = None
-        self._number = 0
+        self.number = 0  # of the last tick
         self._only: str | None = None
         self._nothing_to_do_for: tuple[object, ...] | None = None
         self._warps_of: tuple[Assignment | None, frozenset[str]] = None, frozenset()
@@ -134,7 +134,7 @@ class ControlLoop:
         ``assignment`` None, or a released host, undoes everything, with ``undo_reason`` in the records.
         """
         started = self._clock()
-        self._number += 1
+        self.number += 1
         troubles: list[Trouble] = []
         self._drop_ended(troubles)
         running = self._running()  # what is put back leaves the journal
@@ -155,7 +155,7 @@ class ControlLoop:
         self._host.forget(frozenset(state.instance for state in seen.reading.states.values()))
         policy = seen.snapshot.host.policy
         return TickResult(
-            number=self._number,
+            number=self.number,
             at_s=started.epoch_s,
             duration_s=self._clock().monotonic_s - started.monotonic_s,
             snapshot=seen.snapshot,

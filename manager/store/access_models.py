@@ -20,6 +20,8 @@ class TokenRow(Registered):
     host: Mapped[str | None]
     secret_hash: Mapped[str] = mapped_column(unique=True)
     last_used_at: Mapped[datetime | None]
+    expires_at: Mapped[datetime | None]
+    application: Mapped[str | None]
 
 
 class UserRow(Registered):
@@ -76,3 +78,15 @@ class AuditRow(Base):
     object: Mapped[str]
     before: Mapped[Json | None]
     after: Mapped[Json | None]
+
+
+class AuditRetentionRow(Base):
+    """Lets the transaction that added it remove rows of the audit from before that time: triggers refuse all else.
+
+    It is removed in the same transaction, so nobody else ever sees it.
+    """
+
+    __tablename__ = "audit_retention"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    before: Mapped[datetime]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import asdict
 from datetime import datetime
 
 from sqlalchemy import delete, or_, select
@@ -11,8 +12,8 @@ from sqlalchemy.orm import Session
 from manager.control.sources import source_fields
 from manager.errors import Conflict, InvalidRequest
 from manager.model.registration import Application, Sla, Tier
-from manager.store.models import ApplicationRow, TierRow, TierVmRow, VmRow
-from manager.store.registered import Precondition, replace, touch
+from manager.store.models import ApplicationRow, PastApplicationRow, TierRow, TierVmRow, VmRow
+from manager.store.registered import Precondition, find, get, not_found, replace, touch
 from manager.store.sources import sources_of
 from manager.store.vms import may_run_on
 
@@ -20,7 +21,7 @@ from manager.store.vms import may_run_on
 def put_application(
     session: Session, wanted: Application, now: datetime, precondition: Precondition
 ) -> tuple[ApplicationRow, bool]:
-    """Register an application; see ``registered.replace``.
+    """Register an application; see ``registered.replace``. One that was registered before has its history again.
 
     Raises InvalidRequest naming the field when a tier's VM is not registered or anything is named twice, and Conflict
     when a VM serves another application already.
@@ -42,7 +43,11 @@ def put_application(
         "cache": wanted.cache,
         "sources": [source_fields(source) for source in wanted.sources] or None,
     }
-    row, created = replace(session, ApplicationRow, wanted.name, values, now, servable)
+    past = _past(session, wanted.name)
+    first = {"id": past.id, "version": past.version + 1} if past else None
+    row, created = replace(session, ApplicationRow, wanted.name, values, now, servable, first)
+    if past is not None:
+        session.delete(past)
     if applications_of(session, [row])[row.name].tiers != wanted.tiers:
         session.execute(delete(TierRow).where(TierRow.application_id == row.id))
         for place, tier in enumerate(wanted.tiers):
@@ -55,6 +60,37 @@ def put_application(
         if not created:
             touch(row, now)
     return row, created
+
+
+def remove_application(session: Session, name: str, now: datetime, precondition: Precondition) -> None:
+    """Remove an application; what was measured of it stays for as long as it is kept. Raises NotFound."""
+    row = find(session, ApplicationRow, name)
+    precondition(row.etag if row else None)
+    if row is None:
+        raise not_found(ApplicationRow, name)
+    sla = sla_of(row)
+    kept = {"id": row.id, "name": row.name, "version": row.version, "sla": asdict(sla) if sla else None}
+    session.add(PastApplicationRow(**kept, removed_at=now))
+    session.delete(row)
+
+
+def application_with_past(session: Session, name: str) -> ApplicationRow:
+    """An application, also one that was removed since: what was measured of it can be read by its row's number.
+
+    Such a row is in no session, and has no VMs. Raises NotFound.
+    """
+    past = _past(session, name)
+    return get(session, ApplicationRow, name) if past is None else as_it_was(past)
+
+
+def as_it_was(past: PastApplicationRow) -> ApplicationRow:
+    """A row, in no session, for an application that was removed."""
+    promise = {f"sla_{field}": value for field, value in (past.sla or {}).items()}
+    return ApplicationRow(id=past.id, name=past.name, version=past.version, **promise)
+
+
+def _past(session: Session, name: str) -> PastApplicationRow | None:
+    return session.scalars(select(PastApplicationRow).where(PastApplicationRow.name == name)).one_or_none()
 
 
 def _registered_vms(session: Session, wanted: Application) -> dict[str, int]:
@@ -130,9 +166,9 @@ def applications_for_host(session: Session, host: str) -> Sequence[ApplicationRo
     return [row for row, here in found if here or any(source.host == host for source in sources_of(row))]
 
 
-def keep_applications(session: Session, rows: Sequence[ApplicationRow]) -> dict[str, int]:
+def keep_applications(session: Session, numbers: Collection[int]) -> dict[str, int]:
     """Row numbers by name of those applications that still are there, and stay until the transaction's end."""
-    query = select(ApplicationRow.name, ApplicationRow.id).where(ApplicationRow.id.in_([row.id for row in rows]))
+    query = select(ApplicationRow.name, ApplicationRow.id).where(ApplicationRow.id.in_(numbers))
     locked = query.order_by(ApplicationRow.id).with_for_update(read=True, key_share=True)
     return {row.name: row.id for row in session.execute(locked)}
 

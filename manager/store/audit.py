@@ -1,4 +1,7 @@
-"""Who did what: added in the transaction of the change that a row tells of, and read; only retention removes rows."""
+"""Who did what: added in the transaction of the change that a row tells of, and read.
+
+The database refuses to change rows, and to remove them in any other way than ``forget``.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select
+from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from manager.store.access_models import AuditRow
+from manager.store.access_models import AuditRetentionRow, AuditRow
 from manager.store.database import Database
 from manager.store.models import Json
 from manager.store.records import Position, newest_first
@@ -114,3 +117,14 @@ def list_audit(session: Session, wanted: AuditFilter, after: Position | None, li
     if wanted.object is not None:
         query = query.where(AuditRow.object == wanted.object)
     return session.scalars(newest_first(query, AuditRow, wanted.since, wanted.until, after).limit(limit)).all()
+
+
+def forget(session: Session, before: datetime, most: int) -> int:
+    """Remove at most ``most`` rows from before a time, and tell how many. The only way that the database lets pass."""
+    allowed = AuditRetentionRow(before=before)
+    session.add(allowed)
+    session.flush()
+    some = select(AuditRow.id).where(AuditRow.at < before).limit(most)
+    gone = len(session.execute(delete(AuditRow).where(AuditRow.id.in_(some)).returning(AuditRow.id)).all())
+    session.delete(allowed)
+    return gone

@@ -6,23 +6,29 @@ write lock at the start of their transaction, so that a transaction never fails 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, func, make_url, select
+from sqlalchemy import URL, Connection, Engine, NullPool, case, create_engine, event, func, make_url, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
 from manager.errors import DatabaseUnavailable, SettingsError
+from manager.salvage import Damage, is_broken
 from manager.store.host_models import OrdersRow
+from manager.store.mending import mark, mend_database
 from manager.store.models import Base
 
 _IMMEDIATE = "equipoise_immediate"
@@ -32,6 +38,7 @@ _MIGRATION_TIMEOUT_S = 120
 # Keys of PostgreSQL's advisory locks; the numbers only have to differ from those of other users of the database.
 _MIGRATION_LOCK = 0x65717569
 _REGISTRATION_LOCK = _MIGRATION_LOCK + 1
+_NAMED_LOCKS = _MIGRATION_LOCK << 32
 
 
 class Database:
@@ -71,12 +78,50 @@ class Database:
             lock_registrations(session)
             yield session
 
-    def upgrade(self, revision: str = "head") -> None:
+    @contextmanager
+    def alone(self, name: str) -> Iterator[bool]:
+        """Whether nobody else in the fleet is in such a block of this name. It never waits. Raises DatabaseUnavailable.
+
+        On PostgreSQL an advisory lock of a connection, outside of transactions: however this process ends, it is free
+        again. SQLite has one manager, which is always alone.
+        """
+        if self._url.get_backend_name() == "sqlite":
+            yield True
+            return
+        with self._answering("locked"), self._engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            key = _NAMED_LOCKS + crc32(name.encode())
+            alone = bool(connection.scalar(select(func.pg_try_advisory_lock(key))))
+            try:
+                yield alone
+            finally:
+                if alone:
+                    connection.execute(select(func.pg_advisory_unlock(key)))
+
+    def upgrade(self, revision: str = "head") -> Damage | None:
         """Bring the tables to ``revision``, all of it or nothing. Several processes may call this at once.
 
-        Raises DatabaseUnavailable when the database cannot be opened.
+        A damaged file of SQLite is mended before, which is told. Raises DatabaseUnavailable when the database cannot be
+        opened.
         """
+        file = self.file
+        damage = mend_database(file, self._create) if file else None
         self._migrate(lambda config: command.upgrade(config, revision))
+        return damage
+
+    @property
+    def url(self) -> URL:
+        """Where it is, with the password."""
+        return self._url
+
+    @property
+    def file(self) -> Path | None:
+        """The file of SQLite's; None: it is another database."""
+        return Path(self._url.database or "") if self._url.get_backend_name() == "sqlite" else None
+
+    def _create(self, file: Path, revision: str) -> None:
+        """An empty database of SQLite with the tables of a revision."""
+        Database(self._url.set(database=str(file)), 1)._migrate(lambda config: command.upgrade(config, revision))
 
     def downgrade(self, revision: str) -> None:
         """Take the tables back to ``revision``; ``base`` removes them. Raises DatabaseUnavailable."""
@@ -114,6 +159,9 @@ class Database:
         except (DBAPIError, PoolTimeout, CommandError) as error:
             where = self._url.render_as_string(hide_password=True)
             why = str(getattr(error, "orig", error)).strip()
+            if self.file and is_broken(getattr(error, "orig", None)):
+                mark(self.file)
+                why += "; restart the manager: it sets the file aside and goes on with what can be read of it"
             raise DatabaseUnavailable(f"database {where} cannot be {done}: {why}") from error
 
 
@@ -140,6 +188,14 @@ def open_database(url: str, pool_size: int = 8) -> Database:
         raise SettingsError(f"database_url needs the Python package {error.name!r}: install it") from None
 
 
+def is_known(revision: str) -> bool:
+    """Whether there is a migration of that name: what a newer version made is not known."""
+    config = Config()
+    with as_file(files("migrations")) as folder:
+        config.set_main_option("script_location", str(folder).replace("%", "%%"))
+        return revision in {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+
+
 def lock_registrations(session: Session) -> None:
     """Until the end of the transaction, let no other one register anything. Writers on SQLite are alone anyway.
 
@@ -147,12 +203,18 @@ def lock_registrations(session: Session) -> None:
     """
     if _is_postgresql(session):
         session.execute(select(func.pg_advisory_xact_lock(_REGISTRATION_LOCK)))
-    counted = insert_for(session, OrdersRow).values(id=1, number=1)
-    session.execute(counted.on_conflict_do_update(index_elements=["id"], set_={"number": OrdersRow.number + 1}))
+    counted = insert_for(session, OrdersRow).values(id=1, number=time.time_ns() // 1000)
+    following = OrdersRow.number + 1
+    greater = case((following > counted.excluded.number, following), else_=counted.excluded.number)
+    session.execute(counted.on_conflict_do_update(index_elements=["id"], set_={"number": greater}))
 
 
 def orders_number(session: Session) -> int:
-    """Grows with each transaction that registers anything: who has seen a number knows of all before it."""
+    """Grows with each transaction that registers anything: who has seen a number knows of all before it.
+
+    It is the time of the last one in microseconds, so that no number comes again, not even of a database that was
+    restored: what was remembered by a number would be of something else.
+    """
     return session.scalar(select(OrdersRow.number)) or 0
 
 
@@ -181,6 +243,7 @@ def _make_engine(url: URL, pool_size: int | None) -> Engine:
     migrating = pool_size is None
     timeout_s = _MIGRATION_TIMEOUT_S if migrating else _TIMEOUT_S
     pool: dict[str, Any] = {"poolclass": NullPool} if migrating else {"pool_size": pool_size, "max_overflow": pool_size}
+    pool["hide_parameters"] = True  # errors and logs of statements must not tell hashes, addresses and names
     if url.get_backend_name() == "sqlite":
         engine = create_engine(url, **pool)
         _prepare_sqlite(engine, foreign_keys=not migrating, timeout_s=timeout_s)

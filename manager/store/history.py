@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
@@ -12,15 +11,15 @@ from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from manager.control.budget import HOUR_S, MINUTE_S, Period, Span, joined, judge
-from manager.model.records import OutcomeKind, TickRecord, VmTick
+from manager.model.records import OutcomeKind, TickRecord
 from manager.model.registration import VmClass
 from manager.model.window import Window, merge
+from manager.store.access_models import AuditRow
 from manager.store.models import (
     ApplicationRow,
     DecisionRow,
     HostRow,
     RollupRow,
-    TickRow,
     VmRow,
     VmStatusRow,
     WindowRow,
@@ -29,6 +28,7 @@ from manager.store.past import Era, read_past
 from manager.store.records import RecordFilter, newest_first
 from manager.store.rollups import period_of
 from manager.store.sources import hosts_of
+from manager.store.tick_rollups import tick_of
 from manager.store.ticks import list_ticks
 from manager.store.windows import list_windows, window_of
 
@@ -163,34 +163,24 @@ def windows_at(
     return {place: merge(windows) for place, windows in parts.items() if place in places}
 
 
-def read_ticks(session: Session, host: str, since: datetime, until: datetime, most: int) -> Iterator[TickRecord]:
-    """The ticks of a host from ``since`` until before ``until``, oldest first.
-
-    Of more than ``most`` every second, or third and so on is read.
-    """
-    query = select(TickRow.id).where(TickRow.host == host, TickRow.at >= since, TickRow.at < until)
-    numbers = session.scalars(query.order_by(TickRow.at)).all()
-    chosen = numbers[:: -(-len(numbers) // most) or 1]
-    for first in range(0, len(chosen), _BATCH):
-        bodies = select(TickRow.body).where(TickRow.id.in_(chosen[first : first + _BATCH]))
-        yield from map(_tick, session.scalars(bodies.order_by(TickRow.at)))
-
-
 def newest_ticks(session: Session, host: str, since: datetime, until: datetime, most: int) -> list[TickRecord]:
     """The newest ticks of a host from ``since`` until before ``until``, at most so many, oldest first."""
-    return [_tick(row.body) for row in reversed(list_ticks(session, host, since, until, most))]
+    return [tick_of(row.body) for row in reversed(list_ticks(session, host, since, until, most))]
 
 
 def hosts_in(session: Session, application: ApplicationRow, vms: Collection[str], since: datetime) -> list[str]:
     """The hosts of an application, and those where VMs are or, by decisions from a day before ``since`` on, were."""
     moved = select(DecisionRow.host).where(DecisionRow.vm.in_(vms), DecisionRow.at >= since - _MOVED).distinct()
     seen = select(HostRow.name).join(VmStatusRow, VmStatusRow.host_id == HostRow.id).where(VmStatusRow.vm.in_(vms))
-    return sorted(hosts_of(session, [application])[application.name].union(*map(session.scalars, (moved, seen))))
+    [now] = hosts_of(session, {application.id: application.name}).values()
+    return sorted(now.union(*map(session.scalars, (moved, seen))))
 
 
 def vm_classes(session: Session) -> dict[str, VmClass]:
-    """The classes of all registered VMs by name."""
-    return {row[0]: row[1] for row in session.execute(select(VmRow.name, VmRow.vm_class))}
+    """The classes of all VMs by name, also of those that were removed, as far as the audit knows them."""
+    gone = select(AuditRow.object, AuditRow.before).where(AuditRow.action == "vm.delete").order_by(AuditRow.id)
+    removed = {row[0]: VmClass(row[1]["class"]) for row in session.execute(gone) if row[1]}
+    return removed | {row[0]: row[1] for row in session.execute(select(VmRow.name, VmRow.vm_class))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,11 +253,3 @@ def _in_era(era: Era, begin: datetime | None) -> ColumnElement[bool]:
     times += [] if begin is None else [DecisionRow.at >= begin]
     times += [] if era.until is None else [DecisionRow.at < era.until]
     return and_(*times)
-
-
-def _tick(body: str) -> TickRecord:
-    # By hand, because it is by far quicker than by the shapes of the interface, which checked it when it came in.
-    fields = json.loads(body)
-    vms = (VmTick(vm["vm"], vm["cpu_share"], vm["run_delay_share"], vm["weight"], vm["mode"]) for vm in fields["vms"])
-    at_s = datetime.fromisoformat(fields["at"]).timestamp()
-    return TickRecord(at_s, fields["policy"], fields["mode"], fields["host_cpu_share"], tuple(vms))

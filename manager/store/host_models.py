@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ForeignKey
+from datetime import datetime
+
+from sqlalchemy import BigInteger, ForeignKey, UniqueConstraint
 from sqlalchemy.orm import Mapped, mapped_column
 
-from manager.store.models import Base
+from manager.store.models import Base, Registered, Serial
 
 
 class DomainRow(Base):
@@ -34,3 +36,47 @@ class OrdersRow(Base):
 
     id: Mapped[int] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(BigInteger)
+
+
+class JobRow(Base):
+    """A scheduled job: when it last began, and since when it has been run in time, by whichever manager."""
+
+    __tablename__ = "jobs"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    began_at: Mapped[datetime]
+    since: Mapped[datetime]
+
+
+class TickRollupRow(Base):
+    """The mean of the ``ticks`` of a host in a whole minute or hour (``length_s`` 60 or 3600) that began at ``start``.
+
+    ``at`` is the time of the newest of them; ``body`` is as that of ``ticks``.
+    """
+
+    __tablename__ = "tick_rollups"
+    __table_args__ = (UniqueConstraint("host", "length_s", "start"),)
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True)
+    host: Mapped[str]
+    length_s: Mapped[int]
+    start: Mapped[datetime] = mapped_column(index=True)
+    at: Mapped[datetime]
+    ticks: Mapped[int]
+    body: Mapped[str]
+
+
+class JoinTokenRow(Registered):
+    """A token that an agent exchanges once for one of its own; ``host`` null: of any host that has not joined yet.
+
+    Only the SHA-256 of its 256-bit random secret is kept. ``used_by`` is the host that joined with it.
+    """
+
+    __tablename__ = "join_tokens"
+    kind = "join token"
+
+    host: Mapped[str | None]
+    secret_hash: Mapped[str] = mapped_column(unique=True)
+    expires_at: Mapped[datetime]
+    used_at: Mapped[datetime | None]
+    used_by: Mapped[str | None]

@@ -119,6 +119,9 @@ class HostRow(Registered):
     """A host: how it is to be controlled, and what its agent reported last.
 
     ``law`` and ``placement`` hold what differs from their defaults, null: nothing. ``adoptions``: see ``HostSpec``.
+    ``silent`` and ``clock_off``: an event says that it does not report, or that its clock differs too much, and none
+    since that it is well again; ``back_at``: when it last fell silent no more. ``clock_ahead_s``: by how much its clock
+    was ahead at the last report; null: unknown.
     """
 
     __tablename__ = "hosts"
@@ -137,6 +140,10 @@ class HostRow(Registered):
     placement: Mapped[Json | None]
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
     last_seen_at: Mapped[datetime | None]
+    silent: Mapped[bool] = mapped_column(default=False, server_default=false())
+    back_at: Mapped[datetime | None]
+    clock_ahead_s: Mapped[float | None]
+    clock_off: Mapped[bool] = mapped_column(default=False, server_default=false())
     agent_version: Mapped[str | None]
     tick: Mapped[Json | None]
     capabilities: Mapped[Json | None]
@@ -223,9 +230,26 @@ class TierVmRow(Base):
     position: Mapped[int]
 
 
+class PastApplicationRow(Base):
+    """An application that is not registered any more, while there are windows or roll-ups of it.
+
+    ``id`` and ``version`` are those it had: registered again it goes on with them, and so with its history. ``sla`` is
+    its promise, by field; null: none.
+    """
+
+    __tablename__ = "past_applications"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    name: Mapped[str] = mapped_column(unique=True)
+    version: Mapped[int]
+    removed_at: Mapped[datetime]
+    sla: Mapped[Json | None]
+
+
 class WindowRow(Base):
     """Response times of an application that ended in one slot, as one origin knows them.
 
+    They outlive the application, see ``PastApplicationRow``; so do roll-ups.
     ``slot`` is the aligned start of the slot; ``start_at`` .. ``end_at`` is the time the samples really cover.
     ``origin`` is the host whose agent counted them, empty for those that were posted to the manager. ``buckets`` maps
     bucket numbers (as text) of ``manager.model.histogram`` to counts, ``requests`` and ``ready`` are those of
@@ -236,7 +260,7 @@ class WindowRow(Base):
     __table_args__ = (UniqueConstraint("application_id", "slot", "origin"),)
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
-    application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"))
+    application_id: Mapped[int]
     slot: Mapped[datetime] = mapped_column(index=True)
     origin: Mapped[str]
     start_at: Mapped[datetime]
@@ -259,7 +283,7 @@ class RollupRow(Base):
     __table_args__ = (UniqueConstraint("application_id", "length_s", "start"), Index(None, "length_s", "start"))
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
-    application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"))
+    application_id: Mapped[int]
     length_s: Mapped[int]
     start: Mapped[datetime]
     count: Mapped[int] = mapped_column(BigInteger)
@@ -273,12 +297,17 @@ class RollupRow(Base):
 
 
 class LateMinuteRow(Base):
-    """A minute of an application that was reported of so late that it may have been rolled up already."""
+    """A minute of an application that was reported of so late that it may have been rolled up already.
+
+    ``pending``: it is to be rolled up again. The row stays for as long as the minute's windows are to stay.
+    """
 
     __tablename__ = "late_minutes"
 
     application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"), primary_key=True)
     start: Mapped[datetime] = mapped_column(primary_key=True)
+    noted_at: Mapped[datetime]
+    pending: Mapped[bool]
 
 
 class SourceStatusRow(Base):

@@ -64,15 +64,18 @@ def replace(
     values: Mapping[str, object],
     now: datetime,
     precondition: Precondition,
+    first: Mapping[str, object] | None = None,
 ) -> tuple[Row, bool]:
     """Create the object, or give it these values; the second answer tells whether it was created.
+
+    ``first``: columns of one that is created, such as the version that it begins with if not 1.
 
     Equal values leave it untouched, its version and ``updated_at`` included. Call it in ``Database.registering``.
     """
     row = find(session, kind, name)
     precondition(row.etag if row else None)
     if row is None:
-        row = kind(name=name, version=1, created_at=now, updated_at=now, **values)
+        row = kind(**{"name": name, "version": 1, "created_at": now, "updated_at": now, **values, **(first or {})})
         session.add(row)
         session.flush()
         return row, True

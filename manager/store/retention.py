@@ -1,42 +1,56 @@
-"""Forgetting: decisions, events, windows, ticks and the audit are kept for so long and not longer."""
+"""Forgetting: what is kept for so long and not longer."""
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy.orm import Session
 
-from manager.errors import DatabaseUnavailable
-from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow
+from manager.store import audit, joining
+from manager.store.access_models import SessionRow, SignInFailureRow
 from manager.store.database import Database
-from manager.store.models import DecisionRow, EventRow, RollupRow, TickRow, WindowRow
+from manager.store.host_models import JoinTokenRow, TickRollupRow
+from manager.store.models import DecisionRow, EventRow, PastApplicationRow, RollupRow, TickRow, WindowRow
 from manager.store.throttle import KEEP
 
 Prunable = TypeVar(
-    "Prunable", AuditRow, DecisionRow, EventRow, RollupRow, SessionRow, SignInFailureRow, TickRow, WindowRow
+    "Prunable",
+    DecisionRow,
+    EventRow,
+    JoinTokenRow,
+    PastApplicationRow,
+    RollupRow,
+    SessionRow,
+    SignInFailureRow,
+    TickRollupRow,
+    TickRow,
+    WindowRow,
 )
 
 _BATCH = 10_000
-_PERIOD_S = 3600.0
 
-log = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """For how long windows and ticks are kept as they were reported, and rolled up by minute and by hour."""
+
+    raw: timedelta
+    minutes: timedelta
+    hours: timedelta
 
 
 def prune(database: Database, older_than: datetime, stopped: Callable[[], bool] = lambda: False) -> int:
-    """Delete decisions, events, windows and ticks from before ``older_than``, and tell how many.
+    """Delete decisions and events from before ``older_than``, and tell how many.
 
     In batches, each a transaction of its own, so that agents are not kept waiting; ``stopped`` is asked before each.
     Raises DatabaseUnavailable.
     """
-    return (
-        remove(database, DecisionRow, DecisionRow.at < older_than, stopped)
-        + remove(database, EventRow, EventRow.at < older_than, stopped)
-        + remove(database, WindowRow, WindowRow.slot < older_than, stopped)
-        + remove(database, TickRow, TickRow.at < older_than, stopped)
+    return remove(database, DecisionRow, DecisionRow.at < older_than, stopped) + remove(
+        database, EventRow, EventRow.at < older_than, stopped
     )
 
 
@@ -47,8 +61,9 @@ def prune_access(
     count as of ``now``; tell how many. Otherwise as ``prune``.
     """
     return (
-        remove(database, AuditRow, AuditRow.at < audit_before, stopped)
+        _in_batches(database, lambda session: audit.forget(session, audit_before, _BATCH), stopped)
         + remove(database, SessionRow, SessionRow.expires_at <= now, stopped)
+        + remove(database, JoinTokenRow, JoinTokenRow.expires_at <= now - joining.KEEP, stopped)
         + remove(database, SignInFailureRow, SignInFailureRow.at <= now - KEEP, stopped)
     )
 
@@ -57,52 +72,17 @@ def remove(
     database: Database, kind: type[Prunable], condition: ColumnElement[bool], stopped: Callable[[], bool]
 ) -> int:
     """Delete the rows of a kind that meet a condition, and tell how many. Otherwise as ``prune``."""
-    total = 0
     some = select(kind.id).where(condition).limit(_BATCH)
+    statement = delete(kind).where(kind.id.in_(some)).returning(kind.id)
+    return _in_batches(database, lambda session: len(session.execute(statement).all()), stopped)
+
+
+def _in_batches(database: Database, some: Callable[[Session], int], stopped: Callable[[], bool]) -> int:
+    total = 0
     while not stopped():
         with database.writing() as session:
-            gone = len(session.execute(delete(kind).where(kind.id.in_(some)).returning(kind.id)).all())
+            gone = some(session)
         total += gone
         if gone < _BATCH:
             break
     return total
-
-
-class Retention:
-    """Prunes in the background, at once and then every hour. Several managers may do so at the same time."""
-
-    def __init__(
-        self,
-        database: Database,
-        keep: timedelta,
-        clock: Callable[[], float],
-        keep_audit: timedelta = timedelta(days=400),
-    ) -> None:
-        self._database = database
-        self._keep = keep
-        self._clock = clock
-        self._keep_audit = keep_audit
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="retention", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End, after the batch at hand."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                now = datetime.fromtimestamp(self._clock(), UTC)
-                before = now - self._keep
-                gone = prune(self._database, before, self._stop.is_set)
-                gone += prune_access(self._database, now, now - self._keep_audit, self._stop.is_set)
-                log.info("retention: %d rows from before %s removed", gone, before)
-            except DatabaseUnavailable as error:
-                log.warning("retention is put off: %s", error)
-            self._stop.wait(_PERIOD_S)

@@ -8,24 +8,22 @@ all is done. Several managers may do the same at once: a row is replaced only by
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from manager.control.budget import HOUR_S, MINUTE_S, Period, Span, judge, total
-from manager.errors import DatabaseUnavailable
 from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
+from manager.store.applications import as_it_was
 from manager.store.database import Database, insert_for
-from manager.store.models import ApplicationRow, LateMinuteRow, RollupRow, WindowRow
+from manager.store.models import ApplicationRow, LateMinuteRow, PastApplicationRow, RollupRow, WindowRow
 from manager.store.past import read_past
-from manager.store.retention import remove
+from manager.store.retention import Keep, remove
 from manager.store.windows import columns_of, slot_start, window_of
 
 LATE_S = 300.0
@@ -34,11 +32,8 @@ LATE_S = 300.0
 _SETTLED_S = LATE_S + 60  # time for a report that is being written, and for clocks that differ
 _CHUNK = timedelta(minutes=10)
 _LATE_BATCH = 200  # late minutes of one transaction
-_PERIOD_S = 60.0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MINUTE, _HOUR = timedelta(seconds=MINUTE_S), timedelta(seconds=HOUR_S)
-
-log = logging.getLogger(__name__)
 
 
 def note_late(
@@ -56,79 +51,58 @@ def note_late(
         if window.end_s < latest_s and window.application in applications
     }
     if late:
-        insert = insert_for(session, LateMinuteRow).on_conflict_do_nothing(index_elements=["application_id", "start"])
-        session.execute(insert, [{"application_id": number, "start": start} for number, start in sorted(late)])
+        insert = insert_for(session, LateMinuteRow)
+        noted = {name: insert.excluded[name] for name in ("noted_at", "pending")}
+        statement = insert.on_conflict_do_update(index_elements=["application_id", "start"], set_=noted)
+        note = {"noted_at": now, "pending": True}
+        session.execute(
+            statement, [{"application_id": number, "start": start} | note for number, start in sorted(late)]
+        )
 
 
 class RollUps:
-    """Rolls up in the background, at once and then every minute, and forgets what is too old."""
+    """Rolls up response times, and forgets what is too old."""
 
-    def __init__(
-        self,
-        database: Database,
-        slot_length: timedelta,
-        min_samples: int,
-        keep_minutes: timedelta,
-        keep_hours: timedelta,
-        clock: Callable[[], float],
-    ) -> None:
-        """``keep_minutes`` and ``keep_hours``: how long rows of either length are kept."""
+    def __init__(self, database: Database, slot_length: timedelta, min_samples: int, keep: Keep) -> None:
         self._database = database
         self._slot_length = slot_length
         self._min_samples = min_samples
-        self._keep = {_MINUTE: keep_minutes, _HOUR: keep_hours}
-        self._clock = clock
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="rollups", daemon=True)
+        self._keep = keep
 
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def close(self) -> None:
-        """End, after the transaction at hand."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def roll_up(self) -> int:
+    def roll_up(self, now: datetime, stopped: Callable[[], bool] = lambda: False) -> int:
         """Roll up all that is finished and not yet done, and tell how many rows that made. Raises DatabaseUnavailable.
 
-        Whatever was missed while no manager ran is made up for.
+        Whatever was missed while no manager ran is made up for. ``stopped`` is asked before each transaction.
         """
-        settled = _floor(_time(self._clock() - _SETTLED_S), _MINUTE)
-        made = self._minutes(settled)
-        made += self._hours(_floor(settled, _HOUR))
-        return made + self._late(settled)
+        settled = _floor(now - timedelta(seconds=_SETTLED_S), _MINUTE)
+        made = self._minutes(settled, stopped)
+        made += self._hours(_floor(settled, _HOUR), stopped)
+        return made + self._late(settled, stopped)
 
-    def forget(self) -> int:
-        """Remove rows that are older than they are kept, and tell how many. Raises DatabaseUnavailable."""
-        now = _time(self._clock())
-        return sum(
-            remove(
-                self._database,
-                RollupRow,
-                (RollupRow.length_s == _seconds(length)) & (RollupRow.start < now - keep),
-                self._stop.is_set,
-            )
-            for length, keep in self._keep.items()
-        )
+    def forget(self, now: datetime, stopped: Callable[[], bool] = lambda: False) -> int:
+        """Remove windows and rows that are older than they are kept, and tell how many; otherwise as ``roll_up``.
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            try:
-                made, gone = self.roll_up(), self.forget()
-                log.debug("roll-ups: %d rows made, %d removed", made, gone)
-            except DatabaseUnavailable as error:
-                log.warning("roll-ups are put off: %s", error)
-            self._stop.wait(_PERIOD_S)
+        Windows that are not rolled up yet stay; and those from late minutes on as long again as usual, counted from
+        when these were reported: of the same minute another host may tell still later.
+        """
+        of_late = LateMinuteRow.application_id == WindowRow.application_id, LateMinuteRow.start <= WindowRow.slot
+        with self._database.writing() as session:
+            over = LateMinuteRow.noted_at < now - self._keep.raw
+            session.execute(delete(LateMinuteRow).where(over, LateMinuteRow.pending.is_(False)))
+            before = min(now - self._keep.raw, _done(session, _MINUTE))
+        gone = remove(self._database, WindowRow, (WindowRow.slot < before) & ~exists().where(*of_late), stopped)
+        for length, keep in ((_MINUTE, self._keep.minutes), (_HOUR, self._keep.hours)):
+            of_length = RollupRow.length_s == _seconds(length)
+            gone += remove(self._database, RollupRow, of_length & (RollupRow.start < now - keep), stopped)
+        measured = (exists().where(kind.application_id == PastApplicationRow.id) for kind in (WindowRow, RollupRow))
+        return gone + remove(self._database, PastApplicationRow, ~or_(*measured), stopped)
 
-    def _minutes(self, until: datetime) -> int:
+    def _minutes(self, until: datetime, stopped: Callable[[], bool]) -> int:
         """Roll up the minutes before ``until`` that come after the newest one."""
         made = 0
         with self._database.reading() as session:
             begin = _done(session, _MINUTE)
-        while not self._stop.is_set():
+        while not stopped():
             with self._database.reading() as session:
                 # Times without any response times are skipped.
                 first = session.scalar(select(func.min(WindowRow.slot)).where(WindowRow.slot >= begin))
@@ -141,13 +115,13 @@ class RollUps:
                 made += _write(session, rows)
         return made
 
-    def _hours(self, until: datetime) -> int:
+    def _hours(self, until: datetime, stopped: Callable[[], bool]) -> int:
         """Roll up the hours before ``until`` that come after the newest one, from minutes."""
         made = 0
         with self._database.reading() as session:
             begin = _done(session, _HOUR)
         newer = select(func.min(RollupRow.start)).where(RollupRow.length_s == _seconds(_MINUTE))
-        while not self._stop.is_set():
+        while not stopped():
             with self._database.reading() as session:
                 first = session.scalar(newer.where(RollupRow.start >= begin))
                 if first is None or first >= until:
@@ -159,17 +133,18 @@ class RollUps:
                 made += _write(session, rows)
         return made
 
-    def _late(self, until: datetime) -> int:
+    def _late(self, until: datetime, stopped: Callable[[], bool]) -> int:
         """Roll up late minutes from before ``until`` again, and the hours that hold them."""
         made = 0
-        while not self._stop.is_set():
+        while not stopped():
             with self._database.writing() as session:
-                some = select(LateMinuteRow.application_id, LateMinuteRow.start).where(LateMinuteRow.start < until)
+                some = select(LateMinuteRow.application_id, LateMinuteRow.start).where(LateMinuteRow.pending)
+                some = some.where(LateMinuteRow.start < until)
                 late = session.execute(some.order_by(LateMinuteRow.start).limit(_LATE_BATCH)).all()
-                # Removed before windows are read: whoever reports meanwhile notes it anew, and it is done once more.
+                # Done before windows are read: whoever reports meanwhile notes it anew, and it is done once more.
                 for number, start in late:
                     place = (LateMinuteRow.application_id == number, LateMinuteRow.start == start)
-                    session.execute(delete(LateMinuteRow).where(*place))
+                    session.execute(update(LateMinuteRow).where(*place).values(pending=False))
                 hours_done = _done(session, _HOUR)
                 for number, start in late:
                     made += _write(session, self._minute_rows(session, start, start + _MINUTE, number))
@@ -188,7 +163,8 @@ class RollUps:
         if application is not None:
             query = query.where(WindowRow.application_id == application)
         ordered = session.scalars(query.order_by(WindowRow.application_id, WindowRow.slot)).yield_per(1000)
-        applications = {row.id: row for row in session.scalars(select(ApplicationRow))}
+        removed = map(as_it_was, session.scalars(select(PastApplicationRow)))
+        applications = {row.id: row for row in (*session.scalars(select(ApplicationRow)), *removed)}
         past = read_past(session, since)
         slot_s = self._slot_length.total_seconds()
         made: list[dict[str, Any]] = []
@@ -252,10 +228,8 @@ def _row(number: int, start: datetime, length: timedelta, periods: Sequence[Peri
 
 
 def _write(session: Session, rows: Sequence[dict[str, Any]]) -> int:
-    """Insert or replace rows, and tell how many. Those of applications that are gone by now are left out."""
-    numbers = {row["application_id"] for row in rows}
-    locked = select(ApplicationRow.id).order_by(ApplicationRow.id).with_for_update(read=True, key_share=True)
-    there = numbers & set(session.scalars(locked))
+    """Insert or replace rows, and tell how many. Those of applications that nobody knows are left out."""
+    there = {number for kind in (ApplicationRow, PastApplicationRow) for number in session.scalars(select(kind.id))}
     kept = [row for row in rows if row["application_id"] in there]
     if kept:
         insert = insert_for(session, RollupRow)

@@ -20,7 +20,7 @@ from manager.store.audit import UNKNOWN, Actor, actor_of, record
 from manager.store.database import Database
 from manager.store.registered import find
 from manager.store.throttle import count_try, forgive
-from manager.store.tokens import Principal, PrincipalKind, Role, hash_secret
+from manager.store.tokens import MACHINES, Principal, PrincipalKind, Role, has_expired, hash_secret
 from manager.store.users import is_password
 
 _SECRET_BYTES = 32
@@ -54,7 +54,7 @@ class SignedIn:
 def sign_in(
     database: Database, name: str, password: str, address: str, now: datetime, limits: SessionLimits
 ) -> SignedIn:
-    """Begin a session for a user, or for a token by its name and its secret as the password; host tokens may not.
+    """Begin a session for a user, or for a token by its name and its secret as the password; those of machines may not.
 
     Raises SignInThrottled, or SignInRefused, the same and after about the same time whatever is wrong.
     """
@@ -69,7 +69,7 @@ def sign_in(
         if user is not None and user.password_hash == proven_hash:
             principal = _principal(user)
             user.signed_in_at = now
-        elif token is not None and token.secret_hash == hash_secret(password) and token.role != Role.HOST:
+        elif token is not None and _may_sign_in(token, password, now):
             principal = _principal(token)
         if principal is None:
             shown = known if user or token else ""  # a name that nobody has may be a password in the wrong field
@@ -107,6 +107,8 @@ def find_session(
         return None
     row, owner = found
     if min(row.expires_at, row.last_seen_at + limits.idle) <= now:
+        return None
+    if isinstance(owner, TokenRow) and has_expired(owner, now):
         return None
     if used and now - row.last_seen_at >= _LAST_SEEN_STEP:
         with database.writing() as session:
@@ -161,6 +163,11 @@ def _find(session: Session, secret: str) -> tuple[SessionRow, UserRow | TokenRow
     )
     found = session.execute(query).one_or_none()
     return None if found is None else (found[0], found[1] or found[2])
+
+
+def _may_sign_in(token: TokenRow, password: str, now: datetime) -> bool:
+    right = hmac.compare_digest(token.secret_hash, hash_secret(password))
+    return right and token.role not in MACHINES and not has_expired(token, now)
 
 
 def _principal(owner: UserRow | TokenRow) -> Principal:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from sqlalchemy import delete, or_, select
@@ -19,9 +19,11 @@ def sources_of(row: ApplicationRow) -> tuple[Source, ...]:
     return tuple(source_of(fields) for fields in row.sources or ())
 
 
-def hosts_of(session: Session, applications: Iterable[ApplicationRow]) -> dict[str, frozenset[str]]:
-    """The hosts that have a VM of each application, by its name: it is registered for the host, or was seen on it."""
-    names = {application.id: application.name for application in applications}
+def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[str]]:
+    """The hosts that have a VM of each application, by its name: it is registered for the host, or was seen on it.
+
+    ``names`` are those of applications by the numbers of their rows.
+    """
     found: dict[str, set[str]] = {name: set() for name in names.values()}
     query = (
         select(TierRow.application_id, VmRow.host, HostRow.name)

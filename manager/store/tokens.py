@@ -23,12 +23,20 @@ _LAST_USED_STEP = timedelta(minutes=1)
 
 
 class Role(StrEnum):
-    """What a token allows. Viewer, operator and admin include each other; ``host`` is for the agent of one host."""
+    """What a token allows. Viewer, operator and admin include each other.
+
+    ``host`` is for the agent of one host, ``source`` for what measures one application: it sends response times.
+    """
 
     VIEWER = "viewer"
     OPERATOR = "operator"
     ADMIN = "admin"
     HOST = "host"
+    SOURCE = "source"
+
+
+MACHINES = frozenset({Role.HOST, Role.SOURCE})
+"""Roles that nobody signs in with, and no user has."""
 
 
 class PrincipalKind(StrEnum):
@@ -40,16 +48,27 @@ class PrincipalKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who sends a request. ``host`` is set for role ``host`` only."""
+    """Who sends a request. ``host`` is set for role ``host`` only, ``application`` for role ``source`` only."""
 
     name: str
     role: Role
     host: str | None = None
     kind: PrincipalKind = PrincipalKind.TOKEN
+    application: str | None = None
 
 
-def create_token(session: Session, name: str, role: Role, host: str | None, now: datetime) -> tuple[TokenRow, str]:
+def create_token(
+    session: Session,
+    name: str,
+    role: Role,
+    host: str | None,
+    now: datetime,
+    expires_at: datetime | None = None,
+    application: str | None = None,
+) -> tuple[TokenRow, str]:
     """Make a token; the second answer is its secret, which nobody can read again. Call it in ``Database.registering``.
+
+    ``expires_at`` None: it lasts until it is revoked.
 
     Raises InvalidRequest naming the field, or Conflict when the name is taken.
     """
@@ -60,11 +79,28 @@ def create_token(session: Session, name: str, role: Role, host: str | None, now:
         raise InvalidRequest("host", "null is refused; a token of role host names the host it is for")
     if role is not Role.HOST and host is not None:
         raise InvalidRequest("host", f"{host!r} is refused; only a token of role host is for one host")
+    if application is not None:
+        refuse_bad_name("application", application)
+    if role is Role.SOURCE and application is None:
+        raise InvalidRequest("application", "null is refused; a token of role source names the application it is for")
+    if role is not Role.SOURCE and application is not None:
+        text = f"{application!r} is refused; only a token of role source is for one application"
+        raise InvalidRequest("application", text)
+    if expires_at is not None and expires_at <= now:
+        raise InvalidRequest("expires_at", f"{expires_at} is refused; allowed: after now, {now}")
     if find(session, TokenRow, name) is not None:
         raise Conflict(f"there is a token named {name!r} already: revoke it first, or use another name")
     secret = _PREFIX + secrets.token_urlsafe(_SECRET_BYTES)
     row = TokenRow(
-        name=name, version=1, created_at=now, updated_at=now, role=role, host=host, secret_hash=hash_secret(secret)
+        name=name,
+        version=1,
+        created_at=now,
+        updated_at=now,
+        role=role,
+        host=host,
+        secret_hash=hash_secret(secret),
+        expires_at=expires_at,
+        application=application,
     )
     session.add(row)
     return row, secret
@@ -81,26 +117,36 @@ def revoke_token(session: Session, name: str) -> None:
 
 
 def authenticate(database: Database, secret: str, now: datetime) -> Principal | None:
-    """Whose secret this is, or None. Notes the use, at most once a minute: reads must not all become writes."""
+    """Whose secret this is, or None, also once it has expired.
+
+    Notes the use, at most once a minute: reads must not all become writes.
+    """
     query = select(TokenRow).where(TokenRow.secret_hash == hash_secret(secret))
     with database.reading() as session:
         row = session.scalars(query).one_or_none()
-    if row is None:
+    if row is None or has_expired(row, now):
         return None
     if row.last_used_at is None or now - row.last_used_at >= _LAST_USED_STEP:
         with database.writing() as session:
             used = session.scalars(query.with_for_update()).one_or_none()
             if used is not None:
                 used.last_used_at = now
-    return Principal(row.name, Role(row.role), row.host)
+    return Principal(row.name, Role(row.role), row.host, application=row.application)
+
+
+def has_expired(row: TokenRow, now: datetime) -> bool:
+    """Whether a token is over: it counts as revoked from then on."""
+    return row.expires_at is not None and row.expires_at <= now
 
 
 def described_token(_session: Session, row: TokenRow) -> Json:
     """A token as the audit shows it."""
-    return {"role": row.role, "host": row.host}
+    expires_at = row.expires_at.isoformat() if row.expires_at else None
+    return {"role": row.role, "host": row.host, "application": row.application, "expires_at": expires_at}
 
 
 def hash_secret(secret: str) -> str:
     """What is kept of a secret of 256 random bits."""
-    # A plain hash is enough for 256 random bits: there is no dictionary to try.
+    # A plain hash is enough for 256 random bits: there is no dictionary to try, so a slow hash, which every request
+    # would pay for, would keep nobody out.
     return hashlib.sha256(secret.encode()).hexdigest()

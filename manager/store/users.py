@@ -14,7 +14,7 @@ from manager.store.access_models import SessionRow, UserRow
 from manager.store.models import Json
 from manager.store.registered import Precondition, delete, find, get, not_found, refuse_bad_name, touch
 from manager.store.throttle import forgive
-from manager.store.tokens import Role
+from manager.store.tokens import MACHINES, Role
 
 MIN_PASSWORD = 10
 MAX_PASSWORD = 200
@@ -96,8 +96,8 @@ def described_user(_session: Session, row: UserRow) -> Json:
 
 
 def _checked(role: Role) -> Role:
-    if role is Role.HOST:
-        raise InvalidRequest("role", "host is refused: agents use tokens; allowed: viewer, operator, admin")
+    if role in MACHINES:
+        raise InvalidRequest("role", f"{role} is refused: machines use tokens; allowed: viewer, operator, admin")
     return role
 
 

@@ -110,26 +110,33 @@ def slot_start(end: datetime, slot_length: timedelta) -> datetime:
 
 
 def latest_windows(
-    session: Session, applications: Iterable[ApplicationRow], slot_length: timedelta
+    session: Session,
+    applications: Iterable[ApplicationRow],
+    slot_length: timedelta,
+    until: datetime | None = None,
 ) -> dict[str, Window]:
-    """The latest window of each application that has one, by name."""
-    recent = recent_windows(session, applications, slot_length, 2)
+    """The latest window of each application that has one, by name; ``until`` as for ``recent_windows``."""
+    names = {application.id: application.name for application in applications}
+    recent = recent_windows(session, names, slot_length, 2, until=until)
     return {name: merge(slots) for name, slots in recent.items()}
 
 
 def recent_windows(
     session: Session,
-    applications: Iterable[ApplicationRow],
+    names: Mapping[int, str],
     slot_length: timedelta,
     slots: int,
     without: str | None = None,
+    until: datetime | None = None,
 ) -> dict[str, tuple[Window, ...]]:
     """The windows of the latest slot of each application and of the ``slots - 1`` before, by name, oldest first.
 
-    Each is merged over all origins but ``without``; applications and slots without any are left out.
+    Each is merged over all origins but ``without``; applications and slots without any are left out. So are slots that
+    begin after ``until``. ``names`` are those of applications by the numbers of their rows.
     """
-    names = {application.id: application.name for application in applications}
-    newest = select(func.max(WindowRow.slot)).where(WindowRow.application_id == ApplicationRow.id).scalar_subquery()
+    of_application = WindowRow.application_id == ApplicationRow.id
+    begun = of_application if until is None else of_application & (WindowRow.slot <= until)
+    newest = select(func.max(WindowRow.slot)).where(begun).scalar_subquery()
     alike: dict[datetime, list[int]] = {}
     for number, slot in session.execute(select(ApplicationRow.id, newest).where(ApplicationRow.id.in_(names))):
         if slot is not None:

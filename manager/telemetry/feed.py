@@ -59,7 +59,7 @@ class Feed:
         requests: float | None = None,
         ready: Ready | None = None,
     ) -> Fate:
-        """Count response times as ``WindowStore.add`` does. Those of the future are malformed."""
+        """Count response times as ``WindowStore.add`` does. Those of the future, and too many, are malformed."""
         fate = self._store.add(self.application, end_s, times_us, buckets=buckets, requests=requests, ready=ready)
         count = len(times_us) + sum((buckets or {}).values()) + (ready is not None)
         if not count:
@@ -72,7 +72,8 @@ class Feed:
                 self._late += count
             else:
                 self._malformed += count
-                self._say("response times of the future: the clock of the sender is ahead")
+                ahead = "response times of the future: the clock of the sender is ahead"
+                self._say(ahead if fate is Fate.EARLY else "more response times than can be counted")
         return fate
 
     def take_requests(self, start_s: float, end_s: float, requests: float) -> None:
@@ -90,6 +91,12 @@ class Feed:
         with self._lock:
             self._refused += 1
             self._say(f"{address} is not an address of the application's VMs, as far as is known")
+
+    def flooded(self, per_s: float) -> None:
+        """Something from an address that sent more than it may, which was not looked at."""
+        with self._lock:
+            self._refused += 1
+            self._say(f"more than {per_s:g} response times a second came from one address, the rest is left out")
 
     def error(self, reason: str) -> None:
         """A request that failed or was not answered in time."""

@@ -17,6 +17,10 @@ from manager.telemetry.probe import ProbeReport
 
 PROBE_KEY = "equipoise:probe"
 _MAX_STATS_EVERY_S = 1.0
+_MAX_VALUE = 1024 * 1024  # what memcached itself takes by default
+_MAX_STATS = 10_000
+_MAX_COUNT = 2**64  # its counters have 64 bits
+_MAX_DIGITS = 20
 # A multi-get counts once a key.
 _COUNTERS = frozenset(
     ["cmd_get", "cmd_set", "cmd_touch", "cmd_flush"]
@@ -80,6 +84,8 @@ class GetSession(TextConnection):
             words = line.split()
             if len(words) < 4 or words[0] != "VALUE" or not words[3].isdigit():
                 raise ProbeError(f"the server answers {line[:60]!r} to a get")
+            if len(words[3]) > _MAX_DIGITS or int(words[3]) > _MAX_VALUE:
+                raise ProbeError(f"the server answers a value of {words[3][:_MAX_DIGITS]} bytes or more to a get")
             await _exactly(reader, int(words[3]) + len("\r\n"))
 
 
@@ -109,6 +115,8 @@ async def read_stats(connection: TextConnection) -> dict[str, str]:
         if len(words) != 3 or words[0] != "STAT":
             raise ProbeError(f"the server answers {line[:60]!r} to stats")
         found[words[1]] = words[2]
+        if len(found) > _MAX_STATS:
+            raise ProbeError("the server answers endless stats")
     return found
 
 
@@ -131,8 +139,10 @@ class RequestCounter:
         ProbeError for statistics without counters.
         """
         try:
-            total = sum(int(value) for name, value in stats.items() if name in _COUNTERS)
-            server = (stats["pid"], int(stats["cmd_get"]))
+            counters = {name: int(value) for name, value in stats.items() if name in _COUNTERS}
+            if not all(0 <= count < _MAX_COUNT for count in counters.values()):
+                raise ValueError("a counter outside of 64 bits")
+            total, server = sum(counters.values()), (stats["pid"], counters["cmd_get"])
         except (KeyError, ValueError) as error:
             raise ProbeError(f"the server's stats are not memcached's: {error}") from error
         before_s, self._read_s = self._read_s, now_s

@@ -20,6 +20,8 @@ _MAX_ANSWER = 16 * 1024 * 1024
 _MAX_TIME_S = 1e6
 _IDLE_AFTER_S = 60.0
 """Counters move with each scrape only: not before this long without a change do they tell that there is no request."""
+_MOST = 2.0**53
+"""Above it a float is no exact count any more."""
 _NO_SERIES = "the query answers no series"
 
 
@@ -35,23 +37,7 @@ class PrometheusClient:
         self._url = url.rstrip("/") + "/api/v1/query"
 
     async def query(self, query: str) -> list[tuple[Mapping[str, str], float]]:
-        """Labels and value of each series; a scalar has no labels. Raises QueryError."""
-        data = await self._ask(query)
-        try:
-            if data["resultType"] == "scalar":
-                return [({}, float(data["result"][1]))]
-            if data["resultType"] != "vector":
-                raise QueryError(f"the query answers a {str(data['resultType'])[:20]}, not an instant vector")
-            if any("histogram" in one for one in data["result"]):
-                raise QueryError("the query answers native histograms; ask for a classic one's _bucket series")
-            return [
-                ({str(name): str(value) for name, value in one["metric"].items()}, float(one["value"][1]))
-                for one in data["result"]
-            ]
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise QueryError("the server does not answer as Prometheus does") from error
-
-    async def _ask(self, query: str) -> Any:
+        """As ``read_series``. Raises QueryError."""
         body = bytearray()
         try:
             async with self._client.stream("GET", self._url, params={"query": query}) as response:
@@ -61,14 +47,7 @@ class PrometheusClient:
                         raise QueryError(f"the query answers more than {_MAX_ANSWER} bytes; aggregate it")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise QueryError(str(error) or type(error).__name__) from error
-        try:
-            answer = json.loads(body)
-        except ValueError:
-            raise QueryError(f"the server answers status {response.status_code} and no JSON") from None
-        if not isinstance(answer, dict) or answer.get("status") != "success":
-            reason = answer.get("error") if isinstance(answer, dict) else None
-            raise QueryError(str(reason) if reason else f"the server answers status {response.status_code}")
-        return answer.get("data")
+        return read_series(response.status_code, bytes(body))
 
 
 class PrometheusSource:
@@ -143,6 +122,31 @@ class PrometheusSource:
             self._feed.take_requests(now_s - self._spec.every_s, now_s, rate_rps * self._spec.every_s)
 
 
+def read_series(status: int, body: bytes) -> list[tuple[Mapping[str, str], float]]:
+    """Labels and value of each series of an answer; a scalar has no labels. Raises QueryError, whatever the body is."""
+    try:
+        answer = json.loads(body)
+    except (ValueError, RecursionError):
+        raise QueryError(f"the server answers status {status} and no JSON") from None
+    if not isinstance(answer, dict) or answer.get("status") != "success":
+        reason = answer.get("error") if isinstance(answer, dict) else None
+        raise QueryError(str(reason) if reason else f"the server answers status {status}")
+    data: Any = answer.get("data")
+    try:
+        if data["resultType"] == "scalar":
+            return [({}, float(data["result"][1]))]
+        if data["resultType"] != "vector":
+            raise QueryError(f"the query answers a {str(data['resultType'])[:20]}, not an instant vector")
+        if any("histogram" in one for one in data["result"]):
+            raise QueryError("the query answers native histograms; ask for a classic one's _bucket series")
+        return [
+            ({str(name): str(value) for name, value in one["metric"].items()}, float(one["value"][1]))
+            for one in data["result"]
+        ]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise QueryError("the server does not answer as Prometheus does") from error
+
+
 def read_buckets(answer: list[tuple[Mapping[str, str], float]]) -> dict[Series, dict[float, float]]:
     """Cumulative buckets by series. Raises QueryError for series without a usable ``le``, and for a rate.
 
@@ -157,6 +161,8 @@ def read_buckets(answer: list[tuple[Mapping[str, str], float]]) -> dict[Series, 
             raise QueryError("the query answers series without a label le; ask for _bucket series by le") from None
         if math.isnan(bound_s) or not math.isfinite(value):
             raise QueryError("the query answers buckets that are no numbers")
+        if not 0 <= value <= _MOST:
+            raise QueryError(f"the query answers {value:g} observations; use one for counts, 0 to 2^53")
         if not value.is_integer():
             raise QueryError("the query answers fractions; ask for the _bucket series, not for their rate()")
         buckets = found.setdefault(frozenset((name, text) for name, text in labels.items() if name != "le"), {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,14 +12,19 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from manager.api.schemas import Problem, SampleLine, SamplesIn, SamplesOut
+from manager.limits import RateLimit
 from manager.serving import MAX_BODY_BYTES
 from manager.telemetry.feed import Feed
-from manager.telemetry.store import SKEW_S, Fate
+from manager.telemetry.store import MOST, SKEW_S, Fate
 from manager.telemetry.trust import Network, believed, plain_address
 
 PREFIX = "/samples/"
 JSON, NDJSON = "application/json", "application/x-ndjson"
 _MAX_VALUE = 80
+_BYTES_A_TIME = 64
+
+HARDENING = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+"""Of every answer."""
 
 Environ = dict[str, Any]
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
@@ -38,11 +44,12 @@ class PushRoute:
 class Refusal(Exception):
     """A request that is answered with an error. ``field`` is a path such as ``times_ms[3]``."""
 
-    def __init__(self, status: HTTPStatus, detail: str, field: str | None = None) -> None:
+    def __init__(self, status: HTTPStatus, detail: str, field: str | None = None, wait_s: float = 0.0) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.field = field
+        self.wait_s = wait_s
 
 
 class AgentPages:
@@ -53,12 +60,17 @@ class AgentPages:
         metrics: WsgiApp,
         on_unknown: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
+        samples: RateLimit | None = None,
     ) -> None:
-        """``on_unknown`` is called when somebody posts whose address is not known."""
+        """``on_unknown`` is called when somebody posts whose address is not known.
+
+        ``samples`` bounds the response times that each address posts of an application; None: nothing does.
+        """
         self.routes: Mapping[str, tuple[PushRoute, ...]] = {}
         self._metrics = metrics
         self._on_unknown = on_unknown
         self._clock = clock
+        self._samples = samples or RateLimit(0)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
@@ -69,7 +81,11 @@ class AgentPages:
                 if method not in {"GET", "HEAD"}:
                     headers = [("Allow", "GET, HEAD")]
                     raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not possible here")
-                return self._metrics(environ | {"REQUEST_METHOD": "GET"}, start_response)
+
+                def hardened(status: str, found: list[tuple[str, str]]) -> object:
+                    return start_response(status, [*found, *HARDENING])
+
+                return self._metrics(environ | {"REQUEST_METHOD": "GET"}, hardened)
             if not path.startswith(PREFIX):
                 raise Refusal(HTTPStatus.NOT_FOUND, "there are /metrics and /samples/APPLICATION here")
             if method != "POST":
@@ -79,8 +95,10 @@ class AgentPages:
             body: BaseModel = self._post(path.removeprefix(PREFIX), environ)
         except Refusal as refusal:
             status, kind, body = refusal.status, "application/problem+json", _problem(refusal)
+            if refusal.wait_s:
+                headers.append(("Retry-After", str(math.ceil(refusal.wait_s))))
         answer = body.model_dump_json().encode()
-        headers += [("Content-Type", kind), ("Content-Length", str(len(answer)))]
+        headers += [("Content-Type", kind), ("Content-Length", str(len(answer))), *HARDENING]
         start_response(f"{status.value} {status.phrase}", headers)
         return [answer]
 
@@ -98,13 +116,19 @@ class AgentPages:
             for route in routes:
                 route.feed.refused(address)
             raise Refusal(HTTPStatus.FORBIDDEN, f"response times of this application are not believed from {address}")
+        source = (application, address)
+        wait_s = self._samples.wait_s(source)
+        if wait_s:
+            feed.flooded(self._samples.per_s)
+            detail = f"too many response times, try again in {math.ceil(wait_s)} s"
+            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, detail, wait_s=wait_s)
         try:
-            return self._take(feed, environ)
+            return self._take(feed, source, environ)
         except Refusal as refusal:
             feed.malformed("a request whose body cannot be used" if refusal.field is None else "a bad " + refusal.field)
             raise
 
-    def _take(self, feed: Feed, environ: Environ) -> SamplesOut:
+    def _take(self, feed: Feed, source: tuple[str, str], environ: Environ) -> SamplesOut:
         kind = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
         if kind not in {JSON, NDJSON}:
             raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body's type should be {JSON} or {NDJSON}")
@@ -113,20 +137,28 @@ class AgentPages:
             detail = f"a body of {length} bytes is refused; allowed: up to {MAX_BODY_BYTES}"
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
         body: bytes = environ["wsgi.input"].read(length)
-        return self._lines(feed, body) if kind == NDJSON else self._batch(feed, body)
+        self._samples.take(source, len(body) // _BYTES_A_TIME)  # reading what cannot be used takes time, too
+        return self._lines(feed, source, body) if kind == NDJSON else self._batch(feed, source, body)
 
-    def _batch(self, feed: Feed, body: bytes) -> SamplesOut:
+    def _batch(self, feed: Feed, source: tuple[str, str], body: bytes) -> SamplesOut:
         samples = _read(SamplesIn, body, "")
+        self._samples.take(source, len(samples.times_ms) + len(samples.buckets))
         end_s = self._end_s(samples.end.timestamp() if samples.end else None, "end")
         if samples.start is not None and samples.start.timestamp() > end_s:
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "start: should not be after end", "start")
         count = len(samples.times_ms) + sum(samples.buckets.values())
+        if count > MOST:
+            detail = f"buckets: {count} response times are refused; allowed: {MOST} in all"
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, detail, "buckets")
         requests = float(count) if samples.requests is None else samples.requests
         times_us = [time_ms * 1000 for time_ms in samples.times_ms]
         fate = feed.take(end_s, times_us, buckets=samples.buckets, requests=requests)
+        if fate is Fate.FULL:
+            detail = f"buckets: a slot counts at most {MOST} response times"
+            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, detail, "buckets")
         return SamplesOut(accepted=0, late=count) if fate is Fate.LATE else SamplesOut(accepted=count, late=0)
 
-    def _lines(self, feed: Feed, body: bytes) -> SamplesOut:
+    def _lines(self, feed: Feed, source: tuple[str, str], body: bytes) -> SamplesOut:
         ends: dict[float, list[float]] = {}
         now_s = self._clock()
         for number, text in enumerate(body.splitlines(), 1):
@@ -134,6 +166,7 @@ class AgentPages:
                 line = _read(SampleLine, text, f"line {number}")
                 end_s = self._end_s(line.end.timestamp(), f"line {number}: end") if line.end else now_s
                 ends.setdefault(end_s, []).append(line.time_ms * 1000)
+        self._samples.take(source, sum(map(len, ends.values())))
         counts = dict.fromkeys(Fate, 0)
         for end_s, times_us in ends.items():
             counts[feed.take(end_s, times_us, requests=len(times_us))] += len(times_us)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from manager.limits import RateLimit
 from manager.model.registration import Application
 from manager.model.source import (
     HttpProbe,
@@ -74,19 +75,21 @@ class Sources:
         metrics: WsgiApp,
         on_unknown_address: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
+        samples_per_s: float = 0.0,
     ) -> None:
         """``on_unknown_address`` is called, at most every 5 s, when somebody sends whose address is not known.
 
-        ``clock`` tells seconds since the epoch. Nothing runs before ``start``.
+        ``clock`` tells seconds since the epoch. ``samples_per_s`` is how many response times an address may send by
+        syslog, and how many it may post of an application; 0: any number. Nothing runs before ``start``.
         """
         self._clock = clock
         self._on_unknown_address = on_unknown_address
         self._asked_s = float("-inf")
         self._store = WindowStore(clock)
-        self._receiver = SyslogReceiver(clock, self._unknown)
+        self._receiver = SyslogReceiver(clock, self._unknown, RateLimit(samples_per_s))
         self._listener = SyslogListener(syslog_host, syslog_port, self._receiver)
         self._listening: asyncio.Task[None] | None = None
-        self.pages = AgentPages(metrics, self._unknown, clock)
+        self.pages = AgentPages(metrics, self._unknown, clock, RateLimit(samples_per_s))
         self._lock = threading.Lock()
         self._wanted = _Wanted((), self._store.slot_s, {})
         self._running: dict[Key, _Running] = {}

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -21,14 +21,17 @@ KEEP_S = 180.0
 SKEW_S = 1.0
 """How far in the future a response time may have ended: clocks differ a little."""
 _MAX_UNCOLLECTED = 100_000
+MOST = 2**53
+"""Response times that a slot counts: no more can be reported."""
 
 
 class Fate(Enum):
-    """What became of response times: counted, or not because their slot is closed or lies in the future."""
+    """What became of response times: counted, or not because their slot is closed, lies in the future, or is full."""
 
     TAKEN = auto()
     LATE = auto()
     EARLY = auto()
+    FULL = auto()
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class _Slot:
     """A slot that is not closed yet."""
 
     buckets: dict[int, int] = field(default_factory=dict)
+    count: int = 0
     requests: float | None = None
     ready: Ready | None = None
 
@@ -90,7 +94,7 @@ class WindowStore:
         self,
         application: str,
         end_s: float,
-        times_us: Iterable[float] = (),
+        times_us: Collection[float] = (),
         *,
         buckets: Mapping[int, int] | None = None,
         requests: float | None = None,
@@ -107,6 +111,10 @@ class WindowStore:
             slot = self._slot(application, slot_number(min(end_s, now_s), self._slot_s))
             if slot is None:
                 return Fate.LATE
+            more = len(times_us) + sum((buckets or {}).values())
+            if slot.count + more > MOST:
+                return Fate.FULL
+            slot.count += more
             counts = slot.buckets
             for time_us in times_us:
                 bucket = bucket_of(time_us)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manager.errors import SettingsError
+from manager.limits import RateLimit
 from manager.model.source import NginxSyslog
 from manager.telemetry.feed import Feed
 from manager.telemetry.nginx import MalformedLine, parse_syslog, take_line
@@ -60,17 +61,27 @@ class Routes:
 class SyslogReceiver:
     """Counts the lines of packets where they belong, if they come from where they may. Does no I/O."""
 
-    def __init__(self, clock: Callable[[], float], on_unknown: Callable[[], None]) -> None:
-        """``clock`` tells seconds since the epoch. ``on_unknown`` is called for packets of unknown addresses."""
+    def __init__(
+        self, clock: Callable[[], float], on_unknown: Callable[[], None], samples: RateLimit | None = None
+    ) -> None:
+        """``clock`` tells seconds since the epoch. ``on_unknown`` is called for packets of unknown addresses.
+
+        ``samples`` bounds the packets of each address; None: nothing does.
+        """
         self.routes = Routes()
         self._clock = clock
         self._on_unknown = on_unknown
+        self._samples = samples or RateLimit(0)
 
     def packet(self, data: bytes, sender: str) -> None:
         """Take a packet from an IP address."""
         routes = self.routes
         address = plain_address(sender)
         senders = routes.by_address.get(address)
+        if self._samples.ask(address):  # before it costs any more
+            for route in senders or ():
+                route.feed.flooded(self._samples.per_s)
+            return
         try:
             tag, message = parse_syslog(data)
         except MalformedLine as error:

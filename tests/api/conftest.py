@@ -17,7 +17,7 @@ from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.rules import PlacementRules
 from manager.store.database import Database
-from manager.store.tokens import Role, create_token
+from manager.store.tokens import MACHINES, Role, create_token
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from policies.registry import InstalledPolicy
@@ -72,11 +72,16 @@ class Api:
     secrets: dict[str, str] = field(default_factory=dict)
 
     def make_tokens(self) -> None:
-        """A token for every role, and one of another host."""
-        wanted = [(str(role), role, HOST if role is Role.HOST else None) for role in Role]
+        """A token for every role, and those of another host and another application."""
+        people = [(str(role), role, None, None) for role in Role if role not in MACHINES]
+        machines = [("host", Role.HOST, HOST, None), ("other host", Role.HOST, "kvm2", None)]
+        sources = [("source", Role.SOURCE, None, "shop"), ("other source", Role.SOURCE, None, "blog")]
         with self.database.registering() as session:
-            for name, role, host in [*wanted, ("other host", Role.HOST, "kvm2")]:
-                _, self.secrets[name] = create_token(session, f"the-{name.replace(' ', '-')}", role, host, START)
+            for name, role, host, application in [*people, *machines, *sources]:
+                made = create_token(
+                    session, f"the-{name.replace(' ', '-')}", role, host, START, application=application
+                )
+                self.secrets[name] = made[1]
 
     def call(self, method: str, path: str, body: Any = None, role: str = "admin", **headers: str) -> TestResponse:
         """``path`` is below /api/v1 unless it starts with two slashes; ``role`` may be empty: no token.

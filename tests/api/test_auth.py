@@ -16,7 +16,8 @@ OPERATOR = {"operator", "admin"}
 ADMIN = {"admin"}
 HOST = {"host"}  # the token of the host in the path
 ANY_HOST = {"host", "other host"}
-ROLES = ("", "viewer", "operator", "admin", "host", "other host")
+SOURCE = {"source"}  # the token of the application in the path
+ROLES = ("", "viewer", "operator", "admin", "host", "other host", "source", "other source")
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ ROUTES = [
     Route("GET /api/v1/applications/<name>", VIEWER, "/applications/shop"),
     Route("PUT /api/v1/applications/<name>", OPERATOR, "/applications/shop", {}),
     Route("DELETE /api/v1/applications/<name>", OPERATOR, "/applications/shop"),
-    Route("POST /api/v1/applications/<name>/samples", OPERATOR | ANY_HOST, "/applications/shop/samples", {}),
+    Route("POST /api/v1/applications/<name>/samples", OPERATOR | ANY_HOST | SOURCE, "/applications/shop/samples", {}),
     Route("GET /api/v1/applications/<name>/windows", VIEWER, "/applications/shop/windows"),
     Route("GET /api/v1/applications/<name>/sources", VIEWER, "/applications/shop/sources"),
     Route("GET /api/v1/applications/<name>/history", VIEWER, "/applications/shop/history"),
@@ -78,6 +79,10 @@ ROUTES = [
     Route("GET /api/v1/policies/<name>", VIEWER, "/policies/equal"),
     Route("GET /api/v1/decisions", VIEWER, "/decisions"),
     Route("GET /api/v1/events", VIEWER, "/events"),
+    Route("GET /api/v1/join-tokens", ADMIN, "/join-tokens"),
+    Route("POST /api/v1/join-tokens", ADMIN, "/join-tokens", {"name": "new"}),
+    Route("DELETE /api/v1/join-tokens/<name>", ADMIN, "/join-tokens/new"),
+    Route("POST /api/v1/hosts/<name>/join", None, "/hosts/kvm9/join", {"token": "x"}),
     Route("GET /api/v1/tokens", ADMIN, "/tokens"),
     Route("POST /api/v1/tokens", ADMIN, "/tokens", {"name": "new", "role": "viewer"}),
     Route("DELETE /api/v1/tokens/<name>", ADMIN, "/tokens/the-viewer"),
@@ -91,6 +96,8 @@ ROUTES = [
     Route("GET /api/v1/audit", OPERATOR, "/audit"),
     Route("GET /api/v1/health", None, "/health"),
     Route("GET /metrics", None, "//metrics"),
+    Route("GET /healthz", None, "//healthz"),
+    Route("GET /readyz", None, "//readyz"),
     Route("GET /api/v1/openapi.json", VIEWER, "/openapi.json"),
     Route("GET /api/v1/docs", VIEWER, "/docs"),
     Route("GET /api/v1/docs/start.js", VIEWER, "/docs/start.js"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +10,9 @@ from sqlalchemy import delete
 
 from manager.model.histogram import Histogram
 from manager.store.models import WindowRow
+from manager.store.retention import Keep
 from manager.store.rollups import RollUps
+from manager.store.tick_rollups import TickRollUps
 from tests.api.conftest import HOST, START, Api, moment, record, report, status, tick_of, window
 
 OTHER = "kvm2"
@@ -36,7 +38,10 @@ def send(api: Api, host: str = HOST, **changes: Any) -> None:
 
 
 def roll_up(api: Api) -> None:
-    RollUps(api.database, timedelta(seconds=5), 20, timedelta(days=30), timedelta(days=730), api.clock).roll_up()
+    keep = Keep(timedelta(days=1), timedelta(days=30), timedelta(days=730))
+    now = datetime.fromtimestamp(api.clock(), UTC)
+    RollUps(api.database, timedelta(seconds=5), 20, keep).roll_up(now)
+    TickRollUps(api.database, keep).roll_up()
 
 
 def test_the_last_hour_in_steps_of_slots(hosts: Api) -> None:
@@ -190,11 +195,54 @@ def test_more_ticks_than_are_read_are_thinned_out_evenly(hosts: Api) -> None:
     assert min(counts[1:-1]) > 0.9 * max(counts)
 
 
-def test_more_than_a_day_of_ticks_is_refused(hosts: Api) -> None:
+def test_more_than_two_years_of_ticks_are_refused(hosts: Api) -> None:
     for path in (f"/hosts/{HOST}/history", "/applications/shop/tiers-history"):
-        hosts.ok("GET", f"{path}?since={moment(-86_400)}")
-        problem = hosts.refused(422, "GET", f"{path}?since={moment(-86_401)}")
-        assert "at most 24 hours before until" in problem["errors"][0]["message"]
+        hosts.ok("GET", f"{path}?since={moment(-732 * 86_400)}")
+        problem = hosts.refused(422, "GET", f"{path}?since={moment(-732 * 86_400 - 1)}")
+        assert "at most 17568 hours before until" in problem["errors"][0]["message"]
+
+
+def test_months_of_a_host_are_answered_from_means_after_its_ticks_are_gone(hosts: Api) -> None:
+    for day in (90, 20, 0):
+        numbers = range(-day * 86_400 - 7200, -day * 86_400, 300)
+        send(hosts, ticks=[tick_of(second, vms=[vm("web-1", 0.25, 300), vm("hog", 0.5)]) for second in numbers])
+    roll_up(hosts)
+    before = [step for step in line(hosts, 100, 60) if step["ticks"]]
+    forget(hosts)
+    assert [step for step in line(hosts, 100, 60) if step["ticks"]] == before
+    assert len(before) == 3
+    for step in before:
+        assert (step["host_cpu_share"], step["critical_share"], step["batch_share"]) == (0.9, 0.25, 0.5)
+    assert {row["at"] for row in hosts.ok("GET", f"/hosts/{HOST}/ticks")["items"]} == {
+        moment(second) for second in range(-7200, 0, 300)
+    }, "a day of them is kept as they were reported"
+
+
+def test_the_history_of_what_was_removed_can_be_read(hosts: Api) -> None:
+    send(hosts, vms=[status("web-1")], windows=[slot(-5 * number) for number in range(1, 100)], decisions=[record(0)])
+    send(hosts, ticks=[tick_of(-5 * number, vms=[vm("web-1", 0.25, 300)]) for number in range(1, 100)])
+    reads = [f"/applications/shop/{what}" for what in ("history", "budget", "windows")]
+    reads += [f"/hosts/{HOST}/history", "/decisions?vm=web-1"]
+    before = [hosts.ok("GET", path) for path in reads]
+    hosts.ok("DELETE", "/applications/shop")
+    hosts.ok("DELETE", "/vms/web-1")
+    assert [hosts.ok("GET", path) for path in reads] == before
+    hosts.refused(404, "GET", "/applications/shop")
+    hosts.refused(404, "GET", "/applications/other/history")
+    hosts.ok("PUT", "/applications/shop", {"sla": {"response_time_ms": 10}})
+    assert [hosts.ok("GET", path) for path in reads] == before, "it goes on with its history"
+
+
+def line(api: Api, days: int, points: int) -> list[Any]:
+    """The steps of a host's history."""
+    found = api.ok("GET", f"/hosts/{HOST}/history?since={moment(-days * 86_400)}&points={points}")
+    steps: list[Any] = found["steps"]
+    return steps
+
+
+def forget(api: Api) -> None:
+    keep = Keep(timedelta(days=1), timedelta(days=30), timedelta(days=730))
+    assert TickRollUps(api.database, keep).forget(START) > 0
 
 
 def test_the_history_of_tiers_over_the_hosts_on_which_they_ran(hosts: Api) -> None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis.config import SchemathesisConfig
 from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import negative_data_rejection
 
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
@@ -26,6 +27,7 @@ NAMES = {
     "applications": "shop",
     "policies": "equal",
     "tokens": "the-viewer",
+    "join-tokens": "rack-4",
     "users": "alice",
 }
 CONFIG = {
@@ -75,6 +77,12 @@ limits = settings(
 def headers(get_api: Callable[[str], Api]) -> dict[str, str]:
     """What every request carries. The database is PostgreSQL, the stricter one, with an object of each kind."""
     api = get_api("postgresql")
+    prepare(api)
+    return {"Authorization": f"Bearer {api.secrets['admin']}"}
+
+
+def prepare(api: Api) -> None:
+    """Let requests reach an interface, and register an object of each kind there."""
     stand.app = api.app
     api.ok("PUT", "/vms/web-1", {"class": "critical"})
     api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web-1"]}], "sla": {"response_time_ms": 9}})
@@ -82,7 +90,6 @@ def headers(get_api: Callable[[str], Api]) -> dict[str, str]:
     api.ok("POST", "/users", {"name": "alice", "role": "viewer", "password": "correct horse"})
     body = report(tick=tick(), vms=[status("web-1")], decisions=[record(1), record(2)], events=[event(1), event(2)])
     api.ok("POST", f"/hosts/{HOST}/report", body)
-    return {"Authorization": f"Bearer {api.secrets['admin']}"}
 
 
 @schema.exclude(path=REPORT).parametrize()
@@ -94,7 +101,8 @@ def test_any_request_is_answered_as_documented(case: schemathesis.Case, headers:
 @schema.include(path=REPORT).parametrize()
 @settings(limits, max_examples=4)  # as large as all the others' bodies together
 def test_any_report_is_answered_as_documented(case: schemathesis.Case, headers: dict[str, str]) -> None:
-    case.call_and_validate(headers=headers)
+    # Agents of a later version may report fields that are not documented here: they are passed over.
+    case.call_and_validate(headers=headers, excluded_checks=[negative_data_rejection])
 
 
 @pytest.mark.parametrize("operation", about_one_object, ids=lambda one: one.label)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -18,7 +19,8 @@ from manager.model.source import (
     SourceKind,
     TimeField,
 )
-from tests.api.conftest import Api
+from manager.store.silence import note_silence
+from tests.api.conftest import HOST, START, Api, report
 
 LEAST: dict[str, dict[str, Any]] = {
     "nginx_syslog": {},
@@ -131,3 +133,30 @@ def test_a_bad_source_is_refused(shop: Api, sources: list[Any], field: str, word
 def test_a_ready_percentile_of_the_sla_is_taken(shop: Api) -> None:
     body = {"sla": {"response_time_ms": 10, "percentile": 99}, "sources": [READY]}
     assert shop.ok("PUT", "/applications/shop", body)["sources"][0]["percentile"] == 99
+
+
+def test_probes_move_to_a_host_that_reports_and_back_when_the_first_one_lasts(shop: Api) -> None:
+    def probing() -> list[str]:
+        found = {host: shop.ok("GET", f"/hosts/{host}/assignment")["applications"] for host in (HOST, "kvm2")}
+        return [host for host, [application] in found.items() if application["sources"]]
+
+    def passed(seconds: float, *reporting: str) -> list[str]:
+        shop.clock.now_s += seconds
+        for host in reporting:
+            shop.ok("POST", f"/hosts/{host}/report", report())
+        now = datetime.fromtimestamp(shop.clock.now_s, UTC)
+        note_silence(shop.database, now, START - timedelta(days=1), timedelta(seconds=30))
+        return probing()
+
+    for host, vm in ((HOST, "web-1"), ("kvm2", "web-2")):
+        shop.ok("PUT", f"/hosts/{host}", {})
+        shop.ok("PUT", f"/vms/{vm}", {"class": "critical", "host": host})
+    shop.ok("PATCH", "/applications/shop", {"sources": [source("http_probe", url="http://10.0.0.1/")]})
+    assert passed(0, "kvm2") == ["kvm2"], "the first one never reported"
+    assert passed(5, HOST, "kvm2") == [HOST]
+    assert passed(29, "kvm2") == [HOST]
+    assert passed(5, "kvm2") == ["kvm2"]
+    assert passed(5, HOST, "kvm2") == ["kvm2"], "it may fall silent again"
+    assert passed(59, HOST, "kvm2") == ["kvm2"]
+    assert passed(1, HOST, "kvm2") == [HOST]
+    assert passed(60) == [HOST], "nobody reports: the first by name"

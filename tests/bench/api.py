@@ -16,6 +16,7 @@ import os
 import platform
 import random
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -30,6 +31,8 @@ from sqlalchemy import delete
 from manager.api.server import make_server
 from manager.model.histogram import Histogram
 from manager.settings import load_settings
+from manager.store.access_models import AuditRow
+from manager.store.audit import forget
 from manager.store.database import open_database
 from manager.store.models import Base
 from manager.store.tokens import Role, create_token
@@ -69,12 +72,15 @@ def serve(url: str, pipe: Connection) -> None:
     database = open_database(url)
     database.upgrade()
     with database.registering() as session:
+        forget(session, datetime.now(UTC) + timedelta(days=1), sys.maxsize)
         for table in reversed(Base.metadata.sorted_tables):
-            session.execute(delete(table))
+            if table.name != AuditRow.__tablename__:
+                session.execute(delete(table))
         _, secret = create_token(session, "bench", Role.ADMIN, None, datetime.now(UTC))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = make_server(load_settings(None, {}, {"listen_port": port}), database, load_policies())
+    settings = load_settings(None, {}, {"listen_port": port, "requests_per_s": 0, "samples_per_s": 0})
+    server = make_server(settings, database, load_policies())
     server.start()
     pipe.send((port, secret))
     pipe.recv()

@@ -86,34 +86,36 @@ class AgentProcess:
         return _stop(self._process)
 
 
-class Site:
-    """A manager on SQLite, with everything registered, and what its agent needs to be started."""
+class ManagerProcess:
+    """A manager with a database of its own. ``token`` is an admin's, as which ``client`` speaks."""
 
-    def __init__(self, folder: Path, root: Path, interval_s: float) -> None:
-        """Start the manager. Raises BenchError when it does not answer."""
-        self._folder, self._root, self._interval_s = folder, root, interval_s
+    def __init__(self, folder: Path, database_url: str, interval_s: float) -> None:
+        """Start it. Raises BenchError when it does not answer."""
         self.log = folder / "log"
-        url = f"sqlite:///{folder / 'bench.db'}"
-        database = open_database(url)
+        database = open_database(database_url)
         database.upgrade()
         for role, host in ((Role.ADMIN, None), (Role.HOST, HOST)):
             ensure_token_file(database, folder / f"{role}.token", role, role, host)
         database.close()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
-        self._url = f"http://127.0.0.1:{port}"
-        command = ["manager", "--listen-port", f"{port}", "--database-url", url, "--state-dir", f"{folder / 'manager'}"]
+        self.url = f"http://127.0.0.1:{port}"
+        files = ["--database-url", database_url, "--state-dir", f"{folder / 'manager'}"]
         with self.log.open("ab") as errors:
-            self._manager = subprocess.Popen(
-                [sys.executable, "-m", "manager.cli", *command, "--interval-s", f"{interval_s:g}"],
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "manager.cli", "manager", "--listen-port", f"{port}", *files),
+                    *("--interval-s", f"{interval_s:g}", "--requests-per-s", "0", "--samples-per-s", "0"),
+                ],
                 stdout=errors,
                 stderr=errors,
                 start_new_session=True,
                 preexec_fn=_end_with_us,  # noqa: PLW1509 - there are no threads yet
             )
-        token = (folder / f"{Role.ADMIN}.token").read_text().strip()
-        headers = {"Authorization": f"Bearer {token}"}
-        self.client = httpx.Client(base_url=f"{self._url}/api/v1", headers=headers, timeout=60)
+        self.pid = self._process.pid
+        self.token = (folder / f"{Role.ADMIN}.token").read_text().strip()
+        headers = {"Authorization": f"Bearer {self.token}"}
+        self.client = httpx.Client(base_url=f"{self.url}/api/v1", headers=headers, timeout=60)
         self._wait()
 
     def _wait(self) -> None:
@@ -124,6 +126,31 @@ class Site:
                 return
             time.sleep(0.05)
         raise BenchError(f"the manager does not answer: {self.log.read_text()}")
+
+    def close(self) -> None:
+        """End it."""
+        self.client.close()
+        _stop(self._process)
+
+
+@contextmanager
+def running_manager(folder: Path, database_url: str, interval_s: float) -> Iterator[ManagerProcess]:
+    """A manager that knows of nothing yet."""
+    manager = ManagerProcess(folder, database_url, interval_s)
+    try:
+        yield manager
+    finally:
+        manager.close()
+
+
+class Site:
+    """A manager on SQLite, with everything registered, and what its agent needs to be started."""
+
+    def __init__(self, folder: Path, root: Path, interval_s: float) -> None:
+        """Start the manager. Raises BenchError when it does not answer."""
+        self._folder, self._root, self._interval_s = folder, root, interval_s
+        self._manager = ManagerProcess(folder, f"sqlite:///{folder / 'bench.db'}", interval_s)
+        self.client = self._manager.client
 
     def register(self, wanted: Assignment) -> None:
         """Register the host, VMs and applications."""
@@ -140,7 +167,7 @@ class Site:
         state = self._folder / "agent"
         arguments = {
             "--state-dir": f"{state}",
-            "--manager-url": self._url,
+            "--manager-url": self._manager.url,
             "--token-file": f"{self._folder / f'{Role.HOST}.token'}",
             "--host-name": HOST,
             "--root-dir": f"{self._root}",
@@ -149,12 +176,11 @@ class Site:
             "--syslog-listen-port": "0",
             "--log-level": "warning",
         }
-        return AgentProcess([word for pair in arguments.items() for word in pair], domains, call_ms, self.log)
+        return AgentProcess([word for pair in arguments.items() for word in pair], domains, call_ms, self._manager.log)
 
     def close(self) -> None:
         """End the manager."""
-        self.client.close()
-        _stop(self._manager)
+        self._manager.close()
 
 
 def _end_with_us() -> None:

@@ -140,7 +140,7 @@ def test_response_times_are_found_by_index(lines: Lines) -> None:
         engine = session.get_bind()
         event.listen(engine, "before_cursor_execute", note)
         rows = session.scalars(select(ApplicationRow)).all()
-        found = recent_windows(session, rows, SLOT, 2)
+        found = recent_windows(session, {row.id: row.name for row in rows}, SLOT, 2)
         RecentPercentiles().of(session, {row.id: 95.0 for row in rows}, NOW - MINUTES, NOW)
         event.remove(engine, "before_cursor_execute", note)
         plans = [

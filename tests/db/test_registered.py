@@ -18,7 +18,7 @@ from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.scheduling import Policy, Scheduling
 from manager.model.source import HttpProbe, Push
 from manager.model.window import Window
-from manager.store.applications import applications_for_host, applications_of, put_application
+from manager.store.applications import applications_for_host, applications_of, put_application, remove_application
 from manager.store.database import Database
 from manager.store.hosts import adopt_host, drop_statuses, put_host, put_shares, put_statuses, reporting_host, spec_of
 from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
@@ -193,16 +193,16 @@ def test_a_vm_serves_one_application_and_cannot_be_removed_meanwhile(database: D
         get_vm(session, "web-2")
 
 
-def test_removing_an_application_removes_what_is_its_own(database: Database) -> None:
+def test_removing_an_application_removes_its_tiers_and_not_what_was_measured(database: Database) -> None:
     register_vms(database, "web-1", "web-2", "db-1")
     put_shop(database, SHOP)
     with database.writing() as session:
         window = Window("shop", NOW.timestamp(), LATER.timestamp(), Histogram.of([1.0]), 1)
         add_samples(session, "shop", [window], timedelta(seconds=5))
     with database.registering() as session:
-        delete(session, ApplicationRow, "shop", anything)
+        remove_application(session, "shop", NOW, anything)
     with database.reading() as session:
-        assert session.scalars(select(WindowRow)).all() == []
+        assert len(session.scalars(select(WindowRow)).all()) == 1
         assert session.scalars(select(TierVmRow)).all() == []
         assert len(page(session, VmRow, None, 9)) == 3
 
@@ -352,7 +352,7 @@ def test_the_hosts_that_have_a_vm_of_an_application(database: Database) -> None:
     report(database, "c", other="1")
     with database.reading() as session:
         rows = [get(session, ApplicationRow, name) for name in ("shop", "idle")]
-        assert hosts_of(session, rows) == {"shop": {"a", "b"}, "idle": frozenset()}
+        assert hosts_of(session, {row.id: row.name for row in rows}) == {"shop": {"a", "b"}, "idle": frozenset()}
 
 
 def test_lists_of_vms_are_filtered(database: Database) -> None:

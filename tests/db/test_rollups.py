@@ -11,21 +11,24 @@ import pytest
 from sqlalchemy import delete, select
 
 from manager.control.budget import Period, total
+from manager.errors import NotFound
 from manager.model.histogram import Histogram
 from manager.model.registration import Application, Sla
 from manager.model.window import Ready, Window
 from manager.store import retention, rollups
-from manager.store.applications import put_application
+from manager.store.applications import application_with_past, put_application, remove_application
 from manager.store.database import Database
 from manager.store.history import latest_violation, read_longest, read_periods
 from manager.store.models import ApplicationRow, LateMinuteRow, RollupRow, WindowRow
 from manager.store.registered import get
+from manager.store.retention import Keep
 from manager.store.rollups import RollUps, note_late, period_of
 from manager.store.windows import replace_windows
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SLOT = timedelta(seconds=5)
 KEEP = timedelta(days=30)
+RAW = timedelta(days=1)
 LEAST = 10
 
 
@@ -37,14 +40,20 @@ class Store:
     now: datetime = HOUR
 
     def job(self) -> RollUps:
-        return RollUps(self.database, SLOT, LEAST, KEEP, 2 * KEEP, self._clock)
-
-    def _clock(self) -> float:
-        return self.now.timestamp()
+        return RollUps(self.database, SLOT, LEAST, Keep(RAW, KEEP, 2 * KEEP))
 
     def roll_up(self, seconds: float) -> int:
         self.now = at(seconds)
-        return self.job().roll_up()
+        return self.job().roll_up(self.now)
+
+    def forget(self) -> int:
+        return self.job().forget(self.now)
+
+    def raw(self) -> list[float]:
+        """Begins of the slots that are kept, in seconds since the hour."""
+        with self.database.reading() as session:
+            found = session.scalars(select(WindowRow.slot).order_by(WindowRow.slot))
+            return [(slot - HOUR).total_seconds() for slot in found]
 
     def report(self, *windows: Window, origin: str = "h") -> None:
         with self.database.writing() as session:
@@ -60,7 +69,7 @@ class Store:
 
     def read(self, since: float, until: float, period_s: float) -> list[Period]:
         with self.database.reading() as session:
-            row = get(session, ApplicationRow, "shop")
+            row = application_with_past(session, "shop")
             return read_periods(session, row, at(since), at(until), period_s, SLOT, LEAST)
 
 
@@ -196,7 +205,7 @@ def test_several_managers_may_roll_up_at_once(store: Store) -> None:
     store.report(*slots(0, 7200))
     store.now = at(7200 + 360)
     with ThreadPoolExecutor(4) as pool:
-        for job in [pool.submit(store.job().roll_up) for _ in range(4)]:
+        for job in [pool.submit(store.job().roll_up, store.now) for _ in range(4)]:
             job.result()
     assert (len(store.rows(60)), len(store.rows(3600))) == (120, 2)
     same(whole(store.read(0, 7200, 3600), 0, 7200), whole(store.read(0, 7200, 5), 0, 7200))
@@ -213,7 +222,7 @@ def test_what_is_reported_late_is_rolled_up_again_with_its_hour(store: Store) ->
         same(whole(store.read(0, 3600, period_s), 0, 3600), whole(store.read(0, 3600, 5), 0, 3600))
     assert store.roll_up(7260) == 0
     with store.database.reading() as session:
-        assert session.scalars(select(LateMinuteRow.start)).all() == []
+        assert set(session.scalars(select(LateMinuteRow.pending))) == {False}
 
 
 def test_what_is_reported_in_time_is_not_noted_as_late(store: Store) -> None:
@@ -254,40 +263,90 @@ def test_a_ready_percentile_is_kept(store: Store) -> None:
     assert (minute.window.percentile_ms(95), minute.judged, minute.missed) == (140.0, 2, 1)
 
 
-def test_roll_ups_go_with_their_application(store: Store) -> None:
+def test_what_was_measured_outlives_the_application_and_belongs_to_it_when_it_is_registered_again(store: Store) -> None:
     store.report(*slots(0, 600))
-    store.roll_up(960)
-    store.now = at(7200)
-    store.report(window(0), origin="g")
+    store.roll_up(660)
+    before = whole(store.read(0, 600, 60), 0, 600)
     with store.database.registering() as session:
-        session.execute(delete(ApplicationRow))
-    assert store.rows(60) == []
-    assert store.roll_up(7200) == 0
+        etag = get(session, ApplicationRow, "shop").etag
+        remove_application(session, "shop", store.now, lambda _etag: None)
+    with store.database.reading() as session, pytest.raises(NotFound):
+        get(session, ApplicationRow, "shop")
+    store.roll_up(3960)
+    assert len(store.rows(60)) == 10, "also what was not yet rolled up when it was removed"
+    same(whole(store.read(0, 600, 60), 0, 600), before)
+    same(whole(store.read(0, 600, 5), 0, 600), before)
+    with store.database.registering() as session:
+        row, created = put_application(session, Application("shop"), store.now, lambda _etag: None)
+        assert (created, row.etag.split(".")[0], row.etag != etag) == (True, etag.split(".")[0], True)
+    store.now = at(3960)
+    store.report(window(3900))
+    store.roll_up(7200)
+    assert [start for start, _ in store.rows(60)] == [*(60.0 * minute for minute in range(10)), 3900]
+
+
+def test_a_removed_application_is_forgotten_with_the_last_that_was_measured_of_it(store: Store) -> None:
+    store.report(*slots(0, 600))
+    store.roll_up(3960)
+    with store.database.registering() as session:
+        number = get(session, ApplicationRow, "shop").id
+        remove_application(session, "shop", store.now, lambda _etag: None)
+    store.now = HOUR + 2 * KEEP
+    store.forget()
+    assert len(store.rows(3600)) == 1
+    assert store.read(0, 3600, 3600)
+    store.now += timedelta(seconds=1)
+    store.forget()
+    with store.database.reading() as session, pytest.raises(NotFound):
+        application_with_past(session, "shop")
+    with store.database.registering() as session:
+        again, _ = put_application(session, Application("shop"), store.now, lambda _etag: None)
+        assert (again.id > number, again.version) == (True, 1)
 
 
 def test_each_length_is_kept_for_its_time(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_BATCH", 7)
     store.report(*slots(0, 3600))
     store.roll_up(3960)
+    store.now = HOUR + RAW + timedelta(minutes=10)
+    assert store.forget() == 10 * 12
+    assert store.raw()[0] == 600
     store.now = HOUR + KEEP + timedelta(minutes=10)
-    assert store.job().forget() == 10
+    assert store.forget() == 50 * 12 + 10
     store.now = HOUR + 2 * KEEP
-    assert store.job().forget() == 50
+    assert store.forget() == 50
     assert len(store.rows(3600)) == 1
     store.now += timedelta(seconds=1)
-    assert store.job().forget() == 1
+    assert store.forget() == 1
 
 
-def test_it_works_in_the_background(store: Store) -> None:
-    store.report(*slots(0, 60))
-    store.now = at(3960)
-    job = store.job()
-    job.start()
-    for _ in range(500):
-        if store.rows(3600):
-            break
-    job.close()
-    assert len(store.rows(3600)) == 1
+def test_windows_that_are_not_rolled_up_are_not_forgotten(store: Store) -> None:
+    store.now = HOUR + 3 * RAW
+    store.report(*slots(0, 3600))
+    assert store.forget() == 0
+    store.job().roll_up(store.now)
+    before = store.rows(60)
+    assert store.raw() == [5.0 * number for number in range(720)], "they came late, others may come later"
+    store.now += RAW + timedelta(seconds=1)
+    assert store.forget() == 720
+    assert store.rows(60) == before
+
+
+def test_what_two_hosts_tell_hours_apart_of_a_time_long_gone_is_rolled_up_together(store: Store) -> None:
+    """Both were cut off for two days; of the minute one host tells after windows were forgotten once more."""
+    store.now = HOUR + 2 * RAW
+    store.report(*(window(5.0 * number) for number in range(12)))
+    store.job().roll_up(store.now)
+    store.now += timedelta(hours=20)
+    assert store.forget() == 0
+    store.report(*(window(5.0 * number, 7) for number in range(12)), origin="g")
+    store.job().roll_up(store.now)
+    [(_, minute)] = store.rows(60)
+    assert minute.window.histogram.count == 12 * 27
+    store.now += RAW + timedelta(seconds=1)
+    assert store.forget() == 24
+    [(_, hour)] = store.rows(3600)
+    assert hour.window.histogram.count == 12 * 27
 
 
 @pytest.mark.parametrize("rolled", [False, True])

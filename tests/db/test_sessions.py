@@ -10,10 +10,10 @@ from sqlalchemy import select
 
 from manager.errors import Conflict, InvalidRequest, NotFound, SignInRefused, SignInThrottled
 from manager.store import throttle, users
-from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow, UserRow
+from manager.store.access_models import SessionRow, SignInFailureRow, UserRow
 from manager.store.database import Database
 from manager.store.registered import delete, get
-from manager.store.retention import Retention, prune_access
+from manager.store.retention import prune_access
 from manager.store.sessions import (
     DEFAULT_LIMITS,
     SignedIn,
@@ -329,17 +329,3 @@ def test_what_counts_no_more_is_removed(store: Database) -> None:
     assert prune_access(store, after(minutes=30), NOW) == 2
     assert prune_access(store, after(hours=12), NOW) == 2, "a failure and a session"
     assert prune_access(store, after(hours=12), after(seconds=1)) == 1, "the sign-in, from the audit"
-
-
-def test_retention_removes_it_in_the_background(store: Database) -> None:
-    enter(store)
-    keeper = Retention(store, timedelta(days=30), lambda: after(days=2).timestamp(), timedelta(days=1))
-    keeper.start()
-    left = [SessionRow, AuditRow]
-    for _ in range(500):
-        with store.reading() as session:
-            left = [kind for kind in left if session.scalars(select(kind)).first()]
-        if not left:
-            break
-    keeper.close()
-    assert left == []

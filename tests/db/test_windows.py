@@ -167,7 +167,7 @@ def report(database: Database, origin: str, *found: Window) -> int:
 def recent(database: Database, slots: int, without: str | None = None) -> list[Window]:
     with database.reading() as session:
         row = get(session, ApplicationRow, "shop")
-        return list(recent_windows(session, [row], SLOT, slots, without).get("shop", ()))
+        return list(recent_windows(session, {row.id: row.name}, SLOT, slots, without).get("shop", ()))
 
 
 def test_each_application_has_a_latest_window_of_its_own(shop: Database, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,7 @@ def test_a_tokens_secret_is_shown_once_and_works_until_it_is_revoked(visits: Vis
     page.get_by_role("link", name="Revoke agent-of-kvm9").click()
     page.get_by_role("button", name="Revoke agent-of-kvm9").click()
     expect(done(page)).to_contain_text("revoked")
-    with pytest.raises(ManagerUnavailable, match="unknown or revoked"):
+    with pytest.raises(ManagerUnavailable, match="unknown, revoked or expired"):
         own.ask("GET", path, token=secret)
 
 

@@ -112,10 +112,14 @@ def is_v1(vm: LabVm) -> bool:
 
 @dataclass
 class Service:
-    """`equipoise run` and the commands of an operator, with a state directory of their own."""
+    """`equipoise run` and the commands of an operator, with a state directory of their own.
+
+    ``tree`` is where the program is, None: this one.
+    """
 
     folder: Path
     port: int
+    tree: Path | None = None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     extra: dict[str, str] = field(default_factory=dict)
 
@@ -136,7 +140,9 @@ class Service:
 
     def spawn(self, *command: str) -> subprocess.Popen[bytes]:
         with (self.folder / f"{len(self.processes)}-{command[-1]}.log").open("wb") as log:
-            process = subprocess.Popen([sys.executable, *command], env=self.environment, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [sys.executable, *command], cwd=self.tree, env=self.environment, stdout=log, stderr=log
+            )
         self.processes.append(process)
         return process
 
@@ -159,6 +165,7 @@ class Service:
         """Run a command to its end."""
         done = subprocess.run(
             [sys.executable, "-m", "manager.cli", *arguments],
+            cwd=self.tree,
             env=self.environment,
             capture_output=True,
             text=True,
@@ -206,6 +213,16 @@ def terminate(process: subprocess.Popen[bytes]) -> int:
     """SIGTERM, and the exit status."""
     process.send_signal(signal.SIGTERM)
     return process.wait(30)
+
+
+def kill_all(process: subprocess.Popen[bytes]) -> None:
+    """kill -9 of `equipoise run` with its manager and agent, which would end in order if it alone went."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGSTOP)  # or it would see the first of them go
+    for child in children:
+        os.kill(int(child), signal.SIGKILL)
+    process.kill()
+    assert process.wait(30) == -signal.SIGKILL
 
 
 def open_lab() -> LabHost:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,7 @@ import pytest
 from deploy.lab.demo.originals import qemu_pid
 from manager.host.scheduling import scheduling_of
 from manager.model.scheduling import in_words
-from tests.live.conftest import CACHE, HOST, LabVm, Service, group_file, held, until
+from tests.live.conftest import CACHE, HOST, LabVm, Service, group_file, held, kill_all, until
 
 pytestmark = pytest.mark.live
 
@@ -70,8 +69,7 @@ def test_a_vcpu_becomes_real_time_within_its_limit_and_is_undone(
         service.client.request("PATCH", f"/vms/{CACHE.name}", body={"scheduling": None})
         until(lambda: limits(CACHE) == before[2], "the limits to be put back")
     else:
-        running.kill()
-        assert running.wait(30) == -signal.SIGKILL
+        kill_all(running)
         assert vcpus(CACHE) == {"fifo 2"}, "it stays so when the agent is killed"
         service.cli("release")
     assert policies(CACHE) == before[1]

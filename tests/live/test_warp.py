@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 
 import pytest
 
 from deploy.lab.demo.originals import qemu_pid
 from manager.host.warp.slices import attributes, default_slice_ns
-from tests.live.conftest import CACHE, HOST, LabVm, Service, held, until
+from tests.live.conftest import CACHE, HOST, LabVm, Service, held, kill_all, until
 
 pytestmark = pytest.mark.live
 
@@ -58,8 +57,7 @@ def test_a_warp_becomes_a_slice_of_the_vcpu_threads_and_is_undone(
         service.client.request("PATCH", f"/hosts/{HOST}", body={"warp": "off"})
         until(lambda: of_vcpus(CACHE) != {SLICE_NS}, "the slice to be put back")
     else:
-        running.kill()
-        assert running.wait(30) == -signal.SIGKILL
+        kill_all(running)
         assert of_vcpus(CACHE) == {SLICE_NS}, "it stays so when the agent is killed"
         service.cli("release")
     assert slices(CACHE) == before[1]

@@ -12,7 +12,7 @@ import pytest
 
 
 class SmallDisk:
-    """A mounted file system of a few hundred kilobytes."""
+    """A small file system that is mounted."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,17 +31,24 @@ class SmallDisk:
         self._filler.unlink()
 
     def forbid_writes(self) -> None:
+        """As the kernel does after errors of the device, but here only while no file is open for writing."""
         subprocess.run(["mount", "-o", "remount,ro", str(self.folder)], check=True)
+
+    def allow_writes(self) -> None:
+        subprocess.run(["mount", "-o", "remount,rw", str(self.folder)], check=True)
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[SmallDisk]:
+def small_disk(folder: Path, size: str = "256k") -> Iterator[SmallDisk]:
     """Mount one at ``folder``; the test is skipped where that is not allowed."""
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: mounting a small file system needs root")
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if mounted.returncode != 0:
         pytest.skip(f"NOT TESTED: a small file system cannot be mounted here: {mounted.stderr}")

@@ -16,7 +16,9 @@ import httpx
 import pytest
 
 from manager.errors import ManagerUnavailable
-from manager.loop.agent import first_tick_s, joined
+from manager.logs import TICK_NUMBER
+from manager.loop.agent import first_tick_s
+from manager.loop.link import joined
 from manager.model.histogram import Histogram
 from manager.model.host import KnobKey
 from manager.model.records import Knob
@@ -366,9 +368,9 @@ def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_th
         return [one["message"] for one in items if one["kind"] == "warp"]
 
     def ticks_of_a_watch() -> int:
-        before = a.agent._loop._number
+        before = a.agent._loop.number
         a.agent.watch()
-        return a.agent._loop._number - before
+        return a.agent._loop.number - before
 
     assert ticks_of_a_watch() == 0
     site.client.request("PATCH", "/hosts/a", body={"warp": "sched_ext"})
@@ -408,3 +410,15 @@ def test_a_mistake_in_the_talk_is_counted_and_the_talk_goes_on(
     a.agent.stop()
     assert a.metrics.registry.get_sample_value("equipoise_agent_errors_total", {"kind": "bug"}) == 1
     assert "talk failed: KeyError('a mistake')" in caplog.text
+
+
+def test_what_is_logged_in_a_tick_has_its_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = site.machines[0].agent
+    seen: list[str] = []
+    slots = agent._telemetry.slots
+    monkeypatch.setattr(agent._telemetry, "slots", lambda: seen.append(TICK_NUMBER.get()) or slots())
+    agent.tick()
+    agent.tick()
+    last = agent._loop.number
+    assert seen == [str(last - 1), str(last)]
+    assert TICK_NUMBER.get() == ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import tempfile
@@ -183,43 +182,6 @@ def refusal(path: Path) -> str:
     with pytest.raises(JournalError) as caught:
         Journal(path, BOOT)
     return str(caught.value)
-
-
-@pytest.mark.parametrize("content", [b"garbage" * 1000, b"SQLite format 3\0" + b"\xff" * 8000, b"x" * 200])
-def test_garbage_is_refused_and_left_as_it_is(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "journal.db"
-    path.write_bytes(content)
-    message = refusal(path)
-    assert message.startswith(f"the journal {path} cannot be used: ")
-    assert message.endswith(("file is not a database", "malformed"))
-    assert path.read_bytes() == content
-
-
-def test_a_file_that_lost_its_end_is_refused(journal: Journal, path: Path) -> None:
-    many = {KnobKey(f"u{number}", Knob.WEIGHT): ENTRIES[WEIGHT] for number in range(500)}
-    journal.update(many)
-    journal.close()
-    path.write_bytes(path.read_bytes()[:-8192])
-    assert refusal(path) == f"the journal {path} cannot be used: database disk image is malformed"
-
-
-@pytest.mark.parametrize(
-    ("statement", "says"),
-    [
-        ("UPDATE owned SET knob = 'colour'", "'colour' is not a valid Knob"),
-        ("UPDATE owned SET original = 'all'", "'all'"),
-        ("UPDATE owned SET intended = '3-1' WHERE knob = 'vcpu_pin'", "'3-1' is not an ascending range"),
-        ("ALTER TABLE owned DROP COLUMN previous", "no such column: previous"),
-    ],
-)
-def test_contents_of_another_version_are_refused(journal: Journal, path: Path, statement: str, says: str) -> None:
-    journal.update(ENTRIES if "knob = 'colour'" not in statement else {WEIGHT: ENTRIES[WEIGHT]})
-    journal.close()
-    with closing(sqlite3.connect(path)) as database, database:
-        database.execute(statement)
-    message = refusal(path)
-    assert message.startswith(f"the journal {path} cannot be used: ")
-    assert says in message
 
 
 def test_an_empty_file_is_a_new_journal(path: Path) -> None:

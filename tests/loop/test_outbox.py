@@ -205,25 +205,40 @@ def test_several_threads_may_use_it(outbox: Outbox) -> None:
         assert of_one == sorted(of_one), "each thread's records in its order"
 
 
-def test_a_full_disk_refuses_all_of_it_and_keeps_the_rest(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk, closing(Outbox(disk.folder / "outbox.db", 10_000)) as outbox:
-        outbox.put([record(1)])
+def test_what_a_full_disk_refuses_waits_in_memory(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "1m") as disk, closing(Outbox(disk.folder / "outbox.db", 10_000)) as outbox:
+        assert outbox.put([record(1)])
         disk.fill()
-        for _ in range(2):
+        for number in (2, 400):
             with pytest.raises(JournalError, match="the outbox cannot be written: database or disk is full"):
-                outbox.put([record(number) for number in range(2, 2000)])
-        assert waiting(outbox) == ["record 1"]
+                outbox.put([tick(number), *(record(one) for one in range(number, number + 398))])
+        assert waiting(outbox, 2000) == [f"record {number}" for number in range(1, 798)]
+        outbox.drop_through(outbox.peek(10, PLENTY).last)
+        assert waiting(outbox, 2)[0] == "record 10", "what was taken is not told again, also if it cannot be removed"
         disk.clear()
-        outbox.put([record(2)])
-        assert waiting(outbox) == ["record 1", "record 2"]
+        assert outbox.put([record(1000)])
+        wanted = [*(f"record {number}" for number in range(10, 798)), "record 1000"]
+        assert waiting(outbox, 2000) == wanted
+        outbox.close()
+        with closing(Outbox(disk.folder / "outbox.db", 10_000)) as again:
+            assert waiting(again, 2000) == wanted
 
 
-def test_a_file_that_cannot_be_used_is_refused(path: Path, tmp_path: Path) -> None:
-    path.parent.mkdir()
-    path.write_bytes(b"garbage" * 1000)
-    with pytest.raises(JournalError) as caught:
-        Outbox(path, 100)
-    assert str(caught.value) == f"the outbox {path} cannot be used: file is not a database"
+def test_what_waits_in_memory_is_bounded_and_what_comes_with_every_interval_goes_first(
+    outbox: Outbox, path: Path
+) -> None:
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("DROP TABLE waiting")
+        for number in range(0, 1500, 3):
+            with pytest.raises(JournalError):
+                outbox.put([tick(number), record(number), record(number + 1)])
+        outbox._rows = 0
+        fields = outbox.peek(10_000, PLENTY).fields
+        assert (len(fields[Kind.TICK]), len(fields[Kind.DECISION])) == (0, 1000)
+        assert fields[Kind.DECISION][-1]["record_id"] == "record 1498"
+
+
+def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(JournalError, match="cannot be used"):
         Outbox(tmp_path / "file/outbox.db", 100)
@@ -233,6 +248,7 @@ def test_errors_of_the_file_have_one_type(outbox: Outbox, path: Path) -> None:
     outbox.put([record(0)])
     with closing(sqlite3.connect(path)) as other:
         other.execute("DROP TABLE waiting")
-    for action in (lambda: outbox.put([record(1)]), lambda: outbox.peek(1, PLENTY), lambda: outbox.drop_through(1)):
+    for action in (lambda: outbox.put([record(1)]), lambda: outbox.peek(1, PLENTY)):
         with pytest.raises(JournalError, match="no such table"):
             action()
+    outbox.drop_through(1)

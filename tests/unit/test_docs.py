@@ -9,13 +9,16 @@ import click
 import pytest
 from click.testing import CliRunner
 
+from deploy import reference
 from manager.cli import main
-from manager.loop.metrics import AgentMetrics
 from manager.settings import SETTINGS, Setting
+from tests.unit.test_imports import MAY_IMPORT
 
 TOP = Path(__file__).parents[2]
 CONFIGURATION = (TOP / "docs/configuration.md").read_text()
-OPERATIONS = (TOP / "docs/operations.md").read_text()
+ARCHITECTURE = (TOP / "docs/architecture.md").read_text()
+DOCS = sorted((TOP / "docs").glob("*.md"))
+PAGES = [*sorted(TOP.glob("*.md")), *DOCS]
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
@@ -35,23 +38,89 @@ def test_no_documented_setting_is_unknown() -> None:
     assert names == {setting.name for setting in SETTINGS}
 
 
-def test_every_metric_of_the_agent_is_documented() -> None:
-    for family in AgentMetrics().registry.collect():
-        assert family.name in OPERATIONS, f"{family.name} is missing from docs/operations.md"
+COMMANDS = list(reference.commands(click.Context(main, info_name="equipoise")))
 
 
-COMMANDS = [[], *([name] for name in main.list_commands(click.Context(main)))]
-COMMANDS += [["db", name] for name in ("upgrade", "downgrade", "current")]
-COMMANDS += [["token", name] for name in ("create", "list", "revoke")]
-COMMANDS += [["user", name] for name in ("create", "list", "password", "delete")]
-COMMANDS += [["profile", "cache"]]
-COMMANDS += [["sim", name] for name in ("list", "run", "compare")]
-
-
-@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command) or "equipoise")
-def test_every_command_has_help_with_a_summary(command: list[str]) -> None:
-    result = CliRunner().invoke(main, [*command, "--help"])
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.command_path)
+def test_every_command_has_help_with_a_summary(command: click.Context) -> None:
+    result = CliRunner().invoke(main, [*command.command_path.split()[1:], "--help"])
     assert result.exit_code == 0, result.output
     assert "Usage:" in result.output
-    if command[-1:] not in (["db"], ["token"], ["user"], ["profile"], ["sim"]):
+    group = isinstance(command.command, click.Group) and not command.command.invoke_without_command
+    if not group or command.parent is None:
         assert "EXAMPLES" in result.output or "MODES" in result.output
+
+
+def anchors(page: Path) -> set[str]:
+    """What links can name of a page: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S), re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in target:
+            continue
+        name, _, anchor = target.partition("#")
+        to = (page.parent / name).resolve() if name else page
+        assert to.exists(), target
+        assert not anchor or anchor in anchors(to), target
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_sections_that_are_named_exist(page: Path) -> None:
+    """As in: see [operations.md](operations.md), "Security"; also several of them."""
+    named = re.findall(r'\]\((\w+\.md)\),\s+("[^"]+"(?:\s+and\s+"[^"]+")*)', page.read_text())
+    for name, titles in named:
+        text = (page.parent / name).read_text()
+        known = [*re.findall(r"^#+ (.*)$", text, re.M), *re.findall(r"^\*\*(.*?)\.\*\*", text, re.M)]
+        for title in re.findall(r'"([^"]+)"', titles):
+            wanted = " ".join(title.split())
+            assert any(one.startswith(wanted) for one in known), f"{name}: {wanted}"
+
+
+def test_the_readme_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(docs/(\w+\.md)\)", (TOP / "README.md").read_text()))
+    assert linked == {page.name for page in DOCS}
+
+
+def package(name: str) -> str:
+    """The layer that a module belongs to."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "manager" else parts[0]
+
+
+def test_the_diagram_of_layers_is_that_of_the_rules() -> None:
+    [diagram] = re.findall(r"^## Layers\n.*?^```mermaid\n(.*?)^```", ARCHITECTURE, re.M | re.S)
+    shown = {(one, other): arrow for one, arrow, other in re.findall(r"(\w+) (-->|-\.->) (\w+)", diagram)}
+    layers = {name for edge in shown for name in edge}
+    rules: dict[tuple[str, str], str] = {}
+    for row, may in MAY_IMPORT.items():
+        for one in may:
+            whole = one == f"manager.{package(one)}" or "." not in one
+            edge = package(row), package(one)
+            if edge[0] != edge[1] and layers.issuperset(edge):
+                own = row == f"manager.{edge[0]}" or "." not in row
+                rules[edge] = "-->" if own and whole else rules.get(edge, "-.->")
+    assert shown == rules
+    others = {package(name) for name in MAY_IMPORT} - layers
+    [left_out] = re.findall(r"no layer of their own:\s(.*?)\. ", ARCHITECTURE, re.S)
+    assert set(re.findall(r"`(\w+)`", left_out)) == others
+
+
+@pytest.mark.parametrize("page", [TOP / "CONTRIBUTING.md", TOP / "docs/architecture.md"], ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    named = re.findall(r"`((?:manager|policies|webui|migrations|tests|deploy)/[\w/.]+)", page.read_text())
+    assert len(named) > 10
+    for name in named:
+        assert (TOP / name).exists(), name
+
+
+def test_each_part_of_the_tests_is_told() -> None:
+    script = (TOP / "tests/run").read_text()
+    [parts] = re.findall(r"^readonly ALL=\((.*)\)$", script, re.M)
+    told = (TOP / "CONTRIBUTING.md").read_text()
+    for part in parts.split():
+        assert re.search(rf"^  {part} ", script, re.M), part
+        assert f"| `{part}` |" in told, part

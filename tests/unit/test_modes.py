@@ -128,3 +128,14 @@ def test_an_older_agent_that_does_not_tell_what_it_acted_on_is_not_waited_for(ca
 def test_an_agent_that_began_with_what_it_remembered_is_waited_for(call: Any) -> None:
     manager = Manager([tick(None, number=4), tick(NUMBER, number=5)])
     assert call(manager, "enforce", "--host", "h1").output == "h1: enforce\n"
+
+
+def test_a_local_release_asks_no_manager_and_leaves_the_mode(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = Manager([None])
+    held = call(manager, "release", "--local")
+    assert held.exit_code == 1
+    assert "an agent runs here" in held.output
+    monkeypatch.setattr(modes, "release_offline", lambda *_arguments: "3 settings put back")
+    done = call(manager, "release", "--local")
+    assert (done.exit_code, done.output) == (0, "3 settings put back\n")
+    assert (manager.patches, manager.reads) == ([], [])

@@ -48,6 +48,22 @@ def test_where_sources_run(host: str, hosts: list[str], names: str) -> None:
     assert "".join(source.name for source in sources_on(host, EVERY, hosts)) == names
 
 
+@pytest.mark.parametrize(
+    ("ranks", "first"),
+    [
+        ({}, "a"),
+        ({"a": 2}, "b"),
+        ({"a": 1, "b": 1, "c": 0}, "c"),
+        ({"a": 2, "b": 1, "c": 2}, "b"),
+        ({"b": 0, "a": 0}, "a"),
+    ],
+)
+def test_a_host_that_does_not_report_makes_no_requests_for_others(ranks: dict[str, int], first: str) -> None:
+    for host in "abc":
+        probes = {source.name for source in sources_on(host, EVERY, "cba", ranks)} & set("mh")
+        assert probes == (set("mh") if host == first else set())
+
+
 def test_every_kind_has_a_plain_form() -> None:
     assert {source.kind for source in EVERY} == set(SourceKind)
     for source in EVERY:

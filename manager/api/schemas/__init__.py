@@ -102,6 +102,11 @@ from manager.api.schemas.registration import (
 )
 from manager.api.schemas.service import (
     HealthOut,
+    JoinIn,
+    JoinOut,
+    JoinTokenIn,
+    JoinTokenOut,
+    JoinTokenSecret,
     PolicyOut,
     Problem,
     Role,
@@ -156,6 +161,11 @@ __all__ = [
     "HostOut",
     "HostStepOut",
     "HttpProbeBody",
+    "JoinIn",
+    "JoinOut",
+    "JoinTokenIn",
+    "JoinTokenOut",
+    "JoinTokenSecret",
     "KnobChange",
     "KnobStatus",
     "LawBody",

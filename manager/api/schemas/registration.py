@@ -327,6 +327,10 @@ class HostOut(HostIn):
     created_at: AwareDatetime
     updated_at: AwareDatetime
     last_seen_at: AwareDatetime | None = None
+    silent: bool = Field(default=False, description="it has not reported for `silent_intervals`")
+    clock_ahead_s: float | None = Field(
+        default=None, description="how far its clock is ahead of the manager's, in seconds; null: unknown"
+    )
     agent_version: Text | None = None
     tick: TickStatus | None = None
     capabilities: CapabilitiesBody | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 
-from manager.api.schemas.fields import Name, Schema, Text
+from manager.api.schemas.fields import Moment, Name, Schema, Text
 
 
 class PolicyOut(Schema):
@@ -25,15 +25,22 @@ class HealthOut(Schema):
     database: Literal["ok"]
 
 
-Role = Literal["viewer", "operator", "admin", "host"]
+Role = Literal["viewer", "operator", "admin", "host", "source"]
 
 
 class TokenIn(Schema):
-    """A token to make. ``host`` binds a host token to one host and is required for that role only."""
+    """A token to make. ``host`` binds a host token to one host, ``application`` a source token to one application.
+
+    Each is required for that role only.
+    """
 
     name: Name
     role: Role
     host: Name | None = Field(default=None, description="for role host only: the host whose agent uses it")
+    application: Name | None = Field(
+        default=None, description="for role source only: the application whose response times it sends"
+    )
+    expires_at: Moment | None = Field(default=None, description="when it ends; null: not before it is revoked")
 
 
 class TokenOut(TokenIn):
@@ -49,6 +56,52 @@ class TokenSecret(TokenOut):
     token: Text
 
 
+class JoinTokenIn(Schema):
+    """A token to join with, which works once. ``host`` null: for any host that has not joined yet."""
+
+    name: Name
+    host: Name | None = None
+    expires_at: Moment | None = Field(default=None, description="at most 30 days from now; null: in a day")
+
+
+class JoinTokenOut(Schema):
+    """A token to join with, without its secret."""
+
+    name: Name
+    host: Name | None
+    created_at: AwareDatetime
+    expires_at: AwareDatetime
+    used_at: AwareDatetime | None = Field(description="null: not yet")
+    used_by: Name | None = Field(description="the host that joined with it")
+
+
+class JoinTokenSecret(JoinTokenOut):
+    """A new one; the secret is shown once and stored as a hash."""
+
+    token: Text
+
+
+class JoinIn(Schema):
+    """What a host joins with."""
+
+    token: Annotated[
+        str,
+        Field(
+            max_length=200,
+            description="the secret of a join token",
+            json_schema_extra={"format": "password", "writeOnly": True},
+        ),
+    ]
+
+
+class JoinOut(Schema):
+    """The token that the host's agent uses from now on; it is shown once and stored as a hash."""
+
+    host: Name
+    name: Name = Field(description="of the token")
+    token: Text
+
+
 class Problem(BaseModel):
     """Every error, as application/problem+json (RFC 9457)."""
 
@@ -58,3 +111,4 @@ class Problem(BaseModel):
     detail: str
     field: str | None = None
     errors: list[dict[str, str]] = Field(default_factory=list, description="one entry a bad field: field, message")
+    request_id: str | None = Field(default=None, description="as in X-Request-Id, and in the manager's log")

@@ -45,7 +45,7 @@ def _journal(subject: Subject) -> Verdict:
     except sqlite3.Error as error:
         return degraded(
             f"{path} cannot be read: {error}",
-            "stop the agent, move the file away and set what it changed back by hand; the agent starts a new one",
+            "restart the agent: it sets the file aside and goes on with what can be read of it",
         )
     if foreign:
         return warning(
@@ -53,6 +53,17 @@ def _journal(subject: Subject) -> Verdict:
             "find out who with `equipoise status` and `equipoise decisions`; `equipoise release` forgets them",
         )
     return works(f"readable; {owned} settings of this boot are changed")
+
+
+def _set_aside(subject: Subject) -> Verdict:
+    """Files that the agent or the manager found damaged and renamed."""
+    found = sorted(one.name for one in subject.state_dir.glob("*.broken-*") if not one.name.endswith("-wal"))
+    if not found:
+        return works("no damaged file was set aside")
+    return warning(
+        f"set aside as damaged in {subject.state_dir}: {', '.join(found)}",
+        "look at the disk and its file system; then see docs/operations.md, and remove or archive them",
+    )
 
 
 def _state_dir(subject: Subject) -> Verdict:
@@ -82,5 +93,6 @@ def _state_dir(subject: Subject) -> Verdict:
 CHECKS = (
     Check("agent", AREA, "Agent", _agent),
     Check("journal", AREA, "Journal", _journal),
+    Check("set-aside", AREA, "Damaged files", _set_aside),
     Check("state-dir", AREA, "State directory", _state_dir, essential=True),
 )

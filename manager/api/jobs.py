@@ -1,0 +1,45 @@
+"""The jobs that the manager does by the clock."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from manager.api.context import ManagerContext
+from manager.settings import Settings
+from manager.store.jobs import Job, Run
+from manager.store.retention import Keep, prune, prune_access
+from manager.store.rollups import RollUps
+from manager.store.silence import note_silence
+from manager.store.tick_rollups import TickRollUps
+
+_HOUR_S, _MINUTE_S = 3600.0, 60.0
+
+
+def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
+    """All jobs of a manager; they write nothing before they are run."""
+    database = context.database
+    records, audit = (timedelta(days=settings.number(name)) for name in ("retention_days", "audit_days"))
+    keep = Keep(context.keep_slots, context.keep_minutes, timedelta(days=settings.number("hours_days")))
+    rollups = RollUps(database, context.slot_length, context.min_samples, keep)
+    ticks = TickRollUps(database, keep)
+    silent = context.slot_length * settings.whole("silent_intervals")
+
+    def retain(run: Run) -> int:
+        gone = prune(database, run.now - records, run.stopped)
+        return gone + prune_access(database, run.now, run.now - audit, run.stopped)
+
+    def roll_up(run: Run) -> int:
+        return rollups.roll_up(run.now, run.stopped) + rollups.forget(run.now, run.stopped)
+
+    def roll_up_ticks(run: Run) -> int:
+        return ticks.roll_up(run.stopped) + ticks.forget(run.now, run.stopped)
+
+    def watch(run: Run) -> int:
+        return note_silence(database, run.now, run.since, silent)
+
+    return (
+        Job("retention", _HOUR_S, retain),
+        Job("rollups", _MINUTE_S, roll_up),
+        Job("tick-rollups", _MINUTE_S, roll_up_ticks),
+        Job("silent-hosts", context.slot_s, watch),
+    )

@@ -1,0 +1,180 @@
+"""`equipoise support-bundle`: what somebody who is to help needs to know, without what nobody may know."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import platform
+import re
+import sqlite3
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from importlib.metadata import distributions
+from pathlib import Path
+from typing import Any
+
+import click
+
+from manager import __version__
+from manager.cli.options import (
+    ADMIN_PASSWORD_FILE,
+    ADMIN_TOKEN_FILE,
+    AGENT_TOKEN_FILE,
+    JOURNAL_FILE,
+    TOKEN_VARIABLE,
+    OnePage,
+    connect,
+    environment,
+    with_settings,
+)
+from manager.errors import EquipoiseError
+from manager.settings import SETTINGS, Settings
+
+_LONGEST_S = 60
+_LOG_LINES = 5000
+_UNITS = ("equipoise-manager", "equipoise-agent", "equipoise")
+_ASKED = ("/hosts", "/vms", "/applications", "/events", "/decisions")
+_MOST = 500
+HIDDEN = "(hidden)"
+
+# In a URL's user part, in a header, of our own tokens by their prefix, and in whatever is named like a secret.
+_SECRETS = (
+    re.compile(r"(?<=://)[^/\s@\"']+(?=@)"),
+    re.compile(r"(?i)(?<=bearer )[^\s\"',]+"),
+    re.compile(r"\beqp_[\w-]+"),
+    re.compile(r"(?i)(?<=password)(\"?\s*[=:]\s*)(\"[^\"]*\"|[^\s\"&,;]+)"),
+)
+
+_EPILOG = """
+WHAT IT HOLDS
+  One file, readable by its owner alone: versions, every setting in force and where it came from, what `equipoise
+  doctor` finds, hosts, VMs, applications, events and decisions as the manager tells them, the last lines of the log of
+  systemd's units, and a copy of the journal of original values. What cannot be had is left out, with the reason.
+  Tokens, passwords and those in URLs are hidden; the database and its users are not in it. It names hosts, VMs and
+  addresses: look at it before you give it away.
+
+EXAMPLES
+  equipoise support-bundle
+  equipoise support-bundle --config /etc/equipoise/manager.toml --output manager.tar.gz
+"""
+
+
+@click.command("support-bundle", cls=OnePage, epilog=_EPILOG)
+@with_settings(*(setting.name for setting in SETTINGS))
+@click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="The file to write. [default: by time]")
+def support_bundle(settings: Settings, output: Path | None) -> None:
+    """Gather what is needed to look into a problem, without secrets."""
+    name = time.strftime("equipoise-support-%Y%m%dT%H%M%SZ", time.gmtime())
+    path = output or Path(f"{name}.tar.gz")
+    hide = _hider(_known_secrets(settings))
+    try:
+        with (
+            os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
+            tarfile.open(fileobj=file, mode="w:gz") as bundle,
+        ):
+            os.fchmod(file.fileno(), 0o600)  # also of a file that was there
+            for part, content in _parts(settings, hide):
+                entry = tarfile.TarInfo(f"{name}/{part}")
+                entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
+                bundle.addfile(entry, io.BytesIO(content))
+    except OSError as error:
+        raise EquipoiseError(f"{path} cannot be written: {error.strerror}") from error
+    click.echo(str(path))
+
+
+def _parts(settings: Settings, hide: Callable[[str], str]) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file; why, in place of what cannot be had."""
+    texts: tuple[tuple[str, Callable[[], str]], ...] = (
+        ("versions.json", _versions),
+        ("settings.json", lambda: _settings(settings)),
+        ("doctor.json", lambda: _doctor(settings)),
+        *((f"manager{path}.json", lambda path=path: _asked(settings, path)) for path in _ASKED),
+        *((f"log/{unit}.txt", lambda unit=unit: _log(unit)) for unit in _UNITS),
+    )
+    for name, make in texts:
+        try:
+            text = make()
+        except (EquipoiseError, OSError, subprocess.SubprocessError) as error:
+            text = f"not to be had: {error}\n"
+        yield name, hide(text).encode(errors="replace")
+    try:
+        yield JOURNAL_FILE, _copy(settings.state_dir / JOURNAL_FILE)
+    except (OSError, sqlite3.Error) as error:
+        yield f"{JOURNAL_FILE}.txt", f"not to be had: {error}\n".encode()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+
+
+def _versions() -> str:
+    found = sorted((one.metadata["Name"], one.version) for one in distributions())
+    about = {"equipoise": __version__, "python": sys.version, "platform": platform.platform()}
+    return _json(about | {"sqlite": sqlite3.sqlite_version, "libraries": dict(found)})
+
+
+def _settings(settings: Settings) -> str:
+    return _json({one.name: [settings.values[one.name], settings.sources[one.name]] for one in SETTINGS})
+
+
+def _doctor(settings: Settings) -> str:
+    # Gentle: VMs keep their CPU time while somebody looks into their problem.
+    command = [sys.executable, "-m", "manager.cli", "doctor", "--gentle", "--json"]
+    return _output(command, environment(settings))
+
+
+def _log(unit: str) -> str:
+    return _output(["journalctl", "--unit", unit, "--lines", str(_LOG_LINES), "--output", "short-iso", "--no-pager"])
+
+
+def _output(command: list[str], variables: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, env=variables, capture_output=True, timeout=_LONGEST_S, check=False)
+    return (done.stdout + done.stderr).decode(errors="replace")
+
+
+def _asked(settings: Settings, path: str) -> str:
+    with closing(connect(settings)) as client:
+        found: list[Any] = client.items(path, limit=_MOST)
+    return _json(found)
+
+
+def _copy(path: Path) -> bytes:
+    """A whole copy of an SQLite file that may be in use. Raises OSError, sqlite3.Error."""
+    path.stat()  # or it would be made
+    with (
+        tempfile.NamedTemporaryFile() as copy,
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
+        closing(sqlite3.connect(copy.name)) as target,
+    ):
+        source.backup(target)
+        return Path(copy.name).read_bytes()
+
+
+def _known_secrets(settings: Settings) -> Iterator[str]:
+    """Those that this machine holds: they are hidden wherever they are."""
+    yield os.environ.get(TOKEN_VARIABLE, "")
+    named = (settings.text("token_file"),) if settings.text("token_file") else ()
+    for name in (*named, ADMIN_TOKEN_FILE, AGENT_TOKEN_FILE, ADMIN_PASSWORD_FILE):
+        try:
+            yield (settings.state_dir / name).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            continue
+
+
+def _hider(known: Iterable[str]) -> Callable[[str], str]:
+    secrets = sorted({one for one in known if one}, key=len, reverse=True)
+
+    def hide(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, HIDDEN)
+        for pattern in _SECRETS:
+            text = pattern.sub(lambda match: (match[1] if match.re.groups else "") + HIDDEN, text)
+        return text
+
+    return hide

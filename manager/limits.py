@@ -1,0 +1,66 @@
+"""How much one source may ask for a second, so that a flood of it leaves the others theirs.
+
+Each key has a bucket of tokens (Turner: "New directions in communications", IEEE Communications Magazine 24(10), 1986):
+it fills at a rate, up to what comes in ``BURST_S`` at that rate, and what is taken may leave it in debt, which is paid
+back before more is given. So on average no key gets more than the rate, however large its single requests are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+BURST_S = 10.0
+_MOST_KEYS = 10_000
+
+
+class RateLimit:
+    """Buckets by key, counted by this process alone. Thread-safe; ``clock`` tells seconds that only grow."""
+
+    def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        """``per_s`` 0: no limit."""
+        self._per_s = per_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        # By key: tokens that were left, and when. The last that was asked for is at the end.
+        self._left: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
+
+    @property
+    def per_s(self) -> float:
+        """What a key may take a second; 0: as much as it likes."""
+        return self._per_s
+
+    def wait_s(self, key: Hashable) -> float:
+        """For how long a key has to wait until it may take something; 0: it may now."""
+        if not self._per_s:
+            return 0.0
+        with self._lock:
+            left = self._now(key)[0]
+        # Without a rest of debt that a rounded clock would leave.
+        return -left / self._per_s if left <= -1e-9 else 0.0
+
+    def take(self, key: Hashable, amount: float = 1.0) -> None:
+        """Take something, also what is not there: then the key has to wait for it afterwards."""
+        if not self._per_s:
+            return
+        with self._lock:
+            left, now_s = self._now(key)
+            self._left[key] = (left - amount, now_s)
+            self._left.move_to_end(key)
+            if len(self._left) > _MOST_KEYS:  # the one that was quiet for longest, so its bucket is as good as full
+                self._left.popitem(last=False)
+
+    def ask(self, key: Hashable, amount: float = 1.0) -> float:
+        """``take`` unless the key has to wait; then for how long, as ``wait_s``."""
+        wait_s = self.wait_s(key)
+        if not wait_s:
+            self.take(key, amount)
+        return wait_s
+
+    def _now(self, key: Hashable) -> tuple[float, float]:
+        now_s = self._clock()
+        most = self._per_s * BURST_S
+        left, then_s = self._left.get(key, (most, now_s))
+        return min(most, left + (now_s - then_s) * self._per_s), now_s

@@ -1,0 +1,68 @@
+"""What a line of the log is: text for people, or JSON for what gathers logs; with what it was written in the course of.
+
+A request is known by its id and a tick by its number: both go to every line that is logged meanwhile by its thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+"""Of the request that is being answered; empty outside one."""
+TICK_NUMBER: ContextVar[str] = ContextVar("tick", default="")
+"""Number of the tick that is being done; empty outside one."""
+
+_TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
+_KNOWN = {"request_id": REQUEST_ID, "tick": TICK_NUMBER}
+
+
+@contextmanager
+def within(what: ContextVar[str], name: str) -> Iterator[None]:
+    """Mark the lines that are logged in the block."""
+    token = what.set(name)
+    try:
+        yield
+    finally:
+        what.reset(token)
+
+
+def formatter(kind: str) -> logging.Formatter:
+    """Lines as ``text`` or ``json``, the choices of the setting ``log_format``."""
+    return JsonLines() if kind == "json" else TextLines(_TEXT)
+
+
+def _course() -> dict[str, str]:
+    return {name: value for name, variable in _KNOWN.items() if (value := variable.get())}
+
+
+class TextLines(logging.Formatter):
+    """As they were, with the request or the tick at the end."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        """The line without a traceback."""
+        marks = "".join(f" [{name} {value}]" for name, value in _course().items())
+        return super().formatMessage(record) + marks
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: ``at`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, and where they are known
+    ``request_id``, ``tick`` and ``exception``.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The whole line, traceback included."""
+        line = {
+            "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_course(),
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)

@@ -1,0 +1,175 @@
+"""The manager's database in one file and back, while it is in use: of SQLite as such a file, of PostgreSQL by pg_dump.
+
+Either is one state of the database, and has the revision of its tables in it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import subprocess
+import tempfile
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import URL
+
+from manager.errors import BackupError
+from manager.salvage import check_sound
+from manager.store.database import Database, is_known, open_database
+
+_SQLITE, _POSTGRESQL = b"SQLite format 3\0", b"PGDMP"
+_PACKAGE = "postgresql-client (Debian, Ubuntu) or postgresql (RHEL, Fedora)"
+_EMPTY = """
+DO $$ DECLARE one record; BEGIN
+    FOR one IN SELECT format('%I.%I', schemaname, tablename) AS name FROM pg_tables WHERE schemaname = current_schema()
+    LOOP EXECUTE 'DROP TABLE ' || one.name || ' CASCADE'; END LOOP;
+    FOR one IN SELECT oid::regprocedure::text AS name FROM pg_proc AS proc
+        WHERE pronamespace = current_schema()::regnamespace
+        AND NOT EXISTS (SELECT 1 FROM pg_depend WHERE objid = proc.oid AND deptype = 'e')
+    LOOP EXECUTE 'DROP ROUTINE ' || one.name || ' CASCADE'; END LOOP;
+    FOR one IN SELECT oid::regtype::text AS name FROM pg_type
+        WHERE typtype = 'e' AND typnamespace = current_schema()::regnamespace
+    LOOP EXECUTE 'DROP TYPE ' || one.name || ' CASCADE'; END LOOP;
+END $$;
+"""
+
+
+class _ProgramFailed(BackupError):
+    """One of PostgreSQL's programs is there, and did not do what it was to."""
+
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A file with a database in it: of which kind that is, the revision of its tables, and how long the file is."""
+
+    path: Path
+    kind: str
+    revision: str
+    size_bytes: int
+
+
+def back_up(database: Database, path: Path, say: Say) -> Backup:
+    """Write the database to a new file that its owner alone can read. Raises BackupError, DatabaseUnavailable."""
+    if path.exists():
+        raise BackupError(f"{path} exists: choose another name, or remove it")
+    if database.current() is None:
+        raise BackupError("there is nothing to back up: the database has no tables")
+    part = path.with_name(path.name + ".part")
+    try:
+        part.unlink(missing_ok=True)
+        part.touch(mode=0o600)
+        if database.file is not None:
+            say(f"copying {database.file} ({database.file.stat().st_size / 1e6:,.1f} MB)")
+            _copy(database.file, part)
+        else:
+            say("running pg_dump")
+            _run(database.url, "pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={part}")
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+        say("reading it back")
+        found = inspect(part)
+        part.rename(path)
+    except (OSError, sqlite3.Error) as error:
+        raise BackupError(f"the backup {path} cannot be written: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return Backup(path, found.kind, found.revision, found.size_bytes)
+
+
+def restore(database: Database, path: Path, say: Say, *, force: bool = False) -> Backup:
+    """Make the database what it was when the file was written, and bring its tables to the newest revision.
+
+    Raises BackupError, before anything is changed: for a file of the other kind of database, of a newer version, or
+    that is no backup; without ``force`` for a database that has tables. Raises DatabaseUnavailable.
+    """
+    found = inspect(path)
+    kind = "postgresql" if database.file is None else "sqlite"
+    if found.kind != kind:
+        raise BackupError(f"{path} is of {found.kind}, and the database of {kind}")
+    if not is_known(found.revision):
+        raise BackupError(f"{path} is of a newer version (revision {found.revision}): upgrade Equipoise first")
+    if not force and database.current() is not None:
+        raise BackupError("the database is not empty: --force replaces all that is in it")
+    say(f"restoring revision {found.revision}")
+    try:
+        if database.file is not None:
+            _restore_file(path, database.file, say)
+        else:
+            _restore_dump(path, database.url)
+            say("upgrading the tables")
+            database.upgrade()
+    except (OSError, sqlite3.Error) as error:
+        raise BackupError(f"{path} cannot be restored: {error}") from error
+    return found
+
+
+def inspect(path: Path) -> Backup:
+    """What is in a file. Raises BackupError where it is no backup, or a damaged one."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(16)
+        if begin == _SQLITE:
+            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
+                check_sound(source)
+                [revision] = source.execute("SELECT version_num FROM alembic_version").fetchone()
+            return Backup(path, "sqlite", str(revision), path.stat().st_size)
+        if begin.startswith(_POSTGRESQL):
+            text = _run(None, "pg_restore", "--data-only", "--table=alembic_version", "--file=-", str(path))
+            lines = text.splitlines()
+            revision = lines[next(at for at, line in enumerate(lines) if line.startswith("COPY ")) + 1]
+            _run(None, "pg_restore", f"--file={os.devnull}", str(path))  # to its end
+            return Backup(path, "postgresql", revision, path.stat().st_size)
+    except (OSError, sqlite3.Error, ValueError, TypeError, StopIteration, IndexError, _ProgramFailed) as error:
+        raise BackupError(f"{path} is no backup, or a damaged one: {error}") from error
+    raise BackupError(f"{path} is no backup")
+
+
+def _copy(source: Path, target: Path) -> None:
+    """One state of a file of SQLite, whoever writes to it meanwhile; of ``target`` all at once or nothing."""
+    with closing(sqlite3.connect(source, timeout=15)) as here, closing(sqlite3.connect(target, timeout=15)) as there:
+        here.backup(there)
+
+
+def _restore_file(path: Path, file: Path, say: Say) -> None:
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix="restore-") as folder:
+        copy = Path(folder) / "equipoise.db"
+        shutil.copyfile(path, copy)
+        say("upgrading the tables")
+        migrated = open_database(f"sqlite:///{copy}", 1)
+        migrated.upgrade()
+        migrated.close()
+        _copy(copy, file)
+
+
+def _restore_dump(path: Path, url: URL) -> None:
+    """In one transaction: what was there before stays where anything of it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        empty, script = Path(folder) / "empty.sql", Path(folder) / "restore.sql"
+        empty.write_text(_EMPTY)
+        _run(None, "pg_restore", "--no-owner", "--no-privileges", f"--file={script}", str(path))
+        options = ("--quiet", "--no-psqlrc", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=" + os.devnull)
+        _run(url, "psql", *options, f"--file={empty}", f"--file={script}")
+
+
+def _run(url: URL | None, program: str, *arguments: str) -> str:
+    """What a program of PostgreSQL's prints. Raises BackupError."""
+    variables = dict(os.environ)
+    if url is not None:
+        if url.password:
+            variables["PGPASSWORD"] = str(url.password)  # other users see arguments
+        plain = url.set(drivername="postgresql", password=None)
+        arguments = (f"--dbname={plain.render_as_string(hide_password=False)}", *arguments)
+    try:
+        done = subprocess.run([program, *arguments], env=variables, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        raise BackupError(f"{program} is not there: install {_PACKAGE}") from None
+    if done.returncode:
+        raise _ProgramFailed(f"{program} failed: {done.stderr.strip()}")
+    return done.stdout

@@ -1,0 +1,112 @@
+"""A database of SQLite that is damaged: noticed at the start, set aside, and made anew from the rows that can be read.
+
+It is read through at the start where it is small, was not closed, or showed damage in use, which leaves a mark for the
+next start. PostgreSQL looks after its own files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from manager.errors import DatabaseUnavailable
+from manager.salvage import Damage, DamagedError, check_rows, check_sound, finish, is_unusable, mend
+
+_SMALL_BYTES = 64 << 20
+_MAGIC, _ENDING = b"SQLite format 3\0", ".db"
+_REVISION = re.compile("[0-9]{4}")
+_REVISIONS = frozenset({"alembic_version"})
+
+
+def mark(file: Path) -> None:
+    """Note for the next start that the file showed damage. Where that cannot be, it shows again."""
+    with suppress(OSError):
+        _mark(file).touch()
+
+
+def mend_database(file: Path, create: Callable[[Path, str], None]) -> Damage | None:
+    """Mend the file if it is damaged. ``create`` makes an empty database of a revision at another path.
+
+    Raises DatabaseUnavailable: then all is as it was. So it does for a file that neither begins as one of SQLite's nor
+    is called ``*.db``: that is somebody else's, and the URL is wrong.
+    """
+    try:
+        if not file.parent.is_dir():
+            return None
+        with _alone(file.parent):
+            unfinished = finish(file)
+            why = _damage(file)
+            if not why:
+                return unfinished
+            revision = _revision(file)
+            damage = mend(file, lambda new: create(new, revision), why, own=_REVISIONS)
+            _mark(file).unlink(missing_ok=True)
+            return damage
+    except (OSError, sqlite3.Error) as error:
+        raise DatabaseUnavailable(f"database {file} cannot be looked at, or mended: {error}") from error
+
+
+def _damage(file: Path) -> str:
+    """What is wrong with a file, empty for nothing."""
+    if not file.is_file() or not file.stat().st_size or not _is_suspect(file):
+        return ""
+    try:
+        with closing(sqlite3.connect(file, timeout=15)) as connection:
+            check_sound(connection)
+            check_rows(connection)
+            _check_revision(connection)
+    except (sqlite3.Error, ValueError) as error:
+        if not is_unusable(error) or not _is_ours(file):
+            raise
+        return str(error)
+    _mark(file).unlink(missing_ok=True)
+    return ""
+
+
+def _is_ours(file: Path) -> bool:
+    with file.open("rb") as content:
+        return content.read(len(_MAGIC)) == _MAGIC or file.suffix == _ENDING
+
+
+def _is_suspect(file: Path) -> bool:
+    log = file.with_name(file.name + "-wal")
+    return file.stat().st_size < _SMALL_BYTES or _mark(file).exists() or (log.exists() and log.stat().st_size > 0)
+
+
+def _check_revision(connection: sqlite3.Connection) -> None:
+    """Raises DamagedError where the database calls itself by what no version is called by."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
+        for [revision] in connection.execute("SELECT version_num FROM alembic_version"):
+            if not _REVISION.fullmatch(str(revision)):
+                raise DamagedError(f"its revision is {revision!r}")
+
+
+def _revision(file: Path) -> str:
+    with (
+        suppress(sqlite3.Error, UnicodeDecodeError),
+        closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as source,
+    ):
+        for [revision] in source.execute("SELECT version_num FROM alembic_version"):
+            if _REVISION.fullmatch(str(revision)):
+                return str(revision)
+    return "head"
+
+
+def _mark(file: Path) -> Path:
+    return file.with_name(file.name + ".damaged")
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Of several processes that start at once, one mends."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,55 @@
+"""TLS of the manager's own, and how those who ask it know that it is the manager."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+from manager.errors import SettingsError
+
+
+def server_context(certificate: str, key: str) -> ssl.SSLContext | None:
+    """For a server with a certificate chain and its key, PEM files; None without a certificate: no TLS.
+
+    Raises SettingsError naming the file that cannot be used. TLS 1.2 is the least, as of Python's defaults.
+    """
+    if not certificate:
+        if key:
+            raise SettingsError("setting tls_key is of no use without tls_certificate")
+        return None
+    for name, file in (("tls_certificate", certificate), ("tls_key", key or certificate)):
+        _readable(name, file)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        # A passphrase cannot be asked for: without an answer OpenSSL would read one from the terminal.
+        context.load_cert_chain(certificate, key or None, password=lambda: "")
+    except (ssl.SSLError, ValueError) as error:
+        files = certificate + (f" and tls_key {key}" if key else "")
+        raise SettingsError(f"setting tls_certificate: {files} cannot be used: {_reason(error)}") from error
+    return context
+
+
+def client_context(authorities: str) -> ssl.SSLContext:
+    """For a client that believes the authorities of a PEM file, or where that is empty those of the system.
+
+    Raises SettingsError where the file cannot be used.
+    """
+    if authorities:
+        _readable("manager_ca_file", authorities)
+    try:
+        return ssl.create_default_context(cafile=authorities or None)
+    except ssl.SSLError as error:
+        raise SettingsError(f"setting manager_ca_file: {authorities} holds no certificate: {_reason(error)}") from error
+
+
+def _readable(name: str, file: str) -> None:
+    try:
+        with Path(file).open("rb"):
+            pass
+    except OSError as error:
+        raise SettingsError(f"setting {name} = {file!r} cannot be read: {error.strerror}") from error
+
+
+def _reason(error: Exception) -> str:
+    return (error.reason if isinstance(error, ssl.SSLError) else "") or str(error)

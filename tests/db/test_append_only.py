@@ -1,0 +1,86 @@
+"""The audit in the database itself: any connection to it can add rows, and retention alone removes old ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError
+
+from manager.store.audit import LOCAL, Actor, AuditFilter, forget, list_audit, record
+from manager.store.database import Database, open_database
+from manager.store.retention import prune_access
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+@pytest.fixture
+def told(database: Database) -> Database:
+    """Three rows of the audit, a day apart, the last of now."""
+    with database.writing() as session:
+        for days in range(3):
+            record(session, Actor(LOCAL, "root", "admin", ""), "vm.put", f"vm{days}", NOW - timedelta(days=days))
+    return database
+
+
+def objects(database: Database) -> list[str]:
+    with database.reading() as session:
+        return [row.object for row in list_audit(session, AuditFilter(), None, 99)]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE audit SET who = 'nobody'",
+        "UPDATE audit SET who = who WHERE object = 'vm1'",
+        "DELETE FROM audit",
+        "DELETE FROM audit WHERE object = 'vm2'",
+    ],
+)
+def test_rows_cannot_be_changed_or_removed(told: Database, statement: str) -> None:
+    with pytest.raises(IntegrityError, match="the audit is append-only"), told.writing() as session:
+        session.execute(text(statement))
+    assert objects(told) == ["vm0", "vm1", "vm2"]
+
+
+def test_postgresql_refuses_to_empty_the_table(migrated: Callable[[str], Database]) -> None:
+    with pytest.raises(IntegrityError, match="append-only"), migrated("postgresql").writing() as session:
+        session.execute(text("TRUNCATE audit"))
+
+
+def test_retention_removes_what_is_old_and_nothing_else(told: Database) -> None:
+    assert prune_access(told, NOW, NOW - timedelta(days=1)) == 1
+    assert objects(told) == ["vm0", "vm1"]
+    with told.reading() as session:
+        assert session.execute(text("SELECT count(*) FROM audit_retention")).scalar() == 0, "it is allowed only then"
+
+
+def test_what_retention_may_remove_ends_at_the_time_that_it_named(told: Database) -> None:
+    with pytest.raises(IntegrityError, match="append-only"), told.writing() as session:
+        session.execute(text("INSERT INTO audit_retention (id, before) VALUES (1, '2026-02-28 13:00:00.000000')"))
+        session.execute(text("DELETE FROM audit WHERE object IN ('vm0', 'vm2')"))
+    assert objects(told) == ["vm0", "vm1", "vm2"]
+
+
+def test_rows_are_removed_in_batches(told: Database) -> None:
+    for expected in (2, 1, 0):
+        with told.writing() as session:
+            assert forget(session, NOW + timedelta(days=1), 2) == expected
+
+
+def test_a_database_of_before_gets_the_protection_and_loses_it_on_the_way_back(database_url: str) -> None:
+    database = open_database(database_url)
+    database.upgrade("0011")
+    row = "'2026-01-01 00:00:00.000000', 'local', 'root', 'admin', '', 'vm.put', 'vm', 'a'"
+    insert = f'INSERT INTO audit ("at", who_kind, who, role, address, action, object_kind, object) VALUES ({row})'
+    with database.writing() as session:
+        session.execute(text(insert))
+    database.upgrade()
+    with pytest.raises(IntegrityError), database.writing() as session:
+        session.execute(text("DELETE FROM audit"))
+    database.downgrade("0011")
+    with database.writing() as session:
+        session.execute(text("DELETE FROM audit"))
+    database.close()

@@ -1,0 +1,203 @@
+"""Backups of both kinds of database: one state while others write, and back; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from sqlalchemy import text
+
+from manager.cli import main
+from manager.errors import BackupError
+from manager.store.backup import back_up, inspect, restore
+from manager.store.database import Database, open_database
+from tests.db.test_migrations import revisions
+
+EVENT = "INSERT INTO events (record_id, at, host, severity, kind, message) VALUES (:id, :at, :host, 'info', 'x', '')"
+MOMENT = "2026-03-01 12:00:00+00:00"
+
+
+def add(database: Database, number: int) -> None:
+    """Two rows in one transaction: a state has both or none."""
+    with database.writing() as session:
+        for half in "ab":
+            session.execute(text(EVENT), {"id": f"{number}{half}", "at": MOMENT, "host": half})
+
+
+def counted(database: Database) -> tuple[int, int]:
+    with database.reading() as session:
+        count = "SELECT count(*) FROM events WHERE host = :host"
+        return tuple(session.scalar(text(count), {"host": half}) for half in "ab")  # type: ignore[return-value]
+
+
+@contextmanager
+def written_to(database: Database) -> Iterator[Callable[[], int]]:
+    """Somebody writes all the time; how many writes were acknowledged by now is told."""
+    stop, done = threading.Event(), [0]
+
+    def write() -> None:
+        while not stop.is_set():
+            add(database, 1_000_000 + done[0])
+            done[0] += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield lambda: done[0]
+    finally:
+        stop.set()
+        writer.join()
+
+
+def quiet(_text: str) -> None:
+    pass
+
+
+@pytest.fixture
+def filled(database_url: str) -> Iterator[Database]:
+    database = open_database(database_url)
+    database.upgrade()
+    for number in range(50):
+        add(database, number)
+    yield database
+    database.close()
+
+
+def test_a_backup_is_one_state_with_all_that_was_acknowledged_before_and_comes_back(
+    filled: Database, tmp_path: Path, new_url: Callable[[str], str]
+) -> None:
+    said: list[str] = []
+    with written_to(filled) as acknowledged:
+        while acknowledged() < 5:
+            pass
+        before = acknowledged()
+        made = back_up(filled, tmp_path / "backup", said.append)
+        after = acknowledged() + 1
+    assert made.path.stat().st_mode & 0o777 == 0o600
+    assert (made.revision, made.size_bytes) == (revisions()[-1], made.path.stat().st_size)
+    assert len(said) == 2
+    assert [one.name for one in tmp_path.iterdir() if one.suffix == ".part"] == []
+    other = open_database(new_url(made.kind))
+    restore(other, made.path, quiet)
+    one, same = counted(other)
+    assert one == same, "no half of a transaction"
+    assert 50 + before <= one <= 50 + after
+    add(other, 77)  # numbers go on where they were
+    with pytest.raises(BackupError, match="is not empty: --force replaces"):
+        restore(other, made.path, quiet)
+    assert counted(other) == (one + 1, one + 1)
+    restore(other, made.path, quiet, force=True)
+    assert counted(other) == (one, one)
+    assert other.current() == revisions()[-1]
+    other.close()
+
+
+@pytest.mark.parametrize("revision", ["0001", "0009"])
+def test_an_older_one_is_migrated(database_url: str, tmp_path: Path, revision: str) -> None:
+    database = open_database(database_url)
+    database.upgrade(revision)
+    add(database, 1)
+    made = back_up(database, tmp_path / "backup", quiet)
+    assert made.revision == revision
+    database.upgrade()
+    add(database, 2)
+    restore(database, made.path, quiet, force=True)
+    assert (counted(database), database.current()) == ((1, 1), revisions()[-1])
+    database.close()
+
+
+def test_a_newer_one_is_refused_and_nothing_is_changed(filled: Database, tmp_path: Path) -> None:
+    made = back_up(filled, tmp_path / "old", quiet)
+    with filled.writing() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    newer = back_up(filled, tmp_path / "newer", quiet)
+    with pytest.raises(BackupError, match=r"is of a newer version \(revision 9999\): upgrade Equipoise first"):
+        restore(filled, newer.path, quiet, force=True)
+    assert counted(filled) == (50, 50)
+    restore(filled, made.path, quiet, force=True)
+    assert filled.current() == revisions()[-1]
+
+
+def test_what_is_no_backup_or_damaged_is_refused(filled: Database, tmp_path: Path) -> None:
+    made = back_up(filled, tmp_path / "backup", quiet)
+    content = made.path.read_bytes()
+    for number, bad in enumerate((b"", b"x" * 5000, content[: len(content) // 2], content[:40])):
+        path = tmp_path / str(number)
+        path.write_bytes(bad)
+        with pytest.raises(BackupError, match="is no backup"):
+            restore(filled, path, quiet, force=True)
+    with pytest.raises(BackupError, match="is no backup"):
+        inspect(tmp_path / "missing")
+    with pytest.raises(BackupError, match="exists: choose another name"):
+        back_up(filled, made.path, quiet)
+    with pytest.raises(BackupError, match="cannot be written"):
+        back_up(filled, tmp_path / "no/such/folder", quiet)
+    assert counted(filled) == (50, 50)
+
+
+def test_one_of_the_other_kind_is_refused(new_url: Callable[[str], str], tmp_path: Path) -> None:
+    databases = [open_database(new_url(kind)) for kind in ("sqlite", "postgresql")]
+    for database in databases:
+        database.upgrade()
+    one, other = databases
+    for database, wrong in ((one, other), (other, one)):
+        made = back_up(database, tmp_path / str(id(database)), quiet)
+        with pytest.raises(BackupError, match=f"is of {made.kind}, and the database of"):
+            restore(wrong, made.path, quiet, force=True)
+        database.close()
+
+
+def test_a_restore_that_fails_leaves_all_as_it_was(filled: Database, tmp_path: Path, monkeypatch) -> None:
+    made = back_up(filled, tmp_path / "backup", quiet)
+    if made.kind == "sqlite":
+        monkeypatch.setattr("manager.store.backup._copy", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    else:
+        real = subprocess.run
+
+        def spoil(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+            script = next((one for one in command if one.endswith("restore.sql") and command[0] == "psql"), "")
+            if script:
+                with Path(script.removeprefix("--file=")).open("a") as file:
+                    file.write("\nSELECT 1 / 0;\n")
+            return real(command, **options)  # type: ignore[call-overload, no-any-return]
+
+        monkeypatch.setattr("manager.store.backup.subprocess.run", spoil)
+    add(filled, 99)
+    with pytest.raises(BackupError):
+        restore(filled, made.path, quiet, force=True)
+    assert counted(filled) == (51, 51)
+
+
+def test_without_the_programs_it_says_what_to_install(new_url, tmp_path: Path, monkeypatch) -> None:
+    database = open_database(new_url("postgresql"))
+    with pytest.raises(BackupError, match="nothing to back up"):
+        back_up(database, tmp_path / "backup", quiet)
+    database.upgrade()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BackupError, match=r"pg_dump is not there: install postgresql-client \(Debian"):
+        back_up(database, tmp_path / "backup", quiet)
+    assert list(tmp_path.iterdir()) == []
+    database.close()
+
+
+def test_the_commands(filled: Database, database_url: str, tmp_path: Path) -> None:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        result = CliRunner().invoke(main, [*arguments, "--state-dir", str(tmp_path), "--database-url", database_url])
+        return result.exit_code, result.stdout, result.stderr
+
+    file = tmp_path / "backup"
+    status, out, err = run("backup", "--json", str(file))
+    told = json.loads(out)
+    assert (status, told["file"], told["revision"]) == (0, str(file), revisions()[-1])
+    assert "reading it back" in err
+    add(filled, 99)
+    assert run("restore", str(file))[0] == 1
+    status, out, err = run("restore", "--force", str(file))
+    assert (status, out.startswith(f"restored: {file}, ")) == (0, True), err
+    assert counted(filled) == (50, 50)

@@ -1,0 +1,200 @@
+"""Scheduled jobs: once in the fleet, again next time, and what they leave to the others; and silent hosts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select, text, update
+
+from manager.errors import DatabaseUnavailable
+from manager.model.registration import HostSpec
+from manager.store.database import Database, open_database
+from manager.store.hosts import put_host
+from manager.store.jobs import Job, JobEnd, JobResult, Jobs, Run
+from manager.store.models import EventRow, HostRow
+from manager.store.silence import note_silence, ranks_of
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+AFTER = timedelta(seconds=30)
+DONE, ELSEWHERE, PUT_OFF, FAILED = JobResult.DONE, JobResult.ELSEWHERE, JobResult.PUT_OFF, JobResult.FAILED
+
+
+class Fleet:
+    """Managers on one database with one clock; ``ran`` are the runs of their job, which lasts a minute."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.now = NOW
+        self.ran: list[Run] = []
+        self.ends: list[JobEnd] = []
+        self.job = Job("tidy", 60.0, self.act)
+        self.fails = False
+
+    def clock(self) -> float:
+        return self.now.timestamp()
+
+    def act(self, run: Run) -> int:
+        self.ran.append(run)
+        if self.fails:
+            raise ZeroDivisionError("a mistake")
+        return 1
+
+    def manager(self, database: Database | None = None) -> Jobs:
+        return Jobs(database or self.database, [self.job], self.clock, self.ends.append)
+
+    def at(self, second: float) -> Jobs:
+        self.now = NOW + timedelta(seconds=second)
+        return self.manager()
+
+
+@pytest.fixture
+def fleet(database: Database) -> Fleet:
+    return Fleet(database)
+
+
+def test_a_job_is_done_once_a_period_by_whoever_asks_first(fleet: Fleet) -> None:
+    asked = [0, 0.5, 30, 59.9, 60.1, 90, 150, 400]
+    assert [fleet.at(second).ask(fleet.job) for second in asked] == [
+        *(DONE, ELSEWHERE, ELSEWHERE),
+        *(DONE, ELSEWHERE, ELSEWHERE),
+        *(DONE, DONE),
+    ]
+    assert [(run.now - NOW).total_seconds() for run in fleet.ran] == [0, 59.9, 150, 400]
+
+
+def test_a_job_knows_since_when_it_was_run_in_time(fleet: Fleet) -> None:
+    for second in (0, 60, 120, 400, 460, 100):
+        fleet.at(second).ask(fleet.job)
+    assert [(run.since - NOW).total_seconds() for run in fleet.ran] == [0, 0, 0, 400, 400, 100]
+
+
+def test_a_mistake_is_counted_and_the_job_goes_on_next_time(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
+    fleet.fails = True
+    assert fleet.at(0).ask(fleet.job) is FAILED
+    assert "tidy failed: ZeroDivisionError('a mistake')" in caplog.text
+    fleet.fails = False
+    assert fleet.at(60).ask(fleet.job) is DONE, "nobody holds its lock any more"
+    assert [(end.job, end.result) for end in fleet.ends] == [("tidy", FAILED), ("tidy", DONE)]
+
+
+def test_without_a_database_a_job_is_put_off(fleet: Fleet, new_url: Callable[[str], str]) -> None:
+    empty = open_database(new_url("sqlite"))
+    assert fleet.manager(empty).ask(fleet.job) is PUT_OFF
+    empty.close()
+    assert fleet.ran == []
+
+
+def test_while_one_manager_is_at_it_no_other_begins_however_long_it_takes(migrated: Callable[[str], Database]) -> None:
+    fleet = Fleet(migrated("postgresql"))
+    begun, end = threading.Event(), threading.Event()
+
+    def act(run: Run) -> int:
+        begun.set()
+        assert end.wait(30)
+        return 0
+
+    long = Job("tidy", 60.0, act)
+    first = threading.Thread(target=fleet.manager().ask, args=[long])
+    first.start()
+    assert begun.wait(30)
+    assert fleet.at(600).ask(fleet.job) is ELSEWHERE
+    assert fleet.manager().ask(Job("other", 60.0, fleet.act)) is DONE, "of another name"
+    end.set()
+    first.join()
+    assert fleet.manager().ask(fleet.job) is DONE
+
+
+def test_a_manager_that_dies_leaves_its_job_to_the_others(migrated: Callable[[str], Database]) -> None:
+    database = migrated("postgresql")
+    fleet = Fleet(database)
+    with pytest.raises(DatabaseUnavailable, match="terminat"), database.alone("job tidy") as alone:
+        assert alone
+        assert fleet.at(0).ask(fleet.job) is ELSEWHERE
+        with database.writing() as session:
+            others = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory' AND granted"
+            session.execute(text(others))
+        assert fleet.at(60).ask(fleet.job) is DONE
+
+
+def test_jobs_run_in_the_background_until_told_to_stop(fleet: Fleet) -> None:
+    ran = threading.Event()
+    stopped: list[bool] = []
+
+    def act(run: Run) -> int:
+        ran.set()
+        while not run.stopped():
+            threading.Event().wait(0.01)
+        stopped.append(True)
+        return 0
+
+    jobs = Jobs(fleet.database, [Job("long", 60.0, act)], fleet.clock)
+    jobs.start()
+    assert ran.wait(30)
+    jobs.close()
+    assert stopped == [True]
+
+
+def host(database: Database, name: str, second: float | None) -> None:
+    """A host that reported last so many seconds after noon."""
+    with database.registering() as session:
+        row, _ = put_host(session, HostSpec(name), NOW, lambda _etag: None)
+        row.last_seen_at = None if second is None else NOW + timedelta(seconds=second)
+
+
+def noted(database: Database, second: float, since: float = -3600) -> list[tuple[str, str]]:
+    """Host and kind of the events that are new."""
+    now = NOW + timedelta(seconds=second)
+    count = note_silence(database, now, NOW + timedelta(seconds=since), AFTER)
+    with database.reading() as session:
+        events = session.scalars(select(EventRow).where(EventRow.at == now).order_by(EventRow.host)).all()
+        assert len(events) == count
+        return [(event.host, event.kind) for event in events]
+
+
+def test_a_silent_host_is_told_of_once_and_once_that_it_is_back(database: Database) -> None:
+    for name, second in (("a", 0), ("b", 31), ("never", None)):
+        host(database, name, second)
+    assert noted(database, 30) == []
+    assert noted(database, 31) == [("a", "host-silent")]
+    assert noted(database, 36) == []
+    assert noted(database, 62) == [("b", "host-silent")]
+    host(database, "a", 65)
+    assert noted(database, 66) == [("a", "host-back")]
+    assert noted(database, 67) == []
+    assert noted(database, 96) == [("a", "host-silent")], "again"
+    with database.reading() as session:
+        assert dict(session.execute(select(HostRow.name, HostRow.silent)).all()) == {
+            "a": True,
+            "b": True,
+            "never": False,
+        }
+
+
+def test_silence_while_nobody_listened_does_not_count(database: Database) -> None:
+    host(database, "a", 0)
+    assert noted(database, 3600, since=3575) == []
+    assert noted(database, 3605, since=3575) == [("a", "host-silent")]
+    with database.writing() as session:
+        session.execute(update(HostRow).values(last_seen_at=NOW + timedelta(seconds=7000)))
+    assert noted(database, 7001, since=7000) == [("a", "host-back")], "what is heard counts at once"
+
+
+def test_how_much_hosts_can_be_relied_on(database: Database) -> None:
+    for name, second in (("a", 0), ("b", 600), ("never", None)):
+        host(database, name, second)
+
+    def ranks(second: float) -> list[int]:
+        with database.reading() as session:
+            found = ranks_of(session, ["a", "b", "never", "unknown"], NOW + timedelta(seconds=second))
+        return [found[name] for name in ("a", "b", "never", "unknown")]
+
+    assert ranks(0) == [0, 0, 2, 2]
+    noted(database, 31)
+    assert ranks(31) == [2, 0, 2, 2]
+    host(database, "a", 100)
+    noted(database, 100)
+    assert ranks(100) == ranks(159) == [1, 0, 2, 2], "it may fall silent again"
+    assert ranks(160) == [0, 0, 2, 2]

@@ -1,0 +1,193 @@
+"""From each revision, with rows in every table: up to the newest, readable there, and down again as they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import MetaData, Table, select
+
+from manager.store.access_models import UserRow
+from manager.store.applications import applications_of
+from manager.store.audit import AuditFilter, list_audit
+from manager.store.database import Database, open_database
+from manager.store.hosts import spec_of
+from manager.store.models import ApplicationRow, Base, DecisionRow, EventRow, HostRow, WindowRow
+from manager.store.records import RecordFilter, list_records
+from manager.store.tokens import described_token, list_tokens
+from manager.store.users import described_user
+from manager.store.vms import VmFilter, list_vms
+from manager.store.windows import window_of
+from tests.db.test_migrations import revisions
+
+MOMENT = datetime(2026, 3, 1, 12, tzinfo=UTC)
+ROWS = 3
+EMPTY = frozenset({"alembic_version", "audit_retention"})
+"""The latter has rows only within transactions."""
+SINGLE = frozenset({"orders"})
+FLEETING = frozenset({"late_minutes"})
+"""What is done within a minute is not taken along where its table changes."""
+STATUS = {"vm": "v", "knobs": []}
+
+GIVEN: dict[tuple[str, str], object] = {
+    ("decisions", "knob"): "weight",  # all revisions know it
+    ("vms", "cpus"): "0-1",
+    ("vms", "scheduling"): None,
+    ("vms", "warp_us"): 1000,
+    ("applications", "warp_us"): "auto",
+    ("applications", "cache"): "auto",
+    ("applications", "sources"): None,
+    ("applications", "sla_percentile"): 95.0,
+    ("hosts", "law"): {"gain": 0.5},
+    ("hosts", "placement"): None,
+    ("hosts", "tick"): None,
+    ("hosts", "capabilities"): None,
+    ("hosts", "cache"): "on",
+    ("hosts", "warp"): "on",
+    ("windows", "buckets"): {"500": 3},
+    ("windows", "ready"): {"percentile": 95.0, "time_ms": 2.5},
+    ("rollups", "buckets"): {"500": 3},
+    ("rollups", "ready"): None,
+    ("rollups", "violations"): None,
+    ("sessions", "token_id"): None,
+    ("tokens", "application"): None,  # those that are narrowed are not taken to tables that cannot say so
+    ("tokens", "expires_at"): None,
+    ("tokens", "role"): "viewer",
+    ("users", "role"): "viewer",
+    ("audit", "role"): "admin",
+}
+UNLIKE = {("windows", "requests"), ("vm_status", "body")} | {("applications", "latest_from")}
+"""Columns that a migration makes from others; tests of their own look at them."""
+
+
+def value(table: str, column: sa.Column[Any], row: int) -> object:
+    """A value for the row of that number, fit for the type of a column and for what its table means by it."""
+    if (table, column.name) in GIVEN:
+        return GIVEN[table, column.name]
+    if (column.foreign_keys or column.primary_key) and isinstance(column.type, sa.Integer | sa.String):
+        return row + 1 if isinstance(column.type, sa.Integer) else f"{table}-{row}"
+    modelled = Base.metadata.tables[table].c.get(column.name) if table in Base.metadata.tables else None
+    enums = getattr(modelled.type, "enums", None) if modelled is not None else None
+    if enums:
+        return enums[row % len(enums)]
+    if column.name == "body":
+        return json.dumps(STATUS | {"cpu_share": 0.25, "run_delay_share": 0.5} if table == "vm_status" else {})
+    of_type: dict[type, object] = {
+        bool: row % 2 == 0,
+        datetime: MOMENT + timedelta(minutes=row),
+        int: row + 1,
+        float: 0.5 + row,
+        dict: {"a": row},
+    }
+    plain = column.type.impl_instance if isinstance(column.type, sa.TypeDecorator) else column.type
+    return of_type.get(plain.python_type, f"{table}-{column.name}-{row}")
+
+
+def reflected(database: Database) -> MetaData:
+    tables = MetaData()
+    with database.reading() as session:
+        tables.reflect(session.connection())
+    for table in tables.tables.values():
+        for column in table.columns:  # what the reflected type of SQLite cannot tell
+            modelled = Base.metadata.tables.get(table.name)
+            if modelled is not None and column.name in modelled.c:
+                column.type = modelled.c[column.name].type
+                if getattr(column.type, "enums", None):
+                    column.type = sa.String()
+    return tables
+
+
+def filled(database: Database) -> dict[str, list[dict[str, Any]]]:
+    """Rows in every table, and what they were."""
+    tables = reflected(database)
+    put: dict[str, list[dict[str, Any]]] = {}
+    with database.writing() as session:
+        for table in tables.sorted_tables:
+            if table.name in EMPTY:
+                continue
+            rows = range(1 if table.name in SINGLE else ROWS)
+            put[table.name] = [{one.name: value(table.name, one, row) for one in table.columns} for row in rows]
+            if table.name == "vm_status":  # of version 0010 on its shares are columns
+                for one in put[table.name]:
+                    one["body"] = json.dumps(STATUS) if "cpu_share" in one else one["body"]
+            session.execute(table.insert(), put[table.name])
+    return put
+
+
+def found(database: Database, tables: MetaData, names: Mapping[str, object]) -> dict[str, list[dict[str, Any]]]:
+    """The rows of tables in the order of their keys."""
+    with database.reading() as session:
+        return {
+            name: [dict(row) for row in session.execute(_ordered(tables.tables[name])).mappings()] for name in names
+        }
+
+
+def _ordered(table: Table) -> sa.Select[Any]:
+    return select(table).order_by(*table.primary_key.columns)
+
+
+def same(put: dict[str, list[dict[str, Any]]], there: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """What of the rows that were put is not there."""
+    problems = []
+    for table, rows in put.items():
+        if table in FLEETING:
+            continue
+        if len(there[table]) != len(rows):
+            problems.append(f"{table}: {len(there[table])} rows of {len(rows)}")
+            continue
+        for was, now in zip(rows, there[table], strict=True):
+            columns = (was.keys() & now.keys()) - {column for name, column in UNLIKE if name == table}
+            problems += [f"{table}.{one}: {was[one]!r} is {now[one]!r}" for one in columns if was[one] != now[one]]
+    return problems
+
+
+@pytest.mark.parametrize("revision", revisions())
+def test_rows_of_every_revision_are_readable_after_it_and_come_back(database_url: str, revision: str) -> None:
+    database = open_database(database_url)
+    with closing(database):
+        _up_and_down(database, revision)
+
+
+def _up_and_down(database: Database, revision: str) -> None:
+    database.upgrade(revision)
+    put = filled(database)
+    assert all(put.values())
+    database.upgrade()
+    newest = reflected(database)
+    assert same(put, found(database, newest, put)) == []
+    _are_readable(database, put)
+    database.downgrade(revision)
+    assert same(put, found(database, reflected(database), put)) == []
+    database.downgrade("base")
+    database.upgrade()
+
+
+def _are_readable(database: Database, put: Mapping[str, list[dict[str, Any]]]) -> None:
+    """All rows through the models, and what the store makes of them."""
+    with database.reading() as session:
+        for mapper in Base.registry.mappers:
+            expected = len(put.get(mapper.local_table.name, []))  # type: ignore[attr-defined]
+            rows = session.scalars(select(mapper.class_)).all()
+            assert len(rows) == expected or mapper.local_table.name in FLEETING  # type: ignore[attr-defined]
+        vms = list_vms(session, VmFilter(), None, 100)
+        assert [one["name"] for one in vms] == [one["name"] for one in put["vms"]]
+        hosts = [spec_of(row) for row in session.scalars(select(HostRow).order_by(HostRow.id))]
+        assert [one.name for one in hosts] == [one["name"] for one in put["hosts"]]
+        rows = session.scalars(select(ApplicationRow).order_by(ApplicationRow.id)).all()
+        applications = applications_of(session, rows)
+        assert list(applications) == [one["name"] for one in put["applications"]]
+        assert [len(one.tiers[0].vms) for one in applications.values()] == [1] * ROWS
+        windows = [window_of("a", row) for row in session.scalars(select(WindowRow))]
+        assert [one.histogram.count for one in windows] == [3] * ROWS
+        decisions = list_records(session, DecisionRow, RecordFilter(), None, 100)
+        events = list_records(session, EventRow, RecordFilter(), None, 100)
+        assert (len(decisions), len(events)) == (ROWS, ROWS)
+        assert len([described_token(session, row) for row in list_tokens(session)]) == ROWS
+        users = [described_user(session, row) for row in session.scalars(select(UserRow))]
+        assert len(users) == len(put.get("users", []))
+        assert len(list_audit(session, AuditFilter(), None, 100)) == len(put.get("audit", []))

@@ -1,0 +1,159 @@
+"""Ticks rolled up: their means, once, however late they come; what is kept for how long, and what charts read."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import func, select
+
+from manager.control.ticks import mean_tick
+from manager.model.records import TickRecord, VmTick
+from manager.model.registration import HostSpec
+from manager.store import retention
+from manager.store.database import Database
+from manager.store.host_models import TickRollupRow
+from manager.store.hosts import put_host
+from manager.store.models import TickRow
+from manager.store.registered import delete
+from manager.store.retention import Keep
+from manager.store.tick_rollups import TickRollUps, read_ticks
+from manager.store.ticks import store_ticks
+
+HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
+DAY = timedelta(days=1)
+KEEP = Keep(DAY, 30 * DAY, 730 * DAY)
+
+
+def at(second: float) -> datetime:
+    return HOUR + timedelta(seconds=second)
+
+
+def report(database: Database, since: int, until: int, step: int = 5, host: str = "h") -> None:
+    """Ticks of a host on which ``web`` uses 0.1, and each other time 0.3; and in every odd minute ``hog``."""
+    ticks = {}
+    for second in range(since, until, step):
+        used = 0.1 if second // step % 2 else 0.3
+        vms = [{"vm": "web", "cpu_share": used, "run_delay_share": 0.5, "weight": second, "mode": "enforce"}]
+        if second // 60 % 2:
+            vms.append({"vm": "hog", "cpu_share": 0.5, "run_delay_share": 0.0, "weight": None, "mode": "observe"})
+        body = {"at": at(second).isoformat(), "policy": "fair", "mode": "enforce", "host_cpu_share": used, "vms": vms}
+        ticks[at(second)] = json.dumps(body)
+    with database.registering() as session:
+        put_host(session, HostSpec(host), HOUR, lambda _etag: None)
+        store_ticks(session, host, ticks)
+
+
+def rows(database: Database, length_s: int) -> list[tuple[float, int]]:
+    """Begin in seconds since the hour and number of ticks, oldest first."""
+    with database.reading() as session:
+        of_length = TickRollupRow.length_s == length_s
+        found = session.scalars(select(TickRollupRow).where(of_length).order_by(TickRollupRow.start))
+        return [((row.start - HOUR).total_seconds(), row.ticks) for row in found]
+
+
+def read(database: Database, since: float, until: float, most: int = 1500) -> list[TickRecord]:
+    with database.reading() as session:
+        return list(read_ticks(session, "h", at(since), at(until), most))
+
+
+def raw(database: Database) -> int:
+    with database.reading() as session:
+        return session.scalar(select(func.count()).select_from(TickRow)) or 0
+
+
+def test_the_mean_of_ticks() -> None:
+    def vm(name: str, used: float, weight: int | None) -> VmTick:
+        return VmTick(name, used, 2 * used, weight, "enforce")
+
+    first = TickRecord(5.0, "equal", "observe", 0.2, (vm("a", 0.1, 100), vm("b", 0.3, None)))
+    second = TickRecord(10.0, "fair", "enforce", 0.8, (vm("a", 0.5, 200),))
+    mean = TickRecord(10.0, "fair", "enforce", 0.65, (vm("a", 0.4, 200), vm("b", 0.3, None)))
+    assert mean_tick([(first, 1), (second, 3)]) == mean
+    assert mean_tick([(first, 7)]) == first
+    with pytest.raises(ValueError, match="no ticks"):
+        mean_tick([])
+
+
+def test_minutes_and_hours_hold_the_means_of_their_ticks(database: Database) -> None:
+    report(database, 0, 7300)
+    job = TickRollUps(database, KEEP)
+    assert job.roll_up() == 121 + 2
+    assert rows(database, 60) == [(60.0 * minute, 12) for minute in range(121)]
+    assert rows(database, 3600) == [(0, 720), (3600, 720)]
+    assert job.roll_up() == 0
+    with database.reading() as session:
+        bodies = session.execute(select(TickRollupRow.at, TickRollupRow.body).order_by(TickRollupRow.id)).all()
+    for when, body in bodies:
+        tick = json.loads(body)
+        assert datetime.fromisoformat(tick["at"]) == when
+        assert (tick["policy"], tick["mode"], tick["host_cpu_share"]) == ("fair", "enforce", 0.2)
+        assert {vm["vm"]: vm["cpu_share"] for vm in tick["vms"]}["web"] == 0.2
+    assert [one["vm"] for one in json.loads(bodies[0].body)["vms"]] == ["web"]
+    assert json.loads(bodies[1].body)["vms"][0] == {
+        "vm": "hog",
+        "cpu_share": 0.5,
+        "run_delay_share": 0.0,
+        "weight": None,
+        "mode": "observe",
+    }
+
+
+def test_what_a_host_tells_days_late_is_rolled_up_before_it_is_forgotten(database: Database) -> None:
+    report(database, 0, 60)
+    job = TickRollUps(database, KEEP)
+    now = at(0) + 3 * DAY
+    assert (job.roll_up(), job.forget(now)) == (0, 0), "of its minute there may be more to come"
+    report(database, 60, 3605)
+    assert (job.roll_up(), job.forget(now)) == (60 + 1, 59 * 12)
+    assert rows(database, 60) == [(60.0 * minute, 12) for minute in range(60)]
+    assert raw(database) == 13, "the newest minute, and the one that is not over"
+
+
+def test_each_length_is_kept_for_its_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "_BATCH", 7)
+    report(database, 0, 7300, 20)
+    job = TickRollUps(database, KEEP)
+    job.roll_up()
+    assert job.forget(at(600) + DAY) == 30
+    assert job.forget(at(600) + 30 * DAY) == (120 - 10) * 3 + 10
+    assert job.forget(at(3600) + 730 * DAY) == 121 - 10 + 1
+    assert (rows(database, 60), rows(database, 3600)) == ([], [(3600, 180)])
+    assert job.forget(at(3601) + 730 * DAY) == 1
+
+
+def test_the_ticks_of_a_host_that_was_removed_are_forgotten_like_others(database: Database) -> None:
+    report(database, 0, 600)
+    job = TickRollUps(database, KEEP)
+    with database.registering() as session:
+        delete(session, type(put_host(session, HostSpec("h"), HOUR, lambda _etag: None)[0]), "h", lambda _etag: None)
+    assert len(read(database, 0, 600)) == 120, "they are still there to be read"
+    assert (job.roll_up(), job.forget(at(300) + DAY), raw(database)) == (0, 60, 60)
+
+
+def test_a_short_range_is_read_from_ticks_and_a_long_one_from_means(database: Database) -> None:
+    report(database, 0, 7300)
+    before = read(database, 0, 3600, 720)
+    assert len(before) == 720
+    job = TickRollUps(database, KEEP)
+    job.roll_up()
+    assert read(database, 0, 3600, 720) == before
+    minutes = read(database, 0, 7200, 120)
+    assert [tick.time_s - HOUR.timestamp() for tick in minutes] == [55.0 + 60 * minute for minute in range(120)]
+    assert [tick.time_s - HOUR.timestamp() for tick in read(database, 0, 7260, 4)] == [3595, 7195, 7255], "and the rest"
+    assert len(read(database, 0, 7300, 4)) <= 4
+
+
+def test_where_ticks_are_gone_minutes_tell_and_where_those_are_gone_hours_do(database: Database) -> None:
+    report(database, 0, 10900)
+    job = TickRollUps(database, KEEP)
+    job.roll_up()
+    job.forget(at(9000) + DAY)
+    found = read(database, 0, 10900, 100_000)
+    assert len(found) == 9000 / 60 + 1900 / 5
+    job.forget(at(7200) + 30 * DAY)
+    found = read(database, 0, 10800, 100_000)
+    assert [tick.time_s - HOUR.timestamp() for tick in found[:3]] == [3595, 7195, 7255]
+    assert found == sorted(found, key=lambda tick: tick.time_s)
+    assert read(database, 50_000, 60_000) == []

@@ -1,0 +1,143 @@
+"""deploy/install: into a tree of its own, and as if for real on a copy of this machine that is forgotten afterwards."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from manager import __version__
+from tests.deploy.copies import on_a_copy
+from tests.deploy.units import TOP
+
+INSTALL = TOP / "deploy/install"
+UNITS = "usr/lib/systemd/system"
+# What it depends on is borrowed from the environment of the tests.
+ENVIRONMENT = os.environ | {"PIP_NO_DEPS": "1", "PYTHON": "/usr/bin/python3"}
+
+
+def install(*options: str | Path, succeeds: bool = True) -> str:
+    done = subprocess.run([INSTALL, *options], env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) is succeeds, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def files(tree: Path) -> dict[str, float]:
+    """Everything but the virtual environment, with when it was written."""
+    found = (path for path in tree.rglob("*") if not path.is_dir() and "opt" not in path.relative_to(tree).parts)
+    return {str(path.relative_to(tree)): path.lstat().st_mtime for path in found}
+
+
+def test_into_a_tree_again_and_out_of_it(tmp_path: Path) -> None:
+    install("--root", tmp_path, "--prefix", "/opt/other")
+    units = tmp_path / UNITS
+    assert {one.name for one in units.iterdir()} == {
+        "equipoise-manager.service",
+        "equipoise-agent.service",
+        "sys-fs-resctrl.mount",
+    }
+    assert "ExecStart=/opt/other/bin/equipoise agent\n" in (units / "equipoise-agent.service").read_text()
+    assert (tmp_path / "usr/local/bin/equipoise").readlink() == Path("/opt/other/bin/equipoise")
+    assert (tmp_path / "etc/equipoise/manager.toml").stat().st_mode & 0o777 == 0o640
+    venv = tmp_path / "opt/other"
+    assert (venv / "bin/equipoise").read_text().startswith("#!/opt/other/bin/python")
+    [site] = (venv / "lib").glob("python*/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    command = [venv / "bin/python3", venv / "bin/equipoise", "--version"]
+    version = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert version.stdout == f"equipoise {__version__}\n", version.stderr
+
+    (tmp_path / "etc/equipoise/equipoise.toml").write_text("interval_s = 2\n")
+    before = files(tmp_path)
+    install("--root", tmp_path, "--prefix", "/opt/other")
+    assert files(tmp_path) == before
+
+    (tmp_path / "var/lib/equipoise").mkdir(parents=True)
+    (tmp_path / "var/lib/equipoise/journal.db").touch()
+    install("--root", tmp_path, "--prefix", "/opt/other", "--uninstall")
+    kept = {"etc/equipoise/equipoise.toml", "etc/equipoise/manager.toml", "var/lib/equipoise/journal.db"}
+    assert set(files(tmp_path)) == kept
+    assert not venv.exists()
+    install("--root", tmp_path, "--prefix", "/opt/other", "--uninstall", "--purge")
+    assert not files(tmp_path)
+
+
+@pytest.mark.parametrize(("role", "other"), [("manager", "agent"), ("agent", "manager")])
+def test_one_role_alone_and_nothing_written_by_a_dry_run(role: str, other: str, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    shutil.copy("/etc/os-release", tmp_path / "etc")
+    said = install("--dry-run", "--root", tmp_path, f"--{role}")
+    assert f"equipoise-{role}.service" in said
+    assert f"equipoise-{other}.service" not in said
+    assert set(files(tmp_path)) == {"etc/os-release"}
+
+
+@pytest.mark.parametrize(
+    ("release", "package"),
+    [
+        ("ID=ubuntu\nID_LIKE=debian\n", "apt-get .* python3-venv .* libvirt-dev"),
+        ("ID=debian\n", "apt-get .* python3-venv .* libvirt-dev"),
+        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', r"dnf -y install python3\.11 .* libvirt-devel"),
+        ('ID="rhel"\nID_LIKE="fedora"\n', r"dnf -y install python3\.11 .* libvirt-devel"),
+        ("ID=fedora\n", r"dnf -y install python3\.11 .* libvirt-devel"),
+    ],
+)
+def test_the_packages_of_each_family(release: str, package: str, tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text(release)
+    said = install("--dry-run", "--root", tmp_path)
+    assert [line for line in said.splitlines() if line.startswith("+")]
+    assert re.search(package, said), said
+
+
+def test_what_it_refuses(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/os-release").write_text("ID=plan9\n")
+    assert "neither Debian's nor RHEL's family" in install("--dry-run", "--root", tmp_path, succeeds=False)
+    assert "needs an absolute path" in install("--prefix", "here", succeeds=False)
+    assert "--purge goes with --uninstall" in install("--purge", succeeds=False)
+    assert "unknown option --frobnicate" in install("--frobnicate", succeeds=False)
+
+
+STEPS = f"""
+cd {TOP}
+mark() {{ echo "== $1"; }}
+deploy/install --both --no-packages
+site=$(echo /opt/equipoise/lib/python*/site-packages)
+mark users; getent passwd equipoise
+stat -c '%U %a %n' /var/lib/equipoise-manager /var/lib/equipoise /etc/equipoise/token
+stat -c '%U:%G %a' /etc/equipoise/manager.toml
+mark again; before=$(cat /etc/equipoise/token); deploy/install --both --no-packages >/dev/null
+[ "$before" = "$(cat /etc/equipoise/token)" ] && echo same token
+mark tokens; equipoise token list --config /etc/equipoise/manager.toml
+mark settings; equipoise config | grep -E 'token_file|manager_url'
+mark uninstall; deploy/install --uninstall
+ls -d /opt/equipoise /usr/local/bin/equipoise /usr/lib/systemd/system/equipoise-* 2>/dev/null || echo gone
+ls /etc/equipoise /var/lib/equipoise-manager
+mark purge; deploy/install --uninstall --purge
+ls -d /etc/equipoise /var/lib/equipoise* 2>/dev/null || echo no data
+getent passwd equipoise || echo no user
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a copy of this machine")
+def test_on_a_copy_of_this_machine(tmp_path: Path) -> None:
+    # The environment of the new installation is empty of what it depends on: it is lent by PYTHONPATH.
+    parts = on_a_copy(tmp_path, STEPS, ENVIRONMENT | {"PYTHONPATH": sysconfig.get_path("purelib")})
+    assert "/var/lib/equipoise-manager" in parts["users"]
+    assert "equipoise 700 /var/lib/equipoise-manager" in parts["users"]
+    assert "root 700 /var/lib/equipoise\n" in parts["users"]
+    assert "root 600 /etc/equipoise/token" in parts["users"]
+    assert "root:equipoise 640" in parts["users"]
+    assert parts["again"].strip() == "same token"
+    assert "agent-" in parts["tokens"]
+    assert "/etc/equipoise/token" in parts["settings"]
+    assert "nothing to put back" in parts["uninstall"]
+    assert "gone" in parts["uninstall"].splitlines()
+    assert {"manager.toml", "equipoise.toml", "token", "equipoise.db"} <= set(parts["uninstall"].split())
+    assert {"no data", "no user"} <= set(parts["purge"].splitlines())

@@ -1,0 +1,93 @@
+"""deploy/package: the Debian package, unpacked and run, installed and removed on a copy of this machine, and linted."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from manager import __version__
+from tests.deploy.copies import on_a_copy
+from tests.deploy.units import TOP
+
+SCRIPTS = ("install", "package", "debian/postinst", "debian/prerm", "debian/postrm", "libvirt/hooks/qemu.d/equipoise")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("package")
+    done = subprocess.run([TOP / "deploy/package", "--output", folder], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return Path(done.stdout.strip())
+
+
+def test_unpacked_it_runs_with_its_own_libraries(package: Path, tmp_path: Path) -> None:
+    subprocess.run(["dpkg-deb", "--extract", package, tmp_path], check=True)
+    venv = tmp_path / "opt/equipoise"
+    # Its own environment alone: nothing is borrowed from that of the tests.
+    bare = {"PATH": "/usr/bin:/bin", "EQUIPOISE_STATE_DIR": str(tmp_path / "state")}
+    for arguments, expected in (
+        (["--version"], f"equipoise {__version__}\n"),
+        (["db", "upgrade"], "at revision "),
+        (["manager", "--help"], "Serve the REST interface"),
+        (["agent", "--help"], "Control this host"),
+    ):
+        command = [venv / "bin/python3", venv / "bin/equipoise", *arguments]
+        done = subprocess.run(command, env=bare, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert expected in done.stdout, done.stderr
+    found = subprocess.run(
+        [venv / "bin/python3", "-c", "import libvirt, psycopg; print(libvirt.__file__)"],
+        env=bare,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.startswith(str(venv))
+    assert (tmp_path / "usr/bin/equipoise").readlink() == Path("/opt/equipoise/bin/equipoise")
+    assert not (tmp_path / "usr/local").exists()
+
+
+STEPS = """
+mark() {{ echo "== $1"; }}
+dpkg --force-depends --install {package}
+mark installed; equipoise --version; getent passwd equipoise
+stat -c '%U:%G %a %n' /etc/equipoise/manager.toml /var/lib/equipoise-manager
+echo 'interval_s = 2' > /etc/equipoise/equipoise.toml; touch /var/lib/equipoise/kept
+mark again; dpkg --force-depends --install {package}; cat /etc/equipoise/equipoise.toml
+mark removed; dpkg --remove equipoise; ls -d /opt/equipoise 2>&1 || true; ls /var/lib/equipoise /etc/equipoise
+mark purged; dpkg --purge equipoise; ls -d /etc/equipoise /var/lib/equipoise* 2>/dev/null || echo no data
+getent passwd equipoise || echo no user
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a copy of this machine")
+def test_installed_again_removed_and_purged(package: Path, tmp_path: Path) -> None:
+    parts = on_a_copy(tmp_path, STEPS.format(package=package), {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"})
+    assert f"equipoise {__version__}" in parts["installed"]
+    assert {
+        "root:equipoise 640 /etc/equipoise/manager.toml",
+        "equipoise:equipoise 700 /var/lib/equipoise-manager",
+    } <= set(parts["installed"].splitlines())
+    assert "interval_s = 2" in parts["again"].splitlines()
+    assert "nothing to put back" in parts["removed"]
+    assert "cannot access '/opt/equipoise'" in parts["removed"]
+    assert {"kept", "equipoise.toml"} <= set(parts["removed"].split())
+    assert {"no data", "no user"} <= set(parts["purged"].splitlines())
+
+
+@pytest.mark.skipif(shutil.which("lintian") is None, reason="lintian is not installed")
+def test_lintian_finds_nothing_that_is_not_explained(package: Path) -> None:
+    command = ["lintian", "--allow-root", "--fail-on", "error,warning", package]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_shellcheck_finds_nothing(script: str) -> None:
+    done = subprocess.run(["shellcheck", TOP / "deploy" / script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout

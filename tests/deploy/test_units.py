@@ -1,0 +1,227 @@
+"""The units of systemd: sound, as closed as documented, and open enough for what runs in them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.deploy.units import FOLDER, SERVICES, TOP, allowed_calls, capabilities, limited, values
+
+OPERATIONS = (TOP / "docs/operations.md").read_text()
+NOBODY = 65534
+MDWE = 65, 1
+"""PR_SET_MDWE and PR_MDWE_REFUSE_EXEC_GAIN, prctl(2): what MemoryDenyWriteExecute= comes to."""
+LACKING = {"missing", "ignored", "unknown"}
+CALL = re.compile(r"^\d+ +(?:<\.\.\. )?(\w+)(?:\(| resumed)")
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="drops capabilities, which only root has")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that everybody can reach, unlike those of pytest."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    for unit in FOLDER.glob("*.service"):
+        text = unit.read_text().replace("/opt/equipoise/bin/equipoise", sys.executable)
+        (tmp_path / unit.name).write_text(text)
+    shutil.copy(FOLDER / "sys-fs-resctrl.mount", tmp_path)
+    units = sorted(str(one) for one in tmp_path.iterdir())
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", *units], capture_output=True, text=True, check=False
+    )
+    ours = [line for line in done.stderr.splitlines() if "equipoise" in line or "resctrl" in line]
+    assert not ours, "\n".join(ours)
+
+
+def exposure(unit: Path) -> float:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(unit)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return float(re.findall(r"Overall exposure level for \S+: ([\d.]+)", done.stdout)[0])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_unit_is_as_closed_as_documented(service: str) -> None:
+    [documented] = re.findall(rf"`{service}\.service` (\d+\.\d)", OPERATIONS)
+    assert exposure(FOLDER / f"{service}.service") <= float(documented)
+
+
+def test_an_opened_unit_has_a_higher_score(tmp_path: Path) -> None:
+    unit = FOLDER / "equipoise-manager.service"
+    opened = tmp_path / unit.name
+    opened.write_text(unit.read_text().replace("PrivateDevices=yes", "").replace("CapabilityBoundingSet=\n", ""))
+    assert exposure(opened) > exposure(unit)
+
+
+def test_the_manager_has_no_capability_and_does_not_see_libvirt() -> None:
+    assert not capabilities("equipoise-manager.service")
+    assert values("equipoise-manager.service", "User") == ["equipoise"]
+    hidden = " ".join(values("equipoise-manager.service", "InaccessiblePaths")).split()
+    assert {"-/run/libvirt", "-/etc/libvirt"} <= set(hidden)
+
+
+# One thing a capability is for, which fails without it: a program of Python, run as root.
+NEEDS = {
+    # the pin of a vCPU's thread, which is another user's
+    "sys_nice": "import os, sys; os.sched_setaffinity(int(sys.argv[1]), os.sched_getaffinity(0))",
+    # resctrl is mounted by the agent where a host allows that; in a mount namespace of the test's own
+    "sys_admin": (
+        "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True);"
+        "sys.exit(libc.mount(b'none', os.fsencode(sys.argv[2]), b'tmpfs', 0, None) and ctypes.get_errno())"
+    ),
+    # a group of resctrl: the modes of its folder, as of those of control groups, let nobody write
+    "dac_override": "import os, sys; open(sys.argv[3]).read(); os.mkdir(sys.argv[4] + '/' + sys.argv[5])",
+}
+
+
+@as_root
+@pytest.mark.parametrize("capability", sorted(capabilities("equipoise-agent.service")))
+def test_the_agent_has_what_it_needs_and_each_of_it_is_needed(capability: str, place: Path) -> None:
+    log, point, closed = place / "log", place / "mount", place / "closed"
+    log.write_text("GET /\n")
+    log.chmod(0o600)
+    os.chown(log, NOBODY, NOBODY)
+    point.mkdir()
+    closed.mkdir(0o555)
+    other = subprocess.Popen(["sleep", "60"], user=NOBODY, group=NOBODY)
+    try:
+        program = [sys.executable, "-c", NEEDS[capability], str(other.pid), str(point), str(log), str(closed)]
+        ended = [
+            subprocess.run(
+                ["unshare", "--mount", *limited("equipoise-agent.service", *without), *program, f"{len(without)}"],
+                capture_output=True,
+                check=False,
+            ).returncode
+            for without in ([], [capability])
+        ]
+    finally:
+        other.kill()
+        other.wait()
+    assert ended[0] == 0
+    assert ended[1] != 0
+
+
+def called(trace: Path) -> frozenset[str]:
+    return frozenset(match[1] for line in trace.read_text().splitlines() if (match := CALL.match(line)))
+
+
+def _no_new_code() -> None:
+    if ctypes.CDLL(None).prctl(*MDWE, 0, 0, 0) != 0:
+        os.write(2, b"this kernel has no PR_SET_MDWE\n")
+
+
+def environment(**settings: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("EQUIPOISE_")}
+    given = {f"EQUIPOISE_{name.upper()}": value for name, value in settings.items()}
+    return kept | {"PYTHONPATH": str(TOP), "PYTHONDONTWRITEBYTECODE": "1"} | given
+
+
+@as_root
+def test_the_manager_serves_with_no_privilege_by_the_calls_it_may_make(place: Path) -> None:
+    state, trace = place / "state", place / "trace"
+    for folder in (state, trace):
+        folder.mkdir()
+        os.chown(folder, NOBODY, NOBODY)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    drop = [*limited("equipoise-manager.service"), "--inh-caps=-all", f"--reuid={NOBODY}", f"--regid={NOBODY}"]
+    traced = ["strace", "-f", "-qq", "-o", str(trace / "calls")]
+    manager = subprocess.Popen(
+        [*drop, "--clear-groups", *traced, sys.executable, "-m", "manager.cli", "manager"],
+        cwd=place,
+        env=environment(state_dir=str(state), listen_port=str(port)),
+        preexec_fn=_no_new_code,  # noqa: PLW1509 - it only asks the kernel
+        process_group=0,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        page = _answered(f"http://127.0.0.1:{port}/api/v1/health", manager)
+        scraped = httpx.get(f"http://127.0.0.1:{port}/metrics")
+    finally:
+        errors = _ended(manager)
+    assert (page.status_code, scraped.status_code) == (200, 200), errors
+    assert "manager stopped" in errors
+    calls = called(trace / "calls")
+    assert {"openat", "accept4", "listen"} & calls
+    assert calls <= allowed_calls("equipoise-manager.service"), errors
+
+
+def _answered(url: str, process: subprocess.Popen[str]) -> httpx.Response:
+    for _ in range(600):
+        if process.poll() is not None:
+            break
+        try:
+            return httpx.get(url)
+        except httpx.TransportError:
+            time.sleep(0.1)
+    raise AssertionError(f"no answer: {_ended(process)}")
+
+
+def _ended(process: subprocess.Popen[str]) -> str:
+    """What a process group that was asked to end wrote to standard error."""
+    for number in [signal.SIGTERM] * 20 + [signal.SIGKILL]:
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        try:
+            return process.communicate(timeout=3)[1]
+        except subprocess.TimeoutExpired:  # a signal that came while its thread was traced wakes nobody
+            continue
+    return ""
+
+
+@as_root
+def test_the_doctor_finds_with_the_capabilities_of_the_agent_what_root_finds(place: Path) -> None:
+    command = [sys.executable, "-m", "manager.cli", "doctor", "--quick", "--json", "--state-dir", str(place)]
+    traced = ["strace", "-f", "-qq", "-o", str(place / "calls")]
+    found = []
+    for before, prepare in ([], None), ([*limited("equipoise-agent.service"), *traced], _no_new_code):
+        done = subprocess.run(
+            [*before, *command], env=environment(), preexec_fn=prepare, capture_output=True, text=True, check=False
+        )
+        assert done.stdout, done.stderr
+        found.append({one["id"]: one["status"] for one in json.loads(done.stdout)["findings"]})
+    # Not all that it finds is a matter of privileges: others use this machine, too.
+    worse = {one for one, status in found[0].items() if status == "works" and found[1][one] in LACKING}
+    assert not worse
+    assert found[0]["privileges"] == "works"
+    calls = called(place / "calls")
+    assert "sched_setaffinity" in calls or "sched_setattr" in calls
+    assert calls <= allowed_calls("equipoise-agent.service")
+
+
+@as_root
+def test_without_sys_nice_the_doctor_says_so(place: Path) -> None:
+    command = [sys.executable, "-m", "manager.cli", "doctor", "--quick", "--json", "--state-dir", str(place)]
+    done = subprocess.run(
+        [*limited("equipoise-agent.service", "sys_nice"), *command],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    statuses = {one["id"]: one["status"] for one in json.loads(done.stdout)["findings"]}
+    assert statuses["privileges"] == "missing"

@@ -1,0 +1,131 @@
+"""`equipoise support-bundle`: everything that helps is in it, and nothing that is secret, wherever it was planted."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import tarfile
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from manager.cli import main, support
+from manager.cli.support import HIDDEN
+
+SECRETS = {
+    "token of the environment": "environment-token-4711",
+    "admin's token": "eqp_adminadminadminadmin",
+    "agent's token": "agent-token-0815",
+    "admin's password": "correct-horse-battery",
+    "token file": "token-of-the-token-file",
+    "database": "database-p4ss",
+    "log, a header": "bearer-of-the-log",
+    "log, a token": "eqp_SomebodyElse-s_Token",
+    "log, a URL": "url-p4ss",
+    "log, a setting": "setting-p4ss",
+    "source of the manager": "source-p4ss",
+}
+LOG = f"""
+a request with Authorization: Bearer {SECRETS["log, a header"]}
+refused {SECRETS["log, a token"]} from 192.0.2.1
+cannot reach postgresql://equipoise:{SECRETS["log, a URL"]}@db.example.org/equipoise
+{{"password": "{SECRETS["log, a setting"]}", "kept": "kept-in-the-log"}}
+it said {SECRETS["admin's password"]} and {SECRETS["agent's token"]}
+"""
+
+
+class Client:
+    """A manager with a source whose URL has a password."""
+
+    def items(self, path: str, limit: int) -> list[dict[str, str]]:
+        return [{"path": path, "url": f"http://scraper:{SECRETS['source of the manager']}@prometheus.example.org/"}]
+
+    def close(self) -> None:
+        pass
+
+
+def bundle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[str, bytes]]:
+    """The file, and what is in it by name."""
+    state = folder / "state"
+    state.mkdir()
+    (state / "admin.token").write_text(SECRETS["admin's token"] + "\n")
+    (state / "agent.token").write_text(SECRETS["agent's token"] + "\n")
+    (state / "admin-password").write_text(SECRETS["admin's password"] + "\n")
+    (folder / "token").write_text(SECRETS["token file"] + "\n")
+    with closing(sqlite3.connect(state / "journal.db")) as journal:
+        journal.execute("CREATE TABLE originals (value TEXT)")
+        journal.execute("INSERT INTO originals VALUES ('1024')")
+        journal.commit()
+    monkeypatch.setattr(support, "connect", lambda _settings: Client())
+    said = {"journalctl": LOG, "doctor": json.dumps({"findings": [SECRETS["token file"]]})}
+    monkeypatch.setattr(
+        support, "_output", lambda command, _variables=None: said["doctor" if "doctor" in command else "journalctl"]
+    )
+    settings = {
+        "EQUIPOISE_STATE_DIR": str(state),
+        "EQUIPOISE_TOKEN": SECRETS["token of the environment"],
+        "EQUIPOISE_TOKEN_FILE": str(folder / "token"),
+        "EQUIPOISE_DATABASE_URL": f"postgresql://me:{SECRETS['database']}@db.example.org/equipoise",
+    }
+    output = folder / "bundle.tar.gz"
+    result = CliRunner().invoke(main, ["support-bundle", "--output", str(output)], env=settings)
+    assert result.exit_code == 0, result.output
+    assert result.output.strip() == str(output)
+    with tarfile.open(output) as found:
+        names = {name.partition("/")[2]: name for name in found.getnames()}
+        return output, {short: found.extractfile(name).read() for short, name in names.items()}  # type: ignore[union-attr]
+
+
+def test_no_secret_is_in_it_but_all_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, parts = bundle(tmp_path, monkeypatch)
+    assert file.stat().st_mode & 0o777 == 0o600
+    everything = b"\n".join(parts.values()).decode(errors="replace")
+    assert [name for name, secret in SECRETS.items() if secret in everything] == []
+    assert HIDDEN in parts["settings.json"].decode()
+    log = parts["log/equipoise-agent.txt"].decode()
+    assert log.count(HIDDEN) >= 6
+    assert "kept-in-the-log" in log
+    assert "192.0.2.1" in log
+    assert f"postgresql://{HIDDEN}@db.example.org/equipoise" in parts["settings.json"].decode()
+    assert json.loads(parts["manager/hosts.json"])[0]["path"] == "/hosts"
+    assert {"versions.json", "doctor.json", "manager/vms.json", "manager/events.json", "journal.db"} <= parts.keys()
+    assert json.loads(parts["versions.json"])["libraries"]["click"]
+    copy = tmp_path / "copy.db"
+    copy.write_bytes(parts["journal.db"])
+    with closing(sqlite3.connect(copy)) as journal:
+        assert journal.execute("SELECT value FROM originals").fetchall() == [("1024",)]
+
+
+def test_the_secrets_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without hiding, each of those that are planted in a part is there: so the other test can fail."""
+    monkeypatch.setattr(support, "_hider", lambda _known: lambda text: text)
+    _, parts = bundle(tmp_path, monkeypatch)
+    everything = b"\n".join(parts.values()).decode(errors="replace")
+    unplanted = {name for name, secret in SECRETS.items() if secret not in everything}
+    assert unplanted == {"token of the environment", "admin's token"}, "only named by files that are not in it"
+
+
+def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
+    output = tmp_path / "bundle.tar.gz"
+    settings = {"EQUIPOISE_STATE_DIR": str(tmp_path), "PATH": "/nowhere", "EQUIPOISE_ROOT_DIR": str(tmp_path)}
+    result = CliRunner().invoke(main, ["support-bundle", "--output", str(output)], env=settings)
+    assert result.exit_code == 0, result.output
+    with tarfile.open(output) as found:
+        texts = {
+            name.partition("/")[2]: found.extractfile(name).read().decode()  # type: ignore[union-attr]
+            for name in found.getnames()
+        }
+    assert "not to be had: no token" in texts["manager/hosts.json"]
+    assert "not to be had" in texts["log/equipoise-agent.txt"]
+    assert "not to be had" in texts["journal.db.txt"]
+    assert not (tmp_path / "journal.db").exists()
+
+
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
+    command = ["support-bundle", "--output", str(tmp_path / "nowhere/bundle.tar.gz")]
+    result = CliRunner().invoke(main, command, env={"EQUIPOISE_STATE_DIR": str(tmp_path)})
+    assert result.exit_code == 1
+    assert "cannot be written: No such file" in result.output
+    assert not list(tmp_path.iterdir())
