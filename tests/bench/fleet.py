@@ -1,0 +1,260 @@
+"""What a fleet costs its manager: 300 agents on simulated hosts, over HTTP, with a real PostgreSQL.
+
+    python -m tests.bench.fleet [--hosts 300] [--vms 20] [--interval-s 5] [--seconds 120] [--json FILE]
+
+The agents are the product's own, with a journal, an outbox and a connection each, on hosts in memory whose VMs use CPU
+time and answer requests at random; they live in processes of their own, as the manager and PostgreSQL (which syncs its
+log to disk) do. Beside them somebody reads lists. All share this machine, which is printed with the numbers. From
+these a fleet of 10,000 hosts is calculated: an estimate, that cost grows with the number of reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import math
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import httpx
+import psycopg
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, write_json
+from tests.bench.fleet_agents import TIERS, Driven, drive, vm_names
+from tests.bench.site import Usage, running_manager, usage
+from tests.postgres import PostgresServer, postgres_server
+
+DRIVERS = 2
+LARGE_FLEET = 10_000
+CORE_SHARE = 0.6
+"""Of a core, that is what a manager process may be planned to use: requests come in bursts."""
+READS = ("/vms?limit=1000", "/hosts?limit=1000", "/applications?limit=100", "/events?limit=100", "/decisions?limit=100")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What was asked for."""
+
+    hosts: int
+    vms: int
+    interval_s: float
+    seconds: float
+    warm_up_s: float
+
+
+def register(client: httpx.Client, hosts: Sequence[str], vms: int) -> None:
+    """All VMs and applications; the hosts register themselves."""
+    with Progress(transient=True) as shown:
+        for host in shown.track(hosts, description="registering"):
+            client.put(f"/hosts/{host}", json={"policy": "fair"}).raise_for_status()
+            names = vm_names(host, vms)
+            critical = names[: 2 * TIERS]
+            for vm in names:
+                body = {"class": "critical" if vm in critical else "batch", "host": host}
+                client.put(f"/vms/{vm}", json=body).raise_for_status()
+            for number in range(len(critical) // 2):
+                tiers = [{"name": "web", "vms": critical[2 * number : 2 * number + 2]}]
+                body = {"tiers": tiers, "sla": {"response_time_ms": 50}}
+                client.put(f"/applications/{host}-app-{number}", json=body).raise_for_status()
+
+
+def postgres_cpu_s(server: PostgresServer) -> float:
+    """CPU seconds of all processes of a server, those that have ended too."""
+    postmaster = int((server.folder / "data/postmaster.pid").read_text().split("\n", 1)[0])
+    used_s = 0.0
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            if int(folder.name) == postmaster:
+                used_s += sum(map(int, fields[11:15])) / 100
+            elif int(fields[1]) == postmaster:
+                used_s += sum(map(int, fields[11:13])) / 100
+    return used_s
+
+
+@dataclass(frozen=True)
+class TableSize:
+    """Of one table: its rows, and its bytes with indices."""
+
+    rows: int
+    size_bytes: int
+
+
+def sizes(url: str) -> dict[str, TableSize]:
+    """Of all tables."""
+    query = "SELECT tablename, pg_total_relation_size(tablename::regclass) FROM pg_tables WHERE schemaname = 'public'"
+    with psycopg.connect(url) as connection:
+        found = connection.execute(query).fetchall()
+        counts = [connection.execute(f'SELECT count(*) FROM "{name}"').fetchone() for name, _ in found]
+        return {name: TableSize(row[0], size) for (name, size), row in zip(found, counts, strict=True) if row}
+
+
+def grown_bytes(before: TableSize, after: TableSize) -> float:
+    """By how much a table grew for the rows that it has more; those that were replaced are taken away again."""
+    return (after.rows - before.rows) * after.size_bytes / max(after.rows, 1)
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of the fleet in the time that counts. Shares are of one core."""
+
+    hosts: int
+    vms: int
+    interval_s: float
+    seconds: float
+    reports_per_s: float
+    failed: int
+    report_ms: Spread
+    late_ms: Spread
+    read_ms: dict[str, Spread]
+    sent_bytes_per_s: float
+    manager_share: float
+    manager_mib: float
+    postgres_share: float
+    growth_bytes_per_day: dict[str, float]
+    busy_share: float
+
+
+def read(client: httpx.Client, until_s: float, took_s: dict[str, list[float]]) -> None:
+    """Lists, one after the other, twice a second."""
+    for turn in range(1_000_000):
+        path = READS[turn % len(READS)]
+        began_s = time.perf_counter()
+        client.get(path).raise_for_status()
+        took_s.setdefault(path, []).append((time.perf_counter() - began_s) * 1000)
+        if time.monotonic() > until_s:
+            return
+        time.sleep(0.5)
+
+
+def measure(
+    client: httpx.Client, pid: int, server: PostgresServer, url: str, pipes: Sequence[Connection], options: Options
+) -> Result:
+    """Let the agents run, first without counting."""
+    time.sleep(options.warm_up_s)
+    for pipe in pipes:
+        pipe.send("count")
+    before: tuple[Usage, float, dict[str, TableSize], tuple[float, float]]
+    before = usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
+    began_s = time.monotonic()
+    reads: dict[str, list[float]] = {}
+    read(client, began_s + options.seconds, reads)
+    spent_s = time.monotonic() - began_s
+    after, after_s, after_bytes, after_cpu = usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
+    for pipe in pipes:
+        pipe.send("stop")
+    driven: list[Driven] = [pipe.recv() for pipe in pipes]
+    grown = {name: grown_bytes(before[2][name], size) / spent_s * 86400 for name, size in after_bytes.items()}
+    return Result(
+        options.hosts,
+        options.vms,
+        options.interval_s,
+        spent_s,
+        sum(one.exchanges for one in driven) / spent_s,
+        sum(one.failed for one in driven),
+        Spread.of([1000 * took for one in driven for took in one.took_s]),
+        Spread.of([1000 * late for one in driven for late in one.late_s]),
+        {path: Spread.of(took) for path, took in reads.items()},
+        sum(one.sent_bytes for one in driven) / spent_s,
+        (after.cpu_s - before[0].cpu_s) / spent_s,
+        after.most_mib,
+        (after_s - before[1]) / spent_s,
+        {name: size for name, size in sorted(grown.items(), key=lambda item: -item[1]) if size > 0},
+        (after_cpu[0] - before[3][0]) / (after_cpu[1] - before[3][1]),
+    )
+
+
+def large(result: Result) -> Iterator[tuple[str, str]]:
+    """The same with ``LARGE_FLEET`` hosts, if cost grows with the number of reports."""
+    times = LARGE_FLEET / result.hosts
+    cores, postgres = result.manager_share * times, result.postgres_share * times
+    yield "reports a second", f"{result.reports_per_s * times:,.0f}"
+    yield "cores of managers", f"{cores:.1f}: {math.ceil(cores / CORE_SHARE)} processes at {CORE_SHARE:.0%} of a core"
+    yield "cores of PostgreSQL", f"{postgres:.1f}"
+    yield "received by managers", f"{result.sent_bytes_per_s * times / 1e6:.1f} MB/s"
+    yield "written before retention", f"{sum(result.growth_bytes_per_day.values()) * times / 1e9:,.0f} GB a day"
+
+
+def show(result: Result) -> None:
+    """Print tables."""
+    table = Table("", "", show_header=False, title="fleet")
+    table.add_row("hosts, VMs each, interval", f"{result.hosts}, {result.vms}, {result.interval_s:g} s")
+    table.add_row("measured for", f"{result.seconds:.0f} s; machine busy {result.busy_share:.0%}")
+    asked = result.hosts / result.interval_s
+    table.add_row("reports a second", f"{result.reports_per_s:.1f} of {asked:.1f}; agents that failed: {result.failed}")
+    for name, spread in (("a report", result.report_ms), ("late", result.late_ms)):
+        table.add_row(f"{name}, median, p99, most", f"{spread.median:.1f}, {spread.p99:.1f}, {spread.largest:.1f} ms")
+    for path, spread in result.read_ms.items():
+        table.add_row(f"GET {path}", f"median {spread.median:.1f}, p99 {spread.p99:.1f} ms of {spread.count}")
+    table.add_row("manager", f"{result.manager_share:.1%} of a core, {result.manager_mib:.0f} MiB at most")
+    table.add_row("PostgreSQL", f"{result.postgres_share:.1%} of a core")
+    for name, size in result.growth_bytes_per_day.items():
+        table.add_row(f"table {name} grows a day by", f"{size / 1e9:.2f} GB before retention")
+    console = Console(width=120)
+    console.print(table)
+    table = Table("", "", show_header=False, title=f"calculated: {LARGE_FLEET:,} hosts")
+    for name, value in large(result):
+        table.add_row(name, value)
+    console.print(table)
+
+
+def run(options: Options) -> Result:
+    """Start everything, measure, stop everything."""
+    hosts = [f"kvm{number:04d}" for number in range(options.hosts)]
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-fleet-")))
+        server = stack.enter_context(postgres_server(durable=True))
+        url = server.create("fleet")
+        manager = stack.enter_context(running_manager(folder, url, options.interval_s))
+        register(manager.client, hosts, options.vms)
+        context = multiprocessing.get_context("spawn")
+        pipes = []
+        for number in range(DRIVERS):
+            own, theirs = context.Pipe()
+            given = (
+                manager.url,
+                manager.token,
+                hosts[number::DRIVERS],
+                options.vms,
+                options.interval_s,
+                folder,
+                theirs,
+            )
+            process = context.Process(target=drive, args=given, daemon=True)
+            process.start()
+            stack.callback(process.join, 60)
+            pipes.append(own)
+        for pipe in pipes:
+            pipe.recv()
+        return measure(manager.client, manager.pid, server, url, pipes, options)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--hosts", type=int, default=300)
+    parser.add_argument("--vms", type=int, default=20)
+    parser.add_argument("--interval-s", type=float, default=5.0)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--warm-up-s", type=float, default=20.0)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args()
+    options = Options(given.hosts, given.vms, given.interval_s, given.seconds, given.warm_up_s)
+    with undone_when_told_to_end():
+        result = run(options)
+    print(machine())
+    show(result)
+    write_json(given.json, {"result": asdict(result), "large": dict(large(result))})
+
+
+if __name__ == "__main__":
+    main()
