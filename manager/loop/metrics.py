@@ -193,8 +193,15 @@ def _application_metrics(result: TickResult | None) -> Iterator[Metric]:
     samples = GaugeMetricFamily("equipoise_application_window_samples", "Samples in the latest window", None, label)
     age = GaugeMetricFamily("equipoise_application_window_age_seconds", "Age of the latest window", None, label)
     sla = GaugeMetricFamily("equipoise_application_sla_state", "1 for the state the SLA is in", None, [*label, "state"])
+    cpu = GaugeMetricFamily(
+        "equipoise_application_cpu_share", "CPU time its VMs here used, share of the host", None, label
+    )
+    shares = {view.name: view.cpu_share for view in result.snapshot.vms} if result is not None else {}
     for view in result.snapshot.applications if result is not None else ():
         name = view.application.name
+        here = [shares[vm] for tier in view.application.tiers for vm in tier.vms if vm in shares]
+        if here:
+            cpu.add_metric([name], sum(here))
         for state in SlaState:
             sla.add_metric([name, state], state is view.sla_state)
         if result is None or view.window is None:
@@ -206,7 +213,7 @@ def _application_metrics(result: TickResult | None) -> Iterator[Metric]:
             rate.add_metric([name], view.window.rate_rps)
         samples.add_metric([name], view.window.histogram.count)
         age.add_metric([name], view.window.age_s(result.at_s))
-    yield from (p95, rate, samples, age, sla)
+    yield from (p95, rate, samples, age, sla, cpu)
 
 
 class _Sources(Collector):

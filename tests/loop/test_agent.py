@@ -303,6 +303,8 @@ def test_the_history_of_ticks_holds_what_they_saw(site: Site) -> None:
     assert newest["at"] == "2026-03-01T12:00:10Z"
     [vm] = newest["vms"]
     assert (vm["vm"], vm["cpu_share"], vm["weight"], vm["mode"]) == ("web-a", 0.05, 10_000, Mode.ENFORCE)
+    told = {"application": "shop"}
+    assert a.metrics.registry.get_sample_value("equipoise_application_cpu_share", told) == pytest.approx(0.05)
 
 
 def test_a_rate_that_nobody_knows_is_not_shown(site: Site) -> None:
