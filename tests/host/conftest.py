@@ -19,10 +19,17 @@ from manager.host.cgroup import cpu_controller, read_mounts
 from manager.host.process import start_ticks
 from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
 from manager.model.host import VmInstance
+from tests.host.tree import Tree
 
 REAL = HostPaths(Path("/"))
 DEADLINE_S = 60.0
 CHILD_GROUPS = ("emulator", "vcpu0", "vcpu1")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """A machine made of files."""
+    return Tree(tmp_path)
 
 
 def until(true: Callable[[], object], what: str) -> None:
