@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -225,18 +226,23 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
     assert process.wait(30) == -signal.SIGKILL
 
 
-def open_lab() -> LabHost:
-    """The lab through a new connection: a test may have restarted libvirtd."""
+@pytest.fixture(scope="session")
+def open_lab() -> Iterator[Callable[[], LabHost]]:
+    """Opens the lab through a new connection, as a test may have restarted libvirtd."""
     guest = build()
-    return LabHost(connect(), guest, decide(guest).accelerator)
+    accelerator = decide(guest).accelerator
+
+    def opened() -> LabHost:
+        return LabHost(connect(), guest, accelerator)
+
+    opened().destroy_all(LIVE_PREFIX)
+    yield opened
+    opened().destroy_all(LIVE_PREFIX)
 
 
-@pytest.fixture(scope="module")
-def lab() -> Iterator[LabHost]:
-    host = open_lab()
-    host.destroy_all(LIVE_PREFIX)
-    yield host
-    open_lab().destroy_all(LIVE_PREFIX)
+@pytest.fixture
+def lab(open_lab: Callable[[], LabHost]) -> LabHost:
+    return open_lab()
 
 
 @pytest.fixture
@@ -245,25 +251,32 @@ def vms(lab: LabHost) -> dict[str, str]:
 
     They are kept from test to test, because booting takes longest, but for those that a test left changed.
     """
-    fresh = []
-    for vm in (CACHE, BATCH, STRANGER):
-        if not is_untouched(vm):
-            lab.destroy(vm)
-            lab.start(vm)
-            fresh.append(vm)
-    for vm in fresh:
-        lab.wait_ready(vm)
+    renew(lab, CACHE, BATCH, STRANGER)
     return settings_of_all([CACHE.name, BATCH.name, STRANGER.name])
 
 
 @pytest.fixture
 def hot(lab: LabHost) -> dict[str, str]:
     """The VM whose definition libvirt keeps, as ``vms`` has the others; gives what the kernel holds of it."""
-    if not is_untouched(HOT):
-        lab.destroy(HOT)
-        lab.start(HOT)
-        lab.wait_ready(HOT)
+    renew(lab, HOT)
     return held(HOT)
+
+
+@pytest.fixture
+def quiet(lab: LabHost) -> None:
+    """No VMs of other tests beside those of this one."""
+    lab.destroy_all(LIVE_PREFIX)
+
+
+def renew(lab: LabHost, *vms: LabVm) -> None:
+    """Start those anew that are not as libvirt starts them, and wait until they are ready."""
+    changed = [vm for vm in vms if not is_untouched(vm)]
+    with ThreadPoolExecutor() as pool:  # of a VM's end the kernel makes seconds, most of them waiting
+        list(pool.map(lab.destroy, changed))
+    for vm in changed:
+        lab.start(vm)
+    for vm in changed:
+        lab.wait_ready(vm)
 
 
 def is_untouched(vm: LabVm) -> bool:

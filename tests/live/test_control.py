@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ from tests.live.conftest import (
     STRANGER,
     Service,
     is_v1,
-    open_lab,
     terminate,
     until,
     weight,
@@ -247,7 +247,7 @@ def test_a_vm_killed_in_the_middle_of_a_tick(vms: dict[str, str], tmp_path: Path
     journal.close()
 
 
-def test_libvirtd_restarts(vms: dict[str, str], service: Service) -> None:
+def test_libvirtd_restarts(vms: dict[str, str], service: Service, open_lab: Callable[[], LabHost]) -> None:
     running = service.run()
     service.register()
     until(in_force, "the weights of `priority`")

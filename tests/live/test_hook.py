@@ -44,9 +44,10 @@ def hook(service: Service) -> Iterator[Path]:
 
 
 @pytest.fixture
-def idle(hot: dict[str, str], lab: LabHost, service: Service) -> Service:
+def idle(lab: LabHost, service: Service) -> Service:
     """An agent that knows of a VM which is not running, and whose next interval ends long after the test."""
-    del hot, lab
+    lab.destroy(HOT)
+    lab.start(HOT)
     virsh("destroy", HOT.name)
     service.extra |= {"EQUIPOISE_INTERVAL_S": "300", "EQUIPOISE_RECONCILE_S": "3600"}
     running = service.run()
