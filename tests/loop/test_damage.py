@@ -354,7 +354,7 @@ def test_whatever_the_bytes_are_the_agents_files_can_be_used(sound: Path, spoils
             assert late in again.entries
         with closing(Outbox(crash / "outbox.db", 10_000)) as box:
             box.put([event(400)])
-            ids = [one["event_id"] for one in box.peek(10_000, 10**9).fields[Kind.EVENT]]
+            ids = [one.get("event_id") for one in box.peek(10_000, 10**9).fields[Kind.EVENT]]
             assert "event 400" in ids
         with closing(Journal(crash / "journal.db", BOOT)) as again:
             assert late in again.entries
