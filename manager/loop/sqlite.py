@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from manager.salvage import (
-    Damage,
-    DamagedError,
-    check_rows,
-    check_sound,
-    finish,
-    is_unusable,
-    mend,
-    start_over,
-)
+from manager.salvage import Damage, DamagedError, Fits, check_rows, check_sound, finish, is_unusable, mend, start_over
 
 VERSION = 1
 """Of the files, in ``user_version``; those of before it have 0 and the same tables."""
@@ -29,7 +20,7 @@ class Layout:
 
     synchronous: str
     prepare: Callable[[sqlite3.Connection], None]
-    fits: Callable[[str, Mapping[str, object]], bool] = lambda _table, _row: True
+    fits: Fits
 
 
 def open_file(path: Path, layout: Layout) -> tuple[sqlite3.Connection, Damage | None]:

@@ -91,7 +91,7 @@ def fuzz(target: Target, count: int, seed: int) -> None:
                 target.take(data)
                 if number % 100 == 0:
                     again()
-    except Exception as error:
+    except Exception as error:  # whatever a parser raises that it should not is what is looked for
         shown = data if len(data) < 500 else data[:500] + b"..."
         raise Broken(f"{target.name}, seed {seed}: {type(error).__name__}: {error}, for {shown!r}") from error
 
