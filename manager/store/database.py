@@ -6,6 +6,7 @@ write lock at the start of their transaction, so that a transaction never fails 
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -252,6 +253,18 @@ def _make_engine(url: URL, pool_size: int | None) -> Engine:
     return create_engine(url, connect_args=arguments, pool_pre_ping=not migrating, pool_recycle=1800, **pool)
 
 
+def _use_wal(connection: Any, timeout_s: int) -> None:
+    """Have the file written by way of a log. SQLite does not wait for who uses a new file at the same moment."""
+    deadline_s = time.monotonic() + timeout_s
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.01)
+
+
 def _prepare_sqlite(engine: Engine, *, foreign_keys: bool, timeout_s: int) -> None:
     def connected(connection: Any, _record: object) -> None:
         # The driver's own transaction control begins too late to isolate reads, and never around DDL; see
@@ -259,8 +272,7 @@ def _prepare_sqlite(engine: Engine, *, foreign_keys: bool, timeout_s: int) -> No
         connection.isolation_level = None
         connection.execute(f"PRAGMA busy_timeout = {timeout_s * 1000}")
         connection.execute(f"PRAGMA foreign_keys = {'ON' if foreign_keys else 'OFF'}")
-        if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-            connection.execute("PRAGMA journal_mode = WAL")
+        _use_wal(connection, timeout_s)
 
     def begin(connection: Connection) -> None:
         immediate = connection.get_execution_options().get(_IMMEDIATE, False)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -69,6 +73,21 @@ def test_reading_before_there_are_tables_says_so(database_url: str) -> None:
     with pytest.raises(DatabaseUnavailable, match="tokens"), database.reading() as session:
         session.execute(text("SELECT * FROM tokens"))
     database.close()
+
+
+def test_a_new_file_that_another_process_prepares_is_waited_for(tmp_path: Path) -> None:
+    file = tmp_path / "equipoise.db"
+    database = open_database(f"sqlite:///{file}")
+    with closing(sqlite3.connect(file, isolation_level=None)) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("CREATE TABLE theirs (id INTEGER)")
+        answer = pool.submit(database.ping)
+        time.sleep(0.1)
+        other.execute("COMMIT")
+        answer.result()
+    database.close()
+    with closing(sqlite3.connect(file)) as after:
+        assert after.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
 def test_a_file_that_is_no_database_is_said_so(tmp_path: Path) -> None:
