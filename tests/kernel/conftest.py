@@ -1,7 +1,7 @@
 """Tests below ``inside`` are collected here and run in a guest, one boot for each folder there.
 
-Their reports appear as if they had run here. What a folder's guest is like stands in ``machines.py``. Guests with a
-resctrl run side by side: each keeps one of this machine's CPUs busy, and none looks at the time.
+Their reports appear as if they had run here. What a folder's guest is like stands in ``machines.py``. Guests run side
+by side: each keeps one of this machine's CPUs busy, and the time of those that measure any is counted in instructions.
 """
 
 from __future__ import annotations
@@ -15,27 +15,34 @@ import pytest
 
 from deploy.lab.commands import LabError
 from tests.kernel.machine import Run, run_tests
-from tests.kernel.machines import MACHINES, RESCTRL
+from tests.kernel.machines import MACHINES, SCHED_EXT, with_image
 
 INSIDE = Path(__file__).parent / "inside"
 
 FOUR_CPUS = "warp_smp"
 
-_runs = pytest.StashKey[dict[str, Future[Run]]]()
+_pool = pytest.StashKey[ThreadPoolExecutor]()
+_runs = pytest.StashKey[Mapping[str, Future[Run]]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--four-cpus", action="store_true", help="all tests on four CPUs, not only the short ones: minutes more"
     )
+    parser.addoption(
+        "--kernel", type=Path, metavar="IMAGE", help="test the scheduler on this kernel with sched_ext, a vmlinuz"
+    )
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what takes longest, unless it is asked for."""
+    """Leave out what takes longest, unless it is asked for, and what a kernel of one's own is not for."""
+    left_out = []
     if not config.getoption("--four-cpus"):
-        left_out = [i for i in items if machine_name(i) == FOUR_CPUS and not i.get_closest_marker("short")]
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=left_out)
+        left_out += [i for i in items if machine_name(i) == FOUR_CPUS and not i.get_closest_marker("short")]
+    if config.getoption("--kernel"):
+        left_out += [i for i in items if machine_name(i) not in SCHED_EXT]
+    items[:] = [item for item in items if item not in left_out]
+    config.hook.pytest_deselected(items=left_out)
 
 
 def machine_name(item: pytest.Item) -> str | None:
@@ -49,10 +56,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     name = machine_name(item)
     if name is None:
         return None
-    runs = item.session.stash.setdefault(_runs, {})
-    if name not in runs:
-        runs |= start([name, *RESCTRL] if name in RESCTRL else [name], item.session)
-    run = runs[name].result()
+    if _runs not in item.session.stash:
+        item.session.stash[_runs] = start(item.session)
+    run = item.session.stash[_runs][name].result()
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in reports_of(item, run):
         item.ihook.pytest_runtest_logreport(report=report)
@@ -60,17 +66,24 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     return True
 
 
-def start(names: Sequence[str], session: pytest.Session) -> Mapping[str, Future[Run]]:
-    """Boot the guests of these names that have tests to run, one on each CPU."""
-    chosen = {name: [each.nodeid for each in session.items if machine_name(each) == name] for name in names}
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return {name: pool.submit(run_chosen, name, nodeids) for name, nodeids in chosen.items() if nodeids}
+def start(session: pytest.Session) -> Mapping[str, Future[Run]]:
+    """Begin to boot the guests that have tests to run, one on each CPU."""
+    image: Path | None = session.config.getoption("--kernel")
+    chosen = {name: [each.nodeid for each in session.items if machine_name(each) == name] for name in MACHINES}
+    pool = session.stash[_pool] = ThreadPoolExecutor(os.cpu_count())
+    return {name: pool.submit(run_chosen, name, nodeids, image) for name, nodeids in chosen.items() if nodeids}
 
 
-def run_chosen(name: str, nodeids: Sequence[str]) -> Run:
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Boot no more of them when the tests were ended before."""
+    if _pool in session.stash:
+        session.stash[_pool].shutdown(cancel_futures=True)
+
+
+def run_chosen(name: str, nodeids: Sequence[str], image: Path | None) -> Run:
     """What came of them, if only why there is no guest."""
     try:
-        return run_tests(MACHINES[name], nodeids)
+        return run_tests(with_image(MACHINES[name], image) if image else MACHINES[name], nodeids)
     except LabError as error:
         return Run("", trouble=f"no guest could be made: {error}")
 

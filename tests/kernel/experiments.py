@@ -13,7 +13,7 @@ from typing import Any
 
 from deploy.lab.commands import LabError
 from tests.kernel.machine import run_module
-from tests.kernel.machines import MACHINES
+from tests.kernel.machines import MACHINES, with_image
 
 Results = Sequence[dict[str, Any]]
 MODULE = "tests.kernel.inside.warp.experiments"
@@ -132,6 +132,7 @@ def main() -> int:
     parser.add_argument("--step", type=int, help="of the loads, %%; by default 10 and, for two services, 20")
     parser.add_argument("--seed", type=int, default=1, help="of the guest's random numbers and the soak (%(default)s)")
     parser.add_argument("--seconds", type=int, default=60, help="of the guest's, for the soak (%(default)s)")
+    parser.add_argument("--kernel", type=Path, metavar="IMAGE", help="one with sched_ext, a vmlinuz; else a Debian's")
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     parser.add_argument("--figures", type=Path, help="a directory for the figures, PNG")
     options = parser.parse_args()
@@ -142,6 +143,7 @@ def main() -> int:
         for machine in part.machines:
             guest = dataclasses.replace(MACHINES[machine], timeout_s=36_000.0, seed=options.seed)
             try:
+                guest = with_image(guest, options.kernel) if options.kernel else guest
                 run = run_module(guest, [MODULE, name, *map(str, numbers)])
             except LabError as error:
                 print(f"tests/kernel/run: {error}", file=sys.stderr)

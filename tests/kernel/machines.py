@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 
 from deploy.bpf.suites import fetch_sched_ext_kernel
 from deploy.bpf.toolchain import fetch_toolchain
-from deploy.lab.commands import Runner
+from deploy.lab.commands import LabError, Runner
 from deploy.lab.guest.initramfs import libraries
-from deploy.lab.guest.kernel import fetch_kernel
+from deploy.lab.guest.kernel import Kernel, fetch_kernel
 from tests.kernel.cat_kernel import Fetch, with_bandwidth_allocation, with_cache_allocation
 from tests.kernel.emulator import fair_qemu, installed_qemu
 from tests.kernel.machine import Machine
 
 LOAD = Path(__file__).parent / "inside/warp/load.c"
+
+# Each takes minutes; beside other work, with what that leaves, half an hour.
+PATIENCE_S = 3000.0
 
 
 def warp_files(cache: Path, run: Runner) -> dict[str, bytes]:
@@ -45,7 +49,7 @@ def cgroup_v2_machine() -> Machine:
         mounts=(("cgroup2", "/sys/fs/cgroup"),),
         qemu=fair_qemu,
         hardware=counting(instruction_ns=4, cpus=2),
-        timeout_s=900.0,
+        timeout_s=PATIENCE_S,
     )
 
 
@@ -58,7 +62,7 @@ def sched_ext_machine(cpus: int) -> Machine:
         files=warp_files,
         qemu=fair_qemu if cpus > 1 else installed_qemu,
         hardware=counting(instruction_ns=1, cpus=cpus),
-        timeout_s=900.0,
+        timeout_s=PATIENCE_S,
     )
 
 
@@ -75,17 +79,28 @@ def resctrl_machine(fetch: Fetch) -> Machine:
             *("-cpu", "Haswell-noTSX,model=63,level=16,-cx16,-erms,-avx2,-avx"),
         ),
         command_line="mitigations=off",
-        timeout_s=600.0,
+        timeout_s=PATIENCE_S,
     )
 
 
 MACHINES = {
+    "warp": sched_ext_machine(1),
+    "warp_smp": sched_ext_machine(4),
+    "agent": dataclasses.replace(sched_ext_machine(1), packages=("pytest", "equipoise"), memory_mib=1024),
     "cgroup_v2": cgroup_v2_machine(),
     "resctrl": resctrl_machine(with_cache_allocation(fetch_kernel)),
     "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),
     "resctrl_mba": resctrl_machine(with_bandwidth_allocation(fetch_sched_ext_kernel)),
-    "warp": sched_ext_machine(1),
-    "warp_smp": sched_ext_machine(4),
 }
+"""By the folder of their tests, the one that takes longest first."""
 RESCTRL = ("resctrl", "resctrl_16", "resctrl_mba")
-"""Those with a resctrl, the one that takes longest first."""
+"""Those with a resctrl."""
+SCHED_EXT = ("warp", "warp_smp", "agent")
+"""Those with our scheduler, which also run on a kernel of one's own."""
+
+
+def with_image(machine: Machine, image: Path) -> Machine:
+    """The same guest with this kernel image. Raises LabError when that is no file."""
+    if not image.is_file():
+        raise LabError(f"--kernel {image}: there is no such file")
+    return dataclasses.replace(machine, fetch=lambda _cache, _run, _say: Kernel(image.name, image, ()))

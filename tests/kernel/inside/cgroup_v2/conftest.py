@@ -133,8 +133,7 @@ def open_host(*vms: Vm) -> KernelHost:
     return KernelHost(REAL, Watch(Domains(instances, 1, True, "9.0.0")))  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="session")
-def systemd() -> None:
+def lay_out_slices() -> None:
     """Slices as systemd makes them; the tests run in one, as the agent does, and not among the VMs."""
     service = CGROUPS / "system.slice/equipoise.service"
     service.mkdir(parents=True)
@@ -142,6 +141,11 @@ def systemd() -> None:
     delegate(CGROUPS)
     delegate(SLICE)
     (service / "cgroup.procs").write_text(str(os.getpid()))
+
+
+@pytest.fixture(scope="session")
+def systemd() -> None:
+    lay_out_slices()
 
 
 def start_process() -> QemuLike:

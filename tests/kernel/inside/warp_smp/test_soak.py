@@ -7,7 +7,7 @@ import pytest
 from manager.host.sched_ext import SchedExt
 from tests.kernel.inside.warp import soak
 
-SECONDS = 15.0
+SECONDS = 10.0
 SEED = 1
 
 
