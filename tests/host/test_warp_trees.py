@@ -188,9 +188,9 @@ def test_nonsense_in_the_file_is_no_number(tmp_path: Path) -> None:
         tree.mechanisms.read(tree.vm)
 
 
-def sched_ext_tree(folder: Path) -> Tree:
+def sched_ext_tree(folder: Path, release: str = "6.18.0") -> Tree:
     """A kernel with all that our scheduler needs."""
-    tree = Tree(folder, "6.18.0", file=False)
+    tree = Tree(folder, release, file=False)
     tree.write("proc/self/mountinfo", V1 + "40 30 0:33 / /sys/fs/bpf rw - bpf bpf rw\n")
     tree.write("sys/kernel/sched_ext/state", "disabled\n")
     tree.write("sys/kernel/btf/vmlinux", "")
@@ -213,6 +213,16 @@ def test_what_our_scheduler_needs(tmp_path: Path, without: str, says: str) -> No
     offer = offers_of(tree.paths, read_mounts(tree.paths), None, bpftool="sh")[0]
     assert (offer.rung, offer.there) == (Rung.SCHED_EXT, not without)
     assert says in offer.detail
+
+
+@pytest.mark.parametrize(
+    ("release", "there"), [("6.14.0-37-generic", False), ("6.17.0-42-generic", True), ("next", False)]
+)
+def test_kernels_that_it_was_not_seen_on_are_left_alone(tmp_path: Path, release: str, there: bool) -> None:
+    tree = sched_ext_tree(tmp_path, release)
+    offer = offers_of(tree.paths, read_mounts(tree.paths), None, bpftool="sh")[0]
+    assert offer.there == there
+    assert there or f"Linux {release} is older than 6.17" in offer.detail
 
 
 def test_without_bpftool_or_a_bpf_file_system_it_is_not_offered(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def _sched_ext(subject: Subject) -> Verdict:
     if state is None:
         return missing(
             "this kernel has no sched_ext",
-            "run Linux 6.12 or newer with CONFIG_SCHED_CLASS_EXT for warp by sched_ext; everything else works without",
+            "run Linux 6.17 or newer with CONFIG_SCHED_CLASS_EXT for warp by sched_ext; everything else works without",
         )
     if state == "disabled":
         return works("there, and no scheduler is loaded")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 
 from manager.host.cgroup import CgroupMounts
@@ -11,6 +12,10 @@ from manager.host.sched_ext import PINS
 from manager.host.warp.bvt_file import BvtFile, FileKind, bvt_file
 from manager.host.warp.slices import default_slice_ns
 from manager.model.warp import Offer, Rung
+
+OLDEST_SEEN = 6, 17
+"""The oldest Linux that our scheduler was seen to come to and to leave well. On 6.14 its removal while tasks were
+running did not end, in a guest with one CPU."""
 
 
 def offers_of(paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None, bpftool: str = "bpftool") -> list[Offer]:
@@ -28,8 +33,14 @@ def offers_of(paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None, bpf
 
 
 def _sched_ext(paths: HostPaths, bpftool: str) -> Offer:
+    release = paths.kernel_release.read_text().strip()
+    oldest = ".".join(map(str, OLDEST_SEEN))
     needs = (
         (paths.sched_ext_state.exists(), "this kernel has no sched_ext"),
+        (
+            _version(release) >= OLDEST_SEEN,
+            f"Linux {release} is older than {oldest}, the oldest it is known to work on",
+        ),
         (paths.btf.exists(), f"there is no {paths.btf}, the types of this kernel"),
         (mounted(paths, "bpf") == paths.root / PINS, f"no BPF file system is mounted at /{PINS}"),
         (shutil.which(bpftool) is not None, "bpftool is not installed"),
@@ -37,6 +48,12 @@ def _sched_ext(paths: HostPaths, bpftool: str) -> Offer:
     lacking = [why for there, why in needs if not there]
     detail = "; ".join(lacking) or "sched_ext is there, and what it takes to load our scheduler"
     return Offer(Rung.SCHED_EXT, not lacking, detail)
+
+
+def _version(release: str) -> tuple[int, ...]:
+    """The first two numbers of a kernel's release; none where it has none."""
+    found = re.match(r"(\d+)\.(\d+)", release)
+    return tuple(map(int, found.groups())) if found else ()
 
 
 def _slice(default_ns: int | None) -> Offer:
