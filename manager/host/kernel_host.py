@@ -15,6 +15,7 @@ from manager.host.interrupts import read_affinity, write_affinity
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.resctrl.cache import ResctrlCache
 from manager.host.resctrl.tree import KernelTree
+from manager.host.sched_ext import deciding_scheduler
 from manager.host.scheduling import Schedulings
 from manager.host.topology import cache_domains, discover
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
@@ -59,7 +60,6 @@ class KernelHost:
                 f"setting managed_cpus names pCPUs that are not online: {missing}; online are {sorted(online)}"
             )
         self._online = online
-        self._sched_ext_file = str(paths.sched_ext_ops)
         self._online_file, self._online_text, self._online_now_are = str(paths.online_cpus), b"", online
         self._schedstat = (paths.process(1) / "schedstat").exists()
         self._managed = managed_cpus
@@ -90,7 +90,7 @@ class KernelHost:
         online = self._online_now()
         if online != self._online:
             self._online, self._topology = online, discover(self._paths)
-        now = online, self._sched_ext(), self._watch.domains.libvirt_version if self._watch else "unknown"
+        now = online, deciding_scheduler(self._paths), self._watch.domains.libvirt_version if self._watch else "unknown"
         if self._offered is None or self._offered[0] != now:  # asked for several times a tick
             self._offered = now, self._capabilities(*now)
         return self._offered[1]
@@ -277,9 +277,3 @@ class KernelHost:
         except (OSError, ValueError):  # it was readable at start
             return self._online
         return self._online_now_are
-
-    def _sched_ext(self) -> str:
-        try:
-            return process.read_small(self._sched_ext_file).decode(errors="replace").strip()
-        except OSError:
-            return ""

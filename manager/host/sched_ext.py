@@ -15,6 +15,7 @@ from pathlib import Path
 from manager import bpf
 from manager.errors import HostError
 from manager.host.bpf_map import BpfMap
+from manager.host.process import read_small
 from manager.host.registry import HostPaths
 from manager.model.cpus import parse_cpus
 
@@ -30,6 +31,18 @@ class Warp:
 
     warp_us: int
     limit_us: int = 0
+
+
+def deciding_scheduler(paths: HostPaths) -> str:
+    """Name of the sched_ext scheduler that decides now, by the kernel's word; empty: none does.
+
+    The name of one that was thrown out may stay for as long as something holds it, such as its pin.
+    """
+    try:
+        name = read_small(str(paths.sched_ext_ops)).decode(errors="replace").strip()
+        return name if name and read_small(str(paths.sched_ext_state)).strip() == b"enabled" else ""
+    except OSError:
+        return ""
 
 
 class SchedExt:
@@ -51,11 +64,8 @@ class SchedExt:
         return self._loaded() == bpf.build_name()
 
     def _loaded(self) -> str:
-        try:
-            name = self._paths.sched_ext_ops.read_text().strip()
-            return name if self._state() == "enabled" and name.startswith(bpf.NAME) else ""
-        except OSError:
-            return ""
+        name = deciding_scheduler(self._paths)
+        return name if name.startswith(bpf.NAME) else ""
 
     def _state(self) -> str:
         return self._paths.sched_ext_state.read_text().strip()

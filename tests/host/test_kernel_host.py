@@ -136,6 +136,7 @@ def test_a_v2_host(tree: Tree) -> None:
 def test_what_is_missing_is_said(tree: Tree) -> None:
     tree.write("sys/fs/cgroup/cgroup.controllers", "io\n")
     tree.write("sys/kernel/sched_ext/root/ops", "lavd\n")
+    tree.write("sys/kernel/sched_ext/state", "enabled\n")
     (tree.folder / "proc/1/schedstat").unlink()
     found = tree.host().capabilities
     assert (found.cgroup_version, found.weights, found.schedstat) == (0, None, False)
@@ -150,7 +151,10 @@ def test_a_scheduler_that_is_loaded_later_is_seen(tree: Tree) -> None:
     host = tree.host()
     assert host.capabilities.warnings == ()
     tree.write("sys/kernel/sched_ext/root/ops", "bvt\n")
-    assert len(host.capabilities.warnings) == 1
+    tree.write("sys/kernel/sched_ext/state", "enabled\n")
+    assert (host.capabilities.scheduler, len(host.capabilities.warnings)) == ("bvt", 1)
+    tree.write("sys/kernel/sched_ext/state", "disabled\n")
+    assert (host.capabilities.scheduler, host.capabilities.warnings) == ("", ()), "thrown out; its name stayed"
 
 
 @pytest.mark.parametrize(

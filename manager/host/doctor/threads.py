@@ -7,6 +7,7 @@ from manager.host.doctor.files import text_of
 from manager.host.doctor.scratch import scratch_process
 from manager.host.process import affinity, set_affinity
 from manager.host.registry import HostPaths
+from manager.host.sched_ext import deciding_scheduler
 from manager.host.warp.slices import set_slice
 from manager.model.cpus import format_cpus, parse_cpus
 
@@ -38,7 +39,7 @@ def _slice(subject: Subject) -> Verdict:
         before_ns = read_slice_ns(subject.paths, scratch.pid)
         set_slice(scratch.pid, _SLICE_NS)
         after_ns = read_slice_ns(subject.paths, scratch.pid)
-    return judge_slice(before_ns, after_ns, text_of(subject.paths.sched_ext_ops) or "")
+    return judge_slice(before_ns, after_ns, deciding_scheduler(subject.paths))
 
 
 def judge_slice(before_ns: int | None, after_ns: int | None, scheduler: str) -> Verdict:

@@ -9,6 +9,7 @@ from manager.host.doctor.check import Check, Subject, Verdict, ignored, missing,
 from manager.host.doctor.files import text_of
 from manager.host.doctor.scratch import cpu_hierarchy, scratch_group
 from manager.host.registry import CGROUP_V1, RT_RUNTIME_FILE
+from manager.host.sched_ext import deciding_scheduler
 from manager.host.warp.bvt_file import FileKind, bvt_file
 from manager.host.warp.probe import offers_of
 from manager.model.finding import FindingStatus
@@ -59,7 +60,7 @@ def _best(subject: Subject) -> Verdict:
     offers = offers_of(subject.paths, mounts, cpu_controller(mounts))
     own = next(offer for offer in offers if offer.rung is Rung.SCHED_EXT)
     best = standing(offers)
-    scheduler = text_of(subject.paths.sched_ext_ops) or ""
+    scheduler = deciding_scheduler(subject.paths)
     if scheduler:
         best = replace(own, there=True) if scheduler.startswith(_OURS) else None
     rung = best.rung if best else Rung.NONE

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.host.doctor.check import Subject, Verdict, ignored, not_tried, unknown, works
-from manager.host.doctor.files import text_of
 from manager.host.doctor.scratch import (
     NOT_ENABLED,
     SEE_DELEGATION,
@@ -20,6 +19,7 @@ from manager.host.doctor.scratch import (
     scratch_process,
 )
 from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
+from manager.host.sched_ext import deciding_scheduler
 from manager.model.cpus import CpuSet
 
 _RATIO = 10
@@ -54,7 +54,7 @@ def weights_act(subject: Subject) -> Verdict:
         return unknown(f"not tried: {NOT_ENABLED}", SEE_DELEGATION)
     with scratch_group(root) as group:
         found = race(cpu, group, least_busy(subject.paths, frozenset(os.sched_getaffinity(0))))
-    return judge(found, text_of(subject.paths.sched_ext_ops) or "")
+    return judge(found, deciding_scheduler(subject.paths))
 
 
 def judge(found: Race, scheduler: str) -> Verdict:
