@@ -33,6 +33,7 @@ PAGES = {
 OF_VIEWERS = ("fleet", "application", "report", "hosts", "host", "why", "events", "what-if", "account", "not-found")
 REACHABLE = "a[href], button, input:not([type=hidden]), select, textarea, summary, [tabindex='0']"
 WALK_BEGINS = """(reachable) => {
+    if (window.Idiomorph) Idiomorph.morph = () => [];  // who walks through what changes may pass by what moves
     const visible = (one) => one.checkVisibility({ visibilityProperty: true }) && one.tabIndex >= 0 && !one.disabled;
     const others = (one) => one.type !== "radio" || one.checked;  // a group of them is one stop
     const all = [...document.querySelectorAll(reachable)].filter(visible).filter(others);
