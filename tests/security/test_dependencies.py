@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 
+import httpx
 import pytest
-import urllib3
 
 from deploy import vendor
 
@@ -66,7 +66,7 @@ def listed() -> dict[str, list[str]]:
     Not as much as pip-audit tells: of a package that is not the newest nothing is known.
     """
     installed = {each.name: each.version for each in importlib.metadata.distributions()}
-    with urllib3.PoolManager(retries=False, timeout=10.0) as http, ThreadPoolExecutor(4) as pool:
+    with httpx.Client(timeout=10.0) as http, ThreadPoolExecutor(4) as pool:
         pages = dict(zip(installed, pool.map(lambda name: page(http, name), installed), strict=True))
     return {
         f"{name} {version}": [each["id"] for each in found["vulnerabilities"]]
@@ -75,12 +75,12 @@ def listed() -> dict[str, list[str]]:
     }
 
 
-def page(http: urllib3.PoolManager, name: str) -> dict[str, Any]:
+def page(http: httpx.Client, name: str) -> dict[str, Any]:
     """A package's page of the index (docs.pypi.org/api/json), empty where there is none."""
     try:
-        answer = http.request("GET", f"https://pypi.org/pypi/{name}/json")
-        return dict(answer.json()) if answer.status == HTTPStatus.OK else {}
-    except (urllib3.exceptions.HTTPError, ValueError):
+        answer = http.get(f"https://pypi.org/pypi/{name}/json")
+        return dict(answer.json()) if answer.status_code == HTTPStatus.OK else {}
+    except (httpx.HTTPError, ValueError):
         return {}
 
 
