@@ -66,7 +66,7 @@ def listed() -> dict[str, list[str]]:
     Not as much as pip-audit tells: of a package that is not the newest nothing is known.
     """
     installed = {each.name: each.version for each in importlib.metadata.distributions()}
-    with httpx.Client(timeout=10.0) as http, ThreadPoolExecutor(4) as pool:
+    with httpx.Client(timeout=10.0, follow_redirects=True) as http, ThreadPoolExecutor(4) as pool:
         pages = dict(zip(installed, pool.map(lambda name: page(http, name), installed), strict=True))
     return {
         f"{name} {version}": [each["id"] for each in found["vulnerabilities"]]
