@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC
 
-from apscheduler.events import EVENT_JOB_ERROR, EVENT_JOB_MAX_INSTANCES, JobExecutionEvent
-from apscheduler.executors.pool import ThreadPoolExecutor
-from apscheduler.schedulers.background import BackgroundScheduler
-
-from manager.api.convert import capabilities_body, timestamp
+from manager.api.convert import capabilities_body
 from manager.api.schemas import TickStatus, VmStatus
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
@@ -33,6 +27,7 @@ from manager.model.records import Severity
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.warp import EJECTED, UNLOADED, Rung
+from manager.steady import AfterBoundaries, Every, SteadyScheduler, next_boundary_s
 from manager.telemetry.port import Telemetry
 
 TICK, TIDY, WATCH = "tick", "tidy", "watch"
@@ -126,15 +121,9 @@ class Agent:
         self._ticked_s = system_clock().monotonic_s
         self._stopping = threading.Event()
         self._manager_answers: bool | None = None
-        self._scheduler = BackgroundScheduler(
-            timezone=UTC,
-            executors={TICK: ThreadPoolExecutor(1)},
-            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
-        )
+        self._scheduler = SteadyScheduler({TICK: 1}, on_overrun=self._overran, on_crash=self._crashed)
         # A loop of its own: a job costs as much as half an exchange.
         self._talking = threading.Thread(target=self._talk, name="talk", daemon=True)
-        self._scheduler.add_listener(self._on_overrun, EVENT_JOB_MAX_INSTANCES)
-        self._scheduler.add_listener(self._on_crash, EVENT_JOB_ERROR)
 
     def start(self) -> None:
         """Begin with what is known of the manager's orders, cached if it does not answer."""
@@ -142,15 +131,11 @@ class Agent:
         self.say(Severity.INFO, "agent-started", f"agent started, {len(self._journal.entries)} settings in the journal")
         self.sync()
         self.tick()
-        first_s = first_tick_s(system_clock().epoch_s, self._interval_s)
-        for name, job, seconds, begin_s in (
-            (TICK, self.tick, self._interval_s, first_s),
-            (TIDY, collect_garbage, COLLECT_S, first_s + self._interval_s / 2),
-        ):
-            begin = timestamp(begin_s)
-            self._scheduler.add_job(job, "interval", seconds=seconds, start_date=begin, id=name, executor=TICK)
+        self._scheduler.add(TICK, self.tick, AfterBoundaries(self._interval_s, _AFTER_SLOT_S), TICK)
+        between_s = _AFTER_SLOT_S + self._interval_s / 2
+        self._scheduler.add(TIDY, collect_garbage, AfterBoundaries(COLLECT_S, between_s), TICK)
         if any(offer.rung is Rung.SCHED_EXT and offer.there for offer in self._host.capabilities.warps):
-            self._scheduler.add_job(self.watch, "interval", seconds=_WATCH_S, id=WATCH, executor=TICK)
+            self._scheduler.add(WATCH, self.watch, Every(_WATCH_S), TICK)
         postpone_garbage()
         self._scheduler.start()
         self._talking.start()
@@ -188,7 +173,7 @@ class Agent:
         if self._stopping.is_set():
             ended.set()
         else:
-            self._scheduler.add_job(self._tick_for, args=(ended,), executor=TICK)
+            self._scheduler.soon(self._tick_for, (ended,), TICK)
         return ended
 
     def _tick_for(self, ended: threading.Event) -> None:
@@ -207,7 +192,7 @@ class Agent:
         while True:
             now_s = system_clock().epoch_s
             due = _REPORT_AT if self._link.shared else _FETCH_AT
-            due_s = first_tick_s(now_s, self._sync_s) + due * self._sync_s
+            due_s = next_boundary_s(now_s, self._sync_s, _AFTER_SLOT_S) + due * self._sync_s
             if self._stopping.wait(due_s - now_s):
                 return
             try:
@@ -304,7 +289,7 @@ class Agent:
         """End the schedule, put everything back, tell the manager. Returns how many settings could not be put back."""
         self._stopping.set()
         if self._scheduler.running:
-            self._scheduler.shutdown(wait=True)
+            self._scheduler.stop()
             self._talking.join()
             collect_as_usual()
         self._findings.stop()
@@ -376,20 +361,12 @@ class Agent:
             waits = f"{trouble}; what is to be told waits in memory, and is lost if the agent ends"
             self.say(severity, "outbox", waits if trouble else "the outbox can be written again")
 
-    def _on_overrun(self, event: JobExecutionEvent) -> None:
-        if event.job_id == TICK:
+    def _overran(self, name: str) -> None:
+        if name == TICK:
             self._overruns += 1
             self._metrics.overruns.inc()
             log.warning("a tick took longer than the interval of %g s; the next one is left out", self._interval_s)
 
-    def _on_crash(self, event: JobExecutionEvent) -> None:
-        self._crashed(event.job_id, event.exception)
-
     def _crashed(self, what: str, error: BaseException) -> None:
         self._metrics.errors.labels("bug").inc()
         log.error("%s failed: %r", what, error, exc_info=error)
-
-
-def first_tick_s(now_s: float, interval_s: float) -> float:
-    """When the first scheduled tick is due, seconds since the epoch."""
-    return (math.floor((now_s - _AFTER_SLOT_S) / interval_s) + 1) * interval_s + _AFTER_SLOT_S

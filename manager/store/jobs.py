@@ -2,6 +2,12 @@
 
 Every manager asks for each job in time; the first one that does takes the job's lock, notes in the database that it
 began, and does it. For the others the job is done until its period is over.
+
+When a period is over is judged by steady time, because no two clocks agree and any may be set. What is in the database
+tells a manager only *that* the job began since it last looked, and its own monotonic clock how long ago it looked. So a
+job is run within two periods of the last time, and still once a period, wherever the clocks of managers or of the
+database's machine jump. Only a manager that looks for the first time has nothing but the date; one of the future tells
+nothing.
 """
 
 from __future__ import annotations
@@ -11,18 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from enum import StrEnum
 
-from apscheduler.executors.pool import ThreadPoolExecutor
-from apscheduler.schedulers.background import BackgroundScheduler
-
 from manager.errors import DatabaseUnavailable
+from manager.steady import Every, SteadyScheduler
 from manager.store.database import Database
 from manager.store.host_models import JobRow
 
 _ASKED_S = 60.0  # at least so often a manager asks for a job: another one that had it may be gone
 _EARLY = 0.9  # of a period; managers do not ask at the same moments
+_POOL = "jobs"
 _GAP = 2.5  # periods without a run, after which it was not run in time
 
 log = logging.getLogger(__name__)
@@ -64,6 +69,14 @@ class JobEnd:
     took_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the database last said of when a job began, and since when on this manager's steady clock it has said so."""
+
+    began_at: datetime
+    steady_s: float
+
+
 class Jobs:
     """Asks for jobs in the background, at once and then in time. A mistake in one ends only that run of it."""
 
@@ -73,34 +86,39 @@ class Jobs:
         jobs: Sequence[Job],
         clock: Callable[[], float],
         ended: Callable[[JobEnd], None] = lambda _end: None,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock`` answers seconds since the epoch; ``ended`` is told of each end, from several threads."""
+        """``clock`` answers seconds since the epoch, ``steady`` seconds that only grow; ``ended`` is told of each end,
+        from several threads.
+        """
         self._database = database
         self._jobs = tuple(jobs)
         self._clock = clock
         self._ended = ended
+        self._steady = steady
+        self._seen: dict[str, _Seen] = {}
         self._stop = threading.Event()
-        self._scheduler = BackgroundScheduler(
-            timezone=UTC,
-            executors={"default": ThreadPoolExecutor(max(len(jobs), 1))},
-            job_defaults={"coalesce": True, "max_instances": 1, "misfire_grace_time": None},
-        )
+        self._scheduler = SteadyScheduler({_POOL: max(len(jobs), 1)})
 
     def start(self) -> None:
         """Begin."""
         for job in self._jobs:
-            seconds = min(job.period_s, _ASKED_S)
-            begin = datetime.now(UTC)
-            self._scheduler.add_job(
-                self.ask, "interval", [job], seconds=seconds, next_run_time=begin, id=job.name, name=job.name
-            )
+
+            def ask(job: Job = job) -> JobResult:
+                return self.ask(job)
+
+            self._scheduler.add(job.name, ask, Every(min(job.period_s, _ASKED_S), at_once=True), _POOL)
         self._scheduler.start()
 
     def close(self) -> None:
         """End, after what jobs do at once is done."""
         self._stop.set()
-        if self._scheduler.running:
-            self._scheduler.shutdown(wait=True)
+        self._scheduler.stop()
+
+    def ages_s(self) -> dict[str, float]:
+        """How long ago each job last began in the fleet, as far as this manager saw, by a clock that nobody sets."""
+        now_s = self._steady()
+        return {name: now_s - seen.steady_s for name, seen in tuple(self._seen.items())}
 
     def ask(self, job: Job) -> JobResult:
         """Do a job, unless another manager does or did."""
@@ -128,18 +146,36 @@ class Jobs:
 
     def _begin(self, job: Job) -> datetime | None:
         """Note that it begins, and tell since when it has been run in time; None: it was run in this period."""
-        now, period = self._now(), timedelta(seconds=job.period_s)
+        now, steady_s = self._now(), self._steady()
         with self._database.writing() as session:
             row = session.get(JobRow, job.name)
             if row is None:
                 row = JobRow(name=job.name, began_at=now, since=now)
                 session.add(row)
-            elif timedelta(0) <= now - row.began_at < _EARLY * period:
+            else:
+                age_s = self._age_s(row, now, steady_s)
+                if age_s is not None and age_s < _EARLY * job.period_s:
+                    return None
+                if age_s is None or age_s > _GAP * job.period_s or row.since > now:
+                    row.since = now
+            row.began_at, since = now, row.since
+        self._seen[job.name] = _Seen(now, steady_s)
+        return since
+
+    def _age_s(self, row: JobRow, now: datetime, steady_s: float) -> float | None:
+        """How long ago the job last began, in steady seconds; None: nobody can tell."""
+        seen = self._seen.get(row.name)
+        if seen is None:
+            age_s = (now - row.began_at).total_seconds()
+            if age_s < 0:
                 return None
-            elif not timedelta(0) <= now - row.began_at <= _GAP * period:  # before 0: the clock was put back
-                row.since = now
-            row.began_at = now
-            return row.since
+            self._seen[row.name] = _Seen(row.began_at, steady_s - age_s)
+            return age_s
+        if seen.began_at != row.began_at:
+            # Another manager began it at some time since the last look.
+            self._seen[row.name] = _Seen(row.began_at, steady_s)
+            return 0.0
+        return steady_s - seen.steady_s
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock(), UTC)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -69,6 +70,72 @@ def test_a_job_knows_since_when_it_was_run_in_time(fleet: Fleet) -> None:
     for second in (0, 60, 120, 400, 460, 100):
         fleet.at(second).ask(fleet.job)
     assert [(run.since - NOW).total_seconds() for run in fleet.ran] == [0, 0, 0, 400, 400, 100]
+
+
+JUMPS_S = [-2 * 3600.0, 2 * 3600.0, -365 * 86_400.0, 365 * 86_400.0]
+
+
+class Site:
+    """Managers on one database, each with a clock of its own that may be set, and one monotonic time for all."""
+
+    def __init__(self, database: Database, clocks_s: dict[str, float]) -> None:
+        self.steady_s = 1000.0
+        self.clocks_s = dict(clocks_s)
+        self.ran: list[tuple[float, str]] = []
+        self.managers = {name: self._manager(database, name) for name in clocks_s}
+
+    def _manager(self, database: Database, name: str) -> tuple[Jobs, Job]:
+        def act(_run: Run) -> int:
+            self.ran.append((self.steady_s - 1000, name))
+            return 0
+
+        def wall() -> float:
+            return NOW.timestamp() + self.clocks_s[name] + self.steady_s
+
+        job = Job("tidy", 60.0, act)
+        return Jobs(database, [job], wall, steady=lambda: self.steady_s), job
+
+    def ask(self, second: float, name: str) -> None:
+        self.steady_s = 1000.0 + second
+        jobs, job = self.managers[name]
+        assert jobs.ask(job) in {DONE, ELSEWHERE}
+
+
+@pytest.mark.parametrize("jump_s", JUMPS_S)
+def test_a_clock_that_jumps_keeps_no_job_waiting_and_runs_none_twice(database: Database, jump_s: float) -> None:
+    site = Site(database, {"a": 0.0})
+    for second in range(0, 600, 20):
+        if second == 300:
+            site.clocks_s["a"] += jump_s
+        site.ask(second, "a")
+    assert site.ran == [(float(second), "a") for second in range(0, 600, 60)]
+
+
+@pytest.mark.parametrize("jump_s", JUMPS_S)
+def test_managers_whose_clocks_differ_run_a_job_once_a_period(database: Database, jump_s: float) -> None:
+    site = Site(database, {"a": 0.0, "b": jump_s})
+    for second in range(0, 600, 20):
+        site.ask(second, "a")
+        site.ask(second + 10, "b")
+    # The second one cannot tell at its first look when the first one did it.
+    later = [when for when, _ in site.ran if when >= 60]
+    assert 8 <= len(later) <= 10
+    gaps = [after - before for before, after in itertools.pairwise(later)]
+    assert min(gaps) >= 0.9 * 60
+    assert max(gaps) <= 2 * 60
+
+
+@pytest.mark.parametrize("jump_s", JUMPS_S)
+def test_a_manager_takes_over_from_one_with_another_clock(database: Database, jump_s: float) -> None:
+    site = Site(database, {"a": 0.0, "b": jump_s})
+    site.ask(0, "a")
+    site.ask(10, "b")
+    for second in range(60, 300, 20):
+        site.ask(second, "b")
+    whens = [when for when, _ in site.ran]
+    assert max(after - before for before, after in itertools.pairwise(whens)) <= 2 * 60
+    jobs, _ = site.managers["b"]
+    assert jobs.ages_s() == {"tidy": site.steady_s - 1000 - whens[-1]}
 
 
 def test_a_mistake_is_counted_and_the_job_goes_on_next_time(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:

@@ -17,7 +17,6 @@ import pytest
 
 from manager.errors import ManagerUnavailable
 from manager.logs import TICK_NUMBER
-from manager.loop.agent import first_tick_s
 from manager.loop.link import joined
 from manager.model.histogram import Histogram
 from manager.model.host import KnobKey
@@ -317,20 +316,6 @@ def test_a_rate_that_nobody_knows_is_not_shown(site: Site) -> None:
     a.agent.tick()
     assert a.metrics.registry.get_sample_value("equipoise_application_rate_rps", {"application": "shop"}) is None
     assert a.metrics.registry.get_sample_value("equipoise_application_window_samples", {"application": "shop"}) == 30
-
-
-@pytest.mark.parametrize(
-    ("now_s", "interval_s", "due_s"),
-    [
-        (100.0, 5.0, 100.03),
-        (100.02, 5.0, 100.03),
-        (100.03, 5.0, 105.03),
-        (104.9, 5.0, 105.03),
-        (1e9 + 0.1, 0.2, 1e9 + 0.23),
-    ],
-)
-def test_ticks_follow_the_end_of_slots(now_s: float, interval_s: float, due_s: float) -> None:
-    assert first_tick_s(now_s, interval_s) == pytest.approx(due_s, abs=1e-6)
 
 
 def test_slots_of_both_are_joined() -> None:
