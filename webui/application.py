@@ -28,7 +28,8 @@ RANGES: Mapping[str, str] = {
 PERIODS: Mapping[int, str] = {3600: "last hour", 86_400: "last day", 30 * 86_400: "last 30 days"}
 
 _MOST_POINTS = 2000
-_TIMES = ("start", "end", "count", "requests", "rate_rps", "p50_ms", "p95_ms", "p99_ms", "judged", "missed")
+_TIMES = ("start", "end", "count", "requests", "rate_rps", "p50_ms", "p95_ms", "p99_ms", "time_ms", "judged", "missed")
+_SHOWN_PERCENTILES = (50, 95, 99)
 _TIERS = ("start", "tier", "vm", "host", "cpu_share", "run_delay_share", "weight", "mode")
 
 
@@ -45,6 +46,7 @@ def add_application(web: Blueprint, site: Site) -> None:
         return page(
             "application.html",
             application=found,
+            others=_others(found["window"], found["measured_percentile"]),
             budget=site.api.get(f"{path}/budget"),
             evidence=site.api.get(f"{path}/evidence") if found["sla"] else None,
             sources=site.api.get(f"{path}/sources", limit=1000)["items"],
@@ -77,6 +79,12 @@ def _path(name: str) -> str:
 def _range() -> dict[str, object]:
     """The range that the URL names; the interface has its own default."""
     return {"since": request.args.get("since"), "until": request.args.get("until"), "points": _MOST_POINTS}
+
+
+def _others(window: Json | None, watched: float) -> list[tuple[str, float | None]]:
+    """The percentiles of a window that the interface answers besides the one that is judged."""
+    names = [f"p{percentile}" for percentile in _SHOWN_PERCENTILES if percentile != watched]
+    return [(name, window[f"{name}_ms"] if window else None) for name in names]
 
 
 def _silence_s(application: Json, now_s: float) -> float | None:

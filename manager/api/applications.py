@@ -20,7 +20,7 @@ from manager.api.queries import Conditions, NamePath, PageQuery
 from manager.api.samples import window_out
 from manager.api.schemas import ApplicationIn, ApplicationOut, MergePatch
 from manager.api.validation import FieldError, InvalidFields
-from manager.control.sla import sla_state
+from manager.control.sla import sla_state, watched_percentile
 from manager.control.sources import contradictions
 from manager.model.registration import Application
 from manager.model.window import Window
@@ -108,11 +108,14 @@ def _wanted(name: str, body: ApplicationIn) -> Application:
 def _application_out(
     context: ManagerContext, row: ApplicationRow, application: Application, window: Window | None
 ) -> ApplicationOut:
+    percentile = watched_percentile(application.sla)
     return ApplicationOut(
         name=row.name,
         created_at=row.created_at,
         updated_at=row.updated_at,
         sla_state=sla_state(window, application.sla, context.clock(), context.stale_s, context.min_samples),
         window=window_out(window) if window else None,
+        measured_percentile=percentile,
+        measured_ms=window.percentile_ms(percentile) if window else None,
         **dict(application_body(application)),
     )

@@ -18,7 +18,7 @@ from manager.api.context import ManagerContext
 from manager.api.convert import timestamp
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.schemas import FleetApplication, FleetHost, FleetOut, Name, Schema, SlaBody, TickStatus
-from manager.control.sla import sla_state
+from manager.control.sla import sla_state, watched_percentile
 from manager.model.registration import Mode
 from manager.model.window import SlaState, Window
 from manager.store.applications import sla_of
@@ -57,8 +57,7 @@ class _Glance:
     @property
     def measured_ms(self) -> float | None:
         """The percentile that the SLA is about."""
-        percentile = self.row.sla_percentile or 95.0
-        return self.window.percentile_ms(percentile) if self.window else None
+        return self.window.percentile_ms(watched_percentile(sla_of(self.row))) if self.window else None
 
     @property
     def used(self) -> float:
@@ -100,7 +99,7 @@ def fleet_api(context: ManagerContext) -> APIBlueprint:
             found.sort(key=lambda one: (*_ORDERS[query.sort](one), one.row.name))
             shown = found[query.offset : query.offset + query.limit]
             since = now - timedelta(minutes=query.minutes)
-            percentiles = {one.row.id: one.row.sla_percentile or 95.0 for one in shown}
+            percentiles = {one.row.id: watched_percentile(sla_of(one.row)) for one in shown}
             series = recent.of(session, percentiles, since, now)
             host_rows = session.execute(select(*_HOST_COLUMNS).order_by(HostRow.name)).all()
         step = (now - since) / _STEPS

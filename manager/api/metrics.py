@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from manager.api.context import ManagerContext
 from manager.api.schemas import TickStatus
-from manager.control.sla import sla_state
+from manager.control.sla import sla_state, watched_percentile
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
 from manager.store.applications import sla_of
@@ -174,8 +174,11 @@ class _Fleet(Collector):
 
     def _applications(self, session: Session) -> list[Metric]:
         label = ["application"]
-        p95 = GaugeMetricFamily(
-            "equipoise_application_p95_seconds", "95th percentile of the latest window", None, label
+        measured = GaugeMetricFamily(
+            "equipoise_application_response_time_seconds",
+            "The SLA's percentile in the latest window, 95 without an SLA",
+            None,
+            ["application", "percentile"],
         )
         promise = GaugeMetricFamily(
             "equipoise_application_sla_seconds", "Response time promised by the SLA", None, label
@@ -201,10 +204,11 @@ class _Fleet(Collector):
                 if window.rate_rps is not None:
                     rate.add_metric([row.name], window.rate_rps)
                 count.add_metric([row.name], window.histogram.count)
-                p95_ms = window.percentile_ms(95)
-                if p95_ms is not None:
-                    p95.add_metric([row.name], p95_ms / 1000)
+                percentile = watched_percentile(sla)
+                measured_ms = window.percentile_ms(percentile)
+                if measured_ms is not None:
+                    measured.add_metric([row.name, f"{percentile:g}"], measured_ms / 1000)
             current = sla_state(window, sla, now_s, self._context.stale_s, self._context.min_samples)
             for possible in SlaState:
                 state.add_metric([row.name, possible], 1.0 if possible is current else 0.0)
-        return [p95, promise, rate, count, state]
+        return [measured, promise, rate, count, state]

@@ -83,15 +83,15 @@ def _hosts_table(hosts: list[dict[str, Any]]) -> Table:
 
 
 def _applications_table(applications: list[dict[str, Any]]) -> Table:
-    table = Table("application", "SLA", "state", "p95", "rate", "tiers", title="Applications")
+    table = Table("application", "SLA", "state", "measured", "rate", "tiers", title="Applications")
     for application in applications:
         sla, window = application["sla"], application["window"] or {}
-        p95_ms, rate_rps = window.get("p95_ms"), window.get("rate_rps")
+        measured_ms, rate_rps = application.get("measured_ms"), window.get("rate_rps")
         table.add_row(
             application["name"],
             f"p{sla['percentile']:g} <= {sla['response_time_ms']:g} ms" if sla else "-",
             _SLA_MARKS[application["sla_state"]],
-            f"{p95_ms:.3g} ms" if p95_ms is not None else "-",
+            f"p{application['measured_percentile']:g} {measured_ms:.3g} ms" if measured_ms is not None else "-",
             f"{rate_rps:.0f}/s" if rate_rps is not None else "-",
             ", ".join(tier["name"] for tier in application["tiers"]),
         )

@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from manager.control.sla import watched_percentile
 from manager.loop.status import warps_in_force, ways_in_force
 from manager.loop.tick import TickResult
 from manager.model.host import UNLIMITED
@@ -188,7 +189,12 @@ def _memory_metrics(result: TickResult | None) -> Iterator[Metric]:
 
 def _application_metrics(result: TickResult | None) -> Iterator[Metric]:
     label = ["application"]
-    p95 = GaugeMetricFamily("equipoise_application_p95_seconds", "95th percentile of the latest window", None, label)
+    measured = GaugeMetricFamily(
+        "equipoise_application_response_time_seconds",
+        "The SLA's percentile in the latest window, 95 without an SLA",
+        None,
+        [*label, "percentile"],
+    )
     rate = GaugeMetricFamily("equipoise_application_rate_rps", "Requests per second of the latest window", None, label)
     samples = GaugeMetricFamily("equipoise_application_window_samples", "Samples in the latest window", None, label)
     age = GaugeMetricFamily("equipoise_application_window_age_seconds", "Age of the latest window", None, label)
@@ -206,14 +212,15 @@ def _application_metrics(result: TickResult | None) -> Iterator[Metric]:
             sla.add_metric([name, state], state is view.sla_state)
         if result is None or view.window is None:
             continue
-        p95_ms = view.window.percentile_ms(95)
-        if p95_ms is not None:
-            p95.add_metric([name], p95_ms / 1000)
+        percentile = watched_percentile(view.application.sla)
+        measured_ms = view.window.percentile_ms(percentile)
+        if measured_ms is not None:
+            measured.add_metric([name, f"{percentile:g}"], measured_ms / 1000)
         if view.window.rate_rps is not None:
             rate.add_metric([name], view.window.rate_rps)
         samples.add_metric([name], view.window.histogram.count)
         age.add_metric([name], view.window.age_s(result.at_s))
-    yield from (p95, rate, samples, age, sla, cpu)
+    yield from (measured, rate, samples, age, sla, cpu)
 
 
 class _Sources(Collector):

@@ -60,7 +60,9 @@ def test_applications(api: Api) -> None:
     api.ok("PUT", "/applications/shop", {"sla": {"response_time_ms": 10}})
     api.ok("POST", "/applications/shop/samples", {"times_ms": [20] * 50})
     samples = scrape(api)
-    assert value(samples, "equipoise_application_p95_seconds", application="shop") == pytest.approx(0.02, rel=0.01)
+    labels = {"application": "shop", "percentile": "95"}
+    measured_s = value(samples, "equipoise_application_response_time_seconds", **labels)
+    assert measured_s == pytest.approx(0.02, rel=0.01)
     assert value(samples, "equipoise_application_sla_seconds", application="shop") == 0.01
     assert value(samples, "equipoise_application_rate_rps", application="shop") == 50
     assert value(samples, "equipoise_application_window_samples", application="shop") == 50

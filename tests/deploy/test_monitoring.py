@@ -110,7 +110,7 @@ def test_each_recorded_minute_and_hour_is_what_its_name_says() -> None:
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("avg by (application)", "sum by (application)"),
+        ("avg by (application, percentile)", "sum by (application, percentile)"),
         ("[1h]", "[30m]"),
         (" unless ", " and "),
         ("max_over", "avg_over"),
@@ -165,6 +165,14 @@ def test_dashboards_ask_for_metrics_that_there_are(name: str, offered: frozenset
         asked = set(ASKED.findall(re.sub(r'"[^"]*"', "", expression)))
         assert asked or "up{" in expression
         assert asked <= offered
+
+
+def test_what_is_held_against_an_sla_is_the_percentile_that_it_is_about() -> None:
+    shown = [one for board in DASHBOARDS.values() for one in expressions(board)] + RECORDING.splitlines()
+    judged = [one for one in shown if "equipoise_application_sla_seconds" in one and "/" in one]
+    assert judged
+    assert all("equipoise_application_response_time_seconds" in one for one in judged)
+    assert not [one for one in shown if re.search(r"equipoise_application_p\d", one)]
 
 
 @with_promtool

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from manager.loop.metrics import AgentMetrics
+from manager.model.histogram import Histogram
 from manager.model.host import Quota
+from manager.model.registration import Application, Sla
+from manager.model.window import Window
 from tests.fakes.host import domain_uuid
 from tests.loop.conftest import Rig
 
@@ -60,3 +67,15 @@ def test_a_vm_that_ended_loses_its_lines(rig: Rig) -> None:
     rig.host.stop("web")
     metrics.observe(rig.tick(), 0, True)
     assert metrics.registry.get_sample_value("equipoise_vm_cpu_weight", {"vm": "web"}) is None
+
+
+@pytest.mark.parametrize(("sla", "percentile"), [(Sla(50.0, 99.0), "99"), (Sla(50.0, 90.0), "90"), (None, "95")])
+def test_the_response_time_is_that_of_the_slas_percentile(rig: Rig, sla: Sla | None, percentile: str) -> None:
+    shop = Application("shop", (), sla)
+    rig.assignment = replace(rig.assignment, applications=(shop,))
+    times = Histogram.of(1000.0 * ms for ms in range(1, 101))
+    metrics = AgentMetrics()
+    metrics.observe(rig.loop.tick(rig.assignment, {"shop": [Window("shop", 999.0, 1000.0, times)]}), 0, True)
+    labels = {"application": "shop", "percentile": percentile}
+    found = metrics.registry.get_sample_value("equipoise_application_response_time_seconds", labels)
+    assert found == pytest.approx(float(percentile) / 1000, rel=0.02)

@@ -134,3 +134,28 @@ def test_warps(
     text = " ".join(result.output.split())
     assert all(" ".join(words.split()) in text for words in said), result.output
     assert not any(words in text for words in unsaid), result.output
+
+
+def test_the_time_of_an_application_is_that_of_its_slas_percentile(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop = {
+        "name": "shop",
+        "sla": {"percentile": 99, "response_time_ms": 80},
+        "sla_state": "missed",
+        "window": {"p95_ms": 40.0, "p99_ms": 90.0, "rate_rps": 5.0},
+        "measured_percentile": 99.0,
+        "measured_ms": 90.0,
+        "sources": [],
+        "tiers": [],
+    }
+    lists = {"/hosts": [], "/vms": [], "/applications": [shop, shop | {"window": None, "measured_ms": None}]}
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, json={"items": lists[request.url.path.removeprefix("/api/v1")], "next": None})
+
+    client = ManagerClient("http://manager", "", Wire(handle))
+    monkeypatch.setattr(operate, "connect", lambda _settings: client)
+    result = CliRunner().invoke(main, ["status"], env={"COLUMNS": "200"})
+    client.close()
+    assert result.exit_code == 0, result.output
+    assert "p99 90 ms" in result.output
+    assert "40 ms" not in result.output

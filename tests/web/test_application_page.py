@@ -22,6 +22,21 @@ def test_it_shows_promise_measure_and_where_its_vms_run(shop: Desk) -> None:
     assert page.all("body")[0]["data-live"] == "application:shop"
 
 
+def test_the_figure_and_the_file_have_the_percentile_of_the_sla(shop: Desk) -> None:
+    shop.api.ok("PUT", "/applications/shop", {"sla": {"percentile": 97.5, "response_time_ms": 80}})
+    shop.api.ok("POST", "/applications/shop/samples", {"times_ms": [*range(1, 101)] * 10})
+    browser = shop.browser(Role.VIEWER)
+    page = browser.get("/applications/shop")
+    measured_ms = shop.api.ok("GET", "/applications/shop")["measured_ms"]
+    [strong] = [one.text for one in page.all("strong") if "ms" in one.text]
+    assert measured_ms == pytest.approx(97.5, rel=0.02)
+    assert (strong, "p97.5" + strong in page.text) == (f"{measured_ms:.1f} ms", True)
+    names = [one.text for one in page.all("dt")]
+    assert [name for name in names if name.startswith("p")] == ["p97.5", "p50", "p95", "p99"]
+    rows = list(csv.DictReader(io.StringIO(browser.get("/applications/shop/times.csv").source)))
+    assert float(rows[-1]["time_ms"]) == pytest.approx(97.5, rel=0.03)
+
+
 def test_no_data_stale_data_and_no_sla_look_different(shop: Desk) -> None:
     browser = shop.browser(Role.VIEWER)
     ids = {"no-sla", "no-data", "stale"}

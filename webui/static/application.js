@@ -88,17 +88,17 @@ class Application {
     const times = steps.map((step) => seconds(step.start));
     const spans = found.violations.map((one) => [seconds(one.start), seconds(one.end)]);
     const constant = (value) => times.map(() => value);
-    const lines = [
-      { label: "p99", color: "--other", width: 1, dash: [2, 3] },
-      { label: "p95", color: "--critical", width: 2 },
-      { label: "p50", color: "--met", width: 1, dash: [6, 3] },
-    ];
-    const values = ["p99_ms", "p95_ms", "p50_ms"].map((name) => steps.map((step) => step[name]));
+    const promised = sla?.percentile ?? 95;
+    const looks = {
+      99: { color: "--other", width: 1, dash: [2, 3] },
+      95: { color: "--batch", width: 1, dash: [4, 2] },
+      50: { color: "--met", width: 1, dash: [6, 3] },
+    };
+    const others = [99, 95, 50].filter((percentile) => percentile !== promised);
+    // The thick line is the one to hold against the SLA.
+    const lines = [{ label: `p${promised}`, color: "--critical", width: 2 }, ...others.map((one) => ({ label: `p${one}`, ...looks[one] }))];
+    const values = [steps.map((step) => (sla ? step.time_ms : step.p95_ms)), ...others.map((one) => steps.map((step) => step[`p${one}_ms`]))];
     if (sla) {
-      if (![50, 95, 99].includes(sla.percentile)) {
-        lines.push({ label: `p${sla.percentile}`, color: "--ink", width: 2 });
-        values.push(steps.map((step) => step.time_ms));
-      }
       lines.push({ label: `SLA (p${sla.percentile})`, color: "--missed", width: 1, dash: [8, 4] });
       values.push(constant(sla.response_time_ms));
     }

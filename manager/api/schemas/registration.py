@@ -200,6 +200,8 @@ class ApplicationOut(ApplicationIn):
     updated_at: AwareDatetime
     sla_state: SlaState
     window: WindowOut | None = Field(default=None, description="latest window; null: no response times yet")
+    measured_percentile: float = Field(description="the percentile of the SLA; 95 without an SLA")
+    measured_ms: float | None = Field(default=None, description="that percentile of the latest window; null: unknown")
 
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
