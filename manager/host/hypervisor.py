@@ -17,6 +17,7 @@ import libvirt
 
 from manager.errors import HostError
 from manager.host import process
+from manager.host.addresses import AddressBook, Contest, Interfaces
 from manager.host.neighbours import read_neighbours
 from manager.host.registry import HostPaths
 from manager.model.host import VmInstance
@@ -34,7 +35,8 @@ log = logging.getLogger(__name__)
 class Domains:
     """The running domains as last listed, by UUID. ``generation`` grows with each listing; 0: never listed yet.
 
-    ``addresses`` are the IP addresses that libvirt and the host's neighbour table know of each.
+    ``addresses`` are the IP addresses that libvirt and the host's neighbour table know of each, ``contested`` those
+    that a domain shows although they are another's.
     """
 
     instances: Mapping[str, VmInstance]
@@ -42,6 +44,7 @@ class Domains:
     connected: bool = False
     libvirt_version: str = "unknown"
     addresses: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    contested: tuple[Contest, ...] = ()
 
 
 class EventLoop:
@@ -88,6 +91,7 @@ class HypervisorWatch:
         self.on_arrival: Callable[[], object] = lambda: None
         """Called in the background thread once a listing has found domains that were not known."""
         self._domains = Domains({})
+        self._book = AddressBook()
         self._told: dict[str, VmInstance] = {}
         self._one = threading.Lock()  # for both of them; never held while libvirt is asked
         self._changed = threading.Event()
@@ -220,10 +224,11 @@ class HypervisorWatch:
         # Last, as it takes two calls a domain, which may be slow.
         wanted = found.keys() if everything else found.keys() - same.keys()
         neighbours = self._read_neighbours() if wanted else {}
-        seen = {one.UUIDString(): _addresses_of(one, neighbours) for one in domains if one.UUIDString() in wanted}
-        kept = {uuid: addresses for uuid, addresses in same.items() if uuid not in wanted}
+        seen = {one.UUIDString(): _interfaces_of(one) for one in domains if one.UUIDString() in wanted}
+        self._book.update(same.keys() & found.keys(), seen, neighbours)
+        contested = self._book.contested if everything else self._domains.contested
         with self._one:
-            self._domains = replace(self._domains, addresses=merge_addresses(same, kept | seen))
+            self._domains = replace(self._domains, addresses=self._book.addresses, contested=contested)
 
     def _read_neighbours(self) -> Mapping[str, frozenset[str]]:
         try:
@@ -249,27 +254,13 @@ def _is_starting(domain: libvirt.virDomain) -> bool:
         return True
 
 
-def merge_addresses(
-    known: Mapping[str, frozenset[str]], seen: Mapping[str, frozenset[str]]
-) -> dict[str, frozenset[str]]:
-    """Addresses by domain, for the domains in ``seen``.
-
-    An address stays with its domain while nobody knows it of another one: the neighbour table forgets those that it
-    was not asked for a while.
-    """
-    owners = {address: uuid for uuid, addresses in seen.items() for address in addresses}
-    return {
-        uuid: addresses | {one for one in known.get(uuid, ()) if owners.get(one, uuid) == uuid}
-        for uuid, addresses in seen.items()
-    }
-
-
-def _addresses_of(domain: libvirt.virDomain, neighbours: Mapping[str, frozenset[str]]) -> frozenset[str]:
-    """Addresses that libvirt leased to a domain, and those of its interfaces in the host's neighbour table."""
-    found: set[str] = set()
+def _interfaces_of(domain: libvirt.virDomain) -> Interfaces:
+    """What libvirt knows of a domain's interfaces."""
+    leased: frozenset[str] | None = None
+    hardware: frozenset[str] = frozenset()
     try:
         leases = domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, 0)
-        found.update(str(one["addr"]) for interface in leases.values() for one in interface["addrs"] or ())
+        leased = frozenset(str(one["addr"]) for interface in leases.values() for one in interface["addrs"] or ())
     except libvirt.libvirtError as error:  # it ended meanwhile, or its network is none of libvirt's
         log.debug("leases of domain %s: %s", domain.name(), error)
     try:
@@ -277,9 +268,8 @@ def _addresses_of(domain: libvirt.virDomain, neighbours: Mapping[str, frozenset[
     except libvirt.libvirtError as error:
         log.debug("interfaces of domain %s: %s", domain.name(), error)
     else:
-        for mac in description.iterfind("devices/interface/mac"):
-            found |= neighbours.get(mac.get("address", "").lower(), frozenset())
-    return frozenset(found)
+        hardware = frozenset(mac.get("address", "").lower() for mac in description.iterfind("devices/interface/mac"))
+    return Interfaces(leased, hardware)
 
 
 def _close(connection: libvirt.virConnect) -> None:

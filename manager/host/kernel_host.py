@@ -10,7 +10,7 @@ from manager.errors import HostError, VmVanished
 from manager.host import process
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
 from manager.host.handle import VmHandle
-from manager.host.hypervisor import HypervisorWatch
+from manager.host.hypervisor import Domains, HypervisorWatch
 from manager.host.interrupts import read_affinity, write_affinity
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.resctrl.cache import ResctrlCache
@@ -32,6 +32,8 @@ from manager.model.host import (
     VmState,
 )
 from manager.model.records import Knob
+
+_NO_DOMAINS = Domains({})
 
 
 class KernelHost:
@@ -72,7 +74,7 @@ class KernelHost:
         self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
         self._exits = select.epoll()
-        self._offered: tuple[tuple[CpuSet, str, str], Capabilities] | None = None
+        self._offered: tuple[tuple[CpuSet, str, str, tuple[str, ...]], Capabilities] | None = None
 
     @property
     def boot_id(self) -> str:
@@ -90,13 +92,14 @@ class KernelHost:
         online = self._online_now()
         if online != self._online:
             self._online, self._topology = online, discover(self._paths)
-        now = online, deciding_scheduler(self._paths), self._watch.domains.libvirt_version if self._watch else "unknown"
+        domains = self._watch.domains if self._watch else _NO_DOMAINS
+        now = online, deciding_scheduler(self._paths), domains.libvirt_version, _contests(domains)
         if self._offered is None or self._offered[0] != now:  # asked for several times a tick
             self._offered = now, self._capabilities(*now)
         return self._offered[1]
 
-    def _capabilities(self, online: CpuSet, scheduler: str, libvirt: str) -> Capabilities:
-        warnings: list[str] = []
+    def _capabilities(self, online: CpuSet, scheduler: str, libvirt: str, contests: tuple[str, ...]) -> Capabilities:
+        warnings = list(contests)
         if self._cpu is None:
             warnings.append("no cpu controller in any cgroup hierarchy: weights cannot be set")
         ours = scheduler.startswith(bpf.NAME)
@@ -277,3 +280,18 @@ class KernelHost:
         except (OSError, ValueError):  # it was readable at start
             return self._online
         return self._online_now_are
+
+
+def _contests(domains: Domains) -> tuple[str, ...]:
+    """Which VM shows addresses of another one."""
+
+    def name(uuid: str) -> str:
+        instance = domains.instances.get(uuid)
+        return instance.libvirt_name if instance else uuid
+
+    return tuple(
+        f"{name(one.claimant)} claims the IP address {one.address}, as does another VM: neither is believed"
+        if one.owner is None
+        else f"{name(one.claimant)} claims the IP address {one.address} of {name(one.owner)}, which keeps it"
+        for one in domains.contested
+    )

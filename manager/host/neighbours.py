@@ -10,6 +10,7 @@ import ipaddress
 import socket
 import struct
 from collections.abc import Iterator, Mapping
+from itertools import islice
 
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _RTM_NEWNEIGH, _RTM_GETNEIGH = 28, 30
@@ -21,26 +22,39 @@ _HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, po
 _NEIGHBOUR = struct.Struct("=BxxxiHBB")  # ndmsg: family, interface, state, flags, type
 _ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
 _BUFFER = 1 << 18
+MOST_ENTRIES = 16_384
+"""More than that is not read: the kernel keeps 1,024 of IPv4 and as many of IPv6 by default (gc_thresh3)."""
+MOST_OF_ONE = 256
+"""So many addresses of one hardware address are told."""
 _TIMEOUT_S = 2.0
 
 
 def read_neighbours() -> Mapping[str, frozenset[str]]:
-    """IP addresses by hardware address, such as ``52:54:00:12:34:56``. Raises OSError."""
+    """IP addresses by hardware address, such as ``52:54:00:12:34:56``; of very many, some. Raises OSError."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as link:
         link.settimeout(_TIMEOUT_S)
         length = _HEADER.size + _NEIGHBOUR.size
         header = _HEADER.pack(length, _RTM_GETNEIGH, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0)
         link.send(header + _NEIGHBOUR.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
         found: dict[str, set[str]] = {}
-        while True:
-            for kind, body in _messages(link.recv(_BUFFER)):
-                if kind == _NLMSG_DONE:
-                    return {hardware: frozenset(addresses) for hardware, addresses in found.items()}
-                if kind == _NLMSG_ERROR:
-                    raise OSError(-int(struct.unpack_from("=i", body)[0]), "the neighbour table cannot be read")
-                entry = _neighbour(body) if kind == _RTM_NEWNEIGH else None
-                if entry is not None:
-                    found.setdefault(entry[0], set()).add(entry[1])
+        for hardware, address in islice(_entries(link), MOST_ENTRIES):
+            addresses = found.setdefault(hardware, set())
+            if len(addresses) < MOST_OF_ONE:
+                addresses.add(address)
+        return {hardware: frozenset(addresses) for hardware, addresses in found.items()}
+
+
+def _entries(link: socket.socket) -> Iterator[tuple[str, str]]:
+    """Hardware and IP address of each usable entry of an answer. Raises OSError."""
+    while True:
+        for kind, body in _messages(link.recv(_BUFFER)):
+            if kind == _NLMSG_DONE:
+                return
+            if kind == _NLMSG_ERROR:
+                raise OSError(-int(struct.unpack_from("=i", body)[0]), "the neighbour table cannot be read")
+            entry = _neighbour(body) if kind == _RTM_NEWNEIGH else None
+            if entry is not None:
+                yield entry
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:

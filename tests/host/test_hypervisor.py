@@ -15,7 +15,7 @@ import libvirt
 import pytest
 
 from manager.host import hypervisor
-from manager.host.hypervisor import EventLoop, HypervisorWatch, merge_addresses
+from manager.host.hypervisor import EventLoop, HypervisorWatch
 from tests.host.conftest import QemuLike, Root, descriptors, until
 
 DOMAIN = "test"  # the one domain that libvirt's test driver begins with, running
@@ -309,25 +309,6 @@ def test_a_refused_look_up_disturbs_nothing(libvirtd, follow, vm: QemuLike, monk
     assert len(asked) == 2, "leases, and then interfaces"
     assert followed.listed() == {DOMAIN}
     assert followed.connections == [True]
-
-
-@pytest.mark.parametrize(
-    ("known", "seen", "merged"),
-    [
-        ({}, {"a": {"1"}}, {"a": {"1"}}),
-        ({"a": {"1"}}, {"a": {"2"}}, {"a": {"1", "2"}}),
-        ({"a": {"1"}}, {"a": set()}, {"a": {"1"}}),
-        ({"a": {"1"}}, {"a": set(), "b": {"1"}}, {"a": set(), "b": {"1"}}),
-        ({"a": {"1"}}, {"a": {"1"}, "b": {"1"}}, {"a": {"1"}, "b": {"1"}}),
-        ({"a": {"1"}}, {"b": set()}, {"b": set()}),
-    ],
-    ids=["new", "another one", "forgotten by the kernel", "taken over", "shared", "ended"],
-)
-def test_an_address_stays_with_its_domain_while_no_other_has_it(known: dict, seen: dict, merged: dict) -> None:
-    def frozen(addresses: dict[str, set[str]]) -> dict[str, frozenset[str]]:
-        return {uuid: frozenset(ips) for uuid, ips in addresses.items()}
-
-    assert merge_addresses(frozen(known), frozen(seen)) == frozen(merged)
 
 
 def counted_opens(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -1,0 +1,110 @@
+"""Which IP addresses are a domain's: what libvirt leased to it, and what the neighbour table says of its interfaces.
+
+A guest decides what the neighbour table says: it can answer for any number of addresses, and for those of others. So
+each domain has a bounded number of them, which age, and what one domain has is not taken by another's claim.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+MOST_ADDRESSES = 64
+"""So many leased addresses of a domain are known, and so many that it claims besides."""
+AGE_S = 3600.0
+"""For so long an address that a domain claimed stays its own without being seen again: the neighbour table forgets
+those that it was not asked for a while."""
+_MOST_CONTESTED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Interfaces:
+    """The addresses that libvirt leased to a domain, None: it did not say; and its interfaces' hardware addresses."""
+
+    leased: frozenset[str] | None = frozenset()
+    hardware: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """``claimant`` shows an address of another domain's, ``owner``, which keeps it; None: both began at once."""
+
+    address: str
+    claimant: str
+    owner: str | None
+
+
+@dataclass(slots=True)
+class _Page:
+    """``claimed``: when each address was seen last, in order of when it was seen first."""
+
+    leased: frozenset[str] = frozenset()
+    claimed: dict[str, float] = field(default_factory=dict)
+
+
+class AddressBook:
+    """The addresses of running domains by UUID. Not thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` tells seconds that only grow."""
+        self._clock = clock
+        self._pages: dict[str, _Page] = {}
+        self._contested: tuple[Contest, ...] = ()
+
+    @property
+    def addresses(self) -> Mapping[str, frozenset[str]]:
+        """By UUID, at most twice ``MOST_ADDRESSES`` each; one address is never two domains'."""
+        return {uuid: page.leased | page.claimed.keys() for uuid, page in self._pages.items()}
+
+    @property
+    def contested(self) -> tuple[Contest, ...]:
+        """What was claimed of others' at the last update, at most so much of it as one reads."""
+        return self._contested
+
+    def update(
+        self, kept: Collection[str], seen: Mapping[str, Interfaces], neighbours: Mapping[str, frozenset[str]]
+    ) -> None:
+        """Take over what was looked up.
+
+        Domains neither ``kept`` nor ``seen`` ended; one that is only ``seen`` began. ``neighbours`` are IP addresses by
+        hardware address.
+        """
+        now_s = self._clock()
+        pages = {uuid: self._pages.get(uuid, _Page()) for uuid in kept}
+        pages |= {uuid: _Page() for uuid in seen if uuid not in pages}
+        self._pages = pages
+        for uuid, interfaces in seen.items():
+            if interfaces.leased is not None:
+                pages[uuid].leased = frozenset(sorted(interfaces.leased)[:MOST_ADDRESSES])
+        leased = {address: uuid for uuid, page in pages.items() for address in page.leased}
+        for uuid, page in pages.items():
+            page.claimed = {
+                address: seen_s
+                for address, seen_s in page.claimed.items()
+                if now_s - seen_s < AGE_S and leased.get(address, uuid) == uuid
+            }
+        owners = {address: uuid for uuid, page in pages.items() for address in page.claimed} | leased
+        self._contested = tuple(sorted(self._take(_claims(seen, neighbours), owners, now_s), key=str)[:_MOST_CONTESTED])
+
+    def _take(self, claims: Mapping[str, set[str]], owners: Mapping[str, str], now_s: float) -> Iterator[Contest]:
+        """Give each claimed address to the domain that has it, or to the only one that claims it."""
+        for address, claimants in claims.items():
+            owner = owners.get(address)
+            if owner is None and len(claimants) == 1:
+                owner = next(iter(claimants))
+            yield from (Contest(address, claimant, owner) for claimant in claimants if claimant != owner)
+            if owner in claimants:
+                claimed = self._pages[owner].claimed
+                if address in claimed or len(claimed) < MOST_ADDRESSES:
+                    claimed[address] = now_s
+
+
+def _claims(seen: Mapping[str, Interfaces], neighbours: Mapping[str, frozenset[str]]) -> dict[str, set[str]]:
+    """The domains that claim each address."""
+    claims: dict[str, set[str]] = {}
+    for uuid, interfaces in seen.items():
+        for hardware in interfaces.hardware:
+            for address in sorted(neighbours.get(hardware, ())):
+                claims.setdefault(address, set()).add(uuid)
+    return claims
