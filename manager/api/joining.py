@@ -44,7 +44,7 @@ def joining_api(context: ManagerContext) -> APIBlueprint:
         now = context.now()
         expires_at = body.expires_at or now + _LASTS
         with audited(context, "join-token.create", JoinTokenRow, body.name, described_join_token) as session:
-            row, secret = create_join_token(session, body.name, body.host, now, expires_at)
+            row, secret = create_join_token(session, body.name, body.host, now, expires_at, replace=body.replace)
         made = JoinTokenOut.model_validate(row, from_attributes=True)
         return answer(JoinTokenSecret(token=secret, **dict(made)), 201)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import os
 import secrets
@@ -13,7 +12,7 @@ import click
 from rich.table import Table
 
 from manager.cli.options import OnePage, console, make_state_dir, with_settings, write_secret
-from manager.errors import NotFound, SettingsError
+from manager.errors import SettingsError
 from manager.settings import Settings
 from manager.store.access_models import TokenRow, UserRow
 from manager.store.audit import LOCAL, Actor, audited, record
@@ -21,7 +20,16 @@ from manager.store.database import Database, open_database
 from manager.store.host_models import JoinTokenRow
 from manager.store.joining import JOIN, create_join_token, described_join_token
 from manager.store.registered import delete, find, page
-from manager.store.tokens import Role, authenticate, create_token, described_token, list_tokens, revoke_token
+from manager.store.tokens import (
+    Role,
+    authenticate,
+    create_token,
+    described_token,
+    free_name,
+    list_tokens,
+    replaced_tokens,
+    revoke_token,
+)
 from manager.store.users import create_user, described_user, hash_password
 
 _PASSWORD_BYTES = 15
@@ -46,19 +54,23 @@ def upgrade_store(database: Database, revision: str = "head") -> None:
 
 
 def ensure_token_file(database: Database, path: Path, name: str, role: Role, host: str | None) -> None:
-    """A file, readable by its owner alone, with a token that the database knows; made anew where either is not so.
+    """A file, readable by its owner alone, with a token of that role and host; made anew where either is not so.
 
-    Raises SettingsError when the file cannot be written.
+    Then tokens that speak for the same host, or had the name, are revoked: nobody can read them any more. A name that
+    another token has, or that is too long, gets a random end. Raises SettingsError when the file cannot be written.
     """
     now = datetime.now(UTC)
     try:
-        if path.exists() and authenticate(database, path.read_text().strip(), now) is not None:
+        known = authenticate(database, path.read_text().strip(), now) if path.exists() else None
+        if known is not None and (known.role, known.host) == (role, host):
             return
-        with audited(database, local_actor(), "token.create", TokenRow, name, described_token, now) as session:
-            with contextlib.suppress(NotFound):
-                revoke_token(session, name)
+        with database.registering() as session:
+            for row in replaced_tokens(session, name, role, host):
+                record(session, local_actor(), "token.delete", row.name, now, described_token(session, row), None)
+                revoke_token(session, row.name)
             session.flush()
-            _, secret = create_token(session, name, role, host, now)
+            made, secret = create_token(session, free_name(session, name), role, host, now)
+            record(session, local_actor(), "token.create", made.name, now, None, described_token(session, made))
         write_secret(path, secret)
     except OSError as error:
         raise SettingsError(f"the token file {path} cannot be used: {error.strerror}") from error
@@ -154,6 +166,7 @@ EXAMPLES
   equipoise token create --role source --application shop --name shop-probe
   equipoise token create --role host --host kvm7 --name kvm7 > /etc/equipoise/token
   equipoise token create --join --host kvm7     what `equipoise agent join` takes, once
+  equipoise token create --join --host kvm7 --replace     the same for a host that was installed anew
 """
 
 
@@ -173,11 +186,13 @@ def token() -> None:
 @click.option("--name", metavar="NAME", help="What the token is called in lists. [default with --join: by the time]")
 @click.option("--host", metavar="HOST", help="The host that a token of role host speaks for, or that is to join.")
 @click.option("--application", metavar="NAME", help="The application that a token of role source measures.")
+@click.option("--replace", is_flag=True, help="With --join --host: also while that host is served; revokes its tokens.")
 @click.option("--days", type=click.FloatRange(0.001, 3650), help="Days until it expires. [default: never; --join: 1]")
 def create(
     settings: Settings,
     role: str | None,
     joins: bool,
+    replace: bool,
     name: str | None,
     host: str | None,
     application: str | None,
@@ -186,6 +201,8 @@ def create(
     """Make a token and print its secret on standard output."""
     if joins is (role is not None) or not (name or joins) or (joins and application):
         raise click.UsageError("give --role and --name, or --join")
+    if replace and not (joins and host):
+        raise click.UsageError("--replace goes with --join and --host")
     database = open_store(settings)
     database.upgrade()
     now = datetime.now(UTC)
@@ -194,7 +211,7 @@ def create(
         name = name or f"join-{now:%Y%m%d-%H%M%S-%f}"
         described = described_join_token
         with audited(database, local_actor(), "join-token.create", JoinTokenRow, name, described, now) as session:
-            _, secret = create_join_token(session, name, host, now, until)
+            _, secret = create_join_token(session, name, host, now, until, replace=replace)
         click.echo(secret)
         return
     name = str(name)

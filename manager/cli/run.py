@@ -80,7 +80,7 @@ def run(settings: Settings, simulate_policy: str) -> None:
     upgrade_store(database)
     ensure_token_file(database, folder / ADMIN_TOKEN_FILE, "local-admin", Role.ADMIN, None)
     host = settings.text("host_name")
-    ensure_token_file(database, folder / AGENT_TOKEN_FILE, f"agent-{host}"[:63], Role.HOST, host)
+    ensure_token_file(database, folder / AGENT_TOKEN_FILE, f"agent-{host}", Role.HOST, host)
     has_password = ensure_admin_user(database, folder / ADMIN_PASSWORD_FILE)
     database.close()
     url = f"{settings.text('listen_host')}:{settings.whole('listen_port')}"

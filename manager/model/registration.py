@@ -12,7 +12,8 @@ from manager.model.scheduling import Scheduling
 from manager.model.source import Source
 from manager.model.warp import DEFAULT_WARP_MAX_US, WarpUse, WarpWish
 
-NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+NAME_MAX = 63
+NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}$"
 """Names of hosts, VMs, applications, tiers, policies and tokens."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlalchemy import BigInteger, ForeignKey, UniqueConstraint
+from sqlalchemy import BigInteger, ForeignKey, UniqueConstraint, false
 from sqlalchemy.orm import Mapped, mapped_column
 
 from manager.store.models import Base, Registered, Serial
@@ -69,13 +69,15 @@ class TickRollupRow(Base):
 class JoinTokenRow(Registered):
     """A token that an agent exchanges once for one of its own; ``host`` null: of any host that has not joined yet.
 
-    Only the SHA-256 of its 256-bit random secret is kept. ``used_by`` is the host that joined with it.
+    ``replace``: also of a host that is served, whose tokens it replaces. Only the SHA-256 of its 256-bit random secret
+    is kept. ``used_by`` is the host that joined with it.
     """
 
     __tablename__ = "join_tokens"
     kind = "join token"
 
     host: Mapped[str | None]
+    replace: Mapped[bool] = mapped_column(server_default=false())
     secret_hash: Mapped[str] = mapped_column(unique=True)
     expires_at: Mapped[datetime]
     used_at: Mapped[datetime | None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -12,12 +13,14 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict, InvalidRequest
+from manager.model.registration import NAME_MAX
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
 from manager.store.models import Json
 from manager.store.registered import delete, find, page, refuse_bad_name
 
 _SECRET_BYTES = 32
+_END_BYTES = 6  # of a name that is made unique
 _PREFIX = "eqp_"  # lets scanners of repositories and logs recognise a leaked token
 _LAST_USED_STEP = timedelta(minutes=1)
 
@@ -114,6 +117,29 @@ def list_tokens(session: Session, after: str | None = None, limit: int = 1000) -
 def revoke_token(session: Session, name: str) -> None:
     """Remove a token; it is refused from now on. Raises NotFound."""
     delete(session, TokenRow, name, lambda _etag: None)
+
+
+def host_tokens(session: Session, host: str) -> Sequence[TokenRow]:
+    """All tokens that speak for a host, whatever they are called, by name; expired ones among them."""
+    query = select(TokenRow).where(TokenRow.role == Role.HOST, TokenRow.host == host)
+    return session.scalars(query.order_by(TokenRow.name)).all()
+
+
+def replaced_tokens(session: Session, name: str, role: Role, host: str | None) -> Sequence[TokenRow]:
+    """What a lost token may have been: one of those of the host, or without a host that of the name and role."""
+    if host is not None:
+        return host_tokens(session, host)
+    row = find(session, TokenRow, name)
+    return [row] if row is not None and row.role == role else []
+
+
+def free_name(session: Session, wanted: str) -> str:
+    """A name for a token that no other one has: ``wanted`` where that can be, else its begin with a random end."""
+    name = wanted
+    while len(name) > NAME_MAX or find(session, TokenRow, name) is not None:
+        end = f"-{secrets.token_hex(_END_BYTES)}"
+        name = wanted[: NAME_MAX - len(end)] + end
+    return name
 
 
 def authenticate(database: Database, secret: str, now: datetime) -> Principal | None:

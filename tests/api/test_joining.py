@@ -43,6 +43,7 @@ def test_a_host_joins_once_and_reports_with_the_token_it_got(api: Api) -> None:
     assert listed == {
         "name": "rack-4",
         "host": None,
+        "replace": False,
         "created_at": moment(0),
         "expires_at": moment(86_400),
         "used_at": moment(0),
@@ -68,9 +69,11 @@ def test_why_a_host_may_not_join_is_said(api: Api) -> None:
 def test_a_token_for_any_host_takes_no_host_over(api: Api) -> None:
     first = api.ok("POST", "/hosts/kvm9/join", {"token": make(api, "a")}, role="")["token"]
     b = make(api, "b")
-    assert "has joined already" in refused(api, b)
+    assert "is served already, with token 'agent-kvm9'" in refused(api, b)
     api.ok("POST", "/hosts/kvm10/join", {"token": b}, role="")
-    again = api.ok("POST", "/hosts/kvm9/join", {"token": make(api, "c", host="kvm9")}, role="")["token"]
+    assert "--join --host kvm9 --replace" in refused(api, make(api, "early", host="kvm9")), "it was made for the first"
+    replacing = make(api, "c", host="kvm9", replace=True)
+    again = api.ok("POST", "/hosts/kvm9/join", {"token": replacing}, role="")["token"]
     api.refused(401, "POST", "/hosts/kvm9/report", report(), role="", Authorization=f"Bearer {first}")
     api.ok("POST", "/hosts/kvm9/report", report(), role="", Authorization=f"Bearer {again}")
 
@@ -81,6 +84,7 @@ def test_a_token_for_any_host_takes_no_host_over(api: Api) -> None:
         ({"name": "x", "expires_at": moment(0)}, "expires_at"),
         ({"name": "x", "expires_at": moment(31 * 86_400)}, "expires_at"),
         ({"name": "x", "host": "no host"}, "host"),
+        ({"name": "x", "replace": True}, "replace"),
         ({"name": "x", "role": "admin"}, "role"),
         ({}, "name"),
     ],
@@ -150,7 +154,7 @@ def test_the_command_writes_the_token_for_its_owner_alone(
     own = {"Authorization": f"Bearer {file.read_text().strip()}"}
     sqlite_api.ok("POST", "/hosts/kvm9/report", report(), role="", **own)
     assert [one.name for one in file.parent.iterdir()] == ["agent.token"]
-    other = make(sqlite_api, "other", host="kvm9")
+    other = make(sqlite_api, "other", host="kvm9", replace=True)
     refusal = call(url, other)
     assert (refusal.exit_code, "--force" in refusal.output) == (1, True)
     assert call(url, other, "--force").exit_code == 0
@@ -184,5 +188,6 @@ def test_tokens_to_join_with_are_made_listed_and_revoked_on_the_managers_machine
     assert token("revoke", "rack").exit_code == 0
     assert token("revoke", "rack").exit_code == 1
     assert "rack" not in token("list").output
-    for words in (["--join", "--role", "viewer"], ["--name", "x"], ["--role", "viewer"], []):
+    assert token("create", "--join", "--host", "kvm9", "--replace").exit_code == 0
+    for words in (["--join", "--replace"], ["--join", "--role", "viewer"], ["--name", "x"], ["--role", "viewer"], []):
         assert token("create", *words).exit_code == 2

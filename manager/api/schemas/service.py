@@ -61,6 +61,9 @@ class JoinTokenIn(Schema):
 
     name: Name
     host: Name | None = None
+    replace: bool = Field(
+        default=False, description="needs `host`: it joins a host that is served already, and revokes its tokens"
+    )
     expires_at: Moment | None = Field(default=None, description="at most 30 days from now; null: in a day")
 
 
@@ -69,6 +72,7 @@ class JoinTokenOut(Schema):
 
     name: Name
     host: Name | None
+    replace: bool = Field(description="it joins a host that is served already, and revokes its tokens")
     created_at: AwareDatetime
     expires_at: AwareDatetime
     used_at: AwareDatetime | None = Field(description="null: not yet")
