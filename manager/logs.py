@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any
+
+from manager.plain import plain
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
 """Of the request that is being answered; empty outside one."""
@@ -41,12 +44,27 @@ def _course() -> dict[str, str]:
 
 
 class TextLines(logging.Formatter):
-    """As they were, with the request or the tick at the end."""
+    """One line each, with the request or the tick at the end; lines of a traceback are indented.
+
+    So nothing that is quoted, of a guest or a client, can pass for another line of the log or act on a terminal.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         """The line without a traceback."""
         marks = "".join(f" [{name} {value}]" for name, value in _course().items())
-        return super().formatMessage(record) + marks
+        return plain(super().formatMessage(record) + marks)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
+        """The traceback."""
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802 - the library's name
+        """Where a line was logged."""
+        return _indented(super().formatStack(stack_info))
+
+
+def _indented(lines: str) -> str:
+    return "\n".join(f"    {plain(line)}" for line in lines.split("\n"))
 
 
 class JsonLines(logging.Formatter):
@@ -65,4 +83,4 @@ class JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return json.dumps(line)

@@ -27,6 +27,7 @@ from webui.why import add_why
 
 def install_dashboard(app: Flask, context: ManagerContext, changes: Changes) -> None:
     """Add the pages to an application that already serves the interface."""
+    app.jinja_env.finalize = site.shown
     web = Blueprint("web", __name__, template_folder="templates")
     site.install(web, context.slot_s)
     pages = Site(Inside(app.wsgi_app), context.clock, context.slot_s, context.stale_s)

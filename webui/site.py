@@ -9,12 +9,14 @@ from typing import Any
 from urllib.parse import urlencode
 
 from flask import Blueprint, Response, g, redirect, render_template, request, url_for
+from markupsafe import Markup
 from werkzeug.exceptions import Unauthorized
 from werkzeug.wrappers import Response as AnyResponse
 
 from manager import __version__
 from manager.api.endpoint import PREFIX
 from manager.api.errors import MEDIA_TYPE
+from manager.plain import plain_lines
 from webui.assets import FOLDER, inlined, install_assets, load, source_of
 from webui.inside import Inside, Refused
 from webui.words import FILTERS
@@ -38,6 +40,14 @@ class Site:
     def silent_s(self) -> float:
         """An agent that has not reported for longer is silent."""
         return max(3 * self.interval_s, self.stale_s)
+
+
+def shown(value: Any) -> Any:
+    """What stands for a value on a page: text of others hides nothing, turns no direction, and controls nothing.
+
+    What is HTML already was made of such text.
+    """
+    return plain_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def is_fragment() -> bool:

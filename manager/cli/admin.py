@@ -9,9 +9,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
-from rich.table import Table
 
-from manager.cli.options import OnePage, console, make_state_dir, with_settings, write_secret
+from manager.cli.options import OnePage, make_state_dir, with_settings, write_secret
 from manager.errors import SettingsError
 from manager.settings import Settings
 from manager.store.access_models import TokenRow, UserRow
@@ -31,6 +30,7 @@ from manager.store.tokens import (
     revoke_token,
 )
 from manager.store.users import create_user, described_user, hash_password
+from manager.terminal import Table, say, show
 
 _PASSWORD_BYTES = 15
 
@@ -129,7 +129,7 @@ def upgrade(settings: Settings, revision: str) -> None:
     """Bring the tables up to REVISION (the newest by default)."""
     database = open_store(settings)
     upgrade_store(database, revision)
-    click.echo(f"at revision {database.current()}")
+    say(f"at revision {database.current()}")
 
 
 @db.command(cls=OnePage, epilog=_DB_EPILOG)
@@ -142,14 +142,14 @@ def downgrade(settings: Settings, revision: str, yes: bool) -> None:
         click.confirm(f"Take the tables back to {revision}? Data may be lost", abort=True)
     database = open_store(settings)
     database.downgrade(revision)
-    click.echo(f"at revision {database.current() or 'base'}")
+    say(f"at revision {database.current() or 'base'}")
 
 
 @db.command(cls=OnePage, epilog=_DB_EPILOG)
 @with_settings("state_dir", "database_url")
 def current(settings: Settings) -> None:
     """Print the revision of the tables."""
-    click.echo(open_store(settings).current() or "base (no tables)")
+    say(open_store(settings).current() or "base (no tables)")
 
 
 _ROLES_PAGE = """
@@ -212,13 +212,13 @@ def create(
         described = described_join_token
         with audited(database, local_actor(), "join-token.create", JoinTokenRow, name, described, now) as session:
             _, secret = create_join_token(session, name, host, now, until, replace=replace)
-        click.echo(secret)
+        say(secret)
         return
     name = str(name)
     expires_at = None if days is None else now + timedelta(days=days)
     with audited(database, local_actor(), "token.create", TokenRow, name, described_token, now) as session:
         _, secret = create_token(session, name, Role(role), host, now, expires_at, application)
-    click.echo(secret)
+    say(secret)
 
 
 @token.command("list", cls=OnePage, epilog=_ROLES_PAGE)
@@ -233,7 +233,7 @@ def list_command(settings: Settings) -> None:
         for join in page(session, JoinTokenRow, None, 1000):
             used = f"{join.used_at} by {join.used_by}" if join.used_at else "never"
             table.add_row(join.name, JOIN, join.host or "any host", str(join.created_at), used, str(join.expires_at))
-    console().print(table)
+    show(table)
 
 
 @token.command(cls=OnePage, epilog=_ROLES_PAGE)
@@ -248,8 +248,8 @@ def revoke(settings: Settings, name: str) -> None:
         described = described_join_token
         with audited(database, local_actor(), "join-token.delete", JoinTokenRow, name, described, now) as session:
             delete(session, JoinTokenRow, name, lambda _etag: None)
-        click.echo(f"revoked {name}")
+        say(f"revoked {name}")
         return
     with audited(database, local_actor(), "token.delete", TokenRow, name, described_token, now) as session:
         revoke_token(session, name)
-    click.echo(f"revoked {name}")
+    say(f"revoked {name}")

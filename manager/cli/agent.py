@@ -45,6 +45,7 @@ from manager.model.records import Severity
 from manager.notify import Notifier, Watchdog
 from manager.serving import HttpServer
 from manager.settings import Settings
+from manager.terminal import say
 from policies.registry import load_policies
 
 _REAL, _SIMULATED = "manager.cli.this_machine", "manager.cli.simulated"
@@ -165,7 +166,7 @@ def join_command(settings: Settings, url: str, token: str, force: bool) -> None:
             path.with_name(path.name + ".join").unlink(missing_ok=True)
     except OSError as error:
         raise EquipoiseError(f"the token file {path} cannot be written: {error.strerror}") from error
-    click.echo(f"joined as {host}; the token is in {path}. Now start: equipoise agent --manager-url {url}")
+    say(f"joined as {host}; the token is in {path}. Now start: equipoise agent --manager-url {url}")
 
 
 def _start_agent(settings: Settings, stack: ExitStack) -> Agent:

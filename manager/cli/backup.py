@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from manager.cli.options import OnePage, with_settings
 from manager.settings import Settings
 from manager.store.backup import Backup, back_up
 from manager.store.backup import restore as restore_database
+from manager.terminal import say, say_json
 
 _BACKUP_EPILOG = """
 WHAT IT DOES
@@ -69,14 +69,14 @@ def restore(settings: Settings, force: bool, as_json: bool, file: Path) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(f"equipoise: {text}", err=True)
+    say(f"equipoise: {text}", err=True)
 
 
 def _tell(done: str, found: Backup, begin_s: float, as_json: bool) -> None:
     seconds = round(time.monotonic() - begin_s, 3)
     about = {"file": str(found.path), "database": found.kind, "revision": found.revision, "bytes": found.size_bytes}
     if as_json:
-        click.echo(json.dumps({**about, "seconds": seconds}))
+        say_json({**about, "seconds": seconds}, None)
     else:
         size = f"{found.size_bytes / 1e6:,.1f} MB"
-        click.echo(f"{done}: {found.path}, {found.kind} at revision {found.revision}, {size}, in {seconds:.1f} s")
+        say(f"{done}: {found.path}, {found.kind} at revision {found.revision}, {size}, in {seconds:.1f} s")

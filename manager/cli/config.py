@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import click
-from rich.table import Table
 
-from manager.cli.options import OnePage, console, with_settings
+from manager.cli.options import OnePage, with_settings
 from manager.settings import SETTINGS, Settings
+from manager.terminal import Table, say_json, show
 
 _CONFIG_EPILOG = """
 SOURCES
@@ -37,9 +35,9 @@ def config(settings: Settings, as_json: bool) -> None:
             }
             for one in SETTINGS
         }
-        click.echo(json.dumps(rows, indent=2))
+        say_json(rows)
         return
     table = Table("setting", "value", "source", "range", "meaning")
     for one in SETTINGS:
         table.add_row(one.name, str(settings.shown(one.name)), settings.sources[one.name], one.range_text, one.help)
-    console().print(table)
+    show(table)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import time
@@ -16,8 +15,6 @@ from pathlib import Path
 from types import FrameType
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from manager.cli.options import (
     AGENT_TOKEN_FILE,
@@ -25,7 +22,6 @@ from manager.cli.options import (
     JOURNAL_FILE,
     OnePage,
     client_for,
-    console,
     lock_path,
     read_token,
     with_settings,
@@ -40,6 +36,7 @@ from manager.host.registry import HostPaths
 from manager.model.cpus import parse_cpus
 from manager.model.finding import Finding, FindingStatus
 from manager.settings import Settings
+from manager.terminal import Table, say, say_json, show
 
 _CLOCK_OFF_S = 2.0
 
@@ -95,7 +92,7 @@ def doctor(settings: Settings, quick: bool, gentle: bool, as_json: bool) -> None
     with _ending_tidily():
         findings = list(run_checks((*CHECKS, *manager_checks(settings)), subject))
     if as_json:
-        click.echo(json.dumps(report(settings.text("host_name"), findings), indent=2))
+        say_json(report(settings.text("host_name"), findings))
     else:
         print_findings(findings)
     if any(one.broken for one in findings):
@@ -185,19 +182,15 @@ def report(host: str, findings: list[Finding]) -> dict[str, object]:
 
 def print_findings(findings: list[Finding]) -> None:
     """A table an area, then a line that sums up. What is essential and broken is in capitals: colour is no need."""
-    screen = console()
     for area, group in groupby(findings, key=lambda one: one.area):
-        table = Table(title=area, title_justify="left", expand=True)
-        table.add_column("finding", width=28)
-        table.add_column("status", width=8)
-        table.add_column("seen", ratio=1, overflow="fold")
-        table.add_column("what to do", ratio=1, overflow="fold")
+        table = Table("finding", "status", "seen", "what to do", title=area)
+        table.stretch(28, 8, None, None)
         for one in group:
             status = one.status.upper() if one.broken else str(one.status)
             name = one.id if one.title == one.id else f"{one.title} ({one.id})"
-            table.add_row(*map(Text, (name, status, one.detail, one.advice)))  # Text: brackets are no markup
-        screen.print(table)
+            table.add_row(name, status, one.detail, one.advice)
+        show(table)
     broken = [one.id for one in findings if one.broken]
     counts = ", ".join(f"{sum(one.status is kind for one in findings)} {kind}" for kind in FindingStatus)
     verdict = f"Broken, and needed: {', '.join(broken)}." if broken else "Nothing essential is broken."
-    click.echo(f"{verdict} ({counts})")
+    say(f"{verdict} ({counts})")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 
 import click
 
 from manager import __version__
+from manager.terminal import print_traceback
 
 # Loaded when called: the agent, for one, needs neither the database nor the web framework in its memory.
 _COMMANDS = {
@@ -84,3 +86,4 @@ def main() -> None:
     while batch VMs use what is left. It touches registered VMs only, records every change with its reason, and puts
     every changed setting back when told to, when stopped, and after a crash.
     """
+    sys.excepthook = print_traceback

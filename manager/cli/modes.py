@@ -13,6 +13,7 @@ from manager.cli.options import CLIENT_SETTINGS, Failure, OnePage, connect, with
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable, SettingsError
 from manager.settings import Settings
+from manager.terminal import say
 
 _WAIT_S = 60
 
@@ -42,7 +43,7 @@ def release(settings: Settings, host: str, vm: str, local: bool) -> None:
         restored = release_offline(settings, vm)
         if restored is None:
             raise Failure("an agent runs here, or simulates a host: stop it, which puts everything back, too")
-        click.echo(restored)
+        say(restored)
         return
     name = host or settings.text("host_name")
     outcome = release_offline(settings, vm) if name == settings.text("host_name") else None
@@ -56,12 +57,12 @@ def release(settings: Settings, host: str, vm: str, local: bool) -> None:
         if outcome is None:
             hint = "; stopping the agent puts everything back, too: `systemctl stop equipoise-agent`, or SIGTERM"
             raise Failure(f"{error}{hint}") from error
-        click.echo(f"{outcome} (the mode that the manager keeps is unchanged: {error})")
+        say(f"{outcome} (the mode that the manager keeps is unchanged: {error})")
         return
     if outcome is None:
         outcome = f"{vm or name}: released, every setting is back to its original"
         _wait(client, name, vm, restored=True)
-    click.echo(outcome)
+    say(outcome)
 
 
 _MODE_EPILOG = """
@@ -119,7 +120,7 @@ def adopt(settings: Settings, host: str, vm: str) -> None:
         client.request("POST", f"/hosts/{name}/adopt")
     for one in names:
         client.request("POST", f"/vms/{one}/adopt")
-    click.echo(f"taken back at the agent's next intervals: {', '.join(names) or 'no VM had settings given up'}")
+    say(f"taken back at the agent's next intervals: {', '.join(names) or 'no VM had settings given up'}")
 
 
 def _foreign(vm: dict[str, Any]) -> bool:
@@ -131,7 +132,7 @@ def _switch(settings: Settings, host: str, vm: str, mode: str) -> None:
     name = host or settings.text("host_name")
     _set_mode(client, name, vm, None if vm and mode == "enforce" else mode)
     _wait(client, name, vm, restored=mode != "enforce")
-    click.echo(f"{vm or name}: {mode}")
+    say(f"{vm or name}: {mode}")
 
 
 def _set_mode(client: ManagerClient, host: str, vm: str, mode: str | None) -> None:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import click
-from rich.table import Table
 
-from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, console, with_settings
+from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
 from manager.model.scheduling import in_words
 from manager.settings import Settings
+from manager.terminal import Table, say, say_json, show
 
 _NUMBERED = frozenset(
     {"vcpu_pin", "iothread_pin", "irq_affinity", "slice", "scheduling", "rt_runtime", "vcpu_rt_runtime"}
@@ -57,12 +56,12 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
     ]
     found = {"hosts": hosts, "applications": applications, "vms": vms, "sources": sources}
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        say_json(found)
         return
-    console().print(_hosts_table(hosts), _applications_table(applications), _vms_table(vms))
+    show(_hosts_table(hosts), _applications_table(applications), _vms_table(vms))
     told = (*filter(None, map(_warps, hosts)), *_caches(hosts), *_warnings(hosts), *filter(None, map(_ailing, sources)))
     for line in told:
-        click.echo(line)
+        say(line)
 
 
 def _hosts_table(hosts: list[dict[str, Any]]) -> Table:
@@ -90,7 +89,7 @@ def _applications_table(applications: list[dict[str, Any]]) -> Table:
         table.add_row(
             application["name"],
             f"p{sla['percentile']:g} <= {sla['response_time_ms']:g} ms" if sla else "-",
-            _SLA_MARKS[application["sla_state"]],
+            _SLA_MARKS.get(application["sla_state"], application["sla_state"]),
             f"p{application['measured_percentile']:g} {measured_ms:.3g} ms" if measured_ms is not None else "-",
             f"{rate_rps:.0f}/s" if rate_rps is not None else "-",
             ", ".join(tier["name"] for tier in application["tiers"]),
@@ -190,7 +189,7 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
         ]
         weights += [f"warp: {state['warp_us']:,} us"] if state.get("warp_us") else []
         weights += [
-            f"vCPU {knob['index']}: {in_words(int(knob['value']))}{' foreign' * knob['foreign']}"
+            f"vCPU {knob['index']}: {_scheduling(knob['value'])}{' foreign' * knob['foreign']}"
             for knob in state["knobs"]
             if knob["knob"] == "scheduling" and knob["original"] is not None
         ]
@@ -212,8 +211,8 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
             vm["status_host"],
             f"{state['cpu_share']:.0%}",
             f"{state['run_delay_share']:.1%}",
-            "\n".join(weights) or "none",
-            "\n".join(pins),
+            weights or "none",
+            pins,
         )
     return table
 
@@ -225,11 +224,25 @@ def _knob(knob: dict[str, Any]) -> str:
     return f"{text} (was {knob['original']})" if knob["original"] is not None else text
 
 
+def _scheduling(value: str) -> str:
+    return in_words(int(value)) if value.isascii() and value.isdecimal() else value
+
+
+def _local(moment: str) -> str:
+    """A time as clocks here show it; as it is where it is none."""
+    try:
+        return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    except (ValueError, OverflowError):
+        return moment
+
+
 def _ago(moment: str | None) -> str:
     if moment is None:
         return "never"
-    seconds = time.time() - datetime.fromisoformat(moment).timestamp()
-    return f"{seconds:.0f} s ago"
+    try:
+        return f"{time.time() - datetime.fromisoformat(moment).timestamp():.0f} s ago"
+    except ValueError:
+        return moment
 
 
 _DECISIONS_EPILOG = """
@@ -260,12 +273,12 @@ def decisions(settings: Settings, host: str, vm: str, knob: str, since: str, lim
     """Show what was decided, for which VM, why, and what came of it."""
     found = connect(settings).items("/decisions", limit=limit, host=host, vm=vm, knob=knob, since=since)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        say_json(found)
         return
     table = Table("when", "host", "VM", "setting", "before", "after", "outcome", "reason")
     for one in found:
         setting = f"{one['knob']} {one['index']}" if one["knob"] in _NUMBERED else one["knob"]
-        when = datetime.fromisoformat(one["at"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        when = _local(one["at"])
         reason = one["reason"] + (f" ({one['detail']})" if one["detail"] else "")
         table.add_row(when, one["host"], one["vm"] or "-", setting, one["before"], one["after"], one["outcome"], reason)
-    console().print(table if found else "No decisions yet.")
+    show(table if found else "No decisions yet.")

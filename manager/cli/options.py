@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from manager.client import ManagerClient
 from manager.errors import EquipoiseError, SettingsError
 from manager.logs import formatter
+from manager.plain import plain
 from manager.settings import BY_NAME, DATABASE_FILE, DEFAULT_CONFIG_FILE, ENV_PREFIX, Setting, Settings, load_settings
 from manager.tls import client_context
 
@@ -34,7 +34,7 @@ class Failure(click.ClickException):
 
     def show(self, file: Any = None) -> None:
         """Print to standard error."""
-        click.echo(f"equipoise: {self.message}", err=True, file=file)
+        click.echo(f"equipoise: {plain(self.message)}", err=True, file=file)
 
 
 class OnePage(click.Command):
@@ -135,11 +135,6 @@ def lock_path(settings: Settings) -> Path:
     if settings.text("simulate"):
         return settings.state_dir / "agent.lock"
     return Path(settings.text("root_dir")) / "run/equipoise-agent.lock"
-
-
-def console() -> Console:
-    """Standard output; wide enough for whole tables where it is not a terminal."""
-    return Console(width=None if sys.stdout.isatty() else 240)
 
 
 def start_logging(settings: Settings) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -12,11 +11,10 @@ from typing import Any
 
 import click
 from pydantic import ValidationError
-from rich.table import Table
 
 from manager.api.convert import assignment_of, window_of
 from manager.api.schemas import AssignmentOut, WindowBody
-from manager.cli.options import CLIENT_SETTINGS, JOURNAL_FILE, Failure, OnePage, connect, console, with_settings
+from manager.cli.options import CLIENT_SETTINGS, JOURNAL_FILE, Failure, OnePage, connect, with_settings
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 from manager.host.hypervisor import EventLoop, HypervisorWatch
@@ -34,6 +32,7 @@ from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, Mode
 from manager.model.window import Window
 from manager.settings import Settings
+from manager.terminal import Table, say, say_json, show
 from policies.registry import load_policies
 
 _LISTING_S = 10
@@ -81,17 +80,17 @@ def plan(settings: Settings, as_json: bool) -> None:
     if as_json:
         host = {"host": name, "mode": assignment.host.mode, "policy": assignment.host.policy}
         told = {"changes": changes, "cache": groups, "notes": found.notes, "troubles": troubles}
-        click.echo(json.dumps(host | told, indent=2))
+        say_json(host | told)
         return
     table = Table("VM", "setting", "now", "then", "why", title=f"{name}: policy {assignment.host.policy}")
     for one in changes:
         reason = one["reason"] if one["action"] == "write" else f"{one['action']}: {one['reason']}"
         table.add_row(one["vm"] or "(host)", f"{one['knob']} {one['index']}", one["before"], one["after"], reason)
-    console().print(table if changes else f"{name}: nothing would be changed")
+    show(table if changes else f"{name}: nothing would be changed")
     for line in (*map(_group_text, groups), *found.notes, *troubles):
-        click.echo(line)
+        say(line)
     if assignment.host.mode is not Mode.ENFORCE:
-        click.echo(f"{name} is in mode {assignment.host.mode}: the agent writes none of this")
+        say(f"{name} is in mode {assignment.host.mode}: the agent writes none of this")
 
 
 def _assignment(client: ManagerClient, name: str) -> Assignment:

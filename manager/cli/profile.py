@@ -6,12 +6,9 @@ import json
 import os
 import shlex
 import signal
-import sys
 import time
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from manager.cli.options import (
     ADMIN_TOKEN_FILE,
@@ -20,7 +17,6 @@ from manager.cli.options import (
     Failure,
     OnePage,
     connect,
-    console,
     with_settings,
 )
 from manager.cli.signals import stop_signal
@@ -31,6 +27,7 @@ from manager.client import API, ManagerClient
 from manager.control.knee import BOUNDS, DEFAULT_RULES, KneeRules
 from manager.model.cpus import parse_cpus
 from manager.settings import Settings
+from manager.terminal import progress, say, say_json, show
 
 _MOST_WAYS = 64
 
@@ -138,14 +135,12 @@ def cache_command(
         command = restore_command(settings, target)
         length_s = len(target.ways) * (settle + seconds + 4 * target.slot_s)
         numbers = ", ".join(map(str, target.ways))
-        click.echo(
-            f"{application} on {', '.join(target.hosts)}: {numbers} ways, about {length_s / 60:.0f} min", err=True
-        )
-        click.echo(f"Its cache is {target.former or 'none of its own'}; should this be killed: {command}", err=True)
+        say(f"{application} on {', '.join(target.hosts)}: {numbers} ways, about {length_s / 60:.0f} min", err=True)
+        say(f"Its cache is {target.former or 'none of its own'}; should this be killed: {command}", err=True)
         for line in target.warnings:
-            click.echo(line, err=True)
+            say(line, err=True)
         if dry_run:
-            click.echo("Nothing was changed.", err=True)
+            say("Nothing was changed.", err=True)
             return
     if not yes:
         click.confirm("With few ways the SLA may be missed. Go on?", abort=True, err=True)
@@ -168,22 +163,14 @@ def restore_command(settings: Settings, target: Target) -> str:
 
 
 def _sweep(client: ManagerClient, target: Target, timing: Timing, settle_s: float, seconds: float) -> Swept:
-    screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("allocations", total=len(target.ways))
-
-        def tell(text: str, done: int) -> None:
-            bar.update(task, completed=done)
-            screen.print(text, highlight=False, markup=False, soft_wrap=True)
-
-        return Sweep(client, target, timing, tell).run(settle_s, seconds)
+    with progress("allocations", len(target.ways)) as bar:
+        return Sweep(client, target, timing, lambda text, done: bar.update(done, text)).run(settle_s, seconds)
 
 
 def _print(report: Report, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(report_json(report), indent=2))
+        say_json(report_json(report))
         return
-    console().print(table_of(report))
+    show(table_of(report))
     for line in remarks(report):
-        click.echo(line)
+        say(line)

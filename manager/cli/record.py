@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tempfile
 import time
 from contextlib import suppress
@@ -14,8 +13,6 @@ from typing import Any
 
 import click
 from pydantic import ValidationError
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from manager.api.convert import assignment_of, timestamp, window_of
 from manager.api.schemas import AssignmentOut, CapabilitiesBody, RecordBody, TickBody, WindowBody
@@ -27,6 +24,7 @@ from manager.model.window import Window
 from manager.settings import Settings
 from manager.sim.recording import RecordedVm, Recording, capabilities_of, decision_of, tick_of, write_lines
 from manager.sim.replay import LOOK_BACK_S
+from manager.terminal import progress, say, say_json_lines
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _LONGEST_S = 3650 * 86_400
@@ -97,7 +95,7 @@ def record(settings: Settings, file: str, host: str, since: str, until: str, wai
     _write(file, "".join(write_lines(recording)))
     where = "standard output" if file == "-" else file
     counts = f"{len(recording.ticks)} ticks, {len(recording.windows)} windows, {len(recording.decisions)} decisions"
-    click.echo(f"{name}: {counts} written to {where}", err=True)
+    say(f"{name}: {counts} written to {where}", err=True)
 
 
 def fetch(client: ManagerClient, host: str, from_s: float, to_s: float) -> Recording:
@@ -148,19 +146,17 @@ def _text(time_s: float) -> str:
 
 def _wait(seconds: float) -> None:
     """Sleep, with a bar on standard error where that is a terminal."""
-    columns = (TextColumn("recording"), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task("recording", total=seconds)
+    with progress("recording", seconds, counted=False) as bar:
         begin_s = time.monotonic()
         while (passed_s := time.monotonic() - begin_s) < seconds:
-            bar.update(task, completed=passed_s)
+            bar.update(passed_s)
             time.sleep(min(_PAUSE_S, seconds - passed_s))
 
 
 def _write(file: str, text: str) -> None:
     """Replace a file as a whole. Raises RecordingError."""
     if file == "-":
-        click.echo(text, nl=False)
+        say_json_lines(text)
         return
     path = Path(file)
     temporary = ""

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import click
-from rich.table import Table
 
 from manager.api.convert import timestamp
 from manager.api.schemas import LawBody
 from manager.api.validation import read_text
-from manager.cli.options import OnePage, console, with_settings
+from manager.cli.options import OnePage, with_settings
 from manager.errors import RecordingError, SettingsError
 from manager.model.law import Law
 from manager.model.window import SlaState
@@ -22,6 +20,7 @@ from manager.sim.compare import PUBLISHED, check_policy, installed
 from manager.sim.recording import Recording, read_lines
 from manager.sim.replay import AppSummary, Replay, WeightChange, changes, summaries
 from manager.sim.replay import replay as run_replay
+from manager.terminal import Table, say, say_json, show
 
 _ESTIMATED = (
     "Estimated, not measured: response times and CPU use are those recorded under the weights of then, and do not react"
@@ -59,11 +58,11 @@ def replay(settings: Settings, file: str, policy: str, given: tuple[str, ...], a
     law = _law(recording.assignment.host.law, (*given, *more))
     found = run_replay(recording, installed()[name], law, settings.number("stale_s"), settings.whole("min_samples"))
     if as_json:
-        click.echo(json.dumps(replay_json(found, recording), indent=2))
+        say_json(replay_json(found, recording))
         return
-    console().print(*_tables(found, recording), sep="\n")
+    show(*_tables(found, recording))
     for line in (*_remarks(found), _ESTIMATED):
-        click.echo(line)
+        say(line)
 
 
 def replay_json(found: Replay, recording: Recording) -> dict[str, object]:

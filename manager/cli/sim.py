@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import functools
-import json
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from manager.cli.options import Failure, OnePage, console
+from manager.cli.options import Failure, OnePage
 from manager.errors import EquipoiseError
 from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
 from manager.sim.files import load_scenario, shipped
 from manager.sim.generate import random_scenario
 from manager.sim.report import comparison_table, run_json, run_tables, scenario_table, worse_table
 from manager.sim.runner import Simulation
+from manager.terminal import progress, say_json, show
 
 _TABLES_UP_TO = 12
 
@@ -75,16 +71,6 @@ def _expected_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-@contextmanager
-def _progress(total: int, what: str) -> Iterator[Callable[[], None]]:
-    """A function that counts one more; shown on standard error where that is a terminal."""
-    screen = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=screen, disable=not sys.stderr.isatty(), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda: bar.advance(task)
-
-
 @click.group()
 def sim() -> None:
     """Try policies on a simulated host: no root, no KVM, hundreds of times faster than the clock.
@@ -100,9 +86,9 @@ def list_command(as_json: bool) -> None:
     """List the scenarios that come with Equipoise."""
     scenarios = [load_scenario(name) for name in shipped()]
     if as_json:
-        click.echo(json.dumps([{"name": one.name, "summary": one.summary} for one in scenarios], indent=2))
+        say_json([{"name": one.name, "summary": one.summary} for one in scenarios])
     else:
-        console().print(scenario_table(scenarios))
+        show(scenario_table(scenarios))
 
 
 @sim.command(cls=OnePage, epilog=_RUN_EPILOG)
@@ -116,12 +102,12 @@ def run(scenario: str, policy: str, seed: int | None, as_json: bool) -> None:
     loaded = load_scenario(scenario)
     check_policy(policy)
     intervals = Simulation.count_intervals(loaded)
-    with _progress(intervals, f"{loaded.name} under {policy}") as advance:
-        result = run_once(loaded, policy, seed, advance)
+    with progress(f"{loaded.name} under {policy}", intervals) as bar:
+        result = run_once(loaded, policy, seed, bar.advance)
     if as_json:
-        click.echo(json.dumps(run_json(result), indent=2))
+        say_json(run_json(result))
     else:
-        console().print(*run_tables(result), sep="\n")
+        show(*run_tables(result))
 
 
 @sim.command(cls=OnePage, epilog=_COMPARE_EPILOG)
@@ -141,8 +127,8 @@ def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, m
         raise click.UsageError("name a SCENARIO, or use --random N")
     loaded = [load_scenario(name) for name in scenarios] + [random_scenario(number) for number in range(made_up)]
     chosen = tuple(check_policy(name) for name in policies) or usual_policies()
-    with _progress(len(loaded) * len(chosen) * seeds, "runs") as advance:
-        results = run_all(loaded, chosen, seeds, advance)
+    with progress("runs", len(loaded) * len(chosen) * seeds) as bar:
+        results = run_all(loaded, chosen, seeds, bar.advance)
     single, overall = by_scenario(results), by_policy(results)
     judged = chosen[0] if policies or "fair" not in chosen else "fair"
     found = list(worse(single, judged))
@@ -154,11 +140,11 @@ def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, m
             "judged": judged,
             "worse": [asdict(one) for one in found],
         }
-        click.echo(json.dumps(body, indent=2))
+        say_json(body)
         return
     if len(loaded) <= _TABLES_UP_TO:
-        console().print(comparison_table(single, "Simulated: policies side by side"))
+        show(comparison_table(single, "Simulated: policies side by side"))
     if len(loaded) > 1:
-        console().print(comparison_table(overall, "Simulated: over all scenarios"))
+        show(comparison_table(overall, "Simulated: over all scenarios"))
         if len(chosen) > 1:
-            console().print(worse_table(found, judged, len(loaded)))
+            show(worse_table(found, judged, len(loaded)))

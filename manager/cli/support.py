@@ -35,6 +35,7 @@ from manager.cli.options import (
 )
 from manager.errors import EquipoiseError
 from manager.settings import SETTINGS, Settings
+from manager.terminal import say
 
 _LONGEST_S = 60
 _LOG_LINES = 5000
@@ -85,7 +86,7 @@ def support_bundle(settings: Settings, output: Path | None) -> None:
                 bundle.addfile(entry, io.BytesIO(content))
     except OSError as error:
         raise EquipoiseError(f"{path} cannot be written: {error.strerror}") from error
-    click.echo(str(path))
+    say(str(path))
 
 
 def _parts(settings: Settings, hide: Callable[[str], str]) -> Iterator[tuple[str, bytes]]:

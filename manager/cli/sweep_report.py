@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rich.table import Table
-
 from manager.cli.sweep import Step, Swept
 from manager.cli.sweep_checks import Target
 from manager.control.knee import Curve, KneeRules, curve_of
+from manager.terminal import Table
 
 _STEADY = 1.25
 """Rates that differ by more than this factor are another load."""
@@ -101,7 +100,8 @@ def remarks(report: Report) -> Iterator[str]:
     if swept.ended:
         yield f"It ended early: {swept.ended}."
     if swept.left:
-        yield f"NOT put back: {swept.left}. Do it by\n  {report.command}"
+        yield f"NOT put back: {swept.left}. Do it by"
+        yield f"  {report.command}"
     elif swept.kept:
         yield f"Somebody else changed the cache of {target.application} meanwhile: it is left as it is."
     else:

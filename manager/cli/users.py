@@ -6,10 +6,9 @@ import sys
 from datetime import UTC, datetime
 
 import click
-from rich.table import Table
 
 from manager.cli.admin import local_actor, open_store
-from manager.cli.options import OnePage, console, with_settings
+from manager.cli.options import OnePage, with_settings
 from manager.settings import Settings
 from manager.store.access_models import UserRow
 from manager.store.audit import audited
@@ -17,6 +16,7 @@ from manager.store.registered import delete as delete_registered
 from manager.store.registered import page
 from manager.store.tokens import Role
 from manager.store.users import create_user, described_user, hash_password, set_password
+from manager.terminal import Table, say, show
 
 _USERS_PAGE = """
 ROLES
@@ -54,7 +54,7 @@ def create(settings: Settings, role: str, name: str, password_stdin: bool) -> No
     password_hash = _ask(password_stdin)
     with audited(database, local_actor(), "user.create", UserRow, name, described_user, now) as session:
         create_user(session, name, Role(role), password_hash, now)
-    click.echo(f"created {name}")
+    say(f"created {name}")
 
 
 @user.command("list", cls=OnePage, epilog=_USERS_PAGE)
@@ -65,7 +65,7 @@ def list_users(settings: Settings) -> None:
     with open_store(settings).reading() as session:
         for one in page(session, UserRow, None, 1000):
             table.add_row(one.name, one.role, str(one.created_at), str(one.signed_in_at or "never"))
-    console().print(table)
+    show(table)
 
 
 @user.command(cls=OnePage, epilog=_USERS_PAGE)
@@ -78,7 +78,7 @@ def password(settings: Settings, name: str, password_stdin: bool) -> None:
     password_hash = _ask(password_stdin)
     with audited(database, local_actor(), "user.password", UserRow, name, described_user, now) as session:
         set_password(session, name, password_hash, now)
-    click.echo(f"{name} has a new password")
+    say(f"{name} has a new password")
 
 
 @user.command(cls=OnePage, epilog=_USERS_PAGE)
@@ -89,7 +89,7 @@ def delete(settings: Settings, name: str) -> None:
     database, now = open_store(settings), datetime.now(UTC)
     with audited(database, local_actor(), "user.delete", UserRow, name, described_user, now) as session:
         delete_registered(session, UserRow, name, lambda _etag: None)
-    click.echo(f"removed {name}")
+    say(f"removed {name}")
 
 
 def _ask(from_stdin: bool) -> str:

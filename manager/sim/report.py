@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from rich.table import Table
-
 from manager.sim.compare import Summary, Worse
 from manager.sim.results import GroupResult, RunResult, VmResult
 from manager.sim.scenario import Scenario, Segment
+from manager.terminal import Table
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
@@ -88,9 +87,7 @@ def run_tables(result: RunResult) -> list[Table]:
         )
     progress = "-" if result.batch_progress is None else f"{result.batch_progress:.0%}"
     busy = sum(result.host_cpu_share) / max(len(result.host_cpu_share), 1)
-    vms.caption = f"batch together {progress} of alone; host {busy:.0%} busy" + "".join(
-        f"\n{note}" for note in result.notes
-    )
+    vms.caption = (f"batch together {progress} of alone; host {busy:.0%} busy", *result.notes)
     return [apps, curves, vms]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -16,8 +15,8 @@ from pathlib import Path
 
 import libvirt
 import pytest
-from rich.console import Console
 
+from manager import terminal
 from manager.cli import doctor
 from manager.cli.doctor import manager_checks, print_findings, report
 from manager.errors import HostError, VmVanished
@@ -119,10 +118,9 @@ FINDINGS = [
 def test_tables_are_readable_without_colour(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = io.StringIO()
-    monkeypatch.setattr(doctor, "console", lambda: Console(file=out, width=110))
+    monkeypatch.setattr(terminal, "_WIDE", 110)
     print_findings(FINDINGS)
-    text = out.getvalue() + capsys.readouterr().out
+    text = capsys.readouterr().out
     assert "\x1b" not in text
     assert [line.rstrip() for line in text.splitlines()] == GOLDEN.read_text().splitlines()
 
