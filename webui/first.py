@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from http import HTTPStatus
 
 from flask import Blueprint, redirect, request, url_for
@@ -15,6 +14,7 @@ from manager.api.queries import NamePath
 from manager.model.registration import Mode
 from webui.editing import KINDS, Sheet, filled, free_vms, save
 from webui.forms import Look, Part, parts_of, summary_of
+from webui.host_view import Contact, heard
 from webui.inside import Inside, Json
 from webui.site import Site, page
 
@@ -90,11 +90,11 @@ def add_first(web: Blueprint, site: Site) -> None:
 def look(site: Site) -> System:
     """What there is now."""
     hosts = list(site.api.every("/hosts"))
-    heard = [one for one in hosts if _age_s(one["last_seen_at"], site.now_s()) <= site.stale_s]
+    reporting = [one for one in hosts if heard(one, site.now_s()).contact is Contact.LIVE]
     applications = [one for one in site.api.every("/applications") if one["sla"]]
     asked = request.values.get("application")
     chosen = next((one for one in applications if one["name"] == asked), applications[0] if applications else None)
-    return System(heard, [one for one in hosts if one not in heard], list(site.api.every("/vms")), chosen)
+    return System(reporting, [one for one in hosts if one not in reporting], list(site.api.every("/vms")), chosen)
 
 
 def _new_application(system: System) -> Sheet:
@@ -129,7 +129,3 @@ def _parts(step: str, sheet: Sheet, system: System) -> tuple[Part, ...]:
     shown = Look(choices={"tiers[].vms": free}, only=only, needed=needed, focus=sheet.focus)
     parts = parts_of(_APPLICATIONS.model, sheet.body, sheet.errors, shown)
     return (*parts_of(NamePath, {"name": sheet.name}, sheet.errors), *parts)
-
-
-def _age_s(at: str | None, now_s: float) -> float:
-    return now_s - datetime.fromisoformat(at).timestamp() if at else float("inf")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from flask import Blueprint, Response, request
 
 from manager.api.auth import VIEWER, allow
 from webui.drawing import Part, Spark, spark, split
+from webui.host_view import Contact, heard
 from webui.inside import Json
 from webui.site import Site, is_fragment, page
-from webui.words import ago
 
 PAGE_ROWS, FIRST_ROWS = 100, 30
 """Applications in a part of the list, and in a page that is just opened: more than a screen shows, and what a browser
@@ -83,10 +82,10 @@ def host_health(host: Json, site: Site) -> HostHealth:
     name, tick = host["name"], host["tick"]
     if host["last_seen_at"] is None or tick is None:
         return HostHealth("○", "never reported", "no_data", f"start equipoise agent on {name}, with a token for it")
-    silent_s = site.now_s() - datetime.fromisoformat(host["last_seen_at"]).timestamp()
-    if silent_s > site.silent_s:
+    contact = heard(host, site.now_s())
+    if contact.contact is Contact.SILENT:
         return HostHealth(
-            "✗", f"last seen {ago(silent_s)}", "missed", f"is equipoise agent running on {name}, and does it reach us?"
+            "✗", f"last seen {contact.when}", "missed", f"is equipoise agent running on {name}, and does it reach us?"
         )
     if not tick["libvirt_connected"]:
         return HostHealth("✗", "no libvirt", "missed", f"is libvirtd running on {name}?")

@@ -76,12 +76,12 @@ FINDINGS: Mapping[FindingStatus, tuple[str, str, str]] = {
 """Mark, word and class of colour of each status of a finding, those that ask for something first."""
 
 
-def heard(host: Json, now_s: float, silent_s: float) -> Heard:
-    """Whether the agent of a host is heard of; silent after ``silent_s`` without a report."""
+def heard(host: Json, now_s: float) -> Heard:
+    """Whether the agent of a host is heard of, as the interface tells it, and when last, as of ``now_s``."""
     if host["last_seen_at"] is None:
         return Heard(Contact.NEVER, None)
     since_s = max(now_s - datetime.fromisoformat(host["last_seen_at"]).timestamp(), 0.0)
-    return Heard(Contact.SILENT if since_s > silent_s else Contact.LIVE, ago(since_s))
+    return Heard(Contact.SILENT if host["silent"] else Contact.LIVE, ago(since_s))
 
 
 def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmLine]:

@@ -15,7 +15,7 @@ from manager.model.finding import FindingStatus
 from webui.cache_view import memory_words, traffic_lines
 from webui.cpu_map import USES, draw_map
 from webui.fleet import cpu_split, host_health
-from webui.host_view import FINDINGS, Contact, Heard, cache_lines, grouped, heard, ladder, vm_lines
+from webui.host_view import FINDINGS, Contact, cache_lines, grouped, heard, ladder, vm_lines
 from webui.inside import Json, Refused
 from webui.site import Site, page
 
@@ -30,7 +30,7 @@ def add_hosts(web: Blueprint, site: Site) -> None:
     def hosts() -> Response:
         """All hosts, those that are not heard of first."""
         rows = [
-            (host, _heard(site, host), host_health(host, site), host["tick"] and cpu_split(host["tick"]))
+            (host, heard(host, site.now_s()), host_health(host, site), host["tick"] and cpu_split(host["tick"]))
             for host in site.api.every("/hosts")
         ]
         rows.sort(key=lambda row: (row[1].contact is not Contact.SILENT, row[0]["name"]))
@@ -50,7 +50,7 @@ def add_hosts(web: Blueprint, site: Site) -> None:
         return page(
             "host.html",
             host=told,
-            heard=_heard(site, told),
+            heard=heard(told, site.now_s()),
             health=host_health(told, site),
             split=told["tick"] and cpu_split(told["tick"]),
             lines=lines,
@@ -87,10 +87,6 @@ def _csv(history: Json) -> str:
     lines.writerow(columns)
     lines.writerows([step[column] for column in columns] for step in history["steps"])
     return text.getvalue()
-
-
-def _heard(site: Site, host: Json) -> Heard:
-    return heard(host, site.now_s(), site.silent_s)
 
 
 def _findings(site: Site, path: str) -> Any:

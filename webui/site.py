@@ -36,11 +36,6 @@ class Site:
     interval_s: float
     stale_s: float
 
-    @property
-    def silent_s(self) -> float:
-        """An agent that has not reported for longer is silent."""
-        return max(3 * self.interval_s, self.stale_s)
-
 
 def shown(value: Any) -> Any:
     """What stands for a value on a page: text of others hides nothing, turns no direction, and controls nothing.

@@ -50,7 +50,7 @@ def _proposed(site: Site, hosts: Sequence[Json], application: str | None) -> str
     runs = {vm["status_host"] for vm in vms}
 
     def last(one: Json) -> tuple[bool, bool]:
-        return heard(one, site.now_s(), site.silent_s).contact is not Contact.LIVE, one["name"] not in runs
+        return heard(one, site.now_s()).contact is not Contact.LIVE, one["name"] not in runs
 
     return min(hosts, key=last)["name"] if hosts else ""
 

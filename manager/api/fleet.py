@@ -123,6 +123,7 @@ _HOST_COLUMNS = (
     HostRow.mode,
     HostRow.policy,
     HostRow.last_seen_at,
+    HostRow.silent,
     HostRow.agent_version,
     HostRow.tick,
 )
@@ -165,13 +166,20 @@ def _application(one: _Glance, points: list[float | None]) -> FleetApplication:
 
 
 def _host(
-    name: str, mode: Mode, policy: str, last_seen_at: datetime | None, agent_version: str | None, tick: object
+    name: str,
+    mode: Mode,
+    policy: str,
+    last_seen_at: datetime | None,
+    silent: bool,
+    agent_version: str | None,
+    tick: object,
 ) -> FleetHost:
     return FleetHost(
         name=name,
         mode=mode,
         policy=policy,
         last_seen_at=last_seen_at,
+        silent=silent,
         agent_version=agent_version,
         tick=None if tick is None else TickStatus.model_validate(tick),
     )

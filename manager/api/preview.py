@@ -171,8 +171,8 @@ class _Preview:
         now_s, last = context.clock(), seen.row.last_seen_at
         if last is None:
             self.notes.append(f"the agent of {seen.row.name} never reported")
-        elif (age_s := now_s - last.timestamp()) > context.stale_s:
-            self.notes.append(f"the agent of {seen.row.name} last reported {age_s:.0f} s ago")
+        elif seen.row.silent:
+            self.notes.append(f"the agent of {seen.row.name} last reported {now_s - last.timestamp():.0f} s ago")
 
     def mode_of(self, vm: str) -> Mode:
         """The mode that would hold for a VM; one that is not registered is let go."""

@@ -15,7 +15,7 @@ from manager.api.convert import timestamp, window_of
 from manager.api.schemas import WindowBody
 from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.cli.options import Failure
-from manager.cli.sweep_checks import LOOK_S, SILENT_S, Target, Timing, needed, own_ways, problem_of
+from manager.cli.sweep_checks import LOOK_S, Target, Timing, mute, needed, own_ways, problem_of
 from manager.client import Answer, ManagerClient
 from manager.errors import EquipoiseError, ManagerUnavailable
 from manager.model.window import Window, merge
@@ -139,18 +139,12 @@ class Sweep:
 
     def _looks(self) -> Iterator[Sequence[dict[str, Any]]]:
         """The hosts, again and again. Raises Failure when one falls silent, the application changed, or on a signal."""
-        last: dict[str, tuple[int, float]] = {}
         while True:
             if self._client.request("GET", self._path).headers.get("ETag", "") != self._etag:
                 raise Failure(f"somebody changed {self._target.application} meanwhile")
             hosts = [self._client.get(f"/hosts/{host}") for host in self._target.hosts]
-            now_s = self._timing.now_s()
-            for host in hosts:
-                number, heard_s = last.get(host["name"], (-1, now_s))
-                tick = host["tick"]["number"]
-                last[host["name"]] = (tick, now_s) if tick != number else (number, heard_s)
-                if now_s - last[host["name"]][1] > SILENT_S:
-                    raise Failure(f"the agent of {host['name']} has not reported for {SILENT_S:g} s")
+            if silent := next(filter(None, map(mute, hosts)), ""):
+                raise Failure(silent)
             yield hosts
             if self._timing.pause(LOOK_S):
                 raise Failure("interrupted")

@@ -12,7 +12,8 @@ from manager.cli.options import Failure
 from manager.client import ManagerClient
 
 LOOK_S = 0.5
-SILENT_S = 60.0
+TICK_WAIT_S = 60.0
+"""How long a tick that acted on what is registered is waited for."""
 _API = "/api/v1"
 _REST_WAYS = 2
 """The least that batch VMs and the default group keep: a way each."""
@@ -99,6 +100,12 @@ def examine(client: ManagerClient, application: str, wanted: Collection[int], ti
     )
 
 
+def mute(host: dict[str, Any]) -> str:
+    """That a host is silent, as the interface says; empty: it is not."""
+    name = host["name"]
+    return f"the agent of {name} does not report any more: see `equipoise status`" if host["silent"] else ""
+
+
 def problem_of(host: dict[str, Any], application: str) -> str:
     """Why the cache of a host is, or is no longer, to be had for an application; empty: it is."""
     name, tick = host["name"], host["tick"]
@@ -176,8 +183,9 @@ def _fresh(client: ManagerClient, name: str, timing: Timing) -> dict[str, Any]:
     if first is None:
         raise Failure(f"the agent of {name} has never reported: is it running?")
     while host["tick"]["number"] == first["number"] or (host["tick"]["orders"] or math.inf) < number:
-        if timing.now_s() > begin_s + SILENT_S:
-            raise Failure(f"the agent of {name} has not reported for {SILENT_S:g} s: is it running?")
+        _refuse(mute(host))
+        if timing.now_s() > begin_s + TICK_WAIT_S:
+            raise Failure(f"the agent of {name} reported no new tick within {TICK_WAIT_S:g} s: is it running?")
         if timing.pause(LOOK_S):
             raise Failure("interrupted")
         host = client.get(f"/hosts/{name}")

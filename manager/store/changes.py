@@ -156,12 +156,12 @@ def _newest(topic: Topic) -> list[ScalarSelect[Any]]:
     """Newest rows of what a page about the topic shows, each found by an index."""
     match topic.kind:
         case TopicKind.FLEET:
-            return [_last(TickRow.id), _last(WindowRow.slot)]
+            return [_last(TickRow.id), _last(WindowRow.slot), _silent()]
         case TopicKind.WHY:
             return [_last(DecisionRow.id), _last(EventRow.id)]
         case TopicKind.HOST:
             tick = _last(TickRow.at, TickRow.host == topic.name)
-            return [tick, _last(DecisionRow.at, DecisionRow.host == topic.name)]
+            return [tick, _last(DecisionRow.at, DecisionRow.host == topic.name), _silent()]
         case TopicKind.APPLICATION:
             number = select(ApplicationRow.id).where(ApplicationRow.name == topic.name).scalar_subquery()
             serving = (
@@ -174,6 +174,11 @@ def _newest(topic: Topic) -> list[ScalarSelect[Any]]:
             tick = select(func.max(TickRow.at)).where(TickRow.host == HostRow.name).correlate(HostRow).scalar_subquery()
             ticks = select(func.max(tick)).where(HostRow.id.in_(serving)).scalar_subquery()
             return [_last(WindowRow.slot, WindowRow.application_id == number), ticks]
+
+
+def _silent() -> ScalarSelect[Any]:
+    """Changes with the hosts that are silent: a small table."""
+    return select(func.coalesce(func.sum(HostRow.id), 0)).where(HostRow.silent).scalar_subquery()
 
 
 def _last(column: Any, *where: ColumnElement[bool]) -> ScalarSelect[Any]:

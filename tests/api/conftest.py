@@ -17,6 +17,7 @@ from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.rules import PlacementRules
 from manager.store.database import Database
+from manager.store.silence import note_silence
 from manager.store.tokens import MACHINES, Role, create_token
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
@@ -108,6 +109,12 @@ class Api:
         assert response.status_code == status, response.get_data(as_text=True)
         assert response.mimetype == "application/problem+json"
         return response.get_json()
+
+
+def notice_silence(api: Api) -> None:
+    """What a manager's job does in each interval: mark the hosts that have not reported for 30 s, or do again."""
+    now = datetime.fromtimestamp(api.clock.now_s, UTC)
+    note_silence(api.database, now, START, timedelta(seconds=30))
 
 
 def report(**changes: Any) -> dict[str, Any]:

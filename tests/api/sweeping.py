@@ -15,7 +15,7 @@ from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.cli.sweep_checks import Timing
 from manager.client import Answer, ManagerClient
 from manager.model.histogram import Histogram
-from tests.api.conftest import CAPABILITIES, HOST, START, Api, moment, report, status, tick
+from tests.api.conftest import CAPABILITIES, HOST, START, Api, moment, notice_silence, report, status, tick
 
 WAYS = 11
 FITS = 6
@@ -90,6 +90,7 @@ class Agents:
     def tick(self) -> None:
         """One of all hosts."""
         if self.mute:
+            notice_silence(self.api)
             return
         self.number += 1
         now_s = int(self.api.clock.now_s - START.timestamp())

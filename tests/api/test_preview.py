@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import HOST, Api, report, status, tick, tick_of, window
+from tests.api.conftest import HOST, Api, notice_silence, report, status, tick, tick_of, window
 
 WEIGHT = {"vm": "web-1", "knob": "weight", "index": 0, "now": "10000", "then": "100"}
 PIN = {"vm": "web-1", "knob": "vcpu_pin", "index": 0, "now": "1", "then": "0-3"}
@@ -110,6 +110,8 @@ def test_an_agent_that_fell_silent_is_told_of(shop: Api) -> None:
     assert preview(shop)["notes"] == [f"the agent of {HOST} never reported"]
     ran(shop, "enforce", status("web-1"))
     shop.clock.now_s += 100
+    assert preview(shop)["notes"] == [], "nobody has found it silent yet"
+    notice_silence(shop)
     assert preview(shop)["notes"] == [f"the agent of {HOST} last reported 100 s ago"]
 
 

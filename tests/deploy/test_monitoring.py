@@ -88,7 +88,7 @@ def test_each_alert_fires_when_it_should_and_else_is_silent() -> None:
 
 @with_promtool
 def test_a_rule_that_is_changed_fails_its_test(tmp_path: Path) -> None:
-    changed = RULES.replace("> 60", "> 6000")
+    changed = RULES.replace("equipoise_host_silent", "equipoise_host_quiet")
     assert changed != RULES
     (tmp_path / "equipoise-rules.yml").write_text(changed)
     (tmp_path / "equipoise-rules-test.yml").write_text(RULES_TEST)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manager.store.tokens import Role
-from tests.api.conftest import HOST, report, tick
+from tests.api.conftest import HOST, notice_silence, report, tick
 from tests.web.desk import Browser, Desk, Page
 
 SOURCES = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
@@ -88,6 +88,7 @@ def test_the_first_steps_lead_to_an_application_whose_sla_is_kept(desk: Desk, op
 def test_an_agent_that_fell_silent_is_told_as_such(desk: Desk, operator: Browser) -> None:
     desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[WEB], tick=tick()), role="host")
     desk.api.clock.now_s += 31
+    notice_silence(desk.api)
     page = operator.get("/first")
     assert step(page) == "An agent reports"
     assert f"{HOST}: last seen" in page.text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manager.store.tokens import Role
-from tests.api.conftest import HOST, report, tick, window
+from tests.api.conftest import HOST, notice_silence, report, tick, window
 from tests.web.desk import Desk, Page
 from webui.fleet import cpu_split
 
@@ -76,6 +76,7 @@ def test_only_the_live_part_is_answered_where_it_is_asked_for(shop: Desk) -> Non
 
 def test_what_stopped_coming_looks_other_than_what_never_came(shop: Desk) -> None:
     shop.api.clock.now_s += 3000
+    notice_silence(shop.api)
     page = shop.browser().get("/")
     assert "last seen 2026-03-01 12:00:00: does its source run?" in page.text
     assert "last seen 50 min ago" in page.text

@@ -6,7 +6,7 @@ import csv
 from typing import Any
 
 from manager.store.tokens import Role
-from tests.api.conftest import HOST, report, status, tick, tick_of
+from tests.api.conftest import HOST, notice_silence, report, status, tick, tick_of
 from tests.web.desk import Desk
 
 
@@ -43,6 +43,7 @@ def test_hosts_that_are_silent_come_first_and_those_that_never_reported_say_so(d
     assert [link.text for link in page.all("h2")[0:2]] == ["kvm0 ○ never reported", "kvm1 ▲ 2 errors in the last tick"]
     assert "No agent has ever reported from kvm0" in page.text
     desk.api.clock.now_s += 180
+    notice_silence(desk.api)
     page = browser.get("/hosts")
     assert page.all("h2")[0].text == "kvm1 ✗ last seen 3 min ago"
     assert "Is equipoise agent running on kvm1" in page.text
@@ -76,6 +77,7 @@ def test_a_viewer_is_offered_nothing_to_change(desk: Desk) -> None:
 def test_a_silent_host_says_so_and_what_to_do(desk: Desk) -> None:
     seen(desk)
     desk.api.clock.now_s += 180
+    notice_silence(desk.api)
     text = desk.browser().get(f"/hosts/{HOST}").text
     assert "Silent: last seen 3 min ago." in text
     assert "Is equipoise agent running on kvm1" in text

@@ -33,6 +33,7 @@ class FleetHost(Schema):
     mode: Mode
     policy: Name
     last_seen_at: AwareDatetime | None
+    silent: bool = Field(description="it has not reported for `silent_intervals`")
     agent_version: Text | None
     tick: TickStatus | None
 
