@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,6 +110,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("reconcile_s", 30.0, "seconds between full listings of the domains, besides lifecycle events", 1, 3600),
     Setting("sync_s", 1.0, "seconds between exchanges of the agent with the manager", 0.1, 60),
     Setting("managed_cpus", "", "pCPUs that may be given to critical vCPUs, such as 2-7; empty: all online ones"),
+    Setting("log_dirs", "/var/log", "folders that logs of sources may be in, with commas; empty: none is read"),
     Setting("agent_listen_host", "127.0.0.1", "address of the agent's metrics page and of posted response times"),
     Setting("agent_listen_port", 8751, "TCP port of the agent's metrics page and posts; 0 switches it off", 0, 65535),
     Setting("syslog_listen_host", "127.0.0.1", "IP address the agent receives NGINX log lines at"),
@@ -158,6 +159,11 @@ class Settings:
         return _URL_PASSWORD.sub(r"\1\2***", value) if isinstance(value, str) else value
 
     @property
+    def log_dirs(self) -> tuple[str, ...]:
+        """The folders that logs may be in."""
+        return parse_folders(self.text("log_dirs"))
+
+    @property
     def state_dir(self) -> Path:
         """The state directory as a path."""
         return Path(self.text("state_dir"))
@@ -166,6 +172,19 @@ class Settings:
     def database_url(self) -> str:
         """The manager's database, with the default filled in."""
         return self.text("database_url") or f"sqlite:///{self.state_dir.resolve()}/{DATABASE_FILE}"
+
+
+def parse_folders(text: str) -> tuple[str, ...]:
+    """A list of absolute folders with commas. Raises ValueError."""
+    folders = tuple(filter(None, (part.strip() for part in text.split(","))))
+    for folder in folders:
+        if not folder.startswith("/") or {"..", "\0"} & {*folder.split("/"), *folder} or not folder.strip("/"):
+            raise ValueError(f"{folder!r} is no absolute folder below /, without ..")
+    return folders
+
+
+_READ: Mapping[str, Callable[[str], object]] = {"managed_cpus": parse_cpus, "log_dirs": parse_folders}
+"""What else a text has to be."""
 
 
 def load_settings(config_file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Value | None]) -> Settings:
@@ -197,10 +216,11 @@ def load_settings(config_file: Path | None, environ: Mapping[str, str], flags: M
             f"setting host_name = {values['host_name']!r} (from {sources['host_name']}) is refused: use 1 to 63"
             " letters, digits, dots, dashes and underscores, a letter or digit first"
         )
-    try:
-        parse_cpus(str(values["managed_cpus"]))
-    except ValueError as error:
-        raise SettingsError(f"setting managed_cpus (from {sources['managed_cpus']}) is refused: {error}") from None
+    for name, read in _READ.items():
+        try:
+            read(str(values[name]))
+        except ValueError as error:
+            raise SettingsError(f"setting {name} (from {sources[name]}) is refused: {error}") from None
     return Settings(values, sources)
 
 

@@ -66,6 +66,7 @@ _AGENT_SETTINGS = (
     "reconcile_s",
     "sync_s",
     "managed_cpus",
+    "log_dirs",
     "agent_listen_host",
     "agent_listen_port",
     "syslog_listen_host",

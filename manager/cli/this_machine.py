@@ -38,6 +38,7 @@ def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Mach
         metrics,
         watch.look_again,
         samples_per_s=settings.number("samples_per_s"),
+        log_dirs=settings.log_dirs,
     )
     sources.start()
     stack.callback(sources.close)

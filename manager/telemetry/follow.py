@@ -5,46 +5,56 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from manager.host.log_file import DEFAULT_LOG_DIRS, look_at_log, open_log
 from manager.model.source import NginxFile
 from manager.telemetry.feed import Feed
 from manager.telemetry.nginx import take_line
 
 POLL_S = 0.2
 MAX_LINE = 64 * 1024
+MOST_BEHIND = 64 * 1024 * 1024
+"""Of a log that grows faster than it may be read, what is further behind than this is left out."""
+MOST_BYTES_S = 4 * 1024 * 1024
 _CHUNK = 256 * 1024
 _OLD_FILE_S = 10.0
+_MOST_OLD = 4
 
 
 class _Tail:
     """An open log file, read from where it was left."""
 
-    def __init__(self, path: str, at_end: bool) -> None:
-        """Raises OSError, also for what is not a regular file."""
-        # Without O_NONBLOCK, opening a pipe would wait for somebody to write into it.
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    def __init__(self, looked_at: int, at_end: bool) -> None:
+        """``looked_at`` is what ``look_at_log`` returned. Raises OSError."""
+        self._fd = open_log(looked_at)
         found = os.fstat(self._fd)
-        if not stat.S_ISREG(found.st_mode):
-            os.close(self._fd)
-            raise OSError(0, "it is not a regular file", path)
         self.identity = (found.st_dev, found.st_ino)
         self._position = found.st_size if at_end else 0
         self._partial = b""
         self._skipping = False
+        self.taken = 0
+        self.left_out = 0
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
 
     def lines(self) -> Iterator[bytes | None]:
-        """Complete lines of up to one chunk; None for each that is too long. Raises OSError."""
-        if os.fstat(self._fd).st_size < self._position:  # truncated: what is there now is new
+        """Complete lines of up to one chunk; None for each that is too long. Raises OSError.
+
+        ``taken`` are the bytes that were read, ``left_out`` those that were passed over.
+        """
+        size = os.fstat(self._fd).st_size
+        if size < self._position:  # truncated: what is there now is new
             self._position, self._partial, self._skipping = 0, b"", False
+        self.left_out = max(size - MOST_BEHIND - self._position, 0)
+        if self.left_out:
+            self._position, self._partial, self._skipping = self._position + self.left_out, b"", True
         data = os.pread(self._fd, _CHUNK, self._position)
-        self._position += len(data)
+        self.taken = len(data)
+        self._position += self.taken
         *complete, rest = (self._partial + data).split(b"\n")
         for line in complete:
             if self._skipping or len(line) > MAX_LINE:
@@ -64,9 +74,14 @@ class Follower:
     rotation is read on for a while, as NGINX writes to it until each of its workers has opened the new one.
     """
 
-    def __init__(self, path: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` is a monotonic one, in seconds."""
+    def __init__(
+        self, path: str, folders: Sequence[str] = DEFAULT_LOG_DIRS, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """``folders`` are those that logs may be in. ``clock`` is a monotonic one, in seconds."""
         self._path = path
+        self._folders = folders
+        self.taken = 0  # bytes, at the last call of ``read``
+        self.left_out = 0
         self._clock = clock
         self._tail: _Tail | None = None
         self._old: list[tuple[_Tail, float]] = []  # with when to let go
@@ -90,10 +105,11 @@ class Follower:
             self._reopen()
         except OSError as error:
             missing = error
-        for tail, _ in self._old:
+        tails = [*(tail for tail, _ in self._old), *([self._tail] if self._tail else [])]
+        for tail in tails:
             found += tail.lines()
-        if self._tail is not None:
-            found += self._tail.lines()
+        self.taken = sum(tail.taken for tail in tails)
+        self.left_out = sum(tail.left_out for tail in tails)
         now_s = self._clock()
         for old in [old for old in self._old if old[1] <= now_s]:
             old[0].close()
@@ -105,15 +121,22 @@ class Follower:
     def _reopen(self) -> None:
         """Open the file unless it is the one that is open. Raises OSError."""
         try:
-            there = os.stat(self._path)  # noqa: PTH116 - beside os.open and os.fstat
+            looked_at = look_at_log(self._path, self._folders)
         except FileNotFoundError:
             self._begin_at_end = False
             raise
-        if self._tail is not None and self._tail.identity == (there.st_dev, there.st_ino):
-            return
-        opened = _Tail(self._path, self._begin_at_end)
+        try:
+            there = os.fstat(looked_at)
+            if self._tail is not None and self._tail.identity == (there.st_dev, there.st_ino):
+                return
+            opened = _Tail(looked_at, self._begin_at_end)
+        finally:
+            os.close(looked_at)
         if self._tail is not None:
             self._old.append((self._tail, self._clock() + _OLD_FILE_S))
+        for tail, _ in self._old[:-_MOST_OLD]:  # somebody renames it again and again
+            tail.close()
+        del self._old[:-_MOST_OLD]
         self._tail = opened
         self._begin_at_end = False
 
@@ -121,26 +144,46 @@ class Follower:
 class FileSource:
     """An access log on this machine."""
 
-    def __init__(self, spec: NginxFile, feed: Feed, clock: Callable[[], float]) -> None:
-        """``clock`` tells seconds since the epoch."""
+    def __init__(
+        self,
+        spec: NginxFile,
+        feed: Feed,
+        clock: Callable[[], float],
+        folders: Sequence[str] = DEFAULT_LOG_DIRS,
+        lines_per_s: float = 0.0,
+    ) -> None:
+        """``clock`` tells seconds since the epoch.
+
+        ``folders`` are those that logs may be in, ``lines_per_s`` how many lines are read in the long run; 0: any
+        number.
+        """
         self._spec = spec
         self._feed = feed
         self._clock = clock
+        self._folders = folders
+        self._lines_per_s = lines_per_s
 
     async def run(self) -> None:
         """Follow until cancelled."""
-        with contextlib.closing(Follower(self._spec.path)) as follower:
+        with contextlib.closing(Follower(self._spec.path, self._folders)) as follower:
             while True:
                 lines: list[bytes | None] = []
                 try:
                     lines = follower.read()
                 except OSError as error:
-                    self._feed.failing(f"{self._spec.path}: {error.strerror or error}")
+                    self._feed.failing(f"{self._spec.path}: {error.strerror or 'it cannot be read'}")
                 else:
                     self._feed.working()
                 for line in lines:
                     self._take(line)
-                await asyncio.sleep(0 if lines else POLL_S)
+                if follower.left_out:
+                    self._feed.malformed("a part of the log was left out: it grows faster than it may be read")
+                await asyncio.sleep(self._pause_s(len(lines), follower.taken))
+
+    def _pause_s(self, lines: int, read_bytes: int) -> float:
+        """As long as the log may take for what was read, and until there can be more: a log is no reason to be busy."""
+        least_s = POLL_S if read_bytes < _CHUNK else 0.0
+        return max(least_s, lines / self._lines_per_s if self._lines_per_s else 0.0, read_bytes / MOST_BYTES_S)
 
     def _take(self, line: bytes | None) -> None:
         if line is None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from manager.host.log_file import DEFAULT_LOG_DIRS
 from manager.limits import RateLimit
 from manager.model.registration import Application
 from manager.model.source import (
@@ -76,12 +77,16 @@ class Sources:
         on_unknown_address: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         samples_per_s: float = 0.0,
+        log_dirs: Sequence[str] = DEFAULT_LOG_DIRS,
     ) -> None:
         """``on_unknown_address`` is called, at most every 5 s, when somebody sends whose address is not known.
 
         ``clock`` tells seconds since the epoch. ``samples_per_s`` is how many response times an address may send by
-        syslog, and how many it may post of an application; 0: any number. Nothing runs before ``start``.
+        syslog, and how many it may post of an application; 0: any number. ``log_dirs`` are the folders
+        that logs may be in. Nothing runs before ``start``.
         """
+        self._samples_per_s = samples_per_s
+        self._log_dirs = tuple(log_dirs)
         self._clock = clock
         self._on_unknown_address = on_unknown_address
         self._asked_s = float("-inf")
@@ -224,7 +229,7 @@ class Sources:
         """What a source does until it is cancelled; None where others bring it what it counts."""
         match source:
             case NginxFile():
-                return FileSource(source, feed, self._clock).run
+                return FileSource(source, feed, self._clock, self._log_dirs, self._samples_per_s).run
             case MemcachedProbe():
                 return MemcachedSource(source, feed, self._clock).run
             case HttpProbe():

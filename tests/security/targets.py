@@ -275,7 +275,7 @@ def headers(data: bytes) -> None:
 def follow(folder: str) -> Callable[[bytes], None]:
     """Chunks that are appended to a log file, read through rotations and truncations."""
     path = f"{folder}/access.log"
-    follower = Follower(path)
+    follower = Follower(path, [folder])
     number = 0
 
     def take(data: bytes) -> None:

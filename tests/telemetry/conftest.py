@@ -156,10 +156,10 @@ def no_metrics(environ: dict[str, Any], start_response: Callable[..., object]) -
 
 
 @pytest.fixture
-def running() -> Iterator[Running]:
+def running(tmp_path: Path) -> Iterator[Running]:
     asked: list[float] = []
     port = free_port(socket.SOCK_DGRAM)
-    sources = Sources("127.0.0.1", port, no_metrics, lambda: asked.append(time.monotonic()))
+    sources = Sources("127.0.0.1", port, no_metrics, lambda: asked.append(time.monotonic()), log_dirs=[str(tmp_path)])
     sources.start()
     yield Running(sources, port, asked)
     sources.close()

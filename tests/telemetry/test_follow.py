@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manager.host import log_file
 from manager.model.source import NginxFile, SourceState
 from manager.telemetry import follow
 from manager.telemetry.follow import MAX_LINE, Follower
@@ -28,7 +29,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def follower(log: Path, clock: Clock) -> Iterator[Follower]:
-    made = Follower(str(log), clock)
+    made = Follower(str(log), [str(log.parent)], clock)
     yield made
     made.close()
 
@@ -125,7 +126,7 @@ def test_what_is_no_file_is_refused_and_a_pipe_is_not_waited_for(log: Path, foll
 def test_lines_do_not_depend_on_how_they_were_written(tmp_path_factory, parts: list[str], chunk: int) -> None:
     log = tmp_path_factory.mktemp("log") / "access.log"
     log.touch()
-    follower = Follower(str(log))
+    follower = Follower(str(log), [str(log.parent)])
     found = follower.read()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(follow, "_CHUNK", chunk)
@@ -156,11 +157,11 @@ def test_a_file_that_becomes_unreadable_is_failing(running: Running, log: Path, 
     denied = [True]
 
     def deny(path: str, *more: int, **options: int) -> int:
-        if path == str(log) and denied:
+        if path == log.name and denied:
             raise PermissionError(13, "Permission denied", path)
         return real(path, *more, **options)
 
-    monkeypatch.setattr(follow.os, "open", deny)
+    monkeypatch.setattr(log_file.os, "open", deny)
     append(log, "request_time=0.001\n")
     running.configure(shop(NginxFile("log", str(log))))
     until(lambda: running.status("log").state is SourceState.FAILING, "the refusal is noticed")

@@ -70,10 +70,12 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "manager.model",
         "manager.control",
         "manager.errors",
+        "manager.host.log_file",
         "manager.limits",
         "manager.serving",
         "manager.api.schemas",
     ),
+    "manager.host.log_file": (),
     "manager.telemetry.port": ("manager.model",),
     "manager.loop": (
         "manager.model",
