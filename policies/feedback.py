@@ -42,7 +42,7 @@ class Held:
     """What is remembered of an application.
 
     ``miss`` is the average of ln(RT / RT_SLA), ``at_s`` when a percentile was believed last, ``idle_s`` since when it
-    has no requests, ``over`` whether it is above its agreed load.
+    has no requests, both in steady seconds, ``over`` whether it is above its agreed load.
     """
 
     miss: float | None = None
@@ -104,26 +104,26 @@ def _judge(view: ApplicationView, sharing: Sharing, snapshot: Snapshot, before: 
     sla = view.application.sla
     if sla is None:
         raise ValueError(f"application {view.application.name} has no SLA to be judged by")
-    law, now_s = snapshot.host.law, snapshot.now_s
-    held = before.applications.get(view.application.name, Held(at_s=now_s))
+    law, now_s, steady_s = snapshot.host.law, snapshot.now_s, snapshot.steady_s
+    held = before.applications.get(view.application.name, Held(at_s=steady_s))
     if sharing is Sharing.ISOLATION and sla.max_rate_rps is not None:
         held, rate_rps = _over(view, sla.max_rate_rps, held, law, now_s)
         if held.over:
             text = f"over its agreed load: {rate_rps or 0:.0f} of {sla.max_rate_rps:g} req/s"
             measured_ms = _percentile_ms(view, sla, law, now_s) or sla.response_time_ms
             factor = 1 + performance_factor(measured_ms, UNBOUND_MS) if law.published else 0.0
-            held = replace(held, miss=None, at_s=now_s, idle_s=None)
+            held = replace(held, miss=None, at_s=steady_s, idle_s=None)
             return Judged(held, text, factor, note="over its agreed load")
     response_ms = _percentile_ms(view, sla, law, now_s)
     if _idle(view, snapshot):
-        return _judge_idle(held, law, now_s)
+        return _judge_idle(held, law, steady_s)
     if response_ms is None:
-        return _judge_unknown(held, law, now_s)
+        return _judge_unknown(held, law, steady_s)
     if law.published:
         factor = 1 + performance_factor(response_ms, sla.response_time_ms)
-        return Judged(Held(at_s=now_s, over=held.over), _measured(response_ms, sla), factor)
+        return Judged(Held(at_s=steady_s, over=held.over), _measured(response_ms, sla), factor)
     averaged = average(held.miss, miss(response_ms, sla.response_time_ms, law.largest_miss), law.smoothing)
-    return Judged(Held(averaged, now_s, None, held.over), _measured(response_ms, sla), math.exp(law.gain * averaged))
+    return Judged(Held(averaged, steady_s, None, held.over), _measured(response_ms, sla), math.exp(law.gain * averaged))
 
 
 def _measured(response_ms: float, sla: Sla) -> str:
@@ -165,18 +165,18 @@ def _idle(view: ApplicationView, snapshot: Snapshot) -> bool:
     return bool(served_by) and all(vm.cpu_share * pcpus < IDLE_PCPUS for vm in served_by)
 
 
-def _judge_idle(held: Held, law: Law, now_s: float) -> Judged:
-    since_s = now_s if held.idle_s is None else held.idle_s
-    held = replace(held, miss=None, at_s=now_s, idle_s=since_s)
-    spare_s = now_s - since_s - law.idle_hold_s
+def _judge_idle(held: Held, law: Law, steady_s: float) -> Judged:
+    since_s = steady_s if held.idle_s is None else held.idle_s
+    held = replace(held, miss=None, at_s=steady_s, idle_s=since_s)
+    spare_s = steady_s - since_s - law.idle_hold_s
     if spare_s <= 0:
         return Judged(held, "no requests")
     return Judged(held, "no requests: decays", decay=0.5 ** (spare_s / law.idle_half_life_s))
 
 
-def _judge_unknown(held: Held, law: Law, now_s: float) -> Judged:
+def _judge_unknown(held: Held, law: Law, steady_s: float) -> Judged:
     held = replace(held, idle_s=None)
-    if now_s - held.at_s <= law.max_age_s + law.hold_s:
+    if steady_s - held.at_s <= law.max_age_s + law.hold_s:
         return Judged(held, "too few fresh response times: held", note="too few fresh response times: weights are held")
     note = "too few fresh response times for long: weights as under `priority`"
     return Judged(replace(held, miss=None), "no response times: as under priority", fallback=True, note=note)

@@ -57,14 +57,16 @@ def judge_held(
         return NOBODY
     suffering = max(_suffering(snapshot, placed), default=None)
     if suffering is None:
-        memory, why = next_held(held.memory, BandwidthSeen(snapshot.now_s, None, dict.fromkeys(batch), 0.0, resource))
+        memory, why = next_held(
+            held.memory, BandwidthSeen(snapshot.steady_s, None, dict.fromkeys(batch), 0.0, resource)
+        )
         return Held(memory, why or held.why, held.window_s)
     ratio, app, end_s, domains = suffering
     if end_s <= held.window_s:
         return held
     here = [one for one in measured.memories if one.domain in domains]
     worst = max(here, key=lambda one: (one.rate or 0.0, -one.domain), default=None)
-    seen = BandwidthSeen(snapshot.now_s, ratio, *_traffic(batch, measured, worst), resource, busy)
+    seen = BandwidthSeen(snapshot.steady_s, ratio, *_traffic(batch, measured, worst), resource, busy)
     memory, why = next_held(held.memory, seen)
     return Held(memory, f"for {app}: {why}" if why else held.why, end_s)
 

@@ -105,7 +105,7 @@ def judge(
         given = min(_ways(group.values, cache, domain) for domain in claim.domains)
         rest = min(_ways(plan.groups[DEFAULT].values, cache, domain) for domain in claim.domains)
         room = max(rest - cache.minimum - demand.default_ways, 0)
-        known = judged.get(claim.app) or Judged(WaysMemory(given, changed_s=snapshot.now_s))
+        known = judged.get(claim.app) or Judged(WaysMemory(given, changed_s=snapshot.steady_s))
         end_s = view.window.end_s if view.window else known.window_s
         time_ms = None
         if view.window and view.sla_state is not SlaState.NO_DATA:
@@ -113,7 +113,7 @@ def judge(
         if time_ms is not None and end_s <= known.window_s:
             found[claim.app] = known
             continue
-        seen = WaysSeen(snapshot.now_s, time_ms, sla.response_time_ms, cache.minimum, given + room, busy)
+        seen = WaysSeen(snapshot.steady_s, time_ms, sla.response_time_ms, cache.minimum, given + room, busy)
         memory, why = next_ways(known.memory, seen)
         found[claim.app] = Judged(memory, end_s)
         if why:

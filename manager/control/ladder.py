@@ -83,7 +83,7 @@ def plan_warps(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) ->
 
 
 def _remember(memory: LadderMemory, snapshot: Snapshot, seen: SchedulerSeen) -> LadderMemory:
-    host, now_s = snapshot.host, snapshot.now_s
+    host, now_s = snapshot.host, snapshot.steady_s
     if memory.settings != (host.warp, host.adoptions):
         memory = LadderMemory(settings=(host.warp, host.adoptions))
     if snapshot.capabilities.scheduler_is_ours:
@@ -119,7 +119,7 @@ def _choose_to_load(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemor
     if seen.taken_away:  # the goal stays, so that it is known as given up
         return replace(_below(offers), load=True)
     failed = _failed(memory, snapshot.host) if memory.failures else ""
-    if memory.failures < MOST_TRIES and snapshot.now_s >= memory.retry_s:
+    if memory.failures < MOST_TRIES and snapshot.steady_s >= memory.retry_s:
         return WarpPlan(detail="our sched_ext scheduler is being loaded", load=True, trouble=failed)
     return replace(_below(offers), trouble=failed)
 

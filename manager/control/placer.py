@@ -96,7 +96,7 @@ def plan_placement(
         for vm in wanting
     }
     question = (tuple((name, allowed[name], pinned[name]) for name in sorted(allowed)), topology, cpus, rules)
-    now_s = snapshot.now_s
+    now_s = snapshot.steady_s
     if question == memory.question:
         if 0 <= now_s - memory.asked_s < RECONSIDER_S:
             return memory.placement, replace(memory, demand=demand)

@@ -15,7 +15,7 @@ from manager.logs import TICK_NUMBER, within
 from manager.loop.findings import Findings, FindingsWatch
 from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
-from manager.loop.link import ManagerLink, Orders, Report, joined
+from manager.loop.link import ManagerLink, Orders, Report, dated_here, joined
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Item, Outbox
 from manager.loop.planner import SCHEDULER
@@ -151,7 +151,9 @@ class Agent:
         self._note_policy(orders)
         slots = self._telemetry.slots()
         if orders.assignment is not None:
-            slots = joined(slots, orders.slots, orders.assignment.slot_s)
+            slot_s = orders.assignment.slot_s
+            now_s, ahead_s = self._loop.clock().epoch_s, self._link.clock_ahead_s
+            slots = joined(slots, dated_here(orders.slots, now_s, ahead_s, slot_s), slot_s)
         result = self._loop.tick(orders.assignment, slots)
         self._configure(orders, result)
         self._finish(result, orders)

@@ -94,7 +94,7 @@ class CacheKeeper:
             self._idle = not seen.wanted
             return CacheResult(owned=int(self._journal.cache is not None))
         if self._last is NOTHING:
-            self._judged = read_judged(self._journal.cache_memory, seen.snapshot.now_s)
+            self._judged = read_judged(self._journal.cache_memory, seen.snapshot.steady_s)
         present = port.groups()
         outcomes += self._give_up(seen, present)
         note = self._journal.cache or CacheNote()

@@ -180,10 +180,11 @@ def build_snapshot(
     interval_s: float,
     stale_s: float,
     min_samples: int,
+    ahead_s: float = 0.0,
 ) -> Snapshot:
     """Combine registrations, slots of response times (by application, disjoint and oldest first) and readings.
 
-    VMs that could not be read are left out.
+    VMs that could not be read are left out, and so are slots of the future, which tell nothing about now.
     """
     serving: dict[str, tuple[Application | None, Tier | None]] = {}
     for served in assignment.applications:
@@ -215,7 +216,7 @@ def build_snapshot(
         )
     applications: list[ApplicationView] = []
     for served in assignment.applications:
-        recent = tuple(slots.get(served.name, ()))
+        recent = _until(slots.get(served.name, ()), epoch_s + assignment.slot_s)
         window = latest(recent, epoch_s, assignment.slot_s)
         promise = sla_state(window, served.sla, epoch_s, stale_s, min_samples)
         applications.append(ApplicationView(served, window, promise, recent))
@@ -226,4 +227,13 @@ def build_snapshot(
         capabilities=capabilities,
         vms=tuple(sorted(views, key=lambda view: view.name)),
         applications=tuple(sorted(applications, key=lambda view: view.application.name)),
+        ahead_s=ahead_s,
     )
+
+
+def _until(slots: Sequence[Window], latest_s: float) -> tuple[Window, ...]:
+    """Those that end by then: others come from a clock that is ahead, or from before this one was set back."""
+    count = len(slots)
+    while count and slots[count - 1].end_s > latest_s:
+        count -= 1
+    return tuple(slots[:count])

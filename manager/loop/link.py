@@ -308,6 +308,8 @@ def remember(known: Slots, fresh: Slots, slot_s: float) -> Slots:
     merged: dict[str, tuple[Window, ...]] = {}
     for name in known.keys() | fresh.keys():
         before, new = known.get(name, ()), fresh.get(name, ())
+        if new:  # what is later came from a clock that was ahead, and was set
+            before = before[: bisect_right(before, max(one.end_s for one in new) + slot_s, key=_end_s)]
         begin_s = min((one.start_s for one in new), default=math.inf)
         same = bisect_right(before, begin_s, key=_end_s)  # what is fresh is of the last few slots
         by_number = {slot_number(one.end_s, slot_s): one for one in (*before[same:], *new)}
@@ -365,3 +367,23 @@ def joined(own: Slots, others: Slots, slot_s: float) -> Slots:
     """The slots of both by application, those of the same time merged."""
     both = {name: by_slot((*own[name], *others[name]), slot_s) for name in own.keys() & others.keys()}
     return {**own, **others, **both}
+
+
+def dated_here(slots: Slots, now_s: float, ahead_s: float | None, slot_s: float) -> Slots:
+    """Slots of others as this clock, which is so far ahead of the manager's, dates them: where only that fits.
+
+    Whoever measured them dated them. Where this clock was set and theirs was not, they lie hours from ``now_s``.
+    """
+    shift_s = math.trunc((ahead_s or 0.0) / slot_s) * slot_s
+    if not shift_s:
+        return slots
+
+    def fits(end_s: float) -> bool:
+        return now_s - _REMEMBERED_S <= end_s <= now_s + slot_s
+
+    def dated(found: tuple[Window, ...]) -> tuple[Window, ...]:
+        if not found or fits(found[-1].end_s) or not fits(found[-1].end_s + shift_s):
+            return found
+        return tuple(replace(one, start_s=one.start_s + shift_s, end_s=one.end_s + shift_s) for one in found)
+
+    return {name: dated(found) for name, found in slots.items()}

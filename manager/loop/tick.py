@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from manager.clocks import Drift
 from manager.control.batch import BatchMemory
 from manager.control.diff import Found, diff
 from manager.control.warp import warped_vms
@@ -118,8 +119,9 @@ class ControlLoop:
         self._planner = Planner(policies)
         self._cache = CacheKeeper(host.cache, journal, lambda: clock().monotonic_s)
         self._settings = settings
-        self._clock = clock
+        self.clock = clock
         self._chronicle = Chronicle(settings.host_name)
+        self._drift = Drift()
         self._before: Reading | None = None
         self.number = 0  # of the last tick
         self._only: str | None = None
@@ -133,7 +135,7 @@ class ControlLoop:
 
         ``assignment`` None, or a released host, undoes everything, with ``undo_reason`` in the records.
         """
-        started = self._clock()
+        started = self.clock()
         self.number += 1
         troubles: list[Trouble] = []
         self._drop_ended(troubles)
@@ -157,7 +159,7 @@ class ControlLoop:
         return TickResult(
             number=self.number,
             at_s=started.epoch_s,
-            duration_s=self._clock().monotonic_s - started.monotonic_s,
+            duration_s=self.clock().monotonic_s - started.monotonic_s,
             snapshot=seen.snapshot,
             reading=seen.reading,
             specs=seen.specs,
@@ -182,7 +184,7 @@ class ControlLoop:
         What was seen counts as the interval before.
         """
         troubles: list[Trouble] = []
-        seen = self._look(assignment, slots, self._clock(), troubles)
+        seen = self._look(assignment, slots, self.clock(), troubles)
         plan = self._plan(seen, "host released", troubles)
         changes: tuple[Change, ...] = ()
         if plan is not None:
@@ -231,8 +233,7 @@ class ControlLoop:
         running = self._running()
         matched = match(wanted.vms, running)
         names: dict[str, str | None] = {domain: vm for domain, (_, vm) in self._journal.runs.by_domain.items()}
-        names |= {domain: spec.name for domain, spec in matched.items()}
-        names[HOST_UUID] = None
+        names |= {**{domain: spec.name for domain, spec in matched.items()}, HOST_UUID: None}
         reading = read_host(
             self._host,
             {domain: running[domain] for domain in names if domain != HOST_UUID},
@@ -256,6 +257,7 @@ class ControlLoop:
             interval_s=self._settings.interval_s,
             stale_s=self._settings.stale_s,
             min_samples=self._settings.min_samples,
+            ahead_s=self._drift.at(now.epoch_s, now.monotonic_s),
         )
         return _Seen(snapshot, reading, specs, names)
 

@@ -60,7 +60,11 @@ class ApplicationView:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All that a policy may use, at ``now_s`` (seconds since the epoch). VMs and applications are sorted by name."""
+    """All that a policy may use, at ``now_s`` (seconds since the epoch). VMs and applications are sorted by name.
+
+    ``now_s`` is the time by which slots are dated, and nothing else: it jumps with the wall clock. What a policy
+    remembers ages by ``steady_s``. ``ahead_s``: by how much the clock was set ahead since the agent began.
+    """
 
     now_s: float
     interval_s: float
@@ -68,6 +72,12 @@ class Snapshot:
     capabilities: Capabilities
     vms: tuple[VmView, ...] = ()
     applications: tuple[ApplicationView, ...] = ()
+    ahead_s: float = 0.0
+
+    @property
+    def steady_s(self) -> float:
+        """Seconds that only grow, whatever becomes of the clock: as ``now_s`` would be had nobody set it."""
+        return self.now_s - self.ahead_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from manager.sim.world import World
 
 KEEP_S = 600.0
 _LONGEST_GAP_S = 60.0
+_SET_BACK_S = 1.0
 
 
 class LiveSimulation:
@@ -54,7 +55,8 @@ class LiveSimulation:
     def look(self) -> threading.RLock:
         """Bring the world up to now, and return the lock under which it may then be looked at.
 
-        After a long time in which nobody looked (the machine slept) the world goes on from where it was.
+        After a long time in which nobody looked (the machine slept), or where the clock was set, the world goes on from
+        where it was.
         """
         with self._lock:
             now_s = self._now()
@@ -62,6 +64,8 @@ class LiveSimulation:
             if gap_s > _LONGEST_GAP_S or gap_s < 0:
                 self._behind_s += gap_s
                 self._slot_begin_s = now_s
+                if gap_s < -_SET_BACK_S:
+                    self._sim_telemetry.forget_slots()
             else:
                 while (end_s := self._slot_end()) <= now_s:
                     self._advance(end_s)

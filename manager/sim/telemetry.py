@@ -57,6 +57,11 @@ class SimTelemetry:
             window = self._window(name, dict(app.counts), app.answered, start_s, now_s, speed)
             self._sources[name].open = window
 
+    def forget_slots(self) -> None:
+        """The clock was set back: what was kept for decisions is of the future now. What is to be told of stays."""
+        for source in self._sources.values():
+            source.slots.clear()
+
     def configure(
         self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
     ) -> None:

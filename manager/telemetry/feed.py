@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 from manager.model.source import SourceKind, SourceState, SourceStatus
@@ -28,8 +29,9 @@ class Feed:
         store: WindowStore,
         clock: Callable[[], float],
         silent_s: float = SILENT_S,
+        steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock`` tells seconds since the epoch."""
+        """``clock`` tells seconds since the epoch, ``steady`` seconds that only grow."""
         self.application = application
         self._source = source
         self._kind = kind
@@ -37,12 +39,13 @@ class Feed:
         self._clock = clock
         self._silent_s = silent_s
         self._lock = threading.Lock()
-        self._started_s = clock()
-        self._last_sample_s: float | None = None
+        self._steady = steady
+        self._heard_s = steady()  # or begun
+        self._last_sample_s: float | None = None  # since the epoch, to be shown
         self._accepted = self._malformed = self._refused = self._late = self._errors = 0
         self._failure = ""
         self._note = ""
-        self._noted_s = 0.0
+        self._noted_s = float("-inf")
         self._extra = ""
 
     @property
@@ -68,6 +71,7 @@ class Feed:
             if fate is Fate.TAKEN:
                 self._accepted += count
                 self._last_sample_s = self._clock()
+                self._heard_s = self._steady()
             elif fate is Fate.LATE:
                 self._late += count
             else:
@@ -75,6 +79,10 @@ class Feed:
                 ahead = "response times of the future: the clock of the sender is ahead"
                 self._say(ahead if fate is Fate.EARLY else "more response times than can be counted")
         return fate
+
+    def local_s(self, end_s: float) -> float:
+        """A sender's time by this machine's clock, see ``WindowStore.local_s``."""
+        return self._store.local_s(end_s)
 
     def take_requests(self, start_s: float, end_s: float, requests: float) -> None:
         """Count requests whose response times are not known, as ``WindowStore.add_requests`` does."""
@@ -122,11 +130,10 @@ class Feed:
     def status(self) -> SourceStatus:
         """How the source is now."""
         with self._lock:
-            now_s = self._clock()
-            newest_s = self._started_s if self._last_sample_s is None else self._last_sample_s
+            now_s = self._steady()
             if self._failure:
                 state = SourceState.FAILING
-            elif now_s - newest_s > self._silent_s:
+            elif now_s - self._heard_s > self._silent_s:
                 state = SourceState.SILENT
             else:
                 state = SourceState.STARTING if self._last_sample_s is None else SourceState.OK
@@ -148,7 +155,7 @@ class Feed:
 
     def _say(self, reason: str) -> None:
         self._note = reason[:_MAX_DETAIL]
-        self._noted_s = self._clock()
+        self._noted_s = self._steady()
 
 
 def reason_of(error: Exception) -> str:

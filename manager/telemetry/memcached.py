@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -162,7 +163,7 @@ class MemcachedSource:
     """The probe and the counters of one server."""
 
     def __init__(self, spec: MemcachedProbe, feed: Feed, clock: Callable[[], float]) -> None:
-        """``clock`` tells seconds since the epoch."""
+        """``clock`` tells seconds since the epoch; what lies between two readings is told by the monotonic clock."""
         self._spec = spec
         self._feed = feed
         self._clock = clock
@@ -199,7 +200,7 @@ class MemcachedSource:
         try:
             async with asyncio.timeout(self._spec.timeout_s):
                 stats = await read_stats(connection)
-            since = counter.update(stats, finished_before, self._own.sent, self._clock())
+            since = counter.update(stats, finished_before, self._own.sent, time.monotonic())
         except TimeoutError:
             connection.close()
             self._feed.error(f"no stats within {self._spec.timeout_s:g} s")
@@ -208,4 +209,6 @@ class MemcachedSource:
             self._feed.error(f"stats: {reason_of(error)}")
         else:
             if since is not None:
-                self._feed.take_requests(*since)
+                begin_s, end_s, requests = since
+                now_s = self._clock()
+                self._feed.take_requests(now_s - (end_s - begin_s), now_s, requests)

@@ -88,4 +88,4 @@ def take_line(feed: Feed, text: str, time: TimeField, now_s: float) -> None:
     if line.failed:
         feed.error("a request was answered with a status of 500 or more")
     times_us = () if line.time_us is None else (line.time_us,)
-    feed.take(now_s if line.end_s is None else line.end_s, times_us, requests=1)
+    feed.take(now_s if line.end_s is None else feed.local_s(line.end_s), times_us, requests=1)

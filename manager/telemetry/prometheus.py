@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -53,13 +54,20 @@ class PrometheusClient:
 class PrometheusSource:
     """One query, asked again and again."""
 
-    def __init__(self, spec: PrometheusQuery, feed: Feed, clock: Callable[[], float]) -> None:
-        """``clock`` tells seconds since the epoch."""
+    def __init__(
+        self,
+        spec: PrometheusQuery,
+        feed: Feed,
+        clock: Callable[[], float],
+        steady: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` tells seconds since the epoch, ``steady`` seconds that only grow."""
         self._spec = spec
         self._feed = feed
         self._clock = clock
+        self._steady = steady
         self._counter = BucketCounter()
-        self._changed_s: float | None = None
+        self._changed_s: float | None = None  # steady
 
     async def run(self) -> None:
         """Ask until cancelled."""
@@ -94,16 +102,16 @@ class PrometheusSource:
     def _take_buckets(self, answer: list[tuple[Mapping[str, str], float]]) -> None:
         if not answer:
             raise QueryError(_NO_SERIES)
-        now_s = self._clock()
-        buckets = self._counter.update(read_buckets(answer), now_s)
+        now_s, steady_s = self._clock(), self._steady()
+        buckets = self._counter.update(read_buckets(answer), steady_s)
         count = sum(buckets.values())
         if self._changed_s is None:
-            self._changed_s = now_s
+            self._changed_s = steady_s
         elif count:
             self._feed.take(now_s, buckets=buckets)
-            self._feed.take_requests(self._changed_s, now_s, count)
-            self._changed_s = now_s
-        elif now_s - self._changed_s > _IDLE_AFTER_S:
+            self._feed.take_requests(now_s - (steady_s - self._changed_s), now_s, count)
+            self._changed_s = steady_s
+        elif steady_s - self._changed_s > _IDLE_AFTER_S:
             self._feed.take_requests(now_s - self._spec.every_s, now_s, 0.0)
 
     async def _take_percentile(self, client: PrometheusClient, percentile: float) -> None:

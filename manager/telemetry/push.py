@@ -143,8 +143,10 @@ class AgentPages:
     def _batch(self, feed: Feed, source: tuple[str, str], body: bytes) -> SamplesOut:
         samples = _read(SamplesIn, body, "")
         self._samples.take(source, len(samples.times_ms) + len(samples.buckets))
-        end_s = self._end_s(samples.end.timestamp() if samples.end else None, "end")
-        if samples.start is not None and samples.start.timestamp() > end_s:
+        end_s = self._end_s(feed, samples.end.timestamp() if samples.end else None, "end")
+        if samples.start is not None and samples.start.timestamp() > (
+            samples.end.timestamp() if samples.end else end_s
+        ):
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "start: should not be after end", "start")
         count = len(samples.times_ms) + sum(samples.buckets.values())
         if count > MOST:
@@ -164,7 +166,7 @@ class AgentPages:
         for number, text in enumerate(body.splitlines(), 1):
             if text.strip():
                 line = _read(SampleLine, text, f"line {number}")
-                end_s = self._end_s(line.end.timestamp(), f"line {number}: end") if line.end else now_s
+                end_s = self._end_s(feed, line.end.timestamp(), f"line {number}: end") if line.end else now_s
                 ends.setdefault(end_s, []).append(line.time_ms * 1000)
         self._samples.take(source, sum(map(len, ends.values())))
         counts = dict.fromkeys(Fate, 0)
@@ -172,8 +174,9 @@ class AgentPages:
             counts[feed.take(end_s, times_us, requests=len(times_us))] += len(times_us)
         return SamplesOut(accepted=counts[Fate.TAKEN], late=counts[Fate.LATE])
 
-    def _end_s(self, end_s: float | None, field: str) -> float:
+    def _end_s(self, feed: Feed, end_s: float | None, field: str) -> float:
         now_s = self._clock()
+        end_s = None if end_s is None else feed.local_s(end_s)
         if end_s is not None and end_s > now_s + SKEW_S:
             detail = f"{field}: is {end_s - now_s:.1f} s in the future; allowed: up to {SKEW_S:g} s"
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, detail, field)

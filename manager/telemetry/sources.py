@@ -90,7 +90,7 @@ class Sources:
         self._clock = clock
         self._on_unknown_address = on_unknown_address
         self._asked_s = float("-inf")
-        self._store = WindowStore(clock)
+        self._store = WindowStore(clock, steady=time.monotonic)
         self._receiver = SyslogReceiver(clock, self._unknown, RateLimit(samples_per_s))
         self._listener = SyslogListener(syslog_host, syslog_port, self._receiver)
         self._listening: asyncio.Task[None] | None = None

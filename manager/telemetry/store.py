@@ -49,6 +49,9 @@ class WindowStore:
 
     Slot k of length L covers (k L, (k + 1) L]. It takes response times until ``late_s`` after its end. Then it is
     closed, and never changes again.
+
+    Slots are dated by the wall clock, so they begin anew where that is set: what was counted before stays as it was
+    dated then, and is told of, but is used for no decision once it lies in the future.
     """
 
     def __init__(
@@ -59,9 +62,13 @@ class WindowStore:
         late_s: float = LATE_S,
         keep_s: float = KEEP_S,
         skew_s: float = SKEW_S,
+        steady: Callable[[], float] | None = None,
     ) -> None:
-        """``keep_s`` is at least ``late_s``."""
+        """``keep_s`` is at least ``late_s``. ``steady``, seconds that only grow, tells when the wall clock was set."""
         self._clock = clock
+        self._steady = steady
+        self._offset_s = self._offset_now_s(clock())
+        self._last_s = float("-inf")
         self._slot_s = slot_s
         self._late_s = late_s
         self._keep_s = keep_s
@@ -89,6 +96,18 @@ class WindowStore:
             self._done.clear()
             self._slot_s = slot_s
             self._closed_until = -1
+
+    def local_s(self, end_s: float) -> float:
+        """A sender's ``end_s`` by this machine's clock: where only the time before that was set fits, by that one.
+
+        A VM's clock is not set with the host's. So what it dates would be refused from the moment that this one is set.
+        """
+        with self._lock:
+            now_s = self._clock()
+            moved_s = self._offset_now_s(now_s) - self._offset_s
+            if abs(moved_s) <= self._skew_s or self._plausible(end_s, now_s):
+                return end_s
+            return end_s + moved_s if self._plausible(end_s + moved_s, now_s) else end_s
 
     def add(
         self,
@@ -176,8 +195,14 @@ class WindowStore:
             self._uncollected.clear()
             return found
 
+    def _offset_now_s(self, now_s: float) -> float:
+        return 0.0 if self._steady is None else now_s - self._steady()
+
+    def _plausible(self, end_s: float, now_s: float) -> bool:
+        return now_s - self._late_s <= end_s <= now_s + self._skew_s
+
     def _slot(self, application: str, number: int) -> _Slot | None:
-        """An open slot, made if need be; None where it is closed, or was before the clock was set back."""
+        """An open slot, made if need be; None where it is closed."""
         if number <= self._closed_until or number in self._done.get(application, {}):
             return None
         return self._open.setdefault(application, {}).setdefault(number, _Slot())
@@ -192,6 +217,9 @@ class WindowStore:
     def _advance(self) -> float:
         """Close what is due and forget what is old. Returns the time now."""
         now_s = self._clock()
+        if now_s < self._last_s - self._skew_s:
+            self._set_back(now_s)
+        self._last_s = now_s
         until = math.floor((now_s - self._late_s) / self._slot_s) - 1
         if until == self._closed_until:
             return now_s
@@ -207,9 +235,21 @@ class WindowStore:
         for application in list(self._done):
             done = self._done[application]
             for number, window in list(done.items()):
-                # Slots of the future are left where the clock was ahead for a while.
-                if window.end_s < now_s - self._keep_s or window.start_s > now_s:
+                if window.end_s < now_s - self._keep_s:
                     del done[number]
             if not done:
                 del self._done[application]
         return now_s
+
+    def _set_back(self, now_s: float) -> None:
+        """Close what lies in the future now, and let every time that comes again be counted again.
+
+        The slots that are open in both times go on; their earlier half is a few seconds old.
+        """
+        for application in list(self._open):
+            slots = self._open[application]
+            for number in sorted(number for number in slots if number * self._slot_s > now_s):
+                self._uncollected.append(self._window(application, number, slots.pop(number), now_s))
+            if not slots:
+                del self._open[application]
+        self._done.clear()

@@ -48,7 +48,7 @@ class Counted:
     def __init__(self, kind: SourceKind) -> None:
         self._taken = 0
         self._store = WindowStore(self.clock)
-        self.feed = Feed("shop", "web", kind, self._store, self.clock)
+        self.feed = Feed("shop", "web", kind, self._store, self.clock, steady=self.clock)
 
     def clock(self) -> float:
         return NOW_S + self._taken % 400 / 10

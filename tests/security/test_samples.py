@@ -148,7 +148,7 @@ def test_requests_of_one_token_are_bounded_and_those_of_others_are_not_concerned
 def test_an_agent_takes_of_each_address_what_it_may_send() -> None:
     now_s = 1_700_000_000.0
     store = WindowStore(lambda: now_s)
-    feed = Feed("shop", "push", SourceKind.PUSH, store, lambda: now_s)
+    feed = Feed("shop", "push", SourceKind.PUSH, store, lambda: now_s, steady=lambda: now_s)
     pages = AgentPages(lambda _environ, _start: [], clock=lambda: now_s, samples=RateLimit(PER_S, lambda: now_s))
     pages.routes = {"shop": (PushRoute(feed, frozenset({"10.0.0.1", "10.0.0.2"}), ()),)}
 
@@ -166,7 +166,10 @@ def test_an_agent_takes_of_each_address_what_it_may_send() -> None:
 def test_an_agent_looks_at_no_more_packets_of_an_address_than_it_may_send() -> None:
     now_s = 1_700_000_000.0
     store = WindowStore(lambda: now_s)
-    feeds = [Feed(name, "log", SourceKind.NGINX_SYSLOG, store, lambda: now_s) for name in ("shop", "blog")]
+    feeds = [
+        Feed(name, "log", SourceKind.NGINX_SYSLOG, store, lambda: now_s, steady=lambda: now_s)
+        for name in ("shop", "blog")
+    ]
     senders = ("10.0.0.1", "10.0.0.2")
     asked: list[str] = []
     receiver = SyslogReceiver(lambda: now_s, lambda: asked.append("unknown"), RateLimit(PER_S / 10, lambda: now_s))

@@ -65,7 +65,7 @@ class Fed:
         self.feed = self.another("front")
 
     def another(self, name: str) -> Feed:
-        return Feed("shop", name, SourceKind.PUSH, self.store, self.clock)
+        return Feed("shop", name, SourceKind.PUSH, self.store, self.clock, steady=self.clock)
 
     @property
     def status(self) -> SourceStatus:

@@ -142,7 +142,7 @@ class Server:
 
     def __init__(self, fed: Fed, spec: PrometheusQuery) -> None:
         self.fed = fed
-        self.source = PrometheusSource(spec, fed.feed, fed.clock)
+        self.source = PrometheusSource(spec, fed.feed, fed.clock, fed.clock)
         self.every_s = spec.every_s
 
     def poll(self, *answers: dict[str, Any], after_s: float | None = None) -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from manager.control.windows import slot_number
+from manager.control.windows import latest, slot_number
 from manager.model.window import Ready
 from manager.telemetry.store import Fate, WindowStore
 from tests.telemetry.conftest import NOW_S, Clock
@@ -72,15 +72,49 @@ def test_a_slot_is_closed_once_and_does_not_change_any_more(store: WindowStore, 
     assert store.slots() == {}
 
 
-def test_a_clock_that_is_set_back_opens_no_closed_slot_again(store: WindowStore, clock: Clock) -> None:
-    store.add("shop", T + 1, (1000.0,))
+def test_what_comes_again_after_the_clock_was_set_back_is_counted_again(store: WindowStore, clock: Clock) -> None:
+    store.add("shop", T + 1, (1000.0, 1000.0))
     clock.now_s = T + 21
     [slot] = store.closed()
     clock.now_s = T + 4
-    assert store.add("shop", T + 3, (1000.0,)) is Fate.LATE
+    assert store.add("shop", T + 3, (2000.0,)) is Fate.TAKEN
+    assert [one.histogram.count for one in store.slots()["shop"]] == [1], "decided by what is new"
     clock.now_s = T + 30
-    assert store.closed() == ()
-    assert store.slots()["shop"] == (slot,)
+    [again] = store.closed()
+    assert (slot.start_s, slot.histogram.count) == (again.start_s, 2), (
+        "told of before; the manager keeps the fuller one"
+    )
+    assert store.slots()["shop"] == (again,)
+
+
+@pytest.mark.parametrize("jump_s", [-2 * 3600.0, 2 * 3600.0, -365 * 86_400.0, 365 * 86_400.0, -60.0, -17.0])
+def test_wherever_the_clock_is_set_the_next_response_time_counts_alone(
+    store: WindowStore, clock: Clock, jump_s: float
+) -> None:
+    for second in range(0, 60, 5):
+        clock.now_s = T + second
+        store.add("shop", clock.now_s, (1000.0,))
+    before = len(store.closed())
+    clock.now_s += jump_s
+    assert store.add("shop", clock.now_s, (2000.0,)) is Fate.TAKEN
+    newest = store.slots()["shop"][-1]
+    assert (newest.end_s, newest.histogram.count) == (clock.now_s, 1)
+    assert latest(store.slots()["shop"], clock.now_s, 5.0) == newest
+    clock.now_s += 40
+    assert before + len(store.closed()) == 13, "nothing of before is lost"
+
+
+def test_a_sender_whose_clock_was_not_set_is_understood(clock: Clock) -> None:
+    steady = Clock(500.0)
+    store = WindowStore(clock, steady=steady)
+    assert store.local_s(T + 7200) == T + 7200, "as long as this clock was not set, that of the sender is wrong"
+    for jump_s in (-7200.0, 86_400.0):
+        sender_s = clock.now_s
+        clock.now_s += jump_s
+        assert store.local_s(sender_s - 1) == clock.now_s - 1
+        assert store.local_s(clock.now_s - 1) == clock.now_s - 1, "nor is one that was"
+        assert store.local_s(sender_s - 3600) == sender_s - 3600, "too old either way"
+        clock.now_s = sender_s
 
 
 def test_a_clock_that_was_ahead_for_a_while_does_no_lasting_harm(store: WindowStore, clock: Clock) -> None:

@@ -41,6 +41,7 @@ class Host:
     owned: Owned | None = None
     refuses: bool = False
     now_s: float = 1000.0
+    ahead_s: float = 0.0
     memory: LadderMemory = field(default_factory=lambda: NOTHING_YET)
 
     def plan(self) -> WarpPlan:
@@ -56,7 +57,7 @@ class Host:
             scheduler_is_ours=active,
         )
         host = HostSpec("h1", self.mode, adoptions=self.adoptions, warp=self.use)
-        seen = replace(seen, now_s=self.now_s, host=host, capabilities=capabilities)
+        seen = replace(seen, now_s=self.now_s, ahead_s=self.ahead_s, host=host, capabilities=capabilities)
         plan, self.memory = plan_warps(seen, SchedulerSeen(self.value, self.owned), self.memory)
         if self.mode is Mode.ENFORCE and not (self.owned and self.owned.foreign):
             self._load() if plan.load else self._unload()
