@@ -10,6 +10,7 @@ from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
+from manager.model.records import knob_name
 from manager.model.scheduling import in_words
 from manager.model.warp import TITLES
 from manager.model.warp import Rung as Mechanism
@@ -101,11 +102,7 @@ def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmLine]:
                 quota=None if quota is None or quota["value"] == "-1" else quota["value"],
                 pins=_pins(status, online),
                 scheduling=_scheduling(status),
-                foreign=tuple(
-                    f"{name.replace('_', ' ')} {index}" if name.endswith("_pin") else name
-                    for (name, index), one in sorted(knobs.items())
-                    if one["foreign"]
-                ),
+                foreign=tuple(knob_name(name, index) for (name, index), one in sorted(knobs.items()) if one["foreign"]),
             )
         )
     return lines

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
+from manager.model.records import knob_name
+
 NOTHING = "–"
 
 STATES: Mapping[str, tuple[str, str]] = {
@@ -76,6 +78,11 @@ def ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
+def setting(one: Mapping[str, Any]) -> str:
+    """What a setting is called, from anything that has its ``knob`` and ``index``."""
+    return knob_name(one["knob"], one["index"])
+
+
 def state_mark(state: str) -> str:
     """The mark of an SLA's state."""
     return STATES[state][0]
@@ -110,6 +117,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "ago": ago,
     "clock": clock,
     "moment": day_and_clock,
+    "setting": setting,
     "state_mark": state_mark,
     "state_word": state_word,
 }

@@ -10,14 +10,12 @@ from typing import Any
 import click
 
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
+from manager.model.host import WARPS
+from manager.model.records import Knob, knob_name
 from manager.model.scheduling import in_words
 from manager.settings import Settings
 from manager.terminal import Table, say, say_json, show
 
-_NUMBERED = frozenset(
-    {"vcpu_pin", "iothread_pin", "irq_affinity", "slice", "scheduling", "rt_runtime", "vcpu_rt_runtime"}
-)
-_WARP_KNOBS = frozenset({"warp", "bvt_warp", "group_identity", "slice"})
 _USES = ("occupancy_bytes", "bandwidth_total_bytes_per_s", "bandwidth_local_bytes_per_s")
 _TOLD_CLOCK_S = 0.5  # a clock that differs by less does no harm to intervals of seconds
 _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
@@ -153,7 +151,7 @@ def _traffic(cache: dict[str, Any]) -> Iterator[str]:
 
 
 def _warp_lost(knob: dict[str, Any]) -> bool:
-    return knob["foreign"] and knob["knob"] in _WARP_KNOBS
+    return knob["foreign"] and knob["knob"] in WARPS
 
 
 def _ailing(source: dict[str, Any]) -> str:
@@ -198,7 +196,7 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
             for knob in state["knobs"]
             if knob["knob"] == "rt_runtime" and knob["index"] == 0 and knob["original"] is not None
         ]
-        weights += [f"given up: {one['knob']} {one['index']}" for one in state["knobs"] if _warp_lost(one)]
+        weights += [f"given up: {knob_name(one['knob'], one['index'])}" for one in state["knobs"] if _warp_lost(one)]
         pins = [f"{knob['index']}: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "vcpu_pin"]
         pins += [f"emulator: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "emulator_pin"]
         pins += [
@@ -263,8 +261,7 @@ EXAMPLES
     "--knob",
     default="",
     metavar="KNOB",
-    help="Only weight, idle, quota, vcpu_pin, emulator_pin, iothread_pin, irq_affinity, warp, bvt_warp,"
-    " group_identity, slice, scheduler, scheduling, rt_runtime, vcpu_rt_runtime, cache_ways or cache_group.",
+    help=f"Only one of {', '.join(Knob)}.",
 )
 @click.option("--since", default="", metavar="TIME", help="Not before this RFC 3339 time.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many.")
@@ -277,8 +274,16 @@ def decisions(settings: Settings, host: str, vm: str, knob: str, since: str, lim
         return
     table = Table("when", "host", "VM", "setting", "before", "after", "outcome", "reason")
     for one in found:
-        setting = f"{one['knob']} {one['index']}" if one["knob"] in _NUMBERED else one["knob"]
         when = _local(one["at"])
         reason = one["reason"] + (f" ({one['detail']})" if one["detail"] else "")
-        table.add_row(when, one["host"], one["vm"] or "-", setting, one["before"], one["after"], one["outcome"], reason)
+        table.add_row(
+            when,
+            one["host"],
+            one["vm"] or "-",
+            knob_name(one["knob"], one["index"]),
+            one["before"],
+            one["after"],
+            one["outcome"],
+            reason,
+        )
     show(table if found else "No decisions yet.")

@@ -28,7 +28,7 @@ from manager.model.cache import format_schemata
 from manager.model.cpus import parse_cpus
 from manager.model.decision import Change
 from manager.model.host import knob_text
-from manager.model.records import OutcomeKind
+from manager.model.records import OutcomeKind, knob_name
 from manager.model.registration import Assignment, Mode
 from manager.model.window import Window
 from manager.settings import Settings
@@ -85,7 +85,7 @@ def plan(settings: Settings, as_json: bool) -> None:
     table = Table("VM", "setting", "now", "then", "why", title=f"{name}: policy {assignment.host.policy}")
     for one in changes:
         reason = one["reason"] if one["action"] == "write" else f"{one['action']}: {one['reason']}"
-        table.add_row(one["vm"] or "(host)", f"{one['knob']} {one['index']}", one["before"], one["after"], reason)
+        table.add_row(one["vm"] or "(host)", knob_name(one["knob"], one["index"]), one["before"], one["after"], reason)
     show(table if changes else f"{name}: nothing would be changed")
     for line in (*map(_group_text, groups), *found.notes, *troubles):
         say(line)

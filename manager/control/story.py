@@ -134,7 +134,8 @@ def _told_otherwise(change: KnobChange, vm: str | None) -> str:
     if change.knob is Knob.SCHEDULING:
         return f"vCPU {change.index} of {vm} from {in_words(int(before))} to {in_words(int(after))}"
     if change.knob in RT_RUNTIMES:
-        of = f"vCPU {change.index} of {vm}" if change.knob is Knob.VCPU_RT_RUNTIME else vm or "the host's VMs"
+        part = "vCPU" if change.knob is Knob.VCPU_RT_RUNTIME else "group" if change.index else ""
+        of = f"{part} {change.index} of " * bool(part) + (vm or "the host's VMs")
         return f"real-time limit of {of} {_number(before)} to {_number(after)} us a second"
     if change.knob is Knob.CACHE_GROUP:
         return f"{vm} {f'to cache group {after}' if after else 'to the default group of the cache'}"

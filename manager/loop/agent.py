@@ -23,7 +23,7 @@ from manager.loop.records import new_event
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult, system_clock
 from manager.model.host import Capabilities, VmInstance
-from manager.model.records import Severity
+from manager.model.records import Severity, knob_name
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.warp import EJECTED, UNLOADED, Rung
@@ -314,7 +314,7 @@ class Agent:
         connected = self._host.connected
         self._metrics.observe(result, owned, connected)
         for record in result.records:
-            change = f"{record.vm} {record.knob} {record.index}: {record.before} to {record.after}"
+            change = f"{record.vm} {knob_name(record.knob, record.index)}: {record.before} to {record.after}"
             log.info("%s %s (%s) %s", record.outcome, change, record.reason, record.detail)
         for event in result.events:
             log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)

@@ -9,7 +9,7 @@ from manager.loop.apply import Outcome
 from manager.loop.cache_found import CacheOutcome
 from manager.model.decision import Action
 from manager.model.host import KnobKey, knob_text
-from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
+from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, knob_name
 from manager.model.registration import Mode
 
 _REPEATED = frozenset({OutcomeKind.OBSERVED, OutcomeKind.FAILED, OutcomeKind.IGNORED})
@@ -124,7 +124,7 @@ class Chronicle:
                 now_s,
                 Severity.WARNING,
                 "foreign-change",
-                f"{outcome.change.key.knob} {outcome.change.key.index}: {outcome.change.reason}; given up",
+                f"{knob_name(outcome.change.key.knob, outcome.change.key.index)}: {outcome.change.reason}; given up",
                 names[outcome.change.key.uuid],
             )
             for outcome in outcomes

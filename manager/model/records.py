@@ -40,6 +40,25 @@ class Knob(StrEnum):
     CACHE_GROUP = "cache_group"
 
 
+NUMBERED = frozenset(
+    {
+        Knob.VCPU_PIN,
+        Knob.IOTHREAD_PIN,
+        Knob.IRQ_AFFINITY,
+        Knob.SLICE,
+        Knob.SCHEDULING,
+        Knob.RT_RUNTIME,
+        Knob.VCPU_RT_RUNTIME,
+    }
+)
+"""Knobs of which a VM, or the host, has several, told apart by their index."""
+
+
+def knob_name(knob: str, index: int) -> str:
+    """What a setting is called wherever one is shown, such as ``weight`` or ``slice 1``: alike for no two of a VM."""
+    return f"{knob} {index}" if knob in NUMBERED else str(knob)
+
+
 class OutcomeKind(StrEnum):
     """What came of a change.
 

@@ -53,7 +53,7 @@ def pin(index: int, before: str = "0-3", after: str = "1") -> KnobChange:
             None,
             [change(Knob.RT_RUNTIME, "300000", "0", index=17)],
             None,
-            "kvm1: real-time limit of the host's VMs 300,000 to 0 us a second",
+            "kvm1: real-time limit of group 17 of the host's VMs 300,000 to 0 us a second",
         ),
         ("web", [change(Knob.CACHE_GROUP, "", "equipoise-shop")], None, "web: web to cache group equipoise-shop"),
         ("web", [change(Knob.CACHE_GROUP, "a", "")], None, "web: web to the default group of the cache"),

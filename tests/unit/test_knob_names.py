@@ -1,0 +1,74 @@
+"""What settings are called: one name everywhere, alike for no two settings of a VM."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner
+
+from manager.cli import main, operate
+from manager.client import ManagerClient
+from manager.control.story import KnobChange, sentence
+from manager.model.records import NUMBERED, Knob, OutcomeKind, knob_name
+from tests.fakes.host import FakeHost
+from tests.fakes.manager import Wire
+
+SINGLE = {
+    "idle",
+    "quota",
+    "weight",
+    "emulator_pin",
+    "warp",
+    "bvt_warp",
+    "group_identity",
+    "scheduler",
+    "cache_ways",
+    "cache_group",
+}
+
+
+@pytest.mark.parametrize("knob", Knob)
+def test_every_knob_has_a_name_and_those_that_are_several_a_number(knob: Knob) -> None:
+    assert (knob in NUMBERED) != (knob in SINGLE), "a new knob is of one kind or the other"
+    names = [knob_name(str(knob), 0), knob_name(knob, 7)]
+    assert names == ([f"{knob} 0", f"{knob} 7"] if knob in NUMBERED else [str(knob)] * 2)
+
+
+def test_no_two_settings_of_a_host_are_called_alike() -> None:
+    host = FakeHost()
+    host.boot("web", 2)
+    host.boot("hog", 1)
+    keys = list(host.settings())
+    assert len({(key.uuid, knob_name(key.knob, key.index)) for key in keys}) == len(keys) > 5
+
+
+@pytest.mark.parametrize("knob", sorted(NUMBERED))
+def test_the_story_tells_the_same_settings_apart(knob: Knob) -> None:
+    def told(index: int) -> str:
+        return sentence("kvm1", "web", [KnobChange(knob, index, "1", "2", "why", OutcomeKind.APPLIED)], None)
+
+    assert len({told(index) for index in range(3)}) == 3
+
+
+def decision(knob: Knob, index: int) -> dict[str, Any]:
+    told = {"at": "2026-03-01T12:00:00Z", "host": "kvm1", "vm": "web", "before": "0", "after": "1"}
+    return told | {"knob": knob, "index": index, "outcome": "applied", "reason": "why", "detail": ""}
+
+
+def test_decisions_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = [decision(knob, index) for knob in Knob for index in range(2)]
+
+    def handle(_request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=json.dumps({"items": items, "next": None}))
+
+    client = ManagerClient("http://manager", "", Wire(handle))
+    monkeypatch.setattr(operate, "connect", lambda _settings: client)
+    result = CliRunner().invoke(main, ["decisions"], env={"COLUMNS": "250"})
+    client.close()
+    assert result.exit_code == 0, result.output
+    for one in items:
+        name = knob_name(one["knob"], one["index"])
+        assert sum(f" {name} " in line for line in result.output.splitlines()) == (1 if one["knob"] in NUMBERED else 2)
