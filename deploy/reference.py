@@ -5,6 +5,7 @@ A test compares the two, so that the page is renewed with each change of an opti
 
 from __future__ import annotations
 
+import argparse
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,4 +88,5 @@ def _meaning(option: click.Option) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python3 -m deploy.reference", description=__doc__).parse_args()
     TARGET.write_text(page())

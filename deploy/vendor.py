@@ -8,6 +8,7 @@ packages come from. A package whose content is not the pinned one is refused, an
 
 from __future__ import annotations
 
+import argparse
 import base64
 import hashlib
 import io
@@ -79,6 +80,7 @@ def unpack(package: Package, content: bytes) -> dict[str, bytes]:
 
 def main() -> None:
     """Fetch all, then replace the folder's content."""
+    argparse.ArgumentParser(prog="deploy/vendor.py", description=__doc__).parse_args()
     files: dict[str, bytes] = {}
     rows: list[str] = []
     with tempfile.TemporaryDirectory() as folder:

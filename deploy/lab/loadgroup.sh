@@ -1,13 +1,16 @@
 #!/usr/bin/env bash
 # A CPU group for the lab's load generators, so that they are not what waits for a CPU when VMs fill the host. Its weight
 # is the largest there is; it competes with the group that holds all VMs, whose weight is ordinary.
-#
-#   loadgroup.sh make                             make the group (no error if it is there)
-#   loadgroup.sh run [--cpus LIST] [--] COMMAND…  run a command in it, on these CPUs (as for taskset -c)
-#   loadgroup.sh show                             print the weight and the processes in it
-#   loadgroup.sh remove                           remove it; what still runs in it goes on outside
-#
-# Runs as root. Where no cgroup hierarchy has the cpu controller, "make" says so and "run" raises the priority instead.
+usage() {
+    cat <<'USAGE'
+usage: loadgroup.sh make                             make the group (no error if it is there)
+       loadgroup.sh run [--cpus LIST] [--] COMMAND…  run a command in it, on these CPUs (as for taskset -c)
+       loadgroup.sh show                             print the weight and the processes in it
+       loadgroup.sh remove                           remove it; what still runs in it goes on outside
+
+Runs as root. Where no cgroup hierarchy has the cpu controller, "make" says so and "run" raises the priority instead.
+USAGE
+}
 set -euo pipefail
 
 readonly GROUP=equipoise-lab-load
@@ -81,6 +84,7 @@ run_command() {
     exec "${prefix[@]}" "$@"
 }
 
+case ${1:-} in -h | --help) usage; exit 0 ;; esac
 [[ $EUID -eq 0 ]] || fail "must run as root"
 if ! read -r version root < <(find_hierarchy); then
     version=0 root=""
@@ -93,5 +97,5 @@ run) run_command "$@" ;;
 make) [[ -z $root ]] || make_group ;;
 show) [[ -z $root ]] || show_group ;;
 remove) [[ -z $root ]] || remove_group ;;
-*) fail "usage: loadgroup.sh make | run [--cpus LIST] [--] COMMAND… | show | remove" ;;
+*) usage >&2; exit 2 ;;
 esac

@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Make a Debian machine (12 or newer, amd64) ready for the lab: packages, libvirtd, and libvirt's network "default".
-#
-#   setup.sh               do what is missing; changes nothing when nothing is
-#   setup.sh --teardown    stop again what earlier runs started, and nothing else; packages stay
-#
+usage() {
+    cat <<'USAGE'
+usage: deploy/lab/setup.sh               do what is missing; changes nothing when nothing is
+       deploy/lab/setup.sh --teardown    stop again what earlier runs started, and nothing else; packages stay
+USAGE
+}
 # Runs as root, with or without systemd. Services that the guests run (nginx, memcached) are not installed: the guest
 # builder takes the programs out of their packages. What was started stands in $STARTED, one thing a line.
 set -euo pipefail
@@ -186,5 +188,6 @@ teardown() {
 case "${1:-}" in
 "") setup ;;
 --teardown) teardown ;;
-*) fail "usage: setup.sh [--teardown]" ;;
+-h | --help) usage ;;
+*) usage >&2; exit 2 ;;
 esac

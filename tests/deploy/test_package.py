@@ -13,7 +13,10 @@ from manager import __version__
 from tests.deploy.copies import on_a_copy
 from tests.deploy.units import TOP
 
-SCRIPTS = ("install", "package", "debian/postinst", "debian/prerm", "debian/postrm", "libvirt/hooks/qemu.d/equipoise")
+SCRIPTS = (
+    *("install", "package", "debian/postinst", "debian/prerm", "debian/postrm", "libvirt/hooks/qemu.d/equipoise"),
+    *("demo", "python.sh", "screenshots", "bpf/build", "lab/setup.sh", "lab/loadgroup.sh"),
+)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,6 @@ import click
 from rich.console import Console
 
 from deploy.lab.demo import phases, spike
-from deploy.lab.demo.picture import draw
 from deploy.lab.demo.report import print_report
 from deploy.lab.demo.spike_report import print_spike_report
 from deploy.lab.guest import DEFAULT_BASE
@@ -40,26 +39,7 @@ from manager.errors import EquipoiseError
 )
 @click.option("--keep", is_flag=True, help="Leave VMs and Equipoise running at the end, and print how to reach them.")
 def main(scenario: str, duration: float | None, json_file: Path | None, picture: Path, keep: bool) -> None:
-    """Show on real VMs what Equipoise does for services on a full host.
-
-    \b
-    phases  one memcached, one NGINX and two batch VMs in six phases of the same load: alone (batch
-            paused), equal weights, priority, priority with pinned vCPUs, batch in the idle class, too, and
-            equal weights with warps by what the kernel has
-    spike   two NGINX applications alike and a batch VM on one pCPU; the load of the second doubles for a third
-            of the time. Three runs of the same load: policies priority (static), fair and isolation
-
-    The VMs are registered with `equipoise run` through its REST interface, the load is open-loop. At the end
-    Equipoise is stopped, and every weight, CPU affinity and slice is compared with what it was before. KVM is used
-    where a probe shows that it works, else emulation (TCG), of which only ratios mean anything.
-
-    \b
-    EXIT STATUS
-      0  measured, and everything is as it was   1  something failed, or was not put back
-
-    Whether the run kept what the design promises is printed, but does not change the exit status: other load on the
-    machine spoils a run.
-    """
+    """Show on real VMs what Equipoise does for services on a full host; `deploy/demo --help` says more."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -73,6 +53,8 @@ def main(scenario: str, duration: float | None, json_file: Path | None, picture:
     if json_file:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
     if scenario == "spike":
+        from deploy.lab.demo.picture import draw  # noqa: PLC0415 - it writes caches when it is imported
+
         draw(result, picture)
         print_spike_report(console, result)
         console.print(f"picture of p95, weights and CPU over time: {picture}", highlight=False)
