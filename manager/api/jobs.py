@@ -9,7 +9,7 @@ from manager.settings import Settings
 from manager.store.jobs import Job, Run
 from manager.store.retention import Keep, prune, prune_access
 from manager.store.rollups import RollUps
-from manager.store.silence import note_silence
+from manager.store.silence import SilenceWatch
 from manager.store.tick_rollups import TickRollUps
 
 _HOUR_S, _MINUTE_S = 3600.0, 60.0
@@ -22,7 +22,7 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
     keep = Keep(context.keep_slots, context.keep_minutes, timedelta(days=settings.number("hours_days")))
     rollups = RollUps(database, context.slot_length, context.min_samples, keep)
     ticks = TickRollUps(database, keep)
-    silent = context.slot_length * settings.whole("silent_intervals")
+    silence = SilenceWatch(context.slot_length * settings.whole("silent_intervals"))
 
     def retain(run: Run) -> int:
         gone = prune(database, run.now - records, run.stopped)
@@ -35,7 +35,7 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
         return ticks.roll_up(run.stopped) + ticks.forget(run.now, run.stopped)
 
     def watch(run: Run) -> int:
-        return note_silence(database, run.now, run.since, silent)
+        return silence.look(database, run.now, run.since)
 
     return (
         Job("retention", _HOUR_S, retain),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
 
 from flask import Flask, Response, request
@@ -26,7 +26,6 @@ from manager.control.sla import sla_state, watched_percentile
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
 from manager.store.applications import sla_of
-from manager.store.host_models import JobRow
 from manager.store.jobs import JobEnd, JobResult
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.windows import latest_windows
@@ -46,7 +45,8 @@ class Metrics:
     def __init__(self, context: ManagerContext) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        self._registry.register(_Fleet(context))
+        self._fleet = _Fleet(context)
+        self._registry.register(self._fleet)
         self._requests = Counter(
             "equipoise_api_requests", "REST requests answered", ["method", "route", "status"], registry=self._registry
         )
@@ -90,6 +90,10 @@ class Metrics:
         """Count reported windows: stored, unknown (of an application without a VM or source there), or future."""
         self._windows.labels(result).inc(count)
 
+    def follow_jobs(self, ages_s: Callable[[], Mapping[str, float]]) -> None:
+        """Ask from now on how long ago each job began: not the dates in the database, as clocks are set."""
+        self._fleet.job_ages_s = ages_s
+
     def job_ended(self, end: JobEnd) -> None:
         """Count that a scheduled job was asked for, and time it if it was done."""
         self._jobs.labels(end.job, end.result).inc()
@@ -121,6 +125,7 @@ class _Fleet(Collector):
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
+        self.job_ages_s: Callable[[], Mapping[str, float]] = dict
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: otherwise registering would ask the database."""
@@ -131,7 +136,7 @@ class _Fleet(Collector):
         up = GaugeMetricFamily("equipoise_database_up", "Whether the manager's database answers")
         try:
             with self._context.database.reading() as session:
-                found = [*self._hosts(session), *self._applications(session), self._jobs(session)]
+                found = [*self._hosts(session), *self._applications(session), self._jobs()]
         except DatabaseUnavailable as error:
             log.error("scraped without a database: %s", error)
             found = []
@@ -164,12 +169,12 @@ class _Fleet(Collector):
                 errors.add_metric([row.name], tick.errors)
         return [age, duration, overruns, errors, silent, ahead]
 
-    def _jobs(self, session: Session) -> Metric:
+    def _jobs(self) -> Metric:
         age = GaugeMetricFamily(
             "equipoise_job_age_seconds", "Time since the last run in the fleet began", None, ["job"]
         )
-        for row in session.scalars(select(JobRow).order_by(JobRow.name)):
-            age.add_metric([row.name], max(0.0, self._context.clock() - row.began_at.timestamp()))
+        for name, age_s in sorted(self.job_ages_s().items()):
+            age.add_metric([name], age_s)
         return age
 
     def _applications(self, session: Session) -> list[Metric]:

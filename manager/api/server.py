@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 
@@ -16,6 +17,7 @@ from manager.limits import RateLimit
 from manager.serving import HttpServer
 from manager.settings import Settings
 from manager.store.changes import Changes
+from manager.store.clock_watch import ClockWatch
 from manager.store.database import Database
 from manager.store.jobs import Jobs
 from manager.store.sessions import SessionLimits
@@ -29,10 +31,11 @@ Pages = Callable[[Flask, ManagerContext, Changes], None]
 class ManagerServer:
     """The REST interface, served, and the jobs beside it."""
 
-    def __init__(self, http: HttpServer, jobs: Jobs, changes: Changes) -> None:
+    def __init__(self, http: HttpServer, jobs: Jobs, changes: Changes, clock: ClockWatch) -> None:
         self._http = http
         self._changes = changes
         self._jobs = jobs
+        self._clock = clock
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -50,12 +53,14 @@ class ManagerServer:
         gc.collect()
         gc.freeze()
         self._jobs.start()
+        self._clock.start()
         self._http.start()
 
     def close(self) -> None:
         """End, requests being answered first; returns when all is done."""
         self._changes.close()  # or those who follow would keep it from ending
         self._http.close()
+        self._clock.close()
         self._jobs.close()
 
 
@@ -98,4 +103,5 @@ def make_server(
         server_context(settings.text("tls_certificate"), settings.text("tls_key")),
     )
     jobs = Jobs(database, make_jobs(settings, context), context.clock, metrics.job_ended)
-    return ManagerServer(http, jobs, changes)
+    metrics.follow_jobs(jobs.ages_s)
+    return ManagerServer(http, jobs, changes, ClockWatch(database, socket.gethostname()))

@@ -99,6 +99,9 @@ def _warnings(hosts: list[dict[str, Any]]) -> list[str]:
     """A line for each thing that hosts lack, or are: such as silent, of another time, or simulated."""
     found = [f"{one['name']}: does not report; see its events" for one in hosts if one.get("silent")]
     for one in hosts:
+        stalled_s = (one["tick"] or {}).get("stalled_s")
+        if stalled_s is not None:
+            found.append(f"{one['name']}: no tick for {stalled_s:.0f} s: nothing is controlled; see its events")
         ahead_s = one.get("clock_ahead_s") or 0.0
         if abs(ahead_s) >= _TOLD_CLOCK_S:
             where = "ahead of" if ahead_s > 0 else "behind"

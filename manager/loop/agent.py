@@ -18,6 +18,7 @@ from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Orders, Report, dated_here, joined
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Item, Outbox
+from manager.loop.oversight import Oversight
 from manager.loop.planner import SCHEDULER
 from manager.loop.records import new_event
 from manager.loop.status import VmStatuses, tick_record, tick_status
@@ -118,9 +119,12 @@ class Agent:
         self._decides = False
         self._overruns = 0
         self._unkept = False
-        self._ticked_s = system_clock().monotonic_s
+        self._oversight = Oversight(interval_s, self.say, metrics.clock_jumps.inc)
+        metrics.tick_age.set_function(lambda: self._oversight.age_s)
+        metrics.manager_up.set_function(self._manager_up)
         self._stopping = threading.Event()
         self._manager_answers: bool | None = None
+        self._answered_s = float("-inf")
         self._scheduler = SteadyScheduler({TICK: 1}, on_overrun=self._overran, on_crash=self._crashed)
         # A loop of its own: a job costs as much as half an exchange.
         self._talking = threading.Thread(target=self._talk, name="talk", daemon=True)
@@ -137,6 +141,8 @@ class Agent:
         if any(offer.rung is Rung.SCHED_EXT and offer.there for offer in self._host.capabilities.warps):
             self._scheduler.add(WATCH, self.watch, Every(_WATCH_S), TICK)
         postpone_garbage()
+        self._oversight.ticked()
+        self._oversight.start()
         self._scheduler.start()
         self._talking.start()
         self._findings.start()
@@ -157,11 +163,11 @@ class Agent:
         result = self._loop.tick(orders.assignment, slots)
         self._configure(orders, result)
         self._finish(result, orders)
-        self._ticked_s = system_clock().monotonic_s
+        self._oversight.ticked()
 
     def trouble(self) -> str:
         """What hangs, empty for nothing: no tick has ended for longer than slow ones take."""
-        late_s = system_clock().monotonic_s - self._ticked_s
+        late_s = self._oversight.age_s
         return f"no tick has ended for {late_s:.0f} s" if late_s > 3 * self._interval_s + _SLOW_S else ""
 
     def watch(self) -> None:
@@ -228,7 +234,7 @@ class Agent:
             orders = self._link.send(
                 Report(
                     capabilities_body(about.capabilities) if untold else None,
-                    latest.tick if latest is not None and latest is not self._reported else None,
+                    self._tick_to_tell(latest),
                     vms,
                     changed_only,
                     sources if sources != self._reported_sources else None,
@@ -244,6 +250,13 @@ class Agent:
             self._reported_about = about, system_clock().monotonic_s
         self._reported, self._reported_sources = latest, sources
         return self._obey(orders) if ask else True
+
+    def _tick_to_tell(self, latest: Latest | None) -> TickStatus | None:
+        """The last tick where it is new; and while none comes, the same again with for how long."""
+        stalled_s = self._oversight.stalled_s
+        if latest is not None and stalled_s is not None:
+            return latest.tick.model_copy(update={"stalled_s": stalled_s})
+        return latest.tick if latest is not None and latest is not self._reported else None
 
     def _vms(self, latest: Latest | None, *, afresh: bool) -> tuple[list[VmStatus] | None, bool]:
         """All VMs; or, where the manager was told of the same ones before, those that changed since, None: none did.
@@ -269,7 +282,7 @@ class Agent:
         if self._manager_answers is not True:
             log.info("the manager answers")
         self._manager_answers = True
-        self._metrics.manager_up.set(1)
+        self._answered_s = system_clock().monotonic_s
         if self._link.clock_ahead_s is not None:
             self._metrics.clock_ahead.set(self._link.clock_ahead_s)
         return True
@@ -279,8 +292,12 @@ class Agent:
             log.warning("%s; control goes on with what is known", error)
         self._manager_answers = False
         self._metrics.errors.labels("manager").inc()
-        self._metrics.manager_up.set(0)
         return False
+
+    def _manager_up(self) -> float:
+        """1 where the manager answered last time, and that was not long ago: nobody may have asked it since."""
+        recently = system_clock().monotonic_s - self._answered_s <= 3 * self._sync_s + _SLOW_S
+        return float(self._manager_answers is True and recently)
 
     def _untold(self, about: _About) -> bool:
         """Whether the manager is to be told of it: it may be long, and is repeated now and then at most."""
@@ -290,6 +307,7 @@ class Agent:
     def stop(self) -> int:
         """End the schedule, put everything back, tell the manager. Returns how many settings could not be put back."""
         self._stopping.set()
+        self._oversight.stop()
         if self._scheduler.running:
             self._scheduler.stop()
             self._talking.join()

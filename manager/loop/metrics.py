@@ -43,6 +43,10 @@ class AgentMetrics:
         self.writes = Counter(
             "equipoise_agent_writes", "Changes of settings by knob and result", ["knob", "result"], registry=reg
         )
+        self.tick_age = Gauge("equipoise_agent_tick_age_seconds", "Time since the last tick ended", registry=reg)
+        self.clock_jumps = Counter(
+            "equipoise_agent_clock_jumps", "How often the wall clock was set, or the host suspended", registry=reg
+        )
         self.manager_up = Gauge("equipoise_agent_manager_up", "1 when the manager answered last time", registry=reg)
         self.clock_ahead = Gauge(
             "equipoise_agent_clock_ahead_seconds", "How far this clock is ahead of the manager's", registry=reg

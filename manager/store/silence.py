@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import select
@@ -19,33 +21,80 @@ _STEADY = timedelta(minutes=1)  # so that what a host does for others does not c
 CLOCK_OFF, CLOCK_WELL = "clock-off", "clock-well"
 
 
-def note_silence(database: Database, now: datetime, since: datetime, after: timedelta) -> int:
-    """An event for each host that has not reported for the time ``after``, and one when it does again; once each.
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """When a host reported last by the date in the database, and since when that stands by a steady clock."""
 
-    Tells how many. ``since``: what was not heard before then counts for nothing, because nobody listened. Raises
-    DatabaseUnavailable.
+    at: datetime
+    steady_s: float
+
+
+class SilenceWatch:
+    """Which hosts do not report, by how long nothing new came of them: by monotonic time, whatever the clocks say.
+
+    The date of a host's last report tells only whether it reported between two looks. So a clock that is set makes no
+    host silent and hides none that is; a manager that begins to look goes by the dates, where they can be true.
     """
-    with database.writing() as session:
-        latest = now - after
-        fell_silent = HostRow.silent.is_(False) & (HostRow.last_seen_at < latest)
-        found = []
-        if since <= latest:
-            for host in session.scalars(select(HostRow).where(fell_silent).with_for_update(skip_locked=True)):
-                host.silent = True
-                text = f"{host.name} has not reported for {after.total_seconds():g} s: its agent or its network is down"
-                found.append(host_event(host.name, now, Severity.WARNING, SILENT, text))
-        returned = HostRow.silent & (HostRow.last_seen_at >= latest)
-        for host in session.scalars(select(HostRow).where(returned).with_for_update(skip_locked=True)):
-            host.silent, host.back_at = False, now
-            found.append(host_event(host.name, now, Severity.INFO, BACK, f"{host.name} reports again"))
-        return store_new(session, EventRow, found)
+
+    def __init__(self, after: timedelta, steady: Callable[[], float] = time.monotonic) -> None:
+        """``after`` so long a host counts as silent. ``steady`` answers seconds that only grow."""
+        self._after = after
+        self._steady = steady
+        self._heard: dict[str, _Heard] = {}
+        self._looked_s = float("-inf")
+
+    def look(self, database: Database, now: datetime, since: datetime) -> int:
+        """An event for each host that has fallen silent, and one when it reports again; once each. Tells how many.
+
+        ``since``: what was not heard before then counts for nothing, because nobody listened. Raises
+        DatabaseUnavailable.
+        """
+        steady_s, after_s = self._steady(), self._after.total_seconds()
+        if steady_s - self._looked_s > after_s:
+            self._heard = {}  # another manager looked meanwhile, or nobody
+        with database.writing() as session:
+            query = select(HostRow.name, HostRow.last_seen_at, HostRow.silent).where(HostRow.last_seen_at.is_not(None))
+            hosts = {name: (at, silent) for name, at, silent in session.execute(query) if at is not None}
+            heard = {name: self._now_heard(name, at, now, since, steady_s) for name, (at, _) in hosts.items()}
+            again = {name for name, before in self._heard.items() if name in heard and heard[name].at != before.at}
+            fell = {
+                name for name, (_, silent) in hosts.items() if not silent and steady_s - heard[name].steady_s > after_s
+            }
+            back = {name for name in again if hosts[name][1]}
+            found = []
+            if fell or back:
+                rows = select(HostRow).where(HostRow.name.in_(fell | back)).with_for_update(skip_locked=True)
+                found = [self._note(host, now) for host in session.scalars(rows) if host.silent is (host.name in back)]
+            count = store_new(session, EventRow, found)
+        self._heard, self._looked_s = heard, steady_s
+        return count
+
+    def _now_heard(self, name: str, at: datetime, now: datetime, since: datetime, steady_s: float) -> _Heard:
+        before = self._heard.get(name)
+        if before is None:
+            listened = min(now - at, now - since).total_seconds()
+            return _Heard(at, steady_s - max(listened, 0.0))
+        return before if before.at == at else _Heard(at, steady_s)
+
+    def _note(self, host: HostRow, now: datetime) -> dict[str, object]:
+        """Turn a host's state, and tell of it."""
+        host.silent = not host.silent
+        if host.silent:
+            length = f"{self._after.total_seconds():g} s"
+            text = f"{host.name} has not reported for {length}: its agent or its network is down"
+            return host_event(host.name, now, Severity.WARNING, SILENT, text)
+        host.back_at = now
+        return host_event(host.name, now, Severity.INFO, BACK, f"{host.name} reports again")
 
 
 def ranks_of(session: Session, hosts: Collection[str], now: datetime) -> dict[str, int]:
     """How much hosts can be relied on: 0; 1 those that were silent until a minute ago; 2 those that do not report."""
     query = select(HostRow.name, HostRow.silent, HostRow.back_at).where(HostRow.name.in_(hosts))
     seen = session.execute(query.where(HostRow.last_seen_at.is_not(None)))
-    found = {name: 2 if silent else int(back is not None and now - back < _STEADY) for name, silent, back in seen}
+    found = {
+        name: 2 if silent else int(back is not None and timedelta() <= now - back < _STEADY)
+        for name, silent, back in seen
+    }
     return {name: found.get(name, 2) for name in hosts}
 
 

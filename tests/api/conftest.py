@@ -17,7 +17,7 @@ from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.rules import PlacementRules
 from manager.store.database import Database
-from manager.store.silence import note_silence
+from manager.store.silence import SilenceWatch
 from manager.store.tokens import MACHINES, Role, create_token
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
@@ -71,6 +71,10 @@ class Api:
     database: Database
     clock: Clock
     secrets: dict[str, str] = field(default_factory=dict)
+    silence: SilenceWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.silence = SilenceWatch(timedelta(seconds=30), lambda: self.clock.now_s)
 
     def make_tokens(self) -> None:
         """A token for every role, and those of another host and another application."""
@@ -114,7 +118,7 @@ class Api:
 def notice_silence(api: Api) -> None:
     """What a manager's job does in each interval: mark the hosts that have not reported for 30 s, or do again."""
     now = datetime.fromtimestamp(api.clock.now_s, UTC)
-    note_silence(api.database, now, START, timedelta(seconds=30))
+    api.silence.look(api.database, now, START)
 
 
 def report(**changes: Any) -> dict[str, Any]:
@@ -143,6 +147,7 @@ def tick(**changes: Any) -> dict[str, Any]:
         "orders": 3,
         "warp": None,
         "cache": None,
+        "stalled_s": None,
         **changes,
     }
 

@@ -19,7 +19,7 @@ from manager.model.source import (
     SourceKind,
     TimeField,
 )
-from manager.store.silence import note_silence
+from manager.store.silence import SilenceWatch
 from tests.api.conftest import HOST, START, Api, report
 
 LEAST: dict[str, dict[str, Any]] = {
@@ -140,12 +140,14 @@ def test_probes_move_to_a_host_that_reports_and_back_when_the_first_one_lasts(sh
         found = {host: shop.ok("GET", f"/hosts/{host}/assignment")["applications"] for host in (HOST, "kvm2")}
         return [host for host, [application] in found.items() if application["sources"]]
 
+    watch = SilenceWatch(timedelta(seconds=30), lambda: shop.clock.now_s)
+
     def passed(seconds: float, *reporting: str) -> list[str]:
         shop.clock.now_s += seconds
         for host in reporting:
             shop.ok("POST", f"/hosts/{host}/report", report())
         now = datetime.fromtimestamp(shop.clock.now_s, UTC)
-        note_silence(shop.database, now, START - timedelta(days=1), timedelta(seconds=30))
+        watch.look(shop.database, now, START - timedelta(days=1))
         return probing()
 
     for host, vm in ((HOST, "web-1"), ("kvm2", "web-2")):

@@ -16,7 +16,7 @@ from manager.store.database import Database, open_database
 from manager.store.hosts import put_host
 from manager.store.jobs import Job, JobEnd, JobResult, Jobs, Run
 from manager.store.models import EventRow, HostRow
-from manager.store.silence import note_silence, ranks_of
+from manager.store.silence import SilenceWatch, ranks_of
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AFTER = timedelta(seconds=30)
@@ -211,27 +211,50 @@ def host(database: Database, name: str, second: float | None) -> None:
         row.last_seen_at = None if second is None else NOW + timedelta(seconds=second)
 
 
-def noted(database: Database, second: float, since: float = -3600) -> list[tuple[str, str]]:
-    """Host and kind of the events that are new."""
-    now = NOW + timedelta(seconds=second)
-    count = note_silence(database, now, NOW + timedelta(seconds=since), AFTER)
-    with database.reading() as session:
-        events = session.scalars(select(EventRow).where(EventRow.at == now).order_by(EventRow.host)).all()
-        assert len(events) == count
-        return [(event.host, event.kind) for event in events]
+class Looking:
+    """A manager that looks for silent hosts; its clock may be ``ahead`` by so many seconds of what passes."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+        self.second = 0.0
+        self.ahead = 0.0
+        self.watch = SilenceWatch(AFTER, lambda: self.second)
+
+    @property
+    def now(self) -> datetime:
+        return NOW + timedelta(seconds=self.second + self.ahead)
+
+    def report(self, *names: str) -> None:
+        with self.database.writing() as session:
+            session.execute(update(HostRow).where(HostRow.name.in_(names)).values(last_seen_at=self.now))
+
+    def noted(self, second: float, since: float = -3600) -> list[tuple[str, str]]:
+        """Host and kind of the events that are new."""
+        self.second = second
+        count = self.watch.look(self.database, self.now, NOW + timedelta(seconds=since))
+        with self.database.reading() as session:
+            newest = select(EventRow).order_by(EventRow.id.desc()).limit(count)
+            return sorted((event.host, event.kind) for event in session.scalars(newest))
 
 
-def test_a_silent_host_is_told_of_once_and_once_that_it_is_back(database: Database) -> None:
-    for name, second in (("a", 0), ("b", 31), ("never", None)):
+@pytest.fixture
+def looking(database: Database) -> Looking:
+    return Looking(database)
+
+
+def test_a_silent_host_is_told_of_once_and_once_that_it_is_back(database: Database, looking: Looking) -> None:
+    for name, second in (("a", 0), ("b", 25), ("never", None)):
         host(database, name, second)
-    assert noted(database, 30) == []
-    assert noted(database, 31) == [("a", "host-silent")]
-    assert noted(database, 36) == []
-    assert noted(database, 62) == [("b", "host-silent")]
-    host(database, "a", 65)
-    assert noted(database, 66) == [("a", "host-back")]
-    assert noted(database, 67) == []
-    assert noted(database, 96) == [("a", "host-silent")], "again"
+    assert looking.noted(30) == []
+    assert looking.noted(31) == [("a", "host-silent")]
+    assert looking.noted(36) == []
+    assert looking.noted(56) == [("b", "host-silent")]
+    looking.second = 65
+    looking.report("a")
+    assert looking.noted(66) == [("a", "host-back")]
+    assert looking.noted(67) == []
+    assert looking.noted(96) == []
+    assert looking.noted(97) == [("a", "host-silent")], "again, counted from when that was seen"
     with database.reading() as session:
         assert dict(session.execute(select(HostRow.name, HostRow.silent)).all()) == {
             "a": True,
@@ -240,16 +263,42 @@ def test_a_silent_host_is_told_of_once_and_once_that_it_is_back(database: Databa
         }
 
 
-def test_silence_while_nobody_listened_does_not_count(database: Database) -> None:
+def test_silence_while_nobody_listened_does_not_count(database: Database, looking: Looking) -> None:
     host(database, "a", 0)
-    assert noted(database, 3600, since=3575) == []
-    assert noted(database, 3605, since=3575) == [("a", "host-silent")]
-    with database.writing() as session:
-        session.execute(update(HostRow).values(last_seen_at=NOW + timedelta(seconds=7000)))
-    assert noted(database, 7001, since=7000) == [("a", "host-back")], "what is heard counts at once"
+    assert looking.noted(3600, since=3575) == []
+    assert looking.noted(3605, since=3575) == []
+    assert looking.noted(3606, since=3575) == [("a", "host-silent")]
 
 
-def test_how_much_hosts_can_be_relied_on(database: Database) -> None:
+def test_a_manager_that_takes_over_takes_no_old_report_for_a_new_one(database: Database, looking: Looking) -> None:
+    host(database, "a", 0)
+    other = Looking(database)
+    assert looking.noted(1) == []
+    looking.second = 10
+    looking.report("a")
+    assert [other.noted(second) for second in (20, 40, 41)] == [[], [], [("a", "host-silent")]]
+    assert looking.noted(60) == [], "it reported since this one looked, but is silent"
+    looking.report("a")
+    assert looking.noted(65) == [("a", "host-back")]
+
+
+@pytest.mark.parametrize("jump_s", JUMPS_S)
+def test_a_clock_that_is_set_makes_no_host_silent_and_hides_none(
+    database: Database, looking: Looking, jump_s: float
+) -> None:
+    for name in ("lives", "dies"):
+        host(database, name, 0)
+    events = []
+    for second in range(5, 200, 5):
+        looking.second = second
+        if second == 50:
+            looking.ahead = jump_s
+        looking.report("lives", *(["dies"] if second < 100 else []))
+        events += [(second, *event) for event in looking.noted(second)]
+    assert events == [(130, "dies", "host-silent")]
+
+
+def test_how_much_hosts_can_be_relied_on(database: Database, looking: Looking) -> None:
     for name, second in (("a", 0), ("b", 600), ("never", None)):
         host(database, name, second)
 
@@ -259,9 +308,14 @@ def test_how_much_hosts_can_be_relied_on(database: Database) -> None:
         return [found[name] for name in ("a", "b", "never", "unknown")]
 
     assert ranks(0) == [0, 0, 2, 2]
-    noted(database, 31)
+    for second in (0, 20, 31, 50, 70, 90):
+        looking.second = second
+        looking.report("b")
+        looking.noted(second)
     assert ranks(31) == [2, 0, 2, 2]
-    host(database, "a", 100)
-    noted(database, 100)
+    looking.second = 100
+    looking.report("a")
+    looking.noted(100)
     assert ranks(100) == ranks(159) == [1, 0, 2, 2], "it may fall silent again"
     assert ranks(160) == [0, 0, 2, 2]
+    assert ranks(-3600) == [0, 0, 2, 2], "nor for as long as a clock was set back"

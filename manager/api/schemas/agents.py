@@ -263,6 +263,9 @@ class TickStatus(Schema):
     orders: Count | None = Field(default=None, description="number of the registrations it acted on; null: unknown")
     warp: WarpStatus | None = Field(default=None, description="null: switched off")
     cache: CacheStatus | None = Field(default=None, description="null: switched off")
+    stalled_s: Annotated[float, Field(ge=0)] | None = Field(
+        default=None, description="for so long no tick has ended, at the last report; null: ticks go on"
+    )
 
 
 class RecordBody(Schema):
