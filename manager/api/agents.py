@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from http import HTTPStatus
 
@@ -38,11 +38,10 @@ from manager.api.schemas import (
 from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.api.validation import FieldError, InvalidFields, shown
 from manager.store.applications import keep_applications
+from manager.store.claims import Refused, Reported, take_statuses
 from manager.store.hosts import (
-    drop_statuses,
     put_findings,
     put_shares,
-    put_statuses,
     replace_domains,
     reporting_host,
 )
@@ -50,6 +49,7 @@ from manager.store.models import DecisionRow, EventRow, HostRow
 from manager.store.records import store_new
 from manager.store.registered import get
 from manager.store.rollups import note_late
+from manager.store.served import served_until
 from manager.store.silence import note_clock
 from manager.store.sources import replace_source_statuses
 from manager.store.ticks import list_ticks, store_ticks
@@ -76,12 +76,13 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         now, ahead_s = context.now(), clock_ahead_s()
         latest = _latest(context, now, ahead_s)
         with database.writing() as session:
-            stored = _take(session, context, assignments, path.name, body, now, ahead_s)
+            stored, foreign = _take(session, context, assignments, path.name, body, now, ahead_s)
         number = None
         if body.asks:
             with database.reading() as session:
                 stored.slots, number = assignments.slots(session, path.name)
         future = sum(one.end > latest for one in body.windows)
+        metrics.claims_refused(one.why for one in foreign)
         metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
         metrics.windows_taken("stored", stored.stored_windows)
         metrics.windows_taken("future", future)
@@ -149,7 +150,7 @@ def _take(
     body: ReportIn,
     now: datetime,
     ahead_s: float | None,
-) -> ReportOut:
+) -> tuple[ReportOut, list[Refused]]:
     row = reporting_host(session, host_spec(name, HostIn()), now)
     row.last_seen_at = now
     store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
@@ -158,7 +159,7 @@ def _take(
         row.capabilities = body.capabilities.model_dump(mode="json")
     if body.tick is not None:
         row.tick = body.tick.model_dump(mode="json")
-    missing = _take_statuses(session, row, body, now)
+    missing, foreign = _take_statuses(session, context, row, body, now)
     if body.domains is not None:
         replace_domains(session, row, {one.libvirt_uuid: one.libvirt_name for one in body.domains})
     if body.findings is not None:
@@ -174,27 +175,44 @@ def _take(
         }
         replace_source_statuses(session, row, statuses, now)
     latest = _latest(context, now, ahead_s)
-    windows = [window_of(one.application, one) for one in body.windows if one.end <= latest]
+    ends = served_until(session, name, here.values()) if body.windows else {}
+    windows = [
+        window_of(one.application, one)
+        for one in body.windows
+        if one.end <= latest and _serves(ends, here.get(one.application), one.end)
+    ]
     note_late(session, here, windows, context.slot_length, now)
-    return ReportOut(
+    stored = ReportOut(
         stored_decisions=store_new(session, DecisionRow, [_decision_row(record) for record in body.decisions]),
         stored_events=store_new(session, EventRow, [_event_row(event) for event in body.events]),
         stored_ticks=store_ticks(session, name, {tick.at: tick.model_dump_json() for tick in body.ticks}),
         stored_windows=replace_windows(session, name, here, windows, context.slot_length),
         vms_missing=missing,
     )
+    return stored, foreign
 
 
-def _take_statuses(session: Session, host: HostRow, body: ReportIn, now: datetime) -> bool:
-    """Whether the newest tick is not of the VMs whose statuses are known."""
-    if body.vms is not None:
-        if not body.vms_changed_only:
-            drop_statuses(session, host)
-        put_statuses(session, host, map(_status_fields, body.vms), now)
-    if not body.ticks:
+def _serves(ends: Mapping[int, datetime | None], application: int | None, end: datetime) -> bool:
+    """Whether response times until ``end`` may come from a host; ``ends`` as ``served_until`` answers them."""
+    if application is None or application not in ends:
         return False
+    last = ends[application]
+    return last is None or end <= last
+
+
+def _take_statuses(
+    session: Session, context: ManagerContext, host: HostRow, body: ReportIn, now: datetime
+) -> tuple[bool, list[Refused]]:
+    """Whether the newest tick is not of the VMs whose statuses are known; and the VMs that are not this host's."""
+    refused: list[Refused] = []
+    if body.vms is not None:
+        told = [Reported(one.vm, one.libvirt_uuid, _status_fields(one)) for one in body.vms]
+        refused = take_statuses(session, host, told, now, context.silent, whole=not body.vms_changed_only)
+    if not body.ticks:
+        return False, refused
     newest = max(body.ticks, key=lambda tick: tick.at)
-    return not put_shares(session, host, {vm.vm: (vm.cpu_share, vm.run_delay_share) for vm in newest.vms}, now)
+    shares = {vm.vm: (vm.cpu_share, vm.run_delay_share) for vm in newest.vms}
+    return not put_shares(session, host, shares, now), refused
 
 
 def _status_fields(vm: VmStatus) -> dict[str, object]:

@@ -19,6 +19,7 @@ from manager.store.database import orders_number
 from manager.store.hosts import spec_of
 from manager.store.models import HostRow
 from manager.store.registered import get
+from manager.store.served import named_hosts
 from manager.store.silence import ranks_of
 from manager.store.sources import hosts_of
 from manager.store.vms import vms_for_host
@@ -47,10 +48,13 @@ class _Registered:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """The assignment without response times, made of ``of``: where VMs are, and which hosts can be relied on."""
+    """The assignment without response times.
+
+    It was made ``of``: where VMs are, where an operator said so, and which hosts can be relied on.
+    """
 
     registered: _Registered
-    of: tuple[Hosts, Mapping[str, int]]
+    of: tuple[Hosts, Hosts, Mapping[str, int]]
     body: AssignmentOut
 
 
@@ -83,7 +87,7 @@ class Assignments:
     def slots(self, session: Session, host: str) -> tuple[SlotsOut, int]:
         """Of that only what changes all the time. Raises NotFound."""
         told = self._now(session, host)
-        hosts, _ = told.of
+        hosts, _, _ = told.of
         found = SlotsOut(
             digest=told.body.digest,
             windows=self._windows(session, host, told),
@@ -99,9 +103,11 @@ class Assignments:
     def _now(self, session: Session, host: str) -> _Told:
         registered = self._of(session, host, orders_number(session))
         hosts = hosts_of(session, registered.names)
-        choices = [hosts[one.name] for one in registered.applications.values() if one.sources]
-        several = frozenset().union(*(choice for choice in choices if len(choice) > 1))
-        of = hosts, ranks_of(session, several, self._context.now()) if several else {}
+        now = self._context.now()
+        going_out = {number: one.name for number, one in registered.applications.items() if one.sources}
+        named = named_hosts(session, going_out, now) if going_out else {}
+        several = frozenset().union(*(choice for choice in named.values() if len(choice) > 1))
+        of = hosts, named, ranks_of(session, several, now) if several else {}
         told = self._told.get(host)
         if told is None or told.registered is not registered or told.of != of:
             told = self._told[host] = _Told(registered, of, self._assigned(registered, *of))
@@ -123,10 +129,10 @@ class Assignments:
             )
         return known
 
-    def _assigned(self, registered: _Registered, hosts: Hosts, ranks: Mapping[str, int]) -> AssignmentOut:
+    def _assigned(self, registered: _Registered, hosts: Hosts, named: Hosts, ranks: Mapping[str, int]) -> AssignmentOut:
         here = registered.host.name
         applications = [
-            replace(one, sources=sources_on(here, one.sources, hosts[one.name], ranks))
+            replace(one, sources=sources_on(here, one.sources, hosts[one.name], named.get(one.name, ()), ranks))
             for one in registered.applications.values()
         ]
         body = AssignmentOut(

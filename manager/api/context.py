@@ -20,8 +20,9 @@ class ManagerContext:
     ``stale_s`` and ``min_samples`` are the settings of that name; ``slot_s`` is the length of a window of response
     times, ``skew_s`` how far the clocks of others may be ahead (``clock_bound_s``: without an event), and ``late_s``
     how old posted response times may be. Windows and ticks are kept for ``keep_slots``, and for ``keep_minutes``
-    rolled up by minute. ``requests`` bounds what each token and user asks for, ``samples`` the response times that
-    each posts of an application. ``secure_cookies``: sessions are by https only, however they begin.
+    rolled up by minute. Who has not reported for ``silent`` does not answer any more. ``requests`` bounds what each
+    token and user asks for, ``samples`` the response times that each posts of an application. ``secure_cookies``:
+    sessions are by https only, however they begin.
     """
 
     database: Database
@@ -36,6 +37,7 @@ class ManagerContext:
     keep_slots: timedelta = timedelta(days=1)
     keep_minutes: timedelta = timedelta(days=30)
     clock_bound_s: float = 1.0
+    silent: timedelta = timedelta(seconds=30)
     clock: Callable[[], float] = time.time
     requests: RateLimit = field(default_factory=lambda: RateLimit(0))
     samples: RateLimit = field(default_factory=lambda: RateLimit(0))

@@ -22,7 +22,7 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
     keep = Keep(context.keep_slots, context.keep_minutes, timedelta(days=settings.number("hours_days")))
     rollups = RollUps(database, context.slot_length, context.min_samples, keep)
     ticks = TickRollUps(database, keep)
-    silence = SilenceWatch(context.slot_length * settings.whole("silent_intervals"))
+    silence = SilenceWatch(context.silent)
 
     def retain(run: Run) -> int:
         gone = prune(database, run.now - records, run.stopped)

@@ -22,6 +22,7 @@ from sqlalchemy.orm import Session
 
 from manager.api.context import ManagerContext
 from manager.api.schemas import TickStatus
+from manager.control.claims import Foul
 from manager.control.sla import sla_state, watched_percentile
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
@@ -66,6 +67,12 @@ class Metrics:
         self._windows = Counter(
             "equipoise_windows", "Windows that agents reported", ["result"], registry=self._registry
         )
+        self._claims = Counter(
+            "equipoise_vm_claims_refused",
+            "VMs reported by a host that does not have them",
+            ["why"],
+            registry=self._registry,
+        )
         self._jobs = Counter(
             "equipoise_jobs", "Scheduled jobs that this manager asked for", ["job", "result"], registry=self._registry
         )
@@ -73,6 +80,8 @@ class Metrics:
             "equipoise_job_duration_seconds", "Length of the runs of scheduled jobs", ["job"], registry=self._registry
         )
         self.records_stored(0, 0, 0)
+        for why in Foul:
+            self._claims.labels(why)
         for result in ("stored", "unknown", "future"):
             self.windows_taken(result, 0)
 
@@ -93,6 +102,11 @@ class Metrics:
     def follow_jobs(self, ages_s: Callable[[], Mapping[str, float]]) -> None:
         """Ask from now on how long ago each job began: not the dates in the database, as clocks are set."""
         self._fleet.job_ages_s = ages_s
+
+    def claims_refused(self, reasons: Iterable[Foul]) -> None:
+        """Count VMs whose statuses were not taken."""
+        for why in reasons:
+            self._claims.labels(why).inc()
 
     def job_ended(self, end: JobEnd) -> None:
         """Count that a scheduled job was asked for, and time it if it was done."""

@@ -21,10 +21,12 @@ from manager.api.schemas import SampleLine, SamplesIn, SamplesOut, SourceOut, So
 from manager.api.validation import read_json, read_lines, shown
 from manager.errors import InvalidRequest, TooManyRequests
 from manager.model.histogram import Histogram, bucket_of
+from manager.model.source import ON_EVERY_HOST
 from manager.model.window import Window
-from manager.store.applications import application_with_past, applications_for_host
+from manager.store.applications import application_with_past
 from manager.store.models import ApplicationRow
 from manager.store.registered import get
+from manager.store.served import hosts_to_register, named_hosts, served_until
 from manager.store.sources import source_statuses, sources_of
 from manager.store.windows import MAX_COUNT, add_samples, list_windows, slot_start
 
@@ -103,12 +105,14 @@ def samples_api(context: ManagerContext) -> APIBlueprint:
         after = read_cursor(query, name_place)
         with database.reading() as session:
             application = get(session, ApplicationRow, path.name)
-            registered = {source.name: source.kind for source in sources_of(application)}
+            registered = {source.name: source for source in sources_of(application)}
             statuses = source_statuses(session, application)
+            named = named_hosts(session, {application.id: application.name}, context.now())[application.name]
+            homeless = [] if named else hosts_to_register(session, application)
         found = [
             SourceOut(
                 source=source,
-                type=registered[source],
+                type=registered[source].kind,
                 host=host,
                 at=at,
                 status=SourceStatusBody.model_validate_json(body),
@@ -117,12 +121,21 @@ def samples_api(context: ManagerContext) -> APIBlueprint:
             if source in registered
         ]
         for name in registered.keys() - {one.source for one in found}:
-            found.append(SourceOut(source=name, type=registered[name], host=None, at=None, status=None))  # noqa: PERF401 - two lists, one after the other
+            source = registered[name]
+            text = "" if source.host or source.kind in ON_EVERY_HOST else _homeless(homeless)
+            found.append(SourceOut(source=name, type=source.kind, host=None, at=None, status=None, problem=text))
         rows = [one for one in sorted(found, key=_source_place) if after is None or _source_place(one) > after]
         items, following = cut(rows, query.limit, _source_place)
         return answer(SourcePage(items=list(items), next=following))
 
     return api
+
+
+def _homeless(vms: Sequence[str]) -> str:
+    """Why a probe or a query runs nowhere, empty for nothing: no operator said where the VMs are."""
+    if not vms:
+        return ""
+    return f"no host is registered for VM {', '.join(vms)}: set its host, or that of the source"
 
 
 def _refuse_strangers(context: ManagerContext, application: str) -> None:
@@ -131,8 +144,8 @@ def _refuse_strangers(context: ManagerContext, application: str) -> None:
     if host is None:
         return
     with context.database.reading() as session:
-        get(session, ApplicationRow, application)
-        served = any(one.name == application for one in applications_for_host(session, host))
+        number = get(session, ApplicationRow, application).id
+        served = served_until(session, host, [number]).get(number, context.now()) is None
     if not served:
         raise Forbidden(f"application {application} has neither a VM nor a source on host {host}")
 

@@ -87,6 +87,7 @@ def make_server(
         keep_slots=timedelta(days=settings.number("raw_days")),
         keep_minutes=timedelta(days=settings.number("minutes_days")),
         clock_bound_s=settings.number("clock_bound_s"),
+        silent=timedelta(seconds=settings.number("interval_s")) * settings.whole("silent_intervals"),
         requests=RateLimit(settings.number("requests_per_s")),
         samples=RateLimit(settings.number("samples_per_s")),
     )

@@ -161,7 +161,7 @@ def _ailing(source: dict[str, Any]) -> str:
     """A line about a source that is not ok; empty for one that is."""
     name, status = f"source {source['application']}/{source['source']}", source["status"]
     if status is None:
-        return f"{name}: no agent runs it"
+        return f"{name}: {source['problem'] or 'no agent runs it'}"
     if status["state"] == "ok":
         return ""
     detail = f": {status['detail']}" if status["detail"] else ""

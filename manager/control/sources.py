@@ -31,16 +31,21 @@ _TYPES: Mapping[SourceKind, type[Source]] = {
 
 
 def sources_on(
-    host: str, sources: Iterable[Source], hosts: Collection[str], ranks: Mapping[str, int] | None = None
+    host: str,
+    sources: Iterable[Source],
+    hosts: Collection[str],
+    named: Collection[str],
+    ranks: Mapping[str, int] | None = None,
 ) -> tuple[Source, ...]:
     """The sources that run on ``host``; ``hosts`` are those that have a VM of the application.
 
     One that names a host runs there. Of the others, logs and pushed times are taken on every one of ``hosts``; probes
-    and queries run on one of them, so that they are not made several times over: the first by name of those whose rank
-    is the lowest. ``ranks``: by host, 0 where it is not given.
+    and queries, which go out and may carry credentials, run on one of those that an operator ``named``, so that no host
+    gets them by saying that it has a VM, and that they are not made several times over: the first by name of those
+    whose rank is the lowest. ``ranks``: by host, 0 where it is not given.
     """
     known = ranks or {}
-    first = min(hosts, key=lambda one: (known.get(one, 0), one), default=None)
+    first = min(named, key=lambda one: (known.get(one, 0), one), default=None)
 
     def runs_here(source: Source) -> bool:
         if source.host is not None:

@@ -20,6 +20,22 @@ class DomainRow(Base):
     libvirt_name: Mapped[str]
 
 
+class ClaimRow(Base):
+    """What became of a VM on a host that does not have it.
+
+    ``refused_at``: since when the host reports it all the same, null: it does not; ``told_at``: when an event last told
+    of that. ``left_at``: when the VM was last on that host.
+    """
+
+    __tablename__ = "vm_claims"
+
+    vm: Mapped[str] = mapped_column(primary_key=True)
+    host_id: Mapped[int] = mapped_column(ForeignKey("hosts.id", ondelete="CASCADE"), primary_key=True, index=True)
+    refused_at: Mapped[datetime | None]
+    told_at: Mapped[datetime | None]
+    left_at: Mapped[datetime | None]
+
+
 class FindingsRow(Base):
     """What a host's agent last found out about it. ``body`` is JSON text, ready to be answered."""
 

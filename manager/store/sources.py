@@ -20,7 +20,7 @@ def sources_of(row: ApplicationRow) -> tuple[Source, ...]:
 
 
 def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[str]]:
-    """The hosts that have a VM of each application, by its name: it is registered for the host, or was seen on it.
+    """The hosts that have a VM of each application, by its name: it is registered for the host, or for none and there.
 
     ``names`` are those of applications by the numbers of their rows.
     """
@@ -34,7 +34,7 @@ def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[
         .where(TierRow.application_id.in_(names), or_(VmRow.host.is_not(None), HostRow.name.is_not(None)))
     )
     for number, registered, seen in session.execute(query):
-        found[names[number]] |= {host for host in (registered, seen) if host is not None}
+        found[names[number]].add(registered or seen)
     return {name: frozenset(hosts) for name, hosts in found.items()}
 
 

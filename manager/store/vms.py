@@ -7,11 +7,14 @@ from datetime import datetime
 from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, or_, select
+from sqlalchemy import delete as remove
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict
 from manager.model.cpus import format_cpus
 from manager.model.registration import VmClass, VmSpec
+from manager.store.claims import drop_foreign_status
+from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 from manager.store.registered import Precondition, by_name, delete, get, not_found, replace, touch
 
@@ -50,7 +53,10 @@ def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondi
         precondition(etag)
         _refuse_rivals(session, spec.name, libvirt_name, spec.libvirt_uuid, spec.host)
 
-    return replace(session, VmRow, spec.name, values, now, unclaimed)
+    row, created = replace(session, VmRow, spec.name, values, now, unclaimed)
+    if spec.host is not None:
+        drop_foreign_status(session, spec.name, spec.host, now)
+    return row, created
 
 
 def _refuse_rivals(session: Session, name: str, libvirt_name: str | None, uuid: str | None, host: str | None) -> None:
@@ -82,6 +88,7 @@ def delete_vm(session: Session, name: str, precondition: Precondition) -> None:
             raise Conflict(f"VM {name!r} serves application {application!r}: take it out of its tier first")
 
     delete(session, VmRow, name, unused)
+    session.execute(remove(ClaimRow).where(ClaimRow.vm == name))
 
 
 def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) -> list[dict[str, Any]]:

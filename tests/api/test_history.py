@@ -20,9 +20,10 @@ OTHER = "kvm2"
 
 @pytest.fixture
 def hosts(shop: Api) -> Api:
-    """Two hosts that may both run the VMs of ``shop``, whose SLA is 10 ms."""
-    for name in (HOST, OTHER):
+    """Two hosts with VMs of ``shop``, whose SLA is 10 ms."""
+    for name, vm in ((HOST, "web-1"), (OTHER, "web-2")):
         shop.ok("PUT", f"/hosts/{name}", {})
+        shop.ok("PUT", f"/vms/{vm}", {"class": "critical", "host": name})
         shop.ok("POST", f"/hosts/{name}/report", report())
     shop.ok("PUT", "/vms/hog", {"class": "batch"})
     return shop

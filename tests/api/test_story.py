@@ -24,8 +24,9 @@ def of(number: int, second: int, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def told(shop: Api) -> Api:
     """A weight and two pins of one VM, one weight of another, and an interrupt, at three ticks."""
-    for host in (HOST, OTHER):
+    for host, vm in ((HOST, "web-1"), (OTHER, "web-2")):
         shop.ok("PUT", f"/hosts/{host}", {})
+        shop.ok("PUT", f"/vms/{vm}", {"class": "critical", "host": host})
     shop.clock.now_s += 60
     pins = [of(2 + n, 0, knob="vcpu_pin", index=n, before="0-3", after="1", reason="near its cache") for n in range(2)]
     decisions = [

@@ -14,9 +14,10 @@ OTHER = "kvm2"
 
 @pytest.fixture
 def hosts(shop: Api) -> Api:
-    """Two hosts that may both run the VMs of ``shop``."""
-    for name in (HOST, OTHER):
+    """Two hosts with VMs of ``shop``."""
+    for name, vm in ((HOST, "web-1"), (OTHER, "web-2")):
         shop.ok("PUT", f"/hosts/{name}", {})
+        shop.ok("PUT", f"/vms/{vm}", {"class": "critical", "host": name})
     return shop
 
 
@@ -163,7 +164,7 @@ def test_an_agent_is_told_of_the_sources_that_run_there(hosts: Api) -> None:
 
 
 def test_the_health_of_sources(hosts: Api) -> None:
-    hosts.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web-1"]}], "sources": SOURCES})
+    hosts.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web-1", "web-2"]}], "sources": SOURCES})
 
     def health() -> list[tuple[Any, ...]]:
         items = hosts.ok("GET", "/applications/shop/sources", role="viewer")["items"]
@@ -175,7 +176,14 @@ def test_the_health_of_sources(hosts: Api) -> None:
     send(hosts, OTHER, sources=[source_status("log", type="nginx_syslog", state="silent"), source_status("removed")])
     assert health() == [("log", HOST, "ok"), ("log", OTHER, "silent"), ("probe", HOST, "failing")]
     items = hosts.ok("GET", "/applications/shop/sources")["items"]
-    assert items[2] == {"source": "probe", "type": "http_probe", "host": HOST, "at": moment(0), "status": failing}
+    assert items[2] == {
+        "source": "probe",
+        "type": "http_probe",
+        "host": HOST,
+        "at": moment(0),
+        "status": failing,
+        "problem": "",
+    }
     first = hosts.ok("GET", "/applications/shop/sources?limit=2")
     rest = hosts.ok("GET", f"/applications/shop/sources?cursor={first['next']}")
     assert (first["items"] + rest["items"], rest["next"]) == (items, None)

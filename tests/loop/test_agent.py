@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import delete
 
 from manager.errors import ManagerUnavailable
 from manager.logs import TICK_NUMBER
@@ -26,6 +27,7 @@ from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.warp import Rung
 from manager.model.window import Window
 from manager.store.database import Database
+from manager.store.models import VmStatusRow
 from tests.fakes.examiner import FOUND
 from tests.fakes.host import domain_uuid
 from tests.loop.site import SLOT_S, START_S, Site
@@ -169,7 +171,11 @@ def test_of_vms_only_changes_are_told_while_the_manager_knows_them(site: Site) -
     assert told() == (["web-a"], True)
     stolen = {"agent_version": "0.1.0", "vms": [site.client.get("/vms/web-a")["status"]]}
     site.client.request("POST", "/hosts/b/report", body=stolen)
-    assert told() == (None, True), "the manager now believes it on another host"
+    assert told() == (None, True)
+    assert site.client.get("/vms/web-a")["status_host"] == "a", "it is not registered for b"
+    with site.database.writing() as session:
+        session.execute(delete(VmStatusRow))
+    assert told() == (None, True), "the manager has forgotten it"
     assert told() == (["web-a"], False), "and says that it misses it here"
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manager.cli.admin import ensure_token_file
 from manager.store.tokens import Role
-from tests.api.conftest import HOST, Api, report
+from tests.api.conftest import HOST, Api, report, status, tick_of, window
 
 LONG = "h" * 62
 """With `agent-` before it, it is longer than a name may be."""
@@ -97,3 +98,148 @@ def test_the_file_of_a_local_agent_is_for_its_host_and_takes_no_other_token_away
     assert not speaks_for(sqlite_api, "kvm9", second), "nobody can read that any more"
     assert speaks_for(sqlite_api, "kvm9", third)
     assert {one["name"]: one["role"] for one in sqlite_api.ok("GET", "/tokens")["items"]}["agent-kvm9"] == "viewer"
+
+
+MOVED_S = 61
+OTHER = "kvm2"
+UUID, OTHER_UUID = (f"6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a1{digit}" for digit in (0, 1))
+PROBE = {"type": "http_probe", "name": "probe", "url": "http://u:secret@10.0.0.1/"}
+
+
+def register(api: Api, host: str | None = None, **fields: object) -> None:
+    """An application ``shop`` of one VM with a probe that carries credentials, and two hosts."""
+    for name in (HOST, OTHER):
+        api.ok("PUT", f"/hosts/{name}", {})
+        api.ok("POST", f"/hosts/{name}/report", report())
+    api.ok("PUT", "/vms/web", {"class": "critical", "host": host, **fields})
+    api.ok("PUT", "/applications/shop", {"tiers": [{"name": "web", "vms": ["web"]}], "sources": [PROBE]})
+    api.clock.now_s += MOVED_S
+
+
+def claim(api: Api, role: str = "other host", uuid: str = UUID, **changes: Any) -> Any:
+    """A host says that it has the VM."""
+    name = HOST if role == "host" else OTHER
+    told = {"vms": [status("web", libvirt_uuid=uuid)], **changes}
+    return api.ok("POST", f"/hosts/{name}/report", report(**told), role=role)
+
+
+def seen_on(api: Api) -> str | None:
+    host: str | None = api.ok("GET", "/vms/web")["status_host"]
+    return host
+
+
+def alarms(api: Api) -> list[tuple[str, str]]:
+    events = api.ok("GET", "/events")["items"]
+    return sorted((one["host"], one["severity"]) for one in events if one["kind"] == "vm-claimed")
+
+
+def probed_by(api: Api) -> list[str]:
+    """The hosts that are given the probe and its credentials."""
+    return [name for name in (HOST, OTHER) if "secret" in api.call("GET", f"/hosts/{name}/assignment").text]
+
+
+def test_a_vm_registered_for_another_host_is_not_taken_over_and_both_hosts_have_the_alarm(api: Api) -> None:
+    register(api, HOST)
+    claim(api, "host")
+    claim(api)
+    assert seen_on(api) == HOST
+    assert alarms(api) == [(HOST, "error"), (OTHER, "error")]
+    [message] = {one["message"] for one in api.ok("GET", "/events?vm=web")["items"]}
+    assert message.startswith("kvm2 reports VM web, which is registered for host kvm1")
+    assert probed_by(api) == [HOST]
+    for _ in range(5):
+        claim(api)
+    assert len(alarms(api)) == 2, "once in ten minutes"
+    api.clock.now_s += 600
+    claim(api)
+    assert len(alarms(api)) == 4
+    metric = 'equipoise_vm_claims_refused_total{why="registered_elsewhere"}'
+    assert f"{metric} " in api.call("GET", "//metrics", role="").text
+
+
+def test_nor_while_it_does_not_run(api: Api) -> None:
+    register(api, HOST)
+    claim(api)
+    assert seen_on(api) is None
+    shares = {"vm": "web", "cpu_share": 1.0, "run_delay_share": 0.0, "weight": None, "mode": "enforce"}
+    claim(api, vms=None, ticks=[tick_of(1, vms=[shares])])
+    assert seen_on(api) is None
+
+
+def test_a_status_of_before_its_registration_for_another_host_counts_no_more(api: Api) -> None:
+    register(api)
+    claim(api)
+    assert seen_on(api) == OTHER
+    api.ok("PUT", "/vms/web", {"class": "critical", "host": HOST})
+    assert seen_on(api) is None
+    claim(api)
+    assert alarms(api) == [], "the agent may not know it yet"
+    api.clock.now_s += MOVED_S
+    claim(api)
+    assert len(alarms(api)) == 2
+
+
+def test_another_domain_of_that_name_is_not_the_vm(api: Api) -> None:
+    register(api, libvirt_uuid=UUID)
+    claim(api, uuid=OTHER_UUID)
+    assert (seen_on(api), alarms(api)) == (None, [(OTHER, "error")])
+    claim(api, uuid=UUID)
+    assert seen_on(api) == OTHER
+
+
+def test_a_vm_registered_for_no_host_stays_where_it_is_until_that_host_lets_it_go(api: Api) -> None:
+    """So a VM that migrates is on one host after the other, and a claim takes none over."""
+    register(api)
+    claim(api, "host")
+    claim(api)
+    assert (seen_on(api), alarms(api)) == (HOST, []), "it may be on its way"
+    claim(api, "host", vms=[])
+    claim(api)
+    assert (seen_on(api), alarms(api)) == (OTHER, [])
+    claim(api, "host")
+    api.clock.now_s += MOVED_S
+    claim(api, vms=None)
+    claim(api, "host")
+    assert (seen_on(api), alarms(api)) == (OTHER, [(HOST, "warning"), (OTHER, "warning")])
+    api.clock.now_s += MOVED_S
+    claim(api, "host")
+    assert seen_on(api) == HOST, "the other one is silent"
+
+
+def test_probes_and_their_credentials_follow_no_claim(api: Api) -> None:
+    register(api)
+    claim(api)
+    assert probed_by(api) == []
+    [source] = api.ok("GET", "/applications/shop/sources")["items"]
+    assert source["problem"] == "no host is registered for VM web: set its host, or that of the source"
+    api.ok("PUT", "/vms/web", {"class": "critical", "host": HOST})
+    assert probed_by(api) == [HOST]
+    api.ok("PUT", "/vms/web", {"class": "critical"})
+    api.ok("PATCH", "/applications/shop", {"sources": [{**PROBE, "host": OTHER}]})
+    assert probed_by(api) == [OTHER]
+
+
+def test_the_only_host_needs_no_registration(api: Api) -> None:
+    register(api)
+    for name, role in ((OTHER, "other-host"), ("nobody", "")):
+        api.call("DELETE", f"/hosts/{name}")
+        if role:
+            api.ok("DELETE", f"/tokens/the-{role}")
+    assert "secret" in api.call("GET", f"/hosts/{HOST}/assignment").text
+    [source] = api.ok("GET", "/applications/shop/sources")["items"]
+    assert source["problem"] == ""
+    api.ok("POST", "/tokens", {"name": "more", "role": "host", "host": "kvm3"})
+    assert "secret" not in api.call("GET", f"/hosts/{HOST}/assignment").text, "that one may report at any time"
+
+
+def test_response_times_come_from_hosts_that_serve_the_application(api: Api) -> None:
+    register(api)
+    body, times = report(windows=[window(end=MOVED_S)]), {"times_ms": [1]}
+    assert api.ok("POST", f"/hosts/{OTHER}/report", body, role="other host")["stored_windows"] == 0
+    api.refused(403, "POST", "/applications/shop/samples", times, role="other host")
+    assert claim(api, windows=[window(end=MOVED_S)])["stored_windows"] == 1
+    api.ok("POST", "/applications/shop/samples", times, role="other host")
+    claim(api, vms=[])
+    api.clock.now_s += 600
+    assert claim(api, vms=None, windows=[window(end=MOVED_S - 5)])["stored_windows"] == 1, "of when it was here"
+    assert claim(api, vms=None, windows=[window(end=MOVED_S + 300)])["stored_windows"] == 0

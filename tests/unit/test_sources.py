@@ -45,7 +45,7 @@ EVERY: tuple[Source, ...] = (
     ],
 )
 def test_where_sources_run(host: str, hosts: list[str], names: str) -> None:
-    assert "".join(source.name for source in sources_on(host, EVERY, hosts)) == names
+    assert "".join(source.name for source in sources_on(host, EVERY, hosts, hosts)) == names
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,14 @@ def test_where_sources_run(host: str, hosts: list[str], names: str) -> None:
 )
 def test_a_host_that_does_not_report_makes_no_requests_for_others(ranks: dict[str, int], first: str) -> None:
     for host in "abc":
-        probes = {source.name for source in sources_on(host, EVERY, "cba", ranks)} & set("mh")
+        probes = {source.name for source in sources_on(host, EVERY, "cba", "cba", ranks)} & set("mh")
         assert probes == (set("mh") if host == first else set())
+
+
+def test_who_says_that_it_has_a_vm_gets_no_requests_to_make() -> None:
+    assert "".join(source.name for source in sources_on("a", EVERY, ["a"], ["b"])) == "su"
+    assert "".join(source.name for source in sources_on("b", EVERY, ["a"], ["b"])) == "mh"
+    assert "".join(source.name for source in sources_on("a", EVERY, ["a"], [])) == "su"
 
 
 def test_every_kind_has_a_plain_form() -> None:

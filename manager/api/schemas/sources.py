@@ -159,3 +159,4 @@ class SourceOut(Schema):
     host: Name | None = Field(description="null: no agent has reported it yet")
     at: AwareDatetime | None = Field(description="time of the report")
     status: SourceStatusBody | None
+    problem: Text = Field(default="", description="why no host runs it; empty: nothing is known to stand in the way")

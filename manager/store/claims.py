@@ -1,0 +1,154 @@
+"""VMs that hosts report: taken from the host that has them, and from no other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, select
+from sqlalchemy.orm import Session
+
+from manager.control.claims import Foul, Registered, foul, told_of
+from manager.model.records import Severity
+from manager.store.database import insert_for
+from manager.store.host_models import ClaimRow
+from manager.store.hosts import put_statuses
+from manager.store.models import EventRow, HostRow, VmRow, VmStatusRow
+from manager.store.records import store_new
+from manager.store.silence import host_event
+
+CLAIMED = "vm-claimed"
+"""Kind of the event about a VM that is reported by a host which does not have it."""
+
+_AGAIN = timedelta(minutes=10)
+_SETTLES = timedelta(minutes=1)
+"""For so long a VM may be on two hosts, as one that migrates is, and a host may act on an older registration."""
+
+_UNREGISTERED = Registered(None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A VM that a host reports: its name, its domain's UUID, and what ``put_statuses`` takes."""
+
+    vm: str
+    uuid: str
+    columns: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A VM that was not taken, and why; ``other`` is the host that has it."""
+
+    vm: str
+    why: Foul
+    text: str
+    other: str | None
+
+
+def take_statuses(
+    session: Session, host: HostRow, reported: Sequence[Reported], now: datetime, live: timedelta, *, whole: bool
+) -> list[Refused]:
+    """Take the VMs that are this host's, and answer the others, of which events tell after a while.
+
+    ``whole``: there are no others on the host. A host that has not reported for ``live`` has no VM that another one
+    reports. A VM that nobody registered counts as registered for no host: it may just have been removed.
+    """
+    registered, changed_at = _registered(session, {one.vm for one in reported})
+    holders = _holders(session, host, {one.vm for one in reported}, now, live)
+    refused: list[Refused] = []
+    taken: list[Reported] = []
+    for one in reported:
+        known, holder = registered.get(one.vm, _UNREGISTERED), holders.get(one.vm)
+        why = foul(known, host.name, one.uuid, holder)
+        if why is None:
+            taken.append(one)
+        else:
+            other = holder if why is Foul.RUNS_ELSEWHERE else known.host
+            refused.append(Refused(one.vm, why, told_of(why, one.vm, host.name, other, known, one.uuid), other))
+    not_here = {one.vm for one in refused}
+    gone = select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)
+    gone = gone.where(VmStatusRow.vm.not_in([one.vm for one in taken]) if whole else VmStatusRow.vm.in_(not_here))
+    left = session.scalars(gone).all()
+    if left:
+        session.execute(delete(VmStatusRow).where(VmStatusRow.host_id == host.id, VmStatusRow.vm.in_(left)))
+    moved = _holder_ids(session, host, {one.vm for one in taken})
+    put_statuses(session, host, [one.columns for one in taken], now)
+    note_left(session, [*((vm, host.id) for vm in left), *moved], now)
+    _forget(session, host, not_here if whole else None, {one.vm for one in taken})
+    _tell(session, host, refused, changed_at, now)
+    return refused
+
+
+def _registered(session: Session, names: Collection[str]) -> tuple[dict[str, Registered], dict[str, datetime]]:
+    """What was registered of the VMs, and when."""
+    query = select(VmRow.name, VmRow.host, VmRow.libvirt_uuid, VmRow.updated_at).where(VmRow.name.in_(names))
+    rows = session.execute(query).all()
+    return {row.name: Registered(row.host, row.libvirt_uuid) for row in rows}, {row.name: row[3] for row in rows}
+
+
+def _holders(session: Session, host: HostRow, names: Collection[str], now: datetime, live: timedelta) -> dict[str, str]:
+    """The other hosts that report VMs of these names and still answer, by VM."""
+    query = select(VmStatusRow.vm, HostRow.name, HostRow.last_seen_at).join(HostRow, HostRow.id == VmStatusRow.host_id)
+    found = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
+    return {vm: name for vm, name, seen_at in found if seen_at is not None and abs(now - seen_at) <= live}
+
+
+def _holder_ids(session: Session, host: HostRow, names: Collection[str]) -> list[tuple[str, int]]:
+    query = select(VmStatusRow.vm, VmStatusRow.host_id)
+    found = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
+    return [(vm, number) for vm, number in found]
+
+
+def note_left(session: Session, places: Sequence[tuple[str, int]], now: datetime) -> None:
+    """VMs, by name and their host's row number, are not there any more. Those that nobody registered are left out."""
+    known = set(session.scalars(select(VmRow.name).where(VmRow.name.in_([vm for vm, _ in places])))) if places else ()
+    rows = [{"vm": vm, "host_id": number, "left_at": now} for vm, number in sorted(places) if vm in known]
+    if rows:
+        insert = insert_for(session, ClaimRow)
+        update = {"left_at": insert.excluded.left_at}
+        session.execute(insert.on_conflict_do_update(index_elements=["vm", "host_id"], set_=update), rows)
+
+
+def drop_foreign_status(session: Session, vm: str, host: str, now: datetime) -> None:
+    """A VM is registered for ``host``: what another one said of it counts no more."""
+    query = select(VmStatusRow.host_id).join(HostRow, HostRow.id == VmStatusRow.host_id)
+    foreign = session.scalars(query.where(VmStatusRow.vm == vm, HostRow.name != host)).one_or_none()
+    if foreign is not None:
+        session.execute(delete(VmStatusRow).where(VmStatusRow.vm == vm))
+        note_left(session, [(vm, foreign)], now)
+
+
+def _forget(session: Session, host: HostRow, still: Collection[str] | None, taken: Collection[str]) -> None:
+    """Claims that are none any more: ``still`` None: all that are not of ``taken`` go on."""
+    of_host = (ClaimRow.host_id == host.id, ClaimRow.refused_at.is_not(None))
+    over = ClaimRow.vm.in_(taken) if still is None else ClaimRow.vm.not_in(still)
+    for row in session.scalars(select(ClaimRow).where(*of_host, over)):
+        row.refused_at = None
+
+
+def _tell(
+    session: Session, host: HostRow, refused: Sequence[Refused], changed_at: Mapping[str, datetime], now: datetime
+) -> None:
+    """An event on the lists of both hosts, when a claim lasts, and again now and then."""
+    refused = [one for one in refused if one.vm in changed_at]
+    if not refused:
+        return
+    insert = insert_for(session, ClaimRow).on_conflict_do_nothing(index_elements=["vm", "host_id"])
+    session.execute(insert, [{"vm": vm, "host_id": host.id} for vm in sorted(one.vm for one in refused)])
+    by_name = {one.vm: one for one in refused}
+    events: list[dict[str, object]] = []
+    for row in session.scalars(select(ClaimRow).where(ClaimRow.host_id == host.id, ClaimRow.vm.in_(by_name))):
+        one = by_name[row.vm]
+        row.refused_at = row.refused_at or now
+        settling = abs(now - changed_at[row.vm]) < _SETTLES
+        settling |= one.why is Foul.RUNS_ELSEWHERE and abs(now - row.refused_at) < _SETTLES
+        if settling or (row.told_at is not None and abs(now - row.told_at) < _AGAIN):
+            continue
+        row.told_at = now
+        severity = Severity.WARNING if one.why is Foul.RUNS_ELSEWHERE else Severity.ERROR
+        hosts = dict.fromkeys([host.name, one.other or host.name])
+        events += [host_event(name, now, severity, CLAIMED, one.text) | {"vm": row.vm} for name in hosts]
+    store_new(session, EventRow, events)
