@@ -17,7 +17,8 @@ EquipoiseError
 ├── JournalError            originals could not be made durable; nothing may be written
 ├── ManagerUnavailable      the manager did not answer the agent or the command line
 ├── RecordingError          a file of a host's history cannot be read or made
-└── AlreadyRunning          another agent controls this host
+├── AlreadyRunning          another agent controls this host
+└── UnsafeFile              others could read or exchange a file or folder that must be the service's alone
 """
 
 from __future__ import annotations
@@ -116,3 +117,7 @@ class RecordingError(EquipoiseError):
 
 class AlreadyRunning(EquipoiseError):
     """Another agent holds this host's lock."""
+
+
+class UnsafeFile(EquipoiseError):
+    """Others could read or exchange a file or folder that must be the service's alone; the text says what to do."""

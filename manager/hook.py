@@ -6,6 +6,7 @@ A line ``started UUID NAME`` is what it says; that the connection ends is the an
 from __future__ import annotations
 
 import logging
+import os
 import socketserver
 import threading
 from collections.abc import Callable
@@ -42,6 +43,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         self.started = started
         super().__init__(str(path), _Request)
 
+    def server_bind(self) -> None:
+        # Which the file then has from its first moment on: unix_bind() of Linux.
+        os.fchmod(self.socket.fileno(), 0o600)
+        super().server_bind()
+
     def handle_error(self, _request: object, _client_address: object) -> None:
         log.exception("libvirt's hook")
 
@@ -54,7 +60,6 @@ class HookSocket:
         path.unlink(missing_ok=True)
         self._path = path
         self._server = _Server(path, started)
-        path.chmod(0o600)
         self._thread = threading.Thread(target=self._server.serve_forever, name="hook", daemon=True)
         self._thread.start()
 

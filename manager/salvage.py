@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from manager.private import make_file
+
 ASIDE = ".broken-"
 """Between the name of a file that was set aside and when that was."""
 
@@ -250,6 +252,7 @@ def _legible(path: Path, new: Path | None, tables: Iterable[str]) -> Iterator[sq
 
 
 def _restored_begin(path: Path, begin: Path, copy: Path) -> None:
+    make_file(copy)
     shutil.copyfile(path, copy)
     with begin.open("rb") as file:
         first = file.read(_PAGE_BYTES)
@@ -261,6 +264,7 @@ def _restored_begin(path: Path, begin: Path, copy: Path) -> None:
             file.seek(28)
             file.write(pages.to_bytes(4, "big"))
     with suppress(FileNotFoundError):
+        make_file(_log(copy))
         shutil.copyfile(_log(path), _log(copy))
 
 

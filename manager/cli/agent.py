@@ -17,7 +17,9 @@ from manager import __version__
 from manager.cli.machine import Arrivals, MakeMachine
 from manager.cli.options import (
     AGENT_TOKEN_FILE,
+    ASSIGNMENT_FILE,
     JOURNAL_FILE,
+    OUTBOX_FILE,
     OnePage,
     OnePageGroup,
     claim_state_dir,
@@ -176,12 +178,12 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     folder = claim_state_dir(settings)
     lock = HostLock(lock_path(settings))
     stack.callback(lock.close)
-    outbox = Outbox(folder / "outbox.db", settings.whole("outbox_rows"))
+    outbox = Outbox(folder / OUTBOX_FILE, settings.whole("outbox_rows"))
     stack.callback(outbox.close)
     metrics = AgentMetrics()
     client = client_for(settings, read_token(settings, AGENT_TOKEN_FILE))
     stack.callback(client.close)
-    link = ManagerLink(client, settings.text("host_name"), __version__, folder / "assignment.json", outbox)
+    link = ManagerLink(client, settings.text("host_name"), __version__, folder / ASSIGNMENT_FILE, outbox)
 
     # Loaded when needed: a simulated host needs no libvirt, not even its library.
     make_machine: MakeMachine = import_module(_SIMULATED if settings.text("simulate") else _REAL).make_machine

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
+from typing import Any
 
 import click
 
@@ -58,6 +60,12 @@ EXAMPLES
 
 
 class _Group(click.Group):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """As a process of its own: what it makes is its user's alone, and what it did not expect is told as text."""
+        os.umask(0o077)
+        sys.excepthook = print_traceback
+        return super().__call__(*args, **kwargs)
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         """In the order of use, not of the alphabet."""
         del ctx
@@ -86,4 +94,3 @@ def main() -> None:
     while batch VMs use what is left. It touches registered VMs only, records every change with its reason, and puts
     every changed setting back when told to, when stopped, and after a crash.
     """
-    sys.excepthook = print_traceback

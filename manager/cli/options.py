@@ -16,6 +16,7 @@ from manager.client import ManagerClient
 from manager.errors import EquipoiseError, SettingsError
 from manager.logs import formatter
 from manager.plain import plain
+from manager.private import claim_folder, make_file, replace_file
 from manager.settings import BY_NAME, DATABASE_FILE, DEFAULT_CONFIG_FILE, ENV_PREFIX, Setting, Settings, load_settings
 from manager.tls import client_context
 
@@ -24,6 +25,22 @@ AGENT_TOKEN_FILE = "agent.token"  # noqa: S105 - a file's name
 ADMIN_PASSWORD_FILE = "admin-password"  # noqa: S105 - a file's name
 JOURNAL_FILE = "journal.db"
 SIMULATED_FILE = "simulated"
+OUTBOX_FILE = "outbox.db"
+ASSIGNMENT_FILE = "assignment.json"
+_LOCK_FILE = "agent.lock"
+_OF_STATE_DIR = frozenset(
+    {
+        ADMIN_TOKEN_FILE,
+        AGENT_TOKEN_FILE,
+        ADMIN_PASSWORD_FILE,
+        JOURNAL_FILE,
+        SIMULATED_FILE,
+        OUTBOX_FILE,
+        ASSIGNMENT_FILE,
+        DATABASE_FILE,
+        _LOCK_FILE,
+    }
+)
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 TOKEN_VARIABLE = ENV_PREFIX + "TOKEN"
 CLIENT_SETTINGS = ("state_dir", "manager_url", "manager_ca_file", "token_file")
@@ -92,10 +109,13 @@ def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., An
     )
 
 
-def make_state_dir(settings: Settings) -> Path:
-    """The state directory, made for its owner alone if it is missing. Raises SettingsError when that fails."""
+def make_state_dir(settings: Settings, *, of_another: bool = True) -> Path:
+    """The state directory, which from now on is its owner's alone. Raises SettingsError, UnsafeFile.
+
+    ``of_another``: root may use that of the manager's user, too.
+    """
     try:
-        settings.state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        claim_folder(settings.state_dir, _OF_STATE_DIR, of_another=of_another)
     except OSError as error:
         raise SettingsError(
             f"setting state_dir = {settings.text('state_dir')!r} cannot be used: {error.strerror}; run as root, or"
@@ -110,7 +130,7 @@ def claim_state_dir(settings: Settings) -> Path:
     One of a simulated host is marked, and never used for a real one or the other way round: the agent of the one would
     take the other's journal for one of before a reboot, and forget the originals in it.
     """
-    folder = make_state_dir(settings)
+    folder = make_state_dir(settings, of_another=False)
     mark, simulate = folder / SIMULATED_FILE, bool(settings.text("simulate"))
     used = any((folder / name).exists() for name in (JOURNAL_FILE, DATABASE_FILE))
     if used and mark.exists() is not simulate:
@@ -118,7 +138,7 @@ def claim_state_dir(settings: Settings) -> Path:
         raise SettingsError(f"setting state_dir = {str(folder)!r} is that of a {of} host; choose another folder")
     if simulate:
         try:
-            mark.touch()
+            make_file(mark)
         except OSError as error:
             raise SettingsError(f"setting state_dir = {str(folder)!r} cannot be used: {error.strerror}") from error
     return folder
@@ -133,8 +153,8 @@ def environment(settings: Settings) -> dict[str, str]:
 def lock_path(settings: Settings) -> Path:
     """The lock that the agent of this host holds; a simulated host has one of its own."""
     if settings.text("simulate"):
-        return settings.state_dir / "agent.lock"
-    return Path(settings.text("root_dir")) / "run/equipoise-agent.lock"
+        return settings.state_dir / _LOCK_FILE
+    return Path(settings.text("root_dir")) / "run/equipoise-agent/lock"
 
 
 def start_logging(settings: Settings) -> None:
@@ -168,11 +188,7 @@ def write_secret(path: Path, secret: str) -> None:
 
     Raises OSError.
     """
-    new = path.with_name(path.name + ".new")
-    new.unlink(missing_ok=True)
-    new.touch(mode=0o600)
-    new.write_text(secret + "\n")
-    new.replace(path)
+    replace_file(path, f"{secret}\n".encode())
 
 
 def connect(settings: Settings) -> ManagerClient:

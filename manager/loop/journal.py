@@ -18,7 +18,7 @@ from typing import Any
 
 from manager.errors import JournalError
 from manager.loop.reserve import Reserve
-from manager.loop.sqlite import Layout, open_anew, open_file, transaction
+from manager.loop.sqlite import MEMORY, Layout, open_anew, open_file, transaction
 from manager.model.cache import Schemata, format_schemata, parse_schemata
 from manager.model.decision import Owned
 from manager.model.host import SCHEDULINGS, WARPS, KnobKey, VmInstance, knob_text, knob_value
@@ -139,7 +139,7 @@ class Journal:
     @classmethod
     def copy_of(cls, path: Path, boot_id: str) -> Journal:
         """A journal in memory with what is in the file now, which is only read. Raises JournalError."""
-        copy = cls(Path(":memory:"), boot_id)
+        copy = cls(MEMORY, boot_id)
         if not path.exists():
             return copy
         try:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import math
-import os
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -57,6 +56,7 @@ from manager.model.host import VmInstance
 from manager.model.registration import Assignment
 from manager.model.source import SourceStatus
 from manager.model.window import Window
+from manager.private import replace_file
 from manager.salvage import Damage, set_aside
 
 _BATCH = 500
@@ -284,17 +284,10 @@ class ManagerLink:
 
     def _save(self, content: bytes) -> bool:
         """Replace the cache as a whole; when it cannot be written that is logged, and tried again next time."""
-        temporary = self._cache.with_suffix(".new")
         try:
-            with temporary.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())  # or a power cut may leave an empty one
-            temporary.replace(self._cache)
+            replace_file(self._cache, content)
         except OSError as error:
             log.warning("the assignment cannot be cached in %s: %s", self._cache, error)
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             return False
         return True
 

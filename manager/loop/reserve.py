@@ -6,6 +6,8 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+from manager.private import open_new
+
 RESERVE_FILE = "reserve"
 RESERVE_BYTES = 512 << 10
 _PLENTY_BYTES = 16 * RESERVE_BYTES
@@ -46,7 +48,7 @@ class Reserve:
     def _write(path: Path) -> None:
         """Zeros that were written, not a hole. Raises OSError, and then there is no file."""
         try:
-            with path.open("wb") as file:
+            with open_new(path) as file:
                 file.write(bytes(RESERVE_BYTES))
                 file.flush()
                 os.fsync(file.fileno())

@@ -8,8 +8,10 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from manager.private import make_file
 from manager.salvage import Damage, DamagedError, Fits, check_rows, check_sound, finish, is_unusable, mend, start_over
 
+MEMORY = Path(":memory:")
 VERSION = 1
 """Of the files, in ``user_version``; those of before it have 0 and the same tables."""
 
@@ -54,6 +56,8 @@ def open_anew(
 
 
 def _opened(path: Path, layout: Layout) -> sqlite3.Connection:
+    if path != MEMORY:
+        make_file(path)
     connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -18,6 +18,7 @@ from pathlib import Path
 from sqlalchemy import URL
 
 from manager.errors import BackupError
+from manager.private import make_file
 from manager.salvage import check_sound
 from manager.store.database import Database, is_known, open_database
 
@@ -64,7 +65,7 @@ def back_up(database: Database, path: Path, say: Say) -> Backup:
     part = path.with_name(path.name + ".part")
     try:
         part.unlink(missing_ok=True)
-        part.touch(mode=0o600)
+        make_file(part)
         if database.file is not None:
             say(f"copying {database.file} ({database.file.stat().st_size / 1e6:,.1f} MB)")
             _copy(database.file, part)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 
 from manager.errors import DatabaseUnavailable, SettingsError
+from manager.private import make_file
 from manager.salvage import Damage, is_broken
 from manager.store.host_models import OrdersRow
 from manager.store.mending import mark, mend_database
@@ -278,5 +279,12 @@ def _prepare_sqlite(engine: Engine, *, foreign_keys: bool, timeout_s: int) -> No
         immediate = connection.get_execution_options().get(_IMMEDIATE, False)
         connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
+    def create(*_connecting: object) -> None:
+        name = engine.url.database or ""
+        if not name.startswith("file:"):
+            with suppress(OSError):  # which SQLite tells of better
+                make_file(Path(name))
+
+    event.listen(engine, "do_connect", create)
     event.listen(engine, "connect", connected)
     event.listen(engine, "begin", begin)

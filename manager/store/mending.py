@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from manager.errors import DatabaseUnavailable
+from manager.private import make_file
 from manager.salvage import Damage, DamagedError, check_rows, check_sound, finish, is_unusable, mend
 
 _SMALL_BYTES = 64 << 20
@@ -26,7 +27,7 @@ _REVISIONS = frozenset({"alembic_version"})
 def mark(file: Path) -> None:
     """Note for the next start that the file showed damage. Where that cannot be, it shows again."""
     with suppress(OSError):
-        _mark(file).touch()
+        make_file(_mark(file))
 
 
 def mend_database(file: Path, create: Callable[[Path, str], None]) -> Damage | None:

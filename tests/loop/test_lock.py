@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.errors import AlreadyRunning
+from manager.errors import AlreadyRunning, UnsafeFile
 from manager.loop.lock import HostLock
 
 TOP = Path(__file__).parents[2]
@@ -28,7 +30,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "run/equipoise-agent.lock"
+    return tmp_path / "run/equipoise-agent/lock"
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def test_another_process_holds_it_until_it_is_killed(path: Path, holder: subproc
 
 
 def test_what_a_dead_holder_wrote_does_not_count(path: Path) -> None:
-    path.parent.mkdir()
+    path.parent.mkdir(parents=True)
     path.write_text("123456789012345 and a long tail\n")
     lock = HostLock(path)
     assert path.read_text() == f"{os.getpid()}\n"
@@ -91,4 +93,68 @@ def test_a_holder_that_has_not_written_yet(path: Path) -> None:
 
 
 def test_a_file_that_cannot_be_made(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"the lock {tmp_path} cannot be opened: Is a directory; run as root"
+    (tmp_path / "lock").touch()
+    assert (
+        refusal(tmp_path / "lock" / "x") == f"the lock {tmp_path}/lock/x cannot be opened: Not a directory; run as root"
+    )
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_else_can_open_it_whatever_the_umask(path: Path, umask: int) -> None:
+    path.parent.parent.mkdir()
+    before = os.umask(umask)
+    try:
+        lock = HostLock(path)
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(one.stat().st_mode) for one in (path, path.parent)] == [0o600, 0o700]
+    lock.close()
+
+
+def test_one_that_others_could_have_opened_is_made_anew(path: Path) -> None:
+    """Somebody who opened it before could lock the same file later."""
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o644)
+    with path.open() as opened_before:
+        lock = HostLock(path)
+        assert path.stat().st_mode & 0o777 == 0o600
+        fcntl.flock(opened_before, fcntl.LOCK_EX | fcntl.LOCK_NB)  # of the file that is no more
+        assert refusal(path) == f"an agent already controls this host: process {os.getpid()}"
+        lock.close()
+        HostLock(path).close()
+
+
+def test_one_that_others_could_have_opened_and_hold_is_refused_with_what_to_do(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o644)
+    with path.open() as hostile:
+        fcntl.flock(hostile, fcntl.LOCK_EX)
+        with pytest.raises(UnsafeFile, match=f"is held, and others could open it .*`rm {path}`"):
+            HostLock(path)
+        path.unlink()
+        HostLock(path).close()
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling", "fifo"])
+def test_what_is_no_file_is_replaced_and_not_followed(path: Path, tmp_path: Path, kind: str) -> None:
+    path.parent.mkdir(parents=True)
+    other = tmp_path / "other"
+    if kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(other)
+    if kind == "link":
+        other.write_text("precious")
+    lock = HostLock(path)
+    assert stat.S_ISREG(path.lstat().st_mode)
+    assert other.exists() is (kind == "link")
+    assert kind != "link" or other.read_text() == "precious"
+    lock.close()
+
+
+def test_a_folder_in_which_others_may_write_is_refused(path: Path) -> None:
+    path.parent.mkdir(parents=True)
+    path.touch(mode=0o600)
+    path.parent.chmod(0o777)
+    with pytest.raises(UnsafeFile, match=r"others may write in .*`chmod 0700"):
+        HostLock(path)

@@ -1,0 +1,115 @@
+"""Files and folders that are the service's alone, whatever the umask is and whatever was there before."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from manager.errors import UnsafeFile
+
+FILE_MODE, FOLDER_MODE = 0o600, 0o700
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def claim_folder(path: Path, own: Collection[str], *, of_another: bool = False, files: bool = True) -> None:
+    """Make a folder that its owner alone can use, or close the one that is there, with all ``files`` in it, to others.
+
+    ``own`` are names by which a folder that others may read is known for ours; one that holds other things is not
+    closed to them. ``of_another``: root also takes one that belongs to somebody else. Raises OSError; UnsafeFile for a
+    folder whose content others may have written or may still exchange, saying what to do.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=FOLDER_MODE)
+    if path.is_symlink() and path.lstat().st_uid not in {0, os.geteuid()}:
+        raise UnsafeFile(f"{path} is a symbolic link that belongs to {_user(path.lstat().st_uid)}: name its target")
+    with _opened(path, os.O_DIRECTORY) as folder:
+        found = os.fstat(folder)
+        names = set(os.listdir(folder))  # noqa: PTH208 - of the folder that is open
+        if found.st_uid != os.geteuid() and not (of_another and os.geteuid() == 0):
+            raise UnsafeFile(
+                f"{path} belongs to {_user(found.st_uid)}, who could exchange what is in it: `chown` it to"
+                f" {_user(os.geteuid())} if you trust its content, or name another folder"
+            )
+        _refuse_shared(path, found, names, own)
+        if found.st_mode & _OTHERS:
+            os.fchmod(folder, FOLDER_MODE)
+        for name in sorted(names) if files else ():
+            _claim_file(path, folder, name, {found.st_uid, os.geteuid(), 0})
+
+
+def _refuse_shared(path: Path, found: os.stat_result, names: Collection[str], own: Collection[str]) -> None:
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & stat.S_ISVTX or (mode & _OTHERS_WRITE and names):
+        raise UnsafeFile(
+            f"others may write in {path} (mode {mode:04o}), so what is in it may be theirs: `chmod 0700 {path}` if you"
+            " trust its content, or name another folder"
+        )
+    if mode & _OTHERS and names and not {*own}.intersection(names):
+        raise UnsafeFile(
+            f"{path} (mode {mode:04o}) holds other things, which others may read: name a folder that is used for"
+            " nothing else"
+        )
+
+
+def _claim_file(path: Path, folder: int, name: str, owners: set[int]) -> None:
+    """Others may not read it from now on. Raises UnsafeFile for what they own."""
+    with suppress(FileNotFoundError):
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if found.st_uid not in owners:
+            raise UnsafeFile(f"{path / name} belongs to {_user(found.st_uid)}: look at it, and remove it or `chown` it")
+        if stat.S_ISREG(found.st_mode) and found.st_mode & _OTHERS:
+            with _opened(name, 0, folder) as file:
+                os.fchmod(file, FILE_MODE)
+
+
+@contextmanager
+def _opened(path: Path | str, flags: int, folder: int | None = None) -> Iterator[int]:
+    flags |= os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if flags & os.O_DIRECTORY else os.O_NOFOLLOW)
+    descriptor = os.open(path, flags, dir_fd=folder)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def open_new(path: Path) -> BinaryIO:
+    """A new file, open to be written, which its owner alone can read. Raises OSError, also where anything is there."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, FILE_MODE), "wb")
+
+
+def make_file(path: Path) -> None:
+    """An empty file for who opens it by its name, unless there is one: SQLite gives its log the same mode."""
+    with suppress(FileExistsError):
+        open_new(path).close()
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, durable on return: who reads it finds the old one or the new one. Raises OSError."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    try:
+        with open_new(new) as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())  # or a power cut may leave an empty one
+        new.replace(path)
+    except OSError:
+        with suppress(OSError):
+            new.unlink()
+        raise
+
+
+def is_private(found: os.stat_result) -> bool:
+    """Whether it is a regular file of this user's that nobody else could open."""
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+
+
+def _user(number: int) -> str:
+    return "root" if number == 0 else f"user {number}"
