@@ -13,7 +13,8 @@ EquipoiseError
 ├── DatabaseUnavailable     the manager's database cannot be used
 ├── BackupError             a backup cannot be written, is none, or may not be restored
 ├── HostError               the kernel or libvirt refused; carries errno where there is one
-│   └── VmVanished          the VM went away: normal, never counted as a failure
+│   ├── VmVanished          the VM went away: normal, never counted as a failure
+│   └── DomainHangs         libvirt's calls about one domain do not return
 ├── JournalError            originals could not be made durable; nothing may be written
 ├── ManagerUnavailable      the manager did not answer the agent or the command line
 ├── RecordingError          a file of a host's history cannot be read or made
@@ -101,6 +102,10 @@ class HostError(EquipoiseError):
 
 class VmVanished(HostError):
     """The VM's process or cgroup is gone: it was stopped or migrated away."""
+
+
+class DomainHangs(HostError):
+    """No call of libvirt about that domain returns now, or none may be made as too many wait already."""
 
 
 class JournalError(EquipoiseError):

@@ -1,7 +1,9 @@
 """Follows the running domains through libvirt: lifecycle events, and a full listing now and then.
 
-All libvirt calls are made here, in threads of their own, never in a tick: a libvirtd that hangs or restarts delays the
-discovery of domains but not their control.
+All libvirt calls are made here, in threads of their own, never in a tick: a libvirtd that hangs or restarts does not
+delay control. Nor does one that hangs delay discovery: a domain about which no call returns is set apart, and while
+nothing returns, domains are found by their files. (A listing waits for each domain's lock, which libvirt holds while a
+hook of that domain runs, or its storage does not answer.)
 """
 
 from __future__ import annotations
@@ -9,24 +11,33 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import xml.etree.ElementTree as ET
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import libvirt
 
-from manager.errors import HostError
+from manager.errors import DomainHangs, HostError
 from manager.host import process
 from manager.host.addresses import AddressBook, Contest, Interfaces
+from manager.host.domain_calls import DomainCalls
+from manager.host.libvirt_calls import close, interfaces_of, set_up, version_text
+from manager.host.libvirt_line import ITSELF, Line, Lookups, Patience, find_hanging
 from manager.host.neighbours import read_neighbours
+from manager.host.pid_files import find_running
 from manager.host.registry import HostPaths
-from manager.model.host import VmInstance
+from manager.model.host import Discovery, VmInstance
 
 _KEEPALIVE_S = 5
 _KEEPALIVE_COUNT = 3
 _BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
 _GATHER_S = 0.1
 """Events within so long a time lead to one listing: many VMs start at once after a reboot or a failover."""
+
+LATE_S = 60.0
+"""Discovery is late without a full listing for so long."""
+PATIENCE = Patience()
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +80,11 @@ class EventLoop:
 
 
 class HypervisorWatch:
-    """Keeps ``domains`` up to date in a background thread, reconnecting for as long as it takes."""
+    """Keeps ``domains`` up to date in background threads, reconnecting for as long as it takes.
+
+    One thread follows libvirt, one looks up addresses, and one sees to it that neither holds up the rest: while
+    libvirt does not answer, domains are found by their files.
+    """
 
     def __init__(
         self,
@@ -78,37 +93,54 @@ class HypervisorWatch:
         reconcile_s: float,
         on_connection: Callable[[bool, str], None] = lambda _connected, _reason: None,
         neighbours: Callable[[], Mapping[str, frozenset[str]]] = read_neighbours,
+        *,
+        late_s: float = LATE_S,
+        patience: Patience = PATIENCE,
     ) -> None:
-        """``on_connection(connected, reason)`` is called in the background thread at each change.
+        """``on_connection(connected, reason)`` is called in a background thread at each change.
 
-        ``neighbours`` tells the IP addresses beside this host by hardware address, or raises OSError.
+        ``neighbours`` tells the IP addresses beside this host by hardware address, or raises OSError. Without a full
+        listing for ``late_s``, or three times ``reconcile_s``, discovery is late.
         """
         self._neighbours = neighbours
         self._uri = uri
         self._paths = paths
         self._reconcile_s = reconcile_s
+        self._late_s = max(late_s, 3 * reconcile_s)
+        self._patience = patience
         self._on_connection = on_connection
         self.on_arrival: Callable[[], object] = lambda: None
-        """Called in the background thread once a listing has found domains that were not known."""
+        """Called in a background thread once a listing has found domains that were not known."""
         self._domains = Domains({})
         self._book = AddressBook()
+        self._listed_s = time.monotonic()
         self._told: dict[str, VmInstance] = {}
-        self._one = threading.Lock()  # for both of them; never held while libvirt is asked
+        self._one = threading.Lock()  # for all three of them; never held while libvirt is asked
         self._changed = threading.Event()
         self._asked = threading.Event()
         self._first_listing = threading.Event()
         self._stopping = threading.Event()
-        self._broken = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="libvirt-watch", daemon=True)
+        self._line = Line(self._run)
+        self._left: list[Line] = []
+        self._overseer = threading.Thread(target=self._oversee, name="libvirt-overseer", daemon=True)
 
     @property
     def domains(self) -> Domains:
         """The last listing. Never blocks."""
         return self._domains
 
+    @property
+    def discovery(self) -> Discovery:
+        """How fresh that is. Never blocks for long."""
+        calls = self._line.calls
+        apart = calls.hanging if calls is not None else {}
+        hanging = tuple(sorted(name for uuid, name in apart.items() if uuid != ITSELF))
+        return Discovery(time.monotonic() - self._listed_s, self._late_s, hanging)
+
     def start(self) -> None:
         """Begin to connect and list."""
-        self._thread.start()
+        self._line.thread.start()
+        self._overseer.start()
 
     def wait_first_listing(self, timeout_s: float) -> bool:
         """Wait until domains were listed once; False when that took longer."""
@@ -136,99 +168,194 @@ class HypervisorWatch:
         return True
 
     def stop(self) -> None:
-        """Close the connection and end the thread (waits a moment for it)."""
+        """Close the connection and end the threads (waits a moment for them)."""
         self._stopping.set()
         self._changed.set()
-        self._thread.join(timeout=2)
+        self._overseer.join(timeout=2)  # first: it may begin another line
+        self._line.thread.join(timeout=2)
 
-    def _run(self) -> None:
+    def _goes_on(self, line: Line) -> bool:
+        return not (self._stopping.is_set() or line.left)
+
+    def _run(self, line: Line) -> None:
         failures = 0
-        while not self._stopping.is_set():
+        while self._goes_on(line):
             reason = "connection closed"
             try:
-                connection = libvirt.open(self._uri)
+                with line.asking():
+                    connection = libvirt.open(self._uri)
                 try:
-                    self._follow(connection)
+                    self._follow(line, connection)
                 finally:
-                    _close(connection)
+                    line.connection = None
+                    close(connection)
             except libvirt.libvirtError as error:
                 reason = str(error)
-            if self._stopping.is_set():
+            if not self._goes_on(line):
                 return
             if self._domains.connected:
                 failures = 0
             if failures == 0:
-                with self._one:
-                    self._domains = replace(self._domains, connected=False, libvirt_version="unknown")
-                log.warning("libvirt at %s is not available: %s", self._uri, reason)
-                self._on_connection(False, reason)
+                self._disconnected(reason)
             self._stopping.wait(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
             failures += 1
 
-    def _follow(self, connection: libvirt.virConnect) -> None:
+    def _disconnected(self, reason: str) -> None:
+        with self._one:
+            self._domains = replace(self._domains, connected=False, libvirt_version="unknown")
+        log.warning("libvirt at %s is not available: %s", self._uri, reason)
+        self._on_connection(False, reason)
+
+    def _follow(self, line: Line, connection: libvirt.virConnect) -> None:
         """List once a ``reconcile_s`` and after events, until the connection breaks.
 
         Addresses of domains that were there before are looked up again where no event was the reason to list: that
         takes two calls a domain, and during a burst of events most domains are as they were.
         """
-        self._broken.clear()
-        connection.setKeepAlive(_KEEPALIVE_S, _KEEPALIVE_COUNT)
-        connection.registerCloseCallback(self._on_close, None)
-        lifecycle = connection.domainEventRegisterAny(
-            None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None
-        )
+        line.broken.clear()
+        with line.asking():
+            connection.setKeepAlive(_KEEPALIVE_S, _KEEPALIVE_COUNT)
+            connection.registerCloseCallback(self._on_close, line)
+            lifecycle = connection.domainEventRegisterAny(
+                None, libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._on_lifecycle, None
+            )
+        line.connection, line.calls = connection, DomainCalls(self._patience.domain_s)
+        lookups = Lookups(partial(self._look_up, line.calls))
         try:
-            version = _version_text(connection.getLibVersion())
+            with line.asking():
+                version = version_text(connection.getLibVersion())
             everything = True
-            while not self._stopping.is_set() and not self._broken.is_set():
+            while self._goes_on(line) and not line.broken.is_set():
                 self._changed.clear()
                 everything = self._asked.is_set() or everything
                 self._asked.clear()
-                self._list(connection, version, everything)
+                lookups.ask(self._list(line, connection, version, everything))
                 everything = not self._changed.wait(self._reconcile_s)
                 if not everything:
                     self._stopping.wait(_GATHER_S)
         finally:
-            with contextlib.suppress(libvirt.libvirtError):
+            line.calls.close()
+            lookups.close()
+            with contextlib.suppress(libvirt.libvirtError), line.asking():
                 connection.domainEventDeregisterAny(lifecycle)
 
-    def _list(self, connection: libvirt.virConnect, version: str, everything: bool) -> None:
-        """List the domains and look up addresses: of all if ``everything``, else of those that are new."""
+    def _list(
+        self, line: Line, connection: libvirt.virConnect, version: str, everything: bool
+    ) -> list[libvirt.virDomain]:
+        """List the domains. Returns those whose addresses are to be looked up: all if ``everything``, or new ones."""
         with self._one:
-            known, addresses = self._domains.instances, self._domains.addresses
+            known = self._domains.instances
             self._told.clear()
         found: dict[str, VmInstance] = {}
-        domains: list[libvirt.virDomain] = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
-        for domain in domains:
+        new: list[libvirt.virDomain] = []
+        with line.asking():
+            domains: list[libvirt.virDomain] = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
+            for domain in domains:
+                instance = known.get(domain.UUIDString())
+                if instance is not None and instance.libvirt_name == domain.name() and self._may_run(instance):
+                    found[instance.uuid] = instance
+                else:
+                    new.append(domain)
+            ready = set_up(connection, new) if new else frozenset()
+        for domain in new:
             uuid, name = domain.UUIDString(), domain.name()
-            instance = known.get(uuid)
             try:
-                if instance is None or instance.libvirt_name != name or not process.is_alive(self._paths, instance):
-                    instance = None if _is_starting(domain) else process.find_instance(self._paths, uuid, name)
-            except HostError as error:  # nothing says that it ended: keep what is known
+                instance = process.find_instance(self._paths, uuid, name) if uuid in ready else None
+            except HostError as error:  # nothing says that a known one ended: keep what is known
                 log.warning("domain %s cannot be looked up: %s", name, error)
+                instance = known.get(uuid)
             if instance is not None:
                 found[uuid] = instance
+        if not self._goes_on(line):
+            return []
         reconnected = not self._domains.connected
-        same = {uuid: addresses[uuid] for uuid in addresses if known.get(uuid) == found.get(uuid)}
         with self._one:
             before = self._domains
             found |= self._told  # what libvirt set up after it had been asked
-            self._domains = Domains(found, before.generation + 1, True, version, same)
+            self._domains = replace(_listed(before, found), connected=True, libvirt_version=version)
+            same = self._domains.addresses
+            self._listed_s = time.monotonic()
         self._first_listing.set()
         if any(before.instances.get(uuid) != instance for uuid, instance in found.items()):
             self.on_arrival()
         if reconnected:
             log.info("libvirt %s at %s: %d running domains", version, self._uri, len(found))
             self._on_connection(True, f"{len(found)} running domains")
-        # Last, as it takes two calls a domain, which may be slow.
         wanted = found.keys() if everything else found.keys() - same.keys()
-        neighbours = self._read_neighbours() if wanted else {}
-        seen = {one.UUIDString(): _interfaces_of(one) for one in domains if one.UUIDString() in wanted}
-        self._book.update(same.keys() & found.keys(), seen, neighbours)
-        contested = self._book.contested if everything else self._domains.contested
+        return [domain for domain in domains if domain.UUIDString() in wanted]
+
+    def _may_run(self, instance: VmInstance) -> bool:
+        """Whether that very process runs, or that cannot be known."""
+        try:
+            return process.is_alive(self._paths, instance)
+        except HostError as error:
+            log.warning("domain %s cannot be looked up: %s", instance.libvirt_name, error)
+            return True
+
+    def _look_up(self, calls: DomainCalls, domains: list[libvirt.virDomain]) -> None:
+        """Look up addresses, each domain for itself. One that is set apart keeps those that are known of it."""
+        asked = self._domains.instances
+        wanted = {domain.UUIDString() for domain in domains}
+        seen: dict[str, Interfaces] = {}
+        for domain in domains:
+            try:
+                uuid = domain.UUIDString()
+                seen[uuid] = calls.ask(uuid, domain.name(), partial(interfaces_of, domain))
+            except DomainHangs as error:
+                log.debug("%s", error)
+        neighbours = self._read_neighbours()
         with self._one:
-            self._domains = replace(self._domains, addresses=self._book.addresses, contested=contested)
+            before = self._domains
+            now = before.instances
+            seen = {uuid: one for uuid, one in seen.items() if uuid in now and now[uuid] == asked.get(uuid)}
+            self._book.update(before.addresses.keys() & now.keys(), seen, neighbours)
+            contested = self._book.contested if wanted >= now.keys() else before.contested
+            self._domains = replace(before, addresses=self._book.addresses, contested=contested)
+
+    def _oversee(self) -> None:
+        """While libvirt does not answer, find domains by their files, and who keeps it; then try another connection."""
+        examined_s: float | None = None
+        while not self._stopping.wait(self._patience.listing_s / 2):
+            line = self._line
+            asked_s = line.asked_s
+            waited_s = 0.0 if asked_s is None else time.monotonic() - asked_s
+            if waited_s < self._patience.listing_s:
+                continue
+            self._list_by_files()
+            if asked_s != examined_s:
+                examined_s = asked_s
+                names = {uuid: instance.libvirt_name for uuid, instance in self._domains.instances.items()}
+                threading.Thread(target=find_hanging, args=(line, names), name="libvirt-examiner", daemon=True).start()
+            if waited_s >= self._patience.renew_s:
+                self._renew(line, waited_s)
+
+    def _list_by_files(self) -> None:
+        with self._one:
+            known = self._domains.instances
+        found = find_running(self._paths, known)
+        with self._one:
+            before = self._domains
+            found |= {uuid: instance for uuid, instance in before.instances.items() if known.get(uuid) != instance}
+            new = {uuid: instance for uuid, instance in found.items() if before.instances.get(uuid) != instance}
+            if found != before.instances:
+                self._told |= new  # a listing that comes late may not know them
+                self._domains = _listed(before, found)
+                self._changed.set()  # another listing after that one
+        self._first_listing.set()
+        if new:
+            log.info("found by their files, while libvirt does not answer: %d domains", len(new))
+            self.on_arrival()
+
+    def _renew(self, line: Line, waited_s: float) -> None:
+        """Let another line take the place of one that waits, unless too many were left behind."""
+        self._left = [one for one in self._left if one.thread.is_alive()]
+        if len(self._left) >= self._patience.most_left:
+            return
+        line.left = True
+        self._left.append(line)
+        self._line = Line(self._run)
+        self._disconnected(f"no answer for {waited_s:.0f} s, trying another connection")
+        self._line.thread.start()
 
     def _read_neighbours(self) -> Mapping[str, frozenset[str]]:
         try:
@@ -240,47 +367,13 @@ class HypervisorWatch:
     def _on_lifecycle(self, _connection: object, _domain: object, _event: int, _detail: int, _opaque: object) -> None:
         self._changed.set()
 
-    def _on_close(self, _connection: object, _reason: int, _opaque: object) -> None:
-        self._broken.set()
+    def _on_close(self, _connection: object, _reason: int, line: Line) -> None:
+        line.broken.set()
         self._changed.set()
 
 
-def _is_starting(domain: libvirt.virDomain) -> bool:
-    """Whether libvirt still sets a domain up: it would undo what is written now. An event tells when it is done."""
-    try:
-        return tuple(domain.state()) == (libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP)
-    except libvirt.libvirtError as error:  # it ended meanwhile
-        log.debug("state of domain %s: %s", domain.name(), error)
-        return True
-
-
-def _interfaces_of(domain: libvirt.virDomain) -> Interfaces:
-    """What libvirt knows of a domain's interfaces."""
-    leased: frozenset[str] | None = None
-    hardware: frozenset[str] = frozenset()
-    try:
-        leases = domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, 0)
-        leased = frozenset(str(one["addr"]) for interface in leases.values() for one in interface["addrs"] or ())
-    except libvirt.libvirtError as error:  # it ended meanwhile, or its network is none of libvirt's
-        log.debug("leases of domain %s: %s", domain.name(), error)
-    try:
-        description = ET.fromstring(domain.XMLDesc())  # noqa: S314 - libvirt's own
-    except libvirt.libvirtError as error:
-        log.debug("interfaces of domain %s: %s", domain.name(), error)
-    else:
-        hardware = frozenset(mac.get("address", "").lower() for mac in description.iterfind("devices/interface/mac"))
-    return Interfaces(leased, hardware)
-
-
-def _close(connection: libvirt.virConnect) -> None:
-    """Close a connection for good: one that still has a callback registered would stay open."""
-    with contextlib.suppress(libvirt.libvirtError):
-        connection.unregisterCloseCallback()
-    try:
-        connection.close()
-    except libvirt.libvirtError as error:
-        log.debug("closing a broken libvirt connection: %s", error)
-
-
-def _version_text(number: int) -> str:
-    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
+def _listed(before: Domains, instances: Mapping[str, VmInstance]) -> Domains:
+    """After a listing found these; addresses of domains that ended, or began anew, are forgotten."""
+    kept = {uuid for uuid, instance in instances.items() if before.instances.get(uuid) == instance}
+    same = {uuid: addresses for uuid, addresses in before.addresses.items() if uuid in kept}
+    return replace(before, instances=instances, generation=before.generation + 1, addresses=same)

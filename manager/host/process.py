@@ -24,6 +24,7 @@ _VCPU_THREAD = re.compile(r"^CPU (\d+)/(KVM|TCG)$")
 _IO_THREAD = re.compile(r"^IO iothread(\d+)$")
 _MEMS_ALLOWED = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
 _VHOST_THREAD = "vhost-"
+_UUID_OPTION = re.compile(rb"\0-uuid\0([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\0")
 _GONE = frozenset({errno.ENODEV, errno.ESRCH, errno.ENOENT})
 
 
@@ -69,6 +70,23 @@ def find_instance(paths: HostPaths, uuid: str, libvirt_name: str) -> VmInstance 
     None when there is none: the domain just stopped, or is not run by libvirt's QEMU driver. Raises HostError when
     that cannot be known.
     """
+    process = _noted_process(paths, libvirt_name)
+    if process is None or uuid.encode() not in process[2]:
+        return None
+    return VmInstance(uuid, libvirt_name, process[0], process[1])
+
+
+def find_named(paths: HostPaths, libvirt_name: str) -> VmInstance | None:
+    """As ``find_instance``, for a domain of which only the name is known: its command line tells the UUID."""
+    process = _noted_process(paths, libvirt_name)
+    found = _UUID_OPTION.search(process[2]) if process is not None else None
+    if process is None or found is None:
+        return None
+    return VmInstance(found[1].decode(), libvirt_name, process[0], process[1])
+
+
+def _noted_process(paths: HostPaths, libvirt_name: str) -> tuple[int, int, bytes] | None:
+    """Pid, start time and command line of the process in a domain's pid file. Raises HostError."""
     try:
         pid = int(paths.pid_file(libvirt_name).read_bytes())
         command_line = (paths.process(pid) / "cmdline").read_bytes()
@@ -77,9 +95,7 @@ def find_instance(paths: HostPaths, uuid: str, libvirt_name: str) -> VmInstance 
     except OSError as error:
         raise refusal(f"process of domain {libvirt_name}", error) from error
     ticks = start_ticks(paths, pid)
-    if ticks is None or uuid.encode() not in command_line:
-        return None
-    return VmInstance(uuid, libvirt_name, pid, ticks)
+    return None if ticks is None else (pid, ticks, command_line)
 
 
 class ExitWatch:

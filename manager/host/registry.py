@@ -105,7 +105,16 @@ class HostPaths:
 
     def pid_file(self, libvirt_name: str) -> Path:
         """Where libvirt's QEMU driver notes the process of a running domain."""
-        return self.root / "run/libvirt/qemu" / f"{libvirt_name}.pid"
+        return self.pid_files / f"{libvirt_name}.pid"
+
+    def status_file(self, libvirt_name: str) -> Path:
+        """Where it notes how that domain is doing (virDomainObjFormat, src/conf/domain_conf.c)."""
+        return self.pid_files / f"{libvirt_name}.xml"
+
+    @property
+    def pid_files(self) -> Path:
+        """The folder of both."""
+        return self.root / "run/libvirt/qemu"
 
     def cpu(self, number: int) -> Path:
         """A CPU's folder: topology/ and cache/ (Documentation/admin-guide/cputopology.rst), cpu_capacity (0 to 1024,

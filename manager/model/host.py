@@ -185,3 +185,21 @@ class CpuTimes:
 
     total_ns: int
     busy_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """How fresh the list of running domains is. ``age_s``: since libvirt last listed all of them, or since the start.
+
+    It is ``late`` from ``limit_s`` on. ``hanging`` are the domains, by their names, about which libvirt's calls do not
+    return.
+    """
+
+    age_s: float
+    limit_s: float
+    hanging: tuple[str, ...] = ()
+
+    @property
+    def late(self) -> bool:
+        """Whether that is an alarm."""
+        return self.age_s > self.limit_s

@@ -104,7 +104,6 @@ def test_the_watch_of_a_guest_that_rotates_its_addresses_stays_small(
     domain = SimpleNamespace(
         UUIDString=lambda: vm.uuid,
         name=lambda: "guest",
-        state=lambda: [libvirt.VIR_DOMAIN_RUNNING, 0],
         interfaceAddresses=lambda *_: {"vnet0": {"hwaddr": A, "addrs": [{"addr": "192.0.2.1"}]}},
         XMLDesc=lambda: f"<domain><devices><interface><mac address='{A}'/></interface></devices></domain>",
     )
@@ -116,6 +115,7 @@ def test_the_watch_of_a_guest_that_rotates_its_addresses_stays_small(
         domainEventDeregisterAny=lambda *_: None,
         getLibVersion=lambda: 9_000_000,
         listAllDomains=lambda *_: [domain],
+        domainListGetStats=lambda *_: [(domain, {"state.state": libvirt.VIR_DOMAIN_RUNNING, "state.reason": 0})],
         close=lambda: None,
     )
     monkeypatch.setattr(libvirt, "open", lambda _uri: connection)

@@ -16,6 +16,7 @@ import pytest
 
 from manager.host import hypervisor
 from manager.host.hypervisor import EventLoop, HypervisorWatch
+from manager.host.libvirt_calls import version_text
 from tests.host.conftest import QemuLike, Root, descriptors, until
 
 DOMAIN = "test"  # the one domain that libvirt's test driver begins with, running
@@ -166,13 +167,17 @@ def test_a_running_domain_is_found_with_its_process(libvirtd, follow, vm: QemuLi
 
 
 def test_a_domain_that_libvirt_still_sets_up_is_not_listed(libvirtd, follow, vm: QemuLike, monkeypatch) -> None:
-    states = [[libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP]]
-    monkeypatch.setattr(libvirt.virDomain, "state", lambda _domain, _flags=0: states[-1])
+    states = [(libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_STARTING_UP)]
+
+    def stats(_connection: object, domains: list[libvirt.virDomain], *_flags: int) -> list[object]:
+        return [(domain, dict(zip(("state.state", "state.reason"), states[-1], strict=True))) for domain in domains]
+
+    monkeypatch.setattr(libvirt.virConnect, "domainListGetStats", stats)
     libvirtd.start()
     followed = follow(libvirtd.uri)
     assert followed.watch.wait_first_listing(20)
     assert followed.listed() == set()
-    states.append([libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER])
+    states.append((libvirt.VIR_DOMAIN_PAUSED, libvirt.VIR_DOMAIN_PAUSED_USER))
     followed.watch.look_again()
     until(lambda: followed.listed() == {DOMAIN}, "it is listed once it is set up, paused or not")
     states.append(states[0])
@@ -393,4 +398,4 @@ def test_stopping_does_not_wait_for_a_libvirtd_that_is_away(libvirtd, follow, mo
 
 @pytest.mark.parametrize(("number", "text"), [(9_000_000, "9.0.0"), (10_012_003, "10.12.3"), (0, "0.0.0")])
 def test_versions_as_people_write_them(number: int, text: str) -> None:
-    assert hypervisor._version_text(number) == text
+    assert version_text(number) == text

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import libvirt
 
+from manager.host.libvirt_calls import version_text
+
 _ANSWER_S = 10.0
 _MANAGED_ELEMENTS = ("shares", "vcpupin", "emulatorpin", "iothreadpin", "cachetune", "memorytune")
 
@@ -99,8 +101,3 @@ def parse_domain(xml: str) -> DomainFacts:
     tune = top.find("cputune")
     tuning = tuple(name for name in _MANAGED_ELEMENTS if tune is not None and tune.find(name) is not None)
     return DomainFacts(top.findtext("name", ""), top.get("type", ""), tuning)
-
-
-def version_text(number: int) -> str:
-    """A version as libvirt encodes it: 9000000 is 9.0.0."""
-    return f"{number // 1_000_000}.{number // 1000 % 1000}.{number % 1000}"
