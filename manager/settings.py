@@ -108,6 +108,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("root_dir", "/", "root of the /proc, /sys and /run that the agent reads (for tests and containers)"),
     Setting("interval_s", 5.0, "length of a control interval, and of a window of response times, in seconds", 0.2, 300),
     Setting("reconcile_s", 30.0, "seconds between full listings of the domains, besides lifecycle events", 1, 3600),
+    Setting(
+        "discovery_limit_s",
+        60.0,
+        "seconds without a full listing after which that is an alarm; at least 3 x reconcile_s",
+        1,
+        3600,
+    ),
     Setting("sync_s", 1.0, "seconds between exchanges of the agent with the manager", 0.1, 60),
     Setting("managed_cpus", "", "pCPUs that may be given to critical vCPUs, such as 2-7; empty: all online ones"),
     Setting("log_dirs", "/var/log", "folders that logs of sources may be in, with commas; empty: none is read"),

@@ -66,6 +66,7 @@ _AGENT_SETTINGS = (
     "root_dir",
     "interval_s",
     "reconcile_s",
+    "discovery_limit_s",
     "sync_s",
     "managed_cpus",
     "log_dirs",

@@ -74,9 +74,16 @@ def _hosts_table(hosts: list[dict[str, Any]]) -> Table:
             f"{tick['host_cpu_share']:.0%}" if tick else "-",
             str(tick.get("owned_knobs", "-")),
             _ago(host["last_seen_at"]),
-            "connected" if tick.get("libvirt_connected") else "not connected",
+            _libvirt(tick),
         )
     return table
+
+
+def _libvirt(tick: dict[str, Any]) -> str:
+    """Whether it answers, and how old its last listing of all domains is."""
+    age_s = tick.get("discovery_age_s")
+    listed = f", listed {age_s:.0f} s ago" if age_s is not None else ""
+    return f"{'connected' if tick.get('libvirt_connected') else 'not connected'}{listed}"
 
 
 def _applications_table(applications: list[dict[str, Any]]) -> Table:

@@ -26,7 +26,12 @@ def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Mach
     paths = HostPaths(Path(settings.text("root_dir")))
     events = EventLoop()
     events.start()
-    watch = HypervisorWatch(settings.text("libvirt_uri"), paths, settings.number("reconcile_s"))
+    watch = HypervisorWatch(
+        settings.text("libvirt_uri"),
+        paths,
+        settings.number("reconcile_s"),
+        late_s=settings.number("discovery_limit_s"),
+    )
     host = KernelHost(paths, watch, parse_cpus(settings.text("managed_cpus")))
     watch.start()
     stack.callback(watch.stop)

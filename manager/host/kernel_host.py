@@ -10,7 +10,7 @@ from manager.errors import HostError, VmVanished
 from manager.host import process
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
 from manager.host.handle import VmHandle
-from manager.host.hypervisor import Domains, HypervisorWatch
+from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
 from manager.host.interrupts import read_affinity, write_affinity
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.resctrl.cache import ResctrlCache
@@ -26,6 +26,7 @@ from manager.model.host import (
     WARPS,
     Capabilities,
     CpuTimes,
+    Discovery,
     KnobKey,
     KnobValue,
     VmInstance,
@@ -34,6 +35,7 @@ from manager.model.host import (
 from manager.model.records import Knob
 
 _NO_DOMAINS = Domains({})
+_NO_DISCOVERY = Discovery(0.0, LATE_S)
 
 
 class KernelHost:
@@ -87,19 +89,31 @@ class KernelHost:
         return self._watch is not None and self._watch.domains.connected
 
     @property
+    def discovery(self) -> Discovery:
+        """How fresh the list of running domains is; without libvirt nothing is late."""
+        return self._watch.discovery if self._watch else _NO_DISCOVERY
+
+    @property
     def capabilities(self) -> Capabilities:
         """What was probed at start, with what may change since: online pCPUs, libvirt's version, sched_ext."""
         online = self._online_now()
         if online != self._online:
             self._online, self._topology = online, discover(self._paths)
         domains = self._watch.domains if self._watch else _NO_DOMAINS
-        now = online, deciding_scheduler(self._paths), domains.libvirt_version, _contests(domains)
+        now = online, deciding_scheduler(self._paths), domains.libvirt_version, self._told(domains)
         if self._offered is None or self._offered[0] != now:  # asked for several times a tick
             self._offered = now, self._capabilities(*now)
         return self._offered[1]
 
-    def _capabilities(self, online: CpuSet, scheduler: str, libvirt: str, contests: tuple[str, ...]) -> Capabilities:
-        warnings = list(contests)
+    def _told(self, domains: Domains) -> tuple[str, ...]:
+        """What is wrong with the list of domains."""
+        discovery = self.discovery
+        late = (f"libvirt has not listed the running domains for more than {discovery.limit_s:g} s",)
+        hanging = (f"libvirt does not answer about domain {name}: it is set apart" for name in discovery.hanging)
+        return (*(late if discovery.late else ()), *hanging, *_contests(domains))
+
+    def _capabilities(self, online: CpuSet, scheduler: str, libvirt: str, told: tuple[str, ...]) -> Capabilities:
+        warnings = list(told)
         if self._cpu is None:
             warnings.append("no cpu controller in any cgroup hierarchy: weights cannot be set")
         ours = scheduler.startswith(bpf.NAME)

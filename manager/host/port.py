@@ -7,7 +7,7 @@ from typing import Protocol
 
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
-from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import Capabilities, CpuTimes, Discovery, KnobKey, KnobValue, VmInstance, VmState
 
 
 class CachePort(Protocol):
@@ -87,6 +87,11 @@ class HostPort(Protocol):
     @property
     def connected(self) -> bool:
         """Whether the list of running domains is being kept up to date."""
+        ...
+
+    @property
+    def discovery(self) -> Discovery:
+        """How fresh that list is."""
         ...
 
     @property

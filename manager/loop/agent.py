@@ -12,6 +12,7 @@ from manager.api.schemas import TickStatus, VmStatus
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
 from manager.logs import TICK_NUMBER, within
+from manager.loop.discovery import DiscoveryWatch
 from manager.loop.findings import Findings, FindingsWatch
 from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
@@ -122,6 +123,7 @@ class Agent:
         self._oversight = Oversight(interval_s, self.say, metrics.clock_jumps.inc)
         metrics.tick_age.set_function(lambda: self._oversight.age_s)
         metrics.manager_up.set_function(self._manager_up)
+        self._discovery = DiscoveryWatch(self.say, metrics.observe_discovery)
         self._stopping = threading.Event()
         self._manager_answers: bool | None = None
         self._answered_s = float("-inf")
@@ -339,7 +341,9 @@ class Agent:
         self._keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
         self._tell_damages()
         self._decides = result.warp.rung is Rung.SCHED_EXT
-        status = tick_status(result, self._overruns, owned, connected, orders.number)
+        status = tick_status(
+            result, self._overruns, owned, connected, orders.number, self._discovery.look(self._host.discovery)
+        )
         self._latest = Latest(status, self._statuses.of(result, self._journal))
 
     def _tell_damages(self) -> None:

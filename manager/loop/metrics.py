@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector
 from manager.control.sla import watched_percentile
 from manager.loop.status import warps_in_force, ways_in_force
 from manager.loop.tick import TickResult
-from manager.model.host import UNLIMITED
+from manager.model.host import UNLIMITED, Discovery
 from manager.model.records import Knob
 from manager.model.scheduling import is_real_time
 from manager.model.source import SourceState, SourceStatus
@@ -52,6 +52,15 @@ class AgentMetrics:
             "equipoise_agent_clock_ahead_seconds", "How far this clock is ahead of the manager's", registry=reg
         )
         self.libvirt_up = Gauge("equipoise_agent_libvirt_up", "1 when libvirt is connected", registry=reg)
+        self.discovery_age = Gauge(
+            "equipoise_agent_discovery_age_seconds", "Since libvirt last listed all running domains", registry=reg
+        )
+        self.discovery_late = Gauge(
+            "equipoise_agent_discovery_late", "1 when that is longer than discovery_limit_s", registry=reg
+        )
+        self.hanging = Gauge(
+            "equipoise_agent_hanging_domains", "Domains about which libvirt does not answer", registry=reg
+        )
         self.owned = Gauge("equipoise_agent_owned_knobs", "Settings that differ from their original", registry=reg)
         self.host_cpu = Gauge("equipoise_agent_host_cpu_share", "Busy share of the host's pCPUs", registry=reg)
         self._objects = _Objects()
@@ -70,6 +79,12 @@ class AgentMetrics:
         self.libvirt_up.set(connected)
         self.host_cpu.set(result.use.busy)
         self._objects.latest = result
+
+    def observe_discovery(self, discovery: Discovery) -> None:
+        """Take over how fresh the list of domains is."""
+        self.discovery_age.set(discovery.age_s)
+        self.discovery_late.set(discovery.late)
+        self.hanging.set(len(discovery.hanging))
 
     def observe_sources(self, statuses: Sequence[SourceStatus]) -> None:
         """Take over how the sources of response times are; sources that are gone lose their lines."""

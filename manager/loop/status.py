@@ -102,9 +102,17 @@ def _knob(knob: Knob, index: int, value: KnobValue, original: KnobValue | None, 
 
 
 def tick_status(
-    result: TickResult, overruns: int, owned_knobs: int, connected: bool, orders: int | None = None
+    result: TickResult,
+    overruns: int,
+    owned_knobs: int,
+    connected: bool,
+    orders: int | None = None,
+    discovery_age_s: float | None = None,
 ) -> TickStatus:
-    """The tick itself. ``orders`` is the number of the registrations that it acted on, None where that is unknown."""
+    """The tick itself. ``orders`` is the number of the registrations that it acted on, None where that is unknown.
+
+    ``discovery_age_s``: since libvirt last listed all domains.
+    """
     shares = {True: 0.0, False: 0.0}
     for view in result.snapshot.vms:
         shares[view.critical] += view.cpu_share
@@ -125,6 +133,7 @@ def tick_status(
         batch=_batch(result),
         observed=_observed(result).get(HOST_UUID, []),
         orders=orders,
+        discovery_age_s=discovery_age_s,
         warp=_warp(result),
         cache=_cache(result),
     )

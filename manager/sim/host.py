@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 from collections.abc import Collection, Mapping
 
 from manager.errors import HostError, VmVanished
@@ -11,6 +12,7 @@ from manager.model.host import (
     HOST_UUID,
     Capabilities,
     CpuTimes,
+    Discovery,
     KnobKey,
     KnobValue,
     VcpuState,
@@ -68,6 +70,11 @@ class SimHost:
     def connected(self) -> bool:
         """False while the simulated libvirtd is away."""
         return (FaultKind.LIBVIRT_AWAY, "") not in self._world.faults
+
+    @property
+    def discovery(self) -> Discovery:
+        """Never late: a simulated libvirtd is there, or is not."""
+        return Discovery(0.0, math.inf)
 
     @property
     def boot_id(self) -> str:

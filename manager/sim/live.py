@@ -9,7 +9,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from manager.model.host import Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import Capabilities, CpuTimes, Discovery, KnobKey, KnobValue, VmInstance, VmState
 from manager.model.law import Law
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
@@ -110,6 +110,11 @@ class LiveHost:
         """Whether the simulated libvirtd is there."""
         with self._live.look():
             return self._host.connected
+
+    @property
+    def discovery(self) -> Discovery:
+        """As of the simulated host."""
+        return self._host.discovery
 
     @property
     def boot_id(self) -> str:

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from uuid import UUID
 
@@ -26,7 +26,7 @@ from manager.host.cgroup import cpu_controller, read_mounts
 from manager.host.hypervisor import Domains
 from manager.host.process import find_instance
 from manager.host.registry import CGROUP_USAGE, CGROUP_V1, CgroupCpu, HostPaths
-from manager.model.host import VmInstance
+from manager.model.host import Discovery, VmInstance
 from manager.model.registration import Application, Assignment, HostSpec, Sla, Tier, VmClass, VmSpec
 
 VCPUS = 2
@@ -53,6 +53,7 @@ class Listed:
     """A list of domains that does not change, in the place of a HypervisorWatch."""
 
     domains: Domains
+    discovery: Discovery = field(default_factory=lambda: Discovery(0.0, 60.0))
 
     @classmethod
     def of(cls, vms: Iterable[Vm]) -> Listed:

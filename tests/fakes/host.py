@@ -18,6 +18,7 @@ from manager.model.host import (
     WARPS,
     Capabilities,
     CpuTimes,
+    Discovery,
     KnobKey,
     KnobValue,
     Quota,
@@ -75,6 +76,7 @@ class FakeHost:
     scale: WeightScale | None = CPU_SHARES_V1
     boot_id: str = "boot-1"
     connected: bool = True
+    discovery: Discovery = field(default_factory=lambda: Discovery(0.0, 60.0))
     vms: dict[str, FakeVm] = field(default_factory=dict)
     listed: dict[str, VmInstance] = field(default_factory=dict)
     fail_next: list[int] = field(default_factory=list)

@@ -10,7 +10,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from manager.host.kernel_host import KernelHost
 from manager.host.registry import IDLE_FILE
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
+from manager.model.host import Discovery
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
 from policies.equal import POLICY as EQUAL
@@ -38,6 +39,7 @@ class Watch:
     """Stands for the background thread that lists domains."""
 
     domains: Domains
+    discovery: Discovery = field(default_factory=lambda: Discovery(0.0, 60.0))
 
 
 @dataclass

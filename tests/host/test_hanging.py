@@ -9,10 +9,13 @@ from typing import Any
 import libvirt
 import pytest
 
+from manager.host.doctor import libvirt_view
 from manager.host.domain_calls import MOST_HANGING
 from manager.host.hypervisor import HypervisorWatch
+from manager.host.kernel_host import KernelHost
 from manager.host.libvirt_line import Patience
-from tests.host.conftest import QemuLike, Root, until
+from tests.host.conftest import REAL, QemuLike, Root, until
+from tests.host.test_doctor_libvirt import look
 from tests.host.test_event_bursts import Connection, Domain
 
 PATIENCE = Patience(listing_s=0.1, domain_s=0.2, renew_s=0.5, most_left=2)
@@ -244,3 +247,46 @@ def test_a_listing_left_behind_changes_nothing(
     until(lambda: watch.domains.connected and connection.closed, "another one lists, and the old one is closed")
     assert connection.calls["list"] > listings
     assert names(watch) == {"vm"}
+
+
+def test_what_is_late_and_what_hangs_is_a_warning_of_the_host(
+    watch: HypervisorWatch, stuck: Stuck, boot: Callable[[str], QemuLike]
+) -> None:
+    boot("held")
+    watch.start()
+    until(lambda: names(watch) == {"held"}, "it is listed")
+    host = KernelHost(REAL, watch)
+    before = host.capabilities.warnings
+    stuck.names |= {"list", "held"}
+    until(lambda: watch.discovery.late and watch.discovery.hanging, "it is noticed")
+    assert host.capabilities.warnings == (
+        "libvirt has not listed the running domains for more than 0.3 s",
+        "libvirt does not answer about domain held: it is set apart",
+        *before,
+    )
+    stuck.let_go()
+    until(lambda: not watch.discovery.late and not watch.discovery.hanging, "it is over")
+    assert host.capabilities.warnings == before
+
+
+def test_the_doctor_names_a_domain_that_hangs_and_looks_at_the_others(
+    connection: HangingConnection, stuck: Stuck, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.names = [("hung", "1"), ("well", "2")]
+    stuck.names.add("hung")
+    described = "<domain type='kvm'><name>{}</name></domain>"
+
+    def describe(domain: HangingDomain, _flags: int) -> str:
+        stuck.pass_by(domain.name())
+        return described.format(domain.name())
+
+    monkeypatch.setattr(HangingDomain, "XMLDesc", describe)
+    monkeypatch.setattr(HangingConnection, "getType", lambda _connection: "QEMU", raising=False)
+    monkeypatch.setattr(HangingConnection, "getVersion", HangingConnection.getLibVersion, raising=False)
+    monkeypatch.setattr(libvirt, "openReadOnly", lambda _uri: connection)
+    monkeypatch.setattr(libvirt_view, "_DOMAIN_S", 0.2)
+    view = libvirt_view.look_at_libvirt("test:///default")
+    assert (view.error, view.hanging, [one.name for one in view.domains]) == ("", ("hung",), ["well"])
+    finding = look("libvirt", view)
+    assert finding.status == "degraded"
+    assert finding.detail.endswith("does not answer about 1 domains: hung")

@@ -16,7 +16,7 @@ from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.model.cpus import MAX_CPU, parse_cpus
-from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, CpuTimes, KnobKey
+from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, CpuTimes, Discovery, KnobKey
 from manager.model.records import Knob
 from tests.host.conftest import REAL, QemuLike, Root, VmGroup, descriptors, until
 
@@ -28,6 +28,7 @@ class Watch:
     """Stands for the background thread that lists domains."""
 
     domains: Domains = field(default_factory=lambda: Domains({}))
+    discovery: Discovery = field(default_factory=lambda: Discovery(0.0, 60.0))
 
 
 @pytest.fixture

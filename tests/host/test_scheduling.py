@@ -6,7 +6,7 @@ import errno
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from manager.host.scheduling import scheduling_of, set_scheduling
 from manager.host.warp.slices import attributes, default_slice_ns, set_slice
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
-from manager.model.host import HOST_UUID, SCHEDULINGS, KnobKey
+from manager.model.host import HOST_UUID, SCHEDULINGS, Discovery, KnobKey
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
 from manager.model.scheduling import Policy, Scheduling, in_words
@@ -38,6 +38,7 @@ class Watch:
     """Stands for the background thread that lists domains."""
 
     domains: Domains
+    discovery: Discovery = field(default_factory=lambda: Discovery(0.0, 60.0))
 
 
 @dataclass

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,7 @@ from manager.host.kernel_host import KernelHost
 from manager.host.warp.slices import DEFAULT, attributes, default_slice_ns, set_slice, slice_of
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
-from manager.model.host import KnobKey
+from manager.model.host import Discovery, KnobKey
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
 from manager.model.warp import Rung, WarpUse
@@ -70,6 +70,7 @@ class Watch:
     """Stands for the background thread that lists domains."""
 
     domains: Domains
+    discovery: Discovery = field(default_factory=lambda: Discovery(0.0, 60.0))
 
 
 @dataclass

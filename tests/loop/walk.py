@@ -215,6 +215,7 @@ class FaultyHost:
         self.ended, self.addresses, self.forget = real.ended, real.addresses, real.forget
         self.connected = True
         self.cache = None
+        self.discovery = real.discovery
 
     @property
     def capabilities(self) -> Capabilities:

@@ -53,6 +53,19 @@ CACHE = {
 }
 
 
+@pytest.mark.parametrize(
+    ("tick", "shown"),
+    [
+        ({"libvirt_connected": True}, "connected"),
+        ({"libvirt_connected": True, "discovery_age_s": 12.3}, "connected, listed 12 s ago"),
+        ({"libvirt_connected": False, "discovery_age_s": 95.0}, "not connected, listed 95 s ago"),
+        ({}, "not connected"),
+    ],
+)
+def test_how_fresh_the_list_of_domains_is(tick: dict[str, Any], shown: str) -> None:
+    assert operate._libvirt(tick) == shown
+
+
 def test_a_divided_cache() -> None:
     one = host(None)
     assert list(operate._caches([one, one | {"tick": None}])) == []

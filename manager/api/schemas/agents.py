@@ -266,6 +266,7 @@ class TickStatus(Schema):
     stalled_s: Annotated[float, Field(ge=0)] | None = Field(
         default=None, description="for so long no tick has ended, at the last report; null: ticks go on"
     )
+    discovery_age_s: float | None = Field(default=None, ge=0, description="since libvirt last listed all domains")
 
 
 class RecordBody(Schema):

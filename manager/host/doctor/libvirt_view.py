@@ -6,12 +6,16 @@ import contextlib
 import threading
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
+from functools import partial
 
 import libvirt
 
+from manager.errors import DomainHangs
+from manager.host.domain_calls import DomainCalls
 from manager.host.libvirt_calls import version_text
 
 _ANSWER_S = 10.0
+_DOMAIN_S = 2.0
 _MANAGED_ELEMENTS = ("shares", "vcpupin", "emulatorpin", "iothreadpin", "cachetune", "memorytune")
 
 
@@ -26,7 +30,10 @@ class DomainFacts:
 
 @dataclass(frozen=True, slots=True)
 class LibvirtView:
-    """``error`` non-empty: no connection, and why. ``events_error`` non-empty: no lifecycle events, and why."""
+    """``error`` non-empty: no connection, and why. ``events_error`` non-empty: no lifecycle events, and why.
+
+    ``hanging``: the domains about which it does not answer, which are not among the others.
+    """
 
     uri: str
     error: str = ""
@@ -36,6 +43,7 @@ class LibvirtView:
     hypervisor: str = ""
     events_error: str = ""
     domains: tuple[DomainFacts, ...] = ()
+    hanging: tuple[str, ...] = ()
 
 
 def look_at_libvirt(uri: str, answer_s: float = _ANSWER_S) -> LibvirtView:
@@ -52,6 +60,7 @@ def _ask(uri: str) -> LibvirtView:
         connection = libvirt.openReadOnly(uri)
     except libvirt.libvirtError as error:
         return LibvirtView(uri, error=str(error))
+    calls = DomainCalls(_DOMAIN_S)
     try:
         return LibvirtView(
             uri,
@@ -60,11 +69,13 @@ def _ask(uri: str) -> LibvirtView:
             daemon=version_text(connection.getLibVersion()),
             hypervisor=version_text(connection.getVersion()),
             events_error=_try_events(connection),
-            domains=tuple(sorted(_domains(connection), key=lambda one: one.name)),
+            domains=tuple(sorted(_domains(connection, calls), key=lambda one: one.name)),
+            hanging=tuple(sorted(calls.hanging.values())),
         )
     except (libvirt.libvirtError, ValueError) as error:
         return LibvirtView(uri, error=str(error))
     finally:
+        calls.close()
         with contextlib.suppress(libvirt.libvirtError):
             connection.close()
 
@@ -81,11 +92,14 @@ def _try_events(connection: libvirt.virConnect) -> str:
     return ""
 
 
-def _domains(connection: libvirt.virConnect) -> list[DomainFacts]:
+def _domains(connection: libvirt.virConnect, calls: DomainCalls) -> list[DomainFacts]:
     found: list[DomainFacts] = []
     for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
         try:
-            found.append(parse_domain(domain.XMLDesc(libvirt.VIR_DOMAIN_XML_INACTIVE)))
+            described = partial(domain.XMLDesc, libvirt.VIR_DOMAIN_XML_INACTIVE)
+            found.append(parse_domain(calls.ask(domain.UUIDString(), domain.name(), described)))
+        except DomainHangs:
+            continue
         except libvirt.libvirtError as error:
             if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:  # it may have ended meanwhile
                 raise

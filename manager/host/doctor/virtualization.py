@@ -24,6 +24,11 @@ def _libvirt(subject: Subject) -> Verdict:
             "start libvirtd (`systemctl start libvirtd` or virtqemud), or name another connection with --libvirt-uri",
         )
     versions = f"libvirt {view.daemon} at {view.uri} (library {view.library}), {view.driver} {view.hypervisor}"
+    if view.hanging:
+        return degraded(
+            f"{versions}, which does not answer about {len(view.hanging)} domains: {', '.join(view.hanging[:_SHOWN])}",
+            "look at these domains' QEMU processes, storage and hooks; all others are controlled, and so are these",
+        )
     return works(f"{versions}, {len(view.domains)} running domains")
 
 

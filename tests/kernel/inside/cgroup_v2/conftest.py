@@ -16,7 +16,7 @@ import pytest
 
 from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
-from manager.model.host import VmInstance
+from manager.model.host import Discovery, VmInstance
 from tests.host.conftest import REAL, QemuLike, remove_groups
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -125,6 +125,7 @@ class Watch:
     """Stands for the background thread that lists domains."""
 
     domains: Domains = field(default_factory=lambda: Domains({}))
+    discovery: Discovery = field(default_factory=lambda: Discovery(0.0, 60.0))
 
 
 def open_host(*vms: Vm) -> KernelHost:
