@@ -15,6 +15,7 @@ from pathlib import Path
 
 from manager.errors import SettingsError
 from manager.model.cpus import parse_cpus
+from manager.model.reach import parse_reach
 from manager.model.registration import NAME_PATTERN
 
 Value = str | int | float
@@ -118,6 +119,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("sync_s", 1.0, "seconds between exchanges of the agent with the manager", 0.1, 60),
     Setting("managed_cpus", "", "pCPUs that may be given to critical vCPUs, such as 2-7; empty: all online ones"),
     Setting("log_dirs", "/var/log", "folders that logs of sources may be in, with commas; empty: none is read"),
+    Setting("probe_networks", "unicast", "what sources may ask, with commas: unicast, loopback, networks; empty: none"),
     Setting("agent_listen_host", "127.0.0.1", "address of the agent's metrics page and of posted response times"),
     Setting("agent_listen_port", 8751, "TCP port of the agent's metrics page and posts; 0 switches it off", 0, 65535),
     Setting("syslog_listen_host", "127.0.0.1", "IP address the agent receives NGINX log lines at"),
@@ -190,7 +192,11 @@ def parse_folders(text: str) -> tuple[str, ...]:
     return folders
 
 
-_READ: Mapping[str, Callable[[str], object]] = {"managed_cpus": parse_cpus, "log_dirs": parse_folders}
+_READ: Mapping[str, Callable[[str], object]] = {
+    "managed_cpus": parse_cpus,
+    "log_dirs": parse_folders,
+    "probe_networks": parse_reach,
+}
 """What else a text has to be."""
 
 

@@ -70,6 +70,7 @@ _AGENT_SETTINGS = (
     "sync_s",
     "managed_cpus",
     "log_dirs",
+    "probe_networks",
     "agent_listen_host",
     "agent_listen_port",
     "syslog_listen_host",

@@ -12,6 +12,7 @@ from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.model.cpus import parse_cpus
+from manager.model.reach import parse_reach
 from manager.serving import WsgiApp
 from manager.settings import Settings
 from manager.telemetry.sources import Sources
@@ -44,6 +45,7 @@ def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Mach
         watch.look_again,
         samples_per_s=settings.number("samples_per_s"),
         log_dirs=settings.log_dirs,
+        reach=parse_reach(settings.text("probe_networks")),
     )
     sources.start()
     stack.callback(sources.close)

@@ -72,6 +72,9 @@ def contradictions(sources: Sequence[Source], sla: Sla | None) -> list[tuple[str
                 text = f"{why} is refused: of several nginx_syslog sources each needs a tag of its own"
                 found.append((f"{field}.tag", text))
             tags.add(source.tag)
+        if isinstance(source, PrometheusQuery) and ("?" in source.url or "#" in source.url):
+            text = f"{source.url!r} is refused: the API's path is put behind it; allowed: a URL without ? and #"
+            found.append((f"{field}.url", text))
         if isinstance(source, PrometheusQuery) and source.percentile is not None:
             refused = f"{source.percentile:g} is refused: percentiles cannot be merged; allowed:"
             if len(sources) > 1:

@@ -83,7 +83,7 @@ def parse_reach(text: str) -> Reach:
             networks += _LOOPBACK
         else:
             try:
-                networks.append(ipaddress.ip_network(part))
+                networks.append(ipaddress.ip_network(part if "%" not in part else ""))
             except ValueError:
                 what = f"{UNICAST}, {LOOPBACK}, addresses and networks such as 10.0.0.0/8, without bits of a host"
                 raise ValueError(f"{part!r} is none of {what}") from None

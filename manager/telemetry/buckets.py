@@ -51,12 +51,18 @@ def to_histogram(increases: Mapping[float, float]) -> dict[int, int]:
     return found
 
 
+MOST_KEPT = 20_000
+"""So many buckets of series are remembered, besides those of the last reading: their names may change all the time."""
+
+
 class BucketCounter:
-    """Turns readings of all series of a query into what was observed since the reading before."""
+    """Turns readings of all series of a query into what was observed since the reading before.
+
+    Series are told apart by a hash of their labels, as these may be long.
+    """
 
     def __init__(self) -> None:
-        self._before: dict[Series, Cumulative] = {}
-        self._seen_s: dict[Series, float] = {}
+        self._before: dict[int, tuple[float, Cumulative]] = {}  # with when it was seen, the oldest first
 
     def update(self, reading: Mapping[Series, Cumulative], now_s: float, keep_s: float = 300.0) -> dict[int, int]:
         """Counts by our buckets. A series counts from its second reading on.
@@ -65,11 +71,15 @@ class BucketCounter:
         """
         total: dict[float, float] = {}
         for series, now in reading.items():
-            if series in self._before:
-                for bound, count in increase(self._before[series], now).items():
+            key = hash(series)
+            before = self._before.pop(key, None)
+            if before is not None:
+                for bound, count in increase(before[1], now).items():
                     total[bound] = total.get(bound, 0.0) + count
-            self._before[series] = now
-            self._seen_s[series] = now_s
-        for series in [series for series, seen_s in self._seen_s.items() if seen_s < now_s - keep_s]:
-            del self._before[series], self._seen_s[series]
+            self._before[key] = now_s, now
+        kept = sum(len(cumulative) for _, cumulative in self._before.values()) - sum(map(len, reading.values()))
+        for key, (seen_s, cumulative) in list(self._before.items())[: len(self._before) - len(reading)]:
+            if seen_s < now_s - keep_s or kept > MOST_KEPT:
+                del self._before[key]
+                kept -= len(cumulative)
         return to_histogram(total)

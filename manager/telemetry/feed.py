@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from manager.errors import EquipoiseError
 from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.window import Ready
 from manager.telemetry.store import Fate, WindowStore
@@ -16,6 +19,7 @@ SILENT_S = 30.0
 """After how long without response times a source counts as silent."""
 _NOTE_S = 60.0
 _MAX_DETAIL = 300
+_MOST_CAUSES = 8
 
 
 class Feed:
@@ -158,8 +162,35 @@ class Feed:
         self._noted_s = self._steady()
 
 
-def reason_of(error: Exception) -> str:
-    """An error as an operator reads it."""
-    if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
-        return os.strerror(error.errno)  # asyncio puts a text of its own into strerror
-    return str(error) or type(error).__name__
+class SourceError(Exception):
+    """Why a source cannot be used, in words of ours: viewers see it, so it quotes nothing that others sent."""
+
+
+class Abuse(SourceError):
+    """Whoever is asked gives the agent more work than an answer is worth: it is not asked again for a while."""
+
+
+def reason_of(error: BaseException) -> str:
+    """An error as an operator reads it, in words of ours or of the operating system."""
+    if isinstance(error, BaseExceptionGroup):
+        return "; ".join(dict.fromkeys(map(reason_of, error.exceptions)))
+    if isinstance(error, SourceError | EquipoiseError):
+        return str(error)
+    return os_reason(error) or f"it failed ({type(error).__name__})"
+
+
+def os_reason(error: BaseException | None) -> str:
+    """What the operating system said of an error or of what it came from; empty where that is not known."""
+    for _ in range(_MOST_CAUSES):
+        if isinstance(error, socket.gaierror):
+            return "the host name cannot be resolved"
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return "the server's certificate is not trusted"
+        if isinstance(error, ssl.SSLError):
+            return "no TLS connection"
+        if isinstance(error, OSError) and error.errno is not None and error.errno in errno.errorcode:
+            return os.strerror(error.errno)  # asyncio puts a text of its own into strerror
+        if error is None:
+            break
+        error = error.__cause__ or error.__context__
+    return ""

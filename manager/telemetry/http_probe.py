@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 
-import httpx
-
+from manager.model.reach import DEFAULT_REACH, Reach
 from manager.model.source import HttpProbe
 from manager.telemetry.feed import Feed
+from manager.telemetry.http_client import HttpClient, http_client
 from manager.telemetry.open_loop import MAX_SESSIONS, OpenLoop, ProbeError
-from manager.telemetry.probe import ProbeReport, tls_context
+from manager.telemetry.probe import ProbeReport
+
+MOST_BYTES = 256 * 1024
+"""An answer with more is an error: whoever is asked must not decide how busy the agent is."""
 
 
 class GetUrl:
     """A GET of one URL with its whole body; redirects are answers like any other."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, client: HttpClient, url: str) -> None:
         self._client = client
         self._url = url
 
     async def request(self) -> None:
-        """One GET. Raises ProbeError for a status of 500 and more, and when there is no answer."""
-        try:
-            async with self._client.stream("GET", self._url) as response:
-                async for _ in response.aiter_raw():
-                    pass
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ProbeError(str(error) or type(error).__name__) from error
-        if response.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
-            raise ProbeError(f"status {response.status_code}")
+        """One GET. Raises SourceError for a status of 500 and more, and when there is no answer."""
+        answer = await self._client.get(self._url, keep_body=False)
+        if answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            raise ProbeError(f"status {answer.status}")
 
     def close(self) -> None:
         """Nothing: the client keeps the connections, and drops those that broke."""
@@ -37,17 +36,17 @@ class GetUrl:
 class HttpSource:
     """The probe of one URL."""
 
-    def __init__(self, spec: HttpProbe, feed: Feed, clock: Callable[[], float]) -> None:
+    def __init__(self, spec: HttpProbe, feed: Feed, clock: Callable[[], float], reach: Reach = DEFAULT_REACH) -> None:
         """``clock`` tells seconds since the epoch."""
         self._spec = spec
         self._feed = feed
         self._clock = clock
+        self._reach = reach
 
     async def run(self) -> None:
         """Probe until cancelled."""
         spec = self._spec
-        limits = httpx.Limits(max_connections=MAX_SESSIONS, max_keepalive_connections=MAX_SESSIONS)
-        # The open loop bounds the time of the whole request; proxies of the environment are not meant for VMs.
-        async with httpx.AsyncClient(limits=limits, timeout=None, trust_env=False, verify=tls_context()) as client:  # noqa: S113
+        # The open loop bounds the time of the whole request.
+        async with http_client(self._reach, MOST_BYTES, MAX_SESSIONS) as client:
             report = ProbeReport(self._feed, self._clock)
             await OpenLoop(spec.rate_rps, spec.timeout_s, lambda: GetUrl(client, spec.url), report).run()

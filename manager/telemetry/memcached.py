@@ -6,20 +6,25 @@ Protocol: memcached's doc/protocol.txt (the text protocol).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from manager.model.reach import DEFAULT_REACH, Reach
 from manager.model.source import MemcachedProbe
-from manager.telemetry.feed import Feed, reason_of
+from manager.telemetry.connect import Names
+from manager.telemetry.feed import Abuse, Feed, SourceError, reason_of
 from manager.telemetry.open_loop import OpenLoop, ProbeError
 from manager.telemetry.probe import ProbeReport
 
 PROBE_KEY = "equipoise:probe"
 _MAX_STATS_EVERY_S = 1.0
-_MAX_VALUE = 1024 * 1024  # what memcached itself takes by default
-_MAX_STATS = 10_000
+_MAX_VALUE = 64 * 1024
+_MAX_STATS = 1000
+_MAX_LINE = 4096
+_PART = 16 * 1024
 _MAX_COUNT = 2**64  # its counters have 64 bits
 _MAX_DIGITS = 20
 # A multi-get counts once a key.
@@ -27,12 +32,14 @@ _COUNTERS = frozenset(
     ["cmd_get", "cmd_set", "cmd_touch", "cmd_flush"]
     + [f"{command}_{result}" for command in ("delete", "incr", "decr") for result in ("hits", "misses")]
 )
+_READ = _COUNTERS | {"pid"}
 
 
 class TextConnection:
     """One connection, made with the first request."""
 
-    def __init__(self, address: str, port: int) -> None:
+    def __init__(self, names: Names, address: str, port: int) -> None:
+        self._names = names
         self._address = address
         self._port = port
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
@@ -44,13 +51,20 @@ class TextConnection:
             self._streams = None
 
     async def send(self, command: str) -> asyncio.StreamReader:
-        """Send a command line; the answer is to be read from what is returned. Raises OSError."""
+        """Send a command line; the answer is to be read from what is returned. Raises OSError, Unreachable."""
         if self._streams is None:
-            self._streams = await asyncio.open_connection(self._address, self._port)
+            self._streams = await self._connect()
         reader, writer = self._streams
         writer.write(command.encode() + b"\r\n")
         await writer.drain()
         return reader
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        addresses = await self._names.addresses(self._address)
+        for address in addresses[:-1]:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_connection(address, self._port, limit=_MAX_LINE)
+        return await asyncio.open_connection(addresses[-1], self._port, limit=_MAX_LINE)
 
 
 @dataclass(slots=True)
@@ -64,12 +78,12 @@ class OwnGets:
 class GetSession(TextConnection):
     """Asks for the probe's key, which need not exist."""
 
-    def __init__(self, address: str, port: int, own: OwnGets) -> None:
-        super().__init__(address, port)
+    def __init__(self, names: Names, address: str, port: int, own: OwnGets) -> None:
+        super().__init__(names, address, port)
         self._own = own
 
     async def request(self) -> None:
-        """One get. Raises ProbeError, OSError."""
+        """One get. Raises SourceError, OSError."""
         reader = await self.send(f"get {PROBE_KEY}")
         self._own.sent += 1
         try:
@@ -78,47 +92,57 @@ class GetSession(TextConnection):
             self._own.finished += 1
 
     async def _read_answer(self, reader: asyncio.StreamReader) -> None:
-        while True:
-            line = await _line(reader)
-            if line == "END":
-                return
-            words = line.split()
-            if len(words) < 4 or words[0] != "VALUE" or not words[3].isdigit():
-                raise ProbeError(f"the server answers {line[:60]!r} to a get")
-            if len(words[3]) > _MAX_DIGITS or int(words[3]) > _MAX_VALUE:
-                raise ProbeError(f"the server answers a value of {words[3][:_MAX_DIGITS]} bytes or more to a get")
-            await _exactly(reader, int(words[3]) + len("\r\n"))
+        line = await _line(reader)
+        if line == "END":
+            return
+        words = line.split()
+        if len(words) < 4 or words[0] != "VALUE" or not words[3].isdigit():
+            raise ProbeError(f"the server answers {_in_words(line)} to a get")
+        if len(words[3]) > _MAX_DIGITS or int(words[3]) > _MAX_VALUE:
+            raise Abuse(f"the server answers a value of more than {_MAX_VALUE} bytes to a get")
+        await _pass_over(reader, int(words[3]) + len("\r\n"))
+        if await _line(reader) != "END":
+            raise Abuse("the server answers more than was asked for to a get")
+
+
+def _in_words(line: str) -> str:
+    """An answer that is none, without quoting it."""
+    kind = line.partition(" ")[0]
+    return kind if kind in {"ERROR", "CLIENT_ERROR", "SERVER_ERROR"} else "something else than memcached does"
 
 
 async def _line(reader: asyncio.StreamReader) -> str:
     try:
         line = await reader.readline()
     except ValueError as error:  # longer than the stream's limit
-        raise ProbeError("the server answers an endless line") from error
+        raise Abuse("the server answers an endless line") from error
     if not line.endswith(b"\r\n"):
         raise ProbeError("the server closed the connection")
     return line[:-2].decode("ascii", "replace")
 
 
-async def _exactly(reader: asyncio.StreamReader, count: int) -> None:
-    try:
-        await reader.readexactly(count)
-    except asyncio.IncompleteReadError as error:
-        raise ProbeError("the server closed the connection") from error
+async def _pass_over(reader: asyncio.StreamReader, count: int) -> None:
+    while count:
+        data = await reader.read(min(count, _PART))
+        if not data:
+            raise ProbeError("the server closed the connection")
+        count -= len(data)
 
 
 async def read_stats(connection: TextConnection) -> dict[str, str]:
-    """The server's general statistics. Raises ProbeError, OSError."""
+    """Of the server's general statistics those that ``RequestCounter`` reads. Raises SourceError, OSError."""
     reader = await connection.send("stats")
     found: dict[str, str] = {}
-    while (line := await _line(reader)) != "END":
+    for _ in range(_MAX_STATS):
+        line = await _line(reader)
+        if line == "END":
+            return found
         words = line.split(" ", 2)
         if len(words) != 3 or words[0] != "STAT":
-            raise ProbeError(f"the server answers {line[:60]!r} to stats")
-        found[words[1]] = words[2]
-        if len(found) > _MAX_STATS:
-            raise ProbeError("the server answers endless stats")
-    return found
+            raise ProbeError(f"the server answers {_in_words(line)} to stats")
+        if words[1] in _READ and len(words[2]) <= _MAX_DIGITS:
+            found[words[1]] = words[2]
+    raise Abuse("the server answers endless stats")
 
 
 class RequestCounter:
@@ -145,7 +169,7 @@ class RequestCounter:
                 raise ValueError("a counter outside of 64 bits")
             total, server = sum(counters.values()), (stats["pid"], counters["cmd_get"])
         except (KeyError, ValueError) as error:
-            raise ProbeError(f"the server's stats are not memcached's: {error}") from error
+            raise ProbeError("the server's stats are not memcached's") from error
         before_s, self._read_s = self._read_s, now_s
         anew = before_s is None or server[0] != self._server[0] or total < self._total
         self._server, self._total = server, total
@@ -162,9 +186,12 @@ class RequestCounter:
 class MemcachedSource:
     """The probe and the counters of one server."""
 
-    def __init__(self, spec: MemcachedProbe, feed: Feed, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, spec: MemcachedProbe, feed: Feed, clock: Callable[[], float], reach: Reach = DEFAULT_REACH
+    ) -> None:
         """``clock`` tells seconds since the epoch; what lies between two readings is told by the monotonic clock."""
         self._spec = spec
+        self._names = Names(reach)
         self._feed = feed
         self._clock = clock
         self._own = OwnGets()
@@ -175,7 +202,7 @@ class MemcachedSource:
         loop = OpenLoop(
             spec.rate_rps,
             spec.timeout_s,
-            lambda: GetSession(spec.address, spec.port, self._own),
+            lambda: GetSession(self._names, spec.address, spec.port, self._own),
             ProbeReport(self._feed, self._clock),
         )
         async with asyncio.TaskGroup() as group:
@@ -183,7 +210,7 @@ class MemcachedSource:
             group.create_task(self._count_requests())
 
     async def _count_requests(self) -> None:
-        connection = TextConnection(self._spec.address, self._spec.port)
+        connection = TextConnection(self._names, self._spec.address, self._spec.port)
         counter = RequestCounter()
         try:
             while True:
@@ -204,9 +231,11 @@ class MemcachedSource:
         except TimeoutError:
             connection.close()
             self._feed.error(f"no stats within {self._spec.timeout_s:g} s")
-        except (ProbeError, OSError) as error:
+        except (SourceError, OSError) as error:
             connection.close()
             self._feed.error(f"stats: {reason_of(error)}")
+            if isinstance(error, Abuse):
+                raise
         else:
             if since is not None:
                 begin_s, end_s, requests = since

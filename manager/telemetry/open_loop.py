@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from manager.telemetry.feed import reason_of
+from manager.telemetry.feed import Abuse, SourceError, reason_of
 
 MAX_SESSIONS = 32
 _MAX_BEHIND_S = 1.0
 
 
-class ProbeError(Exception):
+class ProbeError(SourceError):
     """The server answered, but not as it should."""
 
 
@@ -27,7 +27,7 @@ class Session(Protocol):
     """A connection that serves one request at a time. It connects when it must."""
 
     async def request(self) -> None:
-        """Send a request and wait for all of its answer. Raises ProbeError, OSError."""
+        """Send a request and wait for all of its answer. Raises SourceError, OSError."""
         ...
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class OpenLoop:
         self._waiting: deque[float] = deque()  # when each was due, oldest first
 
     async def run(self) -> None:
-        """Send until cancelled."""
+        """Send until cancelled, or until an answer is ``Abuse``, which is reported and then raised in a group."""
         loop = asyncio.get_running_loop()
         due_s = loop.time() + self._gap_s(self._rate_rps)
         try:
@@ -114,9 +114,11 @@ class OpenLoop:
         except TimeoutError:
             session.close()
             self._report(self._timeout_s, self._too_late())
-        except (ProbeError, OSError) as error:
+        except (SourceError, OSError) as error:
             session.close()
             self._report(self._timeout_s, reason_of(error))
+            if isinstance(error, Abuse):
+                raise
         else:
             self._report(asyncio.get_running_loop().time() - due_s, "")
 

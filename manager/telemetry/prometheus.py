@@ -8,16 +8,23 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
+from urllib.parse import urlencode
 
-import httpx
-
+from manager.model.reach import DEFAULT_REACH, Reach
 from manager.model.source import PrometheusQuery
 from manager.model.window import Ready
 from manager.telemetry.buckets import BucketCounter, Series
-from manager.telemetry.feed import Feed
-from manager.telemetry.probe import tls_context
+from manager.telemetry.feed import Feed, SourceError, reason_of
+from manager.telemetry.http_client import HttpClient, http_client
 
-_MAX_ANSWER = 16 * 1024 * 1024
+MOST_BYTES = 2 * 1024 * 1024
+MOST_SERIES = 10_000
+_CONNECTIONS = 2
+_ERROR_TYPES = frozenset(
+    {"timeout", "canceled", "execution", "bad_data", "internal", "unavailable", "not_found", "not_acceptable"}
+)
+"""Those of Prometheus' web/api/v1/api.go."""
+_RESULT_TYPES = frozenset({"matrix", "string"})
 _MAX_TIME_S = 1e6
 _IDLE_AFTER_S = 60.0
 """Counters move with each scrape only: not before this long without a change do they tell that there is no request."""
@@ -26,29 +33,28 @@ _MOST = 2.0**53
 _NO_SERIES = "the query answers no series"
 
 
-class QueryError(Exception):
+class QueryError(SourceError):
     """The server refuses the query, or answers what cannot be used."""
+
+
+def query_url(base: str, query: str) -> str:
+    """Where a query is asked of the server at ``base``. Raises QueryError for a base that has more than a path."""
+    if "?" in base or "#" in base:
+        raise QueryError("the server's URL has a query or a fragment; allowed: http(s)://HOST:PORT and a path")
+    return f"{base.rstrip('/')}/api/v1/query?{urlencode({'query': query})}"
 
 
 class PrometheusClient:
     """Instant queries on one server."""
 
-    def __init__(self, client: httpx.AsyncClient, url: str) -> None:
+    def __init__(self, client: HttpClient, url: str) -> None:
         self._client = client
-        self._url = url.rstrip("/") + "/api/v1/query"
+        self._url = url
 
     async def query(self, query: str) -> list[tuple[Mapping[str, str], float]]:
-        """As ``read_series``. Raises QueryError."""
-        body = bytearray()
-        try:
-            async with self._client.stream("GET", self._url, params={"query": query}) as response:
-                async for part in response.aiter_bytes():
-                    body += part
-                    if len(body) > _MAX_ANSWER:
-                        raise QueryError(f"the query answers more than {_MAX_ANSWER} bytes; aggregate it")
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise QueryError(str(error) or type(error).__name__) from error
-        return read_series(response.status_code, bytes(body))
+        """As ``read_series``. Raises SourceError, OSError."""
+        answer = await self._client.get(query_url(self._url, query))
+        return read_series(answer.status, answer.body)
 
 
 class PrometheusSource:
@@ -59,10 +65,12 @@ class PrometheusSource:
         spec: PrometheusQuery,
         feed: Feed,
         clock: Callable[[], float],
+        reach: Reach = DEFAULT_REACH,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
         """``clock`` tells seconds since the epoch, ``steady`` seconds that only grow."""
         self._spec = spec
+        self._reach = reach
         self._feed = feed
         self._clock = clock
         self._steady = steady
@@ -72,7 +80,7 @@ class PrometheusSource:
     async def run(self) -> None:
         """Ask until cancelled."""
         spec = self._spec
-        async with httpx.AsyncClient(timeout=spec.timeout_s, trust_env=False, verify=tls_context()) as http:
+        async with http_client(self._reach, MOST_BYTES, _CONNECTIONS) as http:
             client = PrometheusClient(http, spec.url)
             while True:
                 await self._poll(client)
@@ -89,8 +97,8 @@ class PrometheusSource:
                     await self._take_percentile(client, self._spec.percentile)
         except TimeoutError:
             self._fail(f"no answer within {self._spec.timeout_s:g} s")
-        except QueryError as error:
-            self._fail(str(error))
+        except (SourceError, OSError) as error:
+            self._fail(reason_of(error))
         else:
             self._feed.working()
 
@@ -137,14 +145,18 @@ def read_series(status: int, body: bytes) -> list[tuple[Mapping[str, str], float
     except (ValueError, RecursionError):
         raise QueryError(f"the server answers status {status} and no JSON") from None
     if not isinstance(answer, dict) or answer.get("status") != "success":
-        reason = answer.get("error") if isinstance(answer, dict) else None
-        raise QueryError(str(reason) if reason else f"the server answers status {status}")
+        kind = answer.get("errorType") if isinstance(answer, dict) else None
+        refused = f"the server refuses the query: {kind}, " if isinstance(kind, str) and kind in _ERROR_TYPES else ""
+        raise QueryError(f"{refused}status {status}" if refused else f"the server answers status {status}")
     data: Any = answer.get("data")
     try:
         if data["resultType"] == "scalar":
             return [({}, float(data["result"][1]))]
         if data["resultType"] != "vector":
-            raise QueryError(f"the query answers a {str(data['resultType'])[:20]}, not an instant vector")
+            kind = data["resultType"] if data["resultType"] in _RESULT_TYPES else "result of another type"
+            raise QueryError(f"the query answers a {kind}, not an instant vector")
+        if len(data["result"]) > MOST_SERIES:
+            raise QueryError(f"the query answers more than {MOST_SERIES} series; aggregate it")
         if any("histogram" in one for one in data["result"]):
             raise QueryError("the query answers native histograms; ask for a classic one's _bucket series")
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ PREFIX = "/samples/"
 JSON, NDJSON = "application/json", "application/x-ndjson"
 _MAX_VALUE = 80
 _BYTES_A_TIME = 64
+_FIELDS = frozenset({*SamplesIn.model_fields, *SampleLine.model_fields})
 
 HARDENING = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
 """Of every answer."""
@@ -125,7 +127,7 @@ class AgentPages:
         try:
             return self._take(feed, source, environ)
         except Refusal as refusal:
-            feed.malformed("a request whose body cannot be used" if refusal.field is None else "a bad " + refusal.field)
+            feed.malformed(_what_is_bad(refusal.field))
             raise
 
     def _take(self, feed: Feed, source: tuple[str, str], environ: Environ) -> SamplesOut:
@@ -181,6 +183,12 @@ class AgentPages:
             detail = f"{field}: is {end_s - now_s:.1f} s in the future; allowed: up to {SKEW_S:g} s"
             raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, detail, field)
         return now_s if end_s is None else end_s
+
+
+def _what_is_bad(field: str | None) -> str:
+    """For viewers, who need not see what names a sender made up."""
+    named = [name for name in re.findall("[a-z_]+", field or "") if name in _FIELDS]
+    return f"a bad {named[0]}" if named else "a request whose body cannot be used"
 
 
 def _read(model: type[Model], text: bytes, where: str) -> Model:

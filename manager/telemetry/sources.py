@@ -13,6 +13,7 @@ from typing import Any
 
 from manager.host.log_file import DEFAULT_LOG_DIRS
 from manager.limits import RateLimit
+from manager.model.reach import DEFAULT_REACH, Reach
 from manager.model.registration import Application
 from manager.model.source import (
     HttpProbe,
@@ -78,15 +79,17 @@ class Sources:
         clock: Callable[[], float] = time.time,
         samples_per_s: float = 0.0,
         log_dirs: Sequence[str] = DEFAULT_LOG_DIRS,
+        reach: Reach = DEFAULT_REACH,
     ) -> None:
         """``on_unknown_address`` is called, at most every 5 s, when somebody sends whose address is not known.
 
         ``clock`` tells seconds since the epoch. ``samples_per_s`` is how many response times an address may send by
         syslog, and how many it may post of an application; 0: any number. ``log_dirs`` are the folders
-        that logs may be in. Nothing runs before ``start``.
+        that logs may be in, ``reach`` says what may be asked. Nothing runs before ``start``.
         """
         self._samples_per_s = samples_per_s
         self._log_dirs = tuple(log_dirs)
+        self._reach = reach
         self._clock = clock
         self._on_unknown_address = on_unknown_address
         self._asked_s = float("-inf")
@@ -231,11 +234,11 @@ class Sources:
             case NginxFile():
                 return FileSource(source, feed, self._clock, self._log_dirs, self._samples_per_s).run
             case MemcachedProbe():
-                return MemcachedSource(source, feed, self._clock).run
+                return MemcachedSource(source, feed, self._clock, self._reach).run
             case HttpProbe():
-                return HttpSource(source, feed, self._clock).run
+                return HttpSource(source, feed, self._clock, self._reach).run
             case PrometheusQuery():
-                return PrometheusSource(source, feed, self._clock).run
+                return PrometheusSource(source, feed, self._clock, self._reach).run
             case NginxSyslog() | Push():
                 return None
 
@@ -248,8 +251,7 @@ class Sources:
             try:
                 await work()
             except Exception as error:  # noqa: BLE001 - whatever ends a source must not end the others
-                reasons = error.exceptions if isinstance(error, ExceptionGroup) else (error,)
-                reason = "; ".join(reason_of(one) for one in reasons)
+                reason = reason_of(error)
             else:
                 reason = "it ended by itself"
             if self._loop.time() - started_s > _LASTING_S:

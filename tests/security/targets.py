@@ -22,14 +22,15 @@ from manager.api.schemas import SampleLine, SamplesIn
 from manager.api.validation import read_json, read_lines
 from manager.errors import InvalidRequest
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram
+from manager.model.reach import DEFAULT_REACH
 from manager.model.source import NginxSyslog, SourceKind, TimeField
 from manager.store.tokens import hash_secret
 from manager.telemetry.buckets import BucketCounter
-from manager.telemetry.feed import Feed
+from manager.telemetry.connect import Names
+from manager.telemetry.feed import Feed, SourceError
 from manager.telemetry.follow import MAX_LINE, Follower
 from manager.telemetry.memcached import GetSession, OwnGets, RequestCounter, TextConnection, read_stats
 from manager.telemetry.nginx import take_line
-from manager.telemetry.open_loop import ProbeError
 from manager.telemetry.prometheus import QueryError, one_number, read_buckets, read_series
 from manager.telemetry.push import AgentPages, PushRoute
 from manager.telemetry.store import WindowStore
@@ -188,7 +189,7 @@ class Said(TextConnection):
     """A memcached whose answer is there already."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
-        super().__init__("", 0)
+        super().__init__(Names(DEFAULT_REACH), "", 0)
         self._reader = reader
 
     async def send(self, command: str) -> asyncio.StreamReader:
@@ -199,7 +200,7 @@ class SaidToGet(GetSession):
     """The same for a get."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
-        super().__init__("", 0, OwnGets())
+        super().__init__(Names(DEFAULT_REACH), "", 0, OwnGets())
         self._reader = reader
 
     async def send(self, command: str) -> asyncio.StreamReader:
@@ -216,12 +217,12 @@ def memcached() -> Callable[[bytes], None]:
         return reader
 
     def take(data: bytes) -> None:
-        with contextlib.suppress(ProbeError):
+        with contextlib.suppress(SourceError):
             finished(SaidToGet(said(data)).request())
         try:
             stats = finished(read_stats(Said(said(data))))
             since = counter.update(stats, 0, 0, NOW_S)
-        except ProbeError:
+        except SourceError:
             return
         if since is not None and not 0 <= float(since[2]) < 2**70:
             raise AssertionError(f"{since[2]} requests")

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from manager.model.reach import parse_reach
 from manager.model.registration import Application, Tier
 from manager.model.source import Source, SourceKind, SourceStatus
 from manager.telemetry.feed import Feed
@@ -26,6 +27,7 @@ from manager.telemetry.sources import Sources
 from manager.telemetry.store import WindowStore
 
 DEADLINE_S = 30.0
+LOOPBACK = parse_reach("loopback")
 NOW_S = 1_700_000_000.0
 
 
@@ -159,7 +161,9 @@ def no_metrics(environ: dict[str, Any], start_response: Callable[..., object]) -
 def running(tmp_path: Path) -> Iterator[Running]:
     asked: list[float] = []
     port = free_port(socket.SOCK_DGRAM)
-    sources = Sources("127.0.0.1", port, no_metrics, lambda: asked.append(time.monotonic()), log_dirs=[str(tmp_path)])
+    sources = Sources(
+        "127.0.0.1", port, no_metrics, lambda: asked.append(time.monotonic()), log_dirs=[str(tmp_path)], reach=LOOPBACK
+    )
     sources.start()
     yield Running(sources, port, asked)
     sources.close()

@@ -120,15 +120,17 @@ def misbehaving() -> Iterator[Callable[..., Misbehaving]]:
 @pytest.mark.parametrize(
     ("answer", "detail"),
     [
-        (lambda line: b"ERROR\r\n", "the server answers 'ERROR' to a get"),
-        (lambda line: b"HTTP/1.1 400 Bad Request\r\n\r\n", "the server answers 'HTTP/1.1 400 Bad Request'"),
+        (lambda line: b"ERROR\r\n", "the server answers ERROR to a get"),
+        (
+            lambda line: b"HTTP/1.1 400 Bad Request\r\n\r\n",
+            "something else than memcached does to a get",
+        ),
         (lambda line: None, "the server closed the connection"),
-        (lambda line: b"x" * 100_000, "endless line"),
         (lambda line: b"", "no answer within 0.2 s"),
     ],
-    ids=["error", "another protocol", "hangs up", "babbles", "silent"],
+    ids=["error", "another protocol", "hangs up", "silent"],
 )
-def test_a_server_that_misbehaves_is_failing_with_its_words(running: Running, misbehaving, answer, detail) -> None:
+def test_a_server_that_misbehaves_is_failing_without_its_words(running: Running, misbehaving, answer, detail) -> None:
     server = misbehaving(lambda line: answer(line) if line.startswith(b"get") else GOOD_STATS)
     running.configure(shop(MemcachedProbe("probe", "127.0.0.1", server.port, 100, 0.2)))
     until(lambda: running.status("probe").state is SourceState.FAILING, "it is failing")

@@ -264,10 +264,13 @@ def test_the_server_says_why_a_query_cannot_be_used(running: Running, server: Pr
     typo = PrometheusQuery("prom", server.url, series, every_s=EVERY_S)
     pairs = "vector(1) / on () up"
     cases = {
-        "typo": (typo, "parse error"),
-        "typo-p95": (replace(typo, percentile=95.0), "parse error"),
-        "typo-rate": (replace(typo, query="vector(1)", percentile=95.0, rate_query=series), "parse error"),
-        "pairs": (replace(typo, query=pairs), "found duplicate series"),
+        "typo": (typo, "query: bad_data, status 400"),
+        "typo-p95": (replace(typo, percentile=95.0), "query: bad_data, status 400"),
+        "typo-rate": (
+            replace(typo, query="vector(1)", percentile=95.0, rate_query=series),
+            "query: bad_data, status 400",
+        ),
+        "pairs": (replace(typo, query=pairs), "refuses the query: execution, status 422"),
         "nothing": (replace(typo, query='no_such_bucket{app="bad"}'), "the query answers no series"),
         "range": (replace(typo, query=series + "}[1m]"), "the query answers a matrix, not an instant vector"),
         "text": (replace(typo, query='"p95"'), "the query answers a string, not an instant vector"),
@@ -282,7 +285,8 @@ def test_the_server_says_why_a_query_cannot_be_used(running: Running, server: Pr
         assert reason in status.detail, name
         assert (status.accepted, status.errors >= 1) == (0, True), name
         if name.startswith("typo"):
-            assert status.detail == server.ask(spec.rate_query or spec.query)["error"], "the server's own words"
+            words = server.ask(spec.rate_query or spec.query)["error"]
+            assert words not in status.detail, "not the server's own words, which may be anything"
 
 
 def test_a_series_that_appears_ends_the_failure(running: Running, server: Prometheus, targets) -> None:
@@ -355,7 +359,7 @@ def test_a_server_that_hangs_or_stops_is_failing_until_it_is_back(
     until(lambda: running.status("prom").accepted == 10, "it works")
 
     server.stop()
-    until(lambda: fails_with("connection"), "its end is noticed")
+    until(lambda: fails_with("Connection refused"), "its end is noticed")
     exporter.observe("back", {0.8: 25})
     assert running.status("prom").accepted == 10
     server.start()

@@ -11,12 +11,14 @@ import pytest
 
 from manager.model.source import HttpProbe, NginxFile, Push, SourceKind, SourceState
 from manager.telemetry import sources as module
-from manager.telemetry.feed import SILENT_S, Feed, reason_of
+from manager.telemetry.feed import SILENT_S, Feed, SourceError, reason_of
 from manager.telemetry.follow import FileSource
 from manager.telemetry.port import Telemetry
 from manager.telemetry.sources import Sources
 from manager.telemetry.store import Fate
-from tests.telemetry.conftest import NOW_S, Fed, Running, free_port, no_metrics, shop, until
+from tests.telemetry.conftest import LOOPBACK, NOW_S, Fed, Running, free_port, no_metrics, shop, until
+
+CRASHED = "it failed (ZeroDivisionError)"
 
 
 def test_it_is_what_the_agent_asks_for(running: Running) -> None:
@@ -71,7 +73,7 @@ def test_a_source_that_crashes_is_told_started_again_and_harms_nobody(
     log.touch()
     server = web(lambda path: (200, b""))
     running.configure(shop(NginxFile("log", str(log)), HttpProbe("probe", server.url, 200)))
-    until(lambda: running.status("log").detail == "a bug" or len(crashes) > 5, "the crash is told")
+    until(lambda: running.status("log").detail == CRASHED or len(crashes) > 5, "the crash is told")
     until(lambda: len(crashes) == 6, "it is started again and again")
     until(lambda: running.status("log").state is not SourceState.FAILING, "it works again")
     accepted = running.status("probe").accepted
@@ -101,7 +103,7 @@ def test_without_the_permission_it_works_all_the_same(web, monkeypatch, caplog) 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(module.os, "setpriority", deny)
-    sources = Sources("127.0.0.1", free_port(), no_metrics)
+    sources = Sources("127.0.0.1", free_port(), no_metrics, reach=LOOPBACK)
     sources.start()
     server = web(lambda path: (200, b""))
     sources.configure([shop(HttpProbe("probe", server.url, 100))], 5.0, {})
@@ -164,8 +166,10 @@ def test_counters_are_right_with_many_threads(fed: Fed) -> None:
     ("error", "text"),
     [
         (OSError(111, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
-        (OSError("Multiple exceptions: a, b"), "Multiple exceptions: a, b"),
-        (ZeroDivisionError(), "ZeroDivisionError"),
+        (OSError("Multiple exceptions: a, b"), "it failed (OSError)"),
+        (ValueError("what somebody sent"), "it failed (ValueError)"),
+        (SourceError("ours"), "ours"),
+        (ZeroDivisionError(), "it failed (ZeroDivisionError)"),
     ],
 )
 def test_reasons_are_readable(error: Exception, text: str) -> None:
