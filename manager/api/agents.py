@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from http import HTTPStatus
+from typing import Any
 
-from flask import Response
+from flask import Response, request
 from flask_openapi3.blueprint import APIBlueprint
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
+from werkzeug.exceptions import UnsupportedMediaType
 from werkzeug.http import parse_etags
 
+from manager.api.acceptance import read_report, told_of
 from manager.api.assignments import Assignments
 from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
 from manager.api.convert import host_spec, window_of
-from manager.api.endpoint import answer, answers, blueprint, endpoint
+from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
 from manager.api.exchange import clock_ahead_s, refuse_too_old, told
 from manager.api.metrics import Metrics
 from manager.api.pages import TickPage
@@ -33,10 +36,8 @@ from manager.api.schemas import (
     SlotsOut,
     TickBody,
     VmStatus,
-    WindowBody,
 )
-from manager.api.schemas.assignment import ORDERS_HEADER
-from manager.api.validation import FieldError, InvalidFields, shown
+from manager.api.schemas.assignment import ORDERS_HEADER, TELLS_REFUSED
 from manager.store.applications import keep_applications
 from manager.store.claims import Refused, Reported, take_statuses
 from manager.store.hosts import (
@@ -47,15 +48,17 @@ from manager.store.hosts import (
 )
 from manager.store.models import DecisionRow, EventRow, HostRow
 from manager.store.records import store_new
+from manager.store.refusals import tell_refused
 from manager.store.registered import get
 from manager.store.rollups import note_late
 from manager.store.served import served_until
 from manager.store.silence import note_clock
 from manager.store.sources import replace_source_statuses
 from manager.store.ticks import list_ticks, store_ticks
-from manager.store.windows import MAX_COUNT, replace_windows
+from manager.store.windows import replace_windows
 
 _MOST_AHEAD_S = 86_400.0
+_REPORT_BODY: dict[str, Any] = {"required": True, "content": {"application/json": {"schema": reference(ReportIn)}}}
 
 
 def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
@@ -63,31 +66,41 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     api = blueprint("agents", "What the agent of a host reports and is told.")
     database, assignments = context.database, Assignments(context)
 
-    @api.post("/hosts/<name>/report", responses=answers((200, ReportOut)))
-    @endpoint(ADMIN_OR_OWN_HOST, lenient=True)
-    def report(path: NamePath, body: ReportIn) -> Response:
-        """Take an agent's report, all of it or nothing. An unknown host is registered with the default settings.
+    @api.post(
+        "/hosts/<name>/report", responses=answers((200, ReportOut)), openapi_extensions={"requestBody": _REPORT_BODY}
+    )
+    @endpoint(ADMIN_OR_OWN_HOST)
+    def report(path: NamePath) -> Response:
+        """Take an agent's report. An unknown host is registered with the default settings.
 
-        Windows of applications without a VM or a source on the host are left out, as are those that are of the future
-        by the host's own clock, too. Fields that are not known are passed over.
+        Items that cannot be accepted are left out and named in the answer; all others are taken, or none. Windows of
+        applications that the host does not serve are left out, as are those that are of the future by the host's own
+        clock, too. Fields that are not known are passed over.
         """
-        refuse_too_old()
-        _refuse_contradictions(path.name, body)
+        protocol = refuse_too_old()
+        if not request.is_json:
+            raise UnsupportedMediaType("send the body as application/json")
+        accepted = read_report(path.name, request.get_data(cache=False))
+        body, refused = accepted.body, accepted.refused
         now, ahead_s = context.now(), clock_ahead_s()
         latest = _latest(context, now, ahead_s)
         with database.writing() as session:
             stored, foreign = _take(session, context, assignments, path.name, body, now, ahead_s)
+            if refused and protocol < TELLS_REFUSED:
+                tell_refused(session, path.name, told_of(path.name, refused), now)
         number = None
         if body.asks:
             with database.reading() as session:
                 stored.slots, number = assignments.slots(session, path.name)
         future = sum(one.end > latest for one in body.windows)
+        stored.refused = refused if protocol >= TELLS_REFUSED else []
+        metrics.items_refused(one.field for one in refused)
         metrics.claims_refused(one.why for one in foreign)
         metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
         metrics.windows_taken("stored", stored.stored_windows)
         metrics.windows_taken("future", future)
         metrics.windows_taken("unknown", len(body.windows) - future - stored.stored_windows)
-        response = answer(stored)
+        response = answer(stored, without=frozenset() if protocol else frozenset({"refused"}))
         if number is not None:
             response.headers[ORDERS_HEADER] = str(number)
         return told(response, context)
@@ -219,48 +232,6 @@ def _status_fields(vm: VmStatus) -> dict[str, object]:
     """The columns of a status; its shares have their own, because they change all the time."""
     body = vm.model_dump_json(exclude={"cpu_share", "run_delay_share"})
     return {"vm": vm.vm, "cpu_share": vm.cpu_share, "run_delay_share": vm.run_delay_share, "body": body}
-
-
-def _refuse_contradictions(host: str, body: ReportIn) -> None:
-    """Raises InvalidFields for records of another host, for what is listed twice, and for impossible windows."""
-    named = [(f"decisions[{index}].host", record.host) for index, record in enumerate(body.decisions)]
-    named += [(f"events[{index}].host", event.host) for index, event in enumerate(body.events)]
-    errors = [
-        FieldError(field, f"{shown(other)} is refused; allowed: {host}, which is reporting")
-        for field, other in named
-        if other != host
-    ]
-    errors += _listed_twice((f"vms[{place}].vm", vm.vm) for place, vm in enumerate(body.vms or ()))
-    errors += _listed_twice(
-        (f"domains[{place}].libvirt_uuid", one.libvirt_uuid) for place, one in enumerate(body.domains or ())
-    )
-    errors += _listed_twice(
-        (f"sources[{place}].source", f"{one.application} {one.source}") for place, one in enumerate(body.sources or ())
-    )
-    errors += [error for place, window in enumerate(body.windows) for error in _impossible(place, window)]
-    if errors:
-        raise InvalidFields(errors)
-
-
-def _listed_twice(named: Iterable[tuple[str, str]]) -> list[FieldError]:
-    seen: set[str] = set()
-    errors: list[FieldError] = []
-    for field, name in named:
-        if name in seen:
-            errors.append(FieldError(field, f"{shown(name)} is refused: it is listed twice"))
-        seen.add(name)
-    return errors
-
-
-def _impossible(place: int, window: WindowBody) -> list[FieldError]:
-    if window.start > window.end:
-        text = f"{shown(window.start)} is refused; allowed: at most the end, {window.end}"
-        return [FieldError(f"windows[{place}].start", text)]
-    count = sum(window.buckets.values())
-    if count > MAX_COUNT:
-        text = f"{count} response times are refused; allowed: {MAX_COUNT} in all"
-        return [FieldError(f"windows[{place}].buckets", text)]
-    return []
 
 
 def _decision_row(body: RecordBody) -> dict[str, object]:

@@ -40,18 +40,15 @@ def blueprint(name: str, description: str) -> APIBlueprint:
     )
 
 
-def endpoint(access: Access, *, lenient: bool = False) -> Callable[[View], View]:
-    """Let a view be used as ``access`` says, and call it with what its annotated parameters describe.
-
-    ``lenient``: fields of the body that are not known are passed over, because programs of a later version may send it.
-    """
+def endpoint(access: Access) -> Callable[[View], View]:
+    """Let a view be used as ``access`` says, and call it with what its annotated parameters describe."""
 
     def decorate(view: View) -> View:
         models = {name: model for name, model in get_type_hints(view).items() if name != "return"}
 
         @wraps(view)
         def checked(**url_values: str) -> Response:
-            return view(**{name: _read(name, model, url_values, lenient) for name, model in models.items()})
+            return view(**{name: _read(name, model, url_values) for name, model in models.items()})
 
         # The library's mark for views that read their request themselves.
         checked.__delay_validate_request__ = True  # type: ignore[attr-defined]
@@ -60,20 +57,23 @@ def endpoint(access: Access, *, lenient: bool = False) -> Callable[[View], View]
     return decorate
 
 
-def _read(part: str, model: type[BaseModel], url_values: dict[str, str], lenient: bool) -> BaseModel:
+def _read(part: str, model: type[BaseModel], url_values: dict[str, str]) -> BaseModel:
     if part == "body":
         if not request.is_json:
             raise UnsupportedMediaType("send the body as application/json")
-        return read_json(model, request.get_data(cache=False), lenient=lenient)
+        return read_json(model, request.get_data(cache=False))
     if part == "header":
         names = (field.alias for field in model.model_fields.values() if field.alias)
         return read_text(model, {name: request.headers[name] for name in names if name in request.headers})
     return read_text(model, url_values if part == "path" else request.args.to_dict())
 
 
-def answer(body: BaseModel, status: int = 200, etag: str | None = None) -> Response:
-    """A JSON answer."""
-    response = Response(body.model_dump_json(by_alias=True), status, mimetype="application/json")
+def answer(
+    body: BaseModel, status: int = 200, etag: str | None = None, without: frozenset[str] = frozenset()
+) -> Response:
+    """A JSON answer; fields of ``without`` are left out."""
+    text = body.model_dump_json(by_alias=True, exclude=set(without) or None)
+    response = Response(text, status, mimetype="application/json")
     if etag is not None:
         response.set_etag(etag)
     return response

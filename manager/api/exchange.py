@@ -13,14 +13,15 @@ from manager.errors import ProtocolRefused
 _MOST_AHEAD_S = 1e10
 
 
-def refuse_too_old() -> None:
-    """Raises ProtocolRefused where the request is by an agent that speaks too old a protocol."""
+def refuse_too_old() -> int:
+    """The protocol that the agent speaks. Raises ProtocolRefused where that is too old."""
     given = request.headers.get(PROTOCOL_HEADER, "0")
     spoken = int(given) if given.isdecimal() and len(given) < 10 else 0
     if spoken < OLDEST_PROTOCOL:
         raise ProtocolRefused(
             f"this agent speaks protocol {spoken}, and this manager {OLDEST_PROTOCOL} to {PROTOCOL}: upgrade the agent"
         )
+    return spoken
 
 
 def told(response: Response, context: ManagerContext) -> Response:

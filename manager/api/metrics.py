@@ -7,6 +7,7 @@ are read from the database at each scrape, so every manager of a fleet tells the
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from http import HTTPStatus
@@ -20,6 +21,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from manager.api.acceptance import LISTS, PARTS
 from manager.api.context import ManagerContext
 from manager.api.schemas import TickStatus
 from manager.control.claims import Foul
@@ -67,6 +69,11 @@ class Metrics:
         self._windows = Counter(
             "equipoise_windows", "Windows that agents reported", ["result"], registry=self._registry
         )
+        self._refused = Counter(
+            "equipoise_report_items_refused", "Items of reports that were left out", ["field"], registry=self._registry
+        )
+        for name in (*LISTS, *PARTS):
+            self._refused.labels(name)
         self._claims = Counter(
             "equipoise_vm_claims_refused",
             "VMs reported by a host that does not have them",
@@ -102,6 +109,11 @@ class Metrics:
     def follow_jobs(self, ages_s: Callable[[], Mapping[str, float]]) -> None:
         """Ask from now on how long ago each job began: not the dates in the database, as clocks are set."""
         self._fleet.job_ages_s = ages_s
+
+    def items_refused(self, fields: Iterable[str]) -> None:
+        """Count items of reports that were left out, by fields such as decisions[3].host."""
+        for field in fields:
+            self._refused.labels(re.split(r"[.\[]", field, maxsplit=1)[0]).inc()
 
     def claims_refused(self, reasons: Iterable[Foul]) -> None:
         """Count VMs whose statuses were not taken."""

@@ -40,19 +40,28 @@ class InvalidFields(InvalidRequest):
         self.errors = tuple(errors[:_MAX_ERRORS])
 
 
-def read_json(model: type[Model], text: bytes, *, lenient: bool = False) -> Model:
+def read_json(model: type[Model], text: bytes) -> Model:
     """A request's body. Raises BadRequest for malformed JSON, InvalidFields for bad values.
 
-    Strict: a number written as text, or 1 for true, is refused, not guessed at. The parser bounds nesting. ``lenient``:
-    fields that are not known are passed over.
+    Strict: a number written as text, or 1 for true, is refused, not guessed at. The parser bounds nesting.
     """
     try:
-        return model.model_validate_json(text, strict=True, extra="ignore" if lenient else None)
+        return model.model_validate_json(text, strict=True)
     except ValidationError as error:
-        for one in error.errors(include_url=False, include_context=False, include_input=False):
-            if one["type"] == "json_invalid":
-                raise BadRequest(f"the body is not JSON: {one['msg'].removeprefix('Invalid JSON: ')}") from None
-        raise _refusal(model, error) from None
+        raise refusal(model, error) from None
+
+
+def refusal(model: type[BaseModel], error: ValidationError) -> BadRequest | InvalidFields:
+    """The error that answers a body which cannot be read as ``model``."""
+    for one in error.errors(include_url=False, include_context=False, include_input=False):
+        if one["type"] == "json_invalid":
+            return BadRequest(f"the body is not JSON: {one['msg'].removeprefix('Invalid JSON: ')}")
+    return _refusal(model, error)
+
+
+def field_error(model: type[BaseModel], error: ErrorDetails) -> FieldError:
+    """One error of pydantic's about a ``model``, in words."""
+    return _field_error(_schema_of(model), error)
 
 
 def read_lines(model: type[Model], text: bytes, most: int) -> list[Model]:

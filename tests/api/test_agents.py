@@ -35,7 +35,7 @@ def test_the_first_report_registers_its_host(api: Api) -> None:
         "stored_windows": 0,
         "vms_missing": False,
         "slots": None,
-    }
+    }, "an agent of protocol 0 knows no more fields"
     host = api.ok("GET", f"/hosts/{HOST}")
     HostOut.model_validate_json(api.call("GET", f"/hosts/{HOST}").data, strict=True)
     assert (host["mode"], host["policy"], host["pinning"]) == ("enforce", "priority", True)
@@ -128,7 +128,6 @@ def test_statuses_are_replaced_as_a_whole_or_left_alone(shop: Api) -> None:
         ({"decisions": [record(1, at="0001-01-01T00:00:00+14:00")]}, "decisions[0].at", ["from 1970 to 9998"]),
         ({"decisions": [record(1, at="2026-03-01T12:00:00")]}, "decisions[0].at", ["RFC 3339 time with offset"]),
         ({"decisions": [record(1, id="X" * 36)]}, "decisions[0].id", ["UUID in lower case"]),
-        ({"decisions": [record(n) for n in range(1001)]}, "decisions", ["at most 1000"]),
         ({"tick": tick(number=2**53 + 1)}, "tick.number", ["9007199254740992"]),
         ({"windows": [window(), window(start=moment(1))]}, "windows[1].start", ["at most the end"]),
         ({"windows": [window(buckets={"500": 2**53, "501": 1})]}, "windows[0].buckets", [str(2**53 + 1), "in all"]),
@@ -143,7 +142,34 @@ def test_statuses_are_replaced_as_a_whole_or_left_alone(shop: Api) -> None:
         ),
     ],
 )
-def test_a_bad_report_is_refused_as_a_whole(api: Api, change: dict[str, Any], field: str, words: list[str]) -> None:
+def test_what_cannot_be_accepted_is_named_and_the_rest_is_stored(
+    api: Api, change: dict[str, Any], field: str, words: list[str]
+) -> None:
+    good = report(**{"decisions": [record(9)], "events": [event(9)], **change})
+    answer = api.ok("POST", f"/hosts/{HOST}/report", good, role="host", Equipoise_Protocol="2")
+    [refused] = answer["refused"]
+    assert refused["field"] == field
+    assert all(word in refused["message"] for word in words), refused
+    assert api.ok("GET", f"/hosts/{HOST}")["agent_version"] == "0.1.0"
+    decided, happened = len(good["decisions"]), len(good["events"])
+    assert answer["stored_decisions"] == decided - field.startswith("decisions")
+    assert answer["stored_events"] == happened - field.startswith("events")
+    name = field.partition("[")[0].partition(".")[0]
+    metrics = api.call("GET", "//metrics", role="").text
+    assert f'equipoise_report_items_refused_total{{field="{name}"}} 0.0' not in metrics
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"decisions": [record(n) for n in range(1001)]}, "decisions", ["at most 1000"]),
+        ({"agent_version": 5}, "agent_version", ["5 is refused"]),
+        ({"vms": "many"}, "vms", ["a list"]),
+    ],
+)
+def test_what_is_no_report_is_refused_as_a_whole(
+    api: Api, change: dict[str, Any], field: str, words: list[str]
+) -> None:
     [error] = api.refused(422, "POST", f"/hosts/{HOST}/report", report(**{"decisions": [record(9)], **change}))[
         "errors"
     ]

@@ -83,13 +83,16 @@ def stored(api: Api) -> list[int]:
         return [len(session.scalars(select(kind.id)).all()) for kind in (DecisionRow, EventRow, TickRow, WindowRow)]
 
 
-@pytest.mark.parametrize(("headers", "later"), [({}, False), ({"Equipoise_Protocol": "2"}, True)])
+@pytest.mark.parametrize(("headers", "later"), [({}, False), ({"Equipoise_Protocol": "3"}, True)])
 def test_the_manager_takes_reports_of_older_and_of_later_agents(
     site: Api, headers: dict[str, str], later: bool
 ) -> None:
     body = of_a_later_version(recorded("report")) if later else recorded("report")
     answer = site.ok("POST", f"/hosts/{HOST}/report", body, role="host", **headers)
-    assert fields(answer) <= fields(recorded("report-answer")), "an older agent refuses an answer with more fields"
+    more = {".refused"} if later else set()
+    assert fields(answer) - more <= fields(recorded("report-answer")), (
+        "an older agent refuses an answer with more fields"
+    )
     assert stored(site) == [1, 1, 1, 2]
     assert site.ok("GET", f"/hosts/{HOST}")["tick"]["policy"] == "priority"
 
@@ -106,7 +109,12 @@ def test_people_are_still_told_of_fields_that_nobody_knows_and_agents_of_bad_val
     assert "is not a known field" in refused["errors"][0]["message"]
     body = recorded("report")
     body["windows"][0]["buckets"] = {"7": 1}
-    assert "windows[0].buckets" in site.refused(422, "POST", f"/hosts/{HOST}/report", body, role="host")["field"]
+    for protocol, told in (("1", []), ("2", ["windows[0].buckets.7"])):
+        answer = site.ok("POST", f"/hosts/{HOST}/report", body, role="host", Equipoise_Protocol=protocol)
+        assert [one["field"] for one in answer["refused"]] == told
+    assert stored(site) == [1, 2, 1, 1], "one event tells of it, for agents that do not"
+    [said] = [one["message"] for one in site.ok("GET", "/events")["items"] if one["kind"] == "items-refused"]
+    assert "windows[0].buckets" in said
 
 
 def test_an_agent_that_is_too_old_is_told_so(site: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +123,7 @@ def test_an_agent_that_is_too_old_is_told_so(site: Api, monkeypatch: pytest.Monk
         body = recorded("report") if method == "POST" else None
         for headers in ({}, {"Equipoise_Protocol": "none"}):
             problem = site.refused(426, method, f"/hosts/{HOST}/{what}", body, role="host", **headers)
-            assert problem["detail"] == "this agent speaks protocol 0, and this manager 1 to 1: upgrade the agent"
+            assert problem["detail"] == "this agent speaks protocol 0, and this manager 1 to 2: upgrade the agent"
         site.ok(method, f"/hosts/{HOST}/{what}", body, role="host", Equipoise_Protocol="1")
     assert stored(site) == [1, 1, 1, 2]
 
@@ -159,7 +167,7 @@ def stack() -> Iterator[ExitStack]:
 
 @pytest.mark.parametrize("later", [False, True])
 def test_an_agent_understands_older_and_later_managers(tmp_path: Path, stack: ExitStack, later: bool) -> None:
-    manager = Recorded(later, **({"Equipoise_Protocol": "2"} if later else {}))
+    manager = Recorded(later, **({"Equipoise_Protocol": "3"} if later else {}))
     agent = Agent(tmp_path, stack, manager)
     orders = agent.link.fetch()
     assert orders.assignment is not None
@@ -188,7 +196,7 @@ def test_a_manager_that_is_too_old_is_refused_and_nothing_is_lost(
     agent = Agent(tmp_path, stack, Recorded(later=False))
     agent.outbox.put([DECISION])
     for talk in (agent.link.fetch, lambda: agent.link.send(REPORT)):
-        with pytest.raises(ManagerUnavailable, match="protocol 0, and this agent 1 to 1: upgrade the manager"):
+        with pytest.raises(ManagerUnavailable, match="protocol 0, and this agent 1 to 2: upgrade the manager"):
             talk()
     assert agent.outbox.peek(9, 10**6).last == 1
 
@@ -206,7 +214,7 @@ def test_the_agent_finds_out_how_far_its_clock_is_ahead_and_tells(
     assert agent.link.clock_ahead_s == 7.5, "an answer that came after 15 s tells nothing"
     assert "Equipoise-Clock-Ahead" not in manager.sent[0][1]
     assert manager.sent[1][1]["Equipoise-Clock-Ahead"] == "7.500000"
-    assert manager.sent[1][1]["Equipoise-Protocol"] == "1"
+    assert manager.sent[1][1]["Equipoise-Protocol"] == "2"
 
 
 def tell(api: Api, ahead: str, **changes: Any) -> Any:
@@ -246,5 +254,5 @@ def test_every_answer_to_an_agent_says_the_protocol_and_the_time(site: Api) -> N
     answers = [first, whole, same, site.call("GET", f"/hosts/{HOST}/slots", role="host")]
     assert [one.status_code for one in answers] == [200, 200, 304, 200]
     for one in answers:
-        assert one.headers["Equipoise-Protocol"] == "1"
+        assert one.headers["Equipoise-Protocol"] == "2"
         assert float(one.headers["Equipoise-Clock"]) == START.timestamp() + 0.25

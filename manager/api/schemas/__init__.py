@@ -42,6 +42,7 @@ from manager.api.schemas.assignment import (
     AssignedVm,
     AssignedWindow,
     AssignmentOut,
+    RefusedItem,
     ReportOut,
     SlotsOut,
 )
@@ -190,6 +191,7 @@ __all__ = [
     "PushBody",
     "ReadyBody",
     "RecordBody",
+    "RefusedItem",
     "ReportIn",
     "ReportOut",
     "Role",

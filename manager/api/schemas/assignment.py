@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 
 from manager.api.schemas.agents import ReadyBody
-from manager.api.schemas.fields import Count, Name, Schema
+from manager.api.schemas.fields import Count, Name, Schema, Text
 from manager.api.schemas.registration import ApplicationIn, HostIn, VmIn
 
 ORDERS_HEADER = "Equipoise-Orders"
@@ -17,7 +17,10 @@ ORDERS_HEADER = "Equipoise-Orders"
 PROTOCOL_HEADER = "Equipoise-Protocol"
 """Header of what agent and manager tell each other: the number of the protocol they speak; 0 where it is absent."""
 
-PROTOCOL = 1
+PROTOCOL = 2
+TELLS_REFUSED = 2
+"""From this protocol on an agent sets aside the items that a manager leaves out, and tells of them."""
+
 OLDEST_PROTOCOL = 0
 """Each side refuses another that speaks an older protocol than this one. What it does not know of a newer one, such as
 fields, it passes over."""
@@ -78,6 +81,14 @@ class SlotsOut(Schema):
     shared: bool = Field(description="whether other hosts have VMs of these applications, and need what this one tells")
 
 
+class RefusedItem(Schema):
+    """An item of a report that was left out."""
+
+    field: Text = Field(description="such as decisions[3].host")
+    message: Text
+    id: Text = Field(default="", description="its id, or what else it has of a name")
+
+
 class ReportOut(Schema):
     """How many records, ticks and windows were stored (repeated records and ticks are not counted)."""
 
@@ -90,3 +101,7 @@ class ReportOut(Schema):
         description="whether the newest tick is not of the VMs that the host told of: it is to tell of all",
     )
     slots: SlotsOut | None = Field(default=None, description="as they are now, if the report asked for them")
+    refused: list[RefusedItem] = Field(
+        default_factory=list,
+        description="what was left out because it cannot be accepted; not told to agents of protocol 0",
+    )
