@@ -74,6 +74,10 @@ class Api:
     silence: SilenceWatch = field(init=False)
 
     def __post_init__(self) -> None:
+        self.begin_to_listen()
+
+    def begin_to_listen(self) -> None:
+        """As a manager that starts, which has heard of no host yet."""
         self.silence = SilenceWatch(timedelta(seconds=30), lambda: self.clock.now_s)
 
     def make_tokens(self) -> None:

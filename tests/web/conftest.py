@@ -22,6 +22,7 @@ def desk(migrated: Callable[[str], Database], made_desk: Desk) -> Desk:
     """A manager with its dashboard, as if new."""
     migrated("sqlite")
     made_desk.api.clock.now_s = START.timestamp()
+    made_desk.api.begin_to_listen()
     made_desk.api.make_tokens()
     return made_desk
 
