@@ -10,10 +10,38 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+from manager.errors import Busy
 
 BURST_S = 10.0
 _MOST_KEYS = 10_000
+
+
+class Turns:
+    """Lets a few at a time do what takes much memory, and a few wait for it. Thread-safe."""
+
+    def __init__(self, most: int = 1, waiting: int = 2, wait_s: float = 3.0) -> None:
+        """``wait_s``: how long one waits at most."""
+        self._free = threading.BoundedSemaphore(most)
+        self._admitted = threading.BoundedSemaphore(most + waiting)
+        self._wait_s = wait_s
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Within it, it is the caller's turn. Raises Busy where too many wait, or it takes too long."""
+        if not self._admitted.acquire(blocking=False):
+            raise Busy("too many do this at the same time: try again in a moment")
+        try:
+            if not self._free.acquire(timeout=self._wait_s):
+                raise Busy("this takes too long now: try again in a moment")
+            try:
+                yield
+            finally:
+                self._free.release()
+        finally:
+            self._admitted.release()
 
 
 class RateLimit:

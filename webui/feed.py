@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from flask import Blueprint, Response, request
 from werkzeug.exceptions import BadRequest, ServiceUnavailable
 
-from manager.api.auth import VIEWER, allow
+from manager.api.auth import VIEWER, allow, reader_left
 from manager.errors import Busy
 from manager.store.changes import Changes, parse_topic
 
@@ -24,8 +24,6 @@ ALIVE_S = 10.0
 """Silence after which a stream says that it is there."""
 LEAST_S = 1.0
 """Time between two changes that are told, and between two looks whether the page is still there."""
-
-DISCONNECTED = "waitress.client_disconnected"
 
 
 def add_feed(web: Blueprint, changes: Changes) -> None:
@@ -39,7 +37,7 @@ def add_feed(web: Blueprint, changes: Changes) -> None:
             topic = parse_topic(request.args.get("topic", ""))
         except ValueError as error:
             raise BadRequest(str(error)) from None
-        gone: Callable[[], bool] = request.environ.get(DISCONNECTED, lambda: False)
+        gone = reader_left(request)
         held = ExitStack()
         try:
             wait = held.enter_context(changes.following(topic))

@@ -92,7 +92,9 @@ def add_sign_in(web: Blueprint, site: Site, context: ManagerContext) -> None:
 
     def _begin_session(name: str, password: str) -> SignedIn:
         address = request.remote_addr or ""
-        return sessions.sign_in(context.database, name, password, address, context.now(), context.sessions)
+        return sessions.sign_in(
+            context.database, name, password, address, context.now(), context.sessions, context.turns
+        )
 
     def _with_cookie(answer: AnyResponse, signed_in: SignedIn) -> AnyResponse:
         answer.set_cookie(

@@ -34,7 +34,7 @@ from manager.api.tokens import tokens_api
 from manager.api.users import users_api
 from manager.api.vms import vms_api
 from manager.api.what_if import what_if_api
-from manager.serving import MAX_BODY_BYTES
+from manager.serving.exchange import MAX_BODY_BYTES
 
 _HEADERS = {
     "Cache-Control": "no-store",

@@ -16,12 +16,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from flask import Flask, Request, g, request
+from flask import Flask, Request, Response, g, request
 from werkzeug.datastructures import Authorization, WWWAuthenticate
-from werkzeug.exceptions import Forbidden, Unauthorized
+from werkzeug.exceptions import Forbidden, RequestEntityTooLarge, Unauthorized
 
 from manager.api.context import ManagerContext
 from manager.errors import TooManyRequests
+from manager.serving.exchange import EXCHANGE, MAX_BODY_BYTES, OPEN_BODY_BYTES, Exchange
 from manager.store.sessions import SignedIn, find_session
 from manager.store.tokens import Principal, PrincipalKind, Role, authenticate
 
@@ -33,8 +34,11 @@ PRINCIPAL_KEY = "equipoise.principal"
 COOKIE = "equipoise_session"
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
+PROBES = frozenset({"/healthz", "/readyz", "/api/v1/health"})
+"""What probes ask: it is answered by threads of its own, and no flood of it makes one fail."""
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
+_METRICS_COST = 10.0  # requests, as which a page of metrics counts: it asks the database for the whole fleet
 _REALM = "Equipoise manager"  # in two words, because only then it is quoted, as RFC 9110 wants
 _RANKS = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
@@ -81,13 +85,29 @@ def allow(access: Access) -> Callable[[View], View]:
 def install_auth(app: Flask, context: ManagerContext) -> None:
     """Check every request that matches a route before anything else is done with it."""
 
-    def check() -> None:
+    def check() -> Response | None:
         if request.endpoint is None:
-            return  # no such route, or not with this method: says so without telling more
+            return None  # no such route, or not with this method: says so without telling more
         access: Access = getattr(app.view_functions[request.endpoint], "access", ADMIN)
+        exchange: Exchange | None = request.environ.get(EXCHANGE)
+        limit_bytes = OPEN_BODY_BYTES
         if access.role is not None:
-            g.principal = _limited(context, access)
-            _authorize(access, access.role, g.principal)
+            signed = _signed(context, access, exchange)
+            g.principal = signed.principal
+            _authorize(access, access.role, signed.principal)
+            limit_bytes = MAX_BODY_BYTES
+        elif exchange is not None and exchange.kept is None:
+            _count_open(context)
+            exchange.kept = True
+        if (request.content_length or 0) > limit_bytes:
+            raise RequestEntityTooLarge(f"a body of more than {limit_bytes} bytes is refused")
+        if exchange is not None and exchange.undecided:
+            exchange.allow_body(limit_bytes)
+            return Response()
+        if access.role is not None and signed.csrf_token is not None:
+            refuse_forgery(signed.csrf_token)  # which may read the body
+            g.csrf_token = signed.csrf_token
+        return None
 
     app.before_request(check)
 
@@ -121,6 +141,12 @@ def credentials(given: Request) -> Authorization | None:
         return None
 
 
+def reader_left(given: Request) -> Callable[[], bool]:
+    """What tells, also later, whether nobody reads the answer any more."""
+    exchange: Exchange | None = given.environ.get(EXCHANGE)
+    return lambda: exchange is not None and exchange.gone
+
+
 def refuse_forgery(csrf_token: str) -> None:
     """Raises Forbidden unless the request only reads, or carries the token."""
     if request.method in READS:
@@ -130,18 +156,44 @@ def refuse_forgery(csrf_token: str) -> None:
         raise Forbidden(f"writes in a session need its CSRF token, in header {CSRF_HEADER} or form field {CSRF_FIELD}")
 
 
-def _limited(context: ManagerContext, access: Access) -> Principal:
+@dataclass(frozen=True, slots=True)
+class _Signed:
+    """Who asks, and within a session the token that its writes carry."""
+
+    principal: Principal
+    csrf_token: str | None = None
+
+
+def _signed(context: ManagerContext, access: Access, exchange: Exchange | None) -> _Signed:
     """Who asks. Raises Unauthorized, or TooManyRequests where this one, or its address without a token, floods."""
     inside = request.environ.get(PRINCIPAL_KEY)
     if isinstance(inside, Principal):
-        return inside  # the page that it is for was counted
+        return _Signed(inside)  # the page that it is for was counted
+    if exchange is not None and isinstance(exchange.kept, _Signed):
+        return exchange.kept  # asked before the body was read
     try:
-        principal = _principal(context, access)
+        signed = _found(context, access)
     except Unauthorized:
         _count(context, "address", request.remote_addr or "")
         raise
-    _count(context, principal.kind, principal.name)
-    return principal
+    _count(context, signed.principal.kind, signed.principal.name)
+    if exchange is not None:
+        exchange.kept = signed
+        exchange.trust()
+    return signed
+
+
+def _count_open(context: ManagerContext) -> None:
+    """Count a request that needs no token. Raises TooManyRequests; probes are never refused."""
+    if request.path in PROBES:
+        return
+    address = request.remote_addr or ""
+    if request.method in READS:
+        wait_s = context.requests.ask(("open", address), _METRICS_COST if request.path == "/metrics" else 1.0)
+    else:
+        wait_s = context.tries.ask(address)
+    if wait_s:
+        raise TooManyRequests(f"address {address!r} asks too often without a token", wait_s)
 
 
 def _count(context: ManagerContext, kind: str, name: str) -> None:
@@ -151,7 +203,7 @@ def _count(context: ManagerContext, kind: str, name: str) -> None:
         raise TooManyRequests(f"{kind} {name!r} asks too often, {most}", wait_s)
 
 
-def _principal(context: ManagerContext, access: Access) -> Principal:
+def _found(context: ManagerContext, access: Access) -> _Signed:
     given = credentials(request)
     secret = None
     if given is not None and given.type == "bearer":
@@ -160,13 +212,12 @@ def _principal(context: ManagerContext, access: Access) -> Principal:
         secret = given.password
     if secret:
         principal = authenticate(context.database, secret, context.now())
+        csrf_token = None
         why = "the token is unknown, revoked or expired"
     else:
         signed_in = session_of(context) if access.session else None
-        if signed_in is not None:
-            refuse_forgery(signed_in.csrf_token)
-            g.csrf_token = signed_in.csrf_token
         principal = signed_in.principal if signed_in else None
+        csrf_token = signed_in.csrf_token if signed_in else None
         ended = access.session and session_secret(context) is not None
         why = "the session has ended" if ended else "a token is needed: Authorization: Bearer <token>"
     if principal is None:
@@ -174,7 +225,7 @@ def _principal(context: ManagerContext, access: Access) -> Principal:
         if access.browser:
             challenges.append(WWWAuthenticate("basic", {"realm": _REALM}))
         raise Unauthorized(why, www_authenticate=challenges)
-    return principal
+    return _Signed(principal, csrf_token)
 
 
 def _authorize(access: Access, role: Role, principal: Principal) -> None:

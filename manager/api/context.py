@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from manager.limits import RateLimit
+from manager.limits import RateLimit, Turns
 from manager.store.database import Database
 from manager.store.sessions import DEFAULT_LIMITS, SessionLimits
 from policies.registry import InstalledPolicy
@@ -21,8 +21,9 @@ class ManagerContext:
     times, ``skew_s`` how far the clocks of others may be ahead (``clock_bound_s``: without an event), and ``late_s``
     how old posted response times may be. Windows and ticks are kept for ``keep_slots``, and for ``keep_minutes``
     rolled up by minute. Who has not reported for ``silent`` does not answer any more. ``requests`` bounds what each
-    token and user asks for, ``samples`` the response times that each posts of an application. ``secure_cookies``:
-    sessions are by https only, however they begin.
+    token and user asks for, ``samples`` the response times that each posts of an application, ``tries`` what an
+    address without a token may try: to join, to sign in; ``turns`` how many passwords are looked at at the same time.
+    ``secure_cookies``: sessions are by https only, however they begin.
     """
 
     database: Database
@@ -41,6 +42,8 @@ class ManagerContext:
     clock: Callable[[], float] = time.time
     requests: RateLimit = field(default_factory=lambda: RateLimit(0))
     samples: RateLimit = field(default_factory=lambda: RateLimit(0))
+    tries: RateLimit = field(default_factory=lambda: RateLimit(0))
+    turns: Turns = field(default_factory=Turns)
 
     def now(self) -> datetime:
         """The current time, in UTC."""

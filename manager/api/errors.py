@@ -12,6 +12,7 @@ from werkzeug.exceptions import BadRequest, HTTPException
 from manager.api.schemas import Problem
 from manager.api.validation import FieldError, InvalidFields
 from manager.errors import (
+    Busy,
     Conflict,
     DatabaseUnavailable,
     InvalidRequest,
@@ -56,6 +57,7 @@ def install_errors(app: Flask) -> None:
     app.register_error_handler(TooManyRequests, _throttled)
     app.register_error_handler(HTTPException, _http)
     app.register_error_handler(DatabaseUnavailable, _database)
+    app.register_error_handler(Busy, _busy)
     app.register_error_handler(Exception, _unexpected)
 
 
@@ -96,6 +98,12 @@ def _http(error: HTTPException) -> Response | HTTPException:
 def _database(error: DatabaseUnavailable) -> Response:
     log.error("%s %s: %s", request.method, request.path, error)
     answer = problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used now; nothing was changed, try again")
+    answer.headers["Retry-After"] = str(_RETRY_AFTER_S)
+    return answer
+
+
+def _busy(error: Busy) -> Response:
+    answer = problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
     answer.headers["Retry-After"] = str(_RETRY_AFTER_S)
     return answer
 

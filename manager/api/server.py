@@ -10,11 +10,13 @@ from datetime import timedelta
 from flask import Flask
 
 from manager.api.app import create_app
+from manager.api.auth import PROBES
 from manager.api.context import ManagerContext
 from manager.api.jobs import make_jobs
 from manager.api.metrics import Metrics
 from manager.limits import RateLimit
-from manager.serving import HttpServer
+from manager.serving.exchange import Lane
+from manager.serving.server import HttpServer, Lanes
 from manager.settings import Settings
 from manager.store.changes import Changes
 from manager.store.clock_watch import ClockWatch
@@ -23,6 +25,12 @@ from manager.store.jobs import Jobs
 from manager.store.sessions import SessionLimits
 from manager.tls import server_context
 from policies.registry import InstalledPolicy
+
+STREAM = "/live"
+"""Where pages are told of changes; each holds a thread."""
+
+_TRIES_PER_S = 2.0
+_REFUSED_STREAMS = 4  # threads in which those above the limit are told so
 
 Pages = Callable[[Flask, ManagerContext, Changes], None]
 """Adds pages to the application that serves the interface."""
@@ -64,6 +72,13 @@ class ManagerServer:
         self._jobs.close()
 
 
+def lane_of(path: str) -> Lane:
+    """In which threads a request of the manager is answered."""
+    if path in PROBES:
+        return Lane.PROBE
+    return Lane.STREAM if path == STREAM else Lane.WORK
+
+
 def make_server(
     settings: Settings,
     database: Database,
@@ -90,6 +105,7 @@ def make_server(
         silent=timedelta(seconds=settings.number("interval_s")) * settings.whole("silent_intervals"),
         requests=RateLimit(settings.number("requests_per_s")),
         samples=RateLimit(settings.number("samples_per_s")),
+        tries=RateLimit(_TRIES_PER_S),
     )
     metrics = Metrics(context)
     app = create_app(context, metrics)
@@ -99,7 +115,7 @@ def make_server(
         app,
         settings.text("listen_host"),
         settings.whole("listen_port"),
-        settings.whole("api_threads") + settings.whole("live_streams"),  # each stream holds one
+        Lanes(settings.whole("api_threads"), settings.whole("live_streams") + _REFUSED_STREAMS, lane_of),
         settings.text("trusted_proxy"),
         server_context(settings.text("tls_certificate"), settings.text("tls_key")),
     )

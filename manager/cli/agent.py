@@ -45,7 +45,7 @@ from manager.loop.reserve import RESERVE_FILE, Reserve
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.records import Severity
 from manager.notify import Notifier, Watchdog
-from manager.serving import HttpServer
+from manager.serving.server import HttpServer, Lanes
 from manager.settings import Settings
 from manager.terminal import say
 from policies.registry import load_policies
@@ -217,7 +217,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         running.say(Severity.ERROR, "policy", problem)
     if settings.whole("agent_listen_port"):
         http = HttpServer(
-            machine.pages, settings.text("agent_listen_host"), settings.whole("agent_listen_port"), _HTTP_THREADS
+            machine.pages, settings.text("agent_listen_host"), settings.whole("agent_listen_port"), Lanes(_HTTP_THREADS)
         )
         stack.callback(http.close)
         http.start()

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from manager.host.port import HostPort
 from manager.loop.findings import Examiner
-from manager.serving import WsgiApp
+from manager.serving.exchange import WsgiApp
 from manager.settings import Settings
 from manager.telemetry.port import Telemetry
 

@@ -162,8 +162,9 @@ def start_logging(settings: Settings) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(settings.text("log_format")))
     logging.basicConfig(level=settings.text("log_level").upper(), handlers=[handler])
-    for noisy in ("apscheduler", "httpx", "httpcore", "alembic", "waitress.queue"):
+    for noisy in ("apscheduler", "httpx", "httpcore", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of whatever anybody sends
 
 
 def read_token(settings: Settings, default_file: str = ADMIN_TOKEN_FILE) -> str:

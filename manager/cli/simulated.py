@@ -9,7 +9,7 @@ from pathlib import Path
 from manager.cli.machine import Machine
 from manager.client import ManagerClient
 from manager.errors import SettingsError
-from manager.serving import WsgiApp
+from manager.serving.exchange import WsgiApp
 from manager.settings import Settings
 from manager.sim.files import load_scenario
 from manager.sim.findings import SimExaminer

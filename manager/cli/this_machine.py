@@ -13,7 +13,7 @@ from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.model.cpus import parse_cpus
 from manager.model.reach import parse_reach
-from manager.serving import WsgiApp
+from manager.serving.exchange import WsgiApp
 from manager.settings import Settings
 from manager.telemetry.sources import Sources
 

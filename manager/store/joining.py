@@ -69,17 +69,10 @@ def join(database: Database, secret: str, host: str, address: str, now: datetime
     it is taken, and all tokens of the host are revoked. Raises JoinRefused saying why, InvalidRequest for a bad name.
     """
     refuse_bad_name("name", host)
+    with database.reading() as session:  # tries of those who have no such token write nothing
+        _usable(session, secret, host, now)
     with database.registering() as session:
-        query = select(JoinTokenRow).where(JoinTokenRow.secret_hash == hash_secret(secret))
-        token = session.scalars(query).one_or_none()
-        if token is None:
-            raise JoinRefused("this join token is unknown or was deleted: have an administrator make another one")
-        if token.used_at is not None:
-            raise JoinRefused(f"join token {token.name!r} was used at {token.used_at} by host {token.used_by!r}")
-        if token.expires_at <= now:
-            raise JoinRefused(f"join token {token.name!r} expired at {token.expires_at}")
-        if token.host not in {None, host}:
-            raise JoinRefused(f"join token {token.name!r} is for host {token.host!r}, not {host!r}")
+        token = _usable(session, secret, host, now)
         known = host_tokens(session, host)
         live = [one.name for one in known if not has_expired(one, now)]
         if live and not token.replace:
@@ -97,6 +90,21 @@ def join(database: Database, secret: str, host: str, address: str, now: datetime
         row, own = create_token(session, free_name(session, f"agent-{host}"), Role.HOST, host, now)
         record(session, actor, "token.create", row.name, now, None, described_token(session, row))
     return row, own
+
+
+def _usable(session: Session, secret: str, host: str, now: datetime) -> JoinTokenRow:
+    """The join token of a secret. Raises JoinRefused saying why it joins no such host."""
+    query = select(JoinTokenRow).where(JoinTokenRow.secret_hash == hash_secret(secret))
+    token = session.scalars(query).one_or_none()
+    if token is None:
+        raise JoinRefused("this join token is unknown or was deleted: have an administrator make another one")
+    if token.used_at is not None:
+        raise JoinRefused(f"join token {token.name!r} was used at {token.used_at} by host {token.used_by!r}")
+    if token.expires_at <= now:
+        raise JoinRefused(f"join token {token.name!r} expired at {token.expires_at}")
+    if token.host not in {None, host}:
+        raise JoinRefused(f"join token {token.name!r} is for host {token.host!r}, not {host!r}")
+    return token
 
 
 def described_join_token(_session: Session, row: JoinTokenRow) -> Json:

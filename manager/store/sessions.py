@@ -7,6 +7,7 @@ import hmac
 import re
 import secrets
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -14,12 +15,13 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from manager.errors import SignInRefused
+from manager.limits import Turns
 from manager.model.registration import NAME_PATTERN
 from manager.store.access_models import SessionRow, TokenRow, UserRow
 from manager.store.audit import UNKNOWN, Actor, actor_of, record
 from manager.store.database import Database
 from manager.store.registered import find
-from manager.store.throttle import count_try, forgive
+from manager.store.throttle import count_try, forgive, refuse_try
 from manager.store.tokens import MACHINES, Principal, PrincipalKind, Role, has_expired, hash_secret
 from manager.store.users import is_password
 
@@ -52,15 +54,25 @@ class SignedIn:
 
 
 def sign_in(
-    database: Database, name: str, password: str, address: str, now: datetime, limits: SessionLimits
+    database: Database,
+    name: str,
+    password: str,
+    address: str,
+    now: datetime,
+    limits: SessionLimits,
+    turns: Turns | None = None,
 ) -> SignedIn:
     """Begin a session for a user, or for a token by its name and its secret as the password; those of machines may not.
 
-    Raises SignInThrottled, or SignInRefused, the same and after about the same time whatever is wrong.
+    A password's hash takes 32 MiB for a while: ``turns`` bounds how many are made at the same time.
+
+    Raises SignInThrottled, or SignInRefused, the same and after about the same time whatever is wrong; Busy.
     """
-    count_try(database, name, address, now)
+    refuse_try(database, name, address, now)
     known = name if re.fullmatch(NAME_PATTERN, name) else ""
-    proven_hash = _proven_hash(database, known, password)
+    with turns.turn() if turns else nullcontext():
+        count_try(database, name, address, now)
+        proven_hash = _proven_hash(database, known, password)
     secret = secrets.token_urlsafe(_SECRET_BYTES)
     with database.registering() as session:  # nobody may change the user or the token meanwhile
         user = find(session, UserRow, known)

@@ -11,7 +11,7 @@ import ipaddress
 import math
 from datetime import datetime, timedelta
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
 from manager.errors import SignInThrottled
@@ -22,8 +22,19 @@ from manager.store.tokens import hash_secret
 FAILURES = 5
 WINDOW = timedelta(minutes=15)
 FIRST_WAIT = timedelta(seconds=30)
+MOST_ROWS = 10_000
+"""Failures that are kept, of all names and networks: beyond them nobody signs in until some are forgotten."""
 KEEP = 2 * WINDOW
 """How long a failure may count: for a window before a later one, which has others wait as long again at most."""
+
+
+def refuse_try(database: Database, name: str, address: str, now: datetime) -> None:
+    """Raises SignInThrottled as ``count_try`` does, but writes nothing, so that a flood of tries costs little."""
+    with database.reading() as session:
+        _refuse(session, SignInFailureRow(at=now, name_hash=hash_secret(name), network=_network(address)), now)
+        failures = session.scalar(select(func.count()).select_from(SignInFailureRow))
+    if (failures or 0) >= MOST_ROWS:
+        raise SignInThrottled(math.ceil(FIRST_WAIT.total_seconds()))
 
 
 def count_try(database: Database, name: str, address: str, now: datetime) -> None:
@@ -33,13 +44,17 @@ def count_try(database: Database, name: str, address: str, now: datetime) -> Non
     """
     row = SignInFailureRow(at=now, name_hash=hash_secret(name), network=_network(address))
     with database.registering() as session:
-        waits = [
-            _wait(session, SignInFailureRow.name_hash == row.name_hash, now),
-            _wait(session, SignInFailureRow.network == row.network, now),
-        ]
-        if max(waits) > timedelta(0):
-            raise SignInThrottled(math.ceil(max(waits).total_seconds()))
+        _refuse(session, row, now)
         session.add(row)
+
+
+def _refuse(session: Session, row: SignInFailureRow, now: datetime) -> None:
+    waits = [
+        _wait(session, SignInFailureRow.name_hash == row.name_hash, now),
+        _wait(session, SignInFailureRow.network == row.network, now),
+    ]
+    if max(waits) > timedelta(0):
+        raise SignInThrottled(math.ceil(max(waits).total_seconds()))
 
 
 def forgive(session: Session, name: str) -> None:

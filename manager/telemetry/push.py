@@ -14,12 +14,14 @@ from pydantic import BaseModel, ValidationError
 
 from manager.api.schemas import Problem, SampleLine, SamplesIn, SamplesOut
 from manager.limits import RateLimit
-from manager.serving import MAX_BODY_BYTES
+from manager.serving.exchange import EXCHANGE, Exchange
 from manager.telemetry.feed import Feed
 from manager.telemetry.store import MOST, SKEW_S, Fate
 from manager.telemetry.trust import Network, believed, plain_address
 
 PREFIX = "/samples/"
+MOST_BYTES = 1024 * 1024
+"""Of one body: enough for as many response times as it may hold, in microseconds."""
 JSON, NDJSON = "application/json", "application/x-ndjson"
 _MAX_VALUE = 80
 _BYTES_A_TIME = 64
@@ -134,10 +136,13 @@ class AgentPages:
         kind = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
         if kind not in {JSON, NDJSON}:
             raise Refusal(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"the body's type should be {JSON} or {NDJSON}")
-        length = int(environ.get("CONTENT_LENGTH") or 0)  # waitress has checked it, and sets it for chunked bodies
-        if length > MAX_BODY_BYTES:
-            detail = f"a body of {length} bytes is refused; allowed: up to {MAX_BODY_BYTES}"
-            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, detail)
+        length = int(environ.get("CONTENT_LENGTH") or 0)  # the server has checked it
+        if length > MOST_BYTES:
+            raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of more than {MOST_BYTES} bytes is refused")
+        exchange: Exchange | None = environ.get(EXCHANGE)
+        if exchange is not None and exchange.undecided:
+            exchange.allow_body(MOST_BYTES)
+            return SamplesOut(accepted=0, late=0)
         body: bytes = environ["wsgi.input"].read(length)
         self._samples.take(source, len(body) // _BYTES_A_TIME)  # reading what cannot be used takes time, too
         return self._lines(feed, source, body) if kind == NDJSON else self._batch(feed, source, body)

@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from sqlalchemy import select
 
 from manager.cli import main
-from manager.serving import HttpServer
+from manager.serving.server import HttpServer, Lanes
 from manager.store.host_models import JoinTokenRow
 from manager.store.joining import KEEP
 from manager.store.retention import prune_access
@@ -128,7 +128,7 @@ def test_they_are_forgotten_some_time_after_their_end(api: Api) -> None:
 
 @pytest.fixture
 def url(sqlite_api: Api) -> Iterator[str]:
-    server = HttpServer(sqlite_api.app, "127.0.0.1", 0, 2)
+    server = HttpServer(sqlite_api.app, "127.0.0.1", 0, Lanes(2))
     server.start()
     [(host, port)] = server.addresses
     yield f"http://{host}:{port}"

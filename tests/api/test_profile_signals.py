@@ -15,7 +15,7 @@ import pytest
 
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
-from manager.serving import HttpServer
+from manager.serving.server import HttpServer, Lanes
 from manager.store.database import Database
 from policies.priority import POLICY
 from policies.registry import InstalledPolicy
@@ -48,7 +48,7 @@ def agents(migrated: Callable[[str], Database]) -> Agents:
 @pytest.fixture
 def url(agents: Agents) -> Iterator[str]:
     """The interface, listening, while the agents tick."""
-    server = HttpServer(agents.api.app, "127.0.0.1", 0, 4)
+    server = HttpServer(agents.api.app, "127.0.0.1", 0, Lanes(4))
     server.start()
     ended = threading.Event()
 

@@ -12,8 +12,9 @@ import httpx
 import pytest
 from flask import Flask, request
 
-from manager.api.server import HttpServer, make_server
+from manager.api.server import make_server
 from manager.errors import SettingsError
+from manager.serving.server import HttpServer, Lanes
 from manager.settings import load_settings
 from manager.store.database import Database
 
@@ -41,7 +42,7 @@ def slow() -> tuple[Flask, threading.Event]:
 
 def test_a_request_under_way_is_answered_before_the_end(slow: tuple[Flask, threading.Event]) -> None:
     app, asked = slow
-    server = HttpServer(app, "127.0.0.1", 0, 2)
+    server = HttpServer(app, "127.0.0.1", 0, Lanes(2))
     server.start()
     [(host, port)] = server.addresses
     idle = socket.create_connection((host, port))  # keeps a connection open and asks for nothing
@@ -61,12 +62,12 @@ def test_a_request_under_way_is_answered_before_the_end(slow: tuple[Flask, threa
 
 
 def test_it_listens_before_it_serves_and_a_taken_port_is_an_error(slow: tuple[Flask, threading.Event]) -> None:
-    server = HttpServer(slow[0], "127.0.0.1", 0, 1)
+    server = HttpServer(slow[0], "127.0.0.1", 0, Lanes(1))
     [(host, port)] = server.addresses
     with pytest.raises(SettingsError, match=f"port {port}: .*in use"):
-        HttpServer(slow[0], host, port, 1)
+        HttpServer(slow[0], host, port, Lanes(1))
     with pytest.raises(SettingsError, match="cannot listen on nowhere"):
-        HttpServer(slow[0], "nowhere.invalid", port, 1)
+        HttpServer(slow[0], "nowhere.invalid", port, Lanes(1))
     server.start()
     server.close()
 

@@ -14,7 +14,7 @@ from werkzeug.test import TestResponse
 from manager.api.app import create_app
 from manager.api.auth import OPEN, allow, cookie_arguments
 from manager.api.context import ManagerContext
-from manager.serving import HttpServer
+from manager.serving.server import HttpServer, Lanes
 from manager.store.database import Database
 from manager.store.sessions import DEFAULT_LIMITS, SignedIn, sign_in, sign_out
 from manager.store.tokens import Principal, PrincipalKind, Role
@@ -156,7 +156,7 @@ def behind_proxy(migrated: Callable[[str], Database]) -> Callable[[str, dict[str
         return jsonify({**cookie_arguments(context), "address": request.remote_addr})
 
     def get(trusted_proxy: str, headers: dict[str, str]) -> dict[str, Any]:
-        server = HttpServer(app, "127.0.0.1", 0, 1, trusted_proxy)
+        server = HttpServer(app, "127.0.0.1", 0, Lanes(1), trusted_proxy)
         server.start()
         try:
             found: dict[str, Any] = httpx.get(f"http://127.0.0.1:{server.addresses[0][1]}/", headers=headers).json()

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from manager.notify import Notifier, Watchdog
-from manager.serving import HttpServer
+from manager.serving.server import HttpServer, Lanes
 
 TOP = Path(__file__).parents[2]
 WAIT_S = 60.0
@@ -109,7 +109,7 @@ def test_pings_end_while_something_hangs_and_come_again(address: str) -> None:
 
 
 def test_a_server_whose_threads_all_hang_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manager.serving._HUNG_S", 2.5)
+    monkeypatch.setattr("manager.serving.server._HUNG_S", 2.5)
     go_on = threading.Event()
 
     def app(_environ: object, start_response):
@@ -117,7 +117,7 @@ def test_a_server_whose_threads_all_hang_is_noticed(monkeypatch: pytest.MonkeyPa
         start_response("200 OK", [])
         return [b"done"]
 
-    server = HttpServer(app, "127.0.0.1", 0, 2)
+    server = HttpServer(app, "127.0.0.1", 0, Lanes(2))
     with closing(server):
         server.start()
         assert server.trouble() == ""

@@ -18,7 +18,8 @@ from flask import Flask, Response, request
 from manager.api.server import make_server
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable, SettingsError
-from manager.serving import HttpServer
+from manager.serving.exchange import EXCHANGE, MAX_BODY_BYTES
+from manager.serving.server import HttpServer, Lanes
 from manager.settings import load_settings
 from manager.store.database import Database
 from manager.tls import client_context, server_context
@@ -48,6 +49,9 @@ def application() -> Flask:
 
     @app.post("/api/v1/digest")
     def digest() -> Response:
+        if request.environ[EXCHANGE].undecided:
+            request.environ[EXCHANGE].allow_body(MAX_BODY_BYTES)
+            return Response()
         body = request.get_data()
         assert request.is_secure
         return Response(f'"{hashlib.sha256(body).hexdigest()}"', mimetype="application/json")
@@ -70,7 +74,7 @@ def serve() -> Iterator[Callable[[Pem], int]]:
 
     def start(pem: Pem) -> int:
         context = server_context(str(pem.certificate), str(pem.key))
-        servers.append(HttpServer(application(), "127.0.0.1", 0, 4, tls=context))
+        servers.append(HttpServer(application(), "127.0.0.1", 0, Lanes(4), tls=context))
         servers[-1].start()
         return servers[-1].addresses[0][1]
 

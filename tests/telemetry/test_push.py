@@ -14,8 +14,8 @@ import pytest
 from manager.api.schemas import Problem, SamplesOut
 from manager.model.histogram import bucket_of
 from manager.model.source import Push, SourceState
-from manager.serving import MAX_BODY_BYTES, HttpServer
-from manager.telemetry.push import AgentPages, PushRoute
+from manager.serving.server import HttpServer, Lanes
+from manager.telemetry.push import MOST_BYTES, AgentPages, PushRoute
 from manager.telemetry.trust import parse_networks
 from tests.telemetry.conftest import NOW_S, Fed, Running, no_metrics, shop, until
 
@@ -125,9 +125,9 @@ def test_a_body_that_cannot_be_used_names_the_field_and_counts_nothing(
 
 
 def test_a_body_that_is_too_large_is_not_read(pages: Pages, fed: Fed) -> None:
-    status, _, content = pages.call(length=MAX_BODY_BYTES + 1)
+    status, _, content = pages.call(length=MOST_BYTES + 1)
     assert (status, fed.status.malformed) == (413, 1)
-    assert str(MAX_BODY_BYTES) in json.loads(content)["detail"]
+    assert str(MOST_BYTES) in json.loads(content)["detail"]
 
 
 @pytest.mark.parametrize("sender", [VM, f"::ffff:{VM}", NEIGHBOUR, "127.0.0.1", "::1", "127.3.2.1", "fd00::7"])
@@ -170,7 +170,7 @@ def test_of_several_sources_the_first_that_believes_counts(pages: Pages, fed: Fe
 
 @pytest.fixture
 def served(running: Running) -> Iterator[Callable[[], str]]:
-    server = HttpServer(running.sources.pages, "127.0.0.1", 0, 4)
+    server = HttpServer(running.sources.pages, "127.0.0.1", 0, Lanes(4))
     server.start()
     [(host, port)] = server.addresses
     yield lambda: f"http://{host}:{port}"

@@ -26,7 +26,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "manager.terminal": ("manager.plain",),
     "manager.settings": ("manager.errors", "manager.model"),
     "manager.client": ("manager.errors",),
-    "manager.limits": (),
+    "manager.limits": ("manager.errors",),
     "manager.tls": ("manager.errors",),
     "manager.bpf": (),
     "manager.private": ("manager.errors",),
@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "manager.model",
         "manager.control",
         "manager.errors",
+        "manager.limits",
         "manager.private",
         "manager.salvage",
         "manager.steady",
@@ -134,7 +135,7 @@ ONLY_FOR: dict[str, tuple[str, ...]] = {
     "flask": ("manager.api", "webui"),
     "flask_openapi3": ("manager.api", "webui"),
     "werkzeug": ("manager.api", "manager.store.users", "webui"),
-    "waitress": ("manager.serving",),
+    "uvicorn": ("manager.serving",),
     "apscheduler": ("manager.steady",),
     "sqlalchemy": ("manager.store", "manager.api", "migrations"),
     "alembic": ("manager.store", "migrations"),
@@ -143,7 +144,7 @@ ONLY_FOR: dict[str, tuple[str, ...]] = {
 
 # The agent uses these, which must not load a web framework or a database for it.
 LIGHT = ("manager.api.schemas", "manager.api.convert")
-HEAVY = ("flask", "flask_openapi3", "werkzeug", "waitress", "sqlalchemy", "alembic")
+HEAVY = ("flask", "flask_openapi3", "werkzeug", "uvicorn", "sqlalchemy", "alembic")
 
 KERNEL_PATHS = ("/sys/", "/proc/")
 KERNEL_PATHS_IN = "manager.host"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from manager.errors import DatabaseUnavailable
-from manager.serving import MAX_BODY_BYTES
+from manager.serving.exchange import MAX_BODY_BYTES
 from manager.store.tokens import Role
 from tests.web.desk import Desk, Page
 from webui import fleet

@@ -1,0 +1,221 @@
+"""Who may stay connected, and for how long without asking: limits by address and in all.
+
+The server's listening sockets are doors. Each hands out connections that the ``Guests`` know until they are closed, TLS
+handshakes included. Limits are those of connections whose sender the application does not know. Above one the
+connection that has waited for longest gives way, before any whose request is being answered: of the address that has
+too many, or else of the one with the most. So a flood displaces itself, and who comes and asks at once is let in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+Key = tuple[str, int]
+"""Address and port of a peer; of one at a Unix socket ``unix`` and a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuestLimits:
+    """``address`` and ``all``: connections whose sender is not known, of one address and together.
+
+    ``wait_s``: how long such a connection may take for the head of a request, TLS handshake included, or be idle.
+    ``idle_s``: the same of one whose sender is known; ``known`` is how many of these there may be. ``a_turn``: how many
+    are let in before those that are in get a turn, so that none is displaced before what it sent was read.
+    """
+
+    address: int = 64
+    all: int = 512
+    a_turn: int = 32
+    wait_s: float = 10.0
+    idle_s: float = 130.0
+    known: int = 4096
+
+
+TLS_LIMITS = GuestLimits(address=32, all=96, a_turn=4)
+"""Handshakes take time, and what a connection by TLS holds is several times as much."""
+
+
+_COLLECT_EVERY = 64
+"""Connections by TLS leave cycles of 64 KiB behind, which the collector counts as a few objects."""
+
+
+class Guest(socket.socket):
+    """A connection that a door let in."""
+
+    key: Key = ("", 0)
+    trusted = False
+    busy = served = False
+    since_s = 0.0
+    guests: Guests | None = None
+
+    def getpeername(self) -> Any:
+        """Address and port, also of one that came by a Unix socket."""
+        return self.key if self.family == socket.AF_UNIX else super().getpeername()
+
+    def cut(self) -> None:
+        """End it, whatever is under way; whoever reads or writes is told by the kernel."""
+        with contextlib.suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close, and be forgotten."""
+        if self.guests is not None:
+            self.guests.forget(self)
+        super().close()
+
+
+class Guests:
+    """All connections of a server. Used by the thread of its loop alone; ``clock`` tells seconds that only grow."""
+
+    def __init__(self, limits: GuestLimits, free: frozenset[str], clock: Callable[[], float] = time.monotonic) -> None:
+        """Addresses in ``free``, such as a proxy's, have no limit of their own."""
+        self.limits = limits
+        self._free = free
+        self._clock = clock
+        self._all: dict[Key, Guest] = {}
+        # Those whose sender is not known, by address: the one that has waited for longest first.
+        self._unknown: dict[str, OrderedDict[Key, Guest]] = {}
+        self._count = 0
+        self._closed = 0
+
+    def enter(self, guest: Guest) -> None:
+        """Let one in; another may have to leave."""
+        self._all[guest.key] = guest
+        guest.guests = self
+        guest.since_s = self._clock()
+        address = guest.key[0]
+        own = self._unknown.setdefault(address, OrderedDict())
+        own[guest.key] = guest
+        self._count += 1
+        if len(own) > self.limits.address and address not in self._free:
+            self._displace(own)
+        elif self._count > self.limits.all:
+            self._displace(max(self._unknown.values(), key=len))
+
+    def find(self, client: Key | None) -> Guest | None:
+        """The connection of a peer."""
+        return self._all.get(client) if client is not None else None
+
+    def begin(self, guest: Guest) -> None:
+        """The head of a request has come."""
+        guest.busy = guest.served = True
+
+    def trust(self, guest: Guest) -> None:
+        """Its sender is known."""
+        if not guest.trusted and guest.key in self._all:
+            self._take(guest)
+            guest.trusted = True
+            if len(self._all) - self._count > self.limits.known:
+                self._displace_known()
+
+    def end(self, guest: Guest) -> None:
+        """A request was answered: it waits again, and from now on."""
+        guest.busy = False
+        guest.since_s = self._clock()
+        own = self._unknown.get(guest.key[0])
+        if own is not None and guest.key in own:
+            own.move_to_end(guest.key)
+
+    def forget(self, guest: Guest) -> None:
+        """It was closed."""
+        if self._all.get(guest.key) is guest:
+            self._take(guest)
+            del self._all[guest.key]
+            self._closed += 1
+            if self._closed % _COLLECT_EVERY == 0:
+                gc.collect(1)
+
+    def sweep(self) -> None:
+        """End those that have waited for too long."""
+        now_s = self._clock()
+        for guest in list(self._all.values()):
+            most_s = self.limits.idle_s if guest.trusted else self.limits.wait_s
+            if not guest.busy and now_s - guest.since_s > most_s:
+                guest.cut()
+
+    def leave_all(self) -> None:
+        """End those that never asked for anything, of which the server itself may not know yet."""
+        for guest in list(self._all.values()):
+            if not guest.served:
+                guest.cut()
+
+    def _displace(self, unknown: OrderedDict[Key, Guest]) -> None:
+        waiting = (guest for guest in unknown.values() if not guest.busy)
+        guest = next(waiting, None) or next(iter(unknown.values()))
+        self._take(guest)
+        guest.cut()
+
+    def _displace_known(self) -> None:
+        known = (guest for guest in self._all.values() if guest.trusted and not guest.busy)
+        oldest = min(known, key=lambda guest: guest.since_s, default=None)
+        if oldest is not None:
+            oldest.cut()
+
+    def _take(self, guest: Guest) -> None:
+        """Count it no more among those whose sender is not known."""
+        own = self._unknown.get(guest.key[0])
+        if own is not None and own.pop(guest.key, None) is not None:
+            self._count -= 1
+            if not own:
+                del self._unknown[guest.key[0]]
+
+
+class Door(socket.socket):
+    """A listening socket whose connections are guests."""
+
+    guests: Guests
+    _accepted = 0
+    _numbers = count(1)
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """As of any socket; BlockingIOError also comes when it is the turn of others."""
+        if self._accepted >= self.guests.limits.a_turn:
+            self._accepted = 0
+            raise BlockingIOError
+        try:
+            connection, address = super().accept()
+        except OSError:
+            self._accepted = 0
+            raise
+        self._accepted += 1
+        guest = Guest(connection.family, connection.type, connection.proto, fileno=connection.detach())
+        guest.key = ("unix", next(self._numbers)) if self.family == socket.AF_UNIX else (address[0], address[1])
+        self.guests.enter(guest)
+        return guest, guest.key if self.family == socket.AF_UNIX else address
+
+
+def tcp_doors(host: str, port: int) -> list[Door]:
+    """Doors that listen at all addresses of a host; port 0 takes a free one. Raises OSError."""
+    doors: list[Door] = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            door = Door(family, kind, protocol)
+            doors.append(door)
+            door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                door.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            _listen(door, address)
+    except OSError:
+        for door in doors:
+            door.close()
+        raise
+    return doors
+
+
+BACKLOG = 4096
+
+
+def _listen(door: Door, address: Any) -> None:
+    door.bind(address)
+    # A connection that finds no room here comes again after a second: longer than a probe should wait.
+    door.listen(BACKLOG)
+    door.setblocking(False)

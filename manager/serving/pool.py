@@ -1,0 +1,63 @@
+"""Threads that jobs are done in: begun when needed, never more than a bound, and none keeps the process from ending."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+class Pool:
+    """Takes jobs from any thread."""
+
+    def __init__(self, name: str, threads: int, most_waiting: int) -> None:
+        """``most_waiting``: jobs that wait for a thread."""
+        self._name = name
+        self._threads = threads
+        self._most = threads + most_waiting
+        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._begun = 0
+        self._unfinished = 0
+
+    @property
+    def full(self) -> bool:
+        """Whether a job would wait behind too many."""
+        return self._unfinished >= self._most
+
+    def submit(self, work: Callable[[], Result]) -> Future[Result]:
+        """Have a job done; its future tells the end."""
+        future: Future[Result] = Future()
+        with self._lock:
+            self._unfinished += 1
+            if self._begun < min(self._threads, self._unfinished):
+                self._begun += 1
+                threading.Thread(target=self._run, name=f"{self._name}-{self._begun}", daemon=True).start()
+        self._jobs.put((future, work))
+        return future
+
+    async def run(self, work: Callable[[], Result]) -> Result:
+        """The result of a job. Cancelled while it waits, it is not done."""
+        return await asyncio.wrap_future(self.submit(work))
+
+    def close(self) -> None:
+        """End the threads once what was submitted is done."""
+        for _ in range(self._begun):
+            self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            future, work = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result(work())
+                except Exception as error:  # noqa: BLE001 - whoever waits for the result is told
+                    future.set_exception(error)
+            del job, future, work  # a thread that waits keeps nobody's body
+            with self._lock:
+                self._unfinished -= 1

@@ -1,0 +1,161 @@
+"""An HTTP server that lets requests finish before it ends: of the manager, and of an agent's few pages."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import ssl
+import threading
+import time
+from asyncio import sslproto
+from dataclasses import dataclass
+
+import uvicorn
+
+from manager.errors import SettingsError
+from manager.serving.door import BACKLOG, TLS_LIMITS, Door, GuestLimits, Guests, tcp_doors
+from manager.serving.edge import Edge, EdgeLimits, LaneOf
+from manager.serving.exchange import Lane, WsgiApp
+from manager.serving.pool import Pool
+
+_DRAIN_S = 10
+_HUNG_S = 30.0
+_TLS_BYTES = 32 * 1024
+_SWEEP_S = 1.0
+_HEAD_BYTES = 32 * 1024
+_PROBE_THREADS = 2
+_MOST_WAITING = 1024
+_MOST_PROBES = 64
+
+log = logging.getLogger(__name__)
+
+
+def work_only(_path: str) -> Lane:
+    """Every request is answered by the same threads."""
+    return Lane.WORK
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """Threads for each kind of request, and what is of which kind."""
+
+    threads: int
+    streams: int = 0
+    of: LaneOf = work_only
+
+
+# What asyncio has for each connection by TLS, 256 KiB, would make a flood of handshakes cost as many MiB.
+sslproto.SSLProtocol.max_size = _TLS_BYTES
+
+
+class HttpServer:
+    """Serves an application with uvicorn. It listens from its creation on, so that a bad address is known at once."""
+
+    def __init__(
+        self,
+        app: WsgiApp,
+        host: str,
+        port: int,
+        lanes: Lanes,
+        trusted_proxy: str = "",
+        tls: ssl.SSLContext | None = None,
+        *,
+        guests: GuestLimits | None = None,
+        edge: EdgeLimits | None = None,
+    ) -> None:
+        """Bind to an address; port 0 takes a free one. Raises SettingsError when the address cannot be used.
+
+        ``tls``: by https alone, with that context's certificate.
+
+        Requests from the address ``trusted_proxy`` come from where, and by the scheme that, its headers
+        X-Forwarded-For and X-Forwarded-Proto say. Those of others are dropped.
+        """
+        try:
+            self._doors: list[Door] = tcp_doors(host, port)
+        except (OSError, ValueError, OverflowError) as error:
+            raise SettingsError(f"cannot listen on {host} port {port}: {error}") from error
+        self._guests = Guests(guests or (TLS_LIMITS if tls else GuestLimits()), frozenset({trusted_proxy} - {""}))
+        for door in self._doors:
+            door.guests = self._guests
+        self._addresses = [door.getsockname()[:2] for door in self._doors]
+        self._pools = {
+            Lane.WORK: Pool("http", lanes.threads, _MOST_WAITING),
+            Lane.PROBE: Pool("probe", _PROBE_THREADS, _MOST_PROBES),
+            Lane.STREAM: Pool("stream", lanes.streams, 0),
+        }
+        application = Edge(app, self._pools, lanes.of, self._guests, trusted_proxy, edge or EdgeLimits())
+        self._server = uvicorn.Server(_config(application, tls))
+        self._scheme = "https" if tls else "http"
+        self._turned_s = time.monotonic()
+        self._probe: tuple[float, concurrent.futures.Future[None]] | None = None
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="http", daemon=True)
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where it listens."""
+        return [(str(host), int(port)) for host, port in self._addresses]
+
+    def trouble(self) -> str:
+        """What hangs, empty for nothing: the loop that takes requests, or all threads that answer them."""
+        now_s = time.monotonic()
+        if now_s - self._turned_s > _HUNG_S:
+            return f"the loop of the HTTP server has not turned for {now_s - self._turned_s:.0f} s"
+        if self._probe is None or self._probe[1].done():
+            self._probe = (now_s, self._pools[Lane.WORK].submit(lambda: None))
+        elif now_s - self._probe[0] > _HUNG_S:
+            return f"no thread of the HTTP server was free for {now_s - self._probe[0]:.0f} s"
+        return ""
+
+    def start(self) -> None:
+        """Begin to serve, in threads of its own."""
+        self._turned_s = time.monotonic()
+        for host, port in self.addresses:
+            log.info("listening on %s://%s:%d", self._scheme, f"[{host}]" if ":" in host else host, port)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take no more connections, answer what was asked (for up to 10 s), and end."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join()
+        for door in self._doors:
+            door.close()
+        for pool in self._pools.values():
+            pool.close()
+
+    async def _run(self) -> None:
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            await self._server.serve(sockets=list(self._doors))
+        finally:
+            sweeping.cancel()
+
+    async def _sweep(self) -> None:
+        while True:
+            self._turned_s = time.monotonic()
+            self._guests.sweep()
+            if self._server.should_exit:
+                self._guests.leave_all()
+            await asyncio.sleep(_SWEEP_S)
+
+
+def _config(application: Edge, tls: ssl.SSLContext | None) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        loop="asyncio",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        workers=1,
+        backlog=BACKLOG,
+        h11_max_incomplete_event_size=_HEAD_BYTES,
+        timeout_keep_alive=600,  # the guests' limits are shorter
+        timeout_graceful_shutdown=_DRAIN_S,
+        ssl_context_factory=(lambda _config, _default: tls) if tls else None,
+    )

@@ -1,0 +1,133 @@
+"""Floods of requests that nobody has leave to make, and what they cost a process: memory, files, and a probe's wait."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MIB = 2**20
+LONG_S = 10.0
+"""A probe that is not answered within it has failed."""
+
+
+def address(number: int) -> str:
+    """One of many addresses of the loopback network."""
+    return f"127.{1 + number // 62_500}.{number // 250 % 250}.{2 + number % 250}"
+
+
+def connected(port: int, source: str) -> socket.socket:
+    """A connection from an address."""
+    opened = socket.socket()
+    opened.settimeout(2)
+    opened.bind((source, 0))
+    opened.connect(("127.0.0.1", port))
+    return opened
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that are the process's own."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
+def spooled(pid: int) -> int:
+    """Bytes in files that the process has open and whose names are gone: those of tempfile."""
+    found = 0
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).endswith("(deleted)"):
+                found += link.stat().st_size
+    return found
+
+
+@dataclass
+class Cost:
+    """What a flood cost: bytes beyond those of before, and the longest wait of a probe."""
+
+    held: int = 0
+    slowest_s: float = 0.0
+    answers: list[int] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def watched(pid: int, probe: Callable[[], int]) -> Iterator[Cost]:
+    """Measure while a flood lasts. ``probe`` asks for health and answers the status."""
+    cost = Cost()
+    before = resident(pid) + spooled(pid)
+    stop = threading.Event()
+
+    def weigh() -> None:
+        while not stop.wait(0.05):
+            cost.held = max(cost.held, resident(pid) + spooled(pid) - before)
+
+    def ask() -> None:
+        while not stop.wait(0.05):
+            begun_s = time.monotonic()
+            cost.answers.append(probe())
+            cost.slowest_s = max(cost.slowest_s, time.monotonic() - begun_s)
+
+    threads = [threading.Thread(target=weigh), threading.Thread(target=ask)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield cost
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+def probe_of(port: int, path: str, trusted: ssl.SSLContext | None = None) -> Callable[[], int]:
+    """Asks for a path over a connection of its own; answers the status, 0 for none."""
+    request = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n".encode()
+
+    def ask() -> int:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=LONG_S) as plain:
+                plain.settimeout(LONG_S)
+                with trusted.wrap_socket(plain, server_hostname="127.0.0.1") if trusted else plain as opened:
+                    opened.sendall(request)
+                    return int(opened.recv(100).split()[1])
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    return ask
+
+
+class Flood:
+    """Connections that are kept open, each with what it sent."""
+
+    def __init__(self, port: int, many: bool) -> None:
+        """``many``: each from another address; else all from one, which is not the probe's."""
+        self._port = port
+        self._many = many
+        self.opened: list[socket.socket] = []
+
+    def send(self, count: int, data: bytes) -> None:
+        """Open connections that each send something."""
+        for number in range(count):
+            with contextlib.suppress(OSError):
+                source = address(number) if self._many else "127.0.0.2"
+                opened = connected(self._port, source)
+                self.opened.append(opened)
+                opened.sendall(data)
+                opened.settimeout(0)
+
+    def more(self, data: bytes) -> int:
+        """Send more on each; how many still took it."""
+        taken = 0
+        for opened in self.opened:
+            with contextlib.suppress(OSError):
+                taken += opened.send(data) > 0
+        return taken
+
+    def close(self) -> None:
+        """Close all."""
+        for opened in self.opened:
+            opened.close()
