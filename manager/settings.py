@@ -120,6 +120,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("managed_cpus", "", "pCPUs that may be given to critical vCPUs, such as 2-7; empty: all online ones"),
     Setting("log_dirs", "/var/log", "folders that logs of sources may be in, with commas; empty: none is read"),
     Setting("probe_networks", "unicast", "what sources may ask, with commas: unicast, loopback, networks; empty: none"),
+    Setting("credentials_dir", "/etc/equipoise/credentials", "folder of the credentials that sources may name"),
     Setting("agent_listen_host", "127.0.0.1", "address of the agent's metrics page and of posted response times"),
     Setting("agent_listen_port", 8751, "TCP port of the agent's metrics page and posts; 0 switches it off", 0, 65535),
     Setting("syslog_listen_host", "127.0.0.1", "IP address the agent receives NGINX log lines at"),

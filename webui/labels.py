@@ -14,6 +14,7 @@ LABELS: Mapping[str, str] = {
     "cache": "Last-level cache",
     "cache_mount": "Mount resctrl for it",
     "cpus": "pCPUs",
+    "credential": "Credential on the host",
     "every_s": "Interval (s)",
     "expires_at": "Ends at (such as 2027-01-31T12:00:00Z)",
     "host": "Host",

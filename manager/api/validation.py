@@ -13,12 +13,14 @@ from pydantic_core import ErrorDetails
 from werkzeug.exceptions import BadRequest
 
 from manager.errors import InvalidRequest
+from manager.masking import masked
 
 Model = TypeVar("Model", bound=BaseModel)
 Subschemas = list[dict[str, Any]]
 
 _MAX_ERRORS = 20
 _MAX_VALUE_TEXT = 80
+_MAX_MASKED_TEXT = 4000
 _KEY = "[key]"  # pydantic's mark for an error of a mapping's key
 _TAG_ERRORS = frozenset({"union_tag_invalid", "union_tag_not_found"})
 _SIZES = frozenset({"too_long", "too_short"})
@@ -100,8 +102,9 @@ def read_text(model: type[Model], values: Mapping[str, str]) -> Model:
 
 
 def shown(value: object) -> str:
-    """A value as JSON for a message, shortened."""
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    """A value as JSON for a message, shortened, without what is recognised as a secret."""
+    # Masked before it is shortened: the password of a URL is recognised by what follows it.
+    text = masked(json.dumps(value, ensure_ascii=False, default=str)[:_MAX_MASKED_TEXT])
     return text if len(text) <= _MAX_VALUE_TEXT else text[:_MAX_VALUE_TEXT] + "…"
 
 

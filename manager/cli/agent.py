@@ -71,6 +71,7 @@ _AGENT_SETTINGS = (
     "managed_cpus",
     "log_dirs",
     "probe_networks",
+    "credentials_dir",
     "agent_listen_host",
     "agent_listen_port",
     "syslog_listen_host",

@@ -13,11 +13,13 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import click
 
@@ -34,6 +36,8 @@ from manager.cli.options import (
     with_settings,
 )
 from manager.errors import EquipoiseError
+from manager.masking import masked_json, masker
+from manager.private import open_new
 from manager.settings import SETTINGS, Settings
 from manager.terminal import say
 
@@ -42,22 +46,14 @@ _LOG_LINES = 5000
 _UNITS = ("equipoise-manager", "equipoise-agent", "equipoise")
 _ASKED = ("/hosts", "/vms", "/applications", "/events", "/decisions")
 _MOST = 500
-HIDDEN = "(hidden)"
-
-# In a URL's user part, in a header, of our own tokens by their prefix, and in whatever is named like a secret.
-_SECRETS = (
-    re.compile(r"(?<=://)[^/\s@\"']+(?=@)"),
-    re.compile(r"(?i)(?<=bearer )[^\s\"',]+"),
-    re.compile(r"\beqp_[\w-]+"),
-    re.compile(r"(?i)(?<=password)(\"?\s*[=:]\s*)(\"[^\"]*\"|[^\s\"&,;]+)"),
-)
-
+_PASSWORD = re.compile(r"://[^/?#:@]*:(.*)@")
 _EPILOG = """
 WHAT IT HOLDS
-  One file, readable by its owner alone: versions, every setting in force and where it came from, what `equipoise
+  One new file, readable by its owner alone: versions, every setting in force and where it came from, what `equipoise
   doctor` finds, hosts, VMs, applications, events and decisions as the manager tells them, the last lines of the log of
   systemd's units, and a copy of the journal of original values. What cannot be had is left out, with the reason.
-  Tokens, passwords and those in URLs are hidden; the database and its users are not in it. It names hosts, VMs and
+  Tokens, passwords, keys, parameters and headers that are recognised as secrets, and all that this machine's own files
+  of tokens and credentials hold, are hidden; the database and its users are not in it. It names hosts, VMs and
   addresses: look at it before you give it away.
 
 EXAMPLES
@@ -73,17 +69,15 @@ def support_bundle(settings: Settings, output: Path | None) -> None:
     """Gather what is needed to look into a problem, without secrets."""
     name = time.strftime("equipoise-support-%Y%m%dT%H%M%SZ", time.gmtime())
     path = output or Path(f"{name}.tar.gz")
-    hide = _hider(_known_secrets(settings))
+    hide = masker(_known_secrets(settings))
     try:
-        with (
-            os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file,
-            tarfile.open(fileobj=file, mode="w:gz") as bundle,
-        ):
-            os.fchmod(file.fileno(), 0o600)  # also of a file that was there
+        with open_new(path) as file, tarfile.open(fileobj=file, mode="w:gz") as bundle:
             for part, content in _parts(settings, hide):
                 entry = tarfile.TarInfo(f"{name}/{part}")
                 entry.size, entry.mtime, entry.mode = len(content), int(time.time()), 0o600
                 bundle.addfile(entry, io.BytesIO(content))
+    except FileExistsError:
+        raise EquipoiseError(f"{path} exists: choose another name with --output, or remove it") from None
     except OSError as error:
         raise EquipoiseError(f"{path} cannot be written: {error.strerror}") from error
     say(str(path))
@@ -103,11 +97,19 @@ def _parts(settings: Settings, hide: Callable[[str], str]) -> Iterator[tuple[str
             text = make()
         except (EquipoiseError, OSError, subprocess.SubprocessError) as error:
             text = f"not to be had: {error}\n"
-        yield name, hide(text).encode(errors="replace")
+        yield name, _without_secrets(name, text, hide).encode(errors="replace")
     try:
         yield JOURNAL_FILE, _copy(settings.state_dir / JOURNAL_FILE)
     except (OSError, sqlite3.Error) as error:
         yield f"{JOURNAL_FILE}.txt", f"not to be had: {error}\n".encode()
+
+
+def _without_secrets(name: str, text: str, hide: Callable[[str], str]) -> str:
+    """Of JSON each text by itself: so what it holds is told from what is around it."""
+    if name.endswith(".json"):
+        with suppress(ValueError):
+            return _json(masked_json(json.loads(text), hide))
+    return hide(text)
 
 
 def _json(value: object) -> str:
@@ -121,7 +123,7 @@ def _versions() -> str:
 
 
 def _settings(settings: Settings) -> str:
-    return _json({one.name: [settings.values[one.name], settings.sources[one.name]] for one in SETTINGS})
+    return _json({one.name: [settings.shown(one.name), settings.sources[one.name]] for one in SETTINGS})
 
 
 def _doctor(settings: Settings) -> str:
@@ -157,25 +159,28 @@ def _copy(path: Path) -> bytes:
         return Path(copy.name).read_bytes()
 
 
+def _credential(path: Path) -> Iterator[str]:
+    """All texts of a file of credentials, but where it may be sent."""
+    with suppress(OSError, ValueError):
+        fields = tomllib.loads(path.read_text())
+        headers = fields.get("headers")
+        values = (*fields.items(), *(headers.items() if isinstance(headers, dict) else ()))
+        yield from (value for name, value in values if isinstance(value, str) and name not in {"url", "user"})
+
+
 def _known_secrets(settings: Settings) -> Iterator[str]:
     """Those that this machine holds: they are hidden wherever they are."""
     yield os.environ.get(TOKEN_VARIABLE, "")
+    if found := _PASSWORD.search(settings.text("database_url")):
+        yield from (found[1], unquote(found[1]))
+    with suppress(OSError, ValueError):
+        yield from Path(settings.text("tls_key") or settings.text("tls_certificate")).read_text().splitlines()
+    with suppress(OSError):
+        for path in sorted(Path(settings.text("credentials_dir")).iterdir()):
+            yield from _credential(path)
     named = (settings.text("token_file"),) if settings.text("token_file") else ()
     for name in (*named, ADMIN_TOKEN_FILE, AGENT_TOKEN_FILE, ADMIN_PASSWORD_FILE):
         try:
             yield (settings.state_dir / name).read_text().strip()
         except (OSError, UnicodeDecodeError):
             continue
-
-
-def _hider(known: Iterable[str]) -> Callable[[str], str]:
-    secrets = sorted({one for one in known if one}, key=len, reverse=True)
-
-    def hide(text: str) -> str:
-        for secret in secrets:
-            text = text.replace(secret, HIDDEN)
-        for pattern in _SECRETS:
-            text = pattern.sub(lambda match: (match[1] if match.re.groups else "") + HIDDEN, text)
-        return text
-
-    return hide

@@ -15,6 +15,7 @@ from manager.model.cpus import parse_cpus
 from manager.model.reach import parse_reach
 from manager.serving.exchange import WsgiApp
 from manager.settings import Settings
+from manager.telemetry.credentials import Credentials
 from manager.telemetry.sources import Sources
 
 _FIRST_LISTING_S = 10
@@ -46,6 +47,7 @@ def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Mach
         samples_per_s=settings.number("samples_per_s"),
         log_dirs=settings.log_dirs,
         reach=parse_reach(settings.text("probe_networks")),
+        credentials=Credentials(Path(settings.text("credentials_dir"))),
     )
     sources.start()
     stack.callback(sources.close)

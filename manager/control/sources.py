@@ -19,6 +19,7 @@ from manager.model.source import (
     SourceKind,
     TimeField,
 )
+from manager.model.url import shown
 
 _TYPES: Mapping[SourceKind, type[Source]] = {
     SourceKind.NGINX_SYSLOG: NginxSyslog,
@@ -93,8 +94,11 @@ def source_fields(source: Source) -> dict[str, Any]:
 
 
 def source_of(values: Mapping[str, Any]) -> Source:
-    """The inverse of ``source_fields``. Raises ValueError or TypeError for what that never answers."""
-    known = dict(values)
+    """The inverse of ``source_fields``. Raises ValueError or TypeError for what that never answers.
+
+    What a version that took secrets in URLs kept is without them.
+    """
+    known = shown(dict(values))
     kind: Callable[..., Source] = _TYPES[SourceKind(known.pop("type"))]
     if "time" in known:
         known["time"] = TimeField(known["time"])

@@ -64,13 +64,17 @@ class MemcachedProbe:
 
 @dataclass(frozen=True, slots=True)
 class HttpProbe:
-    """Open-loop GET requests for a URL; answers with a status of 500 and more, and none, are errors."""
+    """Open-loop GET requests for a URL; answers with a status of 500 and more, and none, are errors.
+
+    ``credential`` names a file on the agent's host with what requests carry, see ``manager.telemetry.credentials``.
+    """
 
     name: str
     url: str
     rate_rps: float = 5.0
     timeout_s: float = 10.0
     host: str | None = None
+    credential: str | None = None
     kind: SourceKind = SourceKind.HTTP_PROBE
 
 
@@ -80,6 +84,7 @@ class PrometheusQuery:
 
     With ``percentile`` None the ``query`` answers cumulative ``_bucket`` counters by ``le``, the bounds in seconds;
     else it answers one number, that percentile in seconds, and ``rate_query``, if given, requests per second.
+    ``credential`` is as of ``HttpProbe``.
     """
 
     name: str
@@ -90,6 +95,7 @@ class PrometheusQuery:
     every_s: float = 5.0
     timeout_s: float = 5.0
     host: str | None = None
+    credential: str | None = None
     kind: SourceKind = SourceKind.PROMETHEUS
 
 

@@ -6,9 +6,10 @@ Redirects are not followed, compressed answers are not asked for, and proxies of
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -26,6 +27,7 @@ _PART_BYTES = 512
 """What a part of a body costs besides its bytes: a server may send them one by one."""
 _IN_TARGET = "!#$%&'()*+,/:;=?@[]~"
 Headers = Sequence[tuple[str, str]]
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class TooMuch(Abuse):
@@ -47,13 +49,16 @@ class Answer:
 class HttpClient:
     """Requests of one source. Belongs to one asyncio loop; whoever asks bounds the time."""
 
-    def __init__(self, pool: httpcore.AsyncConnectionPool, most_bytes: int) -> None:
+    def __init__(self, pool: httpcore.AsyncConnectionPool, most_bytes: int, carried: Mapping[str, str]) -> None:
         self._pool = pool
+        self._carried = carried
         self._most_bytes = most_bytes
 
     async def get(self, url: str, *, keep_body: bool = True) -> Answer:
         """The answer to a GET, whatever its status. Raises SourceError, OSError."""
-        target, headers = _request(url)
+        target, usual = _request(url)
+        taken = {name.lower() for name in self._carried}
+        headers = [*((name, value) for name, value in usual if name.lower() not in taken), *self._carried.items()]
         body = bytearray()
         count = 0
         try:
@@ -80,13 +85,15 @@ class HttpClient:
 
 
 @asynccontextmanager
-async def http_client(reach: Reach, most_bytes: int, connections: int) -> AsyncIterator[HttpClient]:
-    """A client, closed at the end. ``most_bytes`` of a body are taken."""
+async def http_client(
+    reach: Reach, most_bytes: int, connections: int, carried: Mapping[str, str] = _NOTHING
+) -> AsyncIterator[HttpClient]:
+    """A client, closed at the end. ``most_bytes`` of a body are taken; each request has the headers ``carried``."""
     backend = _Backend(Names(reach), 2 * most_bytes)
     async with httpcore.AsyncConnectionPool(
         ssl_context=tls_context(), max_connections=connections, network_backend=backend
     ) as pool:
-        yield HttpClient(pool, most_bytes)
+        yield HttpClient(pool, most_bytes, carried)
 
 
 def _request(url: str) -> tuple[httpcore.URL, Headers]:

@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 from manager.model.reach import DEFAULT_REACH, Reach
 from manager.model.source import HttpProbe
+from manager.telemetry.credentials import Carried
 from manager.telemetry.feed import Feed
 from manager.telemetry.http_client import HttpClient, http_client
 from manager.telemetry.open_loop import MAX_SESSIONS, OpenLoop, ProbeError
@@ -36,17 +37,25 @@ class GetUrl:
 class HttpSource:
     """The probe of one URL."""
 
-    def __init__(self, spec: HttpProbe, feed: Feed, clock: Callable[[], float], reach: Reach = DEFAULT_REACH) -> None:
-        """``clock`` tells seconds since the epoch."""
+    def __init__(
+        self,
+        spec: HttpProbe,
+        feed: Feed,
+        clock: Callable[[], float],
+        reach: Reach = DEFAULT_REACH,
+        headers: Carried = dict,
+    ) -> None:
+        """``clock`` tells seconds since the epoch, ``headers`` what requests carry, and raises CredentialError."""
         self._spec = spec
         self._feed = feed
         self._clock = clock
         self._reach = reach
+        self._headers = headers
 
     async def run(self) -> None:
-        """Probe until cancelled."""
+        """Probe until cancelled. Raises CredentialError."""
         spec = self._spec
         # The open loop bounds the time of the whole request.
-        async with http_client(self._reach, MOST_BYTES, MAX_SESSIONS) as client:
+        async with http_client(self._reach, MOST_BYTES, MAX_SESSIONS, self._headers()) as client:
             report = ProbeReport(self._feed, self._clock)
             await OpenLoop(spec.rate_rps, spec.timeout_s, lambda: GetUrl(client, spec.url), report).run()

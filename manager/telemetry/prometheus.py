@@ -14,6 +14,7 @@ from manager.model.reach import DEFAULT_REACH, Reach
 from manager.model.source import PrometheusQuery
 from manager.model.window import Ready
 from manager.telemetry.buckets import BucketCounter, Series
+from manager.telemetry.credentials import Carried
 from manager.telemetry.feed import Feed, SourceError, reason_of
 from manager.telemetry.http_client import HttpClient, http_client
 
@@ -67,10 +68,15 @@ class PrometheusSource:
         clock: Callable[[], float],
         reach: Reach = DEFAULT_REACH,
         steady: Callable[[], float] = time.monotonic,
+        headers: Carried = dict,
     ) -> None:
-        """``clock`` tells seconds since the epoch, ``steady`` seconds that only grow."""
+        """``clock`` tells seconds since the epoch, ``steady`` seconds that only grow.
+
+        ``headers`` tells what requests carry, and raises CredentialError.
+        """
         self._spec = spec
         self._reach = reach
+        self._headers = headers
         self._feed = feed
         self._clock = clock
         self._steady = steady
@@ -78,9 +84,9 @@ class PrometheusSource:
         self._changed_s: float | None = None  # steady
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Ask until cancelled. Raises CredentialError."""
         spec = self._spec
-        async with http_client(self._reach, MOST_BYTES, _CONNECTIONS) as http:
+        async with http_client(self._reach, MOST_BYTES, _CONNECTIONS, self._headers()) as http:
             client = PrometheusClient(http, spec.url)
             while True:
                 await self._poll(client)

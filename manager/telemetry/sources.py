@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from manager.host.log_file import DEFAULT_LOG_DIRS
@@ -26,6 +27,7 @@ from manager.model.source import (
     SourceStatus,
 )
 from manager.model.window import Window
+from manager.telemetry.credentials import Carried, Credentials
 from manager.telemetry.feed import SILENT_S, Feed, reason_of
 from manager.telemetry.follow import FileSource
 from manager.telemetry.http_probe import HttpSource
@@ -80,16 +82,19 @@ class Sources:
         samples_per_s: float = 0.0,
         log_dirs: Sequence[str] = DEFAULT_LOG_DIRS,
         reach: Reach = DEFAULT_REACH,
+        credentials: Credentials | None = None,
     ) -> None:
         """``on_unknown_address`` is called, at most every 5 s, when somebody sends whose address is not known.
 
         ``clock`` tells seconds since the epoch. ``samples_per_s`` is how many response times an address may send by
         syslog, and how many it may post of an application; 0: any number. ``log_dirs`` are the folders
-        that logs may be in, ``reach`` says what may be asked. Nothing runs before ``start``.
+        that logs may be in, ``reach`` says what may be asked, ``credentials`` are what sources may name.
+        Nothing runs before ``start``.
         """
         self._samples_per_s = samples_per_s
         self._log_dirs = tuple(log_dirs)
         self._reach = reach
+        self._credentials = credentials or Credentials()
         self._clock = clock
         self._on_unknown_address = on_unknown_address
         self._asked_s = float("-inf")
@@ -236,11 +241,14 @@ class Sources:
             case MemcachedProbe():
                 return MemcachedSource(source, feed, self._clock, self._reach).run
             case HttpProbe():
-                return HttpSource(source, feed, self._clock, self._reach).run
+                return HttpSource(source, feed, self._clock, self._reach, self._carried(source)).run
             case PrometheusQuery():
-                return PrometheusSource(source, feed, self._clock, self._reach).run
+                return PrometheusSource(source, feed, self._clock, self._reach, headers=self._carried(source)).run
             case NginxSyslog() | Push():
                 return None
+
+    def _carried(self, source: HttpProbe | PrometheusQuery) -> Carried:
+        return partial(self._credentials.headers, source.credential, source.url)
 
     async def _keep_running(
         self, name: str, work: Callable[[], Coroutine[Any, Any, None]], failing: Callable[[str], None]

@@ -22,6 +22,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "policies": ("manager.model", "manager.control"),
     "manager.errors": (),
     "manager.logs": ("manager.plain",),
+    "manager.masking": ("manager.model",),
     "manager.plain": (),
     "manager.terminal": ("manager.plain",),
     "manager.settings": ("manager.errors", "manager.model"),
@@ -47,6 +48,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "manager.clocks",
     ),
     "manager.api": (
+        "manager.masking",
         "manager.model",
         "manager.control",
         "manager.errors",

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
 from manager.cli import main, support
-from manager.cli.support import HIDDEN
+from manager.masking import HIDDEN, masked, masked_json
 
 SECRETS = {
     "token of the environment": "environment-token-4711",
@@ -100,11 +102,12 @@ def test_no_secret_is_in_it_but_all_else(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_secrets_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without hiding, each of those that are planted in a part is there: so the other test can fail."""
-    monkeypatch.setattr(support, "_hider", lambda _known: lambda text: text)
+    monkeypatch.setattr(support, "masker", lambda _known: lambda text: text)
+    monkeypatch.setattr(support, "masked_json", lambda value, _hide: value)
     _, parts = bundle(tmp_path, monkeypatch)
     everything = b"\n".join(parts.values()).decode(errors="replace")
     unplanted = {name for name, secret in SECRETS.items() if secret not in everything}
-    assert unplanted == {"token of the environment", "admin's token"}, "only named by files that are not in it"
+    assert unplanted == {"token of the environment", "admin's token", "database"}, "never in it, or hidden twice"
 
 
 def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
@@ -129,3 +132,75 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "cannot be written: No such file" in result.output
     assert not list(tmp_path.iterdir())
+
+
+def test_what_is_there_is_neither_written_to_nor_followed(tmp_path: Path) -> None:
+    """Somebody who guesses the name must not choose where root writes, nor have the bundle's file open already."""
+    target = tmp_path / "target"
+    target.touch()
+    (tmp_path / "link").symlink_to(target)
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    for output in (target, tmp_path / "link", tmp_path / "dangling"):
+        result = CliRunner().invoke(
+            main, ["support-bundle", "--output", str(output)], env={"EQUIPOISE_STATE_DIR": str(tmp_path)}
+        )
+        assert (result.exit_code, result.output.count("\n")) == (1, 1)
+        assert f"{output} exists: choose another name" in result.output
+    assert target.read_bytes() == b""
+    assert not (tmp_path / "nowhere").exists()
+
+
+SECRET = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", min_size=12, max_size=40).map(
+    lambda text: f"mArK{text}"
+)
+ODD = st.text("@:/!#$%^*()-_=+.~?x0", min_size=1, max_size=8)
+"""What passwords hold besides."""
+
+PLACES = (
+    "eqp_{0}",
+    "a join token eqj_{0}, used",
+    "eqt_{0}",
+    "Authorization: Bearer {0}",
+    "{{'authorization': 'bearer {0}'}}",
+    "Authorization: Basic {0}==",
+    "curl -H 'Authorization: Token {0}'",
+    "Cookie: equipoise_session={0}; x=1",
+    "GET /x?a=1&token={0}&b=2 200",
+    "https://h.example.org/?api_key={0}",
+    "https://u:{0}{1}@h.example.org:9090/x",
+    "https://u:{1}{0}@h.example.org/x?a=b",
+    "postgresql+psycopg://equipoise:p@ss{1}{0}@db.example.org/equipoise",
+    "postgresql://db/equipoise?user=a&password={0}",
+    "host=db user=a password={0} dbname=x",
+    "host=db password='{0} {0}' dbname=x",
+    'password = "{0}{1}"',
+    'password = "a\\"{0}"',
+    "db_passwd: {0}",
+    '{{"client_secret": "{0}{1}", "a": 1}}',
+    '{{\\"password\\": \\"{0}\\"}}',
+    "API-Key: {0}",
+    "-----BEGIN PRIVATE KEY-----\n{0}\n{0}\n-----END PRIVATE KEY-----\nafter",
+    "-----BEGIN EC PRIVATE KEY-----\\n{0}\\n-----END EC PRIVATE KEY-----",
+    "-----BEGIN RSA PRIVATE KEY-----\n{0}",
+    "eyJhbGciOiJIUzI1NiJ9.{0}.{0}",
+)
+
+
+@given(st.sampled_from(PLACES), SECRET, ODD, st.text(max_size=20), st.text(max_size=20))
+def test_a_secret_is_hidden_wherever_it_stands(place: str, secret: str, odd: str, before: str, after: str) -> None:
+    text = f"{before} {place.format(secret, odd)} {after}"
+    assert "mArK" not in masked(text)
+    assert "mArK" not in json.dumps(masked_json({"message": text, "list": [text]}))
+    assert "mArK" not in json.dumps(masked_json({"password": secret, "apiToken": secret, "x": {"bearer": secret}}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "tick 7 took 12 ms: /var/lib/equipoise/journal.db, host kvm7, 192.0.2.1:8750",
+        "http://192.0.2.1:8750/api/v1/hosts?limit=10 -> 200",
+        "vcpu_pin 0: 0-3 was 0-7 (kept)",
+    ],
+)
+def test_what_helps_stays(text: str) -> None:
+    assert masked(text) == text

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, AwareDatetime, Field
 
 from manager.api.schemas.fields import Count, Moment, Name, Percentile, Schema, Text
 from manager.model.source import SourceKind, SourceState, TimeField
+from manager.model.url import secret_of
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -37,6 +38,8 @@ def _url(text: str) -> str:
     _address(parts.hostname)
     if parts.port == 0:  # the property raises ValueError beyond 65535
         raise ValueError("a port is at least 1")
+    if secret := secret_of(text):
+        raise ValueError(secret)
     return text
 
 
@@ -52,6 +55,9 @@ Url = Annotated[
     str,
     Field(min_length=8, max_length=2000, description="an http:// or https:// URL with a host"),
     AfterValidator(_url),
+]
+Credential = Annotated[
+    Name | None, Field(description="file on the agent's host with what requests carry; null: they carry nothing")
 ]
 Rate = Annotated[float, Field(ge=0.1, le=1000, description="requests per second that are made")]
 Timeout = Annotated[float, Field(ge=0.05, le=60, description="seconds after which no answer is an error")]
@@ -108,6 +114,7 @@ class HttpProbeBody(_SourceBody):
     url: Url
     rate_rps: Rate = 5.0
     timeout_s: Timeout = 10.0
+    credential: Credential = None
 
 
 class PrometheusBody(_SourceBody):
@@ -120,6 +127,7 @@ class PrometheusBody(_SourceBody):
     rate_query: Query | None = Field(default=None, description="answers requests per second")
     every_s: Annotated[float, Field(ge=1, le=300, description="seconds between queries")] = 5.0
     timeout_s: Timeout = 5.0
+    credential: Credential = None
 
 
 class PushBody(_SourceBody):

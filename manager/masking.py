@@ -1,0 +1,68 @@
+"""Secrets in text, made unreadable wherever they are recognised: rather too much than too little."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from manager.model.url import SECRET_NAME
+
+HIDDEN = "(hidden)"
+
+_NAMED = SECRET_NAME.pattern.removeprefix("(?i)").replace("(?:^|[^a-z])", r"\b").replace("(?:$|[^a-z])", r"\b")
+_KEY = rf"[\w.-]*(?:{_NAMED}|authorization|cookie|private)[\w.-]*"
+_VALUE = (
+    r"\\+\"(?:[^\"\\]|\\\\)*\\+\"|\"\"\".*?\"\"\"|\"(?:\\.|[^\"\\])*\"|'''.*?'''|'(?:\\.|[^'\\])*'|[^\s\"',;&}\])]+"
+)
+_PATTERNS = tuple(
+    re.compile(pattern, re.IGNORECASE | re.DOTALL)
+    for pattern in (
+        # Keys, to their end, or to that of the text where they are cut off.
+        r"(-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----).*?(?:-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----|\Z)",
+        # Our own, by their prefix, and the standard forms of others.
+        r"\b()eq[a-z]_[\w-]+",
+        r"\b()eyJ[\w-]+\.[\w-]+\.[\w-]*",
+        r"\b((?:bearer|basic|digest|negotiate)[ \t]+)[\w.~+/=:-]+(?:[ \t]*,[ \t]*\w+=\S+)*",
+        r"\b((?:authorization|cookie|set-cookie)[\"']?[ \t]*[=:][ \t]*[\"']?)[^\r\n\"']+",
+        # Of a URL: all between its scheme and the last @ before a blank, as passwords hold slashes and more of these.
+        r"(//)(?=[^\s\"<>]{0,4000}@)[^\s\"<>]{0,4000}(?=@)",
+        rf"([?&;]{_KEY}=)[^&\s\"'<>]+",
+        rf"((?<![\w.-]){_KEY}[\\\"']*[ \t]*[=:][ \t]*)(?:{_VALUE})",
+    )
+)
+
+
+def masked(text: str) -> str:
+    """The text without what is recognised as a secret."""
+    for pattern in _PATTERNS:
+        text = pattern.sub(lambda match: match[1] + HIDDEN, text)
+    return text
+
+
+def masker(known: Iterable[str], least: int = 6) -> Callable[[str], str]:
+    """``masked``, which also hides what is ``known`` to be secret; texts shorter than ``least`` are no secrets."""
+    secrets = sorted({one for one in known if len(one) >= least}, key=len, reverse=True)
+
+    def hide(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, HIDDEN)
+        return masked(text)
+
+    return hide
+
+
+def masked_json(value: Any, hide: Callable[[str], str] = masked) -> Any:
+    """Plain values without secrets: all of what has the name of one, and in all other texts what is recognised."""
+    if isinstance(value, dict):
+        return {
+            name: HIDDEN if isinstance(one, str) and one and _is_secret(name) else masked_json(one, hide)
+            for name, one in value.items()
+        }
+    if isinstance(value, list):
+        return [masked_json(one, hide) for one in value]
+    return hide(value) if isinstance(value, str) else value
+
+
+def _is_secret(name: object) -> bool:
+    return SECRET_NAME.search(str(name)) is not None and not str(name).endswith(("_file", "_dir", "credential"))
