@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from manager.control.warp import Wanted, in_words, value_of, warps
@@ -20,6 +19,7 @@ from manager.model.warp import (
     VmWarp,
     WarpPlan,
     WarpUse,
+    chosen_only,
     standing,
 )
 
@@ -107,7 +107,7 @@ def _choose(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory, *, ow
     if capabilities.scheduler:
         other = f"the sched_ext scheduler {capabilities.scheduler!r} of somebody else decides, which no warp reaches"
         return WarpPlan(detail=other, trouble=f"warps: {other}; stop it, or switch warps off")
-    return _choose_to_load(snapshot, seen, memory) if own else _below(capabilities.warps)
+    return _choose_to_load(snapshot, seen, memory) if own else _below(snapshot)
 
 
 def _choose_to_load(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) -> WarpPlan:
@@ -115,13 +115,13 @@ def _choose_to_load(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemor
     offers = snapshot.capabilities.warps
     sched_ext = next((offer for offer in offers if offer.rung is Rung.SCHED_EXT), _NOT_LOOKED_FOR)
     if not sched_ext.there:
-        return replace(_below(offers), trouble=f"warps: our sched_ext scheduler cannot be loaded: {sched_ext.detail}")
+        return replace(_below(snapshot), trouble=f"warps: our sched_ext scheduler cannot be loaded: {sched_ext.detail}")
     if seen.taken_away:  # the goal stays, so that it is known as given up
-        return replace(_below(offers), load=True)
+        return replace(_below(snapshot), load=True)
     failed = _failed(memory, snapshot.host) if memory.failures else ""
     if memory.failures < MOST_TRIES and snapshot.steady_s >= memory.retry_s:
         return WarpPlan(detail="our sched_ext scheduler is being loaded", load=True, trouble=failed)
-    return replace(_below(offers), trouble=failed)
+    return replace(_below(snapshot), trouble=failed)
 
 
 def _failed(memory: LadderMemory, host: HostSpec) -> str:
@@ -136,14 +136,19 @@ def _failed(memory: LadderMemory, host: HostSpec) -> str:
     return f"warps: {what}, failure {memory.failures} of at most {MOST_TRIES} in a row; all tasks are EEVDF's; {again}"
 
 
-def _below(offers: Sequence[Offer]) -> WarpPlan:
-    """The best mechanism for which nothing has to be loaded."""
-    best = standing(offers)
+def _below(snapshot: Snapshot) -> WarpPlan:
+    """The mechanism for which nothing has to be loaded; none where there is none that was chosen."""
+    use, offers = snapshot.host.warp, snapshot.capabilities.warps
+    best = standing(offers, use)
     if best is not None:
         return WarpPlan(best.rung, best.detail)
-    return WarpPlan(
-        detail="; ".join(one.detail for one in offers if one.rung is not Rung.SCHED_EXT) or "none was found"
-    )
+    if use in {WarpUse.GROUP_IDENTITY, WarpUse.SLICE}:
+        why = next((one.detail for one in offers if one.rung == use.value), "it was not looked for")
+        return WarpPlan(detail=why, note=f'warps: "{use}" was chosen, and this host has none: {why}')
+    others = chosen_only(offers)
+    why = "this kernel has no mechanism that was measured to help" + f"; {others}" * bool(others)
+    note = f"warps are on, and nobody gets one: {why}" if use is WarpUse.ON else ""
+    return WarpPlan(detail=why, note=note)
 
 
 def _goal(rung: Rung, vm: str, wanted: Wanted) -> VmWarp:

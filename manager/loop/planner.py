@@ -16,7 +16,7 @@ from manager.loop.journal import Entry, Journal
 from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Memory, Note, Plan, Snapshot
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, VmInstance, VmState
-from manager.model.records import Knob
+from manager.model.records import Knob, Severity
 from manager.model.registration import VmSpec
 from manager.model.warp import NO_WARPS, WarpPlan
 from policies.base import Policy
@@ -57,9 +57,10 @@ class Planner:
         self._ladder = NOTHING_YET
 
     @property
-    def notes(self) -> tuple[Note, ...]:
-        """What the policy had to say at its last decision."""
-        return self._notes
+    def notes(self) -> tuple[tuple[Severity, str, str], ...]:
+        """What policy and warps had to say at the last decision: severity and kind of the event, and the text."""
+        told = [(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._notes]
+        return (*told, *([(Severity.WARNING, "warp", self._warp.note)] if self._warp.note else []))
 
     @property
     def batch(self) -> BatchMemory:

@@ -195,7 +195,7 @@ class ControlLoop:
         if self._cache.concerns(seen.snapshot.host):
             known = (seen.snapshot, seen.reading, self._running(), seen.specs, seen.names, written_by(changes))
             cache = rehearse(self._host.cache, self._journal, cache_seen(*known, "host released", None), troubles)
-        notes = tuple(f"{note.application}: {note.text}" for note in self._planner.notes)
+        notes = tuple(text for _, _, text in self._planner.notes)
         told = tuple(one for one in changes if one.action not in SILENT)
         return Preview(told, seen.names, tuple(troubles), (*notes, *cache.notes), cache)
 
@@ -388,9 +388,7 @@ class ControlLoop:
             (Severity.WARNING if trouble.kind in _MINOR else Severity.ERROR, trouble.kind, trouble.text)
             for trouble in troubles
         ]
-        severities += [
-            (Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._planner.notes
-        ]
+        severities += self._planner.notes
         severities += [(Severity.WARNING, "cache", text) for text in cache.notes]
         return (
             *self._chronicle.comings_and_goings(managed, seen.reading.errors, now_s),

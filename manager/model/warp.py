@@ -23,13 +23,16 @@ another version decides."""
 class WarpUse(StrEnum):
     """Whether VMs of a host get warps.
 
-    ``on``: by what its kernel has. ``sched_ext``: where that has it, by our own scheduler, which is loaded for it and
-    then schedules all ordinary tasks of the host.
+    ``on``: by a mechanism of its kernel that was measured to help, else by none. ``sched_ext``: by our own scheduler,
+    which is loaded for it and then schedules all ordinary tasks of the host. ``group_identity`` and ``slice``: by
+    these, of which nobody measured that they help; slices were measured to harm.
     """
 
     OFF = "off"
     ON = "on"
     SCHED_EXT = "sched_ext"
+    GROUP_IDENTITY = "group_identity"
+    SLICE = "slice"
 
 
 class Rung(StrEnum):
@@ -81,9 +84,34 @@ class Offer:
     detail: str
 
 
-def standing(offers: Iterable[Offer]) -> Offer | None:
-    """The best mechanism for which nothing has to be loaded, None where the host has none; ``offers``: best first."""
-    return next((offer for offer in offers if offer.there and offer.rung is not Rung.SCHED_EXT), None)
+_STANDING: Mapping[WarpUse, Rung] = {
+    WarpUse.ON: Rung.BVT,
+    WarpUse.SCHED_EXT: Rung.BVT,
+    WarpUse.GROUP_IDENTITY: Rung.GROUP_IDENTITY,
+    WarpUse.SLICE: Rung.SLICE,
+}
+"""Which mechanism serves without loading anything. The BVT patch was measured to help by the study that it is of
+(Leverich and Kozyrakis, 2014), not by us; our scheduler by us; nothing else by anybody (docs/warp.md, "Measured")."""
+
+_BY_CHOICE: Mapping[Rung, str] = {
+    Rung.SCHED_EXT: "our sched_ext scheduler can be loaded",
+    Rung.GROUP_IDENTITY: "group identity is there, of which nobody measured that it helps",
+    Rung.SLICE: "EEVDF's slices are there, which were measured to harm more than they help",
+}
+
+
+def standing(offers: Iterable[Offer], use: WarpUse) -> Offer | None:
+    """The mechanism that serves without loading anything where that ``use`` was chosen, None where it is not there."""
+    return next((offer for offer in offers if offer.there and offer.rung is _STANDING.get(use)), None)
+
+
+def chosen_only(offers: Iterable[Offer]) -> str:
+    """What a host has that ``on`` does not use, and how each is chosen; empty where it has none of these."""
+    return "; ".join(
+        f'{_BY_CHOICE[offer.rung]} ("warp": "{offer.rung}")'
+        for offer in offers
+        if offer.there and offer.rung in _BY_CHOICE
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +128,8 @@ class VmWarp:
 class WarpPlan:
     """The warps of a host: by which mechanism, why that one, and for whom.
 
-    ``load``: our sched_ext scheduler is to be loaded, or to stay. ``trouble`` is what an operator should know.
+    ``load``: our sched_ext scheduler is to be loaded, or to stay. ``trouble`` is what went wrong, ``note`` what an
+    operator should know besides.
     """
 
     rung: Rung = Rung.NONE
@@ -108,6 +137,7 @@ class WarpPlan:
     vms: tuple[VmWarp, ...] = ()
     load: bool = False
     trouble: str = ""
+    note: str = ""
 
 
 NO_WARPS = WarpPlan()

@@ -274,11 +274,11 @@ def test_the_group_above_is_put_back_when_the_vm_ended(limited: Agent) -> None:
 def test_warps_leave_real_time_vcpus_alone_without_an_alarm(limited: Agent) -> None:
     if default_slice_ns() is None:
         pytest.skip("NOT TESTED: this kernel does not honour slices (6.12 does)")
-    limited.tick(None, warp=WarpUse.ON)
-    result = limited.tick(FIFO, warp=WarpUse.ON)
+    limited.tick(None, warp=WarpUse.SLICE)
+    result = limited.tick(FIFO, warp=WarpUse.SLICE)
     assert not result.troubles
     assert {one.kind for one in result.outcomes} <= {OutcomeKind.APPLIED, OutcomeKind.RESTORED}
-    again = limited.tick(FIFO, warp=WarpUse.ON)
+    again = limited.tick(FIFO, warp=WarpUse.SLICE)
     assert not again.outcomes
     limited.loop.release("test")
     assert not limited.journal.entries
@@ -291,10 +291,10 @@ def test_an_operators_real_time_thread_is_no_matter_for_warps(agent: Agent) -> N
         pytest.skip("NOT TESTED: this kernel does not honour slices (6.12 does)")
     agent.group.empty()
     tid = agent.vm.tids[VCPUS[0]]
-    agent.tick(None, warp=WarpUse.ON)
+    agent.tick(None, warp=WarpUse.SLICE)
     os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(2))
     for _ in range(3):
-        result = agent.tick(None, warp=WarpUse.ON)
+        result = agent.tick(None, warp=WarpUse.SLICE)
         assert not [one for one in result.outcomes if one.kind in {OutcomeKind.FOREIGN, OutcomeKind.FAILED}]
         assert not result.troubles
     agent.loop.release("test")

@@ -99,7 +99,7 @@ class Agent:
         self.start()
 
     def tick(self, **host: object) -> TickResult:
-        spec = replace(HostSpec("test", policy="equal", pinning=False, warp=WarpUse.ON), **host)  # type: ignore[arg-type]
+        spec = replace(HostSpec("test", policy="equal", pinning=False, warp=WarpUse.SLICE), **host)  # type: ignore[arg-type]
         shop = Application("shop", (Tier("web", ("web",)),), Sla(10.0))
         vms = (VmSpec("web", VmClass.CRITICAL, libvirt_uuid=self.vm.uuid),)
         return self.loop.tick(Assignment(spec, vms, (shop,)), {})

@@ -45,7 +45,7 @@ def test_a_warp_becomes_a_slice_of_the_vcpu_threads_and_is_undone(
     running = service.run()
     service.register()
     service.client.request("PATCH", f"/vms/{CACHE.name}", body={"warp_us": WARP_US})
-    host = {"mode": "enforce", "policy": "equal", "pinning": False, "warp": "on"}
+    host = {"mode": "enforce", "policy": "equal", "pinning": False, "warp": "slice"}
     service.client.request("PUT", f"/hosts/{HOST}", body=host)
     until(lambda: of_vcpus(CACHE) == {SLICE_NS}, "the vCPU to have the slice")
     others = {name: one for name, one in before[1].items() if not name.startswith("CPU ")}

@@ -261,12 +261,12 @@ SCENARIOS = (
         free=True,
         cpus=6,
     ),
-    Scenario("warps by slices", _warped(Rung.SLICE), _WARP_ORDERS),
+    Scenario("warps by slices", _warped(Rung.SLICE, use=WarpUse.SLICE), _WARP_ORDERS),
     Scenario("warps of the BVT patch", _warped(Rung.BVT), _WARP_ORDERS),
-    Scenario("group identity", _warped(Rung.GROUP_IDENTITY), _WARP_ORDERS),
+    Scenario("group identity", _warped(Rung.GROUP_IDENTITY, use=WarpUse.GROUP_IDENTITY), _WARP_ORDERS),
     Scenario(
         "warps by our scheduler, which is thrown out",
-        _warped(Rung.SCHED_EXT, Rung.SLICE, use=WarpUse.SCHED_EXT),
+        _warped(Rung.SCHED_EXT, Rung.BVT, use=WarpUse.SCHED_EXT),
         (nothing, nothing, nothing, _eject, nothing, nothing, nothing, *_WARP_ORDERS),
     ),
     Scenario(

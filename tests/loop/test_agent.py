@@ -353,7 +353,7 @@ def test_capabilities_are_told_once_and_when_they_change(site: Site) -> None:
 
 def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_the_next_interval(site: Site) -> None:
     a, _ = site.machines
-    a.host.rungs = (Rung.SCHED_EXT, Rung.SLICE)
+    a.host.rungs = (Rung.SCHED_EXT, Rung.BVT)
 
     def events() -> list[str]:
         a.agent.sync()
@@ -377,12 +377,12 @@ def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_th
     [message] = events()
     assert message.startswith("warps: the kernel threw our sched_ext scheduler out")
     assert ticks_of_a_watch() == 0, "nothing is looked at again and again in vain"
-    assert a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.SLICE)] == 100_000
+    assert a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.BVT_WARP)] == 29_651_000
     told = site.client.get("/hosts/a")["tick"]["warp"]
-    assert (told["rung"], told["vms"]) == ("slice", 1)
+    assert (told["rung"], told["vms"]) == ("bvt", 1)
     assert site.client.get("/vms/web-a")["status"]["warp_us"] == 29_651
     a.agent.stop()
-    assert not a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.SLICE)]
+    assert not a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.BVT_WARP)]
 
 
 def test_a_mistake_in_the_talk_is_counted_and_the_talk_goes_on(

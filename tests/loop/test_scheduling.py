@@ -190,7 +190,7 @@ def test_a_real_time_vm_has_no_warp_and_nobody_alarms_for_that(host: Rig) -> Non
     host.host.rungs = (Rung.SLICE,)
     shop = Application("shop", (Tier("web", ("web",)),), Sla(10.0))
     host.assignment = replace(host.assignment, applications=(shop,))
-    host.control(warp=WarpUse.ON)
+    host.control(warp=WarpUse.SLICE)
     result = host.tick()
     assert host.value("web", Knob.SLICE) == 0
     assert not result.troubles

@@ -28,7 +28,7 @@ def host(rig: Rig) -> Rig:
     rig.register("hog", "batch")
     shop = Application("shop", (Tier("web", ("web",)),), Sla(10.0))
     rig.assignment = replace(rig.assignment, applications=(shop,))
-    rig.control(pinning=False, warp=WarpUse.ON)
+    rig.control(pinning=False, warp=WarpUse.SLICE)
     return rig
 
 
@@ -44,15 +44,18 @@ def told(events: tuple[Event, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("rung", "knob", "value", "by"),
+    ("use", "rung", "knob", "value", "by"),
     [
-        (Rung.BVT, Knob.BVT_WARP, 29_651_000, "the BVT patch"),
-        (Rung.GROUP_IDENTITY, Knob.GROUP_IDENTITY, 1, "group identity 1"),
-        (Rung.SLICE, Knob.SLICE, 100_000, "EEVDF slice 0.1 ms"),
+        (WarpUse.ON, Rung.BVT, Knob.BVT_WARP, 29_651_000, "the BVT patch"),
+        (WarpUse.GROUP_IDENTITY, Rung.GROUP_IDENTITY, Knob.GROUP_IDENTITY, 1, "group identity 1"),
+        (WarpUse.SLICE, Rung.SLICE, Knob.SLICE, 100_000, "EEVDF slice 0.1 ms"),
     ],
 )
-def test_a_warp_is_set_explained_reported_and_undone(host: Rig, rung: Rung, knob: Knob, value: int, by: str) -> None:
+def test_a_warp_is_set_explained_reported_and_undone(
+    host: Rig, use: WarpUse, rung: Rung, knob: Knob, value: int, by: str
+) -> None:
     host.host.rungs = (rung,)
+    host.control(warp=use)
     before = host.host.settings()
     result = host.tick()
     assert host.value("web", knob) == value
@@ -65,6 +68,34 @@ def test_a_warp_is_set_explained_reported_and_undone(host: Rig, rung: Rung, knob
     host.loop.release("test")
     assert host.host.settings() == before
     assert not host.journal.entries
+
+
+def test_on_without_a_mechanism_that_helps_nothing_is_done_and_that_is_said_once(host: Rig) -> None:
+    host.control(warp=WarpUse.ON)
+    preview = host.loop.preview(host.assignment, {})
+    assert not [one for one in preview.changes if one.key.knob in WARPS]
+    first, second = host.tick(), host.tick()
+    assert not [one for result in (first, second) for one in result.outcomes if one.change.key.knob in WARPS]
+    assert not first.troubles, "it is no error"
+    [event] = [one for one in first.events if one.kind == "warp"]
+    assert event.severity is Severity.WARNING
+    assert event.message in preview.notes
+    for words in ("nobody gets one", '"warp": "slice"', '"warp": "sched_ext"'):
+        assert words in event.message
+    assert not [one for one in second.events if one.kind == "warp"]
+    told = tick_status(second, 0, 0, True).warp
+    assert told is not None
+    assert (told.rung, told.vms) == (Rung.NONE, 0)
+    assert "no mechanism that was measured to help" in told.detail
+
+
+def test_slices_of_an_earlier_choice_are_put_back(host: Rig) -> None:
+    host.tick()
+    assert host.value("web", Knob.SLICE) == 100_000
+    host.control(warp=WarpUse.ON)
+    host.tick()
+    assert [host.value("web", Knob.SLICE, index) for index in (0, 1)] == [0, 0]
+    assert not [key for key in host.journal.entries if key.knob is Knob.SLICE]
 
 
 def test_switched_off_nobody_is_asked_and_nothing_is_reported(host: Rig) -> None:
@@ -164,7 +195,7 @@ def test_one_of_another_version_is_replaced_and_gets_the_warps(host: Rig) -> Non
     assert host.host.scheduler == UNLOADED
 
 
-def test_thrown_out_it_is_told_once_slices_serve_and_it_comes_back(host: Rig) -> None:
+def test_thrown_out_it_is_told_once_and_it_comes_back(host: Rig) -> None:
     host.control(warp=WarpUse.SCHED_EXT)
     for _ in range(2):
         host.tick()
@@ -173,8 +204,8 @@ def test_thrown_out_it_is_told_once_slices_serve_and_it_comes_back(host: Rig) ->
     [message] = told(result.events)
     assert message.startswith("warps: the kernel threw our sched_ext scheduler out, failure 1")
     assert not [one for one in result.outcomes if one.kind is OutcomeKind.FOREIGN]
-    assert status(host, result) == ("slice", 29_651)
-    assert host.value("web", Knob.SLICE) == 100_000
+    assert status(host, result) == ("none", None)
+    assert host.value("web", Knob.SLICE) == 0, "what harms does not serve meanwhile"
     later = [host.tick() for _ in range(int(FIRST_RETRY_S) + 3)]
     assert not [event for one in later for event in told(one.events)], "once"
     assert status(host, later[-1]) == ("sched_ext", 29_651)
@@ -185,14 +216,14 @@ def test_thrown_out_it_is_told_once_slices_serve_and_it_comes_back(host: Rig) ->
     assert not host.journal.entries
 
 
-def test_one_that_does_not_load_is_told_with_the_kernels_reason_and_slices_serve(host: Rig) -> None:
+def test_one_that_does_not_load_is_told_with_the_kernels_reason(host: Rig) -> None:
     host.control(warp=WarpUse.SCHED_EXT)
     host.host.refuses = True
     [record] = [one for one in host.tick().records if one.knob is Knob.SCHEDULER]
     assert (record.outcome, record.detail) == (OutcomeKind.FAILED, "the kernel did not take the scheduler")
     result = host.tick()
     assert told(result.events)[0].startswith("warps: our sched_ext scheduler did not load")
-    assert status(host, result) == ("slice", 29_651)
+    assert status(host, result) == ("none", None)
 
 
 def test_one_that_somebody_removed_stays_away_until_it_is_adopted(host: Rig) -> None:
@@ -205,7 +236,7 @@ def test_one_that_somebody_removed_stays_away_until_it_is_adopted(host: Rig) -> 
     for _ in range(30):
         result = host.tick()
     assert host.host.scheduler == UNLOADED
-    assert status(host, result) == ("slice", 29_651)
+    assert status(host, result) == ("none", None)
     host.control(adoptions=1)
     for _ in range(3):
         result = host.tick()

@@ -11,10 +11,12 @@ from rich.console import Console
 
 from deploy.lab.demo.measure import CpuUse, Measured
 from deploy.lab.demo.originals import differences
-from deploy.lab.demo.report import print_report, verdicts, warp_brought
-from deploy.lab.demo.scene import PHASES
+from deploy.lab.demo.report import print_report, to_json, verdicts, warp_brought
+from deploy.lab.demo.scene import PHASES, phases_scene
 from deploy.lab.demo.turns import merged
+from deploy.lab.demo.warping import warp_to_show
 from manager.model.histogram import Histogram
+from manager.model.warp import Rung, WarpUse
 
 
 def phase(name: str, memcached_p95_us: float, nginx_p95_us: float, host_share: float = 0.99) -> dict[str, Any]:
@@ -76,6 +78,7 @@ def test_the_report_labels_emulation_and_says_what_was_not_put_back(restored: bo
         "duration_s": 40.0,
         "load_cpus": [0, 1],
         "phases": GOOD,
+        "skipped": {},
         "restored": restored,
         "not_restored": [] if restored else ["web: cpu.shares: was 1024, is 2"],
         "kept_running": False,
@@ -128,6 +131,36 @@ def test_what_a_warp_brought_is_said_whatever_it_is() -> None:
     assert all(holds for holds, _ in verdicts(warped(80_000))), "nothing is promised of it"
     assert warp_brought(warped(7600, vms=0)) == ["no warp was in force in the phase warp: EEVDF honours a slice"]
     assert warp_brought(GOOD) == []
+
+
+@pytest.mark.parametrize(
+    ("there", "use", "words"),
+    [
+        ({"sched_ext", "bvt", "slice"}, WarpUse.SCHED_EXT, "by Equipoise's sched_ext scheduler"),
+        ({"bvt", "slice"}, WarpUse.ON, "by the BVT patch"),
+        ({"slice", "group_identity"}, WarpUse.OFF, "measured to help is here: sched_ext lacks; bvt lacks"),
+        (set(), WarpUse.OFF, "measured to help"),
+    ],
+)
+def test_warps_are_shown_by_what_helps_only(there: set[str], use: WarpUse, words: str) -> None:
+    offers = [
+        {"rung": str(rung), "there": rung in there, "detail": f"{rung} {'is there' if rung in there else 'lacks'}"}
+        for rung in Rung
+        if rung is not Rung.NONE
+    ]
+    found, why = warp_to_show(offers)
+    assert found is use
+    assert words in why
+    assert warp_to_show([])[0] is WarpUse.OFF
+
+
+def test_a_phase_that_was_left_out_is_told_with_the_reason() -> None:
+    scene = phases_scene()
+    result = to_json(scene, "tcg", "no KVM", 40, [], [], {"warp": "nothing here helps"})
+    assert (result["skipped"], result["phases"]) == ({"warp": "nothing here helps"}, [])
+    console = Console(record=True, width=200, file=StringIO())
+    print_report(console, result | {"phases": GOOD})
+    assert "left out    the phase warp: nothing here helps" in console.export_text()
 
 
 def test_the_phase_of_warps_differs_from_equal_weights_by_nothing_else() -> None:

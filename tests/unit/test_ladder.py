@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from manager.control.ladder import (
     CALM_S,
@@ -76,19 +78,40 @@ class Host:
 
 
 @pytest.mark.parametrize(
-    ("rungs", "rung"),
+    ("rungs", "use", "rung", "notes"),
     [
-        (ALL, Rung.BVT),
-        (ALL[2:], Rung.GROUP_IDENTITY),
-        (ALL[3:], Rung.SLICE),
-        (ALL[:1], Rung.NONE),
-        ((), Rung.NONE),
+        (ALL, WarpUse.ON, Rung.BVT, []),
+        (ALL[2:], WarpUse.ON, Rung.NONE, ["nobody gets one", '"warp": "group_identity"', '"warp": "slice"', "harm"]),
+        (ALL[3:], WarpUse.ON, Rung.NONE, ["nobody gets one", '"warp": "slice"', "harm"]),
+        (ALL[:1], WarpUse.ON, Rung.NONE, ["nobody gets one", '"warp": "sched_ext"']),
+        ((), WarpUse.ON, Rung.NONE, ["this kernel has no mechanism that was measured to help"]),
+        (ALL, WarpUse.SLICE, Rung.SLICE, []),
+        (ALL[:3], WarpUse.SLICE, Rung.NONE, ['"slice" was chosen, and this host has none: slice was looked for']),
+        (ALL, WarpUse.GROUP_IDENTITY, Rung.GROUP_IDENTITY, []),
+        (ALL[3:], WarpUse.GROUP_IDENTITY, Rung.NONE, ['"group_identity" was chosen']),
     ],
 )
-def test_the_best_that_needs_no_loading(rungs: tuple[Rung, ...], rung: Rung) -> None:
-    plan = Host(rungs, WarpUse.ON).plan()
+def test_what_was_chosen_or_helps_and_needs_no_loading(
+    rungs: tuple[Rung, ...], use: WarpUse, rung: Rung, notes: list[str]
+) -> None:
+    plan = Host(rungs, use).plan()
     assert (plan.rung, plan.load, plan.trouble) == (rung, False, "")
     assert [one.vm for one in plan.vms] == (["web"] if rung is not Rung.NONE else [])
+    assert all(words in plan.note for words in notes)
+    assert bool(plan.note) == bool(notes)
+    assert rung is not Rung.NONE or plan.detail in plan.note
+
+
+@given(rungs=st.sets(st.sampled_from(ALL)), use=st.sampled_from(WarpUse), refuses=st.booleans())
+def test_nothing_that_was_not_measured_to_help_is_used_unless_it_was_chosen(
+    rungs: set[Rung], use: WarpUse, refuses: bool
+) -> None:
+    host = Host(tuple(rungs), use, refuses=refuses)
+    for _ in range(3):
+        plan = host.plan()
+        assert plan.rung in {Rung.NONE, Rung.SCHED_EXT, Rung.BVT} or plan.rung.value == use.value
+        assert plan.rung in rungs | {Rung.NONE}
+        assert bool(plan.vms) == (plan.rung is not Rung.NONE)
 
 
 def test_our_scheduler_is_loaded_where_that_was_asked_for_and_then_gives_the_warps() -> None:
@@ -133,8 +156,8 @@ def test_beside_somebody_elses_scheduler_there_are_no_warps_and_no_try() -> None
 
 
 def test_a_host_without_sched_ext_says_so_and_takes_the_next() -> None:
-    plan = Host(ALL[3:]).plan()
-    assert (plan.rung, plan.load) == (Rung.SLICE, False)
+    plan = Host((Rung.BVT, Rung.SLICE)).plan()
+    assert (plan.rung, plan.load) == (Rung.BVT, False)
     assert plan.trouble == "warps: our sched_ext scheduler cannot be loaded: sched_ext was looked for"
 
 

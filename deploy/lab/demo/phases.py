@@ -1,4 +1,4 @@
-"""The demonstration of six phases: the same load on memcached and NGINX under ever better protection.
+"""The demonstration of phases: the same load on memcached and NGINX under ever better protection.
 
 The phases take turns, so that a machine that others use is slow, or quick, for all of them.
 """
@@ -17,7 +17,9 @@ from deploy.lab.demo.report import PhaseResult, to_json
 from deploy.lab.demo.scene import PHASES, WARMUP_S, DemoPhase, Scene, eased, phases_scene
 from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
 from deploy.lab.demo.turns import merged
+from deploy.lab.demo.warping import warp_to_show
 from deploy.lab.vms import LabHost
+from manager.model.warp import WarpUse
 
 DEFAULT_PHASE_S = 40.0
 TURNS = 4
@@ -36,21 +38,26 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
         return tuned
 
     stage = set_up(console, stack, phases_scene(), tune)
-    turns: dict[str, list[Measured]] = {phase.name: [] for phase in PHASES}
+    use, why = warp_to_show(stage.service.warp_offers())
+    played = [phase for phase in PHASES if use is not WarpUse.OFF or not phase.warp]
+    skipped = {phase.name: why for phase in PHASES if phase not in played}
+    for name in skipped:
+        console.print(f"      the phase {name} is left out: {why}", highlight=False)
+    turns: dict[str, list[Measured]] = {phase.name: [] for phase in played}
     sla_states: dict[str, Mapping[str, str]] = {}
     warps: dict[str, Mapping[str, Any] | None] = {}
     solo_s, turn_s = max(5.0, duration_s / 4), duration_s / TURNS
     with progress_bar(console) as progress:
-        task = progress.add_task("batch by itself", total=solo_s + TURNS * len(PHASES) * (turn_s + WARMUP_S))
+        task = progress.add_task("batch by itself", total=solo_s + TURNS * len(played) * (turn_s + WARMUP_S))
         stage.service.control(PHASES[1].policy, PHASES[1].pinning)
         batch_alone_rate = stage.meter.over(solo_s).batch_rate
         done_s = solo_s
-        for number, phase in product(range(1, TURNS + 1), PHASES):
+        for number, phase in product(range(1, TURNS + 1), played):
             progress.update(task, completed=done_s, description=f"{phase.name}: {phase.says}")
             if not console.is_terminal:  # where a bar cannot move
                 console.print(f"      turn {number} of {TURNS}, {phase.name}: {phase.says}, {turn_s:g} s")
             start_s = done_s
-            measured = _phase(stage, phase, turn_s, lambda s, at=start_s: progress.update(task, completed=at + s))
+            measured = _phase(stage, phase, use, turn_s, lambda s, at=start_s: progress.update(task, completed=at + s))
             turns[phase.name].append(measured)
             sla_states[phase.name] = stage.service.sla_states()
             warps[phase.name] = stage.service.warp()
@@ -58,13 +65,15 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
         progress.update(task, completed=done_s, description="done")
     phases = [
         PhaseResult(phase, merged(turns[phase.name]), sla_states[phase.name], batch_alone_rate, warps[phase.name])
-        for phase in PHASES
+        for phase in played
     ]
     changed = stage.close(keep)
-    return to_json(stage.scene, stage.accelerator.accelerator, stage.accelerator.reason, duration_s, phases, changed)
+    how = stage.accelerator.accelerator, stage.accelerator.reason
+    return to_json(stage.scene, *how, duration_s, phases, changed, skipped)
 
 
-def _phase(stage: Stage, phase: DemoPhase, duration_s: float, progress: Any) -> Measured:
-    stage.service.control(phase.policy, phase.pinning, phase.batch_idle, phase.warp)
+def _phase(stage: Stage, phase: DemoPhase, use: WarpUse, duration_s: float, progress: Any) -> Measured:
+    warp = use if phase.warp else WarpUse.OFF
+    stage.service.control(phase.policy, phase.pinning, phase.batch_idle, warp)
     with paused(stage.lab, () if phase.batch_runs else stage.scene.batch):
         return measure(stage.scene, stage.meter, duration_s, stage.service.push, progress)

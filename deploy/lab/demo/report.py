@@ -63,8 +63,12 @@ def to_json(
     duration_s: float,
     phases: Sequence[PhaseResult],
     changed: Sequence[str] | None,
+    skipped: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The whole result. ``changed`` are the settings that were not as before at the end; None: all was left running."""
+    """The whole result. ``changed`` are the settings that were not as before at the end; None: all was left running.
+
+    ``skipped`` says why for each phase that was left out.
+    """
     return {
         "accelerator": accelerator,
         "accelerator_reason": reason,
@@ -72,6 +76,7 @@ def to_json(
         "managed_cpus": sorted(scene.managed_cpus),
         "load_cpus": sorted(scene.load_cpus),
         "phases": [phase.to_json() for phase in phases],
+        "skipped": dict(skipped),
         "restored": changed is not None and not changed,
         "not_restored": list(changed or ()),
         "kept_running": changed is None,
@@ -164,6 +169,8 @@ def print_report(console: Console, result: Mapping[str, Any]) -> None:
     )
     if any(load["client_limited"] for phase in result["phases"] for load in phase["services"].values()):
         console.print("(!) the load generator itself was late there: the numbers are partly about it")
+    for name, why in result["skipped"].items():
+        console.print(f"left out    the phase {name}: {why}", highlight=False)
     for text in warp_brought(result["phases"]):
         console.print(f"seen        {text}", highlight=False)
     print_verdicts(console, result, {phase["name"]: phase for phase in result["phases"]}, verdicts(result["phases"]))

@@ -16,6 +16,7 @@ from deploy.lab.commands import LabError, last_lines
 from deploy.lab.demo.scene import Scene
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
+from manager.model.warp import WarpUse
 
 HOST = "demo"
 START_S = 60.0
@@ -78,16 +79,19 @@ class Equipoise:
         for vm in self._scene.batch:
             self.client.request("PUT", f"/vms/{vm.name}", body={"class": "batch", "host": HOST})
 
-    def control(self, policy: str, pinning: bool, batch_idle: bool = False, warp: bool = False) -> None:
+    def control(self, policy: str, pinning: bool, batch_idle: bool = False, warp: WarpUse = WarpUse.OFF) -> None:
         """Set the host's policy and wait until two ticks were made with it, the second with nothing left to change."""
         before = self._tick()["number"]
-        body = {"mode": "enforce", "policy": policy, "pinning": pinning, "batch_idle": batch_idle}
-        body["warp"] = "on" if warp else "off"
+        body = {"mode": "enforce", "policy": policy, "pinning": pinning, "batch_idle": batch_idle, "warp": warp}
         self.client.request("PUT", f"/hosts/{HOST}", body=body)
 
         def in_force() -> bool:
             tick = self._tick()
-            settled = tick["policy"] == policy and tick["number"] >= before + 3 and bool(tick["warp"]) == warp
+            settled = (
+                tick["policy"] == policy
+                and tick["number"] >= before + 3
+                and bool(tick["warp"]) == (warp is not WarpUse.OFF)
+            )
             running = [vm for vm in self.client.items("/vms") if vm["status"]]
             return bool(settled and len(running) == len(self._scene.vms))
 
@@ -117,6 +121,11 @@ class Equipoise:
         """By what warps are given now, and to how many VMs; None: they are switched off."""
         warp: dict[str, Any] | None = self._tick()["warp"]
         return warp
+
+    def warp_offers(self) -> list[dict[str, Any]]:
+        """The mechanisms for warps that the agent looked for."""
+        offers: list[dict[str, Any]] = self.client.get(f"/hosts/{HOST}")["capabilities"]["warps"]
+        return offers
 
     def decisions(self) -> int:
         """How many decisions were recorded."""

@@ -302,7 +302,8 @@ class HostIn(Schema):
     )
     warp: WarpUse = Field(
         default=WarpUse.OFF,
-        description="warps: off; on: by what the kernel has; sched_ext: by our own scheduler, which is loaded for it",
+        description="warps: off; on: by what the kernel has and was measured to help, else none; sched_ext: by our own"
+        " scheduler, which is loaded for it; group_identity, slice: by these, which were not measured to help",
     )
     warp_max_us: Annotated[int, Field(ge=100, le=MOST_WARP_US)] = Field(
         default=DEFAULT_WARP_MAX_US,

@@ -13,7 +13,7 @@ from manager.host.sched_ext import deciding_scheduler
 from manager.host.warp.bvt_file import FileKind, bvt_file
 from manager.host.warp.probe import offers_of
 from manager.model.finding import FindingStatus
-from manager.model.warp import ABILITIES, TITLES, Rung, standing
+from manager.model.warp import ABILITIES, TITLES, Rung, WarpUse, chosen_only, standing
 
 _AREA = "Warp"
 _OURS = "equipoise"
@@ -59,17 +59,25 @@ def _best(subject: Subject) -> Verdict:
     mounts = read_mounts(subject.paths)
     offers = offers_of(subject.paths, mounts, cpu_controller(mounts))
     own = next(offer for offer in offers if offer.rung is Rung.SCHED_EXT)
-    best = standing(offers)
+    best = standing(offers, WarpUse.ON)
     scheduler = deciding_scheduler(subject.paths)
+    if scheduler and not scheduler.startswith(_OURS):
+        other = f"by nothing: the sched_ext scheduler {scheduler!r} of somebody else decides, which no warp reaches"
+        return missing(other, "stop it, or leave warps switched off")
     if scheduler:
-        best = replace(own, there=True) if scheduler.startswith(_OURS) else None
+        best = replace(own, there=True)
     rung = best.rung if best else Rung.NONE
     can, cannot = ABILITIES[rung]
-    said = f"by {TITLES[rung]}: it can {can}; it cannot {cannot}" if best else "by nothing that this kernel has"
-    switch = 'switch warps on with "warp": "on" for the host (docs/warp.md)'
-    if own.there and rung is not Rung.SCHED_EXT:
-        return works(said, f'{switch}, or "sched_ext" for our scheduler, which is better')
-    return works(said, switch) if best else missing(said, own.detail)
+    if best:
+        said = f"by {TITLES[rung]}: it can {can}; it cannot {cannot}"
+        switch = 'switch warps on with "warp": "on" for the host (docs/warp.md)'
+        better = own.there and rung is not Rung.SCHED_EXT
+        return works(said, switch + ', or "sched_ext" for our scheduler, which is better' * better)
+    others = chosen_only(offers)
+    nothing = "by nothing of this kernel that was measured to help" + f"; {others}" * bool(others)
+    if own.there:
+        return works(nothing, 'set "warp": "sched_ext" for the host to have our scheduler loaded (docs/warp.md)')
+    return missing(nothing, f'"warp": "on" does nothing here: {own.detail}')
 
 
 def _real_time(subject: Subject) -> Verdict:
