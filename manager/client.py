@@ -15,7 +15,7 @@ from socket import socket
 from typing import Any, Protocol
 from urllib.parse import urlencode, urlsplit
 
-from manager.errors import ManagerUnavailable
+from manager.errors import ManagerRefused, ManagerUnavailable
 
 API = "/api/v1"
 
@@ -144,7 +144,7 @@ class ManagerClient:
         except (OSError, HTTPException) as error:
             raise ManagerUnavailable(f"the manager at {self._url} does not answer: {error}") from error
         if not 200 <= answer.status < 300 and answer.status != HTTPStatus.NOT_MODIFIED:
-            raise ManagerUnavailable(f"{method} {API}{path}: {_problem(answer)}")
+            raise ManagerRefused(f"{method} {API}{path}: {_problem(answer)}", answer.status, _fields(answer))
         return answer
 
     def get(self, path: str, **params: str) -> Any:
@@ -169,6 +169,14 @@ class ManagerClient:
     def close(self) -> None:
         """Close the connection."""
         self._network.close()
+
+
+def _fields(answer: Answer) -> list[tuple[str, str]]:
+    """The bad fields of a problem+json answer, each with what is wrong."""
+    try:
+        return [(str(one["field"]), str(one["message"])) for one in answer.json().get("errors", [])]
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return []
 
 
 def _problem(answer: Answer) -> str:

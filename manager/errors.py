@@ -17,6 +17,7 @@ EquipoiseError
 │   └── DomainHangs         libvirt's calls about one domain do not return
 ├── JournalError            originals could not be made durable; nothing may be written
 ├── ManagerUnavailable      the manager did not answer the agent or the command line
+│   └── ManagerRefused      it answered with an error; carries status and bad fields
 ├── RecordingError          a file of a host's history cannot be read or made
 ├── AlreadyRunning          another agent controls this host
 └── UnsafeFile              others could read or exchange a file or folder that must be the service's alone
@@ -25,6 +26,7 @@ EquipoiseError
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 class EquipoiseError(Exception):
@@ -114,6 +116,15 @@ class JournalError(EquipoiseError):
 
 class ManagerUnavailable(EquipoiseError):
     """The manager could not be reached or refused the request."""
+
+
+class ManagerRefused(ManagerUnavailable):
+    """The manager answered with an error. ``status`` is that of HTTP; ``fields`` are bad ones with what is wrong."""
+
+    def __init__(self, message: str, status: int, fields: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.status = status
+        self.fields = tuple(fields)
 
 
 class RecordingError(EquipoiseError):

@@ -214,6 +214,8 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         interval_s=settings.number("interval_s"),
         sync_s=settings.number("sync_s"),
     )
+    metrics.aside.set_function(lambda: outbox.aside)
+    _tell_renamed(running, outbox, settings.text("host_name"))
     for problem in broken:
         running.say(Severity.ERROR, "policy", problem)
     if settings.whole("agent_listen_port"):
@@ -226,6 +228,18 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     if machine.arrivals is not None:
         _welcome(machine.arrivals, running, folder / _HOOK_SOCKET, stack)
     return running
+
+
+def _tell_renamed(running: Agent, outbox: Outbox, host: str) -> None:
+    """Say so where what waits for the manager was of another name of this host."""
+    before, items = outbox.claim(host)
+    if items:
+        text = (
+            f"this host was {before} and is {host} now: {items} items that waited for the manager are that host's and"
+            f" were set aside. So is its token: `equipoise agent join --force` as {host}, or set host_name back"
+        )
+        log.warning("%s", text)
+        running.say(Severity.WARNING, "host-renamed", text)
 
 
 def _welcome(arrivals: Arrivals, running: Agent, path: Path, stack: ExitStack) -> None:

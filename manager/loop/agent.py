@@ -22,6 +22,7 @@ from manager.loop.outbox import Item, Outbox
 from manager.loop.oversight import Oversight
 from manager.loop.planner import SCHEDULER
 from manager.loop.records import new_event
+from manager.loop.rejections import Rejections
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult, system_clock
 from manager.model.host import Capabilities, VmInstance
@@ -120,6 +121,7 @@ class Agent:
         self._decides = False
         self._overruns = 0
         self._unkept = False
+        self._rejections = Rejections(metrics, self.say)
         self._oversight = Oversight(interval_s, self.say, metrics.clock_jumps.inc)
         metrics.tick_age.set_function(lambda: self._oversight.age_s)
         metrics.manager_up.set_function(self._manager_up)
@@ -347,7 +349,8 @@ class Agent:
         self._latest = Latest(status, self._statuses.of(result, self._journal))
 
     def _tell_damages(self) -> None:
-        """Once for each file that was damaged and set aside."""
+        """What the manager did not accept; and once each file that was damaged and set aside."""
+        self._rejections.tell(self._link.take_rejected(), system_clock().monotonic_s)
         for damage in (*self._journal.take_damages(), *self._outbox.take_damages(), *self._link.take_damages()):
             self._metrics.errors.labels("damage").inc()
             self.say(Severity.ERROR, "file-damaged", damage.text)

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
@@ -16,23 +16,17 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from manager.api.convert import (
-    assignment_of,
     domain_body,
-    event_body,
     finding_body,
-    record_body,
-    slot_body,
     status_body,
-    tick_body,
     timestamp,
     window_body,
     window_of,
 )
 from manager.api.schemas import (
-    AssignmentOut,
     CapabilitiesBody,
     FindingsBody,
-    ReportIn,
+    RefusedItem,
     ReportOut,
     TickStatus,
     VmStatus,
@@ -49,6 +43,8 @@ from manager.api.schemas.assignment import (
 from manager.client import Answer, ManagerClient
 from manager.control.windows import by_slot, slot_number
 from manager.errors import ManagerUnavailable
+from manager.loop.assigned import read_assignment
+from manager.loop.delivery import Load, Parcel, Rejected, deliver, parcels_of
 from manager.loop.findings import Findings
 from manager.loop.outbox import Kind, Outbox
 from manager.loop.tick import system_clock
@@ -127,11 +123,12 @@ class ManagerLink:
         self.clock_ahead_s: float | None = None
         self._told: dict[str, list[tuple[object, Window]]] = {}
         self._damages: list[Damage] = []
+        self._rejected: list[Rejected] = []
 
     def cached_orders(self) -> Orders:
         """What the manager said before this start, without windows, which are stale by now."""
         try:
-            assignment, _ = assignment_of(_assignment_in(self._cache.read_bytes()))
+            assignment = read_assignment(self._cache.read_bytes(), None).assignment
         except FileNotFoundError:
             return Orders()
         except OSError as error:
@@ -169,11 +166,12 @@ class ManagerLink:
         answer = self._ask("assignment")
         if answer is None:
             return self._orders
-        body = _understood(answer, _assignment_in)
-        assignment, slots = assignment_of(body)
+        read = _understood(answer, lambda content: read_assignment(content, before.assignment))
+        assignment, slots = read.assignment, read.slots
+        self._rejected += [Rejected("assignment", one) for one in read.problems]
         if assignment != self._saved and self._save(answer.content):
             self._saved = assignment
-        self._digest, self._told = body.digest, {}
+        self._digest, self._told = read.digest, {}
         self._take(answer, assignment, slots)
         self._etag = "assignment", answer.headers.get("ETag", "")
         return self._orders
@@ -252,35 +250,50 @@ class ManagerLink:
         sources = None if report.sources is None else _valid(report.sources, status_body)
         domains = None if report.domains is None else _valid(report.domains, domain_body)
         findings = None if report.findings is None else _findings_body(report.findings)
+        given: dict[str, Any] = {
+            "vms_changed_only": report.vms_changed_only or None,
+            "capabilities": report.capabilities,
+            "tick": report.tick,
+            "vms": report.vms,
+            "sources": sources,
+            "domains": domains,
+            "findings": findings,
+        }
+        parts = {name: value for name, value in given.items() if value is not None}
         while True:
             waiting = self._outbox.peek(_BATCH, _BATCH_BYTES)
             now, windows = windows[:_BATCH], windows[_BATCH:]
             last = waiting.complete and not windows
-            body = ReportIn(
-                agent_version=self._version,
-                capabilities=report.capabilities,
-                tick=report.tick,
-                vms=report.vms,
-                vms_changed_only=report.vms_changed_only,
-                sources=sources,
-                domains=domains,
-                findings=findings,
-                windows=_valid(waiting.fields[Kind.WINDOW], slot_body) + now,
-                ticks=_valid(waiting.fields[Kind.TICK], tick_body),
-                decisions=_valid(waiting.fields[Kind.DECISION], record_body),
-                events=_valid(waiting.fields[Kind.EVENT], event_body),
-                asks=ask and last,
-            )
-            response = self._exchange("POST", "report", content=body.model_dump_json(by_alias=True))
-            try:
-                slots, stored = _slots_apart(response)
-            except (ValueError, TypeError, AttributeError) as error:
-                raise ManagerUnavailable(f"the answer to a report is not a manager's: {error}") from error
+            parcels, unsendable = parcels_of(waiting.fields, self._host)
+            self._reject(unsendable)
+            load = Load(parts, [*parcels, *(Parcel(Kind.WINDOW, one) for one in now)])
+            response, slots, stored = deliver(load, lambda one: self._post(one, asks=ask and last), self._reject)  # noqa: B023 - called at once
             self._outbox.drop_through(waiting.last)
             self.vms_missing = stored.vms_missing
             if last:
                 done = not ask or (slots is not None and self._take_slots(response, slots))
                 return self._orders if done else self.fetch()
+
+    def _post(self, load: Load, *, asks: bool) -> tuple[tuple[Answer, Any, ReportOut], Sequence[RefusedItem]]:
+        """One report. Raises ManagerRefused, ManagerUnavailable."""
+        body = load.body(self._version, asks=asks)
+        response = self._exchange("POST", "report", content=body.model_dump_json(by_alias=True))
+        try:
+            slots, stored = _slots_apart(response)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ManagerUnavailable(f"the answer to a report is not a manager's: {error}") from error
+        return (response, slots, stored), stored.refused
+
+    def _reject(self, rejected: Sequence[Rejected]) -> None:
+        for one in rejected:
+            log.error("cannot be delivered and is set aside: %s: %s", one.what, one.why)
+        self._outbox.set_aside([(one.what, one.fields, one.why) for one in rejected if one.fields is not None])
+        self._rejected += rejected
+
+    def take_rejected(self) -> list[Rejected]:
+        """What the manager did not accept since this was asked last."""
+        rejected, self._rejected = self._rejected, []
+        return rejected
 
     def _save(self, content: bytes) -> bool:
         """Replace the cache as a whole; when it cannot be written that is logged, and tried again next time."""
@@ -317,11 +330,6 @@ def _slots_apart(answer: Answer) -> tuple[Any, ReportOut]:
     said = answer.json()
     slots = said.pop("slots", None)
     return slots, ReportOut.model_validate(said, extra="ignore")
-
-
-def _assignment_in(content: bytes) -> AssignmentOut:
-    """An assignment, but for fields that a later manager may tell. Raises ValueError."""
-    return AssignmentOut.model_validate_json(content, extra="ignore")
 
 
 def _orders_number(answer: Answer) -> int | None:

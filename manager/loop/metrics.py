@@ -48,6 +48,14 @@ class AgentMetrics:
             "equipoise_agent_clock_jumps", "How often the wall clock was set, or the host suspended", registry=reg
         )
         self.manager_up = Gauge("equipoise_agent_manager_up", "1 when the manager answered last time", registry=reg)
+        self.rejected = Counter(
+            "equipoise_agent_items_refused", "Items that the manager did not accept", ["kind"], registry=reg
+        )
+        for kind in ("decision", "event", "tick", "window"):
+            self.rejected.labels(kind)
+        self.aside = Gauge(
+            "equipoise_agent_items_set_aside", "Items kept that the manager did not accept", registry=reg
+        )
         self.clock_ahead = Gauge(
             "equipoise_agent_clock_ahead_seconds", "How far this clock is ahead of the manager's", registry=reg
         )

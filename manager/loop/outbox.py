@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,6 +29,22 @@ CREATE TABLE IF NOT EXISTS waiting (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, body TEXT NOT NULL
 ) STRICT
 """
+_ASIDE = """
+CREATE TABLE IF NOT EXISTS set_aside (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, body TEXT NOT NULL, why TEXT NOT NULL
+) STRICT
+"""
+_ABOUT = "CREATE TABLE IF NOT EXISTS about (host TEXT PRIMARY KEY) STRICT"
+_SET_ASIDE = """
+INSERT INTO set_aside (kind, body, why) SELECT ?1, ?2, ?3
+WHERE NOT EXISTS (SELECT 1 FROM set_aside WHERE kind = ?1 AND body = ?2)
+"""
+_SET_ALL_ASIDE = "INSERT INTO set_aside (kind, body, why) SELECT kind, body, ? FROM waiting ORDER BY seq DESC LIMIT ?"
+_COUNT_ASIDE = "SELECT count(*) FROM set_aside"
+_BOUND_ASIDE = "DELETE FROM set_aside WHERE seq <= (SELECT max(seq) FROM set_aside) - ?"
+MOST_ASIDE = 1000
+"""So many items that the manager does not accept are kept, the newest."""
+
 _INSERT = "INSERT INTO waiting (seq, kind, body) VALUES (?, ?, ?)"
 _OLDEST = "SELECT seq, kind, body FROM waiting WHERE seq > ? ORDER BY seq"
 _FORGET = "DELETE FROM waiting WHERE seq <= ?"
@@ -91,7 +107,8 @@ def _fits(table: str, row: Mapping[str, object]) -> bool:
 
 
 def _prepare(database: sqlite3.Connection) -> None:
-    database.execute(_SCHEMA)
+    for table in (_SCHEMA, _ASIDE, _ABOUT):
+        database.execute(table)
     database.execute("SELECT seq, kind, body FROM waiting LIMIT 1").fetchone()  # also an empty table must have these
 
 
@@ -225,6 +242,53 @@ class Outbox:
 
     def _dropped(self) -> int:
         return self._database.execute(_FORGET, (self._taken,)).rowcount
+
+    def set_aside(self, items: Sequence[tuple[str, Fields, str]]) -> None:
+        """Keep what the manager does not accept, with the reason, to be looked at: the newest, each once.
+
+        Where the disk refuses, it is not kept.
+        """
+        rows = [(kind, json.dumps(fields), why) for kind, fields, why in items]
+        if rows:
+            with self._lock, suppress(JournalError):
+                self._act("written", lambda: self._put_aside(rows))
+
+    def _put_aside(self, rows: Sequence[tuple[str, str, str]]) -> None:
+        with transaction(self._database) as cursor:
+            cursor.executemany(_SET_ASIDE, rows)
+            cursor.execute(_BOUND_ASIDE, (MOST_ASIDE,))
+
+    @property
+    def aside(self) -> int:
+        """How many items are kept that the manager did not accept. Raises JournalError."""
+        with self._lock:
+            [count] = self._act("read", lambda: self._database.execute(_COUNT_ASIDE).fetchone())
+        return int(count)
+
+    def claim(self, host: str) -> tuple[str, int]:
+        """Whose items wait here, if they were of another host's name, and how many; they are set aside.
+
+        What is to be told is of the host that did it: the token that tells it is that one's, too. Empty: there are
+        none. Raises JournalError.
+        """
+        with self._lock:
+            return self._act("written", lambda: self._claimed(host))
+
+    def _claimed(self, host: str) -> tuple[str, int]:
+        with transaction(self._database) as cursor:
+            before = [name for [name] in cursor.execute("SELECT host FROM about")]
+            if before == [host]:
+                return "", 0
+            cursor.execute("DELETE FROM about")
+            cursor.execute("INSERT INTO about (host) VALUES (?)", (host,))
+            if not before or not self._rows:
+                return "", 0
+            why = f"it is of host {before[0]}, and this one is {host}"
+            cursor.execute(_SET_ALL_ASIDE, (why, MOST_ASIDE))
+            cursor.execute(_BOUND_ASIDE, (MOST_ASIDE,))
+            gone = cursor.execute(_FORGET, (self._last,)).rowcount
+        self._rows = 0
+        return before[0], gone
 
     def close(self) -> None:
         """Write what is not yet written, if the disk lets it, and close the file."""
