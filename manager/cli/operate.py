@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 import click
 
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
 from manager.model.host import WARPS
-from manager.model.records import Knob, knob_name
+from manager.model.records import FULL_VCPU, Knob, knob_name
 from manager.model.scheduling import in_words
 from manager.settings import Settings
 from manager.terminal import Table, say, say_json, show
@@ -57,7 +58,13 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         say_json(found)
         return
     show(_hosts_table(hosts), _applications_table(applications), _vms_table(vms))
-    told = (*filter(None, map(_warps, hosts)), *_caches(hosts), *_warnings(hosts), *filter(None, map(_ailing, sources)))
+    told = (
+        *filter(None, map(_warps, hosts)),
+        *_caches(hosts),
+        *_warnings(hosts),
+        *chain.from_iterable(map(_busy_vcpus, hosts)),
+        *filter(None, map(_ailing, sources)),
+    )
     for line in told:
         say(line)
 
@@ -100,6 +107,18 @@ def _applications_table(applications: list[dict[str, Any]]) -> Table:
             ", ".join(tier["name"] for tier in application["tiers"]),
         )
     return table
+
+
+def _busy_vcpus(host: dict[str, Any]) -> Iterator[str]:
+    """A line for each VM with a full vCPU that has others which are not."""
+    for vm in (host["tick"] or {}).get("busy_vcpus", ()):
+        wanted = [used + waited for used, waited in zip(vm["used"], vm["waited"], strict=True)]
+        if min(wanted) < FULL_VCPU <= max(wanted):
+            each = ", ".join(
+                f"{number}: {used:.0%} + {waited:.0%}"
+                for number, (used, waited) in enumerate(zip(vm["used"], vm["waited"], strict=True))
+            )
+            yield f"{host['name']}: {vm['vm']} has a full vCPU beside idle ones (use + vCPU wait: {each})"
 
 
 def _warnings(hosts: list[dict[str, Any]]) -> list[str]:

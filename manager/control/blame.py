@@ -8,10 +8,11 @@ says the same in words.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from manager.model.records import TickRecord, VmTick
+from manager.model.records import FULL_VCPU, TickRecord, VcpuTick, VmTick
 from manager.model.registration import VmClass
 from manager.model.verdict import VerdictKind
 
@@ -31,6 +32,8 @@ MAIN_PART = 0.5
 """A VM is named for this part, or more, of all that is not the application's own."""
 FULL = 0.9
 """A host is full when this part of its CPU time is used."""
+MAIN_TICKS = 0.5
+"""A vCPU counts as full where it was so in this part of the ticks, or more."""
 AT_LIMIT = 0.9
 """A VM is at its limit when it uses this part of its vCPUs, or of its max_pcpus."""
 
@@ -68,7 +71,8 @@ class Case:
 class Measure:
     """A mean before the violation (None: too few ticks) and during it.
 
-    ``what`` is ``cpu_share`` (a fraction of the host), or ``wait_part`` (of the time in which the vCPUs wanted to run).
+    ``what`` is ``cpu_share`` (a fraction of the host), ``wait_part`` (of the time in which the vCPUs wanted to run), or
+    of the vCPU that is full, as parts of the time, ``vcpu_used`` and ``vcpu_wait``.
     """
 
     subject: str
@@ -90,7 +94,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class _Own:
-    """A VM of the application on a host: means of the pCPUs it used, and of the seconds a second it waited."""
+    """A VM of the application on a host: means of the pCPUs it used, and of the seconds a second it waited.
+
+    ``hot``: a vCPU that was full in most ticks.
+    """
 
     vm: str
     host: HostTicks
@@ -98,6 +105,7 @@ class _Own:
     waited: float
     part: float
     part_before: float | None
+    hot: VcpuTick | None = None
 
 
 def blame(case: Case) -> Verdict:
@@ -118,16 +126,73 @@ def blame(case: Case) -> Verdict:
     vcpus = (case.vcpus or {}).get(worst.vm, 1)
     if worst.part >= WAIT_PART and worst.waited >= WAIT_PER_VCPU * vcpus:
         return _who_takes_it(case, worst)
-    for one in sorted(own, key=lambda one: (one.vm, one.host.host)):
+    return _own_doing(case, own, worst)
+
+
+def _own_doing(case: Case, own: Sequence[_Own], worst: _Own) -> Verdict:
+    """The verdict where no VM of the application waits materially; one of its vCPUs may."""
+    in_order = sorted(own, key=lambda one: (one.vm, one.host.host))
+    for one in in_order:
         limit = (case.limits_pcpus or {}).get(one.vm)
         if limit and one.used_pcpus >= AT_LIMIT * limit:
             text = f"{one.vm} uses {one.used_pcpus:.2f} of the {limit:g} pCPUs it may use, and waits little for them"
             return Verdict(VerdictKind.OVERLOAD, (text, _waiting(one)), None, one.host.host, _measures(one))
+    hot = max((one for one in in_order if one.hot), key=_hot_part, default=None)
+    if hot is not None:
+        return _who_takes_it(case, hot) if _hot_part(hot) >= WAIT_PART else _imbalance(case, hot)
     text = (
         f"too little waiting to explain it (it counts from {WAIT_PART:.0%} on), and none of its VMs uses all it may:"
         " look at the application, its disks, the network"
     )
-    return Verdict(VerdictKind.NOT_CPU, (_waiting(worst), text), None, host, measures)
+    return Verdict(VerdictKind.NOT_CPU, (_waiting(worst), text), None, worst.host.host, _measures(worst))
+
+
+def _hot_part(own: _Own) -> float:
+    return _wait_part(own.hot.used, own.hot.waited) if own.hot else 0.0
+
+
+def _imbalance(case: Case, own: _Own) -> Verdict:
+    """The verdict where a vCPU is full by running; an overload, where all of them are."""
+    hot, vcpus = own.hot or VcpuTick(0, 0.0, 0.0, 0), (case.vcpus or {}).get(own.vm)
+    every = vcpus is not None and hot.full >= vcpus
+    advice = (
+        "they serve more than they can"
+        if every
+        else "more CPU does not help, look at how the service spreads its work over threads"
+    )
+    evidence = (
+        f"on {own.host.host} {_full(own)}",
+        f"{hot.full} of {vcpus or 'its'} vCPUs are full, while the VM uses {own.used_pcpus:.2f} pCPUs in all: {advice}",
+        _waiting(own),
+    )
+    measures = (
+        *_measures(own),
+        Measure(own.vm, "vcpu_used", None, hot.used),
+        Measure(own.vm, "vcpu_wait", None, hot.waited),
+    )
+    kind = VerdictKind.OVERLOAD if every else VerdictKind.IMBALANCE
+    return Verdict(kind, evidence, None, own.host.host, measures)
+
+
+def _full(own: _Own) -> str:
+    hot = own.hot
+    return (
+        f"vCPU {hot.index} of {own.vm} is full: it runs {hot.used:.0%} of the time, vCPU wait (steal) {hot.waited:.0%}"
+        if hot
+        else ""
+    )
+
+
+def _hot(seen: Sequence[VmTick]) -> VcpuTick | None:
+    """Means of the busiest vCPU over the ticks in which one was full, None: there were few such."""
+    full = [one.vcpu for one in seen if one.vcpu is not None and one.vcpu.used + one.vcpu.waited >= FULL_VCPU]
+    if len(full) < LEAST_TICKS or len(full) < MAIN_TICKS * len(seen):
+        return None
+    used, waited = (
+        math.fsum(values) / len(full) for values in zip(*((one.used, one.waited) for one in full), strict=True)
+    )
+    index = Counter(one.index for one in full).most_common(1)[0][0]
+    return VcpuTick(index, used, waited, round(math.fsum(one.full for one in full) / len(full)))
 
 
 def _who_takes_it(case: Case, worst: _Own) -> Verdict:
@@ -147,6 +212,8 @@ def _who_takes_it(case: Case, worst: _Own) -> Verdict:
     top = max(others, key=lambda vm: (amounts[vm], vm), default=None)
     all_others = math.fsum(amounts[vm] for vm in others) + rest
     evidence = [_waiting(worst)]
+    if worst.hot is not None and _hot_part(worst) >= WAIT_PART:
+        evidence.append(_full(worst))
     measures = [*_measures(worst), Measure(host.host, "cpu_share", then.busy if told else None, now.busy)]
     if top is not None and amounts[top] >= least and amounts[top] >= MAIN_PART * all_others and amounts[top] > own:
         kind = (case.classes or {}).get(top)
@@ -202,7 +269,7 @@ def _own_vms(host: HostTicks, vms: Iterable[str]) -> list[_Own]:
             continue
         used, waited = _means(during, host.pcpus)
         earlier = _wait_part(*_means(before, host.pcpus)) if len(before) >= LEAST_TICKS else None
-        found.append(_Own(vm, host, used, waited, _wait_part(used, waited), earlier))
+        found.append(_Own(vm, host, used, waited, _wait_part(used, waited), earlier, _hot(during)))
     return found
 
 

@@ -123,12 +123,14 @@ class Rates(NamedTuple):
     """What a VM did since the last reading; all 0 at its first.
 
     ``cpu_share`` is CPU time used as a fraction of the whole host, ``run_delay_share`` seconds its vCPUs waited for a
-    pCPU per second, ``vcpu_pcpus`` CPU seconds a second that each used, empty where that is not known.
+    pCPU per second, ``vcpu_pcpus`` CPU seconds a second that each used and ``vcpu_waits`` those that each waited, empty
+    where that is not known.
     """
 
     cpu_share: float = 0.0
     run_delay_share: float = 0.0
     vcpu_pcpus: tuple[float, ...] = ()
+    vcpu_waits: tuple[float, ...] = ()
 
 
 _NO_RATES = Rates()
@@ -143,15 +145,20 @@ def rates(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> Rates:
     if elapsed_ns <= 0:
         return _NO_RATES
     past = {vcpu.index: vcpu for vcpu in earlier.vcpus}
-    waited_ns, used = 0, []
+    waited_ns, used, waits = 0, [], []
     for index, _, delay_ns, run_ns in state.vcpus:
         _, _, delay_then_ns, run_then_ns = past.get(index, _UNKNOWN)
+        delayed_ns = 0
         if delay_ns is not None and delay_then_ns is not None and delay_ns > delay_then_ns:
-            waited_ns += delay_ns - delay_then_ns
+            delayed_ns = delay_ns - delay_then_ns
+            waited_ns += delayed_ns
         if run_ns is not None and run_then_ns is not None:
             used.append(_share(run_ns - run_then_ns, elapsed_ns))
+            waits.append(_share(delayed_ns, elapsed_ns))
     cpu_share = _share(state.cpu_ns - earlier.cpu_ns, elapsed_ns * pcpus)
-    return Rates(cpu_share, waited_ns / elapsed_ns, tuple(used) if len(used) == len(state.vcpus) else ())
+    if len(used) != len(state.vcpus):
+        return Rates(cpu_share, waited_ns / elapsed_ns)
+    return Rates(cpu_share, waited_ns / elapsed_ns, tuple(used), tuple(waits))
 
 
 def _share(part: float, whole: float) -> float:
@@ -209,6 +216,7 @@ def build_snapshot(
                 application=application.name if application else None,
                 tier=tier.name if tier else None,
                 vcpu_pcpus=rate.vcpu_pcpus,
+                vcpu_waits=rate.vcpu_waits,
                 iothreads=tuple(number for number, _ in state.iothread_cpus),
                 idle=state.idle,
                 quota_period_us=state.quota.period_us if state.quota else None,

@@ -127,11 +127,20 @@ def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
     delay = GaugeMetricFamily(
         "equipoise_vm_run_delay_share", "Seconds its vCPUs waited for a pCPU per second", None, ["vm"]
     )
+    vcpu_use = GaugeMetricFamily(
+        "equipoise_vm_vcpu_use_max", "CPU time that its busiest vCPU used, share of a pCPU", None, ["vm"]
+    )
+    vcpu_wait = GaugeMetricFamily(
+        "equipoise_vm_vcpu_wait_max", "Seconds a second that the vCPU waited which waited most", None, ["vm"]
+    )
     real_time = GaugeMetricFamily(
         "equipoise_vm_real_time_vcpus", "vCPU threads in SCHED_FIFO or SCHED_RR; absent: not asked", None, ["vm"]
     )
     if result is not None:
         for view in result.snapshot.vms:
+            if view.vcpu_pcpus:
+                vcpu_use.add_metric([view.name], max(view.vcpu_pcpus))
+                vcpu_wait.add_metric([view.name], max(view.vcpu_waits))
             cpu.add_metric([view.name], view.cpu_share)
             delay.add_metric([view.name], view.run_delay_share)
         for domain, spec in result.specs.items():
@@ -148,7 +157,7 @@ def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
                     idle.add_metric([spec.name], value)
                 elif key.knob is Knob.QUOTA and value != UNLIMITED:
                     quota.add_metric([spec.name], value)
-    yield from (weight, idle, quota, pin, cpu, delay, real_time)
+    yield from (weight, idle, quota, pin, cpu, delay, vcpu_use, vcpu_wait, real_time)
 
 
 def _warp_metrics(result: TickResult | None) -> Iterator[Metric]:

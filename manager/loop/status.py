@@ -7,7 +7,9 @@ from functools import lru_cache
 
 from manager.api.convert import text, timestamp
 from manager.api.schemas import BatchStatus, CacheStatus, KnobChange, KnobStatus, TickStatus, VmStatus, WarpStatus
+from manager.api.schemas.agents import MOST_BUSY_VMS, MOST_VCPUS, VcpusStatus
 from manager.control.resolve import WARP_KNOBS
+from manager.control.vcpus import busiest_vcpu, busy_vms
 from manager.loop.journal import Entry, Journal
 from manager.loop.tick import TickResult
 from manager.model.cache import Mask, Resctrl, Schemata
@@ -134,9 +136,22 @@ def tick_status(
         observed=_observed(result).get(HOST_UUID, []),
         orders=orders,
         discovery_age_s=discovery_age_s,
+        busy_vcpus=_busy_vcpus(result),
         warp=_warp(result),
         cache=_cache(result),
     )
+
+
+def _busy_vcpus(result: TickResult) -> list[VcpusStatus]:
+    """Use and wait of each vCPU, of the VMs where one is busy."""
+    return [
+        VcpusStatus(
+            vm=view.name,
+            used=[round(one, 3) for one in view.vcpu_pcpus[:MOST_VCPUS]],
+            waited=[round(one, 3) for one in view.vcpu_waits[:MOST_VCPUS]],
+        )
+        for view in busy_vms(result.snapshot.vms, MOST_BUSY_VMS)
+    ]
 
 
 def warps_in_force(result: TickResult) -> dict[str, int]:
@@ -252,7 +267,14 @@ def _batch(result: TickResult) -> BatchStatus | None:
 def tick_record(result: TickResult) -> TickRecord:
     """What the tick saw, for the history; shares are rounded, because there will be many of these."""
     vms = (
-        VmTick(view.name, round(view.cpu_share, 5), round(view.run_delay_share, 5), view.weight, view.mode)
+        VmTick(
+            view.name,
+            round(view.cpu_share, 5),
+            round(view.run_delay_share, 5),
+            view.weight,
+            view.mode,
+            busiest_vcpu(view),
+        )
         for view in result.snapshot.vms
     )
     host = result.snapshot.host

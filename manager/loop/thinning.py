@@ -11,7 +11,7 @@ from typing import Any
 
 from manager.control.ticks import mean_tick
 from manager.model.histogram import Histogram
-from manager.model.records import TickRecord, VmTick
+from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.window import Ready, Window, merge
 
 UNTOUCHED = 500
@@ -87,4 +87,5 @@ def _tick(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _tick_of(part: Mapping[str, Any]) -> TickRecord:
-    return TickRecord(**{**part, "vms": tuple(VmTick(**vm) for vm in part["vms"])})
+    vms = (VmTick(**{**vm, "vcpu": VcpuTick(**vm["vcpu"]) if vm.get("vcpu") else None}) for vm in part["vms"])
+    return TickRecord(**{**part, "vms": tuple(vms)})

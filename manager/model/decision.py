@@ -17,8 +17,9 @@ class VmView:
 
     ``cpu_share`` is the CPU time used in the last interval as a fraction of the whole host, 0 .. 1;
     ``run_delay_share`` the seconds its vCPUs waited for a pCPU per second (so up to the number of its vCPUs), and
-    ``vcpu_pcpus`` the CPU seconds a second that each vCPU used, empty where that is not known. ``weight`` is None
-    where it has none, as in the idle class; ``idle`` where the kernel has no such class.
+    ``vcpu_pcpus`` the CPU seconds a second that each vCPU used and ``vcpu_waits`` those that each waited for a pCPU, in
+    their order, empty where that is not known. ``weight`` is None where it has none, as in the idle class; ``idle``
+    where the kernel has no such class.
     """
 
     spec: VmSpec
@@ -30,6 +31,7 @@ class VmView:
     application: str | None = None
     tier: str | None = None
     vcpu_pcpus: tuple[float, ...] = ()
+    vcpu_waits: tuple[float, ...] = ()
     iothreads: tuple[int, ...] = ()
     idle: bool | None = None
     quota_period_us: int | None = None

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+BUSY_VCPU = 0.75
+"""A vCPU that wants to run for this part of an interval, running or waiting, is told of."""
+FULL_VCPU = 0.9
+"""One that wants to run for this part of it is full."""
+
 
 class Knob(StrEnum):
     """A setting that Equipoise drives: of a VM, or (``irq_affinity``, ``scheduler``) of the host.
@@ -121,14 +126,31 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class VcpuTick:
+    """The vCPU of a VM that wanted to run most: of the interval it ran the part ``used`` and waited ``waited``.
+
+    ``full``: how many vCPUs of the VM wanted to run for FULL_VCPU of it, or more.
+    """
+
+    index: int
+    used: float
+    waited: float
+    full: int
+
+
+@dataclass(frozen=True, slots=True)
 class VmTick:
-    """A managed VM in one tick, before anything was changed; see VmView for the units."""
+    """A managed VM in one tick, before anything was changed; see VmView for the units.
+
+    ``vcpu`` None: no vCPU wanted to run for BUSY_VCPU of the interval, or that is not known.
+    """
 
     vm: str
     cpu_share: float
     run_delay_share: float
     weight: int | None
     mode: str
+    vcpu: VcpuTick | None = None
 
 
 @dataclass(frozen=True, slots=True)

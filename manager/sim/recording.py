@@ -43,7 +43,7 @@ from manager.api.schemas import (
 from manager.errors import RecordingError
 from manager.model.cpus import parse_cpus
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, Capabilities
-from manager.model.records import DecisionRecord, TickRecord, VmTick
+from manager.model.records import DecisionRecord, TickRecord, VcpuTick, VmTick
 from manager.model.registration import Assignment
 from manager.model.window import Window
 
@@ -251,7 +251,13 @@ def _only(lines: Iterable[BaseModel], kind: type[Kind], name: str) -> Kind:
 
 def tick_of(body: TickBody) -> TickRecord:
     """What one tick saw."""
-    vms = (VmTick(vm.vm, vm.cpu_share, vm.run_delay_share, vm.weight, vm.mode) for vm in body.vms)
+    vms = (
+        VmTick(
+            *(vm.vm, vm.cpu_share, vm.run_delay_share, vm.weight, vm.mode),
+            VcpuTick(**vm.vcpu.model_dump()) if vm.vcpu else None,
+        )
+        for vm in body.vms
+    )
     return TickRecord(body.at.timestamp(), body.policy, body.mode, body.host_cpu_share, tuple(vms))
 
 

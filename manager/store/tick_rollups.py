@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from manager.control.budget import HOUR_S, MINUTE_S
 from manager.control.ticks import mean_tick
-from manager.model.records import TickRecord, VmTick
+from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.store.database import Database, insert_for
 from manager.store.host_models import TickRollupRow
 from manager.store.models import HostRow, TickRow
@@ -101,7 +101,17 @@ def tick_of(body: str) -> TickRecord:
     """A tick, from its JSON text."""
     # By hand, because it is by far quicker than by the shapes of the interface, which checked it when it came in.
     fields = json.loads(body)
-    vms = (VmTick(vm["vm"], vm["cpu_share"], vm["run_delay_share"], vm["weight"], vm["mode"]) for vm in fields["vms"])
+    vms = (
+        VmTick(
+            vm["vm"],
+            vm["cpu_share"],
+            vm["run_delay_share"],
+            vm["weight"],
+            vm["mode"],
+            VcpuTick(**vm["vcpu"]) if vm.get("vcpu") else None,
+        )
+        for vm in fields["vms"]
+    )
     at_s = datetime.fromisoformat(fields["at"]).timestamp()
     return TickRecord(at_s, fields["policy"], fields["mode"], fields["host_cpu_share"], tuple(vms))
 
@@ -164,6 +174,7 @@ def _write(session: Session, host: str, length: timedelta, parts: Sequence[Row[A
         tick = mean_tick([(tick_of(part.body), part.ticks) for part in found])
         at = datetime.fromtimestamp(tick.time_s, UTC)
         fields = {name: value for name, value in asdict(tick).items() if name != "time_s"}
+        fields["vms"] = [{name: value for name, value in vm.items() if name != "vcpu" or value} for vm in fields["vms"]]
         body = json.dumps({"at": at.isoformat(), **fields}, separators=(",", ":"))
         count = sum(part.ticks for part in found)
         of = {"host": host, "length_s": _seconds(length), "start": start}

@@ -92,6 +92,19 @@ def test_a_vm_at_its_limit(site: Api) -> None:
     assert "0.96 of the 1 pCPUs" in found["evidence"][0]
 
 
+def test_one_full_vcpu_of_two(site: Api) -> None:
+    site.ok("PUT", "/vms/web-1", {"class": "critical"})
+    hot = {"index": 1, "used": 0.96, "waited": 0.02, "full": 1}
+    tell(site, CALM, [vm("web-1", 0.26, 0.02) | {"vcpu": hot}, vm("hog", 0.1)])
+    found = site.ok("GET", "/applications/shop/evidence")
+    assert (found["verdict"], found["vm"], found["host"]) == ("imbalance", None, HOST)
+    assert "vCPU 1 of web-1 is full: it runs 96% of the time" in found["evidence"][0]
+    measured = {one["what"]: one["during"] for one in found["measures"]}
+    assert (measured["vcpu_used"], measured["vcpu_wait"]) == (pytest.approx(0.96), pytest.approx(0.02))
+    history = site.ok("GET", f"/hosts/{HOST}/ticks")["items"]
+    assert [one.get("vcpu") for one in history[0]["vms"]] == [hot, None]
+
+
 def test_not_the_cpu(site: Api) -> None:
     tell(site, CALM, CALM)
     assert site.ok("GET", "/applications/shop/evidence")["verdict"] == "not_cpu"

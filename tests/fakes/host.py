@@ -53,6 +53,7 @@ class FakeVm:
     emulator: CpuSet
     cpu_ns: int = 0
     delay_ns: int = 0
+    run_ns: dict[int, int] = field(default_factory=dict)
     idle: bool = False
     quota: Quota = field(default_factory=lambda: Quota(UNLIMITED, 100_000))
     iothreads: dict[int, CpuSet] = field(default_factory=dict)
@@ -369,7 +370,7 @@ class FakeHost:
 
     def _state(self, uuid: str) -> VmState:
         vm = self.vms[uuid]
-        vcpus = tuple(VcpuState(index, cpus, vm.delay_ns) for index, cpus in enumerate(vm.vcpus))
+        vcpus = tuple(VcpuState(index, cpus, vm.delay_ns, vm.run_ns.get(index)) for index, cpus in enumerate(vm.vcpus))
         return VmState(
             VmInstance(*vm.instance),
             vm.cpu_ns,

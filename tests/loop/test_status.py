@@ -14,11 +14,12 @@ import pytest
 
 from manager.api.convert import capabilities_body
 from manager.api.schemas import ReportIn, VmStatus
-from manager.loop.status import VmStatuses, tick_status
+from manager.loop.metrics import AgentMetrics
+from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import TickResult
 from manager.model.host import KnobKey
 from manager.model.law import Law
-from manager.model.records import Knob
+from manager.model.records import Knob, VcpuTick
 from manager.model.registration import Mode
 from manager.model.rules import IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Topology
@@ -161,3 +162,28 @@ def test_what_is_reported_is_what_the_interface_takes(file: Path) -> None:
     report = json.loads(file.read_text())
     taken = ReportIn.model_validate(about | report).model_dump(mode="json")
     assert {name: taken[name] for name in report} == report
+
+
+def test_a_full_vcpu_is_told_of_where_the_average_is_low(rig: Rig) -> None:
+    """In the tick's status with the others of its VM, in the history, and as gauges."""
+    for name in ("web", "idle"):
+        rig.host.boot(name, 4)
+        rig.register(name)
+        rig.host.vms[domain_uuid(name)].run_ns = dict.fromkeys(range(4), 0)
+    rig.tick()
+    vm = rig.host.vms[domain_uuid("web")]
+    vm.run_ns = {0: 20_000_000, 1: 0, 2: 930_000_000, 3: 0}
+    vm.cpu_ns += 950_000_000
+    vm.delay_ns += 40_000_000  # of each of them
+    result = rig.tick()
+    [told] = tick_status(result, 0, 0, True).busy_vcpus
+    assert (told.vm, told.used, told.waited) == ("web", [0.02, 0.0, 0.93, 0.0], [0.04] * 4)
+    assert {one.vm: one.vcpu for one in tick_record(result).vms} == {"web": VcpuTick(2, 0.93, 0.04, 1), "idle": None}
+    metrics = AgentMetrics()
+    metrics.observe(result, 0, True)
+
+    def gauge(name: str, of: str) -> float | None:
+        return metrics.registry.get_sample_value(f"equipoise_vm_vcpu_{name}_max", {"vm": of})
+
+    assert (gauge("use", "web"), gauge("wait", "web")) == (pytest.approx(0.93), pytest.approx(0.04))
+    assert (gauge("use", "idle"), gauge("wait", "idle")) == (0.0, 0.0)

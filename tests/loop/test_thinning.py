@@ -19,11 +19,12 @@ from manager.loop import thinning
 from manager.loop.outbox import Kind, Outbox
 from manager.loop.thinning import Thinning
 from manager.model.histogram import Histogram
-from manager.model.records import TickRecord, VmTick
+from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.window import Window
 from tests.loop.test_outbox import record
 
 PLENTY = 10**9
+HOT: dict[str, Any] = {"index": 1, "used": 0.95, "waited": 0.01, "full": 1}
 SLOT_S = 5.0
 
 
@@ -32,7 +33,9 @@ def window(number: int, application: str = "shop") -> Window:
 
 
 def tick(number: int, used: float = 0.5) -> TickRecord:
-    return TickRecord(SLOT_S * number, "fair", "enforce", used, (VmTick("web", used, 0.01, number, "observe"),))
+    return TickRecord(
+        SLOT_S * number, "fair", "enforce", used, (VmTick("web", used, 0.01, number, "observe", VcpuTick(**HOT)),)
+    )
 
 
 @pytest.fixture
@@ -75,7 +78,14 @@ def test_minutes_of_a_long_time_take_the_place_of_intervals(outbox: Outbox) -> N
     means = [one for one in ticks if one["host_cpu_share"] == 0.5]
     assert len(means) > 10
     assert means[0]["vms"] == [
-        {"vm": "web", "cpu_share": 0.5, "run_delay_share": 0.01, "weight": means[0]["time_s"] / 5, "mode": "observe"}
+        {
+            "vm": "web",
+            "cpu_share": 0.5,
+            "run_delay_share": 0.01,
+            "weight": means[0]["time_s"] / 5,
+            "mode": "observe",
+            "vcpu": HOT,
+        }
     ]
     ends = [one["end_s"] for one in windows]
     assert ends == sorted(ends)

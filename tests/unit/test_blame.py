@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.control.blame import Case, HostTicks, Verdict, blame
-from manager.model.records import TickRecord, VmTick
+from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import VmClass
 from manager.model.verdict import VerdictKind
 
@@ -22,10 +22,16 @@ Uses = dict[str, tuple[float, float]]
 
 
 def ticks(
-    uses: Uses, count: int = 12, busy: float | None = None, weights: dict[str, int] | None = None
+    uses: Uses,
+    count: int = 12,
+    busy: float | None = None,
+    weights: dict[str, int] | None = None,
+    hot: VcpuTick | None = None,
 ) -> list[TickRecord]:
+    """``hot``: the busiest vCPU of web."""
     vms = tuple(
-        VmTick(vm, share, delay, (weights or {}).get(vm, 100), "enforce") for vm, (share, delay) in uses.items()
+        VmTick(vm, share, delay, (weights or {}).get(vm, 100), "enforce", hot if vm == "web" else None)
+        for vm, (share, delay) in uses.items()
     )
     used = sum(share for share, _ in uses.values()) if busy is None else busy
     return [TickRecord(5.0 * number, "fair", "enforce", used, vms) for number in range(count)]
@@ -43,6 +49,10 @@ def uses(**changes: tuple[float, float]) -> Uses:
 
 
 WAITING = (0.2, 0.4)
+FOUR: dict[str, object] = {"vcpus": {"web": 4}, "limits_pcpus": {"web": 4.0}}
+ONE_OF_FOUR = uses(web=(0.25, 0.01))
+RUNS = VcpuTick(2, used=0.97, waited=0.01, full=1)
+WAITS = VcpuTick(2, used=0.7, waited=0.27, full=1)
 CASES = [
     # The rate is above what was agreed, whatever else there is.
     (
@@ -85,6 +95,26 @@ CASES = [
     (case(ticks(CALM), ticks(CALM)), VerdictKind.NOT_CPU, None),
     (case(ticks(CALM), ticks(uses(hog=(0.6, 0)))), VerdictKind.NOT_CPU, None),
     (case(ticks(CALM), ticks(uses(web=(0.001, 0.01), hog=(0.6, 0)))), VerdictKind.NOT_CPU, None),
+    # One of its vCPUs is full though it uses half of what it may: by running; or it waits, and a neighbour runs there.
+    (case(ticks(CALM), ticks(ONE_OF_FOUR, hot=RUNS), **FOUR), VerdictKind.IMBALANCE, None),
+    (case([], ticks(ONE_OF_FOUR, hot=RUNS), **FOUR), VerdictKind.IMBALANCE, None),
+    (case([], ticks(ONE_OF_FOUR, hot=RUNS), vcpus={}, limits_pcpus={}), VerdictKind.IMBALANCE, None),
+    (
+        case(ticks(CALM), [*ticks(ONE_OF_FOUR, 6), *ticks(ONE_OF_FOUR, 6, hot=RUNS)], **FOUR),
+        VerdictKind.IMBALANCE,
+        None,
+    ),
+    (case(ticks(CALM), ticks(uses(web=(0.38, 0.3), hog=(0.6, 0)), hot=WAITS), **FOUR), VerdictKind.NEIGHBOUR, "hog"),
+    (case(ticks(CALM), ticks(uses(web=(0.38, 0.3)), hot=WAITS), **FOUR), VerdictKind.UNKNOWN, None),
+    (case(ticks(CALM), ticks(uses(web=(0.48, 0.02)), hot=RUNS)), VerdictKind.OVERLOAD, None),
+    (case(ticks(CALM), ticks(uses(web=(0.4, 0.02)), hot=replace(RUNS, full=2))), VerdictKind.OVERLOAD, None),
+    (case(ticks(CALM), ticks(ONE_OF_FOUR, hot=RUNS), rate_rps=41, max_rate_rps=30, **FOUR), VerdictKind.OVERLOAD, None),
+    (case(ticks(CALM), ticks(ONE_OF_FOUR, hot=replace(RUNS, used=0.8)), **FOUR), VerdictKind.NOT_CPU, None),
+    (
+        case(ticks(CALM), [*ticks(ONE_OF_FOUR, 7), *ticks(ONE_OF_FOUR, 5, hot=RUNS)], **FOUR),
+        VerdictKind.NOT_CPU,
+        None,
+    ),
     # Nothing to go by.
     (case(ticks(CALM), ticks(CALM, count=1)), VerdictKind.UNKNOWN, None),
     (case(ticks(CALM), ticks({"hog": (0.9, 0)})), VerdictKind.UNKNOWN, None),
@@ -112,6 +142,19 @@ def test_the_evidence_has_numbers() -> None:
     assert shares["hog", "cpu_share"] == (pytest.approx(0.1), pytest.approx(0.6))
     assert shares["kvm1", "cpu_share"] == (pytest.approx(0.4), pytest.approx(0.9))
     assert shares["web", "wait_part"] == (pytest.approx(0.0123, abs=1e-3), pytest.approx(1 / 3))
+
+
+def test_a_full_vcpu_is_named_with_what_it_did() -> None:
+    found = blame(case(ticks(CALM), ticks(ONE_OF_FOUR, hot=RUNS), **FOUR))
+    assert found.evidence[:2] == (
+        "on kvm1 vCPU 2 of web is full: it runs 97% of the time, vCPU wait (steal) 1%",
+        "1 of 4 vCPUs are full, while the VM uses 1.00 pCPUs in all: more CPU does not help, look at how the service"
+        " spreads its work over threads",
+    )
+    measured = {one.what: one.during for one in found.measures}
+    assert (measured["vcpu_used"], measured["vcpu_wait"]) == (pytest.approx(0.97), pytest.approx(0.01))
+    waits = blame(case(ticks(CALM), ticks(uses(web=(0.38, 0.3), hog=(0.6, 0)), hot=WAITS), **FOUR))
+    assert "vCPU 2 of web is full: it runs 70% of the time, vCPU wait (steal) 27%" in waits.evidence
 
 
 def test_the_host_is_the_one_on_which_a_vm_waits_most() -> None:

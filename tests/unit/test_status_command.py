@@ -66,6 +66,19 @@ def test_how_fresh_the_list_of_domains_is(tick: dict[str, Any], shown: str) -> N
     assert operate._libvirt(tick) == shown
 
 
+def test_a_vm_with_one_full_vcpu_is_named() -> None:
+    one = host(None)
+    assert list(operate._busy_vcpus(one)) == []
+    one["tick"]["busy_vcpus"] = [
+        {"vm": "web", "used": [0.97, 0.05], "waited": [0.01, 0.0]},
+        {"vm": "all-full", "used": [0.97, 0.5], "waited": [0.01, 0.5]},
+        {"vm": "none-full", "used": [0.8, 0.0], "waited": [0.0, 0.0]},
+    ]
+    assert list(operate._busy_vcpus(one)) == [
+        "kvm1: web has a full vCPU beside idle ones (use + vCPU wait: 0: 97% + 1%, 1: 5% + 0%)"
+    ]
+
+
 def test_a_divided_cache() -> None:
     one = host(None)
     assert list(operate._caches([one, one | {"tick": None}])) == []

@@ -240,6 +240,18 @@ class BatchStatus(Schema):
     raised: bool = Field(description="they got too little: they have more weight, and left the idle class")
 
 
+MOST_BUSY_VMS = 32
+MOST_VCPUS = 256
+
+
+class VcpusStatus(Schema):
+    """What each vCPU of a VM did in the last interval, as parts of it; of the first 256."""
+
+    vm: Name
+    used: list[Share] = Field(max_length=MOST_VCPUS, description="ran")
+    waited: list[Share] = Field(max_length=MOST_VCPUS, description="vCPU wait (steal): wanted to run, but had no pCPU")
+
+
 class TickStatus(Schema):
     """The last control interval of an agent. What older agents do not tell is null or empty."""
 
@@ -267,6 +279,11 @@ class TickStatus(Schema):
         default=None, description="for so long no tick has ended, at the last report; null: ticks go on"
     )
     discovery_age_s: float | None = Field(default=None, ge=0, description="since libvirt last listed all domains")
+    busy_vcpus: list[VcpusStatus] = Field(
+        default_factory=list,
+        max_length=MOST_BUSY_VMS,
+        description="VMs with a vCPU that wanted to run for 75 % of the interval or more, critical ones first",
+    )
 
 
 class RecordBody(Schema):
@@ -317,6 +334,15 @@ class WindowBody(Schema):
     ready: ReadyBody | None = None
 
 
+class BusyVcpu(Schema):
+    """A vCPU, with what it did as parts of an interval."""
+
+    index: int = Field(ge=0, le=8192)
+    used: Share = Field(description="ran")
+    waited: Share = Field(description="vCPU wait (steal): wanted to run, but had no pCPU")
+    full: Count = Field(description="vCPUs of its VM that wanted to run for 90 % of it or more")
+
+
 class VmTick(Schema):
     """A managed VM in one tick, before anything was changed."""
 
@@ -325,6 +351,11 @@ class VmTick(Schema):
     run_delay_share: Annotated[float, Field(ge=0)]
     weight: Weight | None = Field(description="null: it has none of its own")
     mode: Mode
+    vcpu: BusyVcpu | None = Field(
+        default=None,
+        exclude_if=lambda vcpu: vcpu is None,
+        description="its vCPU that wanted to run most; absent: none did for 75 % of the interval",
+    )
 
 
 class TickBody(Schema):

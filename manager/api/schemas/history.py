@@ -137,7 +137,7 @@ class MeasureOut(Schema):
     """A mean before a violation (null: unknown) and during it."""
 
     subject: Name
-    what: Literal["cpu_share", "wait_part"] = Field(
+    what: Literal["cpu_share", "wait_part", "vcpu_used", "vcpu_wait"] = Field(
         description="cpu_share: of the host; wait_part: part of the time its vCPUs wanted to run that they waited"
     )
     before: float | None
