@@ -32,8 +32,15 @@ WHAT IT DOES
   tables where FILE is of an older version. Stop the managers before: they would go on with what they remember. FILE
   of a newer version is refused, and so is a database that has tables already, without --force.
 
+  Who has access is not restored: tokens, users and their passwords stay as they are in the database that is replaced,
+  and all sessions end. FILE may hold tokens that were revoked since, and people who were removed. In a new database
+  there are none then: make a user (`equipoise user create`), and have each host join again (`equipoise token create
+  --join --host NAME`, `equipoise agent join --force`). --with-access restores those of FILE: afterwards revoke again
+  what had been revoked, and change passwords that are known to others.
+
 EXAMPLES
   systemctl stop equipoise-manager && equipoise restore --force /var/backups/equipoise-2026-03-01
+  equipoise restore --with-access /var/backups/equipoise-2026-03-01     on a new machine, all as it was
 """
 
 _PATH = click.Path(path_type=Path, dir_okay=False)
@@ -56,14 +63,17 @@ def backup(settings: Settings, as_json: bool, file: Path) -> None:
 @click.command(cls=OnePage, epilog=_RESTORE_EPILOG)
 @with_settings("state_dir", "database_url")
 @click.option("--force", is_flag=True, help="Replace what is in the database.")
+@click.option("--with-access", is_flag=True, help="Also restore the tokens and users of then, revoked ones too.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.argument("file", type=_PATH)
-def restore(settings: Settings, force: bool, as_json: bool, file: Path) -> None:
+def restore(settings: Settings, force: bool, with_access: bool, as_json: bool, file: Path) -> None:
     """Make the manager's database what FILE holds."""
     begin_s = time.monotonic()
     database = open_store(settings)
     try:
-        _tell("restored", restore_database(database, file, _say, force=force), begin_s, as_json)
+        _tell(
+            "restored", restore_database(database, file, _say, force=force, with_access=with_access), begin_s, as_json
+        )
     finally:
         database.close()
 

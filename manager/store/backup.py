@@ -17,9 +17,10 @@ from pathlib import Path
 
 from sqlalchemy import URL
 
-from manager.errors import BackupError
+from manager.errors import BackupError, DatabaseUnavailable
 from manager.private import make_file
 from manager.salvage import check_sound
+from manager.store.access import KINDS, TABLES, Access, access_of, drop_sessions, replace_access
 from manager.store.database import Database, is_known, open_database
 
 _SQLITE, _POSTGRESQL = b"SQLite format 3\0", b"PGDMP"
@@ -35,6 +36,15 @@ DO $$ DECLARE one record; BEGIN
     FOR one IN SELECT oid::regtype::text AS name FROM pg_type
         WHERE typtype = 'e' AND typnamespace = current_schema()::regnamespace
     LOOP EXECUTE 'DROP TYPE ' || one.name || ' CASCADE'; END LOOP;
+END $$;
+"""
+
+
+_CLOSED = """
+DO $$ DECLARE name text; BEGIN
+    SELECT format('%I.%I', schemaname, tablename) INTO name FROM pg_tables
+        WHERE tablename = '{0}' AND schemaname NOT IN ('pg_catalog', 'information_schema') LIMIT 1;
+    IF name IS NOT NULL THEN EXECUTE 'DELETE FROM ' || name; END IF;
 END $$;
 """
 
@@ -84,8 +94,11 @@ def back_up(database: Database, path: Path, say: Say) -> Backup:
     return Backup(path, found.kind, found.revision, found.size_bytes)
 
 
-def restore(database: Database, path: Path, say: Say, *, force: bool = False) -> Backup:
+def restore(database: Database, path: Path, say: Say, *, force: bool = False, with_access: bool = False) -> Backup:
     """Make the database what it was when the file was written, and bring its tables to the newest revision.
+
+    Tokens and users stay as they are in the database that is replaced: the file may hold some that were revoked since.
+    ``with_access``: these are those of the file, too. Sessions end in any case.
 
     Raises BackupError, before anything is changed: for a file of the other kind of database, of a newer version, or
     that is no backup; without ``force`` for a database that has tables. Raises DatabaseUnavailable.
@@ -98,17 +111,40 @@ def restore(database: Database, path: Path, say: Say, *, force: bool = False) ->
         raise BackupError(f"{path} is of a newer version (revision {found.revision}): upgrade Equipoise first")
     if not force and database.current() is not None:
         raise BackupError("the database is not empty: --force replaces all that is in it")
+    access = None if with_access else _access(database, say)
     say(f"restoring revision {found.revision}")
     try:
         if database.file is not None:
-            _restore_file(path, database.file, say)
+            _restore_file(path, database.file, access, say)
         else:
-            _restore_dump(path, database.url)
+            _restore_dump(path, database.url, revives=with_access)
             say("upgrading the tables")
             database.upgrade()
+            _admit(database, access, say)
     except (OSError, sqlite3.Error) as error:
         raise BackupError(f"{path} cannot be restored: {error}") from error
     return found
+
+
+def _access(database: Database, say: Say) -> Access:
+    """Nobody's where it cannot be told: who is left out can be let in again, who was let in was in already."""
+    try:
+        return access_of(database)
+    except DatabaseUnavailable as error:
+        say(f"tokens and users of the present database cannot be read, so there will be none: {error}")
+        return {}
+
+
+def _admit(database: Database, access: Access | None, say: Say) -> None:
+    if access is None:
+        drop_sessions(database)
+        return
+    replace_access(database, access)
+    stay = ", ".join(f"{len(access.get(table, ()))} {kind}" for table, kind in KINDS.items())
+    say(
+        f"access is as before this restore: {stay}; all sessions ended. Who needs more gets it anew: `equipoise user"
+        " create`, `equipoise token create`, and for hosts `equipoise token create --join`; or restore --with-access"
+    )
 
 
 def inspect(path: Path) -> Backup:
@@ -138,25 +174,32 @@ def _copy(source: Path, target: Path) -> None:
         here.backup(there)
 
 
-def _restore_file(path: Path, file: Path, say: Say) -> None:
+def _restore_file(path: Path, file: Path, access: Access | None, say: Say) -> None:
     with tempfile.TemporaryDirectory(dir=file.parent, prefix="restore-") as folder:
         copy = Path(folder) / "equipoise.db"
         shutil.copyfile(path, copy)
         say("upgrading the tables")
         migrated = open_database(f"sqlite:///{copy}", 1)
         migrated.upgrade()
+        _admit(migrated, access, say)
         migrated.close()
         _copy(copy, file)
 
 
-def _restore_dump(path: Path, url: URL) -> None:
-    """In one transaction: what was there before stays where anything of it fails."""
+def _restore_dump(path: Path, url: URL, *, revives: bool) -> None:
+    """In one transaction: what was there before stays where anything of it fails.
+
+    Unless it ``revives`` access nobody has any at its end, so that who is killed then has let nobody in.
+    """
     with tempfile.TemporaryDirectory() as folder:
         empty, script = Path(folder) / "empty.sql", Path(folder) / "restore.sql"
         empty.write_text(_EMPTY)
         _run(None, "pg_restore", "--no-owner", "--no-privileges", f"--file={script}", str(path))
         options = ("--quiet", "--no-psqlrc", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=" + os.devnull)
-        _run(url, "psql", *options, f"--file={empty}", f"--file={script}")
+        closed = Path(folder) / "closed.sql"
+        tables = TABLES[:1] if revives else TABLES
+        closed.write_text("\n".join(_CLOSED.format(table) for table in tables))
+        _run(url, "psql", *options, f"--file={empty}", f"--file={script}", f"--file={closed}")
 
 
 def _run(url: URL | None, program: str, *arguments: str) -> str:
