@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from deploy.lab.demo import spike
+from deploy.lab.demo.calibrate import SPIKES
 from deploy.lab.demo.picture import draw
 from deploy.lab.demo.scene import SPIKE_BASE_OF_CAPACITY
 from deploy.lab.vms import LabHost, LabVm, Role
@@ -98,6 +99,11 @@ def test_a_spike_is_met_as_each_policy_promises(tmp_path: Path) -> None:
     with ExitStack() as stack:
         result = spike.play(Console(), stack, RUN_S, keep=False, calm_s=CALM_S)
     assert result["restored"], result["not_restored"]
+    static = result["runs"][0]["applications"]["wiki-2"]
+    if not result["calibrated"]:
+        assert [one["sla_ms"] for one in result["calibration"]] == [None] * len(SPIKES)
+        pytest.skip(f"NOT TESTED: static weights stood each spike, on a busy machine: {result['calibration']}")
+    assert static["parts"]["spike"]["p95_ms"] > static["sla_ms"], "static weights miss it"
     runs = {run["policy"]: run["applications"] for run in result["runs"]}
     assert list(runs) == ["priority", "fair", "isolation"]
     third = int(RUN_S / 3 / result["interval_s"])

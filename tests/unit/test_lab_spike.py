@@ -113,6 +113,8 @@ def test_what_falls_short_is_said(number: int, replaced: dict[str, Any], says: s
         "duration_s": 90,
         "load_cpus": [1],
         "runs": runs,
+        "calibrated": True,
+        "calibration": [{"spike": 2.0, "sla_ms": 100.0, "why": "measured"}],
         "restored": True,
         "kept_running": False,
         "not_restored": [],

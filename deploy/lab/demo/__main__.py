@@ -52,6 +52,7 @@ def main(scenario: str, duration: float | None, json_file: Path | None, picture:
         raise SystemExit(f"deploy/demo: {error}") from error
     if json_file:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
+    failed = scenario == "spike" and not result["calibrated"]
     if scenario == "spike":
         from deploy.lab.demo.picture import draw  # noqa: PLC0415 - it writes caches when it is imported
 
@@ -60,7 +61,7 @@ def main(scenario: str, duration: float | None, json_file: Path | None, picture:
         console.print(f"picture of p95, weights and CPU over time: {picture}", highlight=False)
     else:
         print_report(console, result)
-    sys.exit(0 if result["restored"] or keep else 1)
+    sys.exit(1 if failed or not (result["restored"] or keep) else 0)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

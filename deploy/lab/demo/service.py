@@ -7,13 +7,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from deploy.lab.commands import LabError, last_lines
-from deploy.lab.demo.scene import Scene
+from deploy.lab.demo.scene import Scene, Service
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 from manager.model.warp import WarpUse
@@ -64,9 +64,16 @@ class Equipoise:
         return self._client
 
     def register(self) -> None:
-        """Register the scene: four VMs, two applications with their SLAs."""
+        """Register the scene: its VMs, and its applications with their SLAs."""
         for service in self._scene.services:
             self.client.request("PUT", f"/vms/{service.vm.name}", body={"class": "critical", "host": HOST})
+        for vm in self._scene.batch:
+            self.client.request("PUT", f"/vms/{vm.name}", body={"class": "batch", "host": HOST})
+        self.promise(self._scene.services)
+
+    def promise(self, services: Iterable[Service]) -> None:
+        """Register the applications, anew if there are others of their names."""
+        for service in services:
             body = {
                 "tiers": [{"name": service.name, "vms": [service.vm.name]}],
                 "sla": {
@@ -76,8 +83,6 @@ class Equipoise:
                 },
             }
             self.client.request("PUT", f"/applications/{service.name}", body=body)
-        for vm in self._scene.batch:
-            self.client.request("PUT", f"/vms/{vm.name}", body={"class": "batch", "host": HOST})
 
     def control(self, policy: str, pinning: bool, batch_idle: bool = False, warp: WarpUse = WarpUse.OFF) -> None:
         """Set the host's policy and wait until two ticks were made with it, the second with nothing left to change."""

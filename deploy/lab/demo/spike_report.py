@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.lab.demo.report import FULL_SHARE, print_verdicts
+from deploy.lab.demo.scene import CALM, SPIKING
 
 MAX_UNLIKE = 1.5
 MAX_HARM = 1.2
 MIN_APART = 2.0
-CALM, SPIKING = "wiki-1", "wiki-2"
 
 
 def spike_verdicts(runs: list[Mapping[str, Any]]) -> list[tuple[bool, str]]:
@@ -48,7 +48,7 @@ def spike_verdicts(runs: list[Mapping[str, Any]]) -> list[tuple[bool, str]]:
 def print_spike_report(console: Console, result: Mapping[str, Any]) -> None:
     """A table of the runs, then what holds and what does not."""
     slow = ", emulated (TCG): ratios count, not milliseconds" if result["accelerator"] == "tcg" else ""
-    table = Table(title=f"The same load under three policies, {result['duration_s']:g} s each{slow}")
+    table = Table(title=f"The same load, {result['duration_s']:g} s under each policy{slow}")
     for title in (
         "policy",
         "application",
@@ -81,7 +81,16 @@ def print_spike_report(console: Console, result: Mapping[str, Any]) -> None:
     )
     if any(seen["client_limited"] for run in result["runs"] for seen in run["applications"].values()):
         console.print("(!) the load generator itself was late there: the numbers are partly about it")
-    print_verdicts(console, result, {run["policy"]: run for run in result["runs"]}, spike_verdicts(result["runs"]))
+    for tried in result["calibration"]:
+        console.print(f"calibration a spike of {tried['spike']:g} x: {tried['why']}", highlight=False)
+    found = spike_verdicts(result["runs"]) if result["calibrated"] else []
+    print_verdicts(console, result, {run["policy"]: run for run in result["runs"]}, found)
+    if not result["calibrated"]:
+        console.print(
+            "FAILED      static weights stood every spike that was tried, so there is nothing to compare; other load"
+            " on this machine spoils it, too: try again when it is quiet",
+            highlight=False,
+        )
 
 
 def _time(time_ms: float | None) -> str:
