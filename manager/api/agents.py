@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http import HTTPStatus
 from typing import Any
@@ -15,13 +16,13 @@ from sqlalchemy.orm import Session
 from werkzeug.exceptions import UnsupportedMediaType
 from werkzeug.http import parse_etags
 
-from manager.api.acceptance import read_report, told_of
+from manager.api.acceptance import Accepted, read_report, told_of
 from manager.api.assignments import Assignments
 from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
 from manager.api.convert import host_spec, window_of
 from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
-from manager.api.exchange import clock_ahead_s, refuse_too_old, told
+from manager.api.exchange import clock_ahead_s, refuse_too_old, told, who
 from manager.api.metrics import Metrics
 from manager.api.pages import TickPage
 from manager.api.paging import cut, read_cursor, time_place
@@ -38,6 +39,7 @@ from manager.api.schemas import (
     VmStatus,
 )
 from manager.api.schemas.assignment import ORDERS_HEADER, TELLS_REFUSED
+from manager.errors import Conflict
 from manager.store.applications import keep_applications
 from manager.store.claims import Refused, Reported, take_statuses
 from manager.store.hosts import (
@@ -54,6 +56,7 @@ from manager.store.rollups import note_late
 from manager.store.served import served_until
 from manager.store.silence import note_clock
 from manager.store.sources import replace_source_statuses
+from manager.store.tenure import note_agent, refusal
 from manager.store.ticks import list_ticks, store_ticks
 from manager.store.windows import replace_windows
 
@@ -81,25 +84,15 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         if not request.is_json:
             raise UnsupportedMediaType("send the body as application/json")
         accepted = read_report(path.name, request.get_data(cache=False))
-        body, refused = accepted.body, accepted.refused
-        now, ahead_s = context.now(), clock_ahead_s()
-        latest = _latest(context, now, ahead_s)
-        with database.writing() as session:
-            stored, foreign = _take(session, context, assignments, path.name, body, now, ahead_s)
-            if refused and protocol < TELLS_REFUSED:
-                tell_refused(session, path.name, told_of(path.name, refused), now)
-        number = None
-        if body.asks:
+        taken = _store(context, assignments, path.name, accepted, protocol)
+        if isinstance(taken, str):
+            metrics.agent_refused()
+            raise Conflict(taken)
+        stored, number = taken.stored, None
+        if accepted.body.asks:
             with database.reading() as session:
                 stored.slots, number = assignments.slots(session, path.name)
-        future = sum(one.end > latest for one in body.windows)
-        stored.refused = refused if protocol >= TELLS_REFUSED else []
-        metrics.items_refused(one.field for one in refused)
-        metrics.claims_refused(one.why for one in foreign)
-        metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
-        metrics.windows_taken("stored", stored.stored_windows)
-        metrics.windows_taken("future", future)
-        metrics.windows_taken("unknown", len(body.windows) - future - stored.stored_windows)
+        _count(metrics, accepted, taken)
         response = answer(stored, without=frozenset() if protocol else frozenset({"refused"}))
         if number is not None:
             response.headers[ORDERS_HEADER] = str(number)
@@ -123,6 +116,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         """All that the agent of a host needs to know. With If-None-Match: only if it changed."""
         refuse_too_old()
         with database.reading() as session:
+            _refuse_rival(session, context, path.name)
             found, number = assignments.whole(session, path.name)
         return told(_unless_known(found, header, number), context)
 
@@ -132,10 +126,20 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         """Of that only what changes all the time: the slots of response times. With If-None-Match: only if they did."""
         refuse_too_old()
         with database.reading() as session:
+            _refuse_rival(session, context, path.name)
             found, number = assignments.slots(session, path.name)
         return told(_unless_known(found, header, number), context)
 
     return api
+
+
+def _refuse_rival(session: Session, context: ManagerContext, name: str) -> None:
+    """Raises Conflict for an agent that is not the one which serves the host."""
+    agent = who()
+    if agent is not None:
+        why = refusal(get(session, HostRow, name), agent, context.now(), context.silent)
+        if why:
+            raise Conflict(why)
 
 
 def _unless_known(found: BaseModel, header: AssignmentConditions, orders: int) -> Response:
@@ -149,6 +153,43 @@ def _unless_known(found: BaseModel, header: AssignmentConditions, orders: int) -
     return response
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What was stored of a report, VMs that were not, and windows that are of the future."""
+
+    stored: ReportOut
+    foreign: list[Refused]
+    future: int
+
+
+def _store(
+    context: ManagerContext, assignments: Assignments, name: str, accepted: Accepted, protocol: int
+) -> _Taken | str:
+    """Store a report in one transaction, or tell why its agent is refused."""
+    now, ahead_s = context.now(), clock_ahead_s()
+    with context.database.writing() as session:
+        host = reporting_host(session, host_spec(name, HostIn()), now)
+        rival = note_agent(session, host, who(), now, context.silent)
+        if rival:
+            return rival
+        stored, foreign = _take(session, context, assignments, host, accepted.body, now, ahead_s)
+        if accepted.refused and protocol < TELLS_REFUSED:
+            tell_refused(session, name, told_of(name, accepted.refused), now)
+    stored.refused = accepted.refused if protocol >= TELLS_REFUSED else []
+    latest = _latest(context, now, ahead_s)
+    return _Taken(stored, foreign, sum(one.end > latest for one in accepted.body.windows))
+
+
+def _count(metrics: Metrics, accepted: Accepted, taken: _Taken) -> None:
+    stored = taken.stored
+    metrics.items_refused(one.field for one in accepted.refused)
+    metrics.claims_refused(one.why for one in taken.foreign)
+    metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
+    metrics.windows_taken("stored", stored.stored_windows)
+    metrics.windows_taken("future", taken.future)
+    metrics.windows_taken("unknown", len(accepted.body.windows) - taken.future - stored.stored_windows)
+
+
 def _latest(context: ManagerContext, now: datetime, ahead_s: float | None) -> datetime:
     """Until when a window may end: what is now for the host, by its own clock, if that is less than a day ahead."""
     ahead_s = ahead_s if ahead_s is not None and 0 < ahead_s < _MOST_AHEAD_S else 0.0
@@ -159,12 +200,12 @@ def _take(
     session: Session,
     context: ManagerContext,
     assignments: Assignments,
-    name: str,
+    row: HostRow,
     body: ReportIn,
     now: datetime,
     ahead_s: float | None,
 ) -> tuple[ReportOut, list[Refused]]:
-    row = reporting_host(session, host_spec(name, HostIn()), now)
+    name = row.name
     row.last_seen_at = now
     store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
     row.agent_version = body.agent_version

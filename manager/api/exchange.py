@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 
 from flask import Response, request
 
 from manager.api.context import ManagerContext
-from manager.api.schemas.assignment import AHEAD_HEADER, CLOCK_HEADER, OLDEST_PROTOCOL, PROTOCOL, PROTOCOL_HEADER
+from manager.api.schemas.assignment import (
+    AHEAD_HEADER,
+    BOOT_HEADER,
+    CLOCK_HEADER,
+    INSTANCE_HEADER,
+    OLDEST_PROTOCOL,
+    PROTOCOL,
+    PROTOCOL_HEADER,
+)
+from manager.control.tenure import Who
 from manager.errors import ProtocolRefused
 
 _MOST_AHEAD_S = 1e10
+_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def refuse_too_old() -> int:
@@ -22,6 +33,12 @@ def refuse_too_old() -> int:
             f"this agent speaks protocol {spoken}, and this manager {OLDEST_PROTOCOL} to {PROTOCOL}: upgrade the agent"
         )
     return spoken
+
+
+def who() -> Who | None:
+    """Which agent asks; None: an earlier one, which does not say, or a person."""
+    instance, boot = request.headers.get(INSTANCE_HEADER, ""), request.headers.get(BOOT_HEADER, "")
+    return Who(instance, boot) if _ID.fullmatch(instance) and _ID.fullmatch(boot) else None
 
 
 def told(response: Response, context: ManagerContext) -> Response:

@@ -23,6 +23,7 @@ from manager.errors import InvalidRequest
 from manager.store.hosts import adopt_host, put_host, spec_of
 from manager.store.models import HostRow, Json
 from manager.store.registered import delete, get, page
+from manager.store.tenure import replace_agent
 
 
 def hosts_api(context: ManagerContext) -> APIBlueprint:
@@ -86,6 +87,14 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
             row = adopt_host(session, path.name, context.now())
         return answer(_host_out(row), etag=row.etag)
 
+    @api.post("/hosts/<name>/replace-agent", responses=answers((200, HostOut)))
+    @endpoint(OPERATOR)
+    def replace_host_agent(path: NamePath) -> Response:
+        """Let the agent that was refused last serve the host, in place of the one that does; 409: there is none."""
+        with audited(context, "host.replace", HostRow, path.name, _described) as session:
+            row = replace_agent(session, path.name, context.now())
+        return answer(_host_out(row), etag=row.etag)
+
     return api
 
 
@@ -109,6 +118,8 @@ def _host_out(row: HostRow) -> HostOut:
         silent=row.silent,
         clock_ahead_s=row.clock_ahead_s,
         agent_version=row.agent_version,
+        agent_instance=row.agent_instance,
+        rival_instance=row.rival_instance,
         tick=None if row.tick is None else TickStatus.model_validate(row.tick),
         capabilities=None if row.capabilities is None else CapabilitiesBody.model_validate(row.capabilities),
     )

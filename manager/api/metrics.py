@@ -74,6 +74,9 @@ class Metrics:
         )
         for name in (*LISTS, *PARTS):
             self._refused.labels(name)
+        self._second = Counter(
+            "equipoise_second_agent_reports", "Reports of agents that do not serve their host", registry=self._registry
+        )
         self._claims = Counter(
             "equipoise_vm_claims_refused",
             "VMs reported by a host that does not have them",
@@ -114,6 +117,10 @@ class Metrics:
         """Count items of reports that were left out, by fields such as decisions[3].host."""
         for field in fields:
             self._refused.labels(re.split(r"[.\[]", field, maxsplit=1)[0]).inc()
+
+    def agent_refused(self) -> None:
+        """Count a report of an agent that is not the one which serves its host."""
+        self._second.inc()
 
     def claims_refused(self, reasons: Iterable[Foul]) -> None:
         """Count VMs whose statuses were not taken."""

@@ -32,10 +32,12 @@ from manager.cli.options import (
     write_secret,
 )
 from manager.cli.signals import stop_signal, wait
+from manager.control.tenure import Who
 from manager.errors import EquipoiseError, HostError
 from manager.hook import HookSocket
 from manager.loop.agent import Agent
 from manager.loop.findings import FindingsWatch
+from manager.loop.instance import instance_id
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
 from manager.loop.lock import HostLock
@@ -186,11 +188,12 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     metrics = AgentMetrics()
     client = client_for(settings, read_token(settings, AGENT_TOKEN_FILE))
     stack.callback(client.close)
-    link = ManagerLink(client, settings.text("host_name"), __version__, folder / ASSIGNMENT_FILE, outbox)
 
     # Loaded when needed: a simulated host needs no libvirt, not even its library.
     make_machine: MakeMachine = import_module(_SIMULATED if settings.text("simulate") else _REAL).make_machine
     machine = make_machine(settings, make_wsgi_app(metrics.registry), stack)
+    who = Who(instance_id(folder), machine.host.boot_id)
+    link = ManagerLink(client, settings.text("host_name"), __version__, folder / ASSIGNMENT_FILE, outbox, who)
     journal = Journal(folder / JOURNAL_FILE, machine.host.boot_id, Reserve(folder / RESERVE_FILE))
     stack.callback(journal.close)
     loop_settings = LoopSettings(

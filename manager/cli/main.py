@@ -24,6 +24,7 @@ _COMMANDS = {
     "observe": "modes",
     "release": "modes",
     "adopt": "modes",
+    "host": "hosts",
     "doctor": "doctor",
     "profile": "profile",
     "record": "record",

@@ -99,12 +99,8 @@ class Agent:
         sync_s: float,
     ) -> None:
         """Everything is injected; nothing runs before ``start``."""
-        self._host = host
-        self._loop = loop
-        self._journal = journal
-        self._outbox = outbox
-        self._link = link
-        self._metrics = metrics
+        self._host, self._loop, self._journal = host, loop, journal
+        self._outbox, self._link, self._metrics = outbox, link, metrics
         self._telemetry = telemetry
         self._findings = findings
         self._host_name = host_name
@@ -286,6 +282,7 @@ class Agent:
         if self._manager_answers is not True:
             log.info("the manager answers")
         self._manager_answers = True
+        self._rejections.answered()
         self._answered_s = system_clock().monotonic_s
         if self._link.clock_ahead_s is not None:
             self._metrics.clock_ahead.set(self._link.clock_ahead_s)
@@ -295,7 +292,7 @@ class Agent:
         if self._manager_answers is not False:
             log.warning("%s; control goes on with what is known", error)
         self._manager_answers = False
-        self._metrics.errors.labels("manager").inc()
+        self._rejections.unanswered(error)
         return False
 
     def _manager_up(self) -> float:

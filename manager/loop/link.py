@@ -33,7 +33,9 @@ from manager.api.schemas import (
 )
 from manager.api.schemas.assignment import (
     AHEAD_HEADER,
+    BOOT_HEADER,
     CLOCK_HEADER,
+    INSTANCE_HEADER,
     OLDEST_PROTOCOL,
     ORDERS_HEADER,
     PROTOCOL,
@@ -41,6 +43,7 @@ from manager.api.schemas.assignment import (
     AssignedWindow,
 )
 from manager.client import Answer, ManagerClient
+from manager.control.tenure import Who
 from manager.control.windows import by_slot, slot_number
 from manager.errors import ManagerUnavailable
 from manager.loop.assigned import read_assignment
@@ -107,19 +110,24 @@ class ManagerLink:
     ``clock_ahead_s``: how far this clock is ahead of the manager's, None while that is unknown.
     """
 
-    def __init__(self, client: ManagerClient, host_name: str, agent_version: str, cache: Path, outbox: Outbox) -> None:
+    def __init__(
+        self,
+        client: ManagerClient,
+        host_name: str,
+        agent_version: str,
+        cache: Path,
+        outbox: Outbox,
+        who: Who | None = None,
+    ) -> None:
         """``cache`` is the file that keeps the last assignment for a start without the manager."""
-        self._client = client
-        self._host = host_name
-        self._version = agent_version
-        self._cache = cache
-        self._outbox = outbox
+        self._who = {INSTANCE_HEADER: who.instance, BOOT_HEADER: who.boot} if who else {}
+        self._client, self._host, self._version = client, host_name, agent_version
+        self._cache, self._outbox = cache, outbox
         self._etag = "", ""
         self._orders = Orders()
         self._saved: Assignment | None = None
         self._digest = ""
-        self.shared = True
-        self.vms_missing = False
+        self.shared, self.vms_missing = True, False
         self.clock_ahead_s: float | None = None
         self._told: dict[str, list[tuple[object, Window]]] = {}
         self._damages: list[Damage] = []
@@ -192,7 +200,7 @@ class ManagerLink:
         self, method: str, what: str, *, content: str | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """Ask or tell the manager, and see what protocol it speaks and what time it has. Raises ManagerUnavailable."""
-        sent = {PROTOCOL_HEADER: str(PROTOCOL), **(headers or {})}
+        sent = {PROTOCOL_HEADER: str(PROTOCOL), **self._who, **(headers or {})}
         if content is not None and self.clock_ahead_s is not None:
             sent[AHEAD_HEADER] = f"{self.clock_ahead_s:.6f}"
         begin = system_clock()

@@ -48,6 +48,9 @@ class AgentMetrics:
             "equipoise_agent_clock_jumps", "How often the wall clock was set, or the host suspended", registry=reg
         )
         self.manager_up = Gauge("equipoise_agent_manager_up", "1 when the manager answered last time", registry=reg)
+        self.second = Gauge(
+            "equipoise_agent_second", "1 while the manager refuses this agent, as another serves the host", registry=reg
+        )
         self.rejected = Counter(
             "equipoise_agent_items_refused", "Items that the manager did not accept", ["kind"], registry=reg
         )

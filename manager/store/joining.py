@@ -13,8 +13,9 @@ from manager.store.access_models import TokenRow
 from manager.store.audit import Actor, record
 from manager.store.database import Database
 from manager.store.host_models import JoinTokenRow
-from manager.store.models import Json
+from manager.store.models import HostRow, Json
 from manager.store.registered import find, refuse_bad_name, touch
+from manager.store.tenure import forget_agent
 from manager.store.tokens import (
     Role,
     create_token,
@@ -86,6 +87,9 @@ def join(database: Database, secret: str, host: str, address: str, now: datetime
         for one in known:
             record(session, actor, "token.delete", one.name, now, described_token(session, one), None)
             revoke_token(session, one.name)
+        served = find(session, HostRow, host)
+        if served is not None:
+            forget_agent(session, served)  # whoever has the new token serves it
         session.flush()
         row, own = create_token(session, free_name(session, f"agent-{host}"), Role.HOST, host, now)
         record(session, actor, "token.create", row.name, now, None, described_token(session, row))

@@ -121,7 +121,8 @@ class HostRow(Registered):
     ``law`` and ``placement`` hold what differs from their defaults, null: nothing. ``adoptions``: see ``HostSpec``.
     ``silent`` and ``clock_off``: an event says that it does not report, or that its clock differs too much, and none
     since that it is well again; ``back_at``: when it last fell silent no more. ``clock_ahead_s``: by how much its clock
-    was ahead at the last report; null: unknown.
+    was ahead at the last report; null: unknown. ``agent_instance`` to ``rival_boot``: see ``Tenure``; ``rival_at``:
+    when an event last told of a rival.
     """
 
     __tablename__ = "hosts"
@@ -145,6 +146,12 @@ class HostRow(Registered):
     clock_ahead_s: Mapped[float | None]
     clock_off: Mapped[bool] = mapped_column(default=False, server_default=false())
     agent_version: Mapped[str | None]
+    agent_instance: Mapped[str | None]
+    agent_boot: Mapped[str | None]
+    former_boot: Mapped[str | None]
+    rival_instance: Mapped[str | None]
+    rival_boot: Mapped[str | None]
+    rival_at: Mapped[datetime | None]
     tick: Mapped[Json | None]
     capabilities: Mapped[Json | None]
 

@@ -40,6 +40,7 @@ ROUTES = [
     Route("PUT /api/v1/hosts/<name>", OPERATOR, "/hosts/kvm1", {}),
     Route("DELETE /api/v1/hosts/<name>", OPERATOR, "/hosts/kvm1"),
     Route("POST /api/v1/hosts/<name>/adopt", OPERATOR, "/hosts/kvm1/adopt"),
+    Route("POST /api/v1/hosts/<name>/replace-agent", OPERATOR, "/hosts/kvm1/replace-agent"),
     Route("GET /api/v1/hosts/<name>/capabilities", VIEWER | HOST, "/hosts/kvm1/capabilities"),
     Route("GET /api/v1/capabilities", VIEWER, "/capabilities"),
     Route("PATCH /api/v1/hosts/<name>", OPERATOR, "/hosts/kvm1", {"mode": "observe"}),

@@ -32,6 +32,10 @@ AHEAD_HEADER = "Equipoise-Clock-Ahead"
 """Header of a report: by how many seconds the agent found its own clock ahead of that."""
 
 
+INSTANCE_HEADER, BOOT_HEADER = "Equipoise-Instance", "Equipoise-Boot"
+"""Headers of what an agent asks and tells: the id that its state directory keeps, and that of its kernel's boot."""
+
+
 class AssignedVm(VmIn):
     """A VM the host's agent is to manage if it finds it."""
 

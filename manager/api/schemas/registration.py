@@ -335,5 +335,7 @@ class HostOut(HostIn):
         default=None, description="how far its clock is ahead of the manager's, in seconds; null: unknown"
     )
     agent_version: Text | None = None
+    agent_instance: Text | None = Field(default=None, description="id of the agent that serves it; null: unknown")
+    rival_instance: Text | None = Field(default=None, description="of another one, which was refused; null: none was")
     tick: TickStatus | None = None
     capabilities: CapabilitiesBody | None = None

@@ -1,0 +1,102 @@
+"""Which agent serves a host, as reports show and operators say."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from sqlalchemy.orm import Session
+
+from manager.control.tenure import Tenure, Verdict, Who, judge
+from manager.errors import Conflict
+from manager.model.records import Severity
+from manager.store.models import EventRow, HostRow
+from manager.store.records import store_new
+from manager.store.registered import get, touch
+from manager.store.silence import host_event
+
+SECOND, CLONED, REPLACED = "second-agent", "agent-cloned", "agent-replaced"
+_AGAIN = timedelta(minutes=10)
+_ANOTHER = timedelta(minutes=1)
+
+
+def tenure_of(host: HostRow) -> Tenure:
+    """Who serves a host."""
+    holder = Who(host.agent_instance, host.agent_boot or "") if host.agent_instance else None
+    rival = Who(host.rival_instance, host.rival_boot or "") if host.rival_instance else None
+    return Tenure(holder, host.former_boot, rival)
+
+
+def is_live(host: HostRow, now: datetime, silent: timedelta) -> bool:
+    """Whether its agent reported not longer than ``silent`` ago, by a clock that may have been set."""
+    return host.last_seen_at is not None and abs(now - host.last_seen_at) <= silent
+
+
+def refusal(host: HostRow, who: Who | None, now: datetime, silent: timedelta) -> str:
+    """Why an agent may not serve the host, and what to do; empty: it may."""
+    if who is None:
+        return ""
+    tenure = tenure_of(host)
+    verdict, _ = judge(tenure, who, live=is_live(host, now, silent))
+    return _words(host, who, now) if verdict is Verdict.RIVAL else ""
+
+
+def note_agent(session: Session, host: HostRow, who: Who | None, now: datetime, silent: timedelta) -> str:
+    """Take who reports; the answer, and what is told in events, as ``refusal``. None: an agent that does not say."""
+    if who is None:
+        return ""
+    before = tenure_of(host)
+    verdict, after = judge(before, who, live=is_live(host, now, silent))
+    words = _words(host, who, now)
+    if verdict is Verdict.RIVAL:
+        pause = _AGAIN if before.rival == who else _ANOTHER
+        if host.rival_at is None or abs(now - host.rival_at) >= pause:
+            host.rival_at = now
+            store_new(session, EventRow, [host_event(host.name, now, Severity.ERROR, SECOND, words)])
+    elif verdict is Verdict.RETURNED:
+        host.rival_at = now
+        text = (
+            f"two machines serve {host.name} with copies of one state directory: boots {who.boot} and {host.agent_boot}"
+            f" take turns; the earlier goes on. Remove the agent's state directory on the copy, and give it a host_name"
+        )
+        store_new(session, EventRow, [host_event(host.name, now, Severity.ERROR, CLONED, text)])
+    elif verdict is Verdict.TAKEN_OVER and before.holder is not None:
+        text = f"agent {who.instance} serves {host.name} after {before.holder.instance}, which had fallen silent"
+        store_new(session, EventRow, [host_event(host.name, now, Severity.WARNING, REPLACED, text)])
+    if after != before:
+        _keep(host, after)
+    return words if verdict is Verdict.RIVAL else ""
+
+
+def replace_agent(session: Session, name: str, now: datetime) -> HostRow:
+    """Let the agent that was refused last serve the host, in place of the one that does. Raises NotFound, Conflict."""
+    host = get(session, HostRow, name)
+    tenure = tenure_of(host)
+    if tenure.rival is None:
+        raise Conflict(f"no other agent has asked to serve host {name!r}: there is none to replace its agent with")
+    _keep(host, Tenure(tenure.rival, None, tenure.holder))
+    touch(host, now)
+    text = f"an operator let agent {tenure.rival.instance} serve {name}"
+    store_new(session, EventRow, [host_event(name, now, Severity.WARNING, REPLACED, text)])
+    return host
+
+
+def forget_agent(session: Session, host: HostRow) -> None:
+    """Nobody serves the host any more: whoever reports next does."""
+    _keep(host, Tenure())
+    session.flush()
+
+
+def _keep(host: HostRow, tenure: Tenure) -> None:
+    holder, rival = tenure.holder, tenure.rival
+    host.agent_instance, host.agent_boot = (holder.instance, holder.boot) if holder else (None, None)
+    host.rival_instance, host.rival_boot = (rival.instance, rival.boot) if rival else (None, None)
+    host.former_boot = tenure.former_boot
+
+
+def _words(host: HostRow, who: Who, now: datetime) -> str:
+    ago_s = (now - host.last_seen_at).total_seconds() if host.last_seen_at else 0.0
+    return (
+        f"host {host.name} is served by agent {host.agent_instance} (boot {host.agent_boot}), which reported"
+        f" {ago_s:.0f} s ago, so agent {who.instance} (boot {who.boot}) is refused: give its machine a host_name of its"
+        f" own, stop one of the two, or let this one serve the host with `equipoise host replace {host.name}`"
+    )
