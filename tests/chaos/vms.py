@@ -21,6 +21,7 @@ from deploy.lab.accelerator import decide
 from deploy.lab.commands import LabError
 from deploy.lab.demo.originals import qemu_pid, settings_of
 from deploy.lab.guest import build
+from deploy.lab.lock import only_user
 from deploy.lab.vms import PREFIX, LabHost, LabVm, Role, connect
 from manager.client import ManagerClient
 from manager.model.cpus import parse_cpus
@@ -31,9 +32,9 @@ from tests.loop.disk import SmallDisk, small_disk
 
 CHAOS_PREFIX = f"{PREFIX}chaos-"
 _SOME = {"on_ms": 10, "off_ms": 90}
-CACHE = LabVm(f"{CHAOS_PREFIX}cache", Role.MEMCACHED, "192.168.122.231")
-BATCH = LabVm(f"{CHAOS_PREFIX}batch", Role.BATCH, "192.168.122.232", vcpus=2, options=_SOME)
-OTHER = LabVm(f"{CHAOS_PREFIX}other", Role.BATCH, "192.168.122.233", options=_SOME)
+CACHE = LabVm(f"{CHAOS_PREFIX}cache", Role.MEMCACHED, "192.168.122.251")
+BATCH = LabVm(f"{CHAOS_PREFIX}batch", Role.BATCH, "192.168.122.252", vcpus=2, options=_SOME)
+OTHER = LabVm(f"{CHAOS_PREFIX}other", Role.BATCH, "192.168.122.253", options=_SOME)
 VMS = (CACHE, BATCH, OTHER)
 APPLICATION, RATE_RPS = "shop", 200
 
@@ -249,6 +250,7 @@ class Load:
 def running_vms(folder: Path) -> Iterator[VmSite]:
     """Everything but the agent, started. Skips the test where a file system cannot be mounted."""
     with ExitStack() as stack:
+        stack.enter_context(only_user("tests/run chaos"))
         disk = stack.enter_context(small_disk(folder / "agent", "32m"))
         stack.callback(_remove_vms)
         with lab() as host:

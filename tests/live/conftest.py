@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +19,10 @@ from typing import Any
 import pytest
 
 from deploy.lab.accelerator import decide
+from deploy.lab.commands import LabError
 from deploy.lab.demo.originals import settings_of_all
 from deploy.lab.guest import build
+from deploy.lab.lock import only_user
 from deploy.lab.vms import PREFIX, URI, LabHost, LabVm, Role, connect
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
@@ -224,6 +227,18 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
         os.kill(int(child), signal.SIGKILL)
     process.kill()
     assert process.wait(30) == -signal.SIGKILL
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _lab_for_itself() -> Iterator[None]:
+    """Nobody else measures on these CPUs, or has libvirtd or VMs of the lab ended under it."""
+    with ExitStack() as stack:
+        if os.geteuid() == 0:
+            try:
+                stack.enter_context(only_user("tests/run live"))
+            except LabError as error:
+                pytest.exit(str(error), 1)
+        yield
 
 
 @pytest.fixture(scope="session")
