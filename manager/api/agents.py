@@ -52,7 +52,6 @@ from manager.store.models import DecisionRow, EventRow, HostRow
 from manager.store.records import store_new
 from manager.store.refusals import tell_refused
 from manager.store.registered import get
-from manager.store.rollups import note_late
 from manager.store.served import served_until
 from manager.store.silence import note_clock
 from manager.store.sources import replace_source_statuses
@@ -235,7 +234,6 @@ def _take(
         for one in body.windows
         if one.end <= latest and _serves(ends, here.get(one.application), one.end)
     ]
-    note_late(session, here, windows, context.slot_length, now)
     stored = ReportOut(
         stored_decisions=store_new(session, DecisionRow, [_decision_row(record) for record in body.decisions]),
         stored_events=store_new(session, EventRow, [_event_row(event) for event in body.events]),

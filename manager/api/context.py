@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from manager.control.uptime import Boot
 from manager.limits import RateLimit, Turns
+from manager.store.arrivals import boot_clock
 from manager.store.database import Database
 from manager.store.sessions import DEFAULT_LIMITS, SessionLimits
 from policies.registry import InstalledPolicy
@@ -15,7 +17,7 @@ from policies.registry import InstalledPolicy
 
 @dataclass(frozen=True, slots=True)
 class ManagerContext:
-    """Database, installed policies, settings, and a clock that answers seconds since the epoch.
+    """Database, installed policies, settings, and clocks: one of seconds since the epoch, and one that nobody sets.
 
     ``stale_s`` and ``min_samples`` are the settings of that name; ``slot_s`` is the length of a window of response
     times, ``skew_s`` how far the clocks of others may be ahead (``clock_bound_s``: without an event), and ``late_s``
@@ -40,6 +42,7 @@ class ManagerContext:
     clock_bound_s: float = 1.0
     silent: timedelta = timedelta(seconds=30)
     clock: Callable[[], float] = time.time
+    boot: Callable[[], Boot] = field(default_factory=boot_clock)
     requests: RateLimit = field(default_factory=lambda: RateLimit(0))
     samples: RateLimit = field(default_factory=lambda: RateLimit(0))
     tries: RateLimit = field(default_factory=lambda: RateLimit(0))

@@ -93,7 +93,8 @@ def _violation(
     if latest is None:
         return None, []
     end = timestamp(latest.end_s)
-    slots = read_periods(session, row, end - _LOOK_BACK, end, context.slot_s, context.slot_length, context.min_samples)
+    how = context.slot_s, context.slot_length, context.min_samples, context.now()
+    slots = read_periods(session, row, end - _LOOK_BACK, end, *how)
     spans = joined((span for slot in slots for span in slot.violations), _GAP_S)
     span = spans[-1] if spans else latest  # its slots may be forgotten already
     return span, [slot for slot in slots if span.start_s <= slot.start_s < span.end_s]

@@ -234,7 +234,7 @@ def _periods(
     session: Session, context: ManagerContext, row: ApplicationRow, since_s: float, until_s: float, period_s: float
 ) -> list[Period]:
     since, until = timestamp(since_s), timestamp(until_s)
-    return read_periods(session, row, since, until, period_s, context.slot_length, context.min_samples)
+    return read_periods(session, row, since, until, period_s, context.slot_length, context.min_samples, context.now())
 
 
 def _step_out(period: Period, steps: Steps, sla: Sla | None) -> StepOut:

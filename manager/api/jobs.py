@@ -6,6 +6,7 @@ from datetime import timedelta
 
 from manager.api.context import ManagerContext
 from manager.settings import Settings
+from manager.store.arrivals import Arrivals
 from manager.store.jobs import Job, Run
 from manager.store.retention import Keep, prune, prune_access
 from manager.store.rollups import RollUps
@@ -23,16 +24,17 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
     rollups = RollUps(database, context.slot_length, context.min_samples, keep)
     ticks = TickRollUps(database, keep)
     silence = SilenceWatch(context.silent)
+    arrived = Arrivals(database, context.clock, context.boot)
 
     def retain(run: Run) -> int:
-        gone = prune(database, run.now - records, run.stopped)
-        return gone + prune_access(database, run.now, run.now - audit, run.stopped)
+        gone = prune(database, run.now, records, arrived, run.stopped)
+        return gone + prune_access(database, run.now, audit, arrived, run.stopped)
 
     def roll_up(run: Run) -> int:
-        return rollups.roll_up(run.now, run.stopped) + rollups.forget(run.now, run.stopped)
+        return rollups.roll_up(run.now, run.stopped) + rollups.forget(run.now, arrived, run.stopped)
 
     def roll_up_ticks(run: Run) -> int:
-        return ticks.roll_up(run.stopped) + ticks.forget(run.now, run.stopped)
+        return ticks.roll_up(run.stopped) + ticks.forget(run.now, arrived, run.stopped)
 
     def watch(run: Run) -> int:
         return silence.look(database, run.now, run.since)

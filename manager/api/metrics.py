@@ -29,6 +29,7 @@ from manager.control.sla import sla_state, watched_percentile
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
 from manager.store.applications import sla_of
+from manager.store.arrivals import clock_ahead_s
 from manager.store.jobs import JobEnd, JobResult
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.windows import latest_windows
@@ -169,7 +170,7 @@ class _Fleet(Collector):
         up = GaugeMetricFamily("equipoise_database_up", "Whether the manager's database answers")
         try:
             with self._context.database.reading() as session:
-                found = [*self._hosts(session), *self._applications(session), self._jobs()]
+                found = [*self._hosts(session), *self._applications(session), self._jobs(), self._clock(session)]
         except DatabaseUnavailable as error:
             log.error("scraped without a database: %s", error)
             found = []
@@ -201,6 +202,12 @@ class _Fleet(Collector):
                 overruns.add_metric([row.name], tick.overruns)
                 errors.add_metric([row.name], tick.errors)
         return [age, duration, overruns, errors, silent, ahead]
+
+    def _clock(self, session: Session) -> Metric:
+        text = "How far the time of day went ahead of uptime, compared with most of the last time"
+        ahead = GaugeMetricFamily("equipoise_retention_clock_ahead_seconds", text)
+        ahead.add_metric([], clock_ahead_s(session, self._context.boot(), self._context.clock()))
+        return ahead
 
     def _jobs(self) -> Metric:
         age = GaugeMetricFamily(

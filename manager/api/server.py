@@ -18,6 +18,7 @@ from manager.limits import RateLimit
 from manager.serving.exchange import Lane
 from manager.serving.server import HttpServer, Lanes
 from manager.settings import Settings
+from manager.store.arrivals import boot_clock
 from manager.store.changes import Changes
 from manager.store.clock_watch import ClockWatch
 from manager.store.database import Database
@@ -84,8 +85,9 @@ def make_server(
     database: Database,
     policies: Mapping[str, InstalledPolicy],
     add_pages: Pages = lambda _app, _context, _changes: None,
+    boot: str = "",
 ) -> ManagerServer:
-    """The manager for a migrated database, listening but not serving yet.
+    """The manager for a migrated database, listening but not serving yet. ``boot``: see ``boot_clock``.
 
     Raises SettingsError when the address cannot be listened on.
     """
@@ -103,6 +105,7 @@ def make_server(
         keep_minutes=timedelta(days=settings.number("minutes_days")),
         clock_bound_s=settings.number("clock_bound_s"),
         silent=timedelta(seconds=settings.number("interval_s")) * settings.whole("silent_intervals"),
+        boot=boot_clock(boot),
         requests=RateLimit(settings.number("requests_per_s")),
         samples=RateLimit(settings.number("samples_per_s")),
         tries=RateLimit(_TRIES_PER_S),

@@ -10,6 +10,7 @@ from manager.api.server import make_server
 from manager.cli.admin import open_store, upgrade_store
 from manager.cli.options import OnePage, start_logging, with_settings
 from manager.cli.signals import stop_signal, wait
+from manager.host.boot import boot_name
 from manager.notify import Notifier, Watchdog
 from manager.settings import Settings
 from policies.registry import load_policies
@@ -66,7 +67,7 @@ def manager(settings: Settings) -> None:
     database = open_store(settings, settings.whole("api_threads"))
     upgrade_store(database)
     with stop_signal() as stop:
-        server = make_server(settings, database, load_policies(on_error=log.error), install_dashboard)
+        server = make_server(settings, database, load_policies(on_error=log.error), install_dashboard, boot_name())
         server.start()
         notifier = Notifier()
         watchdog = Watchdog(notifier, server.trouble)

@@ -65,7 +65,10 @@ class AuditRow(Base):
     """What somebody did, and what was registered before and after; see ``manager.store.audit``."""
 
     __tablename__ = "audit"
-    __table_args__ = (Index(None, "at", "id"), Index(None, "who", "at", "id"), Index(None, "object", "at", "id"))
+    __table_args__ = (
+        *(Index(None, *columns, "at", "id") for columns in ((), ("who",), ("object",))),
+        *(Index(None, column, "id") for column in ("who", "object")),
+    )
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     at: Mapped[datetime]

@@ -119,12 +119,15 @@ def list_audit(session: Session, wanted: AuditFilter, after: Position | None, li
     return session.scalars(newest_first(query, AuditRow, wanted.since, wanted.until, after).limit(limit)).all()
 
 
-def forget(session: Session, before: datetime, most: int) -> int:
-    """Remove at most ``most`` rows from before a time, and tell how many. The only way that the database lets pass."""
+def forget(session: Session, before: datetime, newest_id: int, most: int) -> int:
+    """Remove at most ``most`` rows from before a time, up to a number, and tell how many.
+
+    It is the only way that the database lets pass.
+    """
     allowed = AuditRetentionRow(before=before)
     session.add(allowed)
     session.flush()
-    some = select(AuditRow.id).where(AuditRow.at < before).limit(most)
+    some = select(AuditRow.id).where(AuditRow.at < before, AuditRow.id <= newest_id).limit(most)
     gone = len(session.execute(delete(AuditRow).where(AuditRow.id.in_(some)).returning(AuditRow.id)).all())
     session.delete(allowed)
     return gone

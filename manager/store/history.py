@@ -49,11 +49,13 @@ def read_periods(
     period_s: float,
     slot_length: timedelta,
     min_samples: int,
+    now: datetime,
 ) -> list[Period]:
     """Response times from ``since`` until before ``until``, oldest first, in periods of ``period_s``.
 
     That is 3600, 60 or a slot; ``since`` is the begin of such a period. What is not rolled up yet comes in finer ones,
-    and of very much of it, as just after an upgrade, only the newest.
+    and of very much of it, as just after an upgrade, only the newest. So does what is not over ``now``: it was rolled
+    up by a clock that was ahead.
     """
     found: list[Period] = []
     for length_s in (HOUR_S, MINUTE_S):
@@ -64,6 +66,7 @@ def read_periods(
             RollupRow.length_s == int(length_s),
             RollupRow.start >= since,
             RollupRow.start < until,
+            RollupRow.start <= now - timedelta(seconds=length_s),
         )
         found += [period_of(application.name, row) for row in session.scalars(query.order_by(RollupRow.start))]
         if found:

@@ -27,6 +27,7 @@ from sqlalchemy import (
     false,
     func,
     literal,
+    text,
 )
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
@@ -68,6 +69,11 @@ class UtcDateTime(TypeDecorator[datetime]):
 def _words(kind: type[StrEnum]) -> Enum:
     """A column of the enumeration's words as plain text, so that a new word needs no migration."""
     return Enum(kind, native_enum=False, length=32, values_callable=lambda members: [word.value for word in members])
+
+
+def only_where(condition: str) -> dict[str, Any]:
+    """What makes an index one of the rows that meet a condition, on every database."""
+    return {f"{dialect}_where": text(condition) for dialect in ("sqlite", "postgresql")}
 
 
 # Row numbers of tables that grow for ever; SQLite counts by itself only in a column of exactly this type.
@@ -303,20 +309,6 @@ class RollupRow(Base):
     violations: Mapped[JsonList | None]
 
 
-class LateMinuteRow(Base):
-    """A minute of an application that was reported of so late that it may have been rolled up already.
-
-    ``pending``: it is to be rolled up again. The row stays for as long as the minute's windows are to stay.
-    """
-
-    __tablename__ = "late_minutes"
-
-    application_id: Mapped[int] = mapped_column(ForeignKey("applications.id", ondelete="CASCADE"), primary_key=True)
-    start: Mapped[datetime] = mapped_column(primary_key=True)
-    noted_at: Mapped[datetime]
-    pending: Mapped[bool]
-
-
 class SourceStatusRow(Base):
     """How a source of response times is on a host, as that host's agent last reported.
 
@@ -333,21 +325,28 @@ class SourceStatusRow(Base):
 
 
 class TickRow(Base):
-    """What one tick of a host saw. ``body`` is JSON text, ready to be answered; a host has one tick at a time."""
+    """What one tick of a host saw. ``body`` is JSON text, ready to be answered; a host has one tick at a time.
+
+    ``claimed_at``: when it was by the host's clock, where that was ahead; see ``manager.control.dating``.
+    """
 
     __tablename__ = "ticks"
-    __table_args__ = (UniqueConstraint("host", "at"),)
+    __table_args__ = (
+        UniqueConstraint("host", "at"),
+        Index(None, "host", "claimed_at", unique=True, **only_where("claimed_at IS NOT NULL")),
+    )
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     host: Mapped[str]
     at: Mapped[datetime] = mapped_column(index=True)
     body: Mapped[str]
+    claimed_at: Mapped[datetime | None]
 
 
 class DecisionRow(Base):
     """One decision about one knob, of the host itself where ``vm`` is null.
 
-    ``record_id`` is the agent's UUID, by which a repeated report is recognised.
+    ``record_id`` is the agent's UUID, by which a repeated report is recognised; ``claimed_at`` as in ``ticks``.
     """
 
     __tablename__ = "decisions"
@@ -367,10 +366,11 @@ class DecisionRow(Base):
     mode: Mapped[Mode]
     outcome: Mapped[OutcomeKind]
     detail: Mapped[str]
+    claimed_at: Mapped[datetime | None]
 
 
 class EventRow(Base):
-    """Something an operator may want to know."""
+    """Something an operator may want to know. ``claimed_at``: as in ``ticks``."""
 
     __tablename__ = "events"
     __table_args__ = (Index(None, "at", "id"), Index(None, "host", "at", "id"), Index(None, "vm", "at", "id"))
@@ -383,3 +383,4 @@ class EventRow(Base):
     severity: Mapped[Severity]
     kind: Mapped[str]
     message: Mapped[str]
+    claimed_at: Mapped[datetime | None]

@@ -1,8 +1,9 @@
 """Failed tries to sign in, counted in the database, so that several managers count together.
 
 After ``FAILURES`` of them within ``WINDOW``, for one name or from one network, further tries are refused for
-``FIRST_WAIT * 2 ** (failures - FAILURES)`` after the last, at most for ``WINDOW``. A network is an address of IPv4, or
-the 64 bits of an IPv6 address that one subscriber has.
+``FIRST_WAIT * 2 ** (failures - FAILURES)`` after the last, at most for ``WINDOW``. What is dated further ahead than the
+clocks of several managers may differ was noted by a clock that was wrong: it counts for nothing and is removed. A
+network is an address of IPv4, or the 64 bits of an IPv6 address that one subscriber has.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ MOST_ROWS = 10_000
 """Failures that are kept, of all names and networks: beyond them nobody signs in until some are forgotten."""
 KEEP = 2 * WINDOW
 """How long a failure may count: for a window before a later one, which has others wait as long again at most."""
+AHEAD = timedelta(minutes=1)
+"""How far ahead a failure may be dated."""
 
 
 def refuse_try(database: Database, name: str, address: str, now: datetime) -> None:
     """Raises SignInThrottled as ``count_try`` does, but writes nothing, so that a flood of tries costs little."""
     with database.reading() as session:
         _refuse(session, SignInFailureRow(at=now, name_hash=hash_secret(name), network=_network(address)), now)
-        failures = session.scalar(select(func.count()).select_from(SignInFailureRow))
+        failures = session.scalar(select(func.count(SignInFailureRow.id)).where(~counts_no_more(now)))
     if (failures or 0) >= MOST_ROWS:
         raise SignInThrottled(math.ceil(FIRST_WAIT.total_seconds()))
 
@@ -44,6 +47,7 @@ def count_try(database: Database, name: str, address: str, now: datetime) -> Non
     """
     row = SignInFailureRow(at=now, name_hash=hash_secret(name), network=_network(address))
     with database.registering() as session:
+        session.execute(delete(SignInFailureRow).where(SignInFailureRow.at > now + AHEAD))
         _refuse(session, row, now)
         session.add(row)
 
@@ -62,13 +66,18 @@ def forgive(session: Session, name: str) -> None:
     session.execute(delete(SignInFailureRow).where(SignInFailureRow.name_hash == hash_secret(name)))
 
 
+def counts_no_more(now: datetime) -> ColumnElement[bool]:
+    """Which failures count for nothing: those of long ago, and those of a clock that was ahead."""
+    return (SignInFailureRow.at <= now - KEEP) | (SignInFailureRow.at > now + AHEAD)
+
+
 def _wait(session: Session, condition: ColumnElement[bool], now: datetime) -> timedelta:
-    times = session.scalars(select(SignInFailureRow.at).where(condition, SignInFailureRow.at > now - KEEP)).all()
+    times = session.scalars(select(SignInFailureRow.at).where(condition, ~counts_no_more(now))).all()
     last: datetime = max(times, default=now)
     failures = sum(last - at < WINDOW for at in times)
     if failures < FAILURES:
         return timedelta(0)
-    return last + min(FIRST_WAIT * (1 << (failures - FAILURES)), WINDOW) - now
+    return min(last + min(FIRST_WAIT * (1 << (failures - FAILURES)), WINDOW) - now, WINDOW)
 
 
 def _network(address: str) -> str:

@@ -1,7 +1,8 @@
 """Ticks rolled up: their mean over each finished minute and hour of a host, for charts of long ranges.
 
-The ticks of one host come in their order, however late: its agent sends what waits oldest first. So a minute is
-finished once the host has a tick of a later one.
+What is to be rolled up is noted with the ticks, see ``manager.store.unrolled``. The ticks of one host come in their
+order, however late: its agent sends what waits oldest first. So a minute is finished once a tick of another one came,
+be that later or, after the clock was set, earlier; what still comes of it then is noted and rolled up again.
 """
 
 from __future__ import annotations
@@ -11,22 +12,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
-from typing import Any
 
-from sqlalchemy import Row, Subquery, exists, func, literal, select
-from sqlalchemy.orm import Session
+from sqlalchemy import delete, exists, func, select, true
+from sqlalchemy.orm import Session, aliased
 
-from manager.control.budget import HOUR_S, MINUTE_S
 from manager.control.ticks import mean_tick
 from manager.model.records import TickRecord, VcpuTick, VmTick
+from manager.store.arrivals import Arrived
 from manager.store.database import Database, insert_for
 from manager.store.host_models import TickRollupRow
 from manager.store.models import HostRow, TickRow
+from manager.store.progress_models import UnrolledTicksRow
 from manager.store.retention import Keep, remove
+from manager.store.unrolled import HOUR, MINUTE, note_ticks, seconds, ticks_noted
 
-_LENGTHS = timedelta(seconds=MINUTE_S), timedelta(seconds=HOUR_S)
-_CHUNKS = timedelta(minutes=30), timedelta(days=1)  # what of each length is made at once
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LENGTHS = MINUTE, HOUR
+_AT_ONCE = {MINUTE: 30, HOUR: 24}  # rows of each length that are made by one transaction
 _BATCH = 500
 
 
@@ -42,43 +43,54 @@ class TickRollUps:
 
         ``stopped`` is asked before each transaction.
         """
-        minute, _ = _LENGTHS
-        newest = select(func.max(TickRow.at)).where(TickRow.host == HostRow.name).correlate(HostRow).scalar_subquery()
+        noted = select(UnrolledTicksRow.host).where(UnrolledTicksRow.host.in_(select(HostRow.name)))
+        # Most hosts have but the minute that is not over, and perhaps its hour.
+        several = noted.group_by(UnrolledTicksRow.host).having(func.count() > 1).order_by(UnrolledTicksRow.host)
         with self._database.reading() as session:
-            hosts = session.execute(select(HostRow.name, newest).order_by(HostRow.name)).all()
-        return sum(self._of(host, _floor(at, minute), stopped) for host, at in hosts if at is not None)
+            hosts = session.scalars(several).all()
+        return sum(self._of(host, stopped) for host in hosts)
 
-    def forget(self, now: datetime, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Remove ticks and their means that are older than they are kept, and tell how many; otherwise as ``prune``.
+    def forget(self, now: datetime, arrived: Arrived, stopped: Callable[[], bool] = lambda: False) -> int:
+        """Remove ticks and their means that were kept for their time, and tell how many; otherwise as ``prune``.
 
-        A tick that is not rolled up yet stays, unless its host is gone.
+        What is not rolled up yet stays, unless its host is gone.
         """
-        later = exists().where(TickRollupRow.host == TickRow.host, TickRollupRow.start > TickRow.at)
-        orphaned = TickRow.host.not_in(select(HostRow.name))
-        old = TickRow.at < now - self._keep.raw
-        gone = remove(self._database, TickRow, old & (later | orphaned), stopped)
-        for length, keep in zip(_LENGTHS, (self._keep.minutes, self._keep.hours), strict=True):
-            of_length = TickRollupRow.length_s == _seconds(length)
-            gone += remove(self._database, TickRollupRow, of_length & (TickRollupRow.start < now - keep), stopped)
+        keep = self._keep
+        hosts = select(HostRow.name)
+        with self._database.writing() as session:
+            session.execute(delete(UnrolledTicksRow).where(UnrolledTicksRow.host.not_in(hosts)))
+        old = (TickRow.at < now - keep.raw) & (TickRow.id <= arrived("ticks", TickRow.id, keep.raw))
+        gone = remove(self._database, TickRow, old & ~ticks_noted(MINUTE, TickRow.host, TickRow.at), stopped)
+        noted = ticks_noted(HOUR, TickRollupRow.host, TickRollupRow.start)
+        kinds = ("tick-minutes", MINUTE, keep.minutes, ~noted), ("tick-hours", HOUR, keep.hours, true())
+        for kept, length, long, free in kinds:
+            old = (TickRollupRow.length_s == seconds(length)) & (TickRollupRow.start < now - long)
+            old &= TickRollupRow.id <= arrived(kept, TickRollupRow.id, long)
+            gone += remove(self._database, TickRollupRow, old & free, stopped)
         return gone
 
-    def _of(self, host: str, until: datetime, stopped: Callable[[], bool]) -> int:
-        """Roll up what a host has from before ``until``, the begin of a minute."""
+    def _of(self, host: str, stopped: Callable[[], bool]) -> int:
+        """Roll up what is finished of a host: minutes, then hours of which no minute is left."""
         made = 0
-        for length, chunk in zip(_LENGTHS, _CHUNKS, strict=True):
-            until = _floor(until, length)
-            with self._database.reading() as session:
-                begin = _done(session, host, length)
+        note = UnrolledTicksRow
+        for length, count in _AT_ONCE.items():
+            of_host = note.host == host, note.length_s == seconds(length)
+            if length == MINUTE:
+                finished = note.id < select(func.max(note.id)).where(*of_host).scalar_subquery()
+            else:
+                minute = aliased(note)
+                inside = minute.host == host, minute.length_s == seconds(MINUTE)
+                finished = ~exists().where(*inside, minute.start >= note.start, minute.start < note.until)
+            some = select(note.id).where(*of_host, finished).order_by(note.start).limit(count)
             while not stopped():
                 with self._database.writing() as session:
-                    parts = _parts(host, length)
-                    first = session.scalar(select(func.min(parts.c.at)).where(parts.c.at >= begin))
-                    if first is None or first >= until:
-                        break
-                    end = min(_floor(first, length) + chunk, until)
-                    query = select(parts).where(parts.c.at >= begin, parts.c.at < end).order_by(parts.c.at)
-                    made += _write(session, host, length, session.execute(query).all())
-                begin = end
+                    statement = delete(note).where(note.id.in_(some)).returning(note.start)
+                    starts = session.scalars(statement).all()
+                    made += _write(session, host, length, starts)
+                    if length == MINUTE:
+                        note_ticks(session, HOUR, host, starts)
+                if len(starts) < count:
+                    break
         return made
 
 
@@ -129,7 +141,7 @@ def _places(
         end = until if length.total_seconds() <= coarse_s else min(_oldest(session, host, since, length), until)
         query = select(TickRollupRow.id, TickRollupRow.start).where(
             TickRollupRow.host == host,
-            TickRollupRow.length_s == _seconds(length),
+            TickRollupRow.length_s == seconds(length),
             TickRollupRow.start > since - length,
             TickRollupRow.start <= end - length,
             TickRollupRow.at >= since,
@@ -144,49 +156,43 @@ def _places(
 def _oldest(session: Session, host: str, since: datetime, length: timedelta) -> datetime:
     """The time of the oldest that is shorter than ``length``, from ``since`` on; the end of time without any."""
     minutes = select(func.min(TickRollupRow.start)).where(
-        TickRollupRow.host == host, TickRollupRow.length_s < _seconds(length), TickRollupRow.start >= since
+        TickRollupRow.host == host, TickRollupRow.length_s < seconds(length), TickRollupRow.start >= since
     )
     ticks = select(func.min(TickRow.at)).where(TickRow.host == host, TickRow.at >= since)
     found = [first for first in map(session.scalar, (minutes, ticks)) if first is not None]
     return min(found, default=datetime.max.replace(tzinfo=UTC))
 
 
-def _parts(host: str, length: timedelta) -> Subquery:
-    """What a length is made of: times, of how many ticks each tells, and their means."""
-    if length == _LENGTHS[0]:
-        return select(TickRow.at, literal(1).label("ticks"), TickRow.body).where(TickRow.host == host).subquery()
-    shorter = TickRollupRow.host == host, TickRollupRow.length_s == int(MINUTE_S)
-    return select(TickRollupRow.start.label("at"), TickRollupRow.ticks, TickRollupRow.body).where(*shorter).subquery()
+def _parts(session: Session, host: str, length: timedelta, start: datetime) -> list[tuple[TickRecord, int]]:
+    """What a minute or hour is made of, oldest first: ticks or their means, and of how many ticks each tells."""
+    end = start + length
+    if length == MINUTE:
+        ticks = select(TickRow.body).where(TickRow.host == host, TickRow.at >= start, TickRow.at < end)
+        return [(tick_of(body), 1) for body in session.scalars(ticks.order_by(TickRow.at))]
+    of_host = TickRollupRow.host == host, TickRollupRow.length_s == seconds(MINUTE)
+    within = TickRollupRow.start >= start, TickRollupRow.start < end
+    means = select(TickRollupRow.body, TickRollupRow.ticks).where(*of_host, *within).order_by(TickRollupRow.start)
+    return [(tick_of(row.body), row.ticks) for row in session.execute(means)]
 
 
-def _done(session: Session, host: str, length: timedelta) -> datetime:
-    """The end of a host's newest row of a length."""
-    of_length = TickRollupRow.host == host, TickRollupRow.length_s == _seconds(length)
-    newest = session.scalar(select(func.max(TickRollupRow.start)).where(*of_length))
-    return _EPOCH if newest is None else newest + length
-
-
-def _write(session: Session, host: str, length: timedelta, parts: Sequence[Row[Any]]) -> int:
-    """Insert the means of parts, oldest first, over each ``length``."""
+def _write(session: Session, host: str, length: timedelta, starts: Sequence[datetime]) -> int:
+    """Insert the means over each ``length``, or replace those that are of no more ticks; tells how many."""
     rows = []
-    for start, group in groupby(parts, lambda part: _floor(part.at, length)):
-        found = list(group)
-        tick = mean_tick([(tick_of(part.body), part.ticks) for part in found])
+    for start in sorted(starts):
+        parts = _parts(session, host, length, start)
+        if not parts:
+            continue
+        tick = mean_tick(parts)
         at = datetime.fromtimestamp(tick.time_s, UTC)
         fields = {name: value for name, value in asdict(tick).items() if name != "time_s"}
         fields["vms"] = [{name: value for name, value in vm.items() if name != "vcpu" or value} for vm in fields["vms"]]
         body = json.dumps({"at": at.isoformat(), **fields}, separators=(",", ":"))
-        count = sum(part.ticks for part in found)
-        of = {"host": host, "length_s": _seconds(length), "start": start}
-        rows.append({**of, "at": at, "ticks": count, "body": body})
-    insert = insert_for(session, TickRollupRow).on_conflict_do_nothing(index_elements=["host", "length_s", "start"])
-    session.execute(insert, rows)
+        of = {"host": host, "length_s": seconds(length), "start": start}
+        rows.append({**of, "at": at, "ticks": sum(count for _, count in parts), "body": body})
+    if rows:
+        insert = insert_for(session, TickRollupRow)
+        changed = {name: insert.excluded[name] for name in ("at", "ticks", "body")}
+        more = TickRollupRow.ticks <= insert.excluded.ticks  # fewer: some of them were forgotten already
+        unique = ["host", "length_s", "start"]
+        session.execute(insert.on_conflict_do_update(index_elements=unique, set_=changed, where=more), rows)
     return len(rows)
-
-
-def _floor(moment: datetime, length: timedelta) -> datetime:
-    return _EPOCH + (moment - _EPOCH) // length * length
-
-
-def _seconds(length: timedelta) -> int:
-    return round(length.total_seconds())

@@ -10,6 +10,7 @@ from sqlalchemy.orm import Session
 
 from manager.store.database import insert_for
 from manager.store.models import TickRow
+from manager.store.unrolled import MINUTE, note_ticks
 
 
 def store_ticks(session: Session, host: str, ticks: Mapping[datetime, str]) -> int:
@@ -18,6 +19,7 @@ def store_ticks(session: Session, host: str, ticks: Mapping[datetime, str]) -> i
         return 0
     insert = insert_for(session, TickRow).on_conflict_do_nothing(index_elements=["host", "at"])
     rows = [{"host": host, "at": at, "body": body} for at, body in sorted(ticks.items())]
+    note_ticks(session, MINUTE, host, ticks)
     return len(session.scalars(insert.returning(TickRow.id), rows).all())
 
 

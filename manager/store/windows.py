@@ -11,7 +11,7 @@ slot begins. It covers only the time the samples say they cover, so its rate is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -25,6 +25,7 @@ from manager.model.window import Ready, Window, merge
 from manager.store.database import insert_for
 from manager.store.models import ApplicationRow, WindowRow
 from manager.store.registered import not_found
+from manager.store.unrolled import MINUTE, note_windows
 
 MAX_COUNT = 2**53
 """Most samples in a window: beyond it JSON readers that know only doubles lose count, and so would a BIGINT."""
@@ -46,7 +47,7 @@ _COLUMNS = (  # read alone: making objects of rows takes longer than reading the
 )
 
 
-def add_samples(session: Session, application: str, windows: Iterable[Window], slot_length: timedelta) -> None:
+def add_samples(session: Session, application: str, windows: Collection[Window], slot_length: timedelta) -> None:
     """Add posted response times, each window to the slot in which it ended. Call it in ``Database.writing``.
 
     Raises NotFound for an unknown application, and InvalidRequest for more samples than a window can count.
@@ -69,6 +70,8 @@ def add_samples(session: Session, application: str, windows: Iterable[Window], s
             session.add(known)
         for column, value in columns_of(merged).items():
             setattr(known, column, value)
+    slots = {slot_start(_time(window.end_s), slot_length) for window in windows}
+    note_windows(session, MINUTE, ((row.id, slot, PUSHED) for slot in slots))
 
 
 def replace_windows(
@@ -92,6 +95,7 @@ def replace_windows(
         if (known["count"], known["end_at"]) <= (row["count"], row["end_at"]):
             rows[number, slot] = row
     if rows:
+        note_windows(session, MINUTE, ((number, slot, origin) for number, slot in rows))
         insert = insert_for(session, WindowRow)
         changed = {
             name: insert.excluded[name] for name in ("start_at", "end_at", "count", "buckets", "requests", "ready")

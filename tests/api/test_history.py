@@ -13,6 +13,7 @@ from manager.store.models import WindowRow
 from manager.store.retention import Keep
 from manager.store.rollups import RollUps
 from manager.store.tick_rollups import TickRollUps
+from tests.aging import long_ago
 from tests.api.conftest import HOST, START, Api, moment, record, report, status, tick_of, window
 
 OTHER = "kvm2"
@@ -243,7 +244,7 @@ def line(api: Api, days: int, points: int) -> list[Any]:
 
 def forget(api: Api) -> None:
     keep = Keep(timedelta(days=1), timedelta(days=30), timedelta(days=730))
-    assert TickRollUps(api.database, keep).forget(START) > 0
+    assert TickRollUps(api.database, keep).forget(START, long_ago) > 0
 
 
 def test_the_history_of_tiers_over_the_hosts_on_which_they_ran(hosts: Api) -> None:

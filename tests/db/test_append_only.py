@@ -12,6 +12,7 @@ from sqlalchemy.exc import IntegrityError
 from manager.store.audit import LOCAL, Actor, AuditFilter, forget, list_audit, record
 from manager.store.database import Database, open_database
 from manager.store.retention import prune_access
+from tests.aging import long_ago
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -51,7 +52,7 @@ def test_postgresql_refuses_to_empty_the_table(migrated: Callable[[str], Databas
 
 
 def test_retention_removes_what_is_old_and_nothing_else(told: Database) -> None:
-    assert prune_access(told, NOW, NOW - timedelta(days=1)) == 1
+    assert prune_access(told, NOW, timedelta(days=1), long_ago) == 1
     assert objects(told) == ["vm0", "vm1"]
     with told.reading() as session:
         assert session.execute(text("SELECT count(*) FROM audit_retention")).scalar() == 0, "it is allowed only then"
@@ -67,7 +68,7 @@ def test_what_retention_may_remove_ends_at_the_time_that_it_named(told: Database
 def test_rows_are_removed_in_batches(told: Database) -> None:
     for expected in (2, 1, 0):
         with told.writing() as session:
-            assert forget(session, NOW + timedelta(days=1), 2) == expected
+            assert forget(session, NOW + timedelta(days=1), 99, 2) == expected
 
 
 def test_a_database_of_before_gets_the_protection_and_loses_it_on_the_way_back(database_url: str) -> None:

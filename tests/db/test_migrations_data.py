@@ -30,7 +30,7 @@ ROWS = 3
 EMPTY = frozenset({"alembic_version", "audit_retention"})
 """The latter has rows only within transactions."""
 SINGLE = frozenset({"orders"})
-FLEETING = frozenset({"late_minutes"})
+FLEETING = frozenset({"late_minutes", "unrolled_windows", "unrolled_ticks"})
 """What is done within a minute is not taken along where its table changes."""
 STATUS = {"vm": "v", "knobs": []}
 
@@ -123,7 +123,9 @@ def found(database: Database, tables: MetaData, names: Mapping[str, object]) -> 
     """The rows of tables in the order of their keys."""
     with database.reading() as session:
         return {
-            name: [dict(row) for row in session.execute(_ordered(tables.tables[name])).mappings()] for name in names
+            name: [dict(row) for row in session.execute(_ordered(tables.tables[name])).mappings()]
+            for name in names
+            if name in tables.tables
         }
 
 

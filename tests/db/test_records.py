@@ -26,6 +26,7 @@ from manager.store.retention import prune
 from manager.store.ticks import list_ticks, store_ticks
 from manager.store.tokens import Principal, Role, authenticate, create_token, list_tokens, revoke_token
 from manager.store.windows import add_samples
+from tests.aging import long_ago
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 
@@ -148,10 +149,10 @@ def left(database: Database) -> tuple[int, ...]:
 def test_what_is_old_is_pruned_in_batches(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_BATCH", 3)
     fill(database, old=7, new=2)
-    assert prune(database, NOW, lambda: True) == 0
-    assert prune(database, NOW) == 14
+    assert prune(database, NOW, timedelta(0), long_ago, lambda: True) == 0
+    assert prune(database, NOW, timedelta(0), long_ago) == 14
     assert left(database) == (2, 2, 9, 9), "windows and ticks go by their roll-ups"
-    assert prune(database, NOW) == 0
+    assert prune(database, NOW, timedelta(0), long_ago) == 0
 
 
 def test_a_tick_of_a_host_is_stored_once(database: Database) -> None:

@@ -19,11 +19,12 @@ from manager.store import retention, rollups
 from manager.store.applications import application_with_past, put_application, remove_application
 from manager.store.database import Database
 from manager.store.history import latest_violation, read_longest, read_periods
-from manager.store.models import ApplicationRow, LateMinuteRow, RollupRow, WindowRow
+from manager.store.models import ApplicationRow, RollupRow, WindowRow
 from manager.store.registered import get
 from manager.store.retention import Keep
-from manager.store.rollups import RollUps, note_late, period_of
+from manager.store.rollups import RollUps, period_of
 from manager.store.windows import replace_windows
+from tests.aging import long_ago
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
 SLOT = timedelta(seconds=5)
@@ -47,7 +48,7 @@ class Store:
         return self.job().roll_up(self.now)
 
     def forget(self) -> int:
-        return self.job().forget(self.now)
+        return self.job().forget(self.now, long_ago)
 
     def raw(self) -> list[float]:
         """Begins of the slots that are kept, in seconds since the hour."""
@@ -58,7 +59,6 @@ class Store:
     def report(self, *windows: Window, origin: str = "h") -> None:
         with self.database.writing() as session:
             numbers = {"shop": get(session, ApplicationRow, "shop").id}
-            note_late(session, numbers, windows, SLOT, self.now)
             replace_windows(session, origin, numbers, windows, SLOT)
 
     def rows(self, length_s: int) -> list[tuple[float, Period]]:
@@ -70,7 +70,7 @@ class Store:
     def read(self, since: float, until: float, period_s: float) -> list[Period]:
         with self.database.reading() as session:
             row = application_with_past(session, "shop")
-            return read_periods(session, row, at(since), at(until), period_s, SLOT, LEAST)
+            return read_periods(session, row, at(since), at(until), period_s, SLOT, LEAST, self.now)
 
 
 def at(second: float) -> datetime:
@@ -221,15 +221,6 @@ def test_what_is_reported_late_is_rolled_up_again_with_its_hour(store: Store) ->
     for period_s in (60, 3600):
         same(whole(store.read(0, 3600, period_s), 0, 3600), whole(store.read(0, 3600, 5), 0, 3600))
     assert store.roll_up(7260) == 0
-    with store.database.reading() as session:
-        assert set(session.scalars(select(LateMinuteRow.pending))) == {False}
-
-
-def test_what_is_reported_in_time_is_not_noted_as_late(store: Store) -> None:
-    store.now = at(305)
-    store.report(window(0))
-    with store.database.reading() as session:
-        assert session.scalars(select(LateMinuteRow.start)).all() == []
 
 
 def test_a_late_report_of_what_is_forgotten_does_not_make_a_minute_smaller(store: Store) -> None:
@@ -326,7 +317,7 @@ def test_windows_that_are_not_rolled_up_are_not_forgotten(store: Store) -> None:
     assert store.forget() == 0
     store.job().roll_up(store.now)
     before = store.rows(60)
-    assert store.raw() == [5.0 * number for number in range(720)], "they came late, others may come later"
+    assert store.job().forget(store.now, lambda *_: 0) == 0, "they came late, others may come later"
     store.now += RAW + timedelta(seconds=1)
     assert store.forget() == 720
     assert store.rows(60) == before
@@ -338,7 +329,7 @@ def test_what_two_hosts_tell_hours_apart_of_a_time_long_gone_is_rolled_up_togeth
     store.report(*(window(5.0 * number) for number in range(12)))
     store.job().roll_up(store.now)
     store.now += timedelta(hours=20)
-    assert store.forget() == 0
+    assert store.job().forget(store.now, lambda *_: 0) == 0, "it arrived less than a day ago"
     store.report(*(window(5.0 * number, 7) for number in range(12)), origin="g")
     store.job().roll_up(store.now)
     [(_, minute)] = store.rows(60)

@@ -26,6 +26,7 @@ from manager.store.sessions import (
 from manager.store.throttle import count_try
 from manager.store.tokens import Principal, PrincipalKind, Role, create_token, revoke_token
 from manager.store.users import create_user, hash_password, is_password, set_password, set_role
+from tests.aging import long_ago
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 PASSWORD = "correct horse"
@@ -322,10 +323,26 @@ def test_a_user_proves_who_it_is_once_more(store: Database) -> None:
         verify_password(store, "alice", PASSWORD, ADDRESS, NOW)
 
 
+@pytest.mark.parametrize("ahead", [timedelta(minutes=10), timedelta(hours=2), timedelta(days=365)])
+def test_failures_that_a_clock_that_was_ahead_dated_lock_nobody_out_neither_now_nor_then(
+    store: Database, ahead: timedelta
+) -> None:
+    fail(store, 5, NOW + ahead)
+    with pytest.raises(SignInThrottled):
+        enter(store, now=NOW + ahead)
+    enter(store)
+    enter(store, now=NOW + ahead + timedelta(seconds=1))
+    fail(store, 5)
+    with pytest.raises(SignInThrottled):
+        enter(store)
+
+
 def test_what_counts_no_more_is_removed(store: Database) -> None:
     enter(store)
     fail(store, 2)
     fail(store, 1, after(minutes=1))
-    assert prune_access(store, after(minutes=30), NOW) == 2
-    assert prune_access(store, after(hours=12), NOW) == 2, "a failure and a session"
-    assert prune_access(store, after(hours=12), after(seconds=1)) == 1, "the sign-in, from the audit"
+    assert prune_access(store, after(minutes=30), timedelta(minutes=30), long_ago) == 2
+    assert prune_access(store, after(hours=12), timedelta(hours=12), long_ago) == 2, "a failure and a session"
+    assert prune_access(store, after(hours=12), timedelta(hours=12) - timedelta(seconds=1), long_ago) == 1, (
+        "the sign-in, from the audit"
+    )

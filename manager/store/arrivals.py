@@ -1,0 +1,110 @@
+"""Which rows arrived so long ago that they may be forgotten, whatever their dates; see ``manager.control.uptime``."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import InstrumentedAttribute, Session
+
+from manager.control.uptime import Boot, Mark, Noted, ahead_s, arrived, marked, uptime_s
+from manager.store.database import Database, insert_for
+from manager.store.progress_models import ArrivalRow, UptimeRow
+
+WINDOWS = "windows"
+_HELD = timedelta(hours=1)  # what a clock may be ahead of uptime without a word: machines start anew now and then
+_STALE_S = 86_400.0  # boots that were noted so long ago are over, or have long been counted by others
+
+log = logging.getLogger(__name__)
+
+
+Arrived = Callable[[str, InstrumentedAttribute[int], timedelta], int]
+"""The number of the newest row of what is kept, by the column of numbers, that arrived so long ago; 0: none did."""
+
+
+class Arrivals:
+    """Notes arrivals whenever somebody asks. ``clock`` answers seconds since the epoch."""
+
+    def __init__(self, database: Database, clock: Callable[[], float], boot: Callable[[], Boot]) -> None:
+        self._database = database
+        self._clock = clock
+        self._boot = boot
+        self._held: set[str] = set()
+
+    def __call__(self, kept: str, number: InstrumentedAttribute[int], keep: timedelta) -> int:
+        """See ``Arrived``. Raises DatabaseUnavailable."""
+        keep_s, wall_s = keep.total_seconds(), self._clock()
+        with self._database.writing() as session:
+            total_s = _advance(session, self._boot(), wall_s)
+            before = _marks(session, kept)
+            newest_id = session.scalar(select(func.max(number))) or 0
+            marks = marked(before, Mark(total_s, wall_s, newest_id), keep_s)
+            _replace(session, kept, before, marks)
+        self._tell(kept, timedelta(seconds=ahead_s(marks, total_s, wall_s)), keep)
+        return arrived(marks, total_s, keep_s)
+
+    def _tell(self, kept: str, ahead: timedelta, keep: timedelta) -> None:
+        if ahead > _HELD and kept not in self._held:
+            text = "the time of day is %s ahead of what it was by uptime: the clock was set, or no manager was up; %s"
+            log.warning(text + " stay for %s of uptime, whatever their dates", ahead, kept, keep)
+        (self._held.add if ahead > _HELD else self._held.discard)(kept)
+
+
+def clock_ahead_s(session: Session, boot: Boot, wall_s: float) -> float:
+    """By how much the manager's clock is ahead of what it was, by uptime, in most of the last time (``raw_days``).
+
+    Below 0: it was set back; 0: nothing is known.
+    """
+    return ahead_s(_marks(session, WINDOWS), uptime_s(_noted(session), boot), wall_s)
+
+
+def boot_clock(name: str = "") -> Callable[[], Boot]:
+    """Answers the start of this machine, by its name, and how long ago it was; without one that of this process."""
+    if name:
+        return lambda: Boot(name, time.clock_gettime(time.CLOCK_BOOTTIME))
+    own = str(uuid.uuid4())
+    return lambda: Boot(own, time.monotonic())
+
+
+def _advance(session: Session, boot: Boot, wall_s: float) -> float:
+    """Note for how long managers have been up, and tell it."""
+    total_s = uptime_s(_noted(session), boot)
+    insert = insert_for(session, UptimeRow).values(
+        boot=boot.name, boot_s=boot.age_s, total_s=total_s, at=datetime.fromtimestamp(wall_s, UTC)
+    )
+    changed = {name: insert.excluded[name] for name in ("boot_s", "total_s", "at")}
+    session.execute(insert.on_conflict_do_update(index_elements=["boot"], set_=changed))
+    session.execute(delete(UptimeRow).where(UptimeRow.total_s < total_s - _STALE_S))
+    return total_s
+
+
+def _noted(session: Session) -> dict[str, Noted]:
+    rows = session.execute(select(UptimeRow.boot, UptimeRow.boot_s, UptimeRow.total_s))
+    return {boot: Noted(boot_s, total_s) for boot, boot_s, total_s in rows}
+
+
+def _marks(session: Session, kept: str) -> tuple[Mark, ...]:
+    columns = ArrivalRow.total_s, ArrivalRow.at, ArrivalRow.newest_id
+    rows = session.execute(select(*columns).where(ArrivalRow.kept == kept).order_by(ArrivalRow.total_s))
+    return tuple(Mark(total_s, at.timestamp(), newest_id) for total_s, at, newest_id in rows)
+
+
+def _replace(session: Session, kept: str, before: tuple[Mark, ...], after: tuple[Mark, ...]) -> None:
+    gone = {mark.total_s for mark in before} - {mark.total_s for mark in after}
+    if gone:
+        session.execute(delete(ArrivalRow).where(ArrivalRow.kept == kept, ArrivalRow.total_s.in_(gone)))
+    rows: list[dict[str, Any]] = [
+        {"total_s": mark.total_s, "at": datetime.fromtimestamp(mark.wall_s, UTC), "newest_id": mark.newest_id}
+        for mark in after
+        if mark not in before
+    ]
+    if rows:
+        insert = insert_for(session, ArrivalRow)
+        changed = {name: insert.excluded[name] for name in ("at", "newest_id")}
+        statement = insert.on_conflict_do_update(index_elements=["kept", "total_s"], set_=changed)
+        session.execute(statement, [{"kept": kept} | row for row in rows])
