@@ -118,6 +118,7 @@ def _preview(settings: Settings, assignment: Assignment, slots: dict[str, tuple[
     with ExitStack() as stack:
         events = EventLoop()
         events.start()
+        stack.callback(events.stop)
         watch = HypervisorWatch(settings.text("libvirt_uri"), paths, reconcile_s=3600)
         host = KernelHost(paths, watch, parse_cpus(settings.text("managed_cpus")))
         watch.start()

@@ -28,6 +28,7 @@ def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Mach
     paths = HostPaths(Path(settings.text("root_dir")))
     events = EventLoop()
     events.start()
+    stack.callback(events.stop)
     watch = HypervisorWatch(
         settings.text("libvirt_uri"),
         paths,

@@ -10,8 +10,10 @@ from manager.model.records import BUSY_VCPU, FULL_VCPU, VcpuTick
 
 def busiest_vcpu(view: VmView) -> VcpuTick | None:
     """The vCPU that wanted to run most, None: none did for BUSY_VCPU of the interval, or it is not known."""
+    if not view.vcpu_pcpus or max(view.vcpu_pcpus) + max(view.vcpu_waits) < BUSY_VCPU:  # most VMs, and quick
+        return None
     wanted = [used + waited for used, waited in zip(view.vcpu_pcpus, view.vcpu_waits, strict=True)]
-    most = max(wanted, default=0.0)
+    most = max(wanted)
     if most < BUSY_VCPU:
         return None
     index = wanted.index(most)

@@ -68,14 +68,21 @@ class EventLoop:
         libvirt.virEventRegisterDefaultImpl()
         libvirt.registerErrorHandler(lambda _context, _error: None, None)  # errors arrive as exceptions; print none
         self._thread = threading.Thread(target=self._run, name="libvirt-events", daemon=True)
+        self._stopping = False
 
     def start(self) -> None:
         """Start delivering events."""
         self._thread.start()
 
-    @staticmethod
-    def _run() -> None:
-        while True:
+    def stop(self) -> None:
+        """Deliver no more: a callback could crash a process that is about to end. Waits a moment for the thread."""
+        self._stopping = True
+        timer = libvirt.virEventAddTimeout(0, lambda _timer, _opaque: None, None)  # wakes it
+        self._thread.join(timeout=2)
+        libvirt.virEventRemoveTimeout(timer)
+
+    def _run(self) -> None:
+        while not self._stopping:
             libvirt.virEventRunDefaultImpl()
 
 

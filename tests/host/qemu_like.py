@@ -8,6 +8,7 @@ a line and answers each with a line:
     start NAME   one thread more; answers with its thread id
     end NAME     that thread ends
     spin         all threads use as much CPU time as they get
+    spin NAME    that thread does
     rest         they stop
 """
 
@@ -33,7 +34,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._ready, self._ending = threading.Event(), threading.Event()
+        self._ready, self._ending, self.spinning = threading.Event(), threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
         self._ready.wait()
@@ -42,9 +43,12 @@ class Worker:
     def _run(self) -> None:
         set_name(self._name)
         self._ready.set()
-        while not self._ending.wait(0 if _spinning.is_set() else 0.01):
-            if _spinning.is_set():
+        while not self._ending.wait(0 if self._spins() else 0.01):
+            if self._spins():
                 hashlib.pbkdf2_hmac("sha256", b"", b"", 5000)  # lets the other threads run meanwhile
+
+    def _spins(self) -> bool:
+        return self.spinning.is_set() or _spinning.is_set()
 
     def end(self) -> None:
         self._ending.set()
@@ -76,7 +80,7 @@ def main() -> None:
         elif command == "end":
             workers.pop(name).end()
         elif command == "spin":
-            _spinning.set()
+            (workers[name].spinning if name else _spinning).set()
         elif command == "rest":
             _spinning.clear()
         print(answer, flush=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy.lab.vms import URI
-from tests.live.conftest import HOST, HOT, LIVE_PREFIX, Service, held, until, virsh, weight
+from tests.live.conftest import HOST, HOT, LIVE_PREFIX, Service, held, terminate, until, virsh, weight
 from tests.live.test_control import CRITICAL, has_systemd
 from tests.live.test_hook import find_hooks
 
@@ -102,3 +102,8 @@ def test_control_goes_on_while_libvirtd_stands_still_which_is_told(enforced: dic
         os.kill(pid, signal.SIGCONT)
     until(lambda: told(service, "discovery-resumed"), "all to be well again")
     until(lambda: service.reports()["discovery_age_s"] < 3, "a fresh list")
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        assert terminate(service.processes[0]) == 0, "the agent ends in order meanwhile"
+    finally:
+        os.kill(pid, signal.SIGCONT)
