@@ -14,6 +14,8 @@ from manager.errors import UnsafeFile
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_OF_FILE_SYSTEM = frozenset({"lost+found"})
+"""What is in the topmost folder of a new one."""
 
 
 def claim_folder(path: Path, own: Collection[str], *, of_another: bool = False, files: bool = True) -> None:
@@ -30,7 +32,7 @@ def claim_folder(path: Path, own: Collection[str], *, of_another: bool = False, 
         raise UnsafeFile(f"{path} is a symbolic link that belongs to {_user(path.lstat().st_uid)}: name its target")
     with _opened(path, os.O_DIRECTORY) as folder:
         found = os.fstat(folder)
-        names = set(os.listdir(folder))  # noqa: PTH208 - of the folder that is open
+        names = {*os.listdir(folder)} - _OF_FILE_SYSTEM  # noqa: PTH208 - of the folder that is open
         if found.st_uid != os.geteuid() and not (of_another and os.geteuid() == 0):
             raise UnsafeFile(
                 f"{path} belongs to {_user(found.st_uid)}, who could exchange what is in it: `chown` it to"

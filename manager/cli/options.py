@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from manager.logs import formatter
 from manager.plain import plain
 from manager.private import claim_folder, make_file, replace_file
 from manager.settings import BY_NAME, DATABASE_FILE, DEFAULT_CONFIG_FILE, ENV_PREFIX, Setting, Settings, load_settings
+from manager.terminal import say
 from manager.tls import client_context
 
 ADMIN_TOKEN_FILE = "admin.token"  # noqa: S105 - a file's name
@@ -44,6 +46,9 @@ _OF_STATE_DIR = frozenset(
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 TOKEN_VARIABLE = ENV_PREFIX + "TOKEN"
 CLIENT_SETTINGS = ("state_dir", "manager_url", "manager_ca_file", "token_file")
+
+
+log = logging.getLogger(__name__)
 
 
 class Failure(click.ClickException):
@@ -82,6 +87,7 @@ def with_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., A
             try:
                 chosen = config or (Path(os.environ[CONFIG_VARIABLE]) if CONFIG_VARIABLE in os.environ else None)
                 settings = load_settings(chosen, os.environ, flags)
+                _warn_of_flags(settings)
                 return function(settings=settings, **arguments)
             except EquipoiseError as error:
                 raise Failure(str(error)) from error
@@ -93,6 +99,22 @@ def with_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., A
         return click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=config_help)(decorated)
 
     return decorate
+
+
+def _warn_of_flags(settings: Settings) -> None:
+    for name, source in settings.sources.items():
+        if source.startswith("flag ") and settings.shown(name) != settings.values[name]:
+            say(
+                f"equipoise: {source} holds a password, which all users see in the list of processes: use the settings"
+                f" file, or {ENV_PREFIX}{name.upper()}",
+                err=True,
+            )
+
+
+def _warn_of_mode(path: Path) -> None:
+    with suppress(OSError):
+        if path.stat().st_mode & 0o077:
+            log.warning("others may read the token in %s: chmod 0600 it", path)
 
 
 def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -176,6 +198,7 @@ def read_token(settings: Settings, default_file: str = ADMIN_TOKEN_FILE) -> str:
         return os.environ[TOKEN_VARIABLE].strip()
     path = Path(settings.text("token_file") or settings.state_dir / default_file)
     try:
+        _warn_of_mode(path)
         return path.read_text().strip()
     except OSError as error:
         raise SettingsError(

@@ -99,7 +99,9 @@ def run(settings: Settings, simulate_policy: str) -> None:
             if scenario and not stop.is_set():
                 token = (folder / ADMIN_TOKEN_FILE).read_text().strip()
                 _register(client_for(settings, token, url), folder, scenario, host, simulate_policy)
-            agent_process = None if stop.is_set() else _spawn("agent", child)
+            # The agent has no business with the database, nor with the password that its URL may hold.
+            of_agent = {name: value for name, value in child.items() if name != ENV_PREFIX + "DATABASE_URL"}
+            agent_process = None if stop.is_set() else _spawn("agent", of_agent)
             log.info("manager at %s, its admin token in %s", url, folder / ADMIN_TOKEN_FILE)
             sign_in = f", for admin with the password in {folder / ADMIN_PASSWORD_FILE}" if has_password else ""
             log.info("dashboard at %s/%s", url, sign_in)

@@ -45,7 +45,7 @@ def small_disk(folder: Path, size: str = "256k") -> Iterator[SmallDisk]:
         pytest.skip("NOT TESTED: mounting a small file system needs root")
     folder.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)],
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "tmpfs", str(folder)],
         capture_output=True,
         text=True,
         check=False,

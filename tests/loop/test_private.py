@@ -114,6 +114,12 @@ def test_what_belongs_to_others_is_refused(tmp_path: Path) -> None:
         claim_folder(link, OWN)
 
 
+def test_a_file_system_of_its_own_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "state/lost+found").mkdir(parents=True)
+    claim_folder(tmp_path / "state", OWN)
+    assert mode(tmp_path / "state") == 0o700
+
+
 def test_a_link_of_ones_own_is_followed(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir(mode=0o755)
     (tmp_path / "state").symlink_to(tmp_path / "there")

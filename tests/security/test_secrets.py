@@ -92,6 +92,27 @@ def test_the_password_of_the_database_is_not_told(caplog: pytest.LogCaptureFixtu
     assert MARK not in "".join(outputs)
 
 
+def test_a_password_on_the_command_line_is_warned_of(tmp_path: Path) -> None:
+    url = f"postgresql://equipoise:p@{PASSWORD}@127.0.0.1:9/equipoise"
+    runner, warning = CliRunner(), "which all users see in the list of processes"
+    given = runner.invoke(main, ["config", "--json", "--database-url", url])
+    assert warning in given.stderr
+    assert MARK not in given.output
+    quiet = runner.invoke(main, ["config", "--json"], env={"EQUIPOISE_DATABASE_URL": url})
+    assert (warning in quiet.output, MARK in quiet.output) == (False, False)
+
+
+def test_a_token_that_others_may_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "admin.token").write_text(PASSWORD)
+    for mode, warned in ((0o644, True), (0o600, False)):
+        caplog.clear()
+        (tmp_path / "admin.token").chmod(mode)
+        command = ["status", "--state-dir", str(tmp_path), "--manager-url", "http://127.0.0.1:9"]
+        assert CliRunner().invoke(main, command).exit_code == 1
+        assert ("others may read the token" in caplog.text) is warned
+        assert MARK not in caplog.text
+
+
 def test_values_of_database_statements_are_not_told(sqlite_api: Api, caplog: pytest.LogCaptureFixture) -> None:
     """A statement that fails is logged with its values unless the engine is told otherwise."""
     caplog.set_level(logging.DEBUG, "sqlalchemy")

@@ -7,7 +7,7 @@ import sqlite3
 import tempfile
 from contextlib import closing
 
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, missing, warning, works
+from manager.host.doctor.check import Check, Subject, Verdict, degraded, missing, unknown, warning, works
 from manager.host.doctor.files import text_of
 
 AREA = "Equipoise"
@@ -18,6 +18,8 @@ def _agent(subject: Subject) -> Verdict:
     """Whether somebody holds the agent's lock; looked up and not tried, which could keep a starting agent from it."""
     try:
         found = subject.lock_file.stat()
+    except PermissionError:
+        return unknown(f"only root may look at the lock {subject.lock_file}", "run it as root")
     except FileNotFoundError:
         return warning(f"not running: there is no lock {subject.lock_file}", "systemctl start equipoise-agent")
     file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
