@@ -103,7 +103,7 @@ def test_the_file_of_a_local_agent_is_for_its_host_and_takes_no_other_token_away
 MOVED_S = 61
 OTHER = "kvm2"
 UUID, OTHER_UUID = (f"6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a1{digit}" for digit in (0, 1))
-PROBE = {"type": "http_probe", "name": "probe", "url": "http://u:secret@10.0.0.1/"}
+PROBE = {"type": "http_probe", "name": "probe", "url": "http://10.0.0.1/secret"}
 
 
 def register(api: Api, host: str | None = None, **fields: object) -> None:
