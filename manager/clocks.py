@@ -10,6 +10,7 @@ BOUND_S = 1.0
 _SAME_MOMENT_S = 0.01
 _TRIES = 10
 _SET_S = 0.1
+_UNITS = ((86_400, "days"), (3600, "h"), (60, "min"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,8 @@ class Drift:
 
 def _length(seconds: float) -> str:
     """Seconds, and what they come to where that is hard to see."""
-    if seconds < 120:
+    if seconds < 119.5:
         return f"{seconds:.3g} s"
-    units = ((86_400.0, "days"), (3600.0, "h"), (60.0, "min"))
-    size, unit = next(one for one in units if seconds >= 2 * one[0] or one[1] == "min")
-    return f"{seconds:.0f} s ({seconds / size:.3g} {unit})"
+    whole = round(seconds)
+    size, unit = next(one for one in _UNITS if whole >= 2 * one[0])
+    return f"{whole} s ({whole / size:.3g} {unit})"
