@@ -147,3 +147,16 @@ def test_the_command_ends_with_a_failure_where_nothing_was_shown(
     assert ended.exit_code == status, ended.output
     assert json.loads(report.read_text())["calibrated"] is calibrated
     assert ("FAILED" in ended.output) is not calibrated
+
+
+@pytest.mark.parametrize(
+    ("served_rps", "drowns_at_rps", "found_rps"), [(250.0, 1e9, 250.0), (90.0, 1e9, 90.0), (15.0, 60.0, 15.0)]
+)
+def test_what_is_served_is_found_on_slow_machines_too(
+    served_rps: float, drowns_at_rps: float, found_rps: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answered(_scene: object, _meter: object, offered_rps: float) -> float:
+        return 0.0 if offered_rps >= drowns_at_rps else min(offered_rps, served_rps)
+
+    monkeypatch.setattr(spike, "_answered_rps", answered)
+    assert spike._capacity_rps(spike_scene(100), None) == found_rps  # type: ignore[arg-type]

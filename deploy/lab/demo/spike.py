@@ -29,6 +29,8 @@ POLICIES = (STATIC, "fair", "isolation")
 DEFAULT_RUN_S = 120.0
 CALM_S = 15.0
 PROBE_RPS, PROBE_S, PROBES, ENOUGH_OFFERED = 100.0, 5.0, 3, 0.8
+PROBE_EASED = 4.0
+"""By what the load of a probe is smaller after one of which nothing was answered."""
 PARTS = ("before", "spike", "after")
 
 
@@ -115,17 +117,25 @@ def _capacity_rps(scene: Scene, meter: Meter) -> float:
     answered: list[float] = []
     offered_rps = PROBE_RPS
     while not answered or answered[-1] > ENOUGH_OFFERED * offered_rps / 2:
-        probe = replace(scene.services[0], rate_rps=offered_rps)
-        alone = replace(scene, services=(probe,))
-        for _ in range(PROBES):  # a machine with other work may stand still for that long
-            load = measure(alone, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None).loads[probe.name]
-            if load["rate_rps"] or answered:
+        for _ in range(PROBES):  # a machine with other work may stand still for that long, or drown in such a load
+            rate_rps = _answered_rps(scene, meter, offered_rps)
+            if rate_rps or answered:
                 break
+            offered_rps /= PROBE_EASED
         else:
-            raise LabError(f"{probe.name} answered nothing in {PROBES * PROBE_S:g} s: is this machine busy with else?")
-        answered.append(float(load["rate_rps"]))
+            name = scene.services[0].name
+            raise LabError(f"{name} answered nothing in {PROBES * PROBE_S:g} s: is this machine busy with else?")
+        answered.append(rate_rps)
         offered_rps *= 2
     return max(answered)  # far above what it can serve it may serve less
+
+
+def _answered_rps(scene: Scene, meter: Meter, offered_rps: float) -> float:
+    """Requests/s that the first application answers by itself of so many."""
+    probe = replace(scene.services[0], rate_rps=offered_rps)
+    alone = replace(scene, services=(probe,))
+    measured = measure(alone, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None)
+    return float(measured.loads[probe.name]["rate_rps"])
 
 
 def _run(stage: Stage, policy: str, duration_s: float, progress: Any) -> dict[str, Any]:
