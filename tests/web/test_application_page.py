@@ -62,10 +62,13 @@ def test_sources_say_how_they_are(shop: Desk) -> None:
     )
     failing = source_status("ran", state="failing", detail="connection refused")
     shop.api.ok("POST", f"/hosts/{HOST}/report", report(sources=[failing]), role="host")
-    page = shop.browser().get("/applications/shop")
+    browser = shop.browser()
+    page = browser.get("/applications/shop")
     assert "✗ failing" in page.text
     assert "connection refused" in page.text
-    assert "no agent runs it" in page.text
+    assert "no host is registered for VM web-1: set its host, or that of the source" in page.text
+    shop.api.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
+    assert "no agent runs it" in browser.get("/applications/shop").text
 
 
 def test_an_application_that_is_not_there_is_said_so(desk: Desk) -> None:
