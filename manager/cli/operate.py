@@ -19,6 +19,7 @@ from manager.terminal import Table, say, say_json, show
 
 _USES = ("occupancy_bytes", "bandwidth_total_bytes_per_s", "bandwidth_local_bytes_per_s")
 _TOLD_CLOCK_S = 0.5  # a clock that differs by less does no harm to intervals of seconds
+_AHEAD_S = 60.0
 _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
 
 _STATUS_EPILOG = """
@@ -267,9 +268,11 @@ def _ago(moment: str | None) -> str:
     if moment is None:
         return "never"
     try:
-        return f"{time.time() - datetime.fromisoformat(moment).timestamp():.0f} s ago"
+        age_s = time.time() - datetime.fromisoformat(moment).timestamp()
     except ValueError:
         return moment
+    # One of the two clocks was set: how long ago it is cannot be told by them.
+    return f"{max(age_s, 0):.0f} s ago" if age_s > -_AHEAD_S else f"{moment}, ahead of this clock"
 
 
 _DECISIONS_EPILOG = """

@@ -243,8 +243,9 @@ def test_an_agent_goes_on_wherever_its_hosts_clock_jumps(apart: Clocked) -> None
         apart.set("agent", off_s)
         goes_on(apart)
         soon(lambda: any(words_of(jump_s) in one for one in apart.events("clock-jumped")), "an event tells of it")  # noqa: B023
-        apart.command("release")
-        apart.command("enforce")
+        if jump_s < 0:
+            apart.command("release")
+            apart.command("enforce")
     assert apart.events("host-silent") == silences
     assert apart.events("clock-jumped", "manager") == []
 
@@ -255,8 +256,9 @@ def test_a_manager_and_its_hosts_go_on_wherever_its_clock_jumps(apart: Clocked) 
         apart.set("manager", off_s)
         goes_on(apart)
         soon(lambda: any(words_of(jump_s) in one for one in apart.events("clock-jumped", "manager")), "an event")  # noqa: B023
-        apart.command("observe")
-        apart.command("enforce")
+        if jump_s < 0:
+            apart.command("observe")
+            apart.command("enforce")
     assert apart.events("host-silent") == silences
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -64,6 +65,28 @@ CACHE = {
 )
 def test_how_fresh_the_list_of_domains_is(tick: dict[str, Any], shown: str) -> None:
     assert operate._libvirt(tick) == shown
+
+
+@pytest.mark.parametrize(
+    ("moment", "shown"),
+    [
+        (None, "never"),
+        ("2026-03-01T11:59:48Z", "12 s ago"),
+        ("2026-03-01T12:00:03Z", "0 s ago"),
+        ("2026-03-01T14:00:00Z", "2026-03-01T14:00:00Z, ahead of this clock"),
+        ("today", "today"),
+    ],
+)
+def test_no_age_is_below_nothing(moment: str | None, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(operate.time, "time", lambda: datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp())
+    assert operate._ago(moment) == shown
+
+
+def test_a_host_whose_loop_stands_still_is_named() -> None:
+    one = host(None)
+    assert not any("no tick" in line for line in operate._warnings([one]))
+    one["tick"]["stalled_s"] = 34.6
+    assert "kvm1: no tick for 35 s: nothing is controlled; see its events" in operate._warnings([one])
 
 
 def test_a_vm_with_one_full_vcpu_is_named() -> None:
