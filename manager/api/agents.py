@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from http import HTTPStatus
-from typing import Any
+from typing import Any, TypeVar
 
 from flask import Response, request
 from flask_openapi3.blueprint import APIBlueprint
@@ -39,6 +39,7 @@ from manager.api.schemas import (
     VmStatus,
 )
 from manager.api.schemas.assignment import ORDERS_HEADER, TELLS_REFUSED
+from manager.control.dating import dated
 from manager.errors import Conflict
 from manager.store.applications import keep_applications
 from manager.store.claims import Refused, Reported, take_statuses
@@ -58,6 +59,8 @@ from manager.store.sources import replace_source_statuses
 from manager.store.tenure import note_agent, refusal
 from manager.store.ticks import list_ticks, store_ticks
 from manager.store.windows import replace_windows
+
+Item = TypeVar("Item", RecordBody, EventBody)
 
 _MOST_AHEAD_S = 86_400.0
 _REPORT_BODY: dict[str, Any] = {"required": True, "content": {"application/json": {"schema": reference(ReportIn)}}}
@@ -105,7 +108,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         until = query.until if before is None or (query.until is not None and query.until < before) else before
         with database.reading() as session:
             get(session, HostRow, path.name)
-            found = list_ticks(session, path.name, query.since, until, query.limit + 1)
+            found = list_ticks(session, path.name, query.since, until, query.limit + 1, context.latest)
         rows, following = cut(found, query.limit, lambda row: row.at.isoformat())
         return answer(TickPage(items=[TickBody.model_validate_json(row.body) for row in rows], next=following))
 
@@ -228,6 +231,10 @@ def _take(
         }
         replace_source_statuses(session, row, statuses, now)
     latest = _latest(context, now, ahead_s)
+
+    def date(items: Iterable[TickBody | RecordBody | EventBody]) -> dict[datetime, datetime]:
+        return dated([one.at for one in items], now, ahead_s, timedelta(seconds=context.skew_s))
+
     ends = served_until(session, name, here.values()) if body.windows else {}
     windows = [
         window_of(one.application, one)
@@ -235,9 +242,9 @@ def _take(
         if one.end <= latest and _serves(ends, here.get(one.application), one.end)
     ]
     stored = ReportOut(
-        stored_decisions=store_new(session, DecisionRow, [_decision_row(record) for record in body.decisions]),
-        stored_events=store_new(session, EventRow, [_event_row(event) for event in body.events]),
-        stored_ticks=store_ticks(session, name, {tick.at: tick.model_dump_json() for tick in body.ticks}),
+        stored_decisions=store_new(session, DecisionRow, _rows(body.decisions, _decision_row, date)),
+        stored_events=store_new(session, EventRow, _rows(body.events, _event_row, date)),
+        stored_ticks=store_ticks(session, name, *_tick_bodies(body.ticks, date)),
         stored_windows=replace_windows(session, name, here, windows, context.slot_length),
         vms_missing=missing,
     )
@@ -271,6 +278,28 @@ def _status_fields(vm: VmStatus) -> dict[str, object]:
     """The columns of a status; its shares have their own, because they change all the time."""
     body = vm.model_dump_json(exclude={"cpu_share", "run_delay_share"})
     return {"vm": vm.vm, "cpu_share": vm.cpu_share, "run_delay_share": vm.run_delay_share, "body": body}
+
+
+Dating = Callable[[Iterable[TickBody | RecordBody | EventBody]], Mapping[datetime, datetime]]
+"""The dates that count of what was reported, by those that are claimed."""
+
+
+def _rows(items: Sequence[Item], columns: Callable[[Item], dict[str, object]], date: Dating) -> list[dict[str, object]]:
+    dates = date(items)
+    return [
+        columns(one) | {"at": dates[one.at], "claimed_at": None if dates[one.at] == one.at else one.at} for one in items
+    ]
+
+
+def _tick_bodies(ticks: Sequence[TickBody], date: Dating) -> tuple[dict[datetime, str], dict[datetime, datetime]]:
+    """As JSON text by the dates that count, and by those the dates that were claimed, where they are others."""
+    dates = date(ticks)
+    bodies = {
+        dates[one.at]: (one if dates[one.at] == one.at else one.model_copy(update={"at": dates[one.at]}))
+        for one in ticks
+    }
+    claimed = {date: moment for moment, date in dates.items() if date != moment}
+    return {at: one.model_dump_json() for at, one in bodies.items()}, claimed
 
 
 def _decision_row(body: RecordBody) -> dict[str, object]:

@@ -29,7 +29,7 @@ def records_api(context: ManagerContext) -> APIBlueprint:
         wanted = RecordFilter(query.host, query.vm, query.since, query.until)
         after = read_cursor(query, record_place)
         with context.database.reading() as session:
-            rows = list_records(session, kind, wanted, after, query.limit + 1, *more)
+            rows = list_records(session, kind, wanted, after, query.limit + 1, *more, latest=context.latest)
         items, following = cut(rows, query.limit, lambda row: record_cursor(row.at, row.id))
         return list(items), following
 

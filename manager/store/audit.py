@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 from manager.store.access_models import AuditRetentionRow, AuditRow
 from manager.store.database import Database
 from manager.store.models import Json
-from manager.store.records import Position, newest_first
+from manager.store.records import Position
 from manager.store.registered import Row, find
 from manager.store.tokens import Principal
 
@@ -108,15 +108,21 @@ def audited(
 
 
 def list_audit(session: Session, wanted: AuditFilter, after: Position | None, limit: int) -> Sequence[AuditRow]:
-    """At most ``limit`` rows, newest first, that come after a position."""
+    """At most ``limit`` rows, newest first, that come after a position: in the order of arrival, whatever the clock."""
     query = select(AuditRow)
+    if wanted.since is not None:
+        query = query.where(AuditRow.at >= wanted.since)
+    if wanted.until is not None:
+        query = query.where(AuditRow.at < wanted.until)
+    if after is not None:
+        query = query.where(AuditRow.id < after.id)
     if wanted.who is not None:
         query = query.where(AuditRow.who == wanted.who)
     if wanted.object_kind is not None:
         query = query.where(AuditRow.object_kind == wanted.object_kind)
     if wanted.object is not None:
         query = query.where(AuditRow.object == wanted.object)
-    return session.scalars(newest_first(query, AuditRow, wanted.since, wanted.until, after).limit(limit)).all()
+    return session.scalars(query.order_by(AuditRow.id.desc()).limit(limit)).all()
 
 
 def forget(session: Session, before: datetime, newest_id: int, most: int) -> int:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from sqlalchemy import BigInteger, ColumnElement, Select, literal, select, tuple_
 from sqlalchemy.orm import Session
 
-from manager.store.access_models import AuditRow
 from manager.store.database import insert_for
 from manager.store.models import DecisionRow, EventRow, UtcDateTime
 
 RecordRow = TypeVar("RecordRow", DecisionRow, EventRow)
-TimedRow = TypeVar("TimedRow", DecisionRow, EventRow, AuditRow)
+TimedRow = TypeVar("TimedRow", DecisionRow, EventRow)
+
+
+_END = datetime.max.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +53,27 @@ def list_records(
     after: Position | None,
     limit: int,
     *conditions: ColumnElement[bool],
+    latest: datetime = _END,
 ) -> Sequence[RecordRow]:
-    """At most ``limit`` records, newest first, that come after a position and meet all ``conditions``."""
+    """At most ``limit`` records, newest first, that come after a position and meet all ``conditions``.
+
+    What is dated ``latest`` or later, by a clock that was ahead, comes after all else.
+    """
     query = select(kind).where(*conditions)
     if wanted.host is not None:
         query = query.where(kind.host == wanted.host)
     if wanted.vm is not None:
         query = query.where(kind.vm == wanted.vm)
-    return session.scalars(newest_first(query, kind, wanted.since, wanted.until, after).limit(limit)).all()
+    found: list[RecordRow] = []
+    if after is None or after.at < latest:
+        until = latest if wanted.until is None else min(wanted.until, latest)
+        found += session.scalars(newest_first(query, kind, wanted.since, until, after).limit(limit))
+        after = None
+    if len(found) < limit and latest < _END:
+        since = latest if wanted.since is None else max(wanted.since, latest)
+        ahead = newest_first(query, kind, since, wanted.until, after)
+        found += session.scalars(ahead.limit(limit - len(found)))
+    return found
 
 
 def newest_first(

@@ -12,21 +12,37 @@ from manager.store.database import insert_for
 from manager.store.models import TickRow
 from manager.store.unrolled import MINUTE, note_ticks
 
+_NONE: Mapping[datetime, datetime] = {}
 
-def store_ticks(session: Session, host: str, ticks: Mapping[datetime, str]) -> int:
-    """Store the ticks of a host, as JSON text by their time, that are new, and tell how many were."""
+
+def store_ticks(
+    session: Session, host: str, ticks: Mapping[datetime, str], claimed: Mapping[datetime, datetime] = _NONE
+) -> int:
+    """Store the ticks of a host, as JSON text by their time, that are new, and tell how many were.
+
+    ``claimed``: when they were by the host's clock, where that is another time; by that they are known again.
+    """
     if not ticks:
         return 0
-    insert = insert_for(session, TickRow).on_conflict_do_nothing(index_elements=["host", "at"])
-    rows = [{"host": host, "at": at, "body": body} for at, body in sorted(ticks.items())]
+    insert = insert_for(session, TickRow).on_conflict_do_nothing()
+    rows = [{"host": host, "at": at, "body": body, "claimed_at": claimed.get(at)} for at, body in sorted(ticks.items())]
     note_ticks(session, MINUTE, host, ticks)
     return len(session.scalars(insert.returning(TickRow.id), rows).all())
 
 
 def list_ticks(
-    session: Session, host: str, since: datetime | None, until: datetime | None, limit: int
+    session: Session,
+    host: str,
+    since: datetime | None,
+    until: datetime | None,
+    limit: int,
+    latest: datetime | None = None,
 ) -> Sequence[TickRow]:
-    """At most ``limit`` ticks of a host, newest first, of ``since`` or later and earlier than ``until``."""
+    """At most ``limit`` ticks of a host, newest first, of ``since`` or later and earlier than ``until``.
+
+    What is dated ``latest`` or later, by a clock that was ahead, is left out where no ``until`` asks for it.
+    """
+    until = latest if until is None else until
     query = select(TickRow).where(TickRow.host == host)
     if since is not None:
         query = query.where(TickRow.at >= since)
