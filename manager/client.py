@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from email.message import Message
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPSConnection, IncompleteRead
 from select import POLLIN, poll
 from socket import socket
 from typing import Any, Protocol
@@ -18,6 +18,9 @@ from urllib.parse import urlencode, urlsplit
 from manager.errors import ManagerRefused, ManagerUnavailable
 
 API = "/api/v1"
+
+MOST_BYTES = 16 * 1024 * 1024
+"""What is read of an answer: several times a page of a thousand items. Nobody makes a client hold more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,12 @@ class Connection:
                 self._connect()
                 self._connection.request(method, self._path + target, body, dict(headers))
                 response = self._connection.getresponse()
-                return Answer(response.status, response.headers, response.read())
+                content = response.read(MOST_BYTES + 1)
+                if len(content) > MOST_BYTES:
+                    raise HTTPException(f"its answer is longer than {MOST_BYTES} bytes")
+                if response.length:
+                    raise IncompleteRead(content, response.length)
+                return Answer(response.status, response.headers, content)
             except BaseException:  # whatever ends it, what comes later must not be taken for the next one's answer
                 self._connection.close()
                 raise

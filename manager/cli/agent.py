@@ -47,13 +47,16 @@ from manager.loop.reserve import RESERVE_FILE, Reserve
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.records import Severity
 from manager.notify import Notifier, Watchdog
+from manager.serving.exchange import WsgiApp
 from manager.serving.server import HttpServer, Lanes
 from manager.settings import Settings
+from manager.telemetry.metrics_page import MetricsPage
 from manager.terminal import say
 from policies.registry import load_policies
 
 _REAL, _SIMULATED = "manager.cli.this_machine", "manager.cli.simulated"
 _HTTP_THREADS = 4
+_PUSH_SOCKET = "run/push.sock"
 _HOOK_SOCKET = "hook.sock"
 _HOOK_WAIT_S = 1.5
 """The hook itself gives up half a second later."""
@@ -76,6 +79,10 @@ _AGENT_SETTINGS = (
     "credentials_dir",
     "agent_listen_host",
     "agent_listen_port",
+    "push_socket",
+    "push_listen_host",
+    "push_listen_port",
+    "push_token_file",
     "syslog_listen_host",
     "syslog_listen_port",
     "samples_per_s",
@@ -102,6 +109,7 @@ FILES
   STATE_DIR/journal.db        original values
   STATE_DIR/outbox.db         records waiting for the manager
   STATE_DIR/assignment.json   what the manager last said
+  STATE_DIR/run/push.sock     where response times are posted, see docs/sources.md
   STATE_DIR/hook.sock         where libvirt's hook tells of VMs that start
 
 EXAMPLES
@@ -191,7 +199,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
 
     # Loaded when needed: a simulated host needs no libvirt, not even its library.
     make_machine: MakeMachine = import_module(_SIMULATED if settings.text("simulate") else _REAL).make_machine
-    machine = make_machine(settings, make_wsgi_app(metrics.registry), stack)
+    machine = make_machine(settings, stack)
     who = Who(instance_id(folder), machine.host.boot_id)
     link = ManagerLink(client, settings.text("host_name"), __version__, folder / ASSIGNMENT_FILE, outbox, who)
     journal = Journal(folder / JOURNAL_FILE, machine.host.boot_id, Reserve(folder / RESERVE_FILE))
@@ -221,12 +229,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     _tell_renamed(running, outbox, settings.text("host_name"))
     for problem in broken:
         running.say(Severity.ERROR, "policy", problem)
-    if settings.whole("agent_listen_port"):
-        http = HttpServer(
-            machine.pages, settings.text("agent_listen_host"), settings.whole("agent_listen_port"), Lanes(_HTTP_THREADS)
-        )
-        stack.callback(http.close)
-        http.start()
+    _listen(settings, folder, MetricsPage(make_wsgi_app(metrics.registry)), machine.posts, stack)
     running.start()
     if machine.arrivals is not None:
         _welcome(machine.arrivals, running, folder / _HOOK_SOCKET, stack)
@@ -243,6 +246,20 @@ def _tell_renamed(running: Agent, outbox: Outbox, host: str) -> None:
         )
         log.warning("%s", text)
         running.say(Severity.WARNING, "host-renamed", text)
+
+
+def _listen(settings: Settings, folder: Path, metrics: WsgiApp, posts: WsgiApp, stack: ExitStack) -> None:
+    """Serve metrics and take posts, each at listeners of its own. Raises SettingsError."""
+    unix = Path(settings.text("push_socket") or folder / _PUSH_SOCKET)
+    push_host, push_port = settings.text("push_listen_host"), settings.whole("push_listen_port") or None
+    servers = [HttpServer(posts, push_host, push_port, Lanes(_HTTP_THREADS), unix=unix)]
+    stack.callback(servers[0].close)
+    if settings.whole("agent_listen_port"):
+        host, port = settings.text("agent_listen_host"), settings.whole("agent_listen_port")
+        servers.append(HttpServer(metrics, host, port, Lanes(_HTTP_THREADS)))
+        stack.callback(servers[1].close)
+    for server in servers:
+        server.start()
 
 
 def _welcome(arrivals: Arrivals, running: Agent, path: Path, stack: ExitStack) -> None:

@@ -27,17 +27,17 @@ class Arrivals(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A host, its sources of response times, the pages that its agent serves, and who finds out what works there.
+    """A host, its sources of response times, where these are posted, and who finds out what works there.
 
     ``arrivals`` None: none comes while the agent runs.
     """
 
     host: HostPort
     telemetry: Telemetry
-    pages: WsgiApp
+    posts: WsgiApp
     examiner: Examiner
     arrivals: Arrivals | None = None
 
 
-MakeMachine = Callable[[Settings, WsgiApp, ExitStack], Machine]
-"""From settings and the page of metrics; the stack takes what must be closed after the agent has stopped."""
+MakeMachine = Callable[[Settings, ExitStack], Machine]
+"""From settings; the stack takes what must be closed after the agent has stopped."""

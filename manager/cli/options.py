@@ -45,6 +45,7 @@ _OF_STATE_DIR = frozenset(
 )
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 TOKEN_VARIABLE = ENV_PREFIX + "TOKEN"
+_SHORTEST_TOKEN = 24
 CLIENT_SETTINGS = ("state_dir", "manager_url", "manager_ca_file", "token_file")
 
 
@@ -177,6 +178,23 @@ def lock_path(settings: Settings) -> Path:
     if settings.text("simulate"):
         return settings.state_dir / _LOCK_FILE
     return Path(settings.text("root_dir")) / "run/equipoise-agent/lock"
+
+
+def push_token(settings: Settings) -> str:
+    """The token with which response times are posted, empty where none is set. Raises SettingsError."""
+    path = settings.text("push_token_file")
+    if not path:
+        return ""
+    try:
+        token = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"setting push_token_file = {path!r} cannot be read: {error}") from error
+    if len(token) < _SHORTEST_TOKEN:
+        raise SettingsError(
+            f"setting push_token_file: the token in {path} has {len(token)} characters; allowed: {_SHORTEST_TOKEN} or"
+            " more, such as `openssl rand -base64 32` makes"
+        )
+    return token
 
 
 def start_logging(settings: Settings) -> None:

@@ -9,23 +9,22 @@ from pathlib import Path
 from manager.cli.machine import Machine
 from manager.client import ManagerClient
 from manager.errors import SettingsError
-from manager.serving.exchange import WsgiApp
 from manager.settings import Settings
 from manager.sim.files import load_scenario
 from manager.sim.findings import SimExaminer
 from manager.sim.live import LiveSimulation, registrations
 from manager.sim.scenario import Scenario
-from manager.telemetry.push import AgentPages
+from manager.telemetry.push import PushPages
 
 _LISTS = ("/vms", "/applications", "/hosts")
 
 
-def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Machine:
+def make_machine(settings: Settings, stack: ExitStack) -> Machine:
     """A ``MakeMachine``: the scenario of the setting ``simulate``. Raises SettingsError."""
     del stack  # nothing runs by itself
     scenario = load_scenario(settings.text("simulate"))
     live = LiveSimulation(scenario, settings.number("simulate_speed"))
-    return Machine(live.host, live.telemetry, AgentPages(metrics), SimExaminer(scenario))
+    return Machine(live.host, live.telemetry, PushPages(), SimExaminer(scenario))
 
 
 def own_state_dir(settings: Settings) -> Settings:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from manager.cli.examine import Doctor
 from manager.cli.machine import Machine
+from manager.cli.options import push_token
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.model.cpus import parse_cpus
 from manager.model.reach import parse_reach
-from manager.serving.exchange import WsgiApp
 from manager.settings import Settings
 from manager.telemetry.credentials import Credentials
 from manager.telemetry.sources import Sources
@@ -23,7 +23,7 @@ _FIRST_LISTING_S = 10
 log = logging.getLogger(__name__)
 
 
-def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Machine:
+def make_machine(settings: Settings, stack: ExitStack) -> Machine:
     """A ``MakeMachine``. Raises HostError."""
     paths = HostPaths(Path(settings.text("root_dir")))
     events = EventLoop()
@@ -43,8 +43,8 @@ def make_machine(settings: Settings, metrics: WsgiApp, stack: ExitStack) -> Mach
     sources = Sources(
         settings.text("syslog_listen_host"),
         settings.whole("syslog_listen_port"),
-        metrics,
         watch.look_again,
+        push_token=push_token(settings),
         samples_per_s=settings.number("samples_per_s"),
         log_dirs=settings.log_dirs,
         reach=parse_reach(settings.text("probe_networks")),

@@ -16,7 +16,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
+
+from manager.serving.exchange import UNIX
 
 Key = tuple[str, int]
 """Address and port of a peer; of one at a Unix socket ``unix`` and a number."""
@@ -187,7 +190,7 @@ class Door(socket.socket):
             raise
         self._accepted += 1
         guest = Guest(connection.family, connection.type, connection.proto, fileno=connection.detach())
-        guest.key = ("unix", next(self._numbers)) if self.family == socket.AF_UNIX else (address[0], address[1])
+        guest.key = (UNIX, next(self._numbers)) if self.family == socket.AF_UNIX else (address[0], address[1])
         self.guests.enter(guest)
         return guest, guest.key if self.family == socket.AF_UNIX else address
 
@@ -209,6 +212,27 @@ def tcp_doors(host: str, port: int) -> list[Door]:
             door.close()
         raise
     return doors
+
+
+def unix_door(path: Path) -> Door:
+    """A door at a Unix socket, which its owner and the group of its folder, where that is inherited, may use.
+
+    A folder that is not there is made, for its owner alone. Raises OSError.
+    """
+    with contextlib.suppress(FileExistsError):
+        path.parent.mkdir(mode=0o700)
+    if path.is_socket():
+        path.unlink()  # of a process that ended; one at a time has the state directory
+    door = Door(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        door.bind(str(path))
+        path.chmod(0o660)  # nobody is let in before it listens
+        door.listen(BACKLOG)
+        door.setblocking(False)
+    except OSError:
+        door.close()
+        raise
+    return door
 
 
 BACKLOG = 4096

@@ -13,6 +13,9 @@ Environ = dict[str, Any]
 EXCHANGE = "equipoise.exchange"
 """Key of the WSGI environment; no header can set it. Absent where no server but a test calls the application."""
 
+UNIX = "unix"
+"""REMOTE_ADDR of whoever asks by a Unix socket."""
+
 MAX_BODY_BYTES = 8 * 1024 * 1024
 """What the manager takes of the body of a request whose sender it knows."""
 

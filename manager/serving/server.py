@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
+import socket
 import ssl
 import threading
 import time
 from asyncio import sslproto
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 
 from manager.errors import SettingsError
-from manager.serving.door import BACKLOG, TLS_LIMITS, Door, GuestLimits, Guests, tcp_doors
+from manager.serving.door import BACKLOG, TLS_LIMITS, Door, GuestLimits, Guests, tcp_doors, unix_door
 from manager.serving.edge import Edge, EdgeLimits, LaneOf
 from manager.serving.exchange import Lane, WsgiApp
 from manager.serving.pool import Pool
@@ -56,15 +58,18 @@ class HttpServer:
         self,
         app: WsgiApp,
         host: str,
-        port: int,
+        port: int | None,
         lanes: Lanes,
         trusted_proxy: str = "",
         tls: ssl.SSLContext | None = None,
         *,
+        unix: Path | None = None,
         guests: GuestLimits | None = None,
         edge: EdgeLimits | None = None,
     ) -> None:
-        """Bind to an address; port 0 takes a free one. Raises SettingsError when the address cannot be used.
+        """Bind to an address; port 0 takes a free one, None means none. Raises SettingsError when it cannot be used.
+
+        ``unix``: also at a Unix socket, see ``unix_door``.
 
         ``tls``: by https alone, with that context's certificate.
 
@@ -72,13 +77,21 @@ class HttpServer:
         X-Forwarded-For and X-Forwarded-Proto say. Those of others are dropped.
         """
         try:
-            self._doors: list[Door] = tcp_doors(host, port)
+            self._doors: list[Door] = [] if port is None else tcp_doors(host, port)
         except (OSError, ValueError, OverflowError) as error:
             raise SettingsError(f"cannot listen on {host} port {port}: {error}") from error
+        self._unix = unix
+        if unix is not None:
+            try:
+                self._doors.append(unix_door(unix))
+            except OSError as error:
+                for door in self._doors:
+                    door.close()
+                raise SettingsError(f"cannot listen at {unix}: {error}") from error
         self._guests = Guests(guests or (TLS_LIMITS if tls else GuestLimits()), frozenset({trusted_proxy} - {""}))
         for door in self._doors:
             door.guests = self._guests
-        self._addresses = [door.getsockname()[:2] for door in self._doors]
+        self._addresses = [door.getsockname()[:2] for door in self._doors if door.family != socket.AF_UNIX]
         self._pools = {
             Lane.WORK: Pool("http", lanes.threads, _MOST_WAITING),
             Lane.PROBE: Pool("probe", _PROBE_THREADS, _MOST_PROBES),
@@ -112,6 +125,8 @@ class HttpServer:
         self._turned_s = time.monotonic()
         for host, port in self.addresses:
             log.info("listening on %s://%s:%d", self._scheme, f"[{host}]" if ":" in host else host, port)
+        if self._unix is not None:
+            log.info("listening at %s", self._unix)
         self._thread.start()
 
     def close(self) -> None:
@@ -121,6 +136,8 @@ class HttpServer:
             self._thread.join()
         for door in self._doors:
             door.close()
+        if self._unix is not None:
+            self._unix.unlink(missing_ok=True)
         for pool in self._pools.values():
             pool.close()
 

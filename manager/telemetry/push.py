@@ -1,4 +1,4 @@
-"""Response times that others post to the agent: POST /samples/APPLICATION, beside the agent's metrics page."""
+"""Response times that others post to the agent: POST /samples/APPLICATION."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from hmac import compare_digest
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -14,8 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from manager.api.schemas import Problem, SampleLine, SamplesIn, SamplesOut
 from manager.limits import RateLimit
-from manager.serving.exchange import EXCHANGE, Exchange
+from manager.serving.exchange import EXCHANGE, UNIX, Exchange
 from manager.telemetry.feed import Feed
+from manager.telemetry.own import is_own_address
 from manager.telemetry.store import MOST, SKEW_S, Fate
 from manager.telemetry.trust import Network, believed, plain_address
 
@@ -56,22 +58,29 @@ class Refusal(Exception):
         self.wait_s = wait_s
 
 
-class AgentPages:
-    """The agent's WSGI application: GET /metrics and POST /samples/APPLICATION. Called by many threads."""
+class PushPages:
+    """A WSGI application, served at a Unix socket and, where that is wanted, by TCP. Called by many threads.
+
+    Who reaches the socket is believed, and who has the token. By TCP addresses are believed, too, but none of this
+    machine itself, where any user could post.
+    """
 
     def __init__(
         self,
-        metrics: WsgiApp,
-        on_unknown: Callable[[], None] = lambda: None,
+        on_unknown: Callable[[str], None] = lambda _address: None,
         clock: Callable[[], float] = time.time,
         samples: RateLimit | None = None,
+        token: str = "",
+        is_own: Callable[[str], bool] = is_own_address,
     ) -> None:
-        """``on_unknown`` is called when somebody posts whose address is not known.
+        """``on_unknown`` is called with the address of somebody who posts and is not believed.
 
-        ``samples`` bounds the response times that each address posts of an application; None: nothing does.
+        ``samples`` bounds the response times that each address posts of an application; None: nothing does. ``token``
+        empty: there is none. ``is_own`` tells whether an address is this machine's.
         """
         self.routes: Mapping[str, tuple[PushRoute, ...]] = {}
-        self._metrics = metrics
+        self._token = token
+        self._is_own = is_own
         self._on_unknown = on_unknown
         self._clock = clock
         self._samples = samples or RateLimit(0)
@@ -81,26 +90,15 @@ class AgentPages:
         path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
         headers: list[tuple[str, str]] = []
         try:
-            if path == "/metrics":
-                if method not in {"GET", "HEAD"}:
-                    headers = [("Allow", "GET, HEAD")]
-                    raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not possible here")
-
-                def hardened(status: str, found: list[tuple[str, str]]) -> object:
-                    return start_response(status, [*found, *HARDENING])
-
-                return self._metrics(environ | {"REQUEST_METHOD": "GET"}, hardened)
             if not path.startswith(PREFIX):
-                raise Refusal(HTTPStatus.NOT_FOUND, "there are /metrics and /samples/APPLICATION here")
+                raise Refusal(HTTPStatus.NOT_FOUND, "there is /samples/APPLICATION here")
             if method != "POST":
                 headers = [("Allow", "POST")]
                 raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not possible here")
             status, kind = HTTPStatus.OK, JSON
             body: BaseModel = self._post(path.removeprefix(PREFIX), environ)
         except Refusal as refusal:
-            status, kind, body = refusal.status, "application/problem+json", _problem(refusal)
-            if refusal.wait_s:
-                headers.append(("Retry-After", str(math.ceil(refusal.wait_s))))
+            return refuse(refusal, headers, start_response)
         answer = body.model_dump_json().encode()
         headers += [("Content-Type", kind), ("Content-Length", str(len(answer))), *HARDENING]
         start_response(f"{status.value} {status.phrase}", headers)
@@ -110,16 +108,18 @@ class AgentPages:
         routes = self.routes.get(application)
         if routes is None:
             raise Refusal(HTTPStatus.NOT_FOUND, "no application with that name has a push source on this host")
-        address = plain_address(environ["REMOTE_ADDR"])
-        for route in routes:
-            if believed(address, route.addresses, route.networks):
-                feed = route.feed
-                break
-        else:
-            self._on_unknown()
+        address = environ["REMOTE_ADDR"]
+        address = address if address == UNIX else plain_address(address)
+        feed = self._believed(address, environ.get("HTTP_AUTHORIZATION", ""), routes)
+        if feed is None:
+            self._on_unknown(address)
             for route in routes:
                 route.feed.refused(address)
-            raise Refusal(HTTPStatus.FORBIDDEN, f"response times of this application are not believed from {address}")
+            raise Refusal(
+                HTTPStatus.FORBIDDEN,
+                f"response times of this application are not believed from {address}: on the host itself post to the"
+                " agent's Unix socket, or send its token",
+            )
         source = (application, address)
         wait_s = self._samples.wait_s(source)
         if wait_s:
@@ -131,6 +131,17 @@ class AgentPages:
         except Refusal as refusal:
             feed.malformed(_what_is_bad(refusal.field))
             raise
+
+    def _believed(self, address: str, authorization: str, routes: tuple[PushRoute, ...]) -> Feed | None:
+        """The source that takes what comes from there; None: nobody believes it."""
+        kind, _, token = authorization.partition(" ")
+        known = bool(self._token) and kind.lower() == "bearer" and compare_digest(token.encode(), self._token.encode())
+        if known or address == UNIX:
+            return routes[0].feed
+        for route in routes:
+            if believed(address, route.addresses, route.networks):
+                return None if self._is_own(address) else route.feed
+        return None
 
     def _take(self, feed: Feed, source: tuple[str, str], environ: Environ) -> SamplesOut:
         kind = environ.get("CONTENT_TYPE", "").partition(";")[0].strip().lower()
@@ -213,12 +224,14 @@ def _read(model: type[Model], text: bytes, where: str) -> Model:
         raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, f"{field}: {message}; nothing was taken", field) from None
 
 
-def _problem(refusal: Refusal) -> Problem:
+def refuse(refusal: Refusal, headers: list[tuple[str, str]], start_response: StartResponse) -> Iterable[bytes]:
+    """The answer to what is refused: a problem, with more headers."""
+    status = refusal.status
+    if refusal.wait_s:
+        headers.append(("Retry-After", str(math.ceil(refusal.wait_s))))
     errors = [{"field": refusal.field, "message": refusal.detail}] if refusal.field else []
-    return Problem(
-        title=refusal.status.phrase,
-        status=refusal.status,
-        detail=refusal.detail,
-        field=refusal.field,
-        errors=errors,
-    )
+    body = Problem(title=status.phrase, status=status, detail=refusal.detail, field=refusal.field, errors=errors)
+    answer = body.model_dump_json().encode()
+    more = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(answer))), *HARDENING]
+    start_response(f"{status.value} {status.phrase}", [*headers, *more])
+    return [answer]

@@ -33,15 +33,15 @@ from manager.telemetry.follow import FileSource
 from manager.telemetry.http_probe import HttpSource
 from manager.telemetry.memcached import MemcachedSource
 from manager.telemetry.prometheus import PrometheusSource
-from manager.telemetry.push import AgentPages, PushRoute, WsgiApp
+from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import WindowStore
+from manager.telemetry.strangers import Strangers
 from manager.telemetry.syslog import Route, Routes, SyslogListener, SyslogReceiver
 from manager.telemetry.trust import parse_networks, plain_addresses
 
 _NICE = -15
 _BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _LASTING_S = 60.0
-_LOOK_AGAIN_S = 5.0
 _STOP_S = 5.0
 
 Key = tuple[str, str]
@@ -69,26 +69,28 @@ class _Wanted:
 class Sources:
     """``Telemetry`` on this machine: probes, logs, queries and pushes.
 
-    ``pages`` is the agent's WSGI application, which somebody else serves.
+    ``pages`` is the WSGI application of posts, which somebody else serves.
     """
 
     def __init__(
         self,
         syslog_host: str,
         syslog_port: int,
-        metrics: WsgiApp,
         on_unknown_address: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.time,
         samples_per_s: float = 0.0,
         log_dirs: Sequence[str] = DEFAULT_LOG_DIRS,
         reach: Reach = DEFAULT_REACH,
         credentials: Credentials | None = None,
+        push_token: str = "",
     ) -> None:
-        """``on_unknown_address`` is called, at most every 5 s, when somebody sends whose address is not known.
+        """``on_unknown_address`` is called when somebody sends whose address is not known, at most as ``Strangers``
+        says.
 
         ``clock`` tells seconds since the epoch. ``samples_per_s`` is how many response times an address may send by
         syslog, and how many it may post of an application; 0: any number. ``log_dirs`` are the folders
         that logs may be in, ``reach`` says what may be asked, ``credentials`` are what sources may name.
+        ``push_token`` is that of ``PushPages``.
         Nothing runs before ``start``.
         """
         self._samples_per_s = samples_per_s
@@ -97,12 +99,12 @@ class Sources:
         self._credentials = credentials or Credentials()
         self._clock = clock
         self._on_unknown_address = on_unknown_address
-        self._asked_s = float("-inf")
+        self._strangers = Strangers()
         self._store = WindowStore(clock, steady=time.monotonic)
         self._receiver = SyslogReceiver(clock, self._unknown, RateLimit(samples_per_s))
         self._listener = SyslogListener(syslog_host, syslog_port, self._receiver)
         self._listening: asyncio.Task[None] | None = None
-        self.pages = AgentPages(metrics, self._unknown, clock, RateLimit(samples_per_s))
+        self.pages = PushPages(self._unknown, clock, RateLimit(samples_per_s), push_token)
         self._lock = threading.Lock()
         self._wanted = _Wanted((), self._store.slot_s, {})
         self._running: dict[Key, _Running] = {}
@@ -187,10 +189,10 @@ class Sources:
         self.pages.routes = push
         self._loop.call_soon_threadsafe(self._listen, bool(syslog))
 
-    def _unknown(self) -> None:
-        now_s = time.monotonic()
-        if now_s - self._asked_s >= _LOOK_AGAIN_S:
-            self._asked_s = now_s
+    def _unknown(self, address: str) -> None:
+        with self._lock:
+            due = self._strangers.should_look(address, time.monotonic())
+        if due:
             self._on_unknown_address()
 
     def _run(self) -> None:

@@ -20,7 +20,10 @@ from manager.telemetry.trust import plain_address
 
 RECEIVE_BUFFER = 8 * 1024 * 1024
 _MAX_PACKET = 65536
-_PACKETS_A_TURN = 256  # then other sources get a turn
+_PACKETS_A_TURN = 256
+_IDLE_SHARE = 2.0
+"""After a full turn nothing is read for so many times as long as it took: a flood takes a third of a core at most, and
+what comes meanwhile waits in the kernel's buffer, or is dropped there."""
 _DROPS_EVERY_S = 1.0
 # Not in Python's socket module: asm-generic/socket.h and linux/sock_diag.h (SK_MEMINFO_DROPS is the last of them).
 _SO_MEMINFO = 55
@@ -62,7 +65,7 @@ class SyslogReceiver:
     """Counts the lines of packets where they belong, if they come from where they may. Does no I/O."""
 
     def __init__(
-        self, clock: Callable[[], float], on_unknown: Callable[[], None], samples: RateLimit | None = None
+        self, clock: Callable[[], float], on_unknown: Callable[[str], None], samples: RateLimit | None = None
     ) -> None:
         """``clock`` tells seconds since the epoch. ``on_unknown`` is called for packets of unknown addresses.
 
@@ -91,7 +94,7 @@ class SyslogReceiver:
                 return
             tag, message = "", ""
         if senders is None:
-            self._on_unknown()
+            self._on_unknown(address)
             for route in routes.every:
                 if not tag or route.takes(tag):
                     route.feed.refused(address)
@@ -142,6 +145,7 @@ class SyslogListener:
         self._host = host
         self._port = port
         self._receiver = receiver
+        self._resting: asyncio.TimerHandle | None = None
 
     async def run(self) -> None:
         """Receive until cancelled. Raises OSError, SettingsError when it cannot listen."""
@@ -160,6 +164,8 @@ class SyslogListener:
                 await asyncio.sleep(_DROPS_EVERY_S)
                 known = dropped(opened)
         finally:
+            if self._resting is not None:
+                self._resting.cancel()
             loop.remove_reader(opened)
             opened.close()
 
@@ -169,7 +175,14 @@ class SyslogListener:
             route.feed.failing(f"no syslog is received at {self._host} port {self._port}: {reason}")
 
     def _read(self, opened: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
         with contextlib.suppress(BlockingIOError):
             for _ in range(_PACKETS_A_TURN):
                 data, sender = opened.recvfrom(_MAX_PACKET)
                 self._receiver.packet(data, sender[0])
+            loop.remove_reader(opened)
+            self._resting = loop.call_later(_IDLE_SHARE * (loop.time() - begun_s), self._resume, opened)
+
+    def _resume(self, opened: socket.socket) -> None:
+        asyncio.get_running_loop().add_reader(opened, self._read, opened)

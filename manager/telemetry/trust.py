@@ -38,6 +38,6 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
 
 
 def believed(address: str, addresses: frozenset[str], networks: tuple[Network, ...]) -> bool:
-    """Whether a plain address is one of ``addresses``, in one of ``networks``, or of this machine's loopback."""
+    """Whether a plain address is one of ``addresses`` or in one of ``networks``; none of loopback is."""
     ip = ipaddress.ip_address(address)
-    return address in addresses or ip.is_loopback or any(ip in network for network in networks)
+    return not ip.is_loopback and (address in addresses or any(ip in network for network in networks))

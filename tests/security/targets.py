@@ -32,7 +32,7 @@ from manager.telemetry.follow import MAX_LINE, Follower
 from manager.telemetry.memcached import GetSession, OwnGets, RequestCounter, TextConnection, read_stats
 from manager.telemetry.nginx import take_line
 from manager.telemetry.prometheus import QueryError, one_number, read_buckets, read_series
-from manager.telemetry.push import AgentPages, PushRoute
+from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import WindowStore
 from manager.telemetry.syslog import Route, Routes, SyslogReceiver
 from tests.security.fuzz import Target
@@ -113,7 +113,7 @@ def log_line() -> Callable[[bytes], None]:
 def push(kind: str) -> Callable[[bytes], None]:
     """The agent's route for posts, without its server."""
     counted = Counted(SourceKind.PUSH)
-    pages = AgentPages(lambda _environ, _start: [], clock=counted.clock)
+    pages = PushPages(clock=counted.clock)
     pages.routes = {"shop": (PushRoute(counted.feed, frozenset({SENDER}), ()),)}
     told: list[str] = []
 

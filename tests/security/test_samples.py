@@ -19,7 +19,8 @@ from manager.limits import BURST_S, RateLimit
 from manager.model.histogram import LAST_BUCKET
 from manager.model.source import NginxSyslog, SourceKind
 from manager.telemetry.feed import Feed
-from manager.telemetry.push import AgentPages, PushRoute
+from manager.telemetry.metrics_page import MetricsPage
+from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import MOST, WindowStore
 from manager.telemetry.syslog import Route, Routes, SyslogReceiver
 from tests.api.conftest import Api, moment, report
@@ -149,7 +150,7 @@ def test_an_agent_takes_of_each_address_what_it_may_send() -> None:
     now_s = 1_700_000_000.0
     store = WindowStore(lambda: now_s)
     feed = Feed("shop", "push", SourceKind.PUSH, store, lambda: now_s, steady=lambda: now_s)
-    pages = AgentPages(lambda _environ, _start: [], clock=lambda: now_s, samples=RateLimit(PER_S, lambda: now_s))
+    pages = PushPages(clock=lambda: now_s, samples=RateLimit(PER_S, lambda: now_s))
     pages.routes = {"shop": (PushRoute(feed, frozenset({"10.0.0.1", "10.0.0.2"}), ()),)}
 
     def send(sender: str) -> tuple[str, dict[str, str]]:
@@ -172,7 +173,7 @@ def test_an_agent_looks_at_no_more_packets_of_an_address_than_it_may_send() -> N
     ]
     senders = ("10.0.0.1", "10.0.0.2")
     asked: list[str] = []
-    receiver = SyslogReceiver(lambda: now_s, lambda: asked.append("unknown"), RateLimit(PER_S / 10, lambda: now_s))
+    receiver = SyslogReceiver(lambda: now_s, asked.append, RateLimit(PER_S / 10, lambda: now_s))
     receiver.routes = Routes.of(
         [Route(NginxSyslog("log"), feed, frozenset({sender})) for feed, sender in zip(feeds, senders, strict=True)]
     )
@@ -193,16 +194,17 @@ def test_what_an_agent_answers_is_neither_kept_nor_guessed_at() -> None:
         start("200 OK", [("Content-Type", "text/plain")])
         return [b""]
 
-    pages = AgentPages(metrics)
-    for path, method in (("/metrics", "GET"), ("/nowhere", "GET"), ("/samples/shop", "POST")):
+    pages, page = PushPages(), MetricsPage(metrics)
+    asked = ((page, "/metrics", "GET"), (page, "/nowhere", "GET"), (pages, "/samples/shop", "POST"))
+    for application, path, method in asked:
         told: list[dict[str, str]] = []
         environ = {"PATH_INFO": path, "REQUEST_METHOD": method, "REMOTE_ADDR": "127.0.0.1"}
-        list(pages(environ, lambda _status, headers, into=told: into.append(dict(headers))))
+        list(application(environ, lambda _status, headers, into=told: into.append(dict(headers))))
         [headers] = told
         assert (headers["Cache-Control"], headers["X-Content-Type-Options"]) == ("no-store", "nosniff")
 
 
-def call(pages: AgentPages, sender: str, body: bytes) -> tuple[str, dict[str, str]]:
+def call(pages: PushPages, sender: str, body: bytes) -> tuple[str, dict[str, str]]:
     """Status and headers of an answer of the agent."""
     told: list[tuple[str, dict[str, str]]] = []
     environ = {

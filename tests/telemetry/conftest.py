@@ -152,17 +152,12 @@ class Running:
                 sender.sendto(packet, ("127.0.0.1", self.port))
 
 
-def no_metrics(environ: dict[str, Any], start_response: Callable[..., object]) -> list[bytes]:
-    start_response("200 OK", [])
-    return [b"metrics"]
-
-
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[Running]:
     asked: list[float] = []
     port = free_port(socket.SOCK_DGRAM)
     sources = Sources(
-        "127.0.0.1", port, no_metrics, lambda: asked.append(time.monotonic()), log_dirs=[str(tmp_path)], reach=LOOPBACK
+        "127.0.0.1", port, lambda: asked.append(time.monotonic()), log_dirs=[str(tmp_path)], reach=LOOPBACK
     )
     sources.start()
     yield Running(sources, port, asked)

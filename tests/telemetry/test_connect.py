@@ -24,7 +24,7 @@ from manager.telemetry.http_client import NoAnswer, TooMuch, http_client
 from manager.telemetry.http_probe import MOST_BYTES
 from manager.telemetry.prometheus import QueryError, query_url
 from manager.telemetry.sources import Sources
-from tests.telemetry.conftest import LOOPBACK, Running, free_port, no_metrics, shop, until
+from tests.telemetry.conftest import LOOPBACK, Running, free_port, shop, until
 
 SECRET = "s3cr3t-w0rds"
 
@@ -86,7 +86,7 @@ def sources_for(server: Hostile, host: str = "127.0.0.1") -> list[Source]:
 @pytest.fixture
 def careful() -> Iterator[Sources]:
     """Sources with the settings' defaults."""
-    made = Sources("127.0.0.1", free_port(socket.SOCK_DGRAM), no_metrics)
+    made = Sources("127.0.0.1", free_port(socket.SOCK_DGRAM))
     made.start()
     yield made
     made.close()

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import socket
+import stat
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
@@ -15,12 +19,16 @@ from manager.api.schemas import Problem, SamplesOut
 from manager.model.histogram import bucket_of
 from manager.model.source import Push, SourceState
 from manager.serving.server import HttpServer, Lanes
-from manager.telemetry.push import MOST_BYTES, AgentPages, PushRoute
+from manager.telemetry.own import is_own_address
+from manager.telemetry.push import MOST_BYTES, PushPages, PushRoute
 from manager.telemetry.trust import parse_networks
-from tests.telemetry.conftest import NOW_S, Fed, Running, no_metrics, shop, until
+from tests.telemetry.conftest import NOW_S, Fed, Running, shop, until
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
 VM, NEIGHBOUR, STRANGER = "192.168.122.10", "10.1.2.3", "10.2.0.1"
+OWN = "10.1.0.1"
+"""Of the host itself, in a network that is believed."""
+TOKEN = "a-token-of-24-characters"
 
 
 def moment(offset_s: float) -> str:
@@ -32,22 +40,24 @@ class Pages:
 
     def __init__(self, fed: Fed) -> None:
         self.asked = 0
-        self.pages = AgentPages(no_metrics, self._ask, fed.clock)
+        self.pages = PushPages(self._ask, fed.clock, token=TOKEN, is_own=lambda address: address == OWN)
         self.pages.routes = {
             "shop": (PushRoute(fed.feed, frozenset({VM}), parse_networks(["10.1.0.0/16", "fd00::/8"])),)
         }
 
-    def _ask(self) -> None:
+    def _ask(self, _address: str) -> None:
         self.asked += 1
 
     def call(self, body: bytes = b"", kind: str = JSON, path: str = "/samples/shop", method: str = "POST",
-             sender: str = VM, length: int | None = None) -> tuple[int, dict[str, str], bytes]:  # fmt: skip
+             sender: str = VM, length: int | None = None,
+             authorization: str = "") -> tuple[int, dict[str, str], bytes]:  # fmt: skip
         environ = {
             "REQUEST_METHOD": method,
             "PATH_INFO": path,
             "CONTENT_TYPE": kind,
             "CONTENT_LENGTH": str(len(body) if length is None else length),
             "REMOTE_ADDR": sender,
+            "HTTP_AUTHORIZATION": authorization,
             "wsgi.input": io.BytesIO(body),
         }
         answers: list[tuple[str, list[tuple[str, str]]]] = []
@@ -130,13 +140,13 @@ def test_a_body_that_is_too_large_is_not_read(pages: Pages, fed: Fed) -> None:
     assert str(MOST_BYTES) in json.loads(content)["detail"]
 
 
-@pytest.mark.parametrize("sender", [VM, f"::ffff:{VM}", NEIGHBOUR, "127.0.0.1", "::1", "127.3.2.1", "fd00::7"])
+@pytest.mark.parametrize("sender", [VM, f"::ffff:{VM}", NEIGHBOUR, "unix", "fd00::7"])
 def test_who_is_believed(pages: Pages, fed: Fed, sender: str) -> None:
     assert pages.call(b'{"times_ms": [1]}', sender=sender)[0] == 200
     assert (fed.count, pages.asked) == (1, 0)
 
 
-@pytest.mark.parametrize("sender", [STRANGER, "192.168.122.11", "2001:db8::1"])
+@pytest.mark.parametrize("sender", [STRANGER, "192.168.122.11", "2001:db8::1", "127.0.0.1", "::1", "127.3.2.1", OWN])
 def test_who_is_not(pages: Pages, fed: Fed, sender: str) -> None:
     status, _, content = pages.call(b'{"times_ms": [1]}', sender=sender)
     assert (status, fed.count, fed.status.refused, pages.asked) == (403, 0, 1, 1)
@@ -144,10 +154,41 @@ def test_who_is_not(pages: Pages, fed: Fed, sender: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("authorization", "status"),
+    [
+        (f"Bearer {TOKEN}", 200),
+        (f"bearer {TOKEN}", 200),
+        (TOKEN, 403),
+        (f"Basic {TOKEN}", 403),
+        ("Bearer ü", 403),
+        ("Bearer ", 403),
+    ],
+)
+def test_on_the_host_itself_a_token_is_needed(pages: Pages, authorization: str, status: int) -> None:
+    assert pages.call(b'{"times_ms": [1]}', sender="127.0.0.1", authorization=authorization)[0] == status
+
+
+def test_without_a_token_set_none_is_right(fed: Fed) -> None:
+    pages = Pages(fed)
+    pages.pages = PushPages()
+    pages.pages.routes = {"shop": (PushRoute(fed.feed, frozenset(), ()),)}
+    assert pages.call(b'{"times_ms": [1]}', sender="127.0.0.1", authorization="Bearer ")[0] == 403
+
+
+def test_the_machines_own_addresses_are_known() -> None:
+    assert is_own_address("127.0.0.1") and is_own_address("127.9.9.9") and is_own_address("::1")
+    assert not is_own_address("192.0.2.1") and not is_own_address("2001:db8::1")
+    # Without any network there is no other.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route, suppress(OSError):
+        route.connect(("192.0.2.1", 9))
+        assert is_own_address(route.getsockname()[0])
+
+
+@pytest.mark.parametrize(
     ("method", "path", "status", "allow"),
     [
         ("GET", "/samples/shop", 405, "POST"),
-        ("POST", "/metrics", 405, "GET, HEAD"),
+        ("GET", "/metrics", 404, None),
         ("POST", "/samples/other", 404, None),
         ("POST", "/samples/", 404, None),
         ("GET", "/", 404, None),
@@ -169,25 +210,27 @@ def test_of_several_sources_the_first_that_believes_counts(pages: Pages, fed: Fe
 
 
 @pytest.fixture
-def served(running: Running) -> Iterator[Callable[[], str]]:
-    server = HttpServer(running.sources.pages, "127.0.0.1", 0, Lanes(4))
+def served(running: Running, tmp_path: Path) -> Iterator[httpx.Client]:
+    unix = tmp_path / "run" / "push.sock"
+    server = HttpServer(running.sources.pages, "127.0.0.1", 0, Lanes(4), unix=unix)
     server.start()
-    [(host, port)] = server.addresses
-    yield lambda: f"http://{host}:{port}"
+    assert (stat.S_IMODE(unix.stat().st_mode), stat.S_IMODE(unix.parent.stat().st_mode)) == (0o660, 0o700)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(unix)), base_url="http://agent") as client:
+        client.tcp = f"http://127.0.0.1:{server.addresses[0][1]}"  # type: ignore[attr-defined]
+        yield client
     server.close()
 
 
-def test_over_real_connections_from_many_threads(running: Running, served: Callable[[], str]) -> None:
+def test_over_real_connections_from_many_threads(running: Running, served: httpx.Client) -> None:
     running.configure(shop(Push("app")))
     batch = {"times_ms": [1.5] * 1000}
     lines = b'{"time_ms": 1.5}\n' * 1000
     answers: list[httpx.Response] = []
 
     def post() -> None:
-        with httpx.Client(base_url=served(), trust_env=False) as client:
-            for _ in range(5):
-                answers.append(client.post("/samples/shop", json=batch))
-                answers.append(client.post("/samples/shop", content=lines, headers={"Content-Type": NDJSON}))
+        for _ in range(5):
+            answers.append(served.post("/samples/shop", json=batch))
+            answers.append(served.post("/samples/shop", content=lines, headers={"Content-Type": NDJSON}))
 
     threads = [threading.Thread(target=post) for _ in range(4)]
     for thread in threads:
@@ -197,15 +240,16 @@ def test_over_real_connections_from_many_threads(running: Running, served: Calla
     assert {(one.status_code, one.text) for one in answers} == {(200, '{"accepted":1000,"late":0}')}
     assert running.count() == running.status("app").accepted == 40_000
     assert running.status("app").state is SourceState.OK
-    assert httpx.get(served() + "/metrics", trust_env=False).text == "metrics"
+    assert served.get("/metrics").status_code == 404
+    assert httpx.post(served.tcp + "/samples/shop", json=batch, trust_env=False).status_code == 403  # type: ignore[attr-defined]
 
 
-def test_a_push_source_that_goes_takes_nothing_more(running: Running, served: Callable[[], str]) -> None:
+def test_a_push_source_that_goes_takes_nothing_more(running: Running, served: httpx.Client) -> None:
     running.configure(shop(Push("app", ("no network",))))
     assert running.status("app").state is SourceState.FAILING
     assert "no network" in running.status("app").detail
     running.configure(shop(Push("app", ("10.0.0.0/8",))))
-    assert httpx.post(served() + "/samples/shop", json={"times_ms": [1]}, trust_env=False).status_code == 200
+    assert served.post("/samples/shop", json={"times_ms": [1]}).status_code == 200
     running.configure()
-    assert httpx.post(served() + "/samples/shop", json={"times_ms": [1]}, trust_env=False).status_code == 404
+    assert served.post("/samples/shop", json={"times_ms": [1]}).status_code == 404
     until(lambda: running.count() == 1, "what was counted stays")

@@ -16,7 +16,7 @@ from manager.telemetry.follow import FileSource
 from manager.telemetry.port import Telemetry
 from manager.telemetry.sources import Sources
 from manager.telemetry.store import Fate
-from tests.telemetry.conftest import LOOPBACK, NOW_S, Fed, Running, free_port, no_metrics, shop, until
+from tests.telemetry.conftest import LOOPBACK, NOW_S, Fed, Running, free_port, shop, until
 
 CRASHED = "it failed (ZeroDivisionError)"
 
@@ -103,7 +103,7 @@ def test_without_the_permission_it_works_all_the_same(web, monkeypatch, caplog) 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(module.os, "setpriority", deny)
-    sources = Sources("127.0.0.1", free_port(), no_metrics, reach=LOOPBACK)
+    sources = Sources("127.0.0.1", free_port(), reach=LOOPBACK)
     sources.start()
     server = web(lambda path: (200, b""))
     sources.configure([shop(HttpProbe("probe", server.url, 100))], 5.0, {})
@@ -113,7 +113,7 @@ def test_without_the_permission_it_works_all_the_same(web, monkeypatch, caplog) 
 
 
 def test_it_can_be_closed_before_it_was_started_and_after_it_was_closed() -> None:
-    sources = Sources("127.0.0.1", 0, no_metrics)
+    sources = Sources("127.0.0.1", 0)
     sources.close()
     sources.close()
 

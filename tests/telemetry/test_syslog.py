@@ -10,12 +10,11 @@ import pytest
 
 from manager.errors import SettingsError
 from manager.model.source import NginxFile, NginxSyslog, SourceState
-from manager.telemetry import sources as module
 from manager.telemetry import syslog
 from manager.telemetry.sources import Sources
 from manager.telemetry.syslog import Route, Routes, SyslogReceiver, dropped, open_socket
 from manager.telemetry.trust import plain_address, plain_addresses
-from tests.telemetry.conftest import Fed, Nginx, Running, no_metrics, shop, until
+from tests.telemetry.conftest import Fed, Nginx, Running, shop, until
 
 WEB, CACHE, STRANGER = "192.168.122.10", "192.168.122.11", "192.168.122.99"
 
@@ -35,7 +34,7 @@ class Receiver:
             [Route(spec, feed, frozenset(ips)) for (spec, ips), feed in zip(sources, self.feeds, strict=True)]
         )
 
-    def _ask(self) -> None:
+    def _ask(self, _address: str) -> None:
         self.asked += 1
 
     def counts(self) -> list[tuple[int, int, int]]:
@@ -107,10 +106,7 @@ def test_lines_arrive_over_a_real_socket(running: Running) -> None:
     assert running.asked == []
 
 
-def test_an_unknown_sender_has_its_address_looked_up_and_is_believed_from_then_on(
-    running: Running, monkeypatch
-) -> None:
-    monkeypatch.setattr(module, "_LOOK_AGAIN_S", 3600)
+def test_an_unknown_sender_has_its_address_looked_up_and_is_believed_from_then_on(running: Running) -> None:
     running.configure(shop(NginxSyslog("log")))
     until(lambda: (running.send(line()), running.status("log").refused)[1], "it is refused")
     running.send(*[line()] * 10)
@@ -208,7 +204,7 @@ def test_a_real_nginx_by_syslog_and_by_file_through_a_rotation(running: Running,
 
 
 def test_without_a_port_sources_say_which_setting() -> None:
-    sources = Sources("127.0.0.1", 0, no_metrics)
+    sources = Sources("127.0.0.1", 0)
     sources.start()
     try:
         sources.configure([shop(NginxSyslog("log"))], 5.0, {})

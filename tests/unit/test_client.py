@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from manager import client as module
 from manager.client import Connection, ManagerClient
 from manager.errors import ManagerUnavailable
 
@@ -126,3 +127,11 @@ def test_nobody_there() -> None:
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ManagerUnavailable, match="is not the URL of a manager"):
         ManagerClient(url, "")
+
+
+def test_an_answer_that_is_too_long_is_not_read(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_BYTES", 1)
+    client = ManagerClient(server, "s3cret")
+    with pytest.raises(ManagerUnavailable, match="longer than 1 bytes"):
+        client.get("/vms")
+    client.close()
