@@ -250,3 +250,14 @@ def test_a_host_that_measures_nothing_has_no_table_of_it(desk: Desk) -> None:
     page = desk.browser(Role.VIEWER).get(f"/hosts/{HOST}")
     assert page.status == 200
     assert not page.all("meter")
+
+
+def test_a_host_whose_loop_stands_still_says_so_until_it_ticks(desk: Desk) -> None:
+    def told(stalled_s: float | None) -> bool:
+        desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(stalled_s=stalled_s)), role="host")
+        text = browser.get(f"/hosts/{HOST}").text
+        return "stands still: its last tick was 34 s ago." in text
+
+    browser = desk.browser(Role.VIEWER)
+    desk.api.ok("PUT", f"/hosts/{HOST}", {})
+    assert [told(None), told(34.2), told(None)] == [False, True, False]
