@@ -27,6 +27,7 @@ from manager.store.users import is_password
 
 _SECRET_BYTES = 32
 _LAST_SEEN_STEP = timedelta(minutes=1)
+_AHEAD = timedelta(minutes=1)  # by how much the clocks of several managers may differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +121,8 @@ def find_session(
     row, owner = found
     if min(row.expires_at, row.last_seen_at + limits.idle) <= now:
         return None
+    if row.created_at > now + _AHEAD:
+        return None  # begun by a clock that was ahead: it would last until that time comes
     if isinstance(owner, TokenRow) and has_expired(owner, now):
         return None
     if used and now - row.last_seen_at >= _LAST_SEEN_STEP:

@@ -323,6 +323,13 @@ def test_a_user_proves_who_it_is_once_more(store: Database) -> None:
         verify_password(store, "alice", PASSWORD, ADDRESS, NOW)
 
 
+def test_a_session_that_a_clock_that_was_ahead_began_does_not_last_until_then(store: Database) -> None:
+    signed_in = enter(store, now=after(days=365))
+    assert find_session(store, signed_in.secret, after(days=365), DEFAULT_LIMITS)
+    assert find_session(store, signed_in.secret, after(days=365, seconds=-30), DEFAULT_LIMITS)
+    assert find_session(store, signed_in.secret, NOW, DEFAULT_LIMITS) is None
+
+
 @pytest.mark.parametrize("ahead", [timedelta(minutes=10), timedelta(hours=2), timedelta(days=365)])
 def test_failures_that_a_clock_that_was_ahead_dated_lock_nobody_out_neither_now_nor_then(
     store: Database, ahead: timedelta
