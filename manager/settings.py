@@ -15,8 +15,9 @@ from pathlib import Path
 
 from manager.errors import SettingsError
 from manager.model.cpus import parse_cpus
+from manager.model.limits import LEAST_PCPUS, USUAL, AgentLimits, parse_allow, parse_deny
 from manager.model.reach import parse_reach
-from manager.model.registration import NAME_PATTERN
+from manager.model.registration import NAME_PATTERN, Mode
 
 Value = str | int | float
 ENV_PREFIX = "EQUIPOISE_"
@@ -24,6 +25,7 @@ DATABASE_FILE = "equipoise.db"
 DEFAULT_CONFIG_FILE = Path("/etc/equipoise/equipoise.toml")
 COOKIE_CHOICES = ("auto", "always")
 _URL_PASSWORD = re.compile(r"(?i)(?<=://)([^/?#:@]*:).*(?=@)|([?&](?:ssl)?password=)[^&]*")
+MODES = ("released", "observe", "enforce")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -121,6 +123,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("log_dirs", "/var/log", "folders that logs of sources may be in, with commas; empty: none is read"),
     Setting("probe_networks", "unicast", "what sources may ask, with commas: unicast, loopback, networks; empty: none"),
     Setting("credentials_dir", "/etc/equipoise/credentials", "folder of the credentials that sources may name"),
+    Setting("max_mode", "enforce", "the most that this agent does, whatever the manager says", choices=MODES),
+    Setting("allow", "", "what this agent may do besides, with commas: real-time, scheduler, interrupts, mount"),
+    Setting("deny", "", "what it must not do, with commas: weight, pin, idle, quota, nice, warp, cache"),
+    Setting("min_pcpus", LEAST_PCPUS, "pCPUs whose time a VM is limited to at least, whatever was registered", 0, 1024),
     Setting("agent_listen_host", "127.0.0.1", "address of the agent's metrics page"),
     Setting("agent_listen_port", 8751, "TCP port of the agent's metrics page; 0 switches it off", 0, 65535),
     Setting("push_socket", "", "Unix socket at which response times are posted; empty: run/push.sock in state_dir"),
@@ -173,6 +179,12 @@ class Settings:
         return _URL_PASSWORD.sub(r"\1\2***", value) if isinstance(value, str) else value
 
     @property
+    def limits(self) -> AgentLimits:
+        """The most that the agent does."""
+        allowed = (USUAL | parse_allow(self.text("allow"))) - parse_deny(self.text("deny"))
+        return AgentLimits(Mode(self.text("max_mode")), allowed, self.number("min_pcpus"))
+
+    @property
     def log_dirs(self) -> tuple[str, ...]:
         """The folders that logs may be in."""
         return parse_folders(self.text("log_dirs"))
@@ -201,6 +213,8 @@ _READ: Mapping[str, Callable[[str], object]] = {
     "managed_cpus": parse_cpus,
     "log_dirs": parse_folders,
     "probe_networks": parse_reach,
+    "allow": parse_allow,
+    "deny": parse_deny,
 }
 """What else a text has to be."""
 

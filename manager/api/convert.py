@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -189,12 +189,13 @@ def status_body(status: SourceStatus) -> SourceStatusBody:
     )
 
 
-def capabilities_body(capabilities: Capabilities) -> CapabilitiesBody:
-    """What a host offers; without weights their range is 0."""
+def capabilities_body(capabilities: Capabilities, limits: Sequence[str] = ()) -> CapabilitiesBody:
+    """What a host offers; without weights their range is 0. ``limits``: what its agent will not do, in words."""
     scale = capabilities.weights
     return CapabilitiesBody.model_validate(
         {
             "kernel": capabilities.kernel,
+            "limits": list(limits),
             "libvirt": capabilities.libvirt,
             "cgroup_version": capabilities.cgroup_version,
             "weight_min": scale.minimum if scale else 0,

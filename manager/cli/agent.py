@@ -19,6 +19,7 @@ from manager.cli.options import (
     AGENT_TOKEN_FILE,
     ASSIGNMENT_FILE,
     JOURNAL_FILE,
+    LIMIT_SETTINGS,
     OUTBOX_FILE,
     OnePage,
     OnePageGroup,
@@ -74,8 +75,7 @@ _AGENT_SETTINGS = (
     "discovery_limit_s",
     "sync_s",
     "managed_cpus",
-    "log_dirs",
-    "probe_networks",
+    *LIMIT_SETTINGS,
     "credentials_dir",
     "agent_listen_host",
     "agent_listen_port",
@@ -214,7 +214,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     policies = {name: found.policy for name, found in load_policies(on_error=broken.append).items()}
     running = Agent(
         machine.host,
-        ControlLoop(machine.host, journal, policies, loop_settings),
+        ControlLoop(machine.host, journal, policies, loop_settings, limits=machine.limits),
         journal,
         outbox,
         link,

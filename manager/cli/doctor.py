@@ -20,6 +20,7 @@ from manager.cli.options import (
     AGENT_TOKEN_FILE,
     CLIENT_SETTINGS,
     JOURNAL_FILE,
+    LIMIT_SETTINGS,
     OnePage,
     client_for,
     lock_path,
@@ -72,7 +73,7 @@ EXAMPLES
 
 
 @click.command(cls=OnePage, epilog=_EPILOG)
-@with_settings(*CLIENT_SETTINGS, "host_name", "libvirt_uri", "root_dir", "managed_cpus")
+@with_settings(*CLIENT_SETTINGS, "host_name", "libvirt_uri", "root_dir", "managed_cpus", *LIMIT_SETTINGS)
 @click.option("--quick", is_flag=True, help="Leave out what uses CPU time or waits.")
 @click.option("--gentle", is_flag=True, help="Leave out what uses CPU time that VMs could have.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -88,6 +89,9 @@ def doctor(settings: Settings, quick: bool, gentle: bool, as_json: bool) -> None
         parse_cpus(settings.text("managed_cpus")),
         quick,
         gentle,
+        settings.limits,
+        settings.text("log_dirs"),
+        settings.text("probe_networks"),
     )
     with _ending_tidily():
         findings = list(run_checks((*CHECKS, *manager_checks(settings)), subject))

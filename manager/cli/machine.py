@@ -9,6 +9,7 @@ from typing import Protocol
 
 from manager.host.port import HostPort
 from manager.loop.findings import Examiner
+from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.serving.exchange import WsgiApp
 from manager.settings import Settings
 from manager.telemetry.port import Telemetry
@@ -29,7 +30,7 @@ class Arrivals(Protocol):
 class Machine:
     """A host, its sources of response times, where these are posted, and who finds out what works there.
 
-    ``arrivals`` None: none comes while the agent runs.
+    ``arrivals`` None: none comes while the agent runs. ``limits``: the most that is done to it.
     """
 
     host: HostPort
@@ -37,6 +38,7 @@ class Machine:
     posts: WsgiApp
     examiner: Examiner
     arrivals: Arrivals | None = None
+    limits: AgentLimits = DEFAULT_LIMITS
 
 
 MakeMachine = Callable[[Settings, ExitStack], Machine]

@@ -133,6 +133,11 @@ def _warnings(hosts: list[dict[str, Any]]) -> list[str]:
         if abs(ahead_s) >= _TOLD_CLOCK_S:
             where = "ahead of" if ahead_s > 0 else "behind"
             found.append(f"{one['name']}: its clock is {abs(ahead_s):.3g} s {where} the manager's")
+    found += [
+        f"{one['name']}: limited by its agent's settings: {text}"
+        for one in hosts
+        for text in (one["tick"] or {}).get("limited", ())
+    ]
     return found + [
         f"{one['name']}: {warning}" for one in hosts for warning in (one["capabilities"] or {}).get("warnings", ())
     ]

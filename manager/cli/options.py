@@ -47,6 +47,8 @@ CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 TOKEN_VARIABLE = ENV_PREFIX + "TOKEN"
 _SHORTEST_TOKEN = 24
 CLIENT_SETTINGS = ("state_dir", "manager_url", "manager_ca_file", "token_file")
+LIMIT_SETTINGS = ("log_dirs", "probe_networks", "max_mode", "allow", "deny", "min_pcpus")
+"""The most that an agent does: nothing of it is the manager's."""
 
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from manager.api.convert import assignment_of, window_of
 from manager.api.schemas import AssignmentOut, WindowBody
-from manager.cli.options import CLIENT_SETTINGS, JOURNAL_FILE, Failure, OnePage, connect, with_settings
+from manager.cli.options import CLIENT_SETTINGS, JOURNAL_FILE, LIMIT_SETTINGS, Failure, OnePage, connect, with_settings
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 from manager.host.hypervisor import EventLoop, HypervisorWatch
@@ -62,7 +62,15 @@ EXAMPLES
 
 @click.command(cls=OnePage, epilog=_EPILOG)
 @with_settings(
-    *CLIENT_SETTINGS, "host_name", "libvirt_uri", "root_dir", "managed_cpus", "interval_s", "stale_s", "min_samples"
+    *CLIENT_SETTINGS,
+    "host_name",
+    "libvirt_uri",
+    "root_dir",
+    "managed_cpus",
+    "interval_s",
+    "stale_s",
+    "min_samples",
+    *LIMIT_SETTINGS,
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
 def plan(settings: Settings, as_json: bool) -> None:
@@ -134,7 +142,7 @@ def _preview(settings: Settings, assignment: Assignment, slots: dict[str, tuple[
             settings.number("stale_s"),
             settings.whole("min_samples"),
         )
-        loop = ControlLoop(host, journal, policies, bounds)
+        loop = ControlLoop(host, journal, policies, bounds, limits=settings.limits)
         loop.preview(assignment, slots)
         time.sleep(_LOOK_S)
         return loop.preview(assignment, slots)

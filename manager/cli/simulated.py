@@ -9,6 +9,7 @@ from pathlib import Path
 from manager.cli.machine import Machine
 from manager.client import ManagerClient
 from manager.errors import SettingsError
+from manager.model.limits import EVERYTHING
 from manager.settings import Settings
 from manager.sim.files import load_scenario
 from manager.sim.findings import SimExaminer
@@ -24,7 +25,7 @@ def make_machine(settings: Settings, stack: ExitStack) -> Machine:
     del stack  # nothing runs by itself
     scenario = load_scenario(settings.text("simulate"))
     live = LiveSimulation(scenario, settings.number("simulate_speed"))
-    return Machine(live.host, live.telemetry, PushPages(), SimExaminer(scenario))
+    return Machine(live.host, live.telemetry, PushPages(), SimExaminer(scenario), limits=EVERYTHING)
 
 
 def own_state_dir(settings: Settings) -> Settings:

@@ -52,4 +52,4 @@ def make_machine(settings: Settings, stack: ExitStack) -> Machine:
     )
     sources.start()
     stack.callback(sources.close)
-    return Machine(host, sources, sources.pages, Doctor(settings), watch)
+    return Machine(host, sources, sources.pages, Doctor(settings), watch, settings.limits)

@@ -233,7 +233,7 @@ class Agent:
             vms, changed_only = self._vms(latest, afresh=untold)
             orders = self._link.send(
                 Report(
-                    capabilities_body(about.capabilities) if untold else None,
+                    capabilities_body(about.capabilities, self._loop.limits.in_words()) if untold else None,
                     self._tick_to_tell(latest),
                     vms,
                     changed_only,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from manager.errors import HostError, JournalError, VmVanished
@@ -10,10 +10,12 @@ from manager.host.port import HostPort
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Action, Change, Owned
 from manager.model.host import KnobKey, KnobValue, VmInstance, knob_text
+from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.records import OutcomeKind
 
 SILENT = frozenset({Action.FORGET, Action.KEEP})
 """Changes of our own memory only."""
+_WRITTEN = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED, OutcomeKind.IGNORED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +44,46 @@ class Target:
     adoptions: int = 0
 
 
-def apply(changes: Sequence[Change], targets: Mapping[str, Target], host: HostPort, journal: Journal) -> Applied:
+def apply(
+    changes: Sequence[Change],
+    targets: Mapping[str, Target],
+    host: HostPort,
+    journal: Journal,
+    limits: AgentLimits = DEFAULT_LIMITS,
+) -> Applied:
     """Carry out ``changes`` in order; ``targets`` is by domain UUID and has one for each of them.
 
-    Everything that is about to be written is durable in the journal before the first write. When the journal cannot
-    be written, nothing is. A failed write stops none of the others. ``forget`` and ``keep`` changes have no outcome.
+    What ``limits`` forbid is not written, and fails; what is put back is never forbidden. Everything that is about to
+    be written is durable in the journal before the first write. When the journal cannot be written, nothing is. A
+    failed write stops none of the others. ``forget`` and ``keep`` changes have no outcome.
     """
+    forbidden = {
+        change: Outcome(change, OutcomeKind.FAILED, why)
+        for change in changes
+        if change.action is Action.WRITE and (why := limits.refusal(change.key, change.after))
+    }
+    changes = [change for change in changes if change not in forbidden]
     try:
         _note_intents(changes, targets, journal)
     except JournalError as error:
         unwritten = (_unwritten(change, str(error)) for change in changes if change.action not in SILENT)
         return Applied(tuple(unwritten), str(error))
     outcomes = tuple(_carry_out(change, targets, host) for change in changes if change.action not in SILENT)
+    told = (*outcomes, *forbidden.values())
     try:
         _note_results(outcomes, journal)
     except JournalError as error:  # the next tick finds the originals in place and drops the entries then
-        return Applied(outcomes, str(error))
-    return Applied(outcomes)
+        return Applied(told, str(error))
+    return Applied(told)
+
+
+def written_values(outcomes: Iterable[Outcome]) -> dict[str, dict[KnobKey, KnobValue]]:
+    """What was written, by domain UUID."""
+    written: dict[str, dict[KnobKey, KnobValue]] = {}
+    for one in outcomes:
+        if one.kind in _WRITTEN:
+            written.setdefault(one.change.key.uuid, {})[one.change.key] = one.change.after
+    return written
 
 
 def _note_intents(changes: Sequence[Change], targets: Mapping[str, Target], journal: Journal) -> None:

@@ -26,8 +26,8 @@ SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Why something could not be done: ``kind`` is read, policy, placement, warp, scheduling, cache or
-    journal."""
+    """Why something could not be done: ``kind`` is read, policy, placement, warp, scheduling, cache,
+    limited (by the agent's own settings) or journal."""
 
     kind: str
     text: str

@@ -11,6 +11,7 @@ from manager.api.schemas.agents import MOST_BUSY_VMS, MOST_VCPUS, VcpusStatus
 from manager.control.resolve import WARP_KNOBS
 from manager.control.vcpus import busiest_vcpu, busy_vms
 from manager.loop.journal import Entry, Journal
+from manager.loop.limiter import LIMITED
 from manager.loop.tick import TickResult
 from manager.model.cache import Mask, Resctrl, Schemata
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
@@ -123,7 +124,8 @@ def tick_status(
         at=timestamp(result.at_s),
         duration_ms=result.duration_s * 1000,
         overruns=overruns,
-        errors=len(result.troubles),
+        errors=sum(trouble.kind != LIMITED for trouble in result.troubles),
+        limited=[text(trouble.text) for trouble in result.troubles if trouble.kind == LIMITED],
         host_cpu_share=result.use.busy,
         vms_cpu_share=result.use.managed_vms,
         owned_knobs=owned_knobs,

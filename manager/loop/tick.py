@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manager.clocks import Drift
@@ -12,26 +12,27 @@ from manager.control.diff import Found, diff
 from manager.control.warp import warped_vms
 from manager.errors import HostError, JournalError
 from manager.host.port import HostPort
-from manager.loop.apply import SILENT, Applied, Outcome, Target, apply
+from manager.loop.apply import SILENT, Applied, Outcome, Target, apply, written_values
 from manager.loop.cache import CacheKeeper
 from manager.loop.cache_found import NOTHING, CacheResult, cache_seen
 from manager.loop.collect import HostUse, Reading, build_snapshot, host_use, match, read_host
 from manager.loop.journal import Journal
+from manager.loop.limiter import LIMITED, Limiter
 from manager.loop.planner import Planner, Trouble
 from manager.loop.records import Chronicle
 from manager.loop.rehearsal import Preview, rehearse, written_by
 from manager.model.decision import Change, Owned, Plan, Snapshot
 from manager.model.host import HOST_UUID, KnobKey, KnobValue, VmInstance
-from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity
+from manager.model.limits import DEFAULT_LIMITS, AgentLimits
+from manager.model.records import DecisionRecord, Event, Knob, Severity
 from manager.model.registration import Assignment, HostSpec, Mode, VmSpec
 from manager.model.rules import IrqSteering
 from manager.model.warp import NO_WARPS, Rung, WarpPlan, WarpUse
 from manager.model.window import Window
 from policies.base import Policy
 
-_MINOR = frozenset({"placement", "scheduling", "cache"})
+_MINOR = frozenset({"placement", "scheduling", "cache", LIMITED})
 """Kinds of trouble that keep nothing else from being done."""
-_WRITTEN = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED, OutcomeKind.IGNORED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +86,6 @@ class TickResult:
         return {key: written.get(key, value) for key, value in found.items()} if written else found
 
 
-def _written(outcomes: Iterable[Outcome]) -> dict[str, dict[KnobKey, KnobValue]]:
-    """What a tick wrote, by domain UUID."""
-    written: dict[str, dict[KnobKey, KnobValue]] = {}
-    for one in outcomes:
-        if one.kind in _WRITTEN:
-            written.setdefault(one.change.key.uuid, {})[one.change.key] = one.change.after
-    return written
-
-
 @dataclass(frozen=True, slots=True)
 class _Seen:
     snapshot: Snapshot
@@ -112,8 +104,10 @@ class ControlLoop:
         policies: Mapping[str, Policy],
         settings: LoopSettings,
         clock: Callable[[], Clock] = system_clock,
+        limits: AgentLimits = DEFAULT_LIMITS,
     ) -> None:
-        """``policies`` are the installed ones by name."""
+        """``policies`` are the installed ones by name, ``limits`` the most that is done whatever is assigned."""
+        self._limiter = Limiter(settings.host_name, limits)
         self._host = host
         self._journal = journal
         self._planner = Planner(policies)
@@ -145,7 +139,7 @@ class ControlLoop:
         applied = Applied(()) if plan is None else self._apply(plan, seen)
         if applied.journal_error:
             troubles.append(Trouble("journal", applied.journal_error))
-        written = _written(applied.outcomes)
+        written = written_values(applied.outcomes)
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
             known = (seen.snapshot, seen.reading, running, seen.specs, seen.names, written)
@@ -177,6 +171,11 @@ class ControlLoop:
             warp_counters=counters,
             cache=cache,
         )
+
+    @property
+    def limits(self) -> AgentLimits:
+        """The most that is done."""
+        return self._limiter.limits
 
     def preview(self, assignment: Assignment, slots: Mapping[str, Sequence[Window]]) -> Preview:
         """What a tick would change now. Nothing is written but to the journal, a copy, for an instant.
@@ -229,7 +228,7 @@ class ControlLoop:
         now: Clock,
         troubles: list[Trouble],
     ) -> _Seen:
-        wanted = assignment or Assignment(HostSpec(self._settings.host_name, mode=Mode.RELEASED))
+        wanted = self._limiter.within(assignment, troubles)
         running = self._running()
         matched = match(wanted.vms, running)
         names: dict[str, str | None] = {domain: vm for domain, (_, vm) in self._journal.runs.by_domain.items()}
@@ -354,7 +353,7 @@ class ControlLoop:
         # Seen as we left it; what could not be read now may be as it was before.
         unsettled = {key for key, owned in ledger.items() if not owned.settled}
         untouched = (unsettled & values.keys()) - {change.key for change in changes}
-        applied = apply(changes, targets, self._host, self._journal)
+        applied = apply(changes, targets, self._host, self._journal, self._limiter.limits)
         self._journal.settle(untouched)
         return applied
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from manager.loop.journal import Journal
 from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
+from manager.model.limits import EVERYTHING
 from manager.model.records import Knob, OutcomeKind
 from manager.sim.host import SimHost
 from manager.sim.results import AppResult, GroupResult, RunResult, VmResult, alone_cores, app_result
@@ -157,7 +158,7 @@ class Simulation:
 
     def _new_loop(self) -> ControlLoop:
         settings = LoopSettings(HOST_NAME, self.scenario.interval_s, STALE_S, MIN_SAMPLES)
-        return ControlLoop(self.host, self._journal, self._policies, settings, self.clock)
+        return ControlLoop(self.host, self._journal, self._policies, settings, self.clock, EVERYTHING)
 
     def _tick(self) -> TickResult | None:
         if (FaultKind.AGENT_RESTART, "") in self.world.faults:

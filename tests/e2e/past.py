@@ -14,6 +14,7 @@ from manager.loop.link import ManagerLink, Report
 from manager.loop.outbox import Outbox
 from manager.loop.status import tick_record
 from manager.loop.tick import Clock, ControlLoop, LoopSettings
+from manager.model.limits import EVERYTHING
 from manager.sim.files import load_scenario
 from manager.sim.live import LiveSimulation
 from manager.sim.runner import MIN_SAMPLES, STALE_S
@@ -50,7 +51,7 @@ def live_through(service: Service, begin_s: float, end_s: float) -> None:
         live.telemetry.configure(orders.applications, interval_s, {})
         policies = {name: found.policy for name, found in load_policies().items()}
         settings = LoopSettings(service.host, interval_s, STALE_S, MIN_SAMPLES)
-        loop = ControlLoop(live.host, journal, policies, settings, time.clock)
+        loop = ControlLoop(live.host, journal, policies, settings, time.clock, limits=EVERYTHING)
         for number in range(int((end_s - time.now_s) / interval_s)):
             time.now_s += interval_s
             result = loop.tick(orders, live.telemetry.slots())

@@ -22,6 +22,7 @@ from manager.host.registry import IDLE_FILE
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
 from manager.model.host import Discovery
+from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
 from policies.equal import POLICY as EQUAL
@@ -100,7 +101,9 @@ class Agent:
         self.host = KernelHost(REAL, Watch(Domains(instances, 1, True)))  # type: ignore[arg-type]
         self.journal = Journal(journal, self.host.boot_id)
         policies = {"equal": EQUAL, "priority": PRIORITY}
-        self._loop = ControlLoop(self.host, self.journal, policies, LoopSettings("test", 1.0, 30.0, 20))
+        self._loop = ControlLoop(
+            self.host, self.journal, policies, LoopSettings("test", 1.0, 30.0, 20), limits=EVERYTHING
+        )
 
     def tick(self, assignment: Assignment) -> TickResult:
         return self._own(self._loop.tick(assignment, {}))

@@ -21,6 +21,7 @@ from manager.host.warp.slices import attributes, default_slice_ns, set_slice
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
 from manager.model.host import HOST_UUID, SCHEDULINGS, Discovery, KnobKey
+from manager.model.limits import EVERYTHING
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
 from manager.model.scheduling import Policy, Scheduling, in_words
@@ -56,7 +57,9 @@ class Agent:
     def start(self) -> None:
         self.host = KernelHost(REAL, Watch(Domains({self.vm.uuid: self.vm.instance}, 1, True)))  # type: ignore[arg-type]
         self.journal = Journal(self.path, self.host.boot_id)
-        self.loop = ControlLoop(self.host, self.journal, {"equal": EQUAL}, LoopSettings("test", 1.0, 30.0, 20))
+        self.loop = ControlLoop(
+            self.host, self.journal, {"equal": EQUAL}, LoopSettings("test", 1.0, 30.0, 20), limits=EVERYTHING
+        )
 
     def end(self) -> None:
         self.journal.close()

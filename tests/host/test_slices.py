@@ -18,6 +18,7 @@ from manager.host.warp.slices import DEFAULT, attributes, default_slice_ns, set_
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
 from manager.model.host import Discovery, KnobKey
+from manager.model.limits import EVERYTHING
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
 from manager.model.warp import Rung, WarpUse
@@ -88,7 +89,7 @@ class Agent:
         self.host = KernelHost(REAL, Watch(domains))  # type: ignore[arg-type]
         self.journal = Journal(self.path, self.host.boot_id)
         settings = LoopSettings("test", 1.0, 30.0, 20)
-        self.loop = ControlLoop(self.host, self.journal, {"equal": EQUAL}, settings)
+        self.loop = ControlLoop(self.host, self.journal, {"equal": EQUAL}, settings, limits=EVERYTHING)
 
     def end(self) -> None:
         self.journal.close()

@@ -19,6 +19,7 @@ from manager.host.registry import HostPaths
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.decision import Decision, Memory, Snapshot
+from manager.model.limits import EVERYTHING
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
 from policies.priority import Priority
 from tests.live.conftest import (
@@ -232,13 +233,13 @@ def test_a_vm_killed_in_the_middle_of_a_tick(vms: dict[str, str], tmp_path: Path
     journal = Journal(tmp_path / "journal.db", host.boot_id)
     settings = LoopSettings(HOST, 1.0, 30.0, 20)
     specs = (VmSpec(CACHE.name, VmClass.CRITICAL), VmSpec(BATCH.name, VmClass.BATCH))
-    loop = ControlLoop(host, journal, {"priority": KillerPolicy()}, settings)
+    loop = ControlLoop(host, journal, {"priority": KillerPolicy()}, settings, limits=EVERYTHING)
     result = loop.tick(Assignment(HostSpec(HOST), specs), {})
     assert result.troubles == ()
     pins = {str(r.outcome) for r in result.records if r.vm == CACHE.name and r.knob != "weight"}
     assert pins == {"vanished"}  # its empty cgroup may still be there, so the weight may still be written
     assert {str(r.outcome) for r in result.records if r.vm == BATCH.name} == {"applied"}
-    loop = ControlLoop(host, journal, {"priority": Priority()}, settings)
+    loop = ControlLoop(host, journal, {"priority": Priority()}, settings, limits=EVERYTHING)
     assert loop.tick(Assignment(HostSpec(HOST), specs), {}).troubles == ()
     loop.release("test")
     assert not journal.entries

@@ -52,6 +52,7 @@ def test_a_vcpu_becomes_real_time_within_its_limit_and_is_undone(
     if not group_file(CACHE, RUNTIME).exists():
         pytest.skip("NOT TESTED: this kernel has no limits for real-time threads of a group")
     before = held(CACHE), policies(CACHE), limits(CACHE)
+    service.extra["EQUIPOISE_ALLOW"] = "real-time"
     running = service.run()
     service.register()
     service.client.request("PUT", f"/hosts/{HOST}", body={"mode": "enforce", "policy": "equal", "pinning": False})

@@ -15,6 +15,7 @@ from manager.loop.link import ManagerLink, Report
 from manager.loop.outbox import Outbox
 from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
 from manager.model.host import KnobKey, KnobValue
+from manager.model.limits import EVERYTHING
 from manager.model.records import Knob
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
 from policies.equal import POLICY as EQUAL
@@ -40,7 +41,7 @@ class Rig:
         self.journal = Journal(self.folder / "journal.db", self.host.boot_id)
         settings = LoopSettings("h1", 1.0, 30.0, 20)
         policies = {"equal": EQUAL, "priority": PRIORITY}
-        self.loop = ControlLoop(self.host, self.journal, policies, settings, self.clock)
+        self.loop = ControlLoop(self.host, self.journal, policies, settings, self.clock, limits=EVERYTHING)
 
     def clock(self) -> Clock:
         return Clock(self.now_s, self.now_s)

@@ -20,6 +20,7 @@ from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.tick import Clock, ControlLoop, LoopSettings
 from manager.model.decision import Decision, Memory, Snapshot
+from manager.model.limits import EVERYTHING
 from manager.model.window import Window
 from manager.store.database import Database
 from manager.store.tokens import Role, create_token
@@ -71,6 +72,7 @@ class Machine:
             policies,
             LoopSettings(name, SLOT_S, 30.0, 1),
             lambda: Clock(site.now_s, site.now_s),
+            limits=EVERYTHING,
         )
         self.agent = Agent(
             self.host,

@@ -6,6 +6,7 @@ from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.cache import DEFAULT, Slot
 from manager.model.histogram import Histogram
+from manager.model.limits import EVERYTHING
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import Mode, Sla
 from manager.model.window import Window
@@ -81,7 +82,7 @@ def test_one_vm_is_released_without_an_agent(rig: CacheRig) -> None:
     rig.host.port = None
     rig.host.listed = {}  # libvirt is not asked
     journal = Journal(rig.folder / "journal.db", rig.host.boot_id)
-    loop = ControlLoop(rig.host, journal, {}, LoopSettings("h1", 1.0, 1.0, 1), rig.clock)
+    loop = ControlLoop(rig.host, journal, {}, LoopSettings("h1", 1.0, 1.0, 1), rig.clock, limits=EVERYTHING)
     result = loop.release("VM released", "web")
     assert not result.troubles
     moved = [(one.knob, one.before, one.after, one.kind) for one in result.cache.outcomes]

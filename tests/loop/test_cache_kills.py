@@ -12,6 +12,7 @@ from manager.host.resctrl.tree import ResctrlFile
 from manager.loop.journal import CacheNote, Journal
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.cache import DEFAULT, Mask, Slot, is_ours
+from manager.model.limits import EVERYTHING
 from manager.model.registration import Application, CacheControl, Tier
 from policies.equal import POLICY as EQUAL
 from tests.fakes.cache_host import CACHE, CacheHost
@@ -134,7 +135,12 @@ class Walk(Rig):
         self.journal = WatchedJournal(self.folder / "journal.db", self.host.boot_id)
         self.journal.killer = self.killer
         self.loop = ControlLoop(
-            self.host, self.journal, {"priority": EQUAL}, LoopSettings("h1", 1.0, 30.0, 20), self.clock
+            self.host,
+            self.journal,
+            {"priority": EQUAL},
+            LoopSettings("h1", 1.0, 30.0, 20),
+            self.clock,
+            limits=EVERYTHING,
         )
 
     def serve(self, **wishes: str) -> None:

@@ -20,6 +20,7 @@ from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.reserve import RESERVE_BYTES, Reserve
 from manager.loop.tick import ControlLoop, LoopSettings
+from manager.model.limits import EVERYTHING
 from policies.priority import POLICY as PRIORITY
 from tests.fakes.examiner import FakeExaminer
 from tests.fakes.host import FakeHost, domain_uuid
@@ -51,7 +52,9 @@ class Life:
         self.metrics = AgentMetrics()
         self.agent = Agent(
             host,
-            ControlLoop(host, self.journal, {"priority": PRIORITY}, LoopSettings("h1", 1.0, 30.0, 20)),
+            ControlLoop(
+                host, self.journal, {"priority": PRIORITY}, LoopSettings("h1", 1.0, 30.0, 20), limits=EVERYTHING
+            ),
             self.journal,
             self.outbox,
             ManagerLink(client, "h1", "0.1.0", folder / "assignment.json", self.outbox),

@@ -16,6 +16,7 @@ from manager.loop.rehearsal import Preview
 from manager.loop.status import VmStatuses, tick_status
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.cache import DEFAULT, Slot
+from manager.model.limits import EVERYTHING
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import CacheControl, Mode
 from policies.equal import POLICY as EQUAL
@@ -63,7 +64,7 @@ def preview(rig: CacheRig) -> Preview:
     """As `equipoise plan` does it: twice, from a copy of the journal."""
     journal = Journal.copy_of(rig.folder / "journal.db", rig.host.boot_id)
     policies = {"equal": EQUAL, "priority": PRIORITY}
-    loop = ControlLoop(rig.host, journal, policies, LoopSettings("h1", 1.0, 30.0, 20), rig.clock)
+    loop = ControlLoop(rig.host, journal, policies, LoopSettings("h1", 1.0, 30.0, 20), rig.clock, limits=EVERYTHING)
     assert isinstance(rig.host.resctrl, Sealed)
     rig.host.resctrl.sealed = True
     enforced = replace(rig.assignment, host=replace(rig.assignment.host, mode=Mode.ENFORCE))

@@ -11,6 +11,7 @@ from manager.errors import JournalError
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.decision import Decision, WeightGoal
 from manager.model.host import CPU_WEIGHT_V2, KnobKey
+from manager.model.limits import EVERYTHING
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import Application, Mode, Tier
 from tests.fakes.host import FakeHost, domain_uuid
@@ -333,7 +334,9 @@ def test_a_broken_policy_changes_nothing(rig: Rig, decision: Decision | Exceptio
     rig.register("web")
     rig.tick()
     after_priority = rig.host.settings()
-    rig.loop = ControlLoop(rig.host, rig.journal, {"odd": Odd(decision)}, LoopSettings("h1", 1.0, 30.0, 20), rig.clock)
+    rig.loop = ControlLoop(
+        rig.host, rig.journal, {"odd": Odd(decision)}, LoopSettings("h1", 1.0, 30.0, 20), rig.clock, limits=EVERYTHING
+    )
     rig.control(policy="odd")
     result = rig.tick()
     assert says in result.troubles[0].text

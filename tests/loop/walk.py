@@ -25,6 +25,7 @@ from manager.loop.journal import Entry, Journal
 from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult, _Seen
 from manager.model.decision import Goal, Plan
 from manager.model.host import HOST_UUID, Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.limits import EVERYTHING
 from manager.model.registration import Mode
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
@@ -353,7 +354,7 @@ class Walk:
         self.journal = FaultyJournal(path, self.host.boot_id, self.director)
         policies = {"equal": EQUAL, "priority": PRIORITY}
         settings = LoopSettings("h1", 1.0, 30.0, 20)
-        self.loop = WatchedLoop(self.host, self.journal, policies, settings, self._clock)
+        self.loop = WatchedLoop(self.host, self.journal, policies, settings, self._clock, EVERYTHING)
         self.loop.wanted, self.loop.host = self.wanted, self.host
 
     def _clock(self) -> Clock:

@@ -70,7 +70,8 @@ def test_variables_with_a_meaning_of_their_own_are_no_settings(name: str) -> Non
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda setting: setting.name)
 def test_every_setting_can_be_set_everywhere_and_has_its_type(setting: Setting, file: Path) -> None:
-    value: Value = setting.choices[-1] if setting.choices else "0-1" if setting.default == "" else setting.default
+    text = {"allow": "mount", "deny": "idle"}.get(setting.name, "0-1")
+    value: Value = setting.choices[-1] if setting.choices else text if setting.default == "" else setting.default
     file.write_text(f"{setting.name} = {value!r}\n")
     variable = f"EQUIPOISE_{setting.name.upper()}"
     for settings in (
@@ -227,4 +228,4 @@ def test_every_setting_has_a_name_of_its_own_a_unit_and_help() -> None:
         assert setting.name == setting.name.lower()
         assert setting.help
         if isinstance(setting.default, float):
-            assert setting.name.endswith(("_s", "_days", "_speed")), "units are in names"
+            assert setting.name.endswith(("_s", "_days", "_speed", "_pcpus")), "units are in names"

@@ -229,6 +229,7 @@ class CapabilitiesBody(Schema):
     topology: TopologyBody = Field(default_factory=TopologyBody)
     warps: list[OfferBody] = Field(default_factory=list, description="mechanisms for warps, the best first")
     scheduler: Text = Field(default="", description="sched_ext scheduler that decides; empty: none")
+    limits: list[Text] = Field(default_factory=list, description="what the agent's own settings forbid")
 
 
 class BatchStatus(Schema):
@@ -283,6 +284,9 @@ class TickStatus(Schema):
         default_factory=list,
         max_length=MOST_BUSY_VMS,
         description="VMs with a vCPU that wanted to run for 75 % of the interval or more, critical ones first",
+    )
+    limited: list[Text] = Field(
+        default_factory=list, description="what was assigned and is not done: the agent's own settings forbid it"
     )
 
 

@@ -92,9 +92,21 @@ def _state_dir(subject: Subject) -> Verdict:
     return works(seen)
 
 
+def _limits(subject: Subject) -> Verdict:
+    """What the agent's own settings say: nothing of it is the manager's."""
+    own = "; ".join(subject.limits.in_words()) or "everything is allowed"
+    logs, asked = subject.log_dirs or "none", subject.probe_networks or "nothing"
+    return works(
+        f"{own}; logs are read in: {logs}; sources may ask: {asked}",
+        "what is missing is said in this host's settings: allow, deny, max_mode, min_pcpus, log_dirs, probe_networks (a"
+        " Prometheus on this host needs loopback)",
+    )
+
+
 CHECKS = (
     Check("agent", AREA, "Agent", _agent),
     Check("journal", AREA, "Journal", _journal),
+    Check("limits", AREA, "Limits of the agent", _limits),
     Check("set-aside", AREA, "Damaged files", _set_aside),
     Check("state-dir", AREA, "State directory", _state_dir, essential=True),
 )

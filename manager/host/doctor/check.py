@@ -14,6 +14,7 @@ from manager.host.doctor.libvirt_view import LibvirtView, look_at_libvirt
 from manager.host.registry import HostPaths
 from manager.model.cpus import CpuSet
 from manager.model.finding import Finding, FindingStatus
+from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Subject:
     """The host that is looked at, and the agent's files on it.
 
     ``managed_cpus`` empty means all online ones. ``quick``: nothing that takes longer than an instant. ``gentle``: no
-    CPU time is used up that VMs could have.
+    CPU time is used up that VMs could have. ``limits``, ``log_dirs`` and ``probe_networks``: the most that the agent
+    does, by its own settings.
     """
 
     paths: HostPaths
@@ -32,6 +34,9 @@ class Subject:
     managed_cpus: CpuSet = frozenset()
     quick: bool = False
     gentle: bool = False
+    limits: AgentLimits = DEFAULT_LIMITS
+    log_dirs: str = ""
+    probe_networks: str = ""
 
     @cached_property
     def libvirt(self) -> LibvirtView:

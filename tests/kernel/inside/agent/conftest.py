@@ -53,6 +53,7 @@ class Agent:
             "EQUIPOISE_STATE_DIR": str(self.folder),
             "EQUIPOISE_HOST_NAME": HOST,
             "EQUIPOISE_INTERVAL_S": "1",
+            "EQUIPOISE_ALLOW": "scheduler",
             "EQUIPOISE_MANAGER_URL": "http://127.0.0.1:1",
         }
         command = [sys.executable, "-m", "manager.cli", "agent"]

@@ -14,6 +14,7 @@ from manager.host.kernel_host import KernelHost
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
 from manager.model.host import KnobKey, KnobValue, VmInstance
+from manager.model.limits import EVERYTHING
 from manager.model.records import Knob, OutcomeKind
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
 from policies.equal import POLICY as EQUAL
@@ -28,7 +29,9 @@ class Agent:
         self.host = open_host(*vms)
         self.journal = Journal(journal, self.host.boot_id)
         policies = {"equal": EQUAL, "priority": PRIORITY}
-        self._loop = ControlLoop(self.host, self.journal, policies, LoopSettings("guest", 1.0, 30.0, 20))
+        self._loop = ControlLoop(
+            self.host, self.journal, policies, LoopSettings("guest", 1.0, 30.0, 20), limits=EVERYTHING
+        )
 
     def tick(self, assignment: Assignment) -> TickResult:
         result = self._loop.tick(assignment, {})
