@@ -123,6 +123,7 @@ def test_nothing_is_said_without_evidence(site: Api) -> None:
 
 
 def test_without_ticks_it_is_unknown_why(site: Api) -> None:
+    site.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
     site.ok("POST", f"/hosts/{HOST}/report", report(windows=[slot(-5, 40.0), slot(0, 40.0)]))
     found = site.ok("GET", "/applications/shop/evidence")
     assert (found["verdict"], found["violation"]["missed"]) == ("unknown", 2)
