@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import socket
 import time
 from collections import OrderedDict
@@ -225,7 +226,11 @@ def unix_door(path: Path) -> Door:
         path.unlink()  # of a process that ended; one at a time has the state directory
     door = Door(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        door.bind(str(path))
+        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            door.bind(f"/dev/fd/{folder}/{path.name}")  # the path itself may be too long for a socket
+        finally:
+            os.close(folder)
         path.chmod(0o660)  # nobody is let in before it listens
         door.listen(BACKLOG)
         door.setblocking(False)

@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from asyncio import sslproto
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from manager.serving.pool import Pool
 _DRAIN_S = 10
 _HUNG_S = 30.0
 _TLS_BYTES = 32 * 1024
-_SWEEP_S = 1.0
+_TURN_S = 0.5
 _HEAD_BYTES = 32 * 1024
 _PROBE_THREADS = 2
 _MOST_WAITING = 1024
@@ -49,6 +50,21 @@ class Lanes:
 
 # What asyncio has for each connection by TLS, 256 KiB, would make a flood of handshakes cost as many MiB.
 sslproto.SSLProtocol.max_size = _TLS_BYTES
+
+
+class _Server(uvicorn.Server):
+    """Looks around twice a second, not ten times: an agent that has nothing to do sleeps."""
+
+    def __init__(self, config: uvicorn.Config, turned: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._turned = turned
+
+    async def main_loop(self) -> None:
+        """Until it should exit."""
+        while not await self.on_tick(0):
+            self._turned()
+            await asyncio.sleep(_TURN_S)
+        self._turned()
 
 
 class HttpServer:
@@ -98,11 +114,11 @@ class HttpServer:
             Lane.STREAM: Pool("stream", lanes.streams, 0),
         }
         application = Edge(app, self._pools, lanes.of, self._guests, trusted_proxy, edge or EdgeLimits())
-        self._server = uvicorn.Server(_config(application, tls))
+        self._server = _Server(_config(application, tls), self._turn)
         self._scheme = "https" if tls else "http"
         self._turned_s = time.monotonic()
         self._probe: tuple[float, concurrent.futures.Future[None]] | None = None
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="http", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
@@ -141,20 +157,14 @@ class HttpServer:
         for pool in self._pools.values():
             pool.close()
 
-    async def _run(self) -> None:
-        sweeping = asyncio.create_task(self._sweep())
-        try:
-            await self._server.serve(sockets=list(self._doors))
-        finally:
-            sweeping.cancel()
+    def _run(self) -> None:
+        asyncio.run(self._server.serve(sockets=list(self._doors)))
 
-    async def _sweep(self) -> None:
-        while True:
-            self._turned_s = time.monotonic()
-            self._guests.sweep()
-            if self._server.should_exit:
-                self._guests.leave_all()
-            await asyncio.sleep(_SWEEP_S)
+    def _turn(self) -> None:
+        self._turned_s = time.monotonic()
+        self._guests.sweep()
+        if self._server.should_exit:
+            self._guests.leave_all()
 
 
 def _config(application: Edge, tls: ssl.SSLContext | None) -> uvicorn.Config:

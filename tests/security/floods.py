@@ -30,9 +30,9 @@ def connected(port: int, source: str) -> socket.socket:
     return opened
 
 
-def resident(pid: int) -> int:
-    """Bytes of memory that are the process's own."""
-    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+def resident(pid: int | None) -> int:
+    """Bytes of memory that are the process's own; None: this one's."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid or 'self'}/status").read_text().splitlines())
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
