@@ -41,6 +41,7 @@ CAPABILITIES = {
     "warnings": ["no resctrl"],
     "idle_class": True,
     "limits_real_time": True,
+    "limits": [],
     "topology": {
         "cpus": [
             {"number": 1, "core": 1, "socket": 0, "node": 0, "l3": 0, "capacity": 1.0, "isolated": False},
@@ -152,6 +153,9 @@ def tick(**changes: Any) -> dict[str, Any]:
         "warp": None,
         "cache": None,
         "stalled_s": None,
+        "discovery_age_s": None,
+        "busy_vcpus": [],
+        "limited": [],
         **changes,
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -29,6 +30,10 @@ def test_every_write_is_audited(sqlite_api: Api, route: Route) -> None:
         sqlite_api.ok("POST", "/users", {"name": "alice", "role": "operator", "password": "correct horse"})
         if route.method == "DELETE":
             sqlite_api.ok("POST", "/join-tokens", {"name": "new"})
+        if route.rule.endswith("/replace-agent"):
+            for digit in "12":
+                agent = {"Equipoise_Instance": str(UUID(digit * 32)), "Equipoise_Boot": f"boot-{digit}"}
+                sqlite_api.call("POST", "/hosts/kvm1/report", report(), "host", **agent)
     before = len(audit(sqlite_api))
     sqlite_api.clock.now_s += 1
     sqlite_api.ok(route.method, route.path, route.body)
