@@ -18,9 +18,10 @@ from manager.errors import SignInRefused
 from manager.limits import Turns
 from manager.model.registration import NAME_PATTERN
 from manager.store.access_models import SessionRow, TokenRow, UserRow
-from manager.store.audit import UNKNOWN, Actor, actor_of, record
+from manager.store.audit import actor_of, record
 from manager.store.database import Database
 from manager.store.registered import find
+from manager.store.sign_in_audit import record_refusal
 from manager.store.throttle import count_try, forgive, refuse_try
 from manager.store.tokens import MACHINES, Principal, PrincipalKind, Role, has_expired, hash_secret
 from manager.store.users import is_password
@@ -86,7 +87,7 @@ def sign_in(
             principal = _principal(token)
         if principal is None:
             shown = known if user or token else ""  # a name that nobody has may be a password in the wrong field
-            record(session, Actor(UNKNOWN, shown, "", address), "session.refuse", shown, now)
+            record_refusal(session, shown, address, now)
         else:
             forgive(session, name)
             of_user = principal.kind is PrincipalKind.USER

@@ -24,7 +24,10 @@ FAILURES = 5
 WINDOW = timedelta(minutes=15)
 FIRST_WAIT = timedelta(seconds=30)
 MOST_ROWS = 10_000
-"""Failures that are kept, of all names and networks: beyond them nobody signs in until some are forgotten."""
+"""Failures that are kept, of all names and networks; beyond them the oldest are forgotten.
+
+One password is looked at at a time, about ten a second: filling the table takes longer than ``WINDOW``.
+"""
 KEEP = 2 * WINDOW
 """How long a failure may count: for a window before a later one, which has others wait as long again at most."""
 AHEAD = timedelta(minutes=1)
@@ -35,9 +38,6 @@ def refuse_try(database: Database, name: str, address: str, now: datetime) -> No
     """Raises SignInThrottled as ``count_try`` does, but writes nothing, so that a flood of tries costs little."""
     with database.reading() as session:
         _refuse(session, SignInFailureRow(at=now, name_hash=hash_secret(name), network=_network(address)), now)
-        failures = session.scalar(select(func.count(SignInFailureRow.id)).where(~counts_no_more(now)))
-    if (failures or 0) >= MOST_ROWS:
-        raise SignInThrottled(math.ceil(FIRST_WAIT.total_seconds()))
 
 
 def count_try(database: Database, name: str, address: str, now: datetime) -> None:
@@ -49,6 +49,7 @@ def count_try(database: Database, name: str, address: str, now: datetime) -> Non
     with database.registering() as session:
         session.execute(delete(SignInFailureRow).where(SignInFailureRow.at > now + AHEAD))
         _refuse(session, row, now)
+        _make_room(session)
         session.add(row)
 
 
@@ -59,6 +60,19 @@ def _refuse(session: Session, row: SignInFailureRow, now: datetime) -> None:
     ]
     if max(waits) > timedelta(0):
         raise SignInThrottled(math.ceil(max(waits).total_seconds()))
+
+
+def _make_room(session: Session) -> None:
+    excess = (session.scalar(select(func.count(SignInFailureRow.id))) or 0) - MOST_ROWS + 1
+    if excess > 0:
+        oldest = select(SignInFailureRow.id).order_by(SignInFailureRow.id).limit(excess)
+        session.execute(delete(SignInFailureRow).where(SignInFailureRow.id.in_(oldest)))
+
+
+def count_failures(session: Session, since: datetime, until: datetime) -> int:
+    """Failures after a time and up to another, as far as they are kept."""
+    between = (SignInFailureRow.at > since) & (SignInFailureRow.at <= until)
+    return session.scalar(select(func.count(SignInFailureRow.id)).where(between)) or 0
 
 
 def forgive(session: Session, name: str) -> None:

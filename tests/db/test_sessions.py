@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 
@@ -9,8 +10,9 @@ import pytest
 from sqlalchemy import select
 
 from manager.errors import Conflict, InvalidRequest, NotFound, SignInRefused, SignInThrottled
-from manager.store import throttle, users
-from manager.store.access_models import SessionRow, SignInFailureRow, UserRow
+from manager.store import sessions, sign_in_audit, throttle, users
+from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow, UserRow
+from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database
 from manager.store.registered import delete, get
 from manager.store.retention import prune_access
@@ -353,3 +355,42 @@ def test_what_counts_no_more_is_removed(store: Database) -> None:
     assert prune_access(store, after(hours=12), timedelta(hours=12) - timedelta(seconds=1), long_ago) == 1, (
         "the sign-in, from the audit"
     )
+
+
+def test_a_full_table_of_failures_locks_nobody_out_and_the_oldest_are_forgotten(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(throttle, "MOST_ROWS", 20)
+    for number in range(30):
+        fail(store, 1, after(seconds=number), f"guess-{number}", f"198.51.100.{number}")
+    assert enter(store, now=after(seconds=31)).principal == ALICE
+    fail(store, 5, after(seconds=32), "bob", "203.0.113.1")
+    assert wait_s(store, after(seconds=32), "bob", "203.0.113.2") == 30, "the newest count"
+    with store.reading() as session:
+        assert len(session.scalars(select(SignInFailureRow)).all()) == 20
+
+
+def test_a_flood_of_failures_adds_few_rows_to_the_audit_and_they_count_it(
+    store: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "is_password", lambda *_: False)
+    monkeypatch.setattr(sign_in_audit, "MOST_A_DAY", 10)
+
+    def refused(minute: int, name: str = "") -> None:
+        with pytest.raises(SignInRefused):
+            address = f"198.51.100.{minute % 250}"
+            sign_in(store, name or f"guess-{minute}", "x", address, after(minutes=minute), DEFAULT_LIMITS)
+
+    def entries() -> Sequence[AuditRow]:
+        with store.reading() as session:
+            return list_audit(session, AuditFilter(object_kind="session"), None, 1000)
+
+    for minute in range(75):
+        refused(minute)
+    refused(75, "alice")
+    [named, *guesses] = entries()
+    assert named.who == "alice", "what others guessed hides nothing"
+    assert len(guesses) == 10 + 3
+    assert guesses[0].after == {"failures": 30, "since": after(minutes=40).isoformat()}
+    refused(3 * 24 * 60)
+    assert entries()[0].after is None, "another day has rows of its own"
