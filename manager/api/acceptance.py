@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,14 +22,15 @@ _MOST_ID = 100
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What is to be stored of a report, and what is not, with the reasons."""
+    """What is to be stored of a report, and what is not, with the reasons; ``future`` windows ended too late."""
 
     body: ReportIn
     refused: list[RefusedItem]
+    future: int = 0
 
 
-def read_report(host: str, content: bytes) -> Accepted:
-    """A report of an agent of ``host``.
+def read_report(host: str, content: bytes, latest: Callable[[datetime], datetime]) -> Accepted:
+    """A report of an agent of ``host``. ``latest`` answers until when a window may end that is said to end then.
 
     Items of another host, listed twice, impossible, or out of range are left out, as are capabilities, a tick or
     findings that cannot be accepted. Raises BadRequest for what is no JSON, InvalidFields for what is no report.
@@ -42,22 +44,25 @@ def read_report(host: str, content: bytes) -> Accepted:
         name, index = spoilt.place
         found = field_error(ReportIn, spoilt.error)
         refused.append(_refused(found, _id_of(spoilt.value) if index is not None else name))
+    future = sum(one.end > latest(one.end) for one in read.model.windows)
     kept: dict[str, list[Any]] = {}
-    for name, items, judge in _judges(host, read.model):
+    for name, items, judge in _judges(host, read.model, latest):
         bad = {index: text for index, one in enumerate(items) if (text := judge(one))}
         for index, (field, message) in bad.items():
             place = f"{name}[{read.number(name, index)}].{field}"
             refused.append(_refused(FieldError(place, message), _id_of(items[index].model_dump(mode="json"))))
         if bad:
             kept[name] = [one for index, one in enumerate(items) if index not in bad]
-    return Accepted(read.model.model_copy(update=kept) if kept else read.model, refused)
+    return Accepted(read.model.model_copy(update=kept) if kept else read.model, refused, future)
 
 
 Judge = Callable[[Any], tuple[str, str] | None]
 """Tells of an item which field is refused and why, None: it is accepted. Asked in the order of the list."""
 
 
-def _judges(host: str, body: ReportIn) -> Iterator[tuple[str, Sequence[Any], Judge]]:
+def _judges(
+    host: str, body: ReportIn, latest: Callable[[datetime], datetime]
+) -> Iterator[tuple[str, Sequence[Any], Judge]]:
     def of_this_host(one: Any) -> tuple[str, str] | None:
         refused = f"{shown(one.host)} is refused; allowed: {host}, which is reporting"
         return None if one.host == host else ("host", refused)
@@ -67,7 +72,7 @@ def _judges(host: str, body: ReportIn) -> Iterator[tuple[str, Sequence[Any], Jud
     yield "vms", body.vms or (), _once("vm", lambda one: str(one.vm))
     yield "domains", body.domains or (), _once("libvirt_uuid", lambda one: str(one.libvirt_uuid))
     yield "sources", body.sources or (), _once("source", lambda one: f"{one.application} {one.source}")
-    yield "windows", body.windows, _possible
+    yield "windows", body.windows, lambda one: _possible(one, latest(one.end))
 
 
 def _once(field: str, name_of: Callable[[Any], str]) -> Judge:
@@ -83,7 +88,9 @@ def _once(field: str, name_of: Callable[[Any], str]) -> Judge:
     return judge
 
 
-def _possible(window: WindowBody) -> tuple[str, str] | None:
+def _possible(window: WindowBody, latest: datetime) -> tuple[str, str] | None:
+    if window.end > latest:
+        return "end", f"{shown(window.end)} is refused; allowed: at most {latest}, by the clocks of host and manager"
     if window.start > window.end:
         return "start", f"{shown(window.start)} is refused; allowed: at most the end, {window.end}"
     count = sum(window.buckets.values())

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -39,9 +40,10 @@ from manager.api.schemas import (
     VmStatus,
 )
 from manager.api.schemas.assignment import ORDERS_HEADER, TELLS_REFUSED
-from manager.control.dating import dated
+from manager.control.dating import dated, latest_end
 from manager.errors import Conflict
 from manager.store.applications import keep_applications
+from manager.store.behind import manager_behind_s
 from manager.store.claims import Refused, Reported, take_statuses
 from manager.store.hosts import (
     put_findings,
@@ -62,7 +64,6 @@ from manager.store.windows import replace_windows
 
 Item = TypeVar("Item", RecordBody, EventBody)
 
-_MOST_AHEAD_S = 86_400.0
 _REPORT_BODY: dict[str, Any] = {"required": True, "content": {"application/json": {"schema": reference(ReportIn)}}}
 
 
@@ -78,14 +79,14 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     def report(path: NamePath) -> Response:
         """Take an agent's report. An unknown host is registered with the default settings.
 
-        Items that cannot be accepted are left out and named in the answer; all others are taken, or none. Windows of
-        applications that the host does not serve are left out, as are those that are of the future by the host's own
-        clock, too. Fields that are not known are passed over.
+        Items that cannot be accepted are left out and named in the answer, as windows that are of the future by the
+        host's own clock, too; all others are taken, or none. Windows of applications that the host does not serve are
+        left out. Fields that are not known are passed over.
         """
         protocol = refuse_too_old()
         if not request.is_json:
             raise UnsupportedMediaType("send the body as application/json")
-        accepted = read_report(path.name, request.get_data(cache=False))
+        accepted = read_report(path.name, request.get_data(cache=False), _latest(context, path.name))
         taken = _store(context, assignments, path.name, accepted, protocol)
         if isinstance(taken, str):
             metrics.agent_refused()
@@ -157,11 +158,10 @@ def _unless_known(found: BaseModel, header: AssignmentConditions, orders: int) -
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What was stored of a report, VMs that were not, and windows that are of the future."""
+    """What was stored of a report, and VMs that were not."""
 
     stored: ReportOut
     foreign: list[Refused]
-    future: int
 
 
 def _store(
@@ -178,8 +178,7 @@ def _store(
         if accepted.refused and protocol < TELLS_REFUSED:
             tell_refused(session, name, told_of(name, accepted.refused), now)
     stored.refused = accepted.refused if protocol >= TELLS_REFUSED else []
-    latest = _latest(context, now, ahead_s)
-    return _Taken(stored, foreign, sum(one.end > latest for one in accepted.body.windows))
+    return _Taken(stored, foreign)
 
 
 def _count(metrics: Metrics, accepted: Accepted, taken: _Taken) -> None:
@@ -188,14 +187,21 @@ def _count(metrics: Metrics, accepted: Accepted, taken: _Taken) -> None:
     metrics.claims_refused(one.why for one in taken.foreign)
     metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
     metrics.windows_taken("stored", stored.stored_windows)
-    metrics.windows_taken("future", taken.future)
-    metrics.windows_taken("unknown", len(accepted.body.windows) - taken.future - stored.stored_windows)
+    metrics.windows_taken("future", accepted.future)
+    metrics.windows_taken("unknown", len(accepted.body.windows) - stored.stored_windows)
 
 
-def _latest(context: ManagerContext, now: datetime, ahead_s: float | None) -> datetime:
-    """Until when a window may end: what is now for the host, by its own clock, if that is less than a day ahead."""
-    ahead_s = ahead_s if ahead_s is not None and 0 < ahead_s < _MOST_AHEAD_S else 0.0
-    return now + timedelta(seconds=context.skew_s + ahead_s)
+def _latest(context: ManagerContext, host: str) -> Callable[[datetime], datetime]:
+    """Until when a window of a host may end, as ``latest_end`` says; the database is asked for those that are ahead."""
+    now, ahead_s, skew = context.now(), clock_ahead_s(), timedelta(seconds=context.skew_s)
+
+    @cache
+    def ahead() -> datetime:
+        with context.database.reading() as session:
+            behind_s = manager_behind_s(session, host, ahead_s, context.boot(), now.timestamp(), context.skew_s)
+        return latest_end(now, ahead_s, behind_s, skew)
+
+    return lambda end: now + skew if end <= now + skew else ahead()
 
 
 def _take(
@@ -230,22 +236,21 @@ def _take(
             if one.application in here
         }
         replace_source_statuses(session, row, statuses, now)
-    latest = _latest(context, now, ahead_s)
 
     def date(items: Iterable[TickBody | RecordBody | EventBody]) -> dict[datetime, datetime]:
         return dated([one.at for one in items], now, ahead_s, timedelta(seconds=context.skew_s))
 
     ends = served_until(session, name, here.values()) if body.windows else {}
     windows = [
-        window_of(one.application, one)
-        for one in body.windows
-        if one.end <= latest and _serves(ends, here.get(one.application), one.end)
+        window_of(one.application, one) for one in body.windows if _serves(ends, here.get(one.application), one.end)
     ]
     stored = ReportOut(
         stored_decisions=store_new(session, DecisionRow, _rows(body.decisions, _decision_row, date)),
         stored_events=store_new(session, EventRow, _rows(body.events, _event_row, date)),
         stored_ticks=store_ticks(session, name, *_tick_bodies(body.ticks, date)),
-        stored_windows=replace_windows(session, name, here, windows, context.slot_length),
+        stored_windows=replace_windows(
+            session, name, here, windows, context.slot_length, now + timedelta(seconds=context.skew_s)
+        ),
         vms_missing=missing,
     )
     return stored, foreign

@@ -266,7 +266,7 @@ class WindowRow(Base):
     ``slot`` is the aligned start of the slot; ``start_at`` .. ``end_at`` is the time the samples really cover.
     ``origin`` is the host whose agent counted them, empty for those that were posted to the manager. ``buckets`` maps
     bucket numbers (as text) of ``manager.model.histogram`` to counts, ``requests`` and ``ready`` are those of
-    ``manager.model.window``.
+    ``manager.model.window``. ``ahead``: it was of the future when it arrived.
     """
 
     __tablename__ = "windows"
@@ -282,6 +282,7 @@ class WindowRow(Base):
     buckets: Mapped[dict[str, int]]
     requests: Mapped[float | None]
     ready: Mapped[Json | None]
+    ahead: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class RollupRow(Base):

@@ -34,6 +34,7 @@ PUSHED = ""
 """Origin of response times that were posted to the manager."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_END = datetime.max.replace(tzinfo=UTC)
 _TICK = timedelta(microseconds=1)
 _BATCH = 100  # groups of applications looked up by one statement
 _COLUMNS = (  # read alone: making objects of rows takes longer than reading them
@@ -75,12 +76,18 @@ def add_samples(session: Session, application: str, windows: Collection[Window],
 
 
 def replace_windows(
-    session: Session, origin: str, applications: Mapping[str, int], windows: Iterable[Window], slot_length: timedelta
+    session: Session,
+    origin: str,
+    applications: Mapping[str, int],
+    windows: Iterable[Window],
+    slot_length: timedelta,
+    latest: datetime = _END,
 ) -> int:
     """Take the whole contents of slots as a host's agent knows them, and tell how many windows that were.
 
     ``applications`` are row numbers by name; windows of others are left out. Of several contents of a slot the one with
-    the most samples stays: slots only grow, and an agent that was started anew counts from 0.
+    the most samples stays: slots only grow, and an agent that was started anew counts from 0. One that ended after
+    ``latest`` when it arrived, by whichever clock was wrong, makes room for one that comes when its time has come.
     """
     rows: dict[tuple[int, datetime], dict[str, Any]] = {}
     taken = 0
@@ -91,6 +98,7 @@ def replace_windows(
         taken += 1
         slot = slot_start(_time(window.end_s), slot_length)
         row = {"application_id": number, "slot": slot, "origin": origin, **columns_of(window)}
+        row["ahead"] = slot > latest - slot_length
         known = rows.setdefault((number, slot), row)
         if (known["count"], known["end_at"]) <= (row["count"], row["end_at"]):
             rows[number, slot] = row
@@ -98,10 +106,11 @@ def replace_windows(
         note_windows(session, MINUTE, ((number, slot, origin) for number, slot in rows))
         insert = insert_for(session, WindowRow)
         changed = {
-            name: insert.excluded[name] for name in ("start_at", "end_at", "count", "buckets", "requests", "ready")
+            name: insert.excluded[name]
+            for name in ("start_at", "end_at", "count", "buckets", "requests", "ready", "ahead")
         }
         unique = ["application_id", "slot", "origin"]
-        more = WindowRow.count <= insert.excluded["count"]
+        more = (WindowRow.count <= insert.excluded["count"]) | (WindowRow.ahead & ~insert.excluded["ahead"])
         statement = insert.on_conflict_do_update(index_elements=unique, set_=changed, where=more)
         session.execute(statement, [rows[place] for place in sorted(rows)])
     return taken

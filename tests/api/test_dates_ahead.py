@@ -9,10 +9,12 @@ import pytest
 from sqlalchemy import select
 
 from manager.model.records import Severity
-from manager.store.models import EventRow, TickRow
+from manager.store.arrivals import Arrivals
+from manager.store.models import EventRow, TickRow, WindowRow
 from manager.store.records import store_new
 from manager.store.silence import host_event
-from tests.api.conftest import HOST, START, Api, event, record, report, tick_of
+from tests.aging import Machine
+from tests.api.conftest import HOST, START, Api, event, moment, record, report, tick_of, window
 
 FAR = "9998-12-31T23:59:59Z"
 YEAR_S = 365 * 86_400
@@ -24,8 +26,9 @@ def site(api: Api) -> Api:
     return api
 
 
-def send(api: Api, ahead: str = "", **changes: Any) -> Any:
-    headers = {"Equipoise_Clock_Ahead": ahead} if ahead else {}
+def send(api: Api, ahead: str = "", protocol: str = "", **changes: Any) -> Any:
+    given = {"Equipoise_Clock_Ahead": ahead, "Equipoise_Protocol": protocol}
+    headers = {name: value for name, value in given.items() if value}
     return api.ok("POST", f"/hosts/{HOST}/report", report(**changes), role="host", **headers)
 
 
@@ -77,3 +80,52 @@ def test_the_audit_is_in_the_order_in_which_things_were_done(site: Api) -> None:
     found = [one["object"] for one in site.ok("GET", "/audit")["items"]]
     assert found[:2] == ["now", "then"]
     assert datetime.fromtimestamp(site.clock(), UTC) == START
+
+
+@pytest.fixture
+def shop_site(shop: Api) -> Api:
+    shop.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
+    return shop
+
+
+def counts(api: Api) -> dict[str, int]:
+    return {one["end"]: one["count"] for one in api.ok("GET", "/applications/shop/windows")["items"]}
+
+
+@pytest.mark.parametrize("back_s", [7200, YEAR_S])
+def test_windows_are_kept_while_the_manager_s_clock_is_set_back(shop_site: Api, back_s: int) -> None:
+    """From the first report on, when the agent has not found out yet."""
+    Arrivals(shop_site.database, shop_site.clock, Machine(0).boot_clock)("windows", WindowRow.id, timedelta(days=1))
+    shop_site.clock.now_s -= back_s
+    for number, ahead in enumerate(("0", str(back_s), str(back_s))):
+        windows = [window(end=5 * number, count=10 + number)]
+        assert send(shop_site, ahead, windows=windows)["stored_windows"] == 1
+        shop_site.clock.now_s += 5
+    shop_site.clock.now_s += back_s
+    assert counts(shop_site) == {moment(0): 10, moment(5): 11, moment(10): 12}
+
+
+def test_a_manager_that_began_with_a_clock_that_is_behind_believes_the_hosts_that_agree(shop_site: Api) -> None:
+    shop_site.clock.now_s -= YEAR_S
+    headers = {"Equipoise_Clock_Ahead": str(YEAR_S)}
+    assert send(shop_site, str(YEAR_S), windows=[window()])["stored_windows"] == 0, "it alone may be wrong itself"
+    shop_site.ok("POST", "/hosts/kvm2/report", report(), role="other host", **headers)
+    assert send(shop_site, str(YEAR_S), windows=[window()])["stored_windows"] == 1
+
+
+def test_a_window_that_nobody_can_date_is_named_in_the_answer_and_not_taken(shop_site: Api) -> None:
+    windows = [window("shop", 0), window("shop", 61), window("shop", 5)]
+    answer = send(shop_site, protocol="2", windows=windows)
+    assert (answer["stored_windows"], [one["field"] for one in answer["refused"]]) == (2, ["windows[1].end"])
+    assert "is refused; allowed: at most 2026-03-01 12:01:00" in answer["refused"][0]["message"]
+    answer = send(shop_site, str(2 * 86_400), protocol="2", windows=[window(end=2 * 86_400)])
+    assert len(answer["refused"]) == 1, "a host's clock alone is believed for a day"
+
+
+def test_a_slot_that_came_from_the_future_does_not_hide_the_one_that_comes_in_its_time(shop_site: Api) -> None:
+    assert send(shop_site, "3600", windows=[window(end=3600, count=50)])["stored_windows"] == 1
+    assert send(shop_site, "3600", windows=[window(end=3600, count=60)])["stored_windows"] == 1, "it grew"
+    shop_site.clock.now_s += 3601
+    for count, expected in ((5, 5), (20, 20), (3, 20)):
+        send(shop_site, "0", windows=[window(end=3600, count=count)])
+        assert counts(shop_site)[moment(3600)] == expected
