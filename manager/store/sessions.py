@@ -122,8 +122,8 @@ def find_session(
     row, owner = found
     if min(row.expires_at, row.last_seen_at + limits.idle) <= now:
         return None
-    if row.created_at > now + _AHEAD:
-        return None  # begun by a clock that was ahead: it would last until that time comes
+    if row.last_seen_at > now + _AHEAD:
+        return None  # used by a clock that was ahead, or before this one was set back: it would last until then
     if isinstance(owner, TokenRow) and has_expired(owner, now):
         return None
     if used and now - row.last_seen_at >= _LAST_SEEN_STEP:
@@ -149,7 +149,11 @@ def list_sessions(session: Session, principal: Principal, now: datetime, limits:
     query = (
         select(SessionRow)
         .join(owner, owner.id == column)
-        .where(owner.name == principal.name, SessionRow.expires_at > now, SessionRow.last_seen_at > now - limits.idle)
+        .where(
+            owner.name == principal.name,
+            SessionRow.expires_at > now,
+            SessionRow.last_seen_at.between(now - limits.idle, now + _AHEAD),
+        )
     )
     return session.scalars(query.order_by(SessionRow.created_at.desc(), SessionRow.id.desc())).all()
 

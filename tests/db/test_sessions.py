@@ -332,6 +332,19 @@ def test_a_session_that_a_clock_that_was_ahead_began_does_not_last_until_then(st
     assert find_session(store, signed_in.secret, NOW, DEFAULT_LIMITS) is None
 
 
+@pytest.mark.parametrize("back", [timedelta(minutes=10), timedelta(hours=2), timedelta(days=365)])
+def test_a_session_that_was_used_before_the_clock_was_set_back_ends(store: Database, back: timedelta) -> None:
+    """Else it would last longer by as much."""
+    signed_in = enter(store, now=NOW - timedelta(minutes=5))
+
+    def goes_on(now: datetime) -> tuple[bool, int]:
+        with store.reading() as session:
+            listed = list_sessions(session, signed_in.principal, now, DEFAULT_LIMITS)
+        return find_session(store, signed_in.secret, now, DEFAULT_LIMITS, used=False) is not None, len(listed)
+
+    assert (goes_on(NOW), goes_on(NOW - back)) == ((True, 1), (False, 0))
+
+
 @pytest.mark.parametrize("ahead", [timedelta(minutes=10), timedelta(hours=2), timedelta(days=365)])
 def test_failures_that_a_clock_that_was_ahead_dated_lock_nobody_out_neither_now_nor_then(
     store: Database, ahead: timedelta
