@@ -112,7 +112,7 @@ def make_server(
     )
     metrics = Metrics(context)
     app = create_app(context, metrics)
-    changes = Changes(database, settings.whole("live_streams"))
+    changes = Changes(database, settings.whole("live_streams"), clock=context.clock)
     add_pages(app, context, changes)
     http = HttpServer(
         app,

@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import logging
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -70,9 +72,15 @@ def parse_topic(text: str) -> Topic:
 class Changes:
     """One a process. Thread-safe."""
 
-    def __init__(self, database: Database, most: int, period_s: float = PERIOD_S) -> None:
-        """``most`` is how many may follow at once; the database is asked every ``period_s`` seconds."""
+    def __init__(
+        self, database: Database, most: int, period_s: float = PERIOD_S, clock: Callable[[], float] = time.time
+    ) -> None:
+        """``most`` is how many may follow at once; the database is asked every ``period_s`` seconds.
+
+        ``clock`` answers seconds since the epoch.
+        """
         self._database = database
+        self._clock = clock
         self._most = most
         self._period_s = period_s
         self._followed: Counter[Topic] = Counter()
@@ -144,24 +152,30 @@ class Changes:
 
     def _ask(self, topics: Sequence[Topic]) -> dict[Topic, str]:
         with self._database.reading() as session:
-            return {topic: _mark(session, topic) for topic in topics}
+            now = datetime.fromtimestamp(self._clock(), UTC)
+            return {topic: _mark(session, topic, now) for topic in topics}
 
 
-def _mark(session: Session, topic: Topic) -> str:
-    row = session.execute(select(*_newest(topic), *_registered())).one()
+def _mark(session: Session, topic: Topic, now: datetime) -> str:
+    row = session.execute(select(*_newest(topic, now), *_registered())).one()
     return hashlib.blake2b(repr(tuple(row)).encode(), digest_size=8).hexdigest()
 
 
-def _newest(topic: Topic) -> list[ScalarSelect[Any]]:
-    """Newest rows of what a page about the topic shows, each found by an index."""
+def _newest(topic: Topic, now: datetime) -> list[ScalarSelect[Any]]:
+    """Newest rows of what a page about the topic shows, each found by an index.
+
+    They are the last that arrived, or the newest that are not of the future: what a clock that was ahead dated would
+    hide all others until then.
+    """
     match topic.kind:
         case TopicKind.FLEET:
-            return [_last(TickRow.id), _last(WindowRow.slot), _silent()]
+            return [_last(TickRow.id), _last(WindowRow.id), _silent()]
         case TopicKind.WHY:
             return [_last(DecisionRow.id), _last(EventRow.id)]
         case TopicKind.HOST:
-            tick = _last(TickRow.at, TickRow.host == topic.name)
-            return [tick, _last(DecisionRow.at, DecisionRow.host == topic.name), _silent()]
+            tick = _last(TickRow.at, TickRow.host == topic.name, TickRow.at <= now)
+            decision = _last(DecisionRow.at, DecisionRow.host == topic.name, DecisionRow.at <= now)
+            return [tick, decision, _silent()]
         case TopicKind.APPLICATION:
             number = select(ApplicationRow.id).where(ApplicationRow.name == topic.name).scalar_subquery()
             serving = (
@@ -171,9 +185,10 @@ def _newest(topic: Topic) -> list[ScalarSelect[Any]]:
                 .join(TierRow, TierRow.id == TierVmRow.tier_id)
                 .where(TierRow.application_id == number)
             )
-            tick = select(func.max(TickRow.at)).where(TickRow.host == HostRow.name).correlate(HostRow).scalar_subquery()
+            newest = select(func.max(TickRow.at)).where(TickRow.host == HostRow.name, TickRow.at <= now)
+            tick = newest.correlate(HostRow).scalar_subquery()
             ticks = select(func.max(tick)).where(HostRow.id.in_(serving)).scalar_subquery()
-            return [_last(WindowRow.slot, WindowRow.application_id == number), ticks]
+            return [_last(WindowRow.slot, WindowRow.application_id == number, WindowRow.slot <= now), ticks]
 
 
 def _silent() -> ScalarSelect[Any]:

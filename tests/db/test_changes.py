@@ -8,13 +8,20 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from manager.errors import Busy
-from manager.model.registration import HostSpec, VmClass, VmSpec
+from manager.model.histogram import Histogram
+from manager.model.registration import Application, HostSpec, VmClass, VmSpec
+from manager.model.window import Window
+from manager.store.applications import put_application
 from manager.store.changes import Changes, Topic, TopicKind, parse_topic
 from manager.store.database import Database
 from manager.store.hosts import put_host
+from manager.store.models import ApplicationRow
+from manager.store.registered import get
 from manager.store.ticks import store_ticks
 from manager.store.vms import put_vm
+from manager.store.windows import replace_windows
 
+SLOT, YEAR = timedelta(seconds=5), timedelta(days=365)
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FLEET = Topic(TopicKind.FLEET)
 LONG_S = 20.0
@@ -22,7 +29,7 @@ LONG_S = 20.0
 
 @pytest.fixture
 def changes(database: Database) -> Changes:
-    return Changes(database, most=3, period_s=0.02)
+    return Changes(database, most=3, period_s=0.02, clock=(NOW + SLOT).timestamp)
 
 
 def tick(database: Database, host: str, second: int) -> None:
@@ -48,6 +55,32 @@ def test_a_follower_is_told_of_a_tick(changes: Changes, database: Database) -> N
         mark = wait("", 0)
         assert wait(mark, 0.1) == mark
         tick(database, "kvm1", 1)
+        assert wait(mark, LONG_S) != mark
+    changes.close()
+
+
+def window(database: Database, number: int, at: datetime) -> None:
+    with database.writing() as session:
+        one = Window("shop", at.timestamp(), (at + SLOT).timestamp(), Histogram.of([5e3]))
+        replace_windows(session, "kvm1", {"shop": number}, [one], SLOT)
+
+
+@pytest.mark.parametrize("kind", ["fleet", "host", "application"])
+def test_what_a_clock_that_was_ahead_dated_hides_nothing_that_comes_later(
+    changes: Changes, database: Database, kind: str
+) -> None:
+    with database.registering() as session:
+        put_application(session, Application("shop", (), None), NOW, lambda _etag: None)
+        number = get(session, ApplicationRow, "shop").id
+    window(database, number, NOW + YEAR)
+    tick(database, "kvm1", round(YEAR.total_seconds()))
+    topic = {"fleet": "fleet", "host": "host:kvm1", "application": "application:shop"}[kind]
+    with changes.following(parse_topic(topic)) as wait:
+        mark = wait("", 0)
+        if kind == "host":
+            tick(database, "kvm1", -5)
+        else:
+            window(database, number, NOW - SLOT)
         assert wait(mark, LONG_S) != mark
     changes.close()
 

@@ -180,7 +180,7 @@ def make_desk(database: Database) -> Desk:
     policies = {policy.name: InstalledPolicy(policy, "equipoise") for policy in (EQUAL, FAIR, PRIORITY)}
     context = ManagerContext(database, policies, stale_s=30, min_samples=20, clock=clock)
     app = create_app(context)
-    install_dashboard(app, context, Changes(database, 4))
+    install_dashboard(app, context, Changes(database, 4, clock=context.clock))
     api = Api(app, database, clock)
     api.make_tokens()
     return Desk(database, api)
