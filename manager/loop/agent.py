@@ -120,6 +120,7 @@ class Agent:
         self._rejections = Rejections(metrics, self.say)
         self._oversight = Oversight(interval_s, self.say, metrics.clock_jumps.inc)
         metrics.tick_age.set_function(lambda: self._oversight.age_s)
+        metrics.stalled.set_function(lambda: float(self._oversight.stalled_s is not None))
         metrics.manager_up.set_function(self._manager_up)
         self._discovery = DiscoveryWatch(self.say, metrics.observe_discovery)
         self._stopping = threading.Event()

@@ -44,6 +44,9 @@ class AgentMetrics:
             "equipoise_agent_writes", "Changes of settings by knob and result", ["knob", "result"], registry=reg
         )
         self.tick_age = Gauge("equipoise_agent_tick_age_seconds", "Time since the last tick ended", registry=reg)
+        self.stalled = Gauge(
+            "equipoise_agent_loop_stalled", "1 while no tick has ended for three intervals", registry=reg
+        )
         self.clock_jumps = Counter(
             "equipoise_agent_clock_jumps", "How often the wall clock was set, or the host suspended", registry=reg
         )

@@ -41,7 +41,6 @@ CAPABILITIES = {
     "warnings": ["no resctrl"],
     "idle_class": True,
     "limits_real_time": True,
-    "limits": [],
     "topology": {
         "cpus": [
             {"number": 1, "core": 1, "socket": 0, "node": 0, "l3": 0, "capacity": 1.0, "isolated": False},

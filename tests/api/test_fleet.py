@@ -15,7 +15,8 @@ SLAS_MS = {"late": 4.0, "close": 5.2, "fine": 50.0, "silent": 10.0}
 @pytest.fixture
 def fleet(api: Api) -> Api:
     for name, sla_ms in SLAS_MS.items():
-        api.ok("PUT", f"/vms/{name}-1", {"class": "critical"})
+        host = {"host": HOST} if name == "close" else {}
+        api.ok("PUT", f"/vms/{name}-1", {"class": "critical", **host})
         tiers = [{"name": "web", "vms": [f"{name}-1"]}]
         api.ok("PUT", f"/applications/{name}", {"tiers": tiers, "sla": {"response_time_ms": sla_ms}})
     windows = [window(name, end=0, count=40 + 10 * place) for place, name in enumerate(("late", "close", "fine"))]

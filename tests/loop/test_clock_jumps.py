@@ -228,6 +228,7 @@ def test_a_loop_that_stands_still_is_told_of_wherever_one_may_look(whole: Clocke
     soon(lambda: len(whole.events("loop-stalled")) > stalls, "an event tells of it")
     soon(lambda: whole.ask("GET", f"/hosts/{HOST}")["tick"]["stalled_s"], "so does the interface")
     assert whole.metric("equipoise_agent_tick_age_seconds") > 3 * INTERVAL_S
+    assert whole.metric("equipoise_agent_loop_stalled") == 1
     assert f"{HOST}: no tick for" in whole.command("status")
     assert len(whole.events("loop-resumed")) == ends
     whole.hung.unlink()

@@ -229,7 +229,8 @@ class CapabilitiesBody(Schema):
     topology: TopologyBody = Field(default_factory=TopologyBody)
     warps: list[OfferBody] = Field(default_factory=list, description="mechanisms for warps, the best first")
     scheduler: Text = Field(default="", description="sched_ext scheduler that decides; empty: none")
-    limits: list[Text] = Field(default_factory=list, description="what the agent's own settings forbid")
+    # Managers of the first version refuse what they do not know.
+    limits: list[Text] = Field([], exclude_if=lambda some: not some, description="what the agent's settings forbid")
 
 
 class BatchStatus(Schema):
