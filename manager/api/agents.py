@@ -105,11 +105,10 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     @endpoint(VIEWER)
     def get_ticks(path: NamePath, query: TickQuery) -> Response:
         """What the ticks of a host saw, newest first."""
-        before = read_cursor(query, time_place)
-        until = query.until if before is None or (query.until is not None and query.until < before) else before
+        after = read_cursor(query, time_place)
         with database.reading() as session:
             get(session, HostRow, path.name)
-            found = list_ticks(session, path.name, query.since, until, query.limit + 1, context.latest)
+            found = list_ticks(session, path.name, query.since, query.until, query.limit + 1, after, context.latest)
         rows, following = cut(found, query.limit, lambda row: row.at.isoformat())
         return answer(TickPage(items=[TickBody.model_validate_json(row.body) for row in rows], next=following))
 

@@ -49,7 +49,7 @@ def story_api(context: ManagerContext) -> APIBlueprint:
             if query.application is not None:
                 row = get(session, ApplicationRow, query.application)
                 eras = read_past(session, query.since, row.name).eras(applications_of(session, [row])[row.name])
-            found = list_by_tick(session, wanted, eras, query.outcome, after, query.limit + 1)
+            found = list_by_tick(session, wanted, eras, query.outcome, after, query.limit + 1, context.latest)
             groups, following = cut(found, query.limit, _place_text)
             items = _entries(session, context, groups)
         return answer(StoryPage(items=items, next=following))

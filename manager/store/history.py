@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from manager.control.budget import HOUR_S, MINUTE_S, Period, Span, joined, judge
@@ -38,6 +38,7 @@ MAX_TICKS = 1500
 _MOST_SLOTS = 4000  # MAX_PERIODS in whole steps; of more that are not rolled up yet the newest are read
 _MOST_UNROLLED = 2000  # slots that a sum is made of, where they should have been rolled up by now
 _BATCH = 500  # ticks looked up by one statement
+_END = datetime.max.replace(tzinfo=UTC)
 _MOVED = timedelta(days=1)  # decisions so long before a range tell where VMs were
 
 
@@ -202,11 +203,13 @@ def list_by_tick(
     outcome: OutcomeKind | None,
     after: StoryPlace | None,
     limit: int,
+    latest: datetime = _END,
 ) -> list[list[DecisionRow]]:
     """At most ``limit`` groups of decisions, those of one tick about one VM, that come after a place.
 
     ``eras`` and ``outcome`` None mean all; else those of the VMs of each era, oldest first. The decisions of a group
-    are in the order in which they were made.
+    are in the order in which they were made. What is dated ``latest`` or later, by a clock that was ahead, comes after
+    all else.
     """
     query = select(DecisionRow)
     if wanted.host is not None:
@@ -218,9 +221,23 @@ def list_by_tick(
         query = query.where(or_(*(_in_era(era, begin) for era, begin in zip(eras, begins, strict=False))))
     if outcome is not None:
         query = query.where(DecisionRow.outcome == outcome)
+    found: list[list[DecisionRow]] = []
+    if after is None or after.at < latest:
+        until = latest if wanted.until is None else min(wanted.until, latest)
+        found = _by_tick(session, newest_first(query, DecisionRow, wanted.since, until, None), after, limit)
+        after = None
+    if len(found) < limit and latest < _END:
+        since = latest if wanted.since is None else max(wanted.since, latest)
+        ahead = newest_first(query, DecisionRow, since, wanted.until, None)
+        found += _by_tick(session, ahead, after, limit - len(found))
+    return found
+
+
+def _by_tick(
+    session: Session, ordered: Select[DecisionRow], after: StoryPlace | None, limit: int
+) -> list[list[DecisionRow]]:
     if after is not None:
-        query = query.where(DecisionRow.at <= after.at)
-    ordered = newest_first(query, DecisionRow, wanted.since, wanted.until, None)
+        ordered = ordered.where(DecisionRow.at <= after.at)
     found: list[list[DecisionRow]] = []
     rows = session.scalars(ordered.execution_options(yield_per=_BATCH))
     for at, of_tick in groupby(rows, lambda row: row.at):

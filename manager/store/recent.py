@@ -61,7 +61,7 @@ class RecentPercentiles:
     def of(
         self, session: Session, percentiles: Mapping[int, float], since: datetime, now: datetime
     ) -> dict[int, dict[datetime, float | None]]:
-        """Milliseconds by application (row number) and start of the slot, of slots that begin at ``since`` or later.
+        """Milliseconds by application (row number) and start of the slot, slots that begin from ``since`` to ``now``.
 
         ``percentiles`` says which percentile is wanted of which application, the most urgent first. None: another one
         alone is known. Of slots older than half a minute some may be missing, see ``MOST_READ``.
@@ -76,11 +76,11 @@ class RecentPercentiles:
                 for number, percentile in percentiles.items()
             }
             asked = min((self._asked.get(number, now) for number in percentiles), default=now)
-        read = _renew(session, lines, percentiles, max(since, asked - _FRESH))
-        sums = _sums(session, percentiles, since)
+        read = _renew(session, lines, percentiles, max(since, asked - _FRESH), now)
+        sums = _sums(session, percentiles, since, now)
         for number, line in lines.items():
             if read < MOST_READ and sums.get(number) != _sum(line.values()):
-                read += _renew(session, {number: line}, percentiles, since)
+                read += _renew(session, {number: line}, percentiles, since, now)
         with self._lock:
             self._lines |= lines
             self._asked |= dict.fromkeys(lines, now)
@@ -106,9 +106,11 @@ def serving_hosts(session: Session) -> dict[int, list[str]]:
     return hosts
 
 
-def _renew(session: Session, lines: Mapping[int, _Line], percentiles: Mapping[int, float], since: datetime) -> int:
-    """Bring lines up to date with the slots that begin at ``since`` or later; tells how many slots were read."""
-    states = _states(session, lines, since)
+def _renew(
+    session: Session, lines: Mapping[int, _Line], percentiles: Mapping[int, float], since: datetime, now: datetime
+) -> int:
+    """Bring lines up to date with the slots that begin from ``since`` to ``now``; tells how many slots were read."""
+    states = _states(session, lines, since, now)
     changed: list[Place] = []
     for number, line in lines.items():
         for slot in [slot for slot in line if slot >= since and (number, slot) not in states]:
@@ -126,19 +128,19 @@ def _renew(session: Session, lines: Mapping[int, _Line], percentiles: Mapping[in
 _STATE = (func.count(), func.sum(WindowRow.count), func.max(WindowRow.end_at))
 
 
-def _states(session: Session, numbers: Iterable[int], since: datetime) -> dict[Place, _State]:
+def _states(session: Session, numbers: Iterable[int], since: datetime, now: datetime) -> dict[Place, _State]:
     query = (
         select(WindowRow.application_id, WindowRow.slot, *_STATE)
-        .where(WindowRow.application_id.in_(numbers), WindowRow.slot >= since)
+        .where(WindowRow.application_id.in_(numbers), WindowRow.slot.between(since, now))
         .group_by(WindowRow.application_id, WindowRow.slot)
     )
     return {(row[0], row[1]): _State(row[2], int(row[3]), row[4]) for row in session.execute(query)}
 
 
-def _sums(session: Session, numbers: Iterable[int], since: datetime) -> dict[int, _State]:
+def _sums(session: Session, numbers: Iterable[int], since: datetime, now: datetime) -> dict[int, _State]:
     query = (
         select(WindowRow.application_id, *_STATE)
-        .where(WindowRow.application_id.in_(numbers), WindowRow.slot >= since)
+        .where(WindowRow.application_id.in_(numbers), WindowRow.slot.between(since, now))
         .group_by(WindowRow.application_id)
     )
     return {row[0]: _State(row[1], int(row[2]), row[3]) for row in session.execute(query)}

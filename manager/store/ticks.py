@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 
 from sqlalchemy import select
 from sqlalchemy.orm import Session
@@ -12,6 +12,7 @@ from manager.store.database import insert_for
 from manager.store.models import TickRow
 from manager.store.unrolled import MINUTE, note_ticks
 
+_BEGIN, _END = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _NONE: Mapping[datetime, datetime] = {}
 
 
@@ -36,16 +37,23 @@ def list_ticks(
     since: datetime | None,
     until: datetime | None,
     limit: int,
-    latest: datetime | None = None,
+    after: datetime | None = None,
+    latest: datetime = _END,
 ) -> Sequence[TickRow]:
-    """At most ``limit`` ticks of a host, newest first, of ``since`` or later and earlier than ``until``.
+    """At most ``limit`` ticks of a host, newest first, of ``since`` or later, earlier than ``until``, after a place.
 
-    What is dated ``latest`` or later, by a clock that was ahead, is left out where no ``until`` asks for it.
+    What is dated ``latest`` or later, by a clock that was ahead, comes after all else.
     """
-    until = latest if until is None else until
-    query = select(TickRow).where(TickRow.host == host)
-    if since is not None:
-        query = query.where(TickRow.at >= since)
-    if until is not None:
-        query = query.where(TickRow.at < until)
+    begin, end = since or _BEGIN, until or _END
+    found: list[TickRow] = []
+    if after is None or after < latest:
+        found += _newest_first(session, host, begin, min(end, latest, after or _END), limit)
+        after = None
+    if len(found) < limit and latest < end:
+        found += _newest_first(session, host, max(begin, latest), min(end, after or _END), limit - len(found))
+    return found
+
+
+def _newest_first(session: Session, host: str, since: datetime, until: datetime, limit: int) -> Sequence[TickRow]:
+    query = select(TickRow).where(TickRow.host == host, TickRow.at >= since, TickRow.at < until)
     return session.scalars(query.order_by(TickRow.at.desc()).limit(limit)).all()

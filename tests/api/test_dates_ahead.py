@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy import select
@@ -70,6 +71,29 @@ def test_events_of_a_manager_whose_clock_was_ahead_come_after_all_others(site: A
         found += [one["kind"] for one in part["items"]]
         cursor = part["next"]
     assert found == ["kind-3", "kind-2", "kind-1", "kind-0"]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+@pytest.mark.parametrize("path", ["/decisions/story", f"/hosts/{HOST}/ticks"])
+def test_story_and_ticks_of_a_clock_that_was_ahead_come_after_all_others(site: Api, path: str, limit: int) -> None:
+    shifts = YEAR_S, 2 * YEAR_S, -120, 0
+    for number, shift in enumerate(shifts):
+        site.clock.now_s += shift
+        send(site, decisions=[record(number, at=moment(shift))], ticks=[tick_of(shift)])
+        site.clock.now_s -= shift
+    found, cursor = [], None
+    while cursor or not found:
+        part = site.ok("GET", f"{path}?limit={limit}" + (f"&cursor={quote(cursor)}" if cursor else ""))
+        found += [one["at"] for one in part["items"]]
+        cursor = part["next"]
+    assert found == [moment(0), moment(-120), moment(2 * YEAR_S), moment(YEAR_S)]
+
+
+def test_a_slot_of_the_future_is_in_no_sparkline(shop: Api) -> None:
+    shop.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
+    assert send(shop, "3600", windows=[window(end=3600, count=50)])["stored_windows"] == 1
+    [application] = shop.ok("GET", "/fleet")["applications"]
+    assert set(application["points_ms"]) == {None}
 
 
 def test_the_audit_is_in_the_order_in_which_things_were_done(site: Api) -> None:
