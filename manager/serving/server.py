@@ -48,10 +48,6 @@ class Lanes:
     of: LaneOf = work_only
 
 
-# What asyncio has for each connection by TLS, 256 KiB, would make a flood of handshakes cost as many MiB.
-sslproto.SSLProtocol.max_size = _TLS_BYTES
-
-
 class _Server(uvicorn.Server):
     """Looks around twice a second, not ten times: an agent that has nothing to do sleeps."""
 
@@ -118,6 +114,8 @@ class HttpServer:
         self._scheme = "https" if tls else "http"
         self._turned_s = time.monotonic()
         self._probe: tuple[float, concurrent.futures.Future[None]] | None = None
+        if tls is not None:
+            _shrink_tls_buffers()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
 
     @property
@@ -165,6 +163,16 @@ class HttpServer:
         self._guests.sweep()
         if self._server.should_exit:
             self._guests.leave_all()
+
+
+def _shrink_tls_buffers() -> None:
+    """Let asyncio have 32 KiB for each connection by TLS, not 256 KiB: a flood of handshakes costs as many.
+
+    It has no setting for it, so this is for the whole process; one that serves by TLS has no other use of it. A Python
+    without that attribute (it is in 3.11 to 3.13) goes on with what it has.
+    """
+    if hasattr(sslproto.SSLProtocol, "max_size"):
+        sslproto.SSLProtocol.max_size = _TLS_BYTES
 
 
 def _config(application: Edge, tls: ssl.SSLContext | None) -> uvicorn.Config:
