@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_LOOK_S = 1.0
 
 
 @contextmanager
@@ -23,6 +24,10 @@ def stop_signal(*more: signal.Signals) -> Iterator[threading.Event]:
 
 
 def wait(stop: threading.Event) -> None:
-    """Wait for the event, with Python able to run signal handlers meanwhile."""
-    while not stop.wait(3600):
+    """Wait for the event, with Python able to run signal handlers meanwhile.
+
+    The kernel may give a signal to any thread. Python's handler then runs once the main thread, which waits here, does
+    something: so it never waits for long.
+    """
+    while not stop.wait(_LOOK_S):
         pass

@@ -1,0 +1,34 @@
+"""A signal ends a process whichever of its threads the kernel gives it to."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import signal, threading
+from manager.cli.signals import stop_signal, wait
+
+def send():
+    print("ready", flush=True)
+    input()
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+with stop_signal() as stop:
+    threading.Thread(target=send, daemon=True).start()
+    wait(stop)
+print("ended")
+"""
+
+
+def test_a_signal_that_another_thread_gets_ends_the_wait() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        try:
+            said, _ = process.communicate("\n", timeout=20)
+        finally:
+            process.kill()
+    assert said == "ended\n"
