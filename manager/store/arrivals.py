@@ -13,10 +13,16 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from manager.control.uptime import Boot, Mark, Noted, ahead_s, arrived, marked, uptime_s
+from manager.model.records import Severity
+from manager.store.clock_watch import MANAGER
 from manager.store.database import Database, insert_for
+from manager.store.models import EventRow
 from manager.store.progress_models import ArrivalRow, UptimeRow
+from manager.store.records import store_new
+from manager.store.silence import host_event
 
 WINDOWS = "windows"
+HELD, RESUMED = "retention-held", "retention-resumed"
 _HELD = timedelta(hours=1)  # what a clock may be ahead of uptime without a word: machines start anew now and then
 _STALE_S = 86_400.0  # boots that were noted so long ago are over, or have long been counted by others
 
@@ -45,6 +51,8 @@ class Arrivals:
             newest_id = session.scalar(select(func.max(number))) or 0
             marks = marked(before, Mark(total_s, wall_s, newest_id), keep_s)
             _replace(session, kept, before, marks)
+            if kept == WINDOWS:
+                _note_held(session, timedelta(seconds=ahead_s(marks, total_s, wall_s)), wall_s)
         self._tell(kept, timedelta(seconds=ahead_s(marks, total_s, wall_s)), keep)
         return arrived(marks, total_s, keep_s)
 
@@ -53,6 +61,22 @@ class Arrivals:
             text = "the time of day is %s ahead of what it was by uptime: the clock was set, or no manager was up; %s"
             log.warning(text + " stay for %s of uptime, whatever their dates", ahead, kept, keep)
         (self._held.add if ahead > _HELD else self._held.discard)(kept)
+
+
+def _note_held(session: Session, ahead: timedelta, wall_s: float) -> None:
+    """An event when the clock is so far ahead that only uptime counts, and one when that is over: once each."""
+    told = select(EventRow.kind).where(EventRow.host == MANAGER, EventRow.kind.in_((HELD, RESUMED)))
+    held = session.scalars(told.order_by(EventRow.id.desc()).limit(1)).first() == HELD
+    if held == (ahead > _HELD):
+        return
+    at = datetime.fromtimestamp(wall_s, UTC)
+    if held:
+        text = "the manager's time of day agrees with uptime again"
+        row = host_event(MANAGER, at, Severity.INFO, RESUMED, text)
+    else:
+        text = f"the manager's time of day is {ahead} ahead of uptime: what is old by its date alone is not removed"
+        row = host_event(MANAGER, at, Severity.WARNING, HELD, text)
+    store_new(session, EventRow, [row])
 
 
 def clock_ahead_s(session: Session, boot: Boot, wall_s: float) -> float:

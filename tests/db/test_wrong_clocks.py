@@ -15,7 +15,7 @@ from manager.model.records import Severity
 from manager.model.registration import Application, HostSpec, Sla
 from manager.model.window import Window
 from manager.store.applications import put_application
-from manager.store.arrivals import Arrivals, clock_ahead_s
+from manager.store.arrivals import HELD, RESUMED, Arrivals, clock_ahead_s
 from manager.store.audit import LOCAL, Actor, record
 from manager.store.database import Database
 from manager.store.host_models import TickRollupRow
@@ -218,7 +218,8 @@ def test_sessions_and_the_audit_outlive_a_clock_that_is_ahead(fleet: Fleet) -> N
     with fleet.database.reading() as session:
         tables = Base.metadata.tables
         assert session.scalar(select(func.count()).select_from(tables["audit"])) == 1
-        assert session.scalar(select(func.count()).select_from(EventRow)) == 1
+        kept = select(func.count()).where(EventRow.kind.not_in((HELD, RESUMED)))
+        assert session.scalar(kept.select_from(EventRow)) == 1
 
 
 def test_the_manager_knows_that_its_clock_was_set(fleet: Fleet) -> None:
@@ -233,3 +234,13 @@ def test_the_manager_knows_that_its_clock_was_set(fleet: Fleet) -> None:
     fleet.live(timedelta(minutes=10), reports=False)
     fleet.set_clock(timedelta(0))
     assert ahead_s() == pytest.approx(0, abs=1)
+
+
+def test_that_retention_is_held_is_told_once_over_restarts_and_once_that_it_is_over(database: Database) -> None:
+    machine = Machine(HOUR.timestamp())
+    for shift in (timedelta(0), YEAR, timedelta(0), timedelta(0), -YEAR, timedelta(0)):
+        machine.wall_s += shift.total_seconds()
+        Arrivals(database, machine.clock, machine.boot_clock)("windows", WindowRow.id, DAY)
+    with database.reading() as session:
+        kinds = session.scalars(select(EventRow.kind).where(EventRow.host == "manager").order_by(EventRow.id)).all()
+    assert kinds == ["retention-held", "retention-resumed"]
