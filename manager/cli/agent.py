@@ -48,6 +48,7 @@ from manager.loop.reserve import RESERVE_FILE, Reserve
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.records import Severity
 from manager.notify import Notifier, Watchdog
+from manager.serving.edge import EdgeLimits
 from manager.serving.exchange import WsgiApp
 from manager.serving.server import HttpServer, Lanes
 from manager.settings import Settings
@@ -58,6 +59,8 @@ from policies.registry import load_policies
 _REAL, _SIMULATED = "manager.cli.this_machine", "manager.cli.simulated"
 _HTTP_THREADS = 4
 _PUSH_SOCKET = "run/push.sock"
+_HELD_BYTES = 16 * 1024 * 1024
+"""Bodies of posts in memory, together, at each listener."""
 _HOOK_SOCKET = "hook.sock"
 _HOOK_WAIT_S = 1.5
 """The hook itself gives up half a second later."""
@@ -252,11 +255,12 @@ def _listen(settings: Settings, folder: Path, metrics: WsgiApp, posts: WsgiApp, 
     """Serve metrics and take posts, each at listeners of its own. Raises SettingsError."""
     unix = Path(settings.text("push_socket") or folder / _PUSH_SOCKET)
     push_host, push_port = settings.text("push_listen_host"), settings.whole("push_listen_port") or None
-    servers = [HttpServer(posts, push_host, push_port, Lanes(_HTTP_THREADS), unix=unix)]
+    few = EdgeLimits(held_bytes=_HELD_BYTES)
+    servers = [HttpServer(posts, push_host, push_port, Lanes(_HTTP_THREADS), unix=unix, edge=few)]
     stack.callback(servers[0].close)
     if settings.whole("agent_listen_port"):
         host, port = settings.text("agent_listen_host"), settings.whole("agent_listen_port")
-        servers.append(HttpServer(metrics, host, port, Lanes(_HTTP_THREADS)))
+        servers.append(HttpServer(metrics, host, port, Lanes(_HTTP_THREADS), edge=few))
         stack.callback(servers[1].close)
     for server in servers:
         server.start()

@@ -226,11 +226,7 @@ def unix_door(path: Path) -> Door:
         path.unlink()  # of a process that ended; one at a time has the state directory
     door = Door(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            door.bind(f"/dev/fd/{folder}/{path.name}")  # the path itself may be too long for a socket
-        finally:
-            os.close(folder)
+        _bind_unix(door, path)
         path.chmod(0o660)  # nobody is let in before it listens
         door.listen(BACKLOG)
         door.setblocking(False)
@@ -240,7 +236,19 @@ def unix_door(path: Path) -> Door:
     return door
 
 
+def _bind_unix(door: Door, path: Path) -> None:
+    if len(os.fsencode(path)) <= _LONGEST_PATH_BYTES:
+        door.bind(str(path))
+        return
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        door.bind(f"/dev/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+
+
 BACKLOG = 4096
+_LONGEST_PATH_BYTES = 107  # sun_path of unix(7), without the zero at its end
 
 
 def _listen(door: Door, address: Any) -> None:

@@ -21,7 +21,7 @@ NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 def told(database: Database) -> Database:
     """Three rows of the audit, a day apart, the last of now."""
     with database.writing() as session:
-        for days in range(3):
+        for days in reversed(range(3)):
             record(session, Actor(LOCAL, "root", "admin", ""), "vm.put", f"vm{days}", NOW - timedelta(days=days))
     return database
 
