@@ -18,7 +18,7 @@ from manager.model.source import HttpProbe, PrometheusQuery, SourceState
 from manager.model.url import covers, secret_of, shown, without_secrets
 from manager.telemetry.credentials import CredentialError, Credentials
 from manager.telemetry.sources import Sources
-from tests.telemetry.conftest import LOOPBACK, no_metrics, until
+from tests.telemetry.conftest import LOOPBACK, until
 
 SECRET = "hunter2-Secret"
 URL = "https://prom.example.org/base"
@@ -203,7 +203,7 @@ def server() -> Iterator[_Server]:
 def test_both_kinds_carry_it_and_only_where_it_belongs(server: _Server, folder: Path) -> None:
     url = f"http://127.0.0.1:{server.server_port}"
     put(folder, f'url = "{url}/mine"\ntoken = "{SECRET}"')
-    sources = Sources("127.0.0.1", 0, no_metrics, reach=LOOPBACK, credentials=Credentials(folder))
+    sources = Sources("127.0.0.1", 0, reach=LOOPBACK, credentials=Credentials(folder))
     sources.start()
     try:
         wanted = (
