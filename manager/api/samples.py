@@ -89,8 +89,8 @@ def samples_api(context: ManagerContext) -> APIBlueprint:
     @api.get("/applications/<name>/windows", responses=answers((200, WindowPage)))
     @endpoint(VIEWER)
     def get_windows(path: NamePath, query: WindowQuery) -> Response:
-        """The windows of an application, newest first."""
-        before = min(filter(None, (read_cursor(query, time_place), query.until)), default=None)
+        """The windows of an application, newest first. Those of the future, by a clock that was ahead, need `until`."""
+        before = min(filter(None, (read_cursor(query, time_place), query.until or context.latest)))
         with database.reading() as session:
             application = application_with_past(session, path.name)
             found = list_windows(session, application, query.since, before, query.limit + 1)

@@ -153,3 +153,12 @@ def test_a_slot_that_came_from_the_future_does_not_hide_the_one_that_comes_in_it
     for count, expected in ((5, 5), (20, 20), (3, 20)):
         send(shop_site, "0", windows=[window(end=3600, count=count)])
         assert counts(shop_site)[moment(3600)] == expected
+
+
+def test_a_window_of_the_future_is_listed_only_where_it_is_asked_for(shop_site: Api) -> None:
+    day_s = 86_400
+    for end, ahead in ((day_s - 60, str(day_s - 60)), (0, "0")):
+        assert send(shop_site, ahead, windows=[window(end=end)])["stored_windows"] == 1
+    assert list(counts(shop_site)) == [moment(0)]
+    asked = shop_site.ok("GET", f"/applications/shop/windows?until={quote(moment(2 * day_s))}")["items"]
+    assert [one["end"] for one in asked] == [moment(day_s - 60), moment(0)]

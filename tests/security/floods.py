@@ -21,12 +21,17 @@ def address(number: int) -> str:
     return f"127.{1 + number // 62_500}.{number // 250 % 250}.{2 + number % 250}"
 
 
-def connected(port: int, source: str) -> socket.socket:
-    """A connection from an address."""
+def connected(to: int | Path, source: str) -> socket.socket:
+    """A connection from an address to a port, or to a Unix socket."""
+    if isinstance(to, Path):
+        opened = socket.socket(socket.AF_UNIX)
+        opened.settimeout(2)
+        opened.connect(str(to))
+        return opened
     opened = socket.socket()
     opened.settimeout(2)
     opened.bind((source, 0))
-    opened.connect(("127.0.0.1", port))
+    opened.connect(("127.0.0.1", to))
     return opened
 
 
@@ -56,8 +61,8 @@ class Cost:
 
 
 @contextlib.contextmanager
-def watched(pid: int, probe: Callable[[], int]) -> Iterator[Cost]:
-    """Measure while a flood lasts. ``probe`` asks for health and answers the status."""
+def watched(pid: int, probe: Callable[[], int], every_s: float = 0.05) -> Iterator[Cost]:
+    """Measure while a flood lasts. ``probe`` asks for health, with pauses, and answers the status."""
     cost = Cost()
     before = resident(pid) + spooled(pid)
     stop = threading.Event()
@@ -67,7 +72,7 @@ def watched(pid: int, probe: Callable[[], int]) -> Iterator[Cost]:
             cost.held = max(cost.held, resident(pid) + spooled(pid) - before)
 
     def ask() -> None:
-        while not stop.wait(0.05):
+        while not stop.wait(every_s):
             begun_s = time.monotonic()
             cost.answers.append(probe())
             cost.slowest_s = max(cost.slowest_s, time.monotonic() - begun_s)
@@ -103,18 +108,19 @@ def probe_of(port: int, path: str, trusted: ssl.SSLContext | None = None) -> Cal
 class Flood:
     """Connections that are kept open, each with what it sent."""
 
-    def __init__(self, port: int, many: bool) -> None:
-        """``many``: each from another address; else all from one, which is not the probe's."""
-        self._port = port
+    def __init__(self, to: int | Path, many: bool, source: str = "127.0.0.2") -> None:
+        """``many``: each from another address; else all from ``source``, which usually is not the probe's."""
+        self._to = to
         self._many = many
+        self._source = source
         self.opened: list[socket.socket] = []
 
     def send(self, count: int, data: bytes) -> None:
         """Open connections that each send something."""
         for number in range(count):
             with contextlib.suppress(OSError):
-                source = address(number) if self._many else "127.0.0.2"
-                opened = connected(self._port, source)
+                source = address(number) if self._many else self._source
+                opened = connected(self._to, source)
                 self.opened.append(opened)
                 opened.sendall(data)
                 opened.settimeout(0)

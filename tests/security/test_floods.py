@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import ssl
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
@@ -35,12 +37,40 @@ class Target:
     probe: Callable[[], int]
 
 
+@dataclass(frozen=True)
+class Starting:
+    """A process that may not listen yet."""
+
+    process: subprocess.Popen[bytes]
+    target: Target
+    log: Path
+
+    def ready(self) -> Target:
+        """Wait until it answers."""
+        deadline_s = time.monotonic() + START_S
+        while self.target.probe() != 200:
+            assert self.process.poll() is None and time.monotonic() < deadline_s, self.log.read_text()
+            time.sleep(0.1)
+        for _ in range(20):
+            self.target.probe()
+        return self.target
+
+
+@dataclass(frozen=True)
+class Agent(Target):
+    """An agent and where it takes response times. Its health is its metrics page, which tells of ticks, too."""
+
+    push_port: int
+    unix: Path
+    syslog_port: int
+
+
 def free_port() -> int:
     with closing(socket.create_server(("127.0.0.1", 0))) as found:
         return int(found.getsockname()[1])
 
 
-def started(stack: ExitStack, folder: Path, command: list[str], port: int, probe: Callable[[], int]) -> Target:
+def start(stack: ExitStack, folder: Path, command: list[str], port: int, probe: Callable[[], int]) -> Starting:
     environ = {name: text for name, text in os.environ.items() if not name.startswith("EQUIPOISE_")}
     environ |= {"EQUIPOISE_STATE_DIR": str(folder / "state"), "EQUIPOISE_INTERVAL_S": "1"}
     log = stack.enter_context((folder / "log").open("wb"))
@@ -57,13 +87,7 @@ def started(stack: ExitStack, folder: Path, command: list[str], port: int, probe
             raise
 
     stack.callback(end)
-    deadline_s = time.monotonic() + START_S
-    while probe() != 200:
-        assert process.poll() is None and time.monotonic() < deadline_s, (folder / "log").read_text()
-        time.sleep(0.1)
-    for _ in range(20):
-        probe()
-    return Target(process.pid, port, probe)
+    return Starting(process, Target(process.pid, port, probe), folder / "log")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +95,7 @@ def manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     port = free_port()
     with ExitStack() as stack:
         folder = tmp_path_factory.mktemp("manager")
-        yield started(stack, folder, ["manager", f"--listen-port={port}"], port, probe_of(port, "/healthz"))
+        yield start(stack, folder, ["manager", f"--listen-port={port}"], port, probe_of(port, "/healthz")).ready()
 
 
 @pytest.fixture(scope="module")
@@ -83,24 +107,42 @@ def tls_manager(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
         pem = certificate(folder, ours, "IP:127.0.0.1")
         trusted = ssl.create_default_context(cafile=str(ours.certificate))
         command = ["manager", f"--listen-port={port}", f"--tls-certificate={pem.certificate}", f"--tls-key={pem.key}"]
-        yield started(stack, folder, command, port, probe_of(port, "/healthz", trusted))
+        yield start(stack, folder, command, port, probe_of(port, "/healthz", trusted)).ready()
+
+
+@dataclass(frozen=True)
+class StartingAgent:
+    """An agent that may not listen yet."""
+
+    starting: Starting
+    folder: Path
+    push_port: int
+    syslog_port: int
+
+
+@pytest.fixture(scope="module", autouse=True)
+def starting_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartingAgent]:
+    """A real one, of a host without libvirt, for which it waits for ten seconds: so it begins before it is needed."""
+    port, push_port, syslog_port = free_port(), free_port(), free_port()
+    with ExitStack() as stack:
+        folder = tmp_path_factory.mktemp("agent")
+        (folder / "root" / "run").mkdir(parents=True)  # with a lock of its own
+        for name in ("proc", "sys"):
+            (folder / "root" / name).symlink_to(f"/{name}")
+        (folder / "state").mkdir(mode=0o700)
+        (folder / "state" / "agent.token").write_text("eqt_of_nobody")
+        command = ["agent", "--host-name=kvm1", f"--root-dir={folder}/root", "--libvirt-uri=test:///nowhere"]
+        command += [f"--agent-listen-port={port}", f"--push-listen-port={push_port}"]
+        command += [f"--syslog-listen-port={syslog_port}", "--manager-url=http://127.0.0.1:9"]
+        starting = start(stack, folder, command, port, probe_of(port, "/metrics"))
+        yield StartingAgent(starting, folder, push_port, syslog_port)
 
 
 @pytest.fixture(scope="module")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
-    port = free_port()
-    with ExitStack() as stack:
-        folder = tmp_path_factory.mktemp("agent")
-        (folder / "state").mkdir(mode=0o700)
-        (folder / "state" / "agent.token").write_text("eqt_of_nobody")
-        command = ["agent", "--simulate=idle", f"--agent-listen-port={port}", "--manager-url=http://127.0.0.1:9"]
-        yield started(stack, folder, command, port, probe_of(port, "/metrics"))
-
-
-@pytest.fixture(params=["manager", "agent"])
-def target(request: pytest.FixtureRequest) -> Target:
-    found: Target = request.getfixturevalue(request.param)
-    return found
+def agent(starting_agent: StartingAgent) -> Agent:
+    target = starting_agent.starting.ready()
+    unix = starting_agent.folder / "state" / "run" / "push.sock"
+    return Agent(target.pid, target.port, target.probe, starting_agent.push_port, unix, starting_agent.syslog_port)
 
 
 def judge(cost: Cost, least_probes: int = 5) -> None:
@@ -120,8 +162,16 @@ def lasting(seconds: float) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-def test_half_sent_requests(target: Target, many: bool) -> None:
-    with watched(target.pid, target.probe) as cost, closing(Flood(target.port, many)) as flood:
+def test_half_sent_requests(manager: Target, many: bool) -> None:
+    with watched(manager.pid, manager.probe) as cost, closing(Flood(manager.port, many)) as flood:
+        flood.send(1000, b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Begun: ")
+        for _ in lasting(1):
+            flood.more(b"x")
+    judge(cost)
+
+
+def test_half_sent_requests_of_the_address_that_asks_for_health(manager: Target) -> None:
+    with watched(manager.pid, manager.probe) as cost, closing(Flood(manager.port, False, "127.0.0.1")) as flood:
         flood.send(1000, b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Begun: ")
         for _ in lasting(1):
             flood.more(b"x")
@@ -129,8 +179,8 @@ def test_half_sent_requests(target: Target, many: bool) -> None:
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
-def test_large_bodies(target: Target, many: bool) -> None:
-    with watched(target.pid, target.probe) as cost, closing(Flood(target.port, many)) as flood:
+def test_large_bodies(manager: Target, many: bool) -> None:
+    with watched(manager.pid, manager.probe) as cost, closing(Flood(manager.port, many)) as flood:
         flood.send(100, HEAD + b"Content-Length: 33000000\r\n\r\n")
         for _ in lasting(1.5):
             flood.more(b"x" * 65536)
@@ -220,8 +270,67 @@ def test_what_is_open_asked_again_and_again(manager: Target, path: str) -> None:
     judge(cost)
 
 
-def test_posts_to_the_agent(agent: Target) -> None:
-    with watched(agent.pid, agent.probe) as cost:
-        statuses = hammer(agent.port, True, posted("/samples/shop", "application/json", b'{"times_ms": [1]}'), 1)
-    judge(cost)
-    assert set(statuses) <= {403, 404, 429, 503}
+POST = posted("/samples/shop", "application/json", b'{"times_ms": [1]}')
+PUSH_HEAD = b"POST /samples/shop HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+SCRAPE_S = 0.15
+"""Between probes of an agent, whose metrics page is answered ten times a second in the long run."""
+
+
+def judge_agent(agent: Agent, cost: Cost) -> None:
+    judge(cost, 3)
+    with urllib.request.urlopen(f"http://127.0.0.1:{agent.port}/metrics") as page:
+        text = page.read().decode()
+    [age_s] = re.findall(r"^equipoise_agent_tick_age_seconds (\S+)$", text, re.MULTILINE)
+    assert float(age_s) < 2.5, "ticks go on, one a second"
+
+
+@pytest.fixture(params=["unix", "one", "many"])
+def push_flood(request: pytest.FixtureRequest, agent: Agent) -> Iterator[Flood]:
+    """Connections to where response times are posted."""
+    unix = request.param == "unix"
+    with closing(Flood(agent.unix if unix else agent.push_port, request.param == "many")) as flood:
+        yield flood
+
+
+@pytest.mark.parametrize(
+    ("count", "head", "more"),
+    [
+        (600, b"GET /samples/shop HTTP/1.1\r\nHost: x\r\nX-Begun: ", b"x"),
+        (100, PUSH_HEAD + b"Content-Length: 33000000\r\n\r\n", b"x" * 65536),
+        (300, PUSH_HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (300, PUSH_HEAD + b"Transfer-Encoding: chunked\r\n\r\n", b"4000\r\n" + b" " * 0x4000 + b"\r\n"),
+    ],
+    ids=["heads", "bodies", "trickle", "chunks"],
+)
+def test_a_flood_where_response_times_are_posted(
+    agent: Agent, push_flood: Flood, count: int, head: bytes, more: bytes
+) -> None:
+    with watched(agent.pid, agent.probe, SCRAPE_S) as cost:
+        push_flood.send(count, head)
+        for _ in lasting(0.7):
+            push_flood.more(more)
+    judge_agent(agent, cost)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_posts_to_the_agent(agent: Agent, many: bool) -> None:
+    with watched(agent.pid, agent.probe, SCRAPE_S) as cost:
+        statuses = hammer(agent.push_port, many, POST, 1)
+    judge_agent(agent, cost)
+    assert set(statuses) <= {404, 429, 503}
+    assert 404 in statuses, "it has no application"
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_packets_to_the_agent(agent: Agent, many: bool) -> None:
+    senders = [socket.socket(socket.AF_INET, socket.SOCK_DGRAM) for _ in range(200 if many else 1)]
+    for number, sender in enumerate(senders):
+        sender.bind((address(number), 0))
+    line = b"<190>Mar  1 12:00:00 web nginx: request_time=0.005"
+    with watched(agent.pid, agent.probe, SCRAPE_S) as cost:
+        for _ in lasting(1):
+            for sender in senders * (2 if many else 400):
+                sender.sendto(line, ("127.0.0.1", agent.syslog_port))
+    for sender in senders:
+        sender.close()
+    judge_agent(agent, cost)
