@@ -38,7 +38,7 @@ from manager.model.records import Knob, TickRecord, VmTick
 from manager.model.registration import Assignment, CacheControl, Mode
 from manager.model.rules import IrqSteering
 from manager.model.warp import Rung
-from manager.sim.replay import LOOK_BACK_S, replay
+from manager.replay.open_loop import LOOK_BACK_S, replay
 from manager.store.applications import applications_of
 from manager.store.hosts import statuses_on
 from manager.store.models import ApplicationRow, HostRow

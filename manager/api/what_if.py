@@ -30,8 +30,8 @@ from manager.api.schemas import (
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
 from manager.model.records import DecisionRecord, Knob
-from manager.sim.recording import RecordedVm, Recording, capabilities_of
-from manager.sim.replay import LOOK_BACK_S, Replay, Step, changes, replay, summaries
+from manager.replay.open_loop import LOOK_BACK_S, Replay, Step, changes, replay, summaries
+from manager.replay.recording import RecordedVm, Recording, capabilities_of
 from manager.store.history import newest_ticks
 from manager.store.models import ApplicationRow, DecisionRow, HostRow
 from manager.store.records import RecordFilter, list_records

@@ -21,9 +21,9 @@ from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable, RecordingError
 from manager.model.records import Knob
 from manager.model.window import Window
+from manager.replay.open_loop import LOOK_BACK_S
+from manager.replay.recording import RecordedVm, Recording, capabilities_of, decision_of, tick_of, write_lines
 from manager.settings import Settings
-from manager.sim.recording import RecordedVm, Recording, capabilities_of, decision_of, tick_of, write_lines
-from manager.sim.replay import LOOK_BACK_S
 from manager.terminal import progress, say, say_json_lines
 
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}

@@ -15,11 +15,11 @@ from manager.cli.options import OnePage, with_settings
 from manager.errors import RecordingError, SettingsError
 from manager.model.law import Law
 from manager.model.window import SlaState
+from manager.replay.open_loop import AppSummary, Replay, WeightChange, changes, summaries
+from manager.replay.open_loop import replay as run_replay
+from manager.replay.recording import Recording, read_lines
 from manager.settings import Settings
 from manager.sim.compare import PUBLISHED, check_policy, installed
-from manager.sim.recording import Recording, read_lines
-from manager.sim.replay import AppSummary, Replay, WeightChange, changes, summaries
-from manager.sim.replay import replay as run_replay
 from manager.terminal import Table, say, say_json, show
 
 _ESTIMATED = (

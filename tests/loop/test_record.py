@@ -13,8 +13,8 @@ from click.testing import CliRunner, Result
 from manager.cli import main
 from manager.cli.record import fetch
 from manager.errors import ManagerUnavailable, RecordingError
-from manager.sim.recording import Recording, read_lines, write_lines
-from manager.sim.replay import replay
+from manager.replay.open_loop import replay
+from manager.replay.recording import Recording, read_lines, write_lines
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.loop.test_agent import START_S, Site, site

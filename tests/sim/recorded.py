@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from manager.loop.tick import TickResult
 from manager.model.records import TickRecord, VmTick
+from manager.replay.recording import RecordedVm, Recording
 from manager.sim.compare import installed
-from manager.sim.recording import RecordedVm, Recording
 from manager.sim.runner import EPOCH_S, Simulation
 from manager.sim.scenario import Scenario
 

@@ -19,7 +19,7 @@ from manager.model.records import DecisionRecord, Knob, OutcomeKind, TickRecord,
 from manager.model.registration import Mode, Sharing
 from manager.model.source import Push
 from manager.model.window import Ready, Window
-from manager.sim.recording import RecordedVm, Recording, read_lines, write_lines
+from manager.replay.recording import RecordedVm, Recording, read_lines, write_lines
 from manager.sim.scenario import BatchSpec
 from tests.sim.build import app, scenario
 from tests.sim.recorded import recorded

@@ -12,10 +12,10 @@ from manager.model.law import Law
 from manager.model.records import TickRecord
 from manager.model.registration import Mode
 from manager.model.window import SlaState
+from manager.replay.open_loop import Replay, changes, replay, summaries
+from manager.replay.recording import Recording
 from manager.sim.compare import installed
 from manager.sim.files import load_scenario
-from manager.sim.recording import Recording
-from manager.sim.replay import Replay, changes, replay, summaries
 from manager.sim.scenario import Fault, FaultKind, Scenario
 from policies.base import Policy
 from tests.sim.recorded import run_watched, taken

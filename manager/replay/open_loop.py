@@ -22,7 +22,7 @@ from manager.model.law import Law
 from manager.model.records import Knob, OutcomeKind, TickRecord, VmTick
 from manager.model.registration import HostSpec, Mode, VmSpec
 from manager.model.window import SlaState, Window
-from manager.sim.recording import Recording
+from manager.replay.recording import Recording
 from policies.base import Policy
 
 LOOK_BACK_S = 300.0
