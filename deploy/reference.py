@@ -1,4 +1,4 @@
-"""Write docs/cli.md, the reference of all commands, from the commands themselves: `python3 -m deploy.reference`.
+"""Write docs/reference/cli.md, the reference of all commands, from the commands: `python3 -m deploy.reference`.
 
 A test compares the two, so that the page is renewed with each change of an option.
 """
@@ -15,7 +15,7 @@ import click
 from manager.cli import main
 from manager.settings import BY_NAME
 
-TARGET = Path(__file__).parents[1] / "docs/cli.md"
+TARGET = Path(__file__).parents[1] / "docs/reference/cli.md"
 _INTRODUCTION = """# Commands
 
 Made from the commands by `python3 -m deploy.reference`; `equipoise COMMAND --help` says the same.

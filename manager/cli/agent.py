@@ -105,14 +105,14 @@ WHAT IT DOES
   Follows the running domains through libvirt and, once an interval, sets the CPU weights and pins of the registered
   VMs as the host's policy wants them. The original of each value is in the journal before it is changed. On SIGTERM,
   and when told to with `equipoise release`, everything is put back; after a crash the next start goes on from the
-  journal. It runs the response-time sources of its host, see docs/sources.md. It needs root. It keeps controlling
-  while the manager is away, and while libvirtd restarts.
+  journal. It runs the response-time sources of its host, see docs/how-to/sources.md. It needs root. It keeps
+  controlling while the manager is away, and while libvirtd restarts.
 
 FILES
   STATE_DIR/journal.db        original values
   STATE_DIR/outbox.db         records waiting for the manager
   STATE_DIR/assignment.json   what the manager last said
-  STATE_DIR/run/push.sock     where response times are posted, see docs/sources.md
+  STATE_DIR/run/push.sock     where response times are posted, see docs/how-to/sources.md
   STATE_DIR/hook.sock         where libvirt's hook tells of VMs that start
 
 EXAMPLES

@@ -11,7 +11,7 @@ from manager.terminal import Table, say_json, show
 _CONFIG_EPILOG = """
 SOURCES
   Later ones win: the default, the TOML file, the environment (EQUIPOISE_ and the name in capitals), a flag. An
-  unknown name or a value out of range is refused. docs/configuration.md describes every setting.
+  unknown name or a value out of range is refused. docs/reference/configuration.md describes every setting.
 
 EXAMPLES
   equipoise config

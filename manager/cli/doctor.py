@@ -59,8 +59,8 @@ OUTPUT
     degraded   it works less well than it could
     warning    something that may disturb
     unknown    it could not be found out, or was not tried
-  docs/doctor.md explains every finding. With --json, one object: host, ok, and findings, a list of objects with id,
-  area, title, status, essential, detail and advice.
+  docs/reference/doctor.md explains every finding. With --json, one object: host, ok, and findings, a list of objects
+  with id, area, title, status, essential, detail and advice.
 
 EXIT STATUS
   0  nothing essential is broken     1  something essential is missing, ignored or unknown     2  wrong usage

@@ -19,7 +19,7 @@ _ACTS = "cpu-weight-acts"
 
 
 class Doctor:
-    """An ``Examiner`` that runs `equipoise doctor`, see docs/doctor.md.
+    """An ``Examiner`` that runs `equipoise doctor`, see docs/reference/doctor.md.
 
     Whether weights act is tried at the first look only: that takes CPU time from VMs for a moment. Later looks tell
     what was found then.

@@ -36,7 +36,7 @@ TIME
 
 OUTPUT
   JSON lines: registrations, capabilities, what each tick saw, response times as histograms, and decisions; described in
-  docs/replay.md. FILE is replaced as a whole or not at all; `-` is standard output.
+  docs/how-to/replay.md. FILE is replaced as a whole or not at all; `-` is standard output.
 
 EXAMPLES
   equipoise record last-hour.jsonl

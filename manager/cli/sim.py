@@ -22,7 +22,7 @@ _TABLES_UP_TO = 12
 
 _ABOUT = """
 SCENARIO
-  The name of a shipped scenario (`equipoise sim list`), or a TOML file as described in docs/simulator.md.
+  The name of a shipped scenario (`equipoise sim list`), or a TOML file as described in docs/how-to/simulator.md.
 
 POLICY
   An installed policy; `fair:published` and `isolation:published` take the feedback law exactly as printed.

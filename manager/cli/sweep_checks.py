@@ -162,7 +162,7 @@ def _unwilling(host: dict[str, Any]) -> str:
         return f"{name} is in mode {host['mode']}, in which nothing is written: `equipoise enforce --host {name}`"
     if host["cache"] != "on":
         how = _patch(f"/hosts/{name}", "cache", '"on"')
-        return f"the cache of {name} is not divided: {how}; what that does is in docs/cache.md"
+        return f"the cache of {name} is not divided: {how}; what that does is in docs/concepts/cache.md"
     return ""
 
 
@@ -206,7 +206,7 @@ def _running(client: ManagerClient, application: str) -> list[dict[str, Any]]:
 def _refuse_without_load(found: dict[str, Any]) -> None:
     """Raises Failure."""
     if found["window"] is None:
-        raise Failure(f"nobody tells response times of {found['name']}: it needs a source (docs/sources.md)")
+        raise Failure(f"nobody tells response times of {found['name']}: it needs a source (docs/how-to/sources.md)")
     if found["sla_state"] == "no_data":
         raise Failure(f"{found['name']} has too few response times now: it is swept under the load that it has")
 

@@ -1,8 +1,8 @@
 """Who is guilty when an application misses its SLA: a verdict with its evidence, or none without evidence.
 
 It is drawn from the ticks of the hosts of the application's VMs, before the violation and during it. The VM is judged
-that waits most: the part of the time in which its vCPUs wanted to run that they waited for a pCPU. docs/evidence.md
-says the same in words.
+that waits most: the part of the time in which its vCPUs wanted to run that they waited for a pCPU.
+docs/concepts/evidence.md says the same in words.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which pCPU each vCPU of a critical VM gets, and why (design, section 4; docs/placement.md)."""
+"""Which pCPU each vCPU of a critical VM gets, and why (design, section 4; docs/concepts/placement.md)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     stretch = service * sharing * wait(rho) / wait(demand) * distance
 
-The terms and the sources of the constants are in docs/placement.md.
+The terms and the sources of the constants are in docs/concepts/placement.md.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from manager.model.scheduling import LIMIT_PERIOD_US, MOST_LIMIT_US, Scheduling,
 
 _NO_LIMIT = "cannot be real-time: this kernel has no limit for real-time threads of a group (`equipoise doctor`)"
 _NO_GROUP = "cannot be real-time: it has no CPU cgroup of its own that could limit it"
-_INSTEAD = "its vCPUs are left as they are; give it a warp instead (docs/warp.md)"
+_INSTEAD = "its vCPUs are left as they are; give it a warp instead (docs/concepts/warp.md)"
 
 
 @dataclass(frozen=True, slots=True)

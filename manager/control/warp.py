@@ -27,7 +27,9 @@ def auto_warp_us(response_time_ms: float) -> int:
 
     None from 100 ms on; below that 25 ms, and 1.4 ms for each halving: 34 ms for 1 ms, at most 50 ms. All are large, so
     that they last against who has none; they lie close together, so that the service with the looser SLA waits for the
-    other no longer than it can afford to (docs/warp.md). Raises ValueError unless the response time is positive.
+    other no longer than it can afford to (docs/concepts/warp.md).
+
+    Raises ValueError unless the response time is positive.
     """
     if not response_time_ms > 0:
         raise ValueError(f"a response time of {response_time_ms} ms")
@@ -86,7 +88,7 @@ def warps(snapshot: Snapshot) -> Mapping[str, Wanted]:
     pCPUs, all are made smaller by the same factor, which leaves their order as it is: so who has no warp waits for
     others' borrowing no longer than ``warp_max_us`` of virtual time where vCPUs are spread evenly, however many VMs
     have warps. In CPU time that is more for VMs with more weight than the default; there the scheduler's own bound on
-    what a task borrows at one go counts (docs/warp.md).
+    what a task borrows at one go counts (docs/concepts/warp.md).
     """
     host = snapshot.host
     serves = {view.application.name: view.application for view in snapshot.applications}

@@ -1,4 +1,4 @@
-"""Prometheus metrics of an agent. Names, labels and meanings are listed in docs/metrics.md."""
+"""Prometheus metrics of an agent. Names, labels and meanings are listed in docs/reference/metrics.md."""
 
 from __future__ import annotations
 

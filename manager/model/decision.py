@@ -134,7 +134,7 @@ class VcpuPlacement:
 class VmPlacement:
     """The pCPUs of a VM's vCPUs in their order.
 
-    ``stretch`` is its expected response time relative to that alone on ideal pCPUs (docs/placement.md).
+    ``stretch`` is its expected response time relative to that alone on ideal pCPUs (docs/concepts/placement.md).
     """
 
     vm: str

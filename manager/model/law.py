@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How response times become weights; the defaults are shown to be good in docs/simulator.md.
+    """How response times become weights; the defaults are shown to be good in docs/how-to/simulator.md.
 
     ``published``: the law exactly as printed (design, section 4), without any of the following but the batch floor.
     ``min_samples``: response times that a percentile needs; windows are merged until there are as many.

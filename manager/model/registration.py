@@ -22,7 +22,7 @@ DEFAULT_BANDWIDTH_WARNING = 0.9
 
 
 class CacheControl(StrEnum):
-    """Whether the last-level cache is divided between critical VMs and all others (docs/cache.md)."""
+    """Whether the last-level cache is divided between critical VMs and all others (docs/concepts/cache.md)."""
 
     OFF = "off"
     ON = "on"

@@ -12,8 +12,8 @@ class BatchPlacement(StrEnum):
     """Where batch VMs run.
 
     ``float``: on all pCPUs, so that no cycle is lost. ``fence``: on those that no critical vCPU is pinned to.
-    ``single``: each on one pCPU, so that the critical VMs beside it wake up promptly (docs/lab.md, "Batch VMs with
-    several vCPUs"), at the price that it uses no more than one.
+    ``single``: each on one pCPU, so that the critical VMs beside it wake up promptly (docs/internals/lab.md, "Batch VMs
+    with several vCPUs"), at the price that it uses no more than one.
     """
 
     FLOAT = "float"

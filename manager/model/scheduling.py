@@ -1,4 +1,4 @@
-"""How the kernel schedules a VM's vCPU threads, where an operator says so (docs/warp.md, "Other ways")."""
+"""How the kernel schedules a VM's vCPU threads, where an operator says so (docs/concepts/warp.md, "Other ways")."""
 
 from __future__ import annotations
 

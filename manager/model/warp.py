@@ -1,4 +1,4 @@
-"""Warps: how promptly a VM's vCPUs are let in, whatever its share is, and the mechanisms that do it (docs/warp.md)."""
+"""Warps: how promptly a VM's vCPUs are let in, whatever its share is, and the mechanisms (docs/concepts/warp.md)."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ _STANDING: Mapping[WarpUse, Rung] = {
     WarpUse.SLICE: Rung.SLICE,
 }
 """Which mechanism serves without loading anything. The BVT patch was measured to help by the study that it is of
-(Leverich and Kozyrakis, 2014), not by us; our scheduler by us; nothing else by anybody (docs/warp.md, "Measured")."""
+(Leverich and Kozyrakis, 2014), not by us; our scheduler by us; nothing else by anybody (docs/concepts/warp.md)."""
 
 _BY_CHOICE: Mapping[Rung, str] = {
     Rung.SCHED_EXT: "our sched_ext scheduler can be loaded",

@@ -2,7 +2,8 @@
 
 JSON lines, each an object with a ``kind``: a ``header`` first, then one ``assignment``, one ``capabilities``, any
 number of ``vm``, ``tick``, ``window`` and ``decision``, and an ``end`` with the number of lines before it, by which a
-file that was cut off is found out. Besides ``kind``, lines have the shapes of the REST interface; see docs/replay.md.
+file that was cut off is found out. Besides ``kind``, lines have the shapes of the REST interface; see
+docs/how-to/replay.md.
 """
 
 from __future__ import annotations

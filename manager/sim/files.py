@@ -1,4 +1,4 @@
-"""Scenario files: TOML, described in docs/simulator.md; some come with Equipoise."""
+"""Scenario files: TOML, described in docs/how-to/simulator.md; some come with Equipoise."""
 
 from __future__ import annotations
 

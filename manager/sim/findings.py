@@ -12,7 +12,7 @@ _Row = tuple[str, str, str, FindingStatus, bool, str, str]
 
 
 class SimExaminer:
-    """The ``Examiner`` of a simulated host. The findings have the ids of the doctor's, see docs/doctor.md."""
+    """The ``Examiner`` of a simulated host. The findings have the ids of the doctor's, see docs/reference/doctor.md."""
 
     def __init__(self, scenario: Scenario) -> None:
         """Of a host in that scenario."""

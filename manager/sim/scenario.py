@@ -209,7 +209,7 @@ class Noise:
 
 
 class FaultKind(StrEnum):
-    """What may go wrong; see docs/simulator.md."""
+    """What may go wrong; see docs/how-to/simulator.md."""
 
     SOURCE_SILENT = "source_silent"
     VM_RESTART = "vm_restart"

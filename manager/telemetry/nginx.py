@@ -1,6 +1,6 @@
 """NGINX access log lines, as written to a file or sent by syslog.
 
-A line is understood by its ``name=value`` pairs, in any order and among other text (docs/sources.md has the
+A line is understood by its ``name=value`` pairs, in any order and among other text (docs/how-to/sources.md has the
 log_format): ``request_time``, ``upstream_response_time``, and, if present, ``status`` and ``msec``. Of a name that
 occurs twice the first counts.
 """

@@ -59,7 +59,7 @@ def offered(metrics: dict[str, dict[str, str]]) -> frozenset[str]:
 
 @pytest.mark.parametrize("who", ["Manager", "Agent"])
 def test_metrics_are_documented_and_what_is_documented_exists(who: str, metrics: dict[str, dict[str, str]]) -> None:
-    text = (TOP / "docs/metrics.md").read_text()
+    text = (TOP / "docs/reference/metrics.md").read_text()
     [table] = re.findall(rf"^## {who}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     named = [name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in ASKED.findall(row)]
     assert sorted(named) == sorted(metrics[who])

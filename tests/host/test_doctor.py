@@ -31,7 +31,7 @@ from tests.host.conftest import REAL
 
 TOP = Path(__file__).parents[2]
 GOLDEN = TOP / "tests/unit/golden/doctor.txt"
-MANUAL = (TOP / "docs/doctor.md").read_text()
+MANUAL = (TOP / "docs/reference/doctor.md").read_text()
 ALL_CHECKS = (*CHECKS, *manager_checks(load_settings(None, {}, {})))
 
 

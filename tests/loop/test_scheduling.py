@@ -100,7 +100,7 @@ def test_a_kernel_without_limits_gets_no_real_time_thread_and_it_is_told_once(ho
     [(severity, message)] = told(result.events)
     assert severity is Severity.WARNING
     assert message.startswith("web cannot be real-time: this kernel has no limit")
-    assert message.endswith("give it a warp instead (docs/warp.md)")
+    assert message.endswith("give it a warp instead (docs/concepts/warp.md)")
     assert not writes(result)
     assert scheduled(host, "web") == [0, 0]
     assert not told(host.tick().events)

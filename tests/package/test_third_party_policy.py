@@ -1,4 +1,4 @@
-"""The worked example of docs/policies.md, installed as a package of somebody else's."""
+"""The worked example of docs/concepts/policies.md, installed as a package of somebody else's."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def snapshot():
 
 
 def test_the_example_of_the_documentation_is_found_and_decides(installed: Path, tmp_path: Path) -> None:
-    listings = {match["name"]: match["text"] for match in LISTING.finditer((TOP / "docs/policies.md").read_text())}
+    listings = {
+        match["name"]: match["text"] for match in LISTING.finditer((TOP / "docs/concepts/policies.md").read_text())
+    }
     assert set(listings) == {"pyproject.toml", "equipoise_doubling.py"}
     code = [line for line in listings["equipoise_doubling.py"].splitlines() if line]
     assert len(code) <= 30, "the documentation promises a short example"

@@ -94,7 +94,7 @@ def test_a_host_changes_nothing_of_another_one(site: Api, field: str) -> None:
 
 def test_every_field_of_a_report_is_tried_and_told() -> None:
     assert set(FORGED) == set(ReportIn.model_fields)
-    page = (Path(__file__).parents[2] / "docs/identity.md").read_text()
+    page = (Path(__file__).parents[2] / "docs/concepts/identity.md").read_text()
     table = page.partition("## What a host's token can change")[2].partition("\n## ")[0]
     missing = {name for name in ReportIn.model_fields if f"`{name}`" not in table}
     assert missing <= {"asks", "vms_changed_only"}, "these say how the others are meant"

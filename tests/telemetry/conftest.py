@@ -218,7 +218,7 @@ def web() -> Iterator[Callable[..., Web]]:
 
 @dataclass
 class Nginx:
-    """A real NGINX on loopback, with an access log as docs/sources.md has it."""
+    """A real NGINX on loopback, with an access log as docs/how-to/sources.md has it."""
 
     folder: Path
     port: int
@@ -244,8 +244,8 @@ class Nginx:
 
 
 def documented(directive: str) -> list[str]:
-    """The lines of docs/sources.md that hold an NGINX directive."""
-    text = (Path(__file__).parents[2] / "docs/sources.md").read_text()
+    """The lines of docs/how-to/sources.md that hold an NGINX directive."""
+    text = (Path(__file__).parents[2] / "docs/how-to/sources.md").read_text()
     return [line.strip() for line in text.splitlines() if line.strip().startswith(directive + " ")]
 
 

@@ -150,8 +150,8 @@ def server(targets: tuple[Exporter, Exporter], tmp_path_factory: pytest.TempPath
 
 
 def documented(server: Prometheus, app: str) -> list[PrometheusQuery]:
-    """The sources of docs/sources.md, for another server and application."""
-    text = (Path(__file__).parents[2] / "docs/sources.md").read_text()
+    """The sources of docs/how-to/sources.md, for another server and application."""
+    text = (Path(__file__).parents[2] / "docs/how-to/sources.md").read_text()
     starts = [place for place in range(len(text)) if text.startswith('{"name": "prom"', place)]
     found = []
     for start in starts:

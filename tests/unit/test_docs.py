@@ -15,9 +15,9 @@ from manager.settings import SETTINGS, Setting
 from tests.unit.test_imports import MAY_IMPORT
 
 TOP = Path(__file__).parents[2]
-CONFIGURATION = (TOP / "docs/configuration.md").read_text()
-ARCHITECTURE = (TOP / "docs/architecture.md").read_text()
-DOCS = sorted((TOP / "docs").glob("*.md"))
+CONFIGURATION = (TOP / "docs/reference/configuration.md").read_text()
+ARCHITECTURE = (TOP / "docs/internals/architecture.md").read_text()
+DOCS = sorted((TOP / "docs").rglob("*.md"))
 PAGES = [*sorted(TOP.glob("*.md")), *DOCS]
 
 
@@ -71,7 +71,7 @@ def test_every_link_leads_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_sections_that_are_named_exist(page: Path) -> None:
     """As in: see [operations.md](operations.md), "Security"; also several of them."""
-    named = re.findall(r'\]\((\w+\.md)\),\s+("[^"]+"(?:\s+and\s+"[^"]+")*)', page.read_text())
+    named = re.findall(r'\]\(([\w/.-]+\.md)\),\s+("[^"]+"(?:\s+and\s+"[^"]+")*)', page.read_text())
     for name, titles in named:
         text = (page.parent / name).read_text()
         known = [*re.findall(r"^#+ (.*)$", text, re.M), *re.findall(r"^\*\*(.*?)\.\*\*", text, re.M)]
@@ -81,8 +81,8 @@ def test_sections_that_are_named_exist(page: Path) -> None:
 
 
 def test_the_readme_leads_to_every_page() -> None:
-    linked = set(re.findall(r"\]\(docs/(\w+\.md)\)", (TOP / "README.md").read_text()))
-    assert linked == {page.name for page in DOCS}
+    linked = set(re.findall(r"\]\((docs/[\w/-]+\.md)\)", (TOP / "README.md").read_text()))
+    assert linked == {str(page.relative_to(TOP)) for page in DOCS}
 
 
 def package(name: str) -> str:
@@ -109,7 +109,9 @@ def test_the_diagram_of_layers_is_that_of_the_rules() -> None:
     assert set(re.findall(r"`(\w+)`", left_out)) == others
 
 
-@pytest.mark.parametrize("page", [TOP / "CONTRIBUTING.md", TOP / "docs/architecture.md"], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [TOP / "CONTRIBUTING.md", TOP / "docs/internals/architecture.md"], ids=lambda page: page.name
+)
 def test_files_that_are_named_exist(page: Path) -> None:
     named = re.findall(r"`((?:manager|policies|webui|migrations|tests|deploy)/[\w/.]+)", page.read_text())
     assert len(named) > 10

@@ -1,4 +1,4 @@
-"""docs/api.md has every route with who may use it, and no other; its examples and tables name routes that there are."""
+"""docs/reference/api.md has every route with who may use it, and no other; its examples name routes that exist."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from policies.registry import load_policies
 from tests.api.conftest import HOST, Api, Clock, report
 
 TOP = Path(__file__).parents[2]
-PAGE = (TOP / "docs/api.md").read_text()
+PAGE = (TOP / "docs/reference/api.md").read_text()
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 Routes = dict[str, dict[str, str]]
@@ -67,7 +67,7 @@ def test_every_route_and_role_is_told_and_no_other(routes: Routes) -> None:
 def test_requests_that_the_documentation_shows_have_a_route(app: Flask) -> None:
     """`METHOD PATH`, with or without the prefix."""
     shown: set[tuple[str, str]] = set()
-    for page in (TOP / "README.md", *(TOP / "docs").glob("*.md")):
+    for page in (TOP / "README.md", *(TOP / "docs").rglob("*.md")):
         shown |= set(re.findall(rf"\b({'|'.join(METHODS)})\s+(/[\w/{{}}=&.:-]+)", page.read_text()))
     assert len(shown) > 30
     at = app.url_map.bind("manager")
@@ -75,7 +75,7 @@ def test_requests_that_the_documentation_shows_have_a_route(app: Flask) -> None:
         assert at.test(path, method) or at.test(PREFIX + path, method), f"{method} {path}"
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/guide.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/get-started/guide.md"])
 def test_requests_that_are_shown_succeed_one_after_the_other(name: str, migrated: Callable[[str], Database]) -> None:
     """Those by curl with a body, as somebody who types them has them answered; the agent has reported before."""
     database = migrated("sqlite")

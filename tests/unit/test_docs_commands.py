@@ -1,4 +1,4 @@
-"""Commands that the documentation names exist with these options, and docs/cli.md is the reference of all of them."""
+"""Commands that the documentation names exist with these options; docs/reference/cli.md is their reference."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from deploy import reference
 from manager.cli import main
 
 TOP = Path(__file__).parents[2]
-PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", TOP / "CHANGELOG.md", *sorted((TOP / "docs").glob("*.md"))]
+PAGES = [TOP / "README.md", TOP / "CONTRIBUTING.md", TOP / "CHANGELOG.md", *sorted((TOP / "docs").rglob("*.md"))]
 
 CODE_BLOCK = re.compile(r"^```\w*\n.*?^```|(?:^    .*\n?)+", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`([^`]+)`")
@@ -133,7 +133,7 @@ def test_a_sentence_may_leave_things_out(words: list[str]) -> None:
 
 
 def test_the_reference_of_commands_is_that_of_the_commands() -> None:
-    assert (TOP / "docs/cli.md").read_text() == reference.page(), "renew it: python3 -m deploy.reference"
+    assert (TOP / "docs/reference/cli.md").read_text() == reference.page(), "renew it: python3 -m deploy.reference"
 
 
 def test_the_reference_has_every_command_and_option() -> None:

@@ -1,4 +1,4 @@
-"""docs/errors.md tells of everything that can go wrong, by what the code answers, raises and records."""
+"""docs/reference/errors.md tells of everything that can go wrong, by what the code answers, raises and records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from manager import errors
 from manager.cli.options import Failure
 
 TOP = Path(__file__).parents[2]
-ERRORS = (TOP / "docs/errors.md").read_text()
+ERRORS = (TOP / "docs/reference/errors.md").read_text()
 TREES = {path: ast.parse(path.read_text()) for path in sorted((TOP / "manager").rglob("*.py"))}
 
 OF_THE_FRAMEWORK = {404, 405, 413}
@@ -167,7 +167,7 @@ def test_kinds_of_the_agent_s_errors_are_those_of_the_metric() -> None:
                 continue
             if ast.unparse(node.func) in {"Trouble", "self._metrics.errors.labels"}:
                 found.add(str(node.args[0].value))
-    metrics = (TOP / "docs/metrics.md").read_text()
+    metrics = (TOP / "docs/reference/metrics.md").read_text()
     [told] = re.findall(r"`equipoise_agent_errors_total` \|.*?`kind`: ([a-z, ]+)", metrics)
     assert set(told.strip().split(", ")) == found
 
@@ -175,5 +175,5 @@ def test_kinds_of_the_agent_s_errors_are_those_of_the_metric() -> None:
 def test_every_action_of_the_audit_is_told_and_no_other() -> None:
     text = "\n".join(path.read_text() for path in TREES)
     found = set(re.findall(r'"((?:host|vm|application|token|join-token|user|session|database)\.[a-z]+)"', text))
-    table = section("The audit", (TOP / "docs/api.md").read_text())
+    table = section("The audit", (TOP / "docs/reference/api.md").read_text())
     assert {name for name in table if "." in name} == found

@@ -1,4 +1,4 @@
-"""docs/metrics.md has every metric of manager and agent, with its type and labels, and no other."""
+"""docs/reference/metrics.md has every metric of manager and agent, with its type and labels, and no other."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from manager.api.metrics import Metrics
 from manager.loop.metrics import AgentMetrics
 from manager.store.database import Database
 
-PAGE = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()
 
 Found = dict[str, tuple[str, tuple[str, ...]]]
 """Type and labels of a metric by its name, as Prometheus sees it."""

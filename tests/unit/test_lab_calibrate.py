@@ -36,7 +36,7 @@ TIMES_MS = st.floats(0.1, 60_000)
 @pytest.mark.parametrize(
     ("seen", "sla_ms"),
     [
-        (Static(51, 85, 182), 145.6),  # a run of docs/lab.md
+        (Static(51, 85, 182), 145.6),  # a run of docs/internals/lab.md
         (Static(59, 85, 161), 128.8),
         (Static(60, 70, 102), None),  # that of the review: 102 of 180 ms
         (Static(10, 200, 220), None),  # the other one suffers alike: no policy can share that out

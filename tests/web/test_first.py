@@ -10,7 +10,7 @@ from manager.store.tokens import Role
 from tests.api.conftest import HOST, notice_silence, report, tick
 from tests.web.desk import Browser, Desk, Page
 
-SOURCES = (Path(__file__).parents[2] / "docs" / "sources.md").read_text()
+SOURCES = (Path(__file__).parents[2] / "docs/how-to/sources.md").read_text()
 WEB = {"libvirt_name": "web-1", "libvirt_uuid": "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"}
 FILL = {"libvirt_name": "fill", "libvirt_uuid": "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a11"}
 

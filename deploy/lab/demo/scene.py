@@ -120,7 +120,7 @@ def phases_scene() -> Scene:
 
     There is a batch VM of one vCPU for each managed pCPU, so that batch alone fills them. One vCPU, because the kernel
     reweighs a VM's group on every pCPU whenever threads of it come and go on several, which makes critical VMs wait
-    for timer ticks (docs/lab.md, "Batch VMs with several vCPUs").
+    for timer ticks (docs/internals/lab.md, "Batch VMs with several vCPUs").
     """
     online = sorted(os.sched_getaffinity(0))
     managed = frozenset(online[:MANAGED_PCPUS])

@@ -84,7 +84,7 @@ class DomainBody(Schema):
 
 
 class FindingBody(Schema):
-    """One finding of `equipoise doctor`, see docs/doctor.md."""
+    """One finding of `equipoise doctor`, see docs/reference/doctor.md."""
 
     id: Name
     area: Text

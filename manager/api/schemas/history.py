@@ -190,7 +190,7 @@ class WhatIfChange(Schema):
 
 
 class WhatIfOut(Schema):
-    """What another policy would have decided on what happened; see docs/replay.md. An estimate."""
+    """What another policy would have decided on what happened; see docs/how-to/replay.md. An estimate."""
 
     estimated: Literal[True]
     host: Name

@@ -208,7 +208,7 @@ Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class SamplesIn(Schema):
-    """Response times of one application: single times, or a histogram with the buckets of docs/api.md, or both."""
+    """Response times of one application: single times, or a histogram (buckets: docs/reference/api.md), or both."""
 
     start: Moment | None = Field(default=None, description="begin of the interval; null: one second before end")
     end: Moment | None = Field(default=None, description="end of the interval; null: now")
@@ -239,7 +239,7 @@ def _bounded(name: str, meaning: str) -> Any:
 
 
 class LawBody(Schema):
-    """Settings of the feedback law, see docs/policies.md; what is left out gets its default."""
+    """Settings of the feedback law, see docs/concepts/policies.md; what is left out gets its default."""
 
     published: bool = Field(
         default=DEFAULT_LAW.published, description="exactly as printed: nothing of the following but batch_floor"
@@ -271,7 +271,7 @@ def _rule(name: str, meaning: str) -> Any:
 
 
 class PlacementBody(Schema):
-    """Settings of placement, see docs/placement.md; what is left out gets its default."""
+    """Settings of placement, see docs/concepts/placement.md; what is left out gets its default."""
 
     batch: BatchPlacement = Field(
         default=DEFAULT_RULES.batch,

@@ -70,13 +70,15 @@ def _best(subject: Subject) -> Verdict:
     can, cannot = ABILITIES[rung]
     if best:
         said = f"by {TITLES[rung]}: it can {can}; it cannot {cannot}"
-        switch = 'switch warps on with "warp": "on" for the host (docs/warp.md)'
+        switch = 'switch warps on with "warp": "on" for the host (docs/concepts/warp.md)'
         better = own.there and rung is not Rung.SCHED_EXT
         return works(said, switch + ', or "sched_ext" for our scheduler, which is better' * better)
     others = chosen_only(offers)
     nothing = "by nothing of this kernel that was measured to help" + f"; {others}" * bool(others)
     if own.there:
-        return works(nothing, 'set "warp": "sched_ext" for the host to have our scheduler loaded (docs/warp.md)')
+        return works(
+            nothing, 'set "warp": "sched_ext" for the host to have our scheduler loaded (docs/concepts/warp.md)'
+        )
     return missing(nothing, f'"warp": "on" does nothing here: {own.detail}')
 
 
@@ -87,7 +89,7 @@ def _real_time(subject: Subject) -> Verdict:
         why = "v2" if cpu is not CGROUP_V1 else "v1, of a kernel without CONFIG_RT_GROUP_SCHED"
         return missing(
             f"the cpu controller is that of cgroup {why}: no limit for real-time threads of a group",
-            "VMs with scheduling fifo or rr are left as they are; give them a warp (docs/warp.md)",
+            "VMs with scheduling fifo or rr are left as they are; give them a warp (docs/concepts/warp.md)",
         )
     with scratch_group(root) as group:
         (group / RT_RUNTIME_FILE).write_text(f"{_TRIED_US}")

@@ -141,7 +141,7 @@ def peaks() -> Result:
     """How many requests each service finishes in a second when it is alone and offered twice what it can do.
 
     This is the 2014 study's 100 %. Ours is less: it is what a service can do that goes to sleep after each request, as
-    it does not at its peak (docs/warp.md).
+    it does not at its peak (docs/concepts/warp.md).
     """
     found: Result = {}
     for name, work_us in WORK_US.items():
