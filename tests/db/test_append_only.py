@@ -10,7 +10,7 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from manager.store.audit import LOCAL, Actor, AuditFilter, forget, list_audit, record
-from manager.store.database import Database, open_database
+from manager.store.database import Database
 from manager.store.retention import prune_access
 from tests.aging import long_ago
 
@@ -69,19 +69,3 @@ def test_rows_are_removed_in_batches(told: Database) -> None:
     for expected in (2, 1, 0):
         with told.writing() as session:
             assert forget(session, NOW + timedelta(days=1), 99, 2) == expected
-
-
-def test_a_database_of_before_gets_the_protection_and_loses_it_on_the_way_back(database_url: str) -> None:
-    database = open_database(database_url)
-    database.upgrade("0011")
-    row = "'2026-01-01 00:00:00.000000', 'local', 'root', 'admin', '', 'vm.put', 'vm', 'a'"
-    insert = f'INSERT INTO audit ("at", who_kind, who, role, address, action, object_kind, object) VALUES ({row})'
-    with database.writing() as session:
-        session.execute(text(insert))
-    database.upgrade()
-    with pytest.raises(IntegrityError), database.writing() as session:
-        session.execute(text("DELETE FROM audit"))
-    database.downgrade("0011")
-    with database.writing() as session:
-        session.execute(text("DELETE FROM audit"))
-    database.close()

@@ -99,19 +99,6 @@ def test_what_lost_its_end_keeps_its_begin(file: Path) -> None:
     database.close()
 
 
-def test_one_of_an_older_revision_is_mended_as_that_and_then_migrated(tmp_path: Path) -> None:
-    file = tmp_path / "equipoise.db"
-    database = opened(file)
-    database.upgrade("0009")
-    fill(database)
-    database.close()
-    page = leaves(file, "events")[1]
-    spoil(file, zero(page, page + PAGE))
-    assert database.upgrade() is not None
-    assert len(events(database)) > len(EVENTS) - 60
-    database.close()
-
-
 def test_a_row_with_a_text_that_is_none_is_left_out(file: Path) -> None:
     """It would be an error in every list that it is in."""
     with closing(sqlite3.connect(file)) as database:

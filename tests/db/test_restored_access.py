@@ -17,6 +17,7 @@ from manager.store.joining import create_join_token
 from manager.store.registered import get
 from manager.store.tokens import Role, authenticate, create_token, revoke_token
 from manager.store.users import create_user, remove_user, set_password, set_role
+from tests.db.test_migrations import revisions
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 FIRST, SECOND = "hash of the first password", "hash of the second"
@@ -120,7 +121,7 @@ def test_tables_of_an_older_version_keep_their_tokens(database_url: str, tmp_pat
     database = open_database(database_url)
     database.upgrade()
     secret, late = make(database, "old"), make(database, "late")
-    database.downgrade("0001")
+    database.downgrade(revisions()[0])
     backup = back_up(database, tmp_path / "backup", lambda _text: None)
     with database.writing() as session:
         session.execute(text("DELETE FROM tokens WHERE name = 'late'"))
