@@ -78,7 +78,7 @@ def _raised(
     share = min(snapshot.host.law.batch_floor * FLOOR_MARGIN, LARGEST_SHARE)
     weight = scale.clamp(floor_weight(others, share, vms))
     for vm in driven:
-        policys = wanted.get(vm.name)
-        if policys is None or policys.weight < weight:
+        from_policy = wanted.get(vm.name)
+        if from_policy is None or from_policy.weight < weight:
             wanted[vm.name] = WeightGoal(vm.name, weight, why)
     return tuple(sorted(wanted.values(), key=lambda goal: goal.vm))

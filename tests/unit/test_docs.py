@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -80,9 +83,16 @@ def test_sections_that_are_named_exist(page: Path) -> None:
             assert any(one.startswith(wanted) for one in known), f"{name}: {wanted}"
 
 
-def test_the_readme_leads_to_every_page() -> None:
-    linked = set(re.findall(r"\]\((docs/[\w/-]+\.md)\)", (TOP / "README.md").read_text()))
-    assert linked == {str(page.relative_to(TOP)) for page in DOCS}
+def pages_of(navigation: list[dict[str, Any]]) -> Iterator[str]:
+    """The pages that a site's navigation names, at any depth."""
+    for entry in navigation:
+        for target in entry.values():
+            yield from [target] if isinstance(target, str) else pages_of(target)
+
+
+def test_the_navigation_of_the_site_names_every_page_once() -> None:
+    site = tomllib.loads((TOP / "zensical.toml").read_text())
+    assert sorted(pages_of(site["project"]["nav"])) == sorted(str(page.relative_to(TOP / "docs")) for page in DOCS)
 
 
 def package(name: str) -> str:

@@ -1,4 +1,4 @@
-"""When memory is said to be used up: beside the most that lasted, for some time, and not to and fro."""
+"""When memory is said to be used up: beside the most that lasted, for some time, and without flapping."""
 
 from __future__ import annotations
 
