@@ -137,6 +137,13 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("syslog_listen_port", 5514, "UDP port the agent receives NGINX log lines at; 0 switches it off", 0, 65535),
     Setting("stale_s", 30.0, "age in seconds at which a window of response times counts as no data", 1, 3600),
     Setting("min_samples", 20, "response times a window needs before its percentile is believed", 1, 100_000),
+    Setting(
+        "attainment_target",
+        0.99,
+        "share of intervals in which each SLA is to hold; the rest is its error budget",
+        0.5,
+        0.99999,
+    ),
     Setting("outbox_rows", 100_000, "records the agent keeps for a manager that is away", 100, 10_000_000),
     Setting("retention_days", 30.0, "days that decisions and events are kept", 0.01, 3650),
     Setting("raw_days", 1.0, "days that windows and ticks are kept as they were reported", 0.1, 3650),

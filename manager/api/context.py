@@ -19,19 +19,20 @@ from policies.registry import InstalledPolicy
 class ManagerContext:
     """Database, installed policies, settings, and clocks: one of seconds since the epoch, and one that nobody sets.
 
-    ``stale_s`` and ``min_samples`` are the settings of that name; ``slot_s`` is the length of a window of response
-    times, ``skew_s`` how far the clocks of others may be ahead (``clock_bound_s``: without an event), and ``late_s``
-    how old posted response times may be. Windows and ticks are kept for ``keep_slots``, and for ``keep_minutes``
-    rolled up by minute. Who has not reported for ``silent`` does not answer any more. ``requests`` bounds what each
-    token and user asks for, ``samples`` the response times that each posts of an application, ``tries`` what an
-    address without a token may try: to join, to sign in; ``turns`` how many passwords are looked at at the same time.
-    ``secure_cookies``: sessions are by https only, however they begin.
+    ``stale_s``, ``min_samples`` and ``attainment_target`` are the settings of that name; ``slot_s`` is the length
+    of a window of response times, ``skew_s`` how far the clocks of others may be ahead (``clock_bound_s``: without
+    an event), and ``late_s`` how old posted response times may be. Windows and ticks are kept for ``keep_slots``,
+    and for ``keep_minutes`` rolled up by minute. Who has not reported for ``silent`` does not answer any more.
+    ``requests`` bounds what each token and user asks for, ``samples`` the response times that each posts of an
+    application, ``tries`` what an address without a token may try: to join, to sign in; ``turns`` how many
+    passwords are looked at at the same time. ``secure_cookies``: sessions are by https only, however they begin.
     """
 
     database: Database
     policies: Mapping[str, InstalledPolicy]
     stale_s: float
     min_samples: int
+    attainment_target: float = 0.99
     slot_s: float = 5.0
     skew_s: float = 60.0
     late_s: float = 300.0

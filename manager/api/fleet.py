@@ -18,15 +18,20 @@ from manager.api.context import ManagerContext
 from manager.api.convert import timestamp
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.schemas import FleetApplication, FleetHost, FleetOut, Name, Schema, SlaBody, TickStatus
+from manager.control.budget import HOUR_S
+from manager.control.error_budget import PERIOD_S, WINDOWS_S, Judged, burning
 from manager.control.sla import sla_state, watched_percentile
 from manager.model.registration import Mode
 from manager.model.window import SlaState, Window
 from manager.store.applications import sla_of
+from manager.store.error_budgets import ErrorBudgets, Rolled
 from manager.store.models import ApplicationRow, HostRow
-from manager.store.recent import RecentPercentiles, serving_hosts
+from manager.store.recent import RecentPercentiles, RecentSlot, serving_hosts
 from manager.store.windows import latest_windows
 
 _STEPS = 60
+_UNROLLED = timedelta(minutes=10)
+"""Slots of this time may not be rolled up yet."""
 _WORST_FIRST = (SlaState.MISSED, SlaState.AT_RISK, SlaState.NO_DATA, SlaState.MET)
 
 
@@ -82,7 +87,7 @@ _ORDERS: Mapping[str, Callable[[_Glance], tuple[float, ...]]] = {
 def fleet_api(context: ManagerContext) -> APIBlueprint:
     """The route of the fleet."""
     api = blueprint("fleet", "All applications and hosts at a glance.")
-    recent = RecentPercentiles()
+    recent, budgets = RecentPercentiles(), ErrorBudgets()
 
     @api.get("/fleet", responses=answers((200, FleetOut)))
     @endpoint(VIEWER)
@@ -100,14 +105,22 @@ def fleet_api(context: ManagerContext) -> APIBlueprint:
             shown = found[query.offset : query.offset + query.limit]
             since = now - timedelta(minutes=query.minutes)
             percentiles = {one.row.id: watched_percentile(sla_of(one.row)) for one in shown}
-            series = recent.of(session, percentiles, since, now)
+            series = recent.of(session, percentiles, min(since, now - _UNROLLED), now)
+            rolled = budgets.of(session, percentiles, now)
             host_rows = session.execute(select(*_HOST_COLUMNS).order_by(HostRow.name)).all()
         step = (now - since) / _STEPS
         return answer(
             FleetOut(
-                applications=[_application(one, _points(series[one.row.id], since, step)) for one in shown],
+                applications=[
+                    _application(
+                        context, one, _points(slots, since, step), _windows(context, one, rolled[one.row.id], slots)
+                    )
+                    for one in shown
+                    for slots in [series[one.row.id]]
+                ],
                 matching=len(found),
                 states=dict.fromkeys(SlaState, 0) | Counter(one.state for one in asked),
+                attainment_target=context.attainment_target,
                 registered=len(rows),
                 step_s=step.total_seconds(),
                 until=now,
@@ -139,18 +152,34 @@ def _is_asked(one: _Glance, query: FleetQuery) -> bool:
     return named and query.host in {None, *one.hosts}
 
 
-def _points(slots: Mapping[datetime, float | None], since: datetime, step: timedelta) -> list[float | None]:
+def _points(slots: Mapping[datetime, RecentSlot], since: datetime, step: timedelta) -> list[float | None]:
     """The slowest slot of each step: percentiles cannot be averaged, and a short miss must be seen."""
     points: list[float | None] = [None] * _STEPS
-    for slot, value_ms in slots.items():
+    for slot, known in slots.items():
         place = min(int((slot - since) / step), _STEPS - 1)
-        if value_ms is not None:
-            points[place] = max(points[place] or 0.0, value_ms)
+        if known.value_ms is not None and slot >= since:
+            points[place] = max(points[place] or 0.0, known.value_ms)
     return points
 
 
-def _application(one: _Glance, points: list[float | None]) -> FleetApplication:
-    sla = sla_of(one.row)
+def _windows(
+    context: ManagerContext, one: _Glance, rolled: Rolled, slots: Mapping[datetime, RecentSlot]
+) -> dict[float, Judged]:
+    """The intervals of each window: those rolled up, and the slots since then."""
+    windows, now, sla = dict(rolled.windows), context.now(), sla_of(one.row)
+    for slot, known in slots.items():
+        if sla and known.value_ms is not None and known.has_samples(context.min_samples):
+            judged = Judged(1, int(known.value_ms > sla.response_time_ms))
+            for length_s in WINDOWS_S if rolled.until is None or slot >= rolled.until else ():
+                if (now - slot).total_seconds() <= length_s:
+                    windows[length_s] += judged
+    return windows
+
+
+def _application(
+    context: ManagerContext, one: _Glance, points: list[float | None], windows: Mapping[float, Judged]
+) -> FleetApplication:
+    sla, target = sla_of(one.row), context.attainment_target
     return FleetApplication(
         name=one.row.name,
         sla=SlaBody(percentile=sla.percentile, response_time_ms=sla.response_time_ms, max_rate_rps=sla.max_rate_rps)
@@ -160,6 +189,10 @@ def _application(one: _Glance, points: list[float | None]) -> FleetApplication:
         measured_ms=one.measured_ms,
         measured_at=timestamp(one.window.end_s) if one.window else None,
         rate_rps=one.rate_rps,
+        attainment=windows[PERIOD_S].attainment,
+        budget_remaining=windows[PERIOD_S].budget_remaining(target),
+        burn_rate=windows[HOUR_S].burn_rate(target),
+        burning=burning(windows, target),
         hosts=list(one.hosts),
         points_ms=points,
     )

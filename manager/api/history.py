@@ -41,6 +41,7 @@ from manager.control.budget import (
     joined,
     total,
 )
+from manager.control.error_budget import Judged
 from manager.control.series import Line, VmLines, host_lines
 from manager.errors import InvalidRequest
 from manager.model.cpus import parse_cpus
@@ -104,8 +105,17 @@ def history_api(context: ManagerContext) -> APIBlueprint:
             sla = sla_of(row)
             first_at = first_measured(session, row)
             found = _budgets_out(session, context, row, now_s)
+        whole = Judged(found[-1].judged, found[-1].missed)
         return answer(
-            BudgetsOut(application=row.name, sla=sla_body(sla), slot_s=context.slot_s, first_at=first_at, budgets=found)
+            BudgetsOut(
+                application=row.name,
+                sla=sla_body(sla),
+                slot_s=context.slot_s,
+                attainment_target=context.attainment_target,
+                budget_remaining=whole.budget_remaining(context.attainment_target),
+                first_at=first_at,
+                budgets=found,
+            )
         )
 
     @api.get("/hosts/<name>/history", responses=answers((200, HostHistoryOut)))
@@ -266,6 +276,7 @@ def _budgets_out(session: Session, context: ManagerContext, row: ApplicationRow,
         periods = read_longest(session, row, since, until, context.slot_length, context.min_samples)
         whole = total(row.name, [*periods, *shorter], since_s, now_s)
         kept = budget(whole, sla_of(row))
+        judged = Judged(kept.judged, kept.missed)
         found.append(
             BudgetOut(
                 length_s=round(length.total_seconds()),
@@ -273,6 +284,8 @@ def _budgets_out(session: Session, context: ManagerContext, row: ApplicationRow,
                 judged=kept.judged,
                 missed=kept.missed,
                 missed_share=kept.missed_share,
+                attainment=judged.attainment,
+                burn_rate=judged.burn_rate(context.attainment_target),
                 longest_violation_s=kept.longest_s,
                 time_ms=kept.time_ms,
             )

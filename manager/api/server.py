@@ -96,6 +96,7 @@ def make_server(
         policies,
         settings.number("stale_s"),
         settings.whole("min_samples"),
+        attainment_target=settings.number("attainment_target"),
         slot_s=settings.number("interval_s"),
         sessions=SessionLimits(
             timedelta(hours=settings.whole("session_hours")), timedelta(minutes=settings.whole("session_idle_min"))

@@ -9,6 +9,14 @@ from enum import StrEnum
 from manager.model.histogram import Histogram
 
 
+class Burn(StrEnum):
+    """How urgent the burn rate of an error budget is: ``fast``: look at once, ``slow``: today, ``none``: not at all."""
+
+    FAST = "fast"
+    SLOW = "slow"
+    NONE = "none"
+
+
 class SlaState(StrEnum):
     """State of an SLA. ``at_risk``: met, but by less than a tenth."""
 

@@ -25,6 +25,20 @@ _FRESH = timedelta(seconds=30)
 _KEPT = timedelta(hours=1)
 
 
+class RecentSlot(NamedTuple):
+    """A slot's percentile in milliseconds, None where another one alone is known, and of how many response times.
+
+    ``samples`` is 0 where a source answered the percentile itself.
+    """
+
+    value_ms: float | None
+    samples: int
+
+    def has_samples(self, at_least: int) -> bool:
+        """Whether the percentile is to be believed, as ``Window.has_samples``."""
+        return self.value_ms is not None and (self.samples == 0 or self.samples >= at_least)
+
+
 class _State(NamedTuple):
     """What grows with a slot, or with the sum of several: what is known of it, and until when."""
 
@@ -60,11 +74,11 @@ class RecentPercentiles:
 
     def of(
         self, session: Session, percentiles: Mapping[int, float], since: datetime, now: datetime
-    ) -> dict[int, dict[datetime, float | None]]:
-        """Milliseconds by application (row number) and start of the slot, slots that begin from ``since`` to ``now``.
+    ) -> dict[int, dict[datetime, RecentSlot]]:
+        """By application (row number) and start of the slot, slots that begin from ``since`` to ``now``.
 
-        ``percentiles`` says which percentile is wanted of which application, the most urgent first. None: another one
-        alone is known. Of slots older than half a minute some may be missing, see ``MOST_READ``.
+        ``percentiles`` says which percentile is wanted of which application, the most urgent first. Of slots older
+        than half a minute some may be missing, see ``MOST_READ``.
         """
         with self._lock:
             lines = {
@@ -86,7 +100,10 @@ class RecentPercentiles:
             self._asked |= dict.fromkeys(lines, now)
             for number in [number for number, at in self._asked.items() if at < now - _KEPT]:
                 del self._lines[number], self._asked[number]
-        return {number: {slot: known.value_ms for slot, known in line.items()} for number, line in lines.items()}
+        return {
+            number: {slot: RecentSlot(known.value_ms, known.state.samples) for slot, known in line.items()}
+            for number, line in lines.items()
+        }
 
 
 def serving_hosts(session: Session) -> dict[int, list[str]]:

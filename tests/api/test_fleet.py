@@ -113,3 +113,22 @@ def test_an_empty_fleet_is_an_answer(api: Api) -> None:
 @pytest.mark.parametrize(("query", "field"), [("sort=best", "sort"), ("limit=0", "limit"), ("minutes=61", "minutes")])
 def test_bad_questions_name_the_field(api: Api, query: str, field: str) -> None:
     assert api.refused(422, "GET", f"/fleet?{query}")["errors"][0]["field"] == field
+
+
+def test_the_error_budget_and_its_burn_rate_follow_violations(fleet: Api) -> None:
+    late, fine, silent = (one(fleet, name) for name in ("late", "fine", "silent"))
+    assert (fine["attainment"], fine["budget_remaining"], fine["burn_rate"], fine["burning"]) == (1.0, 1.0, 0.0, "none")
+    assert late["attainment"] == 0.0
+    assert (late["budget_remaining"], late["burn_rate"]) == (pytest.approx(-99), pytest.approx(100))
+    assert late["burning"] == "fast"
+    assert (silent["attainment"], silent["budget_remaining"], silent["burn_rate"]) == (None, None, None)
+    assert fleet.ok("GET", "/fleet")["attainment_target"] == 0.99
+
+
+def test_the_fleet_and_the_budget_of_an_application_agree(fleet: Api) -> None:
+    for name in ("late", "fine"):
+        told = fleet.ok("GET", f"/applications/{name}/budget")
+        glance = one(fleet, name)
+        assert told["budget_remaining"] == glance["budget_remaining"]
+        assert told["budgets"][0]["burn_rate"] == glance["burn_rate"]
+        assert told["budgets"][-1]["attainment"] == glance["attainment"]

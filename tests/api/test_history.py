@@ -149,6 +149,25 @@ def test_budgets(hosts: Api) -> None:
     assert budgets() == expected
     [hour, *_] = hosts.ok("GET", "/applications/shop/budget")["budgets"]
     assert (hour["missed_share"], hour["time_ms"]) == (0.4, pytest.approx(50, rel=0.01))
+    assert (hour["attainment"], hour["burn_rate"]) == (pytest.approx(0.6), pytest.approx(40))
+
+
+def test_the_fleet_counts_hours_minutes_and_slots_once(hosts: Api) -> None:
+    """What an application's own budget counts, whatever of it is rolled up."""
+    places = [5 * number for number in range(12)] + [3 * 86_400, 2 * 86_400, 7200, 5000, 1800, 900, 500, 100]
+    send(hosts, windows=[slot(end=-place, time_ms=50.0 if place % 100 == 0 else 5.0) for place in sorted(set(places))])
+
+    def agree() -> None:
+        told = hosts.ok("GET", "/applications/shop/budget")
+        [glance] = hosts.ok("GET", "/fleet?search=shop")["applications"]
+        assert glance["attainment"] == pytest.approx(told["budgets"][-1]["attainment"])
+        assert glance["budget_remaining"] == pytest.approx(told["budget_remaining"])
+        assert glance["burn_rate"] == pytest.approx(told["budgets"][0]["burn_rate"])
+
+    roll_up(hosts)
+    agree()
+    send(hosts, windows=[slot(end=-65, time_ms=50.0)])
+    agree()
 
 
 def test_a_budget_without_response_times_or_without_a_promise(hosts: Api) -> None:

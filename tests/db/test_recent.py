@@ -53,7 +53,8 @@ class Lines:
             found = self.told.of(session, wanted, self.now - MINUTES, self.now)
         return {
             name: {
-                (NOW - slot).total_seconds(): value and round(value) for slot, value in sorted(found[number].items())
+                (NOW - slot).total_seconds(): value.value_ms and round(value.value_ms)
+                for slot, value in sorted(found[number].items())
             }
             for name, number in numbers.items()
         }

@@ -62,6 +62,8 @@ class BudgetOut(Schema):
     judged: Count
     missed: Count
     missed_share: float | None = Field(description="of the judged slots; null: none was")
+    attainment: float | None = Field(description="share of the judged slots in which the SLA held")
+    burn_rate: float | None = Field(description="`missed_share` by 1 - `attainment_target`")
     longest_violation_s: float
     time_ms: float | None = Field(description="the percentile of the SLA over the whole time")
 
@@ -72,6 +74,10 @@ class BudgetsOut(Schema):
     application: Name
     sla: SlaBody | None
     slot_s: float
+    attainment_target: float = Field(description="the setting: 1 minus it is the error budget")
+    budget_remaining: float | None = Field(
+        description="share of the error budget of 30 days that is left, below 0: used up; null: none was judged"
+    )
     first_at: AwareDatetime | None = Field(
         description="begin of the oldest slot, or minute or hour, of which response times are kept; null: none is"
     )
