@@ -10,7 +10,7 @@ from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
-from manager.model.records import knob_name
+from manager.model.knobs import knob_name
 from manager.model.scheduling import in_words
 from manager.model.warp import TITLES
 from manager.model.warp import Rung as Mechanism

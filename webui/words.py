@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from manager.model.records import knob_name
+from manager.model.knobs import knob_name
 
 NOTHING = "–"
 

@@ -34,7 +34,8 @@ from manager.api.schemas import (
 from manager.api.what_if import recorded
 from manager.control.resolve import effective_mode
 from manager.errors import NotFound
-from manager.model.records import Knob, TickRecord, VmTick
+from manager.model.knobs import Knob
+from manager.model.records import TickRecord, VmTick
 from manager.model.registration import Assignment, CacheControl, Mode
 from manager.model.rules import IrqSteering
 from manager.model.warp import Rung

@@ -9,7 +9,8 @@ from werkzeug.exceptions import PreconditionFailed
 from werkzeug.http import parse_etags
 
 from manager.api.schemas import Moment, Name, Schema
-from manager.model.records import Knob, OutcomeKind, Severity
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode, VmClass
 
 

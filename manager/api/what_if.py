@@ -29,7 +29,8 @@ from manager.api.schemas import (
 )
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
-from manager.model.records import DecisionRecord, Knob
+from manager.model.knobs import Knob
+from manager.model.records import DecisionRecord
 from manager.replay.open_loop import LOOK_BACK_S, Replay, Step, changes, replay, summaries
 from manager.replay.recording import RecordedVm, Recording, capabilities_of
 from manager.store.history import newest_ticks

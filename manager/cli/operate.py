@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
-from manager.model.host import WARPS
-from manager.model.records import FULL_VCPU, Knob, knob_name
+from manager.model.knobs import WARPS, Knob, knob_name
+from manager.model.records import FULL_VCPU
 from manager.model.scheduling import in_words
 from manager.settings import Settings
 from manager.terminal import Table, say, say_json, show

@@ -27,8 +27,8 @@ from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.cache import format_schemata
 from manager.model.cpus import parse_cpus
 from manager.model.decision import Change
-from manager.model.host import knob_text
-from manager.model.records import OutcomeKind, knob_name
+from manager.model.knobs import knob_name, knob_text
+from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, Mode
 from manager.model.window import Window
 from manager.settings import Settings

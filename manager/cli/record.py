@@ -19,7 +19,7 @@ from manager.api.schemas import AssignmentOut, CapabilitiesBody, RecordBody, Tic
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable, RecordingError
-from manager.model.records import Knob
+from manager.model.knobs import Knob
 from manager.model.window import Window
 from manager.replay.open_loop import LOOK_BACK_S
 from manager.replay.recording import RecordedVm, Recording, capabilities_of, decision_of, tick_of, write_lines

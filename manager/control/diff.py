@@ -7,26 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.host import (
-    HOST_UUID,
-    NUMBERS,
-    PINS,
-    RT_RUNTIMES,
-    SCHEDULINGS,
-    UNLIMITED,
-    WARPS,
-    KnobKey,
-    KnobValue,
-    knob_text,
-)
-from manager.model.records import Knob
+from manager.model.knobs import HOST_UUID, PINS, UNLIMITED, Knob, KnobKey, KnobValue, Order, Scope, knob_text
 from manager.model.registration import Mode
 from manager.model.scheduling import is_real_time
-from manager.model.warp import EJECTED, OUTDATED
 
 _OBSERVE_REASON = "not enforced any more: back to the original"
-_ENDING = PINS | WARPS | SCHEDULINGS
-"""Knobs of what may end while the VM runs."""
 _GROUPS = KnobKey(HOST_UUID, Knob.RT_RUNTIME)
 """The root's, which is read together with those of all groups above VMs."""
 _KEEPS = "kept for later: it changes with another setting"
@@ -96,7 +81,7 @@ class _Diff:
             return False
         if owned is None:
             # A pin may be inherited from the emulator's, and then be ours.
-            return key.knob in NUMBERS or KnobKey(key.uuid, Knob.EMULATOR_PIN) not in self.ledger
+            return key.knob not in PINS or KnobKey(key.uuid, Knob.EMULATOR_PIN) not in self.ledger
         return goal.mode is Mode.ENFORCE and not owned.foreign and owned.original != owned.intended == value
 
     def of_domain(self, uuid: str, keys: list[KnobKey]) -> list[Change]:
@@ -171,7 +156,7 @@ class _Diff:
         """
         owned, idle_key = self.ledger.get(key), KnobKey(key.uuid, Knob.IDLE)
         idle = self.ledger.get(idle_key)
-        unplugged = key.knob in _ENDING and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.found.values
+        unplugged = key.knob.spec.ends and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.found.values
         unplugged |= key[:2] == _GROUPS[:2] and _GROUPS in self.found.values
         weightless = key.knob is Knob.WEIGHT and idle is not None and idle.original == 1
         if owned and (unplugged or (weightless and self.found.values.get(idle_key) == 1)):
@@ -221,10 +206,8 @@ class _Diff:
         """Whether ``value`` is as we left it, or as the kernel made it of that."""
         if self._alike(value, owned.intended) or (not owned.settled and self._alike(value, owned.previous)):
             return True
-        if key.knob is Knob.SCHEDULER and value in {EJECTED, OUTDATED}:
-            return True  # the kernel threw it out, or another version of the agent had loaded it
-        if key.knob is Knob.WARP and value == 0:
-            return True  # it was loaded anew, without warps
+        if value in key.knob.spec.resets:
+            return True
         if isinstance(owned.intended, frozenset):
             # All of them are offline: the kernel lets the thread run anywhere. Or a part of a pin of which nobody noted
             # what it became: the kernel narrowed it to a cpuset (cpuset(7)).
@@ -292,26 +275,22 @@ def _sets_idle(change: Change, value: int) -> bool:
 
 
 def _turn(change: Change) -> tuple[int, int, int]:
-    """The place of a change among all, where that matters.
+    """The place of a change among all, where that matters: by the order of its knob.
 
     The kernel takes the limit of real-time CPU time from no group with a real-time thread (EBUSY), gives no such thread
     to a group without one (EPERM), and lets no group have less than those inside it together (EINVAL;
     kernel/sched/rt.c, tg_rt_schedulable). So threads leave first, limits shrink from the innermost group and grow from
     the outermost (the id of a group is mostly larger than that of the one around it), and threads enter last.
     """
-    before, after = change.before, change.after
-    if not isinstance(before, int) or not isinstance(after, int):
-        return (0 if _widens(change) else 3), 0, 0
-    if change.key.knob is Knob.SCHEDULING:
+    key, before, after = change.key, change.before, change.after
+    order = key.knob.spec.order
+    if order is Order.WIDEN_FIRST and isinstance(before, frozenset) and isinstance(after, frozenset) and before < after:
+        return 0, 0, 0
+    if order is Order.REAL_TIME_LAST and isinstance(after, int):
         return (5 if is_real_time(after) else 1), 0, 0
-    if change.key.knob in RT_RUNTIMES:
-        depth = 0 if change.key.uuid == HOST_UUID else 1 if change.key.knob is Knob.RT_RUNTIME else 2
+    if order is Order.NESTED and isinstance(before, int) and isinstance(after, int):
+        depth = 0 if key.uuid == HOST_UUID else 1 if key.knob.spec.scope is Scope.GROUP else 2
         if after != UNLIMITED and (before == UNLIMITED or after < before):
-            return 2, -depth, -change.key.index
-        return 4, depth, change.key.index
+            return 2, -depth, -key.index
+        return 4, depth, key.index
     return 3, 0, 0
-
-
-def _widens(change: Change) -> bool:
-    before, after = change.before, change.after
-    return isinstance(before, frozenset) and isinstance(after, frozenset) and before < after

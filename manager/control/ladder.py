@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from manager.control.warp import Wanted, in_words, value_of, warps
 from manager.model.decision import Owned, Snapshot
-from manager.model.host import KnobValue
+from manager.model.knobs import KnobValue
 from manager.model.registration import HostSpec, Mode
 from manager.model.warp import (
     EJECTED,

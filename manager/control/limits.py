@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from manager.control.resolve import effective_mode
-from manager.model.limits import AgentLimits, Control
+from manager.model.knobs import Control
+from manager.model.limits import AgentLimits
 from manager.model.registration import Assignment, CacheControl, HostSpec, Mode, VmSpec
 from manager.model.rules import BatchPlacement, IrqSteering
 from manager.model.warp import WarpUse

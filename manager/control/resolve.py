@@ -10,8 +10,7 @@ from operator import itemgetter
 from manager.control.steering import Confined, Steered
 from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Goal, IdleGoal, Note, Placement, Plan, Snapshot, VmView, WeightGoal
-from manager.model.host import HOST_UUID, LEAST_QUOTA_US, KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, Knob, KnobKey
 from manager.model.registration import Mode
 from manager.model.warp import LOADED, NO_WARPS, Rung, WarpPlan
 

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from manager.model.decision import Goal, Snapshot, VmView
-from manager.model.host import HOST_UUID, UNLIMITED, KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.registration import Mode, VmClass
 from manager.model.scheduling import LIMIT_PERIOD_US, MOST_LIMIT_US, Scheduling, in_words
 

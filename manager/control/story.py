@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from manager.model.host import RT_RUNTIMES, UNLIMITED
-from manager.model.records import Knob, OutcomeKind
+from manager.model.knobs import Knob, Order, knob_name
+from manager.model.records import OutcomeKind
 from manager.model.registration import Sla
-from manager.model.scheduling import in_words
-from manager.model.warp import LOADED
 
 MAX_TOLD = 3
 """So many changes of pins are told one by one; the others are counted."""
@@ -31,18 +29,6 @@ _ENDINGS = {
     OutcomeKind.OBSERVED: "observed only, nothing written",
     OutcomeKind.RESTORED: "put back",
     OutcomeKind.APPLIED: "",
-}
-_NAMES = {
-    Knob.VCPU_PIN: "vCPU {} pinned",
-    Knob.IOTHREAD_PIN: "I/O thread {} pinned",
-    Knob.EMULATOR_PIN: "emulator pinned",
-    Knob.IRQ_AFFINITY: "interrupt {}",
-}
-_WARP_UNITS = {
-    Knob.WARP: "warp (us)",
-    Knob.BVT_WARP: "warp (ns)",
-    Knob.GROUP_IDENTITY: "class",
-    Knob.SLICE: "slice (ns) of vCPU {}",
 }
 
 
@@ -85,8 +71,8 @@ def reasons(changes: Sequence[KnobChange]) -> str:
 
 def sentence(host: str, vm: str | None, changes: Sequence[KnobChange], times: Times | None) -> str:
     """Such as "shop: p95 612 ms, SLA 500 ms, weight of shop-web 9,100 to 24,300; 10 s later 431 ms"."""
-    pins = [change for change in changes if change.knob in _NAMES]
-    others = [change for change in changes if change.knob not in _NAMES]
+    pins = [change for change in changes if change.knob.spec.order is Order.WIDEN_FIRST]
+    others = [change for change in changes if change not in pins]
     rest = len(pins[MAX_TOLD:])
     parts = [*_promise(times), *(_told(change, vm) for change in (*others, *pins[:MAX_TOLD]))]
     if rest:
@@ -115,38 +101,8 @@ def _promise(times: Times | None) -> list[str]:
 
 
 def _told(change: KnobChange, vm: str | None) -> str:
-    before, after = change.before, change.after
-    if change.knob is Knob.WEIGHT:
-        return f"weight of {vm} {_number(before)} to {_number(after)}"
-    if change.knob is Knob.IDLE:
-        return f"{vm} {'into' if after == '1' else 'out of'} the idle class"
-    if change.knob in _WARP_UNITS:
-        return f"{_WARP_UNITS[change.knob].format(change.index)} of {vm} {_number(before)} to {_number(after)}"
-    if change.knob is Knob.SCHEDULER:
-        return f"our sched_ext scheduler {'loaded' if after == str(LOADED) else 'removed'}"
-    if change.knob is Knob.QUOTA:
-        return f"CPU limit of {vm} {_quota(before)} to {_quota(after)}"
-    return _told_otherwise(change, vm)
-
-
-def _told_otherwise(change: KnobChange, vm: str | None) -> str:
-    before, after = change.before, change.after
-    if change.knob is Knob.SCHEDULING:
-        return f"vCPU {change.index} of {vm} from {in_words(int(before))} to {in_words(int(after))}"
-    if change.knob in RT_RUNTIMES:
-        part = "vCPU" if change.knob is Knob.VCPU_RT_RUNTIME else "group" if change.index else ""
-        of = f"{part} {change.index} of " * bool(part) + (vm or "the host's VMs")
-        return f"real-time limit of {of} {_number(before)} to {_number(after)} us a second"
-    if change.knob is Knob.CACHE_GROUP:
-        return f"{vm} {f'to cache group {after}' if after else 'to the default group of the cache'}"
-    if change.knob is Knob.CACHE_WAYS:
-        return f"cache group {after}" if after else f"cache group {before} removed"
-    return f"{_NAMES[change.knob].format(change.index)} to {after or 'none'} (was {before or 'none'})"
-
-
-def _number(text: str) -> str:
-    return f"{int(text):,}" if text.isdecimal() else text
-
-
-def _quota(text: str) -> str:
-    return "none" if text == str(UNLIMITED) else f"{_number(text)} us a period"
+    value = change.knob.spec.value
+    before, after = value.shown(change.before), value.shown(change.after)
+    if after.endswith(value.unit):  # which is said once
+        before = before.removesuffix(value.unit).rstrip()
+    return f"{knob_name(change.knob, change.index)}{f' of {vm}' if vm else ''} from {before} to {after}"

@@ -11,8 +11,8 @@ from pathlib import Path
 from manager.errors import HostError
 from manager.host.files import open_file, read, read_all, write
 from manager.host.registry import IDLE_FILE, CgroupCpu
-from manager.model.host import UNLIMITED, Quota
-from manager.model.records import Knob
+from manager.model.host import Quota
+from manager.model.knobs import UNLIMITED, Knob
 
 
 @dataclass(frozen=True, slots=True)

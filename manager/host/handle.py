@@ -19,8 +19,8 @@ from manager.host.files import open_file, read, read_number
 from manager.host.memory import memory_nodes
 from manager.host.registry import USER_HZ_NS, HostPaths
 from manager.model.cpus import CpuSet
-from manager.model.host import NUMBERS, KnobKey, KnobValue, VcpuState, VmInstance, VmState
-from manager.model.records import Knob
+from manager.model.host import VcpuState, VmInstance, VmState
+from manager.model.knobs import Family, Knob, KnobKey, KnobValue
 
 
 class VmHandle:
@@ -140,7 +140,7 @@ class VmHandle:
 
     def write(self, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what it then holds. Raises VmVanished, HostError."""
-        if key.knob in NUMBERS:
+        if key.knob.spec.family is Family.CPU_GROUP:
             if self._group is None or not isinstance(value, int):
                 raise HostError(f"{self.instance.libvirt_name} has no CPU cgroup of its own", errno.ENOENT)
             try:

@@ -8,7 +8,7 @@ from manager.errors import HostError
 from manager.host.process import refusal
 from manager.host.registry import HostPaths
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
-from manager.model.host import KnobValue
+from manager.model.knobs import KnobValue
 
 AFFINITY_FILE = "smp_affinity_list"
 

@@ -20,19 +20,8 @@ from manager.host.scheduling import Schedulings
 from manager.host.topology import cache_domains, discover
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
 from manager.model.cpus import CpuSet, parse_cpus
-from manager.model.host import (
-    HOST_UUID,
-    SCHEDULINGS,
-    WARPS,
-    Capabilities,
-    CpuTimes,
-    Discovery,
-    KnobKey,
-    KnobValue,
-    VmInstance,
-    VmState,
-)
-from manager.model.records import Knob
+from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
+from manager.model.knobs import HOST_UUID, SCHEDULINGS, WARPS, Knob, KnobKey, KnobValue
 
 _NO_DOMAINS = Domains({})
 _NO_DISCOVERY = Discovery(0.0, LATE_S)

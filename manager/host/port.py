@@ -7,7 +7,8 @@ from typing import Protocol
 
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
-from manager.model.host import Capabilities, CpuTimes, Discovery, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
+from manager.model.knobs import KnobKey, KnobValue
 
 
 class CachePort(Protocol):

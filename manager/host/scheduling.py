@@ -20,8 +20,7 @@ from manager.host.process import refusal
 from manager.host.registry import CGROUP_V1, RT_PERIOD_FILE, RT_RUNTIME_FILE, CgroupCpu
 from manager.host.warp.mechanisms import WarpTarget, thread_of
 from manager.host.warp.slices import Attributes, attributes, set_attributes
-from manager.model.host import HOST_UUID, KnobKey, KnobValue
-from manager.model.records import Knob
+from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from manager.model.scheduling import LIMIT_PERIOD_US, is_real_time, joined, parted
 
 _DEADLINE = 6

@@ -26,7 +26,8 @@ from manager.loop.rejections import Rejections
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult, system_clock
 from manager.model.host import Capabilities, VmInstance
-from manager.model.records import Severity, knob_name
+from manager.model.knobs import knob_name
+from manager.model.records import Severity
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.warp import EJECTED, UNLOADED, Rung

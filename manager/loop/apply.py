@@ -9,7 +9,8 @@ from manager.errors import HostError, JournalError, VmVanished
 from manager.host.port import HostPort
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Action, Change, Owned
-from manager.model.host import KnobKey, KnobValue, VmInstance, knob_text
+from manager.model.host import VmInstance
+from manager.model.knobs import KnobKey, KnobValue, knob_text
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.records import OutcomeKind
 

@@ -35,7 +35,8 @@ from manager.loop.cache_watch import CacheWatch
 from manager.loop.journal import CacheNote, Journal
 from manager.loop.planner import Trouble
 from manager.model.cache import DEFAULT, BandwidthResource, Group, Resctrl, Schemata, is_ours
-from manager.model.records import Knob, OutcomeKind
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind
 from manager.model.registration import HostSpec, Mode
 
 _DONE = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED})

@@ -15,8 +15,9 @@ from manager.loop.planner import Trouble
 from manager.model.cache import DEFAULT, Group, Resctrl, Schemata, format_schemata, is_ours
 from manager.model.cpus import CpuSet
 from manager.model.decision import Snapshot
-from manager.model.host import KnobKey, KnobValue, VmInstance
-from manager.model.records import Knob, OutcomeKind
+from manager.model.host import VmInstance
+from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.records import OutcomeKind
 from manager.model.registration import CacheControl, HostSpec, Mode, VmSpec
 
 

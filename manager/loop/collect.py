@@ -12,8 +12,8 @@ from manager.control.windows import latest
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.model.decision import ApplicationView, Snapshot, VmView
-from manager.model.host import HOST_UUID, Capabilities, CpuTimes, KnobKey, KnobValue, VcpuState, VmInstance, VmState
-from manager.model.records import Knob
+from manager.model.host import Capabilities, CpuTimes, VcpuState, VmInstance, VmState
+from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from manager.model.registration import Application, Assignment, Tier, VmSpec
 from manager.model.window import Window
 

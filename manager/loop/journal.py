@@ -21,8 +21,8 @@ from manager.loop.reserve import Reserve
 from manager.loop.sqlite import MEMORY, Layout, open_anew, open_file, transaction
 from manager.model.cache import Schemata, format_schemata, parse_schemata
 from manager.model.decision import Owned
-from manager.model.host import SCHEDULINGS, WARPS, KnobKey, VmInstance, knob_text, knob_value
-from manager.model.records import Knob
+from manager.model.host import VmInstance
+from manager.model.knobs import SCHEDULINGS, WARPS, Knob, KnobKey, knob_text, knob_value
 from manager.salvage import Damage, is_broken, is_full
 
 _SCHEMA = """

@@ -12,8 +12,8 @@ from prometheus_client.registry import Collector
 from manager.control.sla import watched_percentile
 from manager.loop.status import warps_in_force, ways_in_force
 from manager.loop.tick import TickResult
-from manager.model.host import UNLIMITED, Discovery
-from manager.model.records import Knob
+from manager.model.host import Discovery
+from manager.model.knobs import UNLIMITED, Knob
 from manager.model.scheduling import is_real_time
 from manager.model.source import SourceState, SourceStatus
 from manager.model.warp import Rung

@@ -15,8 +15,9 @@ from manager.loop.collect import Reading
 from manager.loop.journal import Entry, Journal
 from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Memory, Note, Plan, Snapshot
-from manager.model.host import HOST_UUID, KnobKey, KnobValue, VmInstance, VmState
-from manager.model.records import Knob, Severity
+from manager.model.host import VmInstance, VmState
+from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.records import Severity
 from manager.model.registration import VmSpec
 from manager.model.warp import NO_WARPS, WarpPlan
 from policies.base import Policy

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from manager.loop.apply import Outcome
 from manager.loop.cache_found import CacheOutcome
 from manager.model.decision import Action
-from manager.model.host import KnobKey, knob_text
-from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, knob_name
+from manager.model.knobs import KnobKey, knob_name, knob_text
+from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
 from manager.model.registration import Mode
 
 _REPEATED = frozenset({OutcomeKind.OBSERVED, OutcomeKind.FAILED, OutcomeKind.IGNORED})

@@ -14,7 +14,8 @@ from manager.loop.planner import Trouble
 from manager.model.cache import DEFAULT, CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change
-from manager.model.host import KnobKey, KnobValue, VmInstance
+from manager.model.host import VmInstance
+from manager.model.knobs import KnobKey, KnobValue
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from manager.loop.journal import Entry, Journal
 from manager.loop.limiter import LIMITED
 from manager.loop.tick import TickResult
 from manager.model.cache import Mask, Resctrl, Schemata
-from manager.model.host import HOST_UUID, KnobKey, KnobValue, knob_text
-from manager.model.records import Knob, OutcomeKind, TickRecord, VmTick
+from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue, knob_text
+from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl
 from manager.model.warp import ABILITIES, WarpUse
 

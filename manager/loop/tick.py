@@ -22,9 +22,10 @@ from manager.loop.planner import Planner, Trouble
 from manager.loop.records import Chronicle
 from manager.loop.rehearsal import Preview, rehearse, written_by
 from manager.model.decision import Change, Owned, Plan, Snapshot
-from manager.model.host import HOST_UUID, KnobKey, KnobValue, VmInstance
+from manager.model.host import VmInstance
+from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
-from manager.model.records import DecisionRecord, Event, Knob, Severity
+from manager.model.records import DecisionRecord, Event, Severity
 from manager.model.registration import Assignment, HostSpec, Mode, VmSpec
 from manager.model.rules import IrqSteering
 from manager.model.warp import NO_WARPS, Rung, WarpPlan, WarpUse

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from manager.model.host import Capabilities, KnobKey, KnobValue
+from manager.model.host import Capabilities
+from manager.model.knobs import KnobKey, KnobValue
 from manager.model.registration import Application, HostSpec, Mode, VmClass, VmSpec
 from manager.model.window import SlaState, Window
 

@@ -7,51 +7,10 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from manager.model.cpus import CpuSet, format_cpus, parse_cpus
-from manager.model.records import Knob
+from manager.model.cpus import CpuSet
+from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.topology import Topology
 from manager.model.warp import Offer
-
-KnobValue = int | CpuSet
-"""A number, or the set of pCPUs that threads may run on."""
-
-WARPS = frozenset({Knob.WARP, Knob.BVT_WARP, Knob.GROUP_IDENTITY, Knob.SLICE})
-"""The knobs that make a VM prompter; read of those VMs only that have, or are to have, a warp."""
-RT_RUNTIMES = frozenset({Knob.RT_RUNTIME, Knob.VCPU_RT_RUNTIME})
-SCHEDULINGS = frozenset({Knob.SCHEDULING}) | RT_RUNTIMES
-"""The knobs that say how a VM's vCPU threads are scheduled; read of those VMs only that have, or are to have, them."""
-NUMBERS = frozenset({Knob.IDLE, Knob.QUOTA, Knob.WEIGHT, Knob.SCHEDULER}) | WARPS | SCHEDULINGS
-"""The knobs whose value is a number."""
-PINS = frozenset({Knob.VCPU_PIN, Knob.EMULATOR_PIN, Knob.IOTHREAD_PIN})
-"""The knobs of a VM whose value is a set of pCPUs."""
-
-HOST_UUID = "host"
-"""Stands for a domain's UUID in the knobs of the host itself."""
-UNLIMITED = -1
-"""The quota of a group that may use all CPU time there is."""
-LEAST_QUOTA_US = 1000
-"""The kernel takes no smaller quota: kernel/sched/core.c, min_cfs_quota_period."""
-
-
-def knob_text(value: KnobValue) -> str:
-    """A knob's value as records and the journal write it."""
-    return str(value) if isinstance(value, int) else format_cpus(value)
-
-
-def knob_value(knob: Knob, text: str) -> KnobValue:
-    """The inverse of ``knob_text``. Raises ValueError for text of another shape."""
-    return int(text) if knob in NUMBERS else parse_cpus(text)
-
-
-class KnobKey(NamedTuple):
-    """Identifies one knob of one domain, or of the host.
-
-    ``index`` is the number of the vCPU, I/O thread or interrupt where the knob is of one of those, otherwise 0.
-    """
-
-    uuid: str
-    knob: Knob
-    index: int = 0  # type: ignore[assignment]  # tuple.index is of no use here
 
 
 @dataclass(frozen=True, slots=True)

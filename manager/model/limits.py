@@ -2,59 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
-from manager.model.host import KnobKey, KnobValue
-from manager.model.records import Knob
+from manager.model.knobs import Control, KnobKey, KnobValue
 from manager.model.registration import Mode
-from manager.model.scheduling import is_real_time
-
-
-class Control(StrEnum):
-    """What can be done to a host, in the words of the settings ``allow`` and ``deny``.
-
-    ``mount``: to mount resctrl, which ``cache`` needs where it is not mounted. ``nice``: nice values of vCPUs.
-    """
-
-    WEIGHT = "weight"
-    PIN = "pin"
-    IDLE = "idle"
-    QUOTA = "quota"
-    NICE = "nice"
-    WARP = "warp"
-    CACHE = "cache"
-    REAL_TIME = "real-time"
-    SCHEDULER = "scheduler"
-    INTERRUPTS = "interrupts"
-    MOUNT = "mount"
-
 
 RISKY = frozenset({Control.REAL_TIME, Control.SCHEDULER, Control.INTERRUPTS, Control.MOUNT})
 """What reaches beyond registered VMs, or can take a pCPU from all others: only where it is allowed."""
 USUAL = frozenset(Control) - RISKY
 LEAST_PCPUS = 0.1
-
-_CONTROLS: Mapping[Knob, Control] = {
-    Knob.IDLE: Control.IDLE,
-    Knob.QUOTA: Control.QUOTA,
-    Knob.WEIGHT: Control.WEIGHT,
-    Knob.VCPU_PIN: Control.PIN,
-    Knob.EMULATOR_PIN: Control.PIN,
-    Knob.IOTHREAD_PIN: Control.PIN,
-    Knob.IRQ_AFFINITY: Control.INTERRUPTS,
-    Knob.WARP: Control.WARP,
-    Knob.BVT_WARP: Control.WARP,
-    Knob.GROUP_IDENTITY: Control.WARP,
-    Knob.SLICE: Control.WARP,
-    Knob.SCHEDULER: Control.SCHEDULER,
-    Knob.SCHEDULING: Control.NICE,
-    Knob.RT_RUNTIME: Control.REAL_TIME,
-    Knob.VCPU_RT_RUNTIME: Control.REAL_TIME,
-    Knob.CACHE_WAYS: Control.CACHE,
-    Knob.CACHE_GROUP: Control.CACHE,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +25,7 @@ class AgentLimits:
         """Why a knob must not be given a value, empty where it may. The last word before a write."""
         if self.max_mode is not Mode.ENFORCE:
             return f"{LIMITED}: max_mode = {self.max_mode}"
-        control = _CONTROLS[key.knob]
-        if key.knob is Knob.SCHEDULING and isinstance(value, int) and is_real_time(value):
-            control = Control.REAL_TIME
+        control = key.knob.spec.control_for(value)
         return "" if control in self.allowed else f"{LIMITED}: {self.how_to_allow(control)}"
 
     def how_to_allow(self, control: Control) -> str:

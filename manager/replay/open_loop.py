@@ -18,8 +18,9 @@ from manager.control.sla import sla_state
 from manager.control.windows import latest
 from manager.model.decision import ApplicationView, Decision, Memory, Snapshot, VmView
 from manager.model.host import WeightScale
+from manager.model.knobs import Knob
 from manager.model.law import Law
-from manager.model.records import Knob, OutcomeKind, TickRecord, VmTick
+from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import HostSpec, Mode, VmSpec
 from manager.model.window import SlaState, Window
 from manager.replay.recording import Recording

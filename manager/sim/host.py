@@ -7,19 +7,8 @@ import math
 from collections.abc import Collection, Mapping
 
 from manager.errors import HostError, VmVanished
-from manager.model.host import (
-    CPU_SHARES_V1,
-    HOST_UUID,
-    Capabilities,
-    CpuTimes,
-    Discovery,
-    KnobKey,
-    KnobValue,
-    VcpuState,
-    VmInstance,
-    VmState,
-)
-from manager.model.records import Knob
+from manager.model.host import CPU_SHARES_V1, Capabilities, CpuTimes, Discovery, VcpuState, VmInstance, VmState
+from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from manager.model.topology import Topology
 from manager.sim.cache import SimCache
 from manager.sim.scenario import FaultKind

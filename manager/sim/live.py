@@ -9,7 +9,8 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from manager.model.host import Capabilities, CpuTimes, Discovery, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
+from manager.model.knobs import KnobKey, KnobValue
 from manager.model.law import Law
 from manager.model.registration import Application
 from manager.model.source import SourceStatus

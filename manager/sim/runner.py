@@ -9,8 +9,9 @@ from pathlib import Path
 
 from manager.loop.journal import Journal
 from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
+from manager.model.knobs import Knob
 from manager.model.limits import EVERYTHING
-from manager.model.records import Knob, OutcomeKind
+from manager.model.records import OutcomeKind
 from manager.sim.host import SimHost
 from manager.sim.results import AppResult, GroupResult, RunResult, VmResult, alone_cores, app_result
 from manager.sim.scenario import HOST_NAME, FaultKind, Scenario

@@ -33,7 +33,8 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
-from manager.model.records import Knob, OutcomeKind, Severity
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import CacheControl, Mode, Sharing, VmClass
 from manager.model.warp import WarpUse, WarpWish
 

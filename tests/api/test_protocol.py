@@ -23,7 +23,8 @@ from manager.loop import link as link_module
 from manager.loop.link import ManagerLink, Report
 from manager.loop.outbox import Outbox
 from manager.loop.tick import Clock
-from manager.model.records import DecisionRecord, Knob, OutcomeKind
+from manager.model.knobs import Knob
+from manager.model.records import DecisionRecord, OutcomeKind
 from manager.store.models import DecisionRow, EventRow, TickRow, WindowRow
 from tests.api.conftest import HOST, START, Api, moment, report, window
 from tests.fakes.host import FakeHost

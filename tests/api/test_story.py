@@ -74,15 +74,15 @@ def test_an_entry_tells_of_the_response_times_then_and_later(told: Api) -> None:
     assert web["later_ms"] == pytest.approx(500, rel=0.01)
     assert web["later_s"] == 10
     assert web["sentence"].startswith("shop: p95 6")
-    assert ", SLA 10 ms, weight of web-1 9,100 to 24,300, vCPU 0 pinned to 1 (was 0-3)" in web["sentence"]
+    assert ", SLA 10 ms, CPU weight of web-1 from 9,100 to 24,300, vCPU 0 pin of web-1 from 0-3 to 1" in web["sentence"]
     assert "; 10 s later " in web["sentence"]
 
 
 def test_what_serves_no_application_or_is_not_known_yet(told: Api) -> None:
     db, interrupt, hog, _ = story(told)
     assert (hog["application"], hog["sla"], hog["time_ms"]) == (None, None, None)
-    assert hog["sentence"] == "hog: weight of hog 100 to 1 (observed only, nothing written)"
-    assert interrupt["sentence"] == f"{HOST}: interrupt 40 to 0 (was 0-3)"
+    assert hog["sentence"] == "hog: CPU weight of hog from 100 to 1 (observed only, nothing written)"
+    assert interrupt["sentence"] == f"{HOST}: interrupt 40 affinity from 0-3 to 0"
     assert db["time_ms"] == pytest.approx(500, rel=0.01)
     assert db["later_ms"] is None
     assert db["sentence"].endswith("(could not be written: EBUSY)")

@@ -32,8 +32,7 @@ from manager.errors import HostError
 from manager.host.kernel_host import KernelHost
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Owned
-from manager.model.host import UNLIMITED, KnobKey, KnobValue
-from manager.model.records import Knob
+from manager.model.knobs import UNLIMITED, Knob, KnobKey, KnobValue
 from tests.bench.figures import Spread, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.vms import Listed, Vm, Vms, running_vms
 

@@ -43,7 +43,8 @@ from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import Applied, Clock, ControlLoop, LoopSettings, Plan, TickResult
 from manager.model.decision import Change, Decision, Memory, Snapshot
 from manager.model.histogram import Histogram
-from manager.model.host import KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import VmInstance, VmState
+from manager.model.knobs import KnobKey, KnobValue
 from manager.model.registration import Assignment
 from manager.model.window import Window
 from policies.base import Policy

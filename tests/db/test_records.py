@@ -13,7 +13,8 @@ from sqlalchemy import select
 
 from manager.errors import Conflict, InvalidRequest, NotFound
 from manager.model.histogram import Histogram
-from manager.model.records import Knob, OutcomeKind, Severity
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Application, Mode
 from manager.model.window import Window
 from manager.store import retention

@@ -16,8 +16,7 @@ import pytest
 from manager.cli.agent import _welcome
 from manager.errors import HostError
 from manager.hook import HookSocket
-from manager.model.host import KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey
 from manager.store.database import Database
 from tests.deploy.units import TOP
 from tests.fakes.host import domain_uuid

@@ -11,23 +11,16 @@ from manager.host.port import CachePort
 from manager.model.cpus import CpuSet
 from manager.model.host import (
     CPU_SHARES_V1,
-    HOST_UUID,
-    LEAST_QUOTA_US,
-    SCHEDULINGS,
-    UNLIMITED,
-    WARPS,
     Capabilities,
     CpuTimes,
     Discovery,
-    KnobKey,
-    KnobValue,
     Quota,
     VcpuState,
     VmInstance,
     VmState,
     WeightScale,
 )
-from manager.model.records import Knob
+from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, SCHEDULINGS, UNLIMITED, WARPS, Knob, KnobKey, KnobValue
 from manager.model.scheduling import MOST_LIMIT_US, is_real_time
 from manager.model.topology import Topology
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Offer, Rung

@@ -15,8 +15,8 @@ from manager.host.cgroup import NO_GROUP, VmCgroup, find_vm_cgroup, read_mounts
 from manager.host.handle import VmHandle
 from manager.host.registry import CGROUP_USAGE, CGROUP_V1, CGROUP_V2, CgroupUsage
 from manager.model.cpus import MAX_CPU
-from manager.model.host import LEAST_QUOTA_US, UNLIMITED, KnobKey, KnobValue, Quota, VmState
-from manager.model.records import Knob
+from manager.model.host import Quota, VmState
+from manager.model.knobs import LEAST_QUOTA_US, UNLIMITED, Knob, KnobKey, KnobValue
 from tests.host.conftest import REAL, QemuLike, VmGroup, descriptors, until
 
 ONLINE = frozenset(os.sched_getaffinity(0))

@@ -16,8 +16,8 @@ from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.model.cpus import MAX_CPU, parse_cpus
-from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, CpuTimes, Discovery, KnobKey
-from manager.model.records import Knob
+from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, CpuTimes, Discovery
+from manager.model.knobs import Knob, KnobKey
 from tests.host.conftest import REAL, QemuLike, Root, VmGroup, descriptors, until
 
 ONLINE = frozenset(os.sched_getaffinity(0))

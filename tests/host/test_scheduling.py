@@ -20,9 +20,10 @@ from manager.host.scheduling import scheduling_of, set_scheduling
 from manager.host.warp.slices import attributes, default_slice_ns, set_slice
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
-from manager.model.host import HOST_UUID, SCHEDULINGS, Discovery, KnobKey
+from manager.model.host import Discovery
+from manager.model.knobs import HOST_UUID, SCHEDULINGS, Knob, KnobKey
 from manager.model.limits import EVERYTHING
-from manager.model.records import Knob, OutcomeKind
+from manager.model.records import OutcomeKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
 from manager.model.scheduling import Policy, Scheduling, in_words
 from manager.model.warp import WarpUse

@@ -17,9 +17,10 @@ from manager.host.kernel_host import KernelHost
 from manager.host.warp.slices import DEFAULT, attributes, default_slice_ns, set_slice, slice_of
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
-from manager.model.host import Discovery, KnobKey
+from manager.model.host import Discovery
+from manager.model.knobs import Knob, KnobKey
 from manager.model.limits import EVERYTHING
-from manager.model.records import Knob, OutcomeKind
+from manager.model.records import OutcomeKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
 from manager.model.warp import Rung, WarpUse
 from policies.equal import POLICY as EQUAL

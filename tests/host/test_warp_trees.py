@@ -15,8 +15,7 @@ from manager.host.registry import HostPaths
 from manager.host.warp.bvt_file import WARP_FILE, FileKind, bvt_file
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
 from manager.host.warp.probe import offers_of
-from manager.model.host import KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Rung
 
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"

@@ -11,7 +11,8 @@ import sys
 
 from manager.cli import main
 from manager.host.kernel_host import KernelHost
-from manager.model.host import KnobKey, KnobValue, VmInstance
+from manager.model.host import VmInstance
+from manager.model.knobs import KnobKey, KnobValue
 
 
 def arm(moment: str, knob: str) -> None:

@@ -14,9 +14,8 @@ from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Report
 from manager.loop.outbox import Outbox
 from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
-from manager.model.host import KnobKey, KnobValue
+from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
-from manager.model.records import Knob
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY

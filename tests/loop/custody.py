@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from manager.loop.tick import TickResult
 from manager.model.decision import Owned
-from manager.model.host import HOST_UUID, SCHEDULINGS, KnobKey, KnobValue, knob_text
-from manager.model.records import Knob, OutcomeKind
+from manager.model.knobs import HOST_UUID, SCHEDULINGS, Knob, KnobKey, KnobValue, knob_text
+from manager.model.records import OutcomeKind
 from manager.model.warp import EJECTED
 from tests.loop.stage import Stage, is_pin
 from tests.loop.walk import ERRNOS, Kind, Op, Walk

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manager.model.host import CPU_WEIGHT_V2
-from manager.model.records import Knob
+from manager.model.knobs import Knob
 from manager.model.registration import Mode
 from manager.model.rules import BatchPlacement, IrqSteering
 from manager.model.scheduling import Policy, Scheduling

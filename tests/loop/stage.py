@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
 from manager.model.cpus import CpuSet
-from manager.model.host import CPU_SHARES_V1, HOST_UUID, PINS, SCHEDULINGS, KnobKey, KnobValue, Quota, WeightScale
+from manager.model.host import CPU_SHARES_V1, Quota, WeightScale
+from manager.model.knobs import HOST_UUID, PINS, SCHEDULINGS, Knob, KnobKey, KnobValue
 from manager.model.law import Law
-from manager.model.records import Knob
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
 from manager.model.topology import NicQueue, Topology
 from tests.fakes.host import FakeHost, domain_uuid

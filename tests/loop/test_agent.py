@@ -20,8 +20,7 @@ from manager.errors import ManagerUnavailable
 from manager.logs import TICK_NUMBER
 from manager.loop.link import joined
 from manager.model.histogram import Histogram
-from manager.model.host import KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Mode
 from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.warp import Rung

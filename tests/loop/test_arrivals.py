@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.model.host import KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey
 from manager.store.database import Database
 from tests.fakes.host import domain_uuid
 from tests.loop.site import Machine, Site

@@ -18,7 +18,8 @@ from manager.loop.status import tick_status
 from manager.loop.tick import TickResult
 from manager.model.cache import DEFAULT, Slot
 from manager.model.histogram import Histogram
-from manager.model.records import Knob, OutcomeKind, Severity
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Application, CacheControl, Mode, Sla, Tier
 from manager.model.window import Window
 from tests.fakes.cache_host import CacheHost

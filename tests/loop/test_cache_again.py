@@ -6,8 +6,9 @@ from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.cache import DEFAULT, Slot
 from manager.model.histogram import Histogram
+from manager.model.knobs import Knob
 from manager.model.limits import EVERYTHING
-from manager.model.records import Knob, OutcomeKind
+from manager.model.records import OutcomeKind
 from manager.model.registration import Mode, Sla
 from manager.model.window import Window
 from tests.loop.test_cache import BATCH_GROUP, SHOP, CacheRig, masks, rig

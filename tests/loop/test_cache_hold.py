@@ -13,7 +13,7 @@ from manager.loop.status import tick_status
 from manager.loop.tick import TickResult
 from manager.model.cache import DEFAULT, BandwidthResource, BandwidthUnit, Slot
 from manager.model.histogram import Histogram
-from manager.model.records import Knob
+from manager.model.knobs import Knob
 from manager.model.registration import CacheControl, Mode, Sla
 from manager.model.window import Window
 from tests.fakes.cache_host import CACHE, CacheHost

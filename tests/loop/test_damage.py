@@ -23,8 +23,9 @@ from manager.loop.link import ManagerLink
 from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Kind, Outbox
 from manager.model.decision import Owned
-from manager.model.host import KnobKey, VmInstance
-from manager.model.records import Event, Knob, Severity
+from manager.model.host import VmInstance
+from manager.model.knobs import Knob, KnobKey
+from manager.model.records import Event, Severity
 from tests.fakes.examiner import FakeExaminer
 from tests.fakes.telemetry import FakeTelemetry
 from tests.loop.conftest import Rig

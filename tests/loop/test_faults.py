@@ -12,7 +12,7 @@ import pytest
 
 from manager.control.placement import place
 from manager.loop.journal import Journal
-from manager.model.records import Knob
+from manager.model.knobs import Knob
 from tests.fakes.host import FakeHost
 from tests.loop.custody import Moment, left_behind, misconduct, missed, strayed, violations
 from tests.loop.scenarios import SCENARIOS

@@ -14,9 +14,9 @@ from manager.loop.journal import Journal
 from manager.loop.status import tick_status
 from manager.model.cpus import parse_cpus
 from manager.model.decision import Action, Change
-from manager.model.host import HOST_UUID, KnobKey, KnobValue
-from manager.model.limits import DEFAULT_LIMITS, EVERYTHING, RISKY, AgentLimits, Control
-from manager.model.records import Knob, OutcomeKind
+from manager.model.knobs import HOST_UUID, Control, Knob, KnobKey, KnobValue
+from manager.model.limits import DEFAULT_LIMITS, EVERYTHING, RISKY, AgentLimits
+from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, CacheControl, HostSpec, Mode, VmClass, VmSpec
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.scheduling import FIFO, OTHER, Policy, Scheduling, joined

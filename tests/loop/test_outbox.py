@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from manager.errors import JournalError
 from manager.loop.outbox import Kind, Outbox, Waiting
 from manager.model.histogram import Histogram
-from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity, TickRecord, VmTick
+from manager.model.knobs import Knob
+from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, TickRecord, VmTick
 from manager.model.window import Ready, Window
 from tests.loop.disk import small_disk
 

@@ -16,8 +16,9 @@ from manager.loop.rehearsal import Preview
 from manager.loop.status import VmStatuses, tick_status
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.cache import DEFAULT, Slot
+from manager.model.knobs import Knob
 from manager.model.limits import EVERYTHING
-from manager.model.records import Knob, OutcomeKind
+from manager.model.records import OutcomeKind
 from manager.model.registration import CacheControl, Mode
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY

@@ -15,7 +15,8 @@ from manager.loop.link import remember
 from manager.loop.outbox import Kind
 from manager.loop.records import new_event
 from manager.model.histogram import Histogram
-from manager.model.records import DecisionRecord, Event, Knob, OutcomeKind, Severity, TickRecord, VmTick
+from manager.model.knobs import Knob
+from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, TickRecord, VmTick
 from manager.model.registration import (
     Mode,
 )

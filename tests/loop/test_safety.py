@@ -13,8 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from manager.model.host import KnobKey, KnobValue
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.registration import Mode
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.loop.conftest import Rig

@@ -8,8 +8,8 @@ import pytest
 
 from manager.loop.metrics import AgentMetrics
 from manager.loop.tick import TickResult
-from manager.model.host import SCHEDULINGS, KnobKey
-from manager.model.records import Event, Knob, OutcomeKind, Severity
+from manager.model.knobs import SCHEDULINGS, Knob, KnobKey
+from manager.model.records import Event, OutcomeKind, Severity
 from manager.model.registration import Application, Mode, Sla, Tier
 from manager.model.scheduling import Policy, Scheduling
 from manager.model.warp import Rung, WarpUse

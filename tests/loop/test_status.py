@@ -17,9 +17,9 @@ from manager.api.schemas import ReportIn, VmStatus
 from manager.loop.metrics import AgentMetrics
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import TickResult
-from manager.model.host import KnobKey
+from manager.model.knobs import Knob, KnobKey
 from manager.model.law import Law
-from manager.model.records import Knob, VcpuTick
+from manager.model.records import VcpuTick
 from manager.model.registration import Mode
 from manager.model.rules import IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Topology

@@ -10,9 +10,10 @@ import pytest
 from manager.errors import JournalError
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.decision import Decision, WeightGoal
-from manager.model.host import CPU_WEIGHT_V2, KnobKey
+from manager.model.host import CPU_WEIGHT_V2
+from manager.model.knobs import Knob, KnobKey
 from manager.model.limits import EVERYTHING
-from manager.model.records import Knob, OutcomeKind
+from manager.model.records import OutcomeKind
 from manager.model.registration import Application, Mode, Tier
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.loop.conftest import Rig

@@ -10,8 +10,8 @@ from manager.control.ladder import FIRST_RETRY_S
 from manager.loop.metrics import AgentMetrics
 from manager.loop.status import VmStatuses, tick_status
 from manager.loop.tick import TickResult
-from manager.model.host import WARPS, KnobKey
-from manager.model.records import Event, Knob, OutcomeKind, Severity
+from manager.model.knobs import WARPS, Knob, KnobKey
+from manager.model.records import Event, OutcomeKind, Severity
 from manager.model.registration import Application, Mode, Sla, Tier
 from manager.model.warp import LOADED, OUTDATED, UNLOADED, Rung, WarpUse
 from tests.fakes.host import SCHEDULER, domain_uuid

@@ -24,7 +24,8 @@ from manager.loop.apply import Applied
 from manager.loop.journal import Entry, Journal
 from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult, _Seen
 from manager.model.decision import Goal, Plan
-from manager.model.host import HOST_UUID, Capabilities, CpuTimes, KnobKey, KnobValue, VmInstance, VmState
+from manager.model.host import Capabilities, CpuTimes, VmInstance, VmState
+from manager.model.knobs import HOST_UUID, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Mode
 from policies.equal import POLICY as EQUAL

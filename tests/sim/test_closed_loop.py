@@ -8,8 +8,8 @@ from statistics import fmean
 import pytest
 
 from manager.loop.tick import TickResult
+from manager.model.knobs import Knob
 from manager.model.law import Law
-from manager.model.records import Knob
 from manager.model.registration import Sla
 from manager.sim.compare import by_policy, installed, run_all, run_once
 from manager.sim.files import load_scenario

@@ -9,8 +9,8 @@ import pytest
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.loop.collect import rates, read_host
-from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, KnobKey, KnobValue, VmInstance
-from manager.model.records import Knob
+from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance
+from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.sim.host import SimHost
 from manager.sim.scenario import BatchSpec, Fault, FaultKind
 from manager.sim.world import World

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from manager.errors import RecordingError
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, Capabilities
+from manager.model.knobs import Knob
 from manager.model.law import Law
-from manager.model.records import DecisionRecord, Knob, OutcomeKind, TickRecord, VmTick
+from manager.model.records import DecisionRecord, OutcomeKind, TickRecord, VmTick
 from manager.model.registration import Mode, Sharing
 from manager.model.source import Push
 from manager.model.window import Ready, Window

@@ -9,7 +9,7 @@ import pytest
 
 from manager.model.histogram import Histogram
 from manager.model.host import CPU_WEIGHT_V2
-from manager.model.records import Knob
+from manager.model.knobs import Knob
 from manager.model.registration import Sla
 from manager.model.source import SourceState
 from manager.sim.compare import by_policy, by_scenario, run_all, run_once, worse

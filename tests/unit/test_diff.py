@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from manager.control.diff import Found, _Diff
 from manager.control.diff import diff as diff_found
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.host import KnobKey, KnobValue
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.registration import Mode
 
 KEY = KnobKey("u", Knob.WEIGHT)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from manager.control.diff import Found, diff
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.host import KnobKey, KnobValue
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.registration import Mode
 
 IDLE, WEIGHT = KnobKey("u", Knob.IDLE), KnobKey("u", Knob.WEIGHT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import httpx
@@ -12,29 +13,21 @@ from click.testing import CliRunner
 from manager.cli import main, operate
 from manager.client import ManagerClient
 from manager.control.story import KnobChange, sentence
-from manager.model.records import NUMBERED, Knob, OutcomeKind, knob_name
+from manager.model.knobs import Knob, knob_name
+from manager.model.records import OutcomeKind
 from tests.fakes.host import FakeHost
 from tests.fakes.manager import Wire
 
-SINGLE = {
-    "idle",
-    "quota",
-    "weight",
-    "emulator_pin",
-    "warp",
-    "bvt_warp",
-    "group_identity",
-    "scheduler",
-    "cache_ways",
-    "cache_group",
-}
+NUMBERED = [knob for knob in Knob if knob.spec.scope.numbered]
 
 
-@pytest.mark.parametrize("knob", Knob)
-def test_every_knob_has_a_name_and_those_that_are_several_a_number(knob: Knob) -> None:
-    assert (knob in NUMBERED) != (knob in SINGLE), "a new knob is of one kind or the other"
-    names = [knob_name(str(knob), 0), knob_name(knob, 7)]
-    assert names == ([f"{knob} 0", f"{knob} 7"] if knob in NUMBERED else [str(knob)] * 2)
+def test_names_have_a_number_where_there_are_several() -> None:
+    assert [knob_name(knob, 3) for knob in (Knob.WEIGHT, "slice", Knob.IOTHREAD_PIN)] == [
+        "CPU weight",
+        "vCPU 3 slice",
+        "I/O thread 3 pin",
+    ]
+    assert len({knob_name(knob, 0) for knob in Knob}) == len(Knob)
 
 
 def test_no_two_settings_of_a_host_are_called_alike() -> None:
@@ -45,7 +38,7 @@ def test_no_two_settings_of_a_host_are_called_alike() -> None:
     assert len({(key.uuid, knob_name(key.knob, key.index)) for key in keys}) == len(keys) > 5
 
 
-@pytest.mark.parametrize("knob", sorted(NUMBERED))
+@pytest.mark.parametrize("knob", NUMBERED)
 def test_the_story_tells_the_same_settings_apart(knob: Knob) -> None:
     def told(index: int) -> str:
         return sentence("kvm1", "web", [KnobChange(knob, index, "1", "2", "why", OutcomeKind.APPLIED)], None)
@@ -71,4 +64,5 @@ def test_decisions_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0, result.output
     for one in items:
         name = knob_name(one["knob"], one["index"])
-        assert sum(f" {name} " in line for line in result.output.splitlines()) == (1 if one["knob"] in NUMBERED else 2)
+        lines = [line for line in result.output.splitlines() if re.search(f"│ {name} +│", line)]
+        assert len(lines) == (1 if one["knob"] in NUMBERED else 2), name

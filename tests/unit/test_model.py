@@ -12,18 +12,8 @@ from hypothesis import strategies as st
 from manager.model import decision, histogram, host, records, registration, window
 from manager.model.cpus import MAX_CPU
 from manager.model.histogram import Histogram
-from manager.model.host import (
-    CPU_SHARES_V1,
-    CPU_WEIGHT_V2,
-    KnobKey,
-    VcpuState,
-    VmInstance,
-    VmState,
-    WeightScale,
-    knob_text,
-    knob_value,
-)
-from manager.model.records import Knob
+from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VcpuState, VmInstance, VmState, WeightScale
+from manager.model.knobs import Knob, KnobKey, knob_text, knob_value
 from manager.model.registration import Application, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
 from manager.model.window import Window
 from tests.unit.build import view

@@ -20,8 +20,8 @@ from manager.model.decision import (
     VmPlacement,
     WeightGoal,
 )
-from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, KnobKey, WeightScale
-from manager.model.records import Knob
+from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, WeightScale
+from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Mode
 from tests.unit.build import snapshot, view
 

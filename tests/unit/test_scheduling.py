@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from manager.control.diff import Found, diff
 from manager.control.scheduling import SchedulingPlan, plan_scheduling
 from manager.model.decision import Action, Owned, Plan, Snapshot
-from manager.model.host import HOST_UUID, SCHEDULINGS, UNLIMITED, KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import HOST_UUID, SCHEDULINGS, UNLIMITED, Knob, KnobKey
 from manager.model.registration import Mode, VmClass
 from manager.model.scheduling import (
     BATCH,

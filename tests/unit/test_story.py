@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from manager.control.story import KnobChange, Times, milliseconds, outcome_of, reasons, sentence
-from manager.model.records import Knob, OutcomeKind
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind
 from manager.model.registration import Sla
 
 
@@ -35,56 +36,83 @@ def pin(index: int, before: str = "0-3", after: str = "1") -> KnobChange:
 @pytest.mark.parametrize(
     ("vm", "changes", "seen", "text"),
     [
-        ("web", [change()], times(), "shop: p95 612 ms, SLA 500 ms, weight of web 9,100 to 24,300; 10 s later 431 ms"),
-        ("web", [change()], times(later_ms=None), "shop: p95 612 ms, SLA 500 ms, weight of web 9,100 to 24,300"),
+        (
+            "web",
+            [change()],
+            times(),
+            "shop: p95 612 ms, SLA 500 ms, CPU weight of web from 9,100 to 24,300; 10 s later 431 ms",
+        ),
+        (
+            "web",
+            [change()],
+            times(later_ms=None),
+            "shop: p95 612 ms, SLA 500 ms, CPU weight of web from 9,100 to 24,300",
+        ),
         (
             "web",
             [change()],
             times(time_ms=None, later_ms=0.8234, sla=Sla(2, 99)),
-            "shop: p99 unknown, SLA 2 ms, weight of web 9,100 to 24,300; 10 s later 0.823 ms",
+            "shop: p99 unknown, SLA 2 ms, CPU weight of web from 9,100 to 24,300; 10 s later 0.823 ms",
         ),
-        ("web", [change()], times(None, None, None), "shop: weight of web 9,100 to 24,300"),
-        ("hog", [change(Knob.IDLE, "0", "1")], None, "hog: hog into the idle class"),
-        ("hog", [change(Knob.IDLE, "1", "0")], None, "hog: hog out of the idle class"),
-        ("hog", [change(Knob.QUOTA, "-1", "150000")], None, "hog: CPU limit of hog none to 150,000 us a period"),
-        ("web", [change(Knob.SCHEDULING, "3", "1002", index=1)], None, "web: vCPU 1 of web from nice 3 to fifo 2"),
-        ("web", [change(Knob.RT_RUNTIME, "0", "300000")], None, "web: real-time limit of web 0 to 300,000 us a second"),
+        ("web", [change()], times(None, None, None), "shop: CPU weight of web from 9,100 to 24,300"),
+        ("hog", [change(Knob.IDLE, "0", "1")], None, "hog: idle class of hog from off to on"),
+        ("hog", [change(Knob.IDLE, "1", "0")], None, "hog: idle class of hog from on to off"),
+        ("hog", [change(Knob.QUOTA, "-1", "150000")], None, "hog: CPU quota of hog from none to 150,000 us a period"),
+        (
+            "web",
+            [change(Knob.SCHEDULING, "3", "1002", index=1)],
+            None,
+            "web: vCPU 1 scheduling of web from nice 3 to fifo 2",
+        ),
+        (
+            "web",
+            [change(Knob.RT_RUNTIME, "0", "300000")],
+            None,
+            "web: group 0 real-time limit of web from 0 to 300,000 us a second",
+        ),
         (
             None,
             [change(Knob.RT_RUNTIME, "300000", "0", index=17)],
             None,
-            "kvm1: real-time limit of group 17 of the host's VMs 300,000 to 0 us a second",
+            "kvm1: group 17 real-time limit from 300,000 to 0 us a second",
         ),
-        ("web", [change(Knob.CACHE_GROUP, "", "equipoise-shop")], None, "web: web to cache group equipoise-shop"),
-        ("web", [change(Knob.CACHE_GROUP, "a", "")], None, "web: web to the default group of the cache"),
-        (None, [change(Knob.CACHE_WAYS, "a L3:0=1", "a L3:0=f")], None, "kvm1: cache group a L3:0=f"),
-        (None, [change(Knob.CACHE_WAYS, "a L3:0=f", "")], None, "kvm1: cache group a L3:0=f removed"),
-        (None, [change(Knob.IRQ_AFFINITY, "0-3", "0", index=40)], None, "kvm1: interrupt 40 to 0 (was 0-3)"),
+        (
+            "web",
+            [change(Knob.CACHE_GROUP, "", "equipoise-shop")],
+            None,
+            "web: cache group of web from the default group to equipoise-shop",
+        ),
+        ("web", [change(Knob.CACHE_GROUP, "a", "")], None, "web: cache group of web from a to the default group"),
+        (None, [change(Knob.CACHE_WAYS, "a L3:0=1", "a L3:0=f")], None, "kvm1: cache ways from a L3:0=1 to a L3:0=f"),
+        (None, [change(Knob.CACHE_WAYS, "a L3:0=f", "")], None, "kvm1: cache ways from a L3:0=f to no group"),
+        (None, [change(Knob.IRQ_AFFINITY, "0-3", "0", index=40)], None, "kvm1: interrupt 40 affinity from 0-3 to 0"),
         (
             "web",
             [pin(0), pin(1, after="2"), change(Knob.EMULATOR_PIN, "0-3", "1-2"), change(before="100", after="50")],
             None,
-            "web: weight of web 100 to 50, vCPU 0 pinned to 1 (was 0-3), vCPU 1 pinned to 2 (was 0-3),"
-            " emulator pinned to 1-2 (was 0-3)",
+            "web: CPU weight of web from 100 to 50, vCPU 0 pin of web from 0-3 to 1, vCPU 1 pin of web from 0-3 to 2,"
+            " emulator pin of web from 0-3 to 1-2",
         ),
         (
             "web",
             [pin(number) for number in range(8)],
             None,
-            "web: vCPU 0 pinned to 1 (was 0-3), vCPU 1 pinned to 1 (was 0-3), vCPU 2 pinned to 1 (was 0-3) and 5 more",
+            "web: vCPU 0 pin of web from 0-3 to 1, vCPU 1 pin of web from 0-3 to 1, vCPU 2 pin of web from 0-3 to 1"
+            " and 5 more",
         ),
         (
             "web",
             [change(outcome=OutcomeKind.OBSERVED)],
             times(later_ms=700),
-            "shop: p95 612 ms, SLA 500 ms, weight of web 9,100 to 24,300 (observed only, nothing written);"
+            "shop: p95 612 ms, SLA 500 ms, CPU weight of web from 9,100 to 24,300 (observed only, nothing written);"
             " 10 s later 700 ms",
         ),
         (
             "web",
             [change(), change(Knob.IDLE, "0", "1", OutcomeKind.FAILED, detail="EBUSY")],
             None,
-            "web: weight of web 9,100 to 24,300, web into the idle class (could not be written: EBUSY)",
+            "web: CPU weight of web from 9,100 to 24,300, idle class of web from off to on"
+            " (could not be written: EBUSY)",
         ),
     ],
 )

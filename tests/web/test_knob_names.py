@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from manager.model.records import NUMBERED, Knob, knob_name
+from manager.model.knobs import Knob, knob_name
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, record, report, status, tick
 from tests.web.desk import Browser, Desk, Page
 
-OF_A_VM = sorted(NUMBERED - {Knob.IRQ_AFFINITY})
+OF_A_VM = [knob for knob in Knob if knob.spec.scope.numbered and knob is not Knob.IRQ_AFFINITY]
 
 
 def heads(page: Page) -> list[str]:

@@ -53,7 +53,7 @@ def test_without_decisions_it_says_why_there_may_be_none(desk: Desk) -> None:
 def test_an_entry_is_a_sentence_that_unfolds_to_its_records(story: Browser) -> None:
     page = story.get("/why")
     ignored, applied = said(page)
-    assert ignored.startswith("crunch: weight of crunch 100 to 1")
+    assert ignored.startswith("crunch: CPU weight of crunch from 100 to 1")
     assert "shop: p95 4.97 ms, SLA 10 ms" in applied
     assert "100 to 9,100" in applied
     cells = [" ".join(one.text.split()) for one in page.all("td")]

@@ -21,7 +21,8 @@ from manager.api.schemas.fields import (
 )
 from manager.api.schemas.sources import SourceStatusBody
 from manager.model.finding import FindingStatus
-from manager.model.records import Knob, OutcomeKind, Severity
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
 from manager.model.warp import Rung
 

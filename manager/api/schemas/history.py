@@ -9,7 +9,8 @@ from pydantic import AwareDatetime, ConfigDict, Field
 from manager.api.schemas.agents import KnobIndex
 from manager.api.schemas.fields import Count, Name, Schema, Text
 from manager.api.schemas.registration import LawBody, SlaBody
-from manager.model.records import Knob, OutcomeKind
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind
 from manager.model.registration import Mode, VmClass
 from manager.model.verdict import VerdictKind
 from manager.model.window import SlaState

@@ -14,8 +14,8 @@ from manager.errors import HostError, VmVanished
 from manager.host.cgroup import cpu_controller, find_vm_cgroup, parse_process_cgroups, read_mounts, vm_group
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import CGROUP_V2
-from manager.model.host import CPU_WEIGHT_V2, KnobKey
-from manager.model.records import Knob
+from manager.model.host import CPU_WEIGHT_V2
+from manager.model.knobs import Knob, KnobKey
 from tests.host.conftest import REAL, descriptors, until
 from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, ONLINE, SLICE, Place, Vm, delegate, open_host, scope_name
 

@@ -17,8 +17,7 @@ import pytest
 
 from manager.errors import HostError, VmVanished
 from manager.host.kernel_host import KernelHost
-from manager.model.host import KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey
 from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, Place, Vm, open_host, scope_name, try_write
 
 # What cpu.weight shows of an idle group, whose weight is 3/1024 of the default: 0 on 6.1; on 6.12 and

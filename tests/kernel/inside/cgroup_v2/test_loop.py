@@ -13,9 +13,10 @@ import pytest
 from manager.host.kernel_host import KernelHost
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult
-from manager.model.host import KnobKey, KnobValue, VmInstance
+from manager.model.host import VmInstance
+from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
-from manager.model.records import Knob, OutcomeKind
+from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY

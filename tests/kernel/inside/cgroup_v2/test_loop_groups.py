@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from manager.host.kernel_host import KernelHost
-from manager.model.host import KnobKey, KnobValue, VmInstance
-from manager.model.records import Knob, OutcomeKind
+from manager.model.host import VmInstance
+from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
 from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, Place, Vm, scope_name, try_write
 from tests.kernel.inside.cgroup_v2.test_loop import Agent

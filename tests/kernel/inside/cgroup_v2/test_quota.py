@@ -10,8 +10,8 @@ import errno
 import pytest
 
 from manager.errors import HostError
-from manager.model.host import LEAST_QUOTA_US, UNLIMITED, KnobKey, Quota
-from manager.model.records import Knob
+from manager.model.host import Quota
+from manager.model.knobs import LEAST_QUOTA_US, UNLIMITED, Knob, KnobKey
 from tests.host.conftest import until
 from tests.kernel.inside.cgroup_v2.conftest import Vm, open_host, try_write
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from manager.host.kernel_host import KernelHost
-from manager.model.host import KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey
 from tests.host.conftest import until
 from tests.kernel.inside.cgroup_v2.conftest import Vm, open_host
 

@@ -13,8 +13,7 @@ from manager.errors import HostError, VmVanished
 from manager.host.cgroup import cpu_controller, read_mounts
 from manager.host.registry import HostPaths
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
-from manager.model.host import KnobKey
-from manager.model.records import Knob
+from manager.model.knobs import Knob, KnobKey
 from manager.model.warp import EJECTED, LOADED, UNLOADED, Rung
 from tests.kernel.inside.warp import lab
 

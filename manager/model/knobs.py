@@ -1,0 +1,504 @@
+"""The table of knobs: all settings that Equipoise drives, and what is to be known of each.
+
+Model, diff, journal, reports, pages, commands and docs/knobs.md draw from ``KNOBS``. To add a knob: a member of
+``Knob`` with its row here, the file in ``manager/host`` that reads and writes it, and a test of that file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+from manager.model.cpus import CpuSet, format_cpus, parse_cpus
+from manager.model.scheduling import LIMIT_PERIOD_US, is_real_time
+from manager.model.scheduling import in_words as scheduling_in_words
+from manager.model.warp import EJECTED, LOADED, MOST_WARP_US, OUTDATED, UNLOADED
+
+KnobValue = int | CpuSet
+"""A number, or the set of pCPUs that threads may run on."""
+
+HOST_UUID = "host"
+"""Stands for a domain's UUID in the knobs of the host itself."""
+UNLIMITED = -1
+"""The quota of a group that may use all CPU time there is."""
+LEAST_QUOTA_US = 1000
+"""The kernel takes no smaller quota: kernel/sched/core.c, min_cfs_quota_period."""
+
+
+class Knob(StrEnum):
+    """A setting that Equipoise drives; ``spec`` is its row of the table."""
+
+    IDLE = "idle"
+    QUOTA = "quota"
+    WEIGHT = "weight"
+    VCPU_PIN = "vcpu_pin"
+    EMULATOR_PIN = "emulator_pin"
+    IOTHREAD_PIN = "iothread_pin"
+    IRQ_AFFINITY = "irq_affinity"
+    WARP = "warp"
+    BVT_WARP = "bvt_warp"
+    GROUP_IDENTITY = "group_identity"
+    SLICE = "slice"
+    SCHEDULER = "scheduler"
+    SCHEDULING = "scheduling"
+    RT_RUNTIME = "rt_runtime"
+    VCPU_RT_RUNTIME = "vcpu_rt_runtime"
+    CACHE_WAYS = "cache_ways"
+    CACHE_GROUP = "cache_group"
+
+    @property
+    def spec(self) -> KnobSpec:
+        """What is to be known of it."""
+        return KNOBS[self]
+
+
+class KnobKey(NamedTuple):
+    """Identifies one knob of one domain, or of the host; ``index`` means what the knob's scope says, otherwise 0."""
+
+    uuid: str
+    knob: Knob
+    index: int = 0  # type: ignore[assignment]  # tuple.index is of no use here
+
+
+class Scope(StrEnum):
+    """What one setting is of. All but ``VM`` and ``HOST`` are told apart by their index."""
+
+    VM = "VM"
+    HOST = "host"
+    VCPU = "vCPU"
+    IO_THREAD = "I/O thread"
+    INTERRUPT = "interrupt"
+    GROUP = "group"
+    """A control group: of a VM, number 0 its own and 1 the one inside; of the host those above VMs, by their ids."""
+
+    @property
+    def numbered(self) -> bool:
+        """Whether a VM, or the host, has several, told apart by their index."""
+        return self not in {Scope.VM, Scope.HOST}
+
+
+class Family(StrEnum):
+    """Knobs that are read and written together, by one file of ``manager/host``.
+
+    Those of the CPU cgroup and pins are read of each VM in each tick; warps and scheduling only of VMs that have, or
+    are to have, them; interrupts where they are steered. The cache has a keeper and a port of its own.
+    """
+
+    CPU_GROUP = "cpu-group"
+    PIN = "pin"
+    INTERRUPT = "interrupt"
+    WARP = "warp"
+    SCHEDULER = "scheduler"
+    SCHEDULING = "scheduling"
+    CACHE = "cache"
+
+
+class Control(StrEnum):
+    """What can be done to a host, in the words of the settings ``allow`` and ``deny``.
+
+    ``mount``: to mount resctrl, which ``cache`` needs where it is not mounted. ``nice``: nice values of vCPUs.
+    """
+
+    WEIGHT = "weight"
+    PIN = "pin"
+    IDLE = "idle"
+    QUOTA = "quota"
+    NICE = "nice"
+    WARP = "warp"
+    CACHE = "cache"
+    REAL_TIME = "real-time"
+    SCHEDULER = "scheduler"
+    INTERRUPTS = "interrupts"
+    MOUNT = "mount"
+
+
+class Order(StrEnum):
+    """When a change is written, among all changes of a tick."""
+
+    WIDEN_FIRST = "what gains pCPUs first"
+    ANY = "between"
+    REAL_TIME_LAST = "threads leave real-time early and enter it last"
+    NESTED = "limits shrink from the inside, then grow from the outside"
+    STEPS = "in the steps of the cache's keeper"
+
+
+class Undo(StrEnum):
+    """How the original comes back."""
+
+    WRITTEN = "the original is written"
+    IF_THERE = "the original is written, unless its thread, group or scheduler ended"
+    INHERITED = "the original is written, and to threads that came later that of the emulator"
+    REMOVED = "VMs move back, and the group is removed"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A value that is a whole number within ``least`` and ``most`` (None: the kernel decides).
+
+    ``usual`` is what nobody has changed; ``names`` are values that mean something else than their number.
+    """
+
+    unit: str = ""
+    least: int | None = None
+    most: int | None = None
+    usual: int | None = None
+    names: Mapping[int, str] = field(default_factory=dict)
+    in_words: Callable[[int], str] | None = None
+
+    def parse(self, text: str) -> KnobValue:
+        """Raises ValueError for text of another shape."""
+        return int(text)
+
+    def objection(self, value: KnobValue) -> str:
+        """Why a value is none that may be written; empty: it may."""
+        if not isinstance(value, int):
+            return f"takes a number, not {value!r}"
+        above = self.least is None or value >= self.least
+        return "" if above and (self.most is None or value <= self.most) else f"takes {self.shape}, not {value}"
+
+    def shown(self, text: str) -> str:
+        """A value as people read it; text of another shape as it is."""
+        try:
+            value = int(text)
+        except ValueError:
+            return text
+        if self.in_words is not None:
+            return self.in_words(value)
+        return self.names.get(value) or f"{value:,} {self.unit}".rstrip()
+
+    @property
+    def shape(self) -> str:
+        """Range and unit."""
+        least, most = ("" if bound is None else f"{bound:,}" for bound in (self.least, self.most))
+        extent = f"{least} to {most}" if least and most else f"at least {least}" if least else "a number"
+        return f"{extent} {self.unit}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Cpus:
+    """A value that is a set of pCPUs."""
+
+    shape = "a set of pCPUs, such as 0-3,8"
+    unit = ""
+    usual = None
+
+    def parse(self, text: str) -> KnobValue:
+        """Raises ValueError for text of another shape."""
+        return parse_cpus(text)
+
+    def objection(self, value: KnobValue) -> str:
+        """Why a value is none that may be written; empty: it may."""
+        return f"takes pCPUs, not {value!r}" if isinstance(value, int) else ""
+
+    def shown(self, text: str) -> str:
+        """A value as people read it."""
+        return text or "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A value that only the cache's keeper and records know: of what ``shape``, and what an empty one stands for."""
+
+    shape: str
+    empty: str
+    unit = ""
+    usual = None
+
+    def parse(self, text: str) -> KnobValue:
+        """Raises ValueError: neither diff nor journal has such values."""
+        raise ValueError(f"{text!r} is no value of a knob that the journal keeps")
+
+    def objection(self, value: KnobValue) -> str:
+        """No value may be written but by the keeper."""
+        return f"is written by the cache's keeper only, not {value!r}"
+
+    def shown(self, text: str) -> str:
+        """A value as people read it."""
+        return text or self.empty
+
+
+@dataclass(frozen=True, slots=True)
+class KnobSpec:
+    """A row of the table.
+
+    ``label`` is a noun phrase, without the number of those that have one (see ``knob_name``). ``interface`` is the
+    kernel's file or call, ``document`` where that is described, ``probe`` the check of the doctor that finds out
+    whether it works here, empty where only a write does. ``resets`` are values that the kernel makes of ours: no
+    external changes. ``control`` is what the agent's own settings allow or deny, ``control_of`` that where it depends
+    on the value.
+    """
+
+    label: str
+    description: str
+    scope: Scope
+    family: Family
+    value: Number | Cpus | Text
+    control: Control
+    interface: str
+    document: str
+    probe: str
+    order: Order = Order.ANY
+    undo: Undo = Undo.WRITTEN
+    resets: frozenset[int] = frozenset()
+    control_of: Callable[[int], Control] | None = None
+
+    def control_for(self, value: KnobValue) -> Control:
+        """What writing a value takes."""
+        return self.control_of(value) if self.control_of and isinstance(value, int) else self.control
+
+    @property
+    def ends(self) -> bool:
+        """Whether it may end while its VM runs, such as with a thread: then it is forgotten."""
+        return self.undo in {Undo.IF_THERE, Undo.INHERITED}
+
+
+_CGROUP = "Documentation/admin-guide/cgroup-v2.rst"
+_RT_GROUP = "Documentation/scheduler/sched-rt-group.rst"
+_RESCTRL = "Documentation/filesystems/resctrl.rst"
+_REAL_TIME_LIMIT = Number("us a second", UNLIMITED, LIMIT_PERIOD_US, usual=0, names={UNLIMITED: "none"})
+_SCHEDULER = {UNLOADED: "not loaded", LOADED: "loaded", EJECTED: "ejected", OUTDATED: "another version"}
+
+KNOBS: Mapping[Knob, KnobSpec] = {
+    Knob.IDLE: KnobSpec(
+        "idle class",
+        "A VM in the kernel's idle class yields to all others at once, and has no weight.",
+        Scope.VM,
+        Family.CPU_GROUP,
+        Number("", 0, 1, usual=0, names={0: "off", 1: "on"}),
+        Control.IDLE,
+        "cpu.idle",
+        _CGROUP,
+        "cpu-idle",
+    ),
+    Knob.QUOTA: KnobSpec(
+        "CPU quota",
+        "CPU time that a VM may use in each period of its cgroup.",
+        Scope.VM,
+        Family.CPU_GROUP,
+        Number("us a period", UNLIMITED, usual=UNLIMITED, names={UNLIMITED: "none"}),
+        Control.QUOTA,
+        "cpu.max, cpu.cfs_quota_us (v1)",
+        "Documentation/scheduler/sched-bwc.rst",
+        "cpu-quota",
+    ),
+    Knob.WEIGHT: KnobSpec(
+        "CPU weight",
+        "Share of the CPU time that a VM gets where others want it, too.",
+        Scope.VM,
+        Family.CPU_GROUP,
+        Number("", 1, 262_144),
+        Control.WEIGHT,
+        "cpu.weight, cpu.shares (v1)",
+        _CGROUP,
+        "cpu-weight",
+    ),
+    Knob.VCPU_PIN: KnobSpec(
+        "pin",
+        "pCPUs that the thread of a vCPU may run on.",
+        Scope.VCPU,
+        Family.PIN,
+        Cpus(),
+        Control.PIN,
+        "sched_setaffinity(2)",
+        "Documentation/admin-guide/cgroup-v1/cpusets.rst",
+        "affinity",
+        Order.WIDEN_FIRST,
+        Undo.INHERITED,
+    ),
+    Knob.EMULATOR_PIN: KnobSpec(
+        "emulator pin",
+        "pCPUs that all other threads of QEMU may run on, and that new threads inherit.",
+        Scope.VM,
+        Family.PIN,
+        Cpus(),
+        Control.PIN,
+        "sched_setaffinity(2)",
+        "Documentation/admin-guide/cgroup-v1/cpusets.rst",
+        "affinity",
+        Order.WIDEN_FIRST,
+        Undo.INHERITED,
+    ),
+    Knob.IOTHREAD_PIN: KnobSpec(
+        "pin",
+        "pCPUs that an I/O thread of QEMU may run on.",
+        Scope.IO_THREAD,
+        Family.PIN,
+        Cpus(),
+        Control.PIN,
+        "sched_setaffinity(2)",
+        "Documentation/admin-guide/cgroup-v1/cpusets.rst",
+        "affinity",
+        Order.WIDEN_FIRST,
+        Undo.INHERITED,
+    ),
+    Knob.IRQ_AFFINITY: KnobSpec(
+        "affinity",
+        "pCPUs that an interrupt of a network interface may be delivered to.",
+        Scope.INTERRUPT,
+        Family.INTERRUPT,
+        Cpus(),
+        Control.INTERRUPTS,
+        "smp_affinity_list of the interrupt",
+        "Documentation/core-api/irq/irq-affinity.rst",
+        "",
+        Order.WIDEN_FIRST,
+    ),
+    Knob.WARP: KnobSpec(
+        "warp",
+        "How far the VM's vCPUs may borrow ahead in virtual time, in our sched_ext scheduler.",
+        Scope.VM,
+        Family.WARP,
+        Number("us", 0, MOST_WARP_US, usual=0),
+        Control.WARP,
+        "map of our BPF scheduler",
+        "Documentation/scheduler/sched-ext.rst",
+        "sched-ext",
+        undo=Undo.IF_THERE,
+        resets=frozenset({0}),  # it was loaded anew, without warps
+    ),
+    Knob.BVT_WARP: KnobSpec(
+        "BVT warp",
+        "The same on a kernel with the BVT patch.",
+        Scope.VM,
+        Family.WARP,
+        Number("ns", usual=0),
+        Control.WARP,
+        "cpu.bvt_warp_ns",
+        "none: the patch of Leverich and Kozyrakis (2014)",
+        "bvt-kernel",
+        undo=Undo.IF_THERE,
+    ),
+    Knob.GROUP_IDENTITY: KnobSpec(
+        "group identity",
+        "OpenAnolis' class of a VM: the higher goes first.",
+        Scope.VM,
+        Family.WARP,
+        Number("", -2, 2, usual=0),
+        Control.WARP,
+        "cpu.bvt_warp_ns",
+        "none: that of Alibaba Cloud Linux",
+        "bvt-kernel",
+        undo=Undo.IF_THERE,
+    ),
+    Knob.SLICE: KnobSpec(
+        "slice",
+        "EEVDF's slice of a vCPU's thread: a shorter one gets an earlier deadline.",
+        Scope.VCPU,
+        Family.WARP,
+        Number("ns", 0, usual=0, names={0: "the kernel's"}),
+        Control.WARP,
+        "sched_setattr(2)",
+        "Documentation/scheduler/sched-eevdf.rst",
+        "eevdf-slice",
+        undo=Undo.IF_THERE,
+    ),
+    Knob.SCHEDULER: KnobSpec(
+        "sched_ext scheduler",
+        "Whether our sched_ext scheduler decides for all ordinary tasks of the host.",
+        Scope.HOST,
+        Family.SCHEDULER,
+        Number("", UNLOADED, OUTDATED, usual=UNLOADED, names=_SCHEDULER),
+        Control.SCHEDULER,
+        "a BPF link, by bpftool",
+        "Documentation/scheduler/sched-ext.rst",
+        "sched-ext",
+        # The kernel threw it out, or another version of the agent had loaded it.
+        resets=frozenset({EJECTED, OUTDATED}),
+    ),
+    Knob.SCHEDULING: KnobSpec(
+        "scheduling",
+        "Policy, and priority or nice value, of the thread of a vCPU.",
+        Scope.VCPU,
+        Family.SCHEDULING,
+        Number("policy x 1000 + priority or nice value", usual=0, in_words=scheduling_in_words),
+        Control.NICE,
+        "sched_setattr(2), setpriority(2)",
+        "sched(7)",
+        "real-time-limit",
+        Order.REAL_TIME_LAST,
+        Undo.IF_THERE,
+        control_of=lambda value: Control.REAL_TIME if is_real_time(value) else Control.NICE,
+    ),
+    Knob.RT_RUNTIME: KnobSpec(
+        "real-time limit",
+        "CPU time of each pCPU that real-time threads in a VM's group, or in one above VMs, may use.",
+        Scope.GROUP,
+        Family.SCHEDULING,
+        _REAL_TIME_LIMIT,
+        Control.REAL_TIME,
+        "cpu.rt_runtime_us (v1)",
+        _RT_GROUP,
+        "real-time-limit",
+        Order.NESTED,
+        Undo.IF_THERE,
+    ),
+    Knob.VCPU_RT_RUNTIME: KnobSpec(
+        "real-time limit",
+        "CPU time of each pCPU that a vCPU's thread may use while it is real-time.",
+        Scope.VCPU,
+        Family.SCHEDULING,
+        _REAL_TIME_LIMIT,
+        Control.REAL_TIME,
+        "cpu.rt_runtime_us (v1)",
+        _RT_GROUP,
+        "real-time-limit",
+        Order.NESTED,
+        Undo.IF_THERE,
+    ),
+    Knob.CACHE_WAYS: KnobSpec(
+        "cache ways",
+        "Name and schemata of a group of resctrl: ways of the cache, and limits of memory bandwidth.",
+        Scope.HOST,
+        Family.CACHE,
+        Text("name of a group and its schemata", "no group"),
+        Control.CACHE,
+        "schemata of a group of resctrl",
+        _RESCTRL,
+        "cache-allocation",
+        Order.STEPS,
+        Undo.REMOVED,
+    ),
+    Knob.CACHE_GROUP: KnobSpec(
+        "cache group",
+        "The group of resctrl that all threads of a VM are in.",
+        Scope.VM,
+        Family.CACHE,
+        Text("name of a group", "the default group"),
+        Control.CACHE,
+        "tasks of a group of resctrl",
+        _RESCTRL,
+        "cache-allocation",
+        Order.STEPS,
+        Undo.REMOVED,
+    ),
+}
+
+
+def of_family(*families: Family) -> frozenset[Knob]:
+    """The knobs of these."""
+    return frozenset(knob for knob, spec in KNOBS.items() if spec.family in families)
+
+
+PINS = of_family(Family.PIN)
+WARPS = of_family(Family.WARP)
+SCHEDULINGS = of_family(Family.SCHEDULING)
+
+
+def knob_name(knob: str, index: int) -> str:
+    """What a setting is called wherever one is shown, such as ``CPU weight`` or ``vCPU 1 slice``: alike for no two of a
+    VM.
+    """
+    spec = Knob(knob).spec
+    return f"{spec.scope} {index} {spec.label}" if spec.scope.numbered else spec.label
+
+
+def knob_text(value: KnobValue) -> str:
+    """A knob's value as records and the journal write it."""
+    return str(value) if isinstance(value, int) else format_cpus(value)
+
+
+def knob_value(knob: Knob, text: str) -> KnobValue:
+    """The inverse of ``knob_text``. Raises ValueError for text of another shape."""
+    return knob.spec.value.parse(text)
