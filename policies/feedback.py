@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from manager.control.feedback import (
+from manager.control.feedback_law import (
     LEAST_SAMPLES,
     UNBOUND_MS,
     average,
@@ -25,7 +25,7 @@ from manager.control.feedback import (
     weight_of,
     within,
 )
-from manager.control.windows import enough, fresh
+from manager.control.judged_windows import enough, fresh
 from manager.model.decision import ApplicationView, Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
 from manager.model.law import Law

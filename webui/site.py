@@ -15,7 +15,7 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from manager import __version__
 from manager.api.endpoint import PREFIX
-from manager.api.errors import MEDIA_TYPE
+from manager.api.problem_details import MEDIA_TYPE
 from manager.plain import plain_lines
 from webui.assets import FOLDER, inlined, install_assets, load, source_of
 from webui.inside import Inside, Refused

@@ -7,33 +7,33 @@ from flask_openapi3.models.info import Info
 from flask_openapi3.openapi import OpenAPI
 
 from manager import __version__
-from manager.api.agents import agents_api
-from manager.api.applications import applications_api
-from manager.api.audit import audit_api
+from manager.api.agent_routes import agents_api
+from manager.api.application_routes import applications_api
+from manager.api.audit_routes import audit_api
 from manager.api.auth import install_auth
 from manager.api.context import ManagerContext
 from manager.api.docs import docs_pages
 from manager.api.endpoint import components
-from manager.api.errors import install_errors
-from manager.api.evidence import evidence_api
-from manager.api.fleet import fleet_api
-from manager.api.health import health_api, metrics_page, probe_pages
-from manager.api.history import history_api
-from manager.api.hosts import hosts_api
-from manager.api.joining import joining_api
-from manager.api.metrics import Metrics
-from manager.api.policies import policies_api
-from manager.api.preview import preview_api
-from manager.api.records import records_api
-from manager.api.reported import reported_api
+from manager.api.evidence_routes import evidence_api
+from manager.api.fleet_routes import fleet_api
+from manager.api.health_routes import health_api, metrics_page, probe_pages
+from manager.api.history_routes import history_api
+from manager.api.host_routes import hosts_api
+from manager.api.joining_routes import joining_api
+from manager.api.manager_metrics import Metrics
+from manager.api.policy_routes import policies_api
+from manager.api.preview_routes import preview_api
+from manager.api.problem_details import install_errors
+from manager.api.record_routes import records_api
+from manager.api.reported_routes import reported_api
 from manager.api.request_ids import with_request_ids
-from manager.api.samples import samples_api
+from manager.api.sample_routes import samples_api
 from manager.api.schemas import Problem
-from manager.api.story import story_api
-from manager.api.tokens import tokens_api
-from manager.api.users import users_api
-from manager.api.vms import vms_api
-from manager.api.what_if import what_if_api
+from manager.api.story_routes import story_api
+from manager.api.token_routes import tokens_api
+from manager.api.user_routes import users_api
+from manager.api.vm_routes import vms_api
+from manager.api.what_if_routes import what_if_api
 from manager.serving.exchange import MAX_BODY_BYTES
 
 _HEADERS = {

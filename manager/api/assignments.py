@@ -12,7 +12,7 @@ from manager.api.context import ManagerContext
 from manager.api.convert import assigned_application, assigned_window, host_fields
 from manager.api.schemas import AssignedHost, AssignedVm, AssignmentOut, SlotsOut
 from manager.api.schemas.assignment import AssignedWindow
-from manager.control.sources import sources_on
+from manager.control.source_rules import sources_on
 from manager.model.registration import Application
 from manager.store.applications import applications_for_host, applications_of
 from manager.store.database import orders_number
@@ -21,7 +21,7 @@ from manager.store.models import HostRow
 from manager.store.registered import get
 from manager.store.served import named_hosts
 from manager.store.silence import ranks_of
-from manager.store.sources import hosts_of
+from manager.store.source_rows import hosts_of
 from manager.store.vms import vms_for_host
 from manager.store.windows import recent_windows
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from manager.control.uptime import Boot
-from manager.limits import RateLimit, Turns
+from manager.rate_limit import RateLimit, Turns
 from manager.store.arrivals import boot_clock
 from manager.store.database import Database
 from manager.store.sessions import DEFAULT_LIMITS, SessionLimits
-from policies.registry import InstalledPolicy
+from policies.installed import InstalledPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from manager.api.schemas import (
     VmIn,
     WindowBody,
 )
-from manager.control.sources import source_fields, source_of
+from manager.control.source_rules import source_fields, source_of
 from manager.model.cpus import format_cpus, parse_cpus
 from manager.model.finding import Finding
 from manager.model.histogram import Histogram

@@ -20,7 +20,7 @@ from werkzeug.exceptions import UnsupportedMediaType
 
 from manager.api import pages, schemas
 from manager.api.auth import COOKIE, CSRF_HEADER, READS, Access, allow
-from manager.api.errors import MEDIA_TYPE
+from manager.api.problem_details import MEDIA_TYPE
 from manager.api.validation import read_json, read_text
 
 View = Callable[..., Response]

@@ -14,7 +14,7 @@ from typing import TypeVar
 from manager.api.queries import PageQuery
 from manager.api.validation import shown
 from manager.errors import InvalidRequest
-from manager.store.records import Position
+from manager.store.decision_records import Position
 
 Item = TypeVar("Item")
 Place = TypeVar("Place")

@@ -12,7 +12,7 @@ from manager.loop.findings import Examiner
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.serving.exchange import WsgiApp
 from manager.settings import Settings
-from manager.telemetry.port import Telemetry
+from manager.telemetry.telemetry_port import Telemetry
 
 
 class Arrivals(Protocol):

@@ -11,10 +11,10 @@ from manager.client import ManagerClient
 from manager.errors import SettingsError
 from manager.model.limits import EVERYTHING
 from manager.settings import Settings
-from manager.sim.files import load_scenario
-from manager.sim.findings import SimExaminer
 from manager.sim.live import LiveSimulation, registrations
 from manager.sim.scenario import Scenario
+from manager.sim.scenario_files import load_scenario
+from manager.sim.sim_findings import SimExaminer
 from manager.telemetry.push import PushPages
 
 _LISTS = ("/vms", "/applications", "/hosts")

@@ -16,7 +16,7 @@ from manager.model.cpus import parse_cpus
 from manager.model.reach import parse_reach
 from manager.settings import Settings
 from manager.telemetry.credentials import Credentials
-from manager.telemetry.sources import Sources
+from manager.telemetry.source_thread import Sources
 
 _FIRST_LISTING_S = 10
 

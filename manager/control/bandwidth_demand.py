@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 from manager.control.bandwidth import BandwidthMemory, BandwidthSeen, bandwidth_of, next_held
-from manager.control.cache import CacheDemand
 from manager.control.cache_demand import Placed
+from manager.control.cache_plan import CacheDemand
 from manager.control.monitoring import Measured, Memory
 from manager.model.cache import BandwidthResource
 from manager.model.decision import ApplicationView, Snapshot

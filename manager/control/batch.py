@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from manager.control.feedback import average, floor_weight
+from manager.control.feedback_law import average, floor_weight
 from manager.model.decision import Decision, IdleGoal, Snapshot, VmView, WeightGoal
 
 FLOOR_MARGIN = 1.5

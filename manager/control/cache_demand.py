@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from manager.control.cache import BATCH_GROUP, CacheDemand, CachePlan, Claim
+from manager.control.cache_plan import BATCH_GROUP, CacheDemand, CachePlan, Claim
 from manager.control.ways import WaysMemory, WaysSeen, next_ways
 from manager.model.cache import DEFAULT, PREFIX, CacheResource, Mask, Resctrl, Schemata, Slot, parse_wish
 from manager.model.cpus import CpuSet

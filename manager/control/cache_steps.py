@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from manager.control.cache import CachePlan, PlannedGroup
+from manager.control.cache_plan import CachePlan, PlannedGroup
 from manager.model.cache import DEFAULT, EMPTY, Group, Mask, Resctrl, Schemata, Slot, is_cache, is_ours, union
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from manager.control.warp import Wanted, in_words, value_of, warps
+from manager.control.warp_plan import Wanted, in_words, value_of, warps
 from manager.model.decision import Owned, Snapshot
 from manager.model.knobs import KnobValue
 from manager.model.registration import HostSpec, Mode

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from manager.control.feedback import average
+from manager.control.feedback_law import average
 from manager.control.placement import PlacementRequest, VcpuNeed, place
 from manager.model.cpus import CpuSet
 from manager.model.decision import Placement, Snapshot, VmView

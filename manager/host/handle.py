@@ -16,7 +16,7 @@ from manager.host import process
 from manager.host.cgroup import VmCgroup
 from manager.host.cpu_group import CpuGroup
 from manager.host.files import open_file, read, read_number
-from manager.host.memory import memory_nodes
+from manager.host.numa_memory import memory_nodes
 from manager.host.registry import USER_HZ_NS, HostPaths
 from manager.model.cpus import CpuSet
 from manager.model.host import VcpuState, VmInstance, VmState

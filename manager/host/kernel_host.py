@@ -13,11 +13,11 @@ from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
 from manager.host.interrupts import read_affinity, write_affinity
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
-from manager.host.resctrl.cache import ResctrlCache
+from manager.host.resctrl.resctrl_cache import ResctrlCache
 from manager.host.resctrl.tree import KernelTree
 from manager.host.sched_ext import deciding_scheduler
-from manager.host.scheduling import Schedulings
-from manager.host.topology import cache_domains, discover
+from manager.host.thread_scheduling import Schedulings
+from manager.host.topology_reader import cache_domains, discover
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
 from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState

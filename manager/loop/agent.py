@@ -12,16 +12,16 @@ from manager.api.schemas import TickStatus, VmStatus
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
 from manager.logs import TICK_NUMBER, within
+from manager.loop.agent_metrics import AgentMetrics
+from manager.loop.chronicle import new_event
 from manager.loop.discovery import DiscoveryWatch
 from manager.loop.findings import Findings, FindingsWatch
 from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Orders, Report, dated_here, joined
-from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Item, Outbox
 from manager.loop.oversight import Oversight
 from manager.loop.planner import SCHEDULER
-from manager.loop.records import new_event
 from manager.loop.rejections import Rejections
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult, system_clock
@@ -32,7 +32,7 @@ from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.warp import EJECTED, UNLOADED, Rung
 from manager.steady import AfterBoundaries, Every, SteadyScheduler, next_boundary_s
-from manager.telemetry.port import Telemetry
+from manager.telemetry.telemetry_port import Telemetry
 
 TICK, TIDY, WATCH = "tick", "tidy", "watch"
 _REPORT_AT, _FETCH_AT = 0.1, 0.6

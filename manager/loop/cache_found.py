@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from manager.control.cache import CachePlan, PlannedGroup
 from manager.control.cache_demand import Placed, domains_of
+from manager.control.cache_plan import CachePlan, PlannedGroup
 from manager.control.monitoring import UNMEASURED, Measured
 from manager.errors import HostError, VmVanished
 from manager.host.port import CachePort

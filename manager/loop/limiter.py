@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manager.control.limits import Limited, limit_assignment
+from manager.control.limit_assignment import Limited, limit_assignment
 from manager.loop.planner import Trouble
 from manager.model.limits import AgentLimits
 from manager.model.registration import Assignment, HostSpec, Mode

@@ -43,8 +43,8 @@ from manager.api.schemas.assignment import (
     AssignedWindow,
 )
 from manager.client import Answer, ManagerClient
-from manager.control.tenure import Who
-from manager.control.windows import by_slot, slot_number
+from manager.control.judged_windows import by_slot, slot_number
+from manager.control.tenure_rules import Who
 from manager.errors import ManagerUnavailable
 from manager.loop.assigned import read_assignment
 from manager.loop.delivery import Load, Parcel, Rejected, deliver, parcels_of

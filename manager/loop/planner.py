@@ -9,7 +9,7 @@ from manager.control.batch import BatchMemory, guard_batch
 from manager.control.ladder import NOTHING_YET, SchedulerSeen, plan_warps
 from manager.control.placer import Pinned, PlacerMemory, plan_placement
 from manager.control.resolve import Wishes, resolve, validate
-from manager.control.scheduling import plan_scheduling
+from manager.control.scheduling_plan import plan_scheduling
 from manager.control.steering import confine, steer_interrupts
 from manager.loop.collect import Reading
 from manager.loop.journal import Entry, Journal

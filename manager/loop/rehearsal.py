@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from manager.errors import HostError
 from manager.host.port import CachePort
-from manager.loop.cache import CacheKeeper
 from manager.loop.cache_found import CacheResult, CacheSeen
+from manager.loop.cache_keeper import CacheKeeper
 from manager.loop.journal import Journal
 from manager.loop.planner import Trouble
 from manager.model.cache import DEFAULT, CacheUse, Group, Resctrl, Schemata

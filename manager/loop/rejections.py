@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from http import HTTPStatus
 
 from manager.errors import ManagerRefused
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.delivery import Rejected
-from manager.loop.metrics import AgentMetrics
 from manager.model.records import Severity
 
 _AGAIN_S = 600.0

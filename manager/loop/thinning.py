@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from manager.control.ticks import mean_tick
+from manager.control.tick_means import mean_tick
 from manager.model.histogram import Histogram
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.window import Ready, Window, merge

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from manager.clocks import Drift
 from manager.control.batch import BatchMemory
 from manager.control.diff import Found, diff
-from manager.control.warp import warped_vms
+from manager.control.warp_plan import warped_vms
 from manager.errors import HostError, JournalError
 from manager.host.port import HostPort
 from manager.loop.apply import SILENT, Applied, Outcome, Target, apply, written_values
-from manager.loop.cache import CacheKeeper
 from manager.loop.cache_found import NOTHING, CacheResult, cache_seen
+from manager.loop.cache_keeper import CacheKeeper
+from manager.loop.chronicle import Chronicle
 from manager.loop.collect import HostUse, Reading, build_snapshot, host_use, match, read_host
 from manager.loop.journal import Journal
 from manager.loop.limiter import LIMITED, Limiter
 from manager.loop.planner import Planner, Trouble
-from manager.loop.records import Chronicle
 from manager.loop.rehearsal import Preview, rehearse, written_by
 from manager.model.decision import Change, Owned, Plan, Snapshot
 from manager.model.host import VmInstance

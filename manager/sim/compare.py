@@ -11,10 +11,10 @@ from statistics import fmean
 
 from manager.errors import SettingsError
 from manager.sim.results import RunResult
-from manager.sim.runner import Simulation
 from manager.sim.scenario import Scenario
+from manager.sim.simulation import Simulation
 from policies.base import Policy
-from policies.registry import load_policies
+from policies.installed import load_policies
 
 PUBLISHED = ":published"
 WORSE_BY = 0.005

@@ -15,9 +15,9 @@ from manager.model.law import Law
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.window import Window
-from manager.sim.host import SimHost
 from manager.sim.live_cache import LiveCache
 from manager.sim.scenario import Scenario
+from manager.sim.sim_host import SimHost
 from manager.sim.telemetry import SimTelemetry
 from manager.sim.world import World
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
 from manager.model.host import VmInstance
-from manager.sim.cache import SimCache
+from manager.sim.sim_cache import SimCache
 
 
 class LiveCache:

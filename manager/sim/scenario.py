@@ -114,7 +114,7 @@ class Curve(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What a VM does with the cache and the memory; see ``manager.sim.memory``.
+    """What a VM does with the cache and the memory; see ``manager.sim.memory_bus``.
 
     ``penalty``: where every access misses, and nobody else uses the memory, its work takes 1 + ``penalty`` times as
     long. ``traffic_gbps``: then a pCPU moves so many GB a second of what its work would take with no miss.
@@ -232,7 +232,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """The scheduler's times: see ``manager.sim.cpus``."""
+    """The scheduler's times: see ``manager.sim.cpu_sharing``."""
 
     slice_ms: float = 3.0
     tick_ms: float = 4.0

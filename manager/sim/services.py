@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from manager.model.histogram import bucket_of
 from manager.model.host import VmInstance
-from manager.sim.cpus import INFINITE, Cpus, Group, Request, Vcpu
+from manager.sim.cpu_sharing import INFINITE, Cpus, Group, Request, Vcpu
 from manager.sim.loads import arrivals, random_stream, request_maker
 from manager.sim.scenario import AppSpec, BatchSpec, MemoryUse
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from functools import partial
 
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance, WeightScale
-from manager.sim.cpus import ASLEEP, INFINITE, Cpus, Request, Vcpu
+from manager.sim.cpu_sharing import ASLEEP, INFINITE, Cpus, Request, Vcpu
 from manager.sim.loads import random_stream
-from manager.sim.memory import STEP_S, Memory
+from manager.sim.memory_bus import STEP_S, Memory
 from manager.sim.scenario import Fault, FaultKind, Route, Scenario, batch_vms, tier_vms
 from manager.sim.services import App, AppSlot, SimVm
 

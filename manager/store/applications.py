@@ -9,12 +9,12 @@ from datetime import datetime
 from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
-from manager.control.sources import source_fields
+from manager.control.source_rules import source_fields
 from manager.errors import Conflict, InvalidRequest
 from manager.model.registration import Application, Sla, Tier
 from manager.store.models import ApplicationRow, PastApplicationRow, TierRow, TierVmRow, VmRow
 from manager.store.registered import Precondition, find, get, not_found, replace, touch
-from manager.store.sources import sources_of
+from manager.store.source_rows import sources_of
 from manager.store.vms import may_run_on
 
 

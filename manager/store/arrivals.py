@@ -16,9 +16,9 @@ from manager.control.uptime import Boot, Mark, Noted, ahead_s, arrived, marked, 
 from manager.model.records import Severity
 from manager.store.clock_watch import MANAGER
 from manager.store.database import Database, insert_for
+from manager.store.decision_records import store_new
 from manager.store.models import EventRow
 from manager.store.progress_models import ArrivalRow, UptimeRow
-from manager.store.records import store_new
 from manager.store.silence import host_event
 
 WINDOWS = "windows"

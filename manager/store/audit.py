@@ -15,8 +15,8 @@ from sqlalchemy.orm import Session
 
 from manager.store.access_models import AuditRetentionRow, AuditRow
 from manager.store.database import Database
+from manager.store.decision_records import Position
 from manager.store.models import Json
-from manager.store.records import Position
 from manager.store.registered import Row, find
 from manager.store.tokens import Principal
 

@@ -10,13 +10,13 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from manager.control.claims import Foul, Registered, foul, told_of
+from manager.control.claim_rules import Foul, Registered, foul, told_of
 from manager.model.records import Severity
 from manager.store.database import insert_for
+from manager.store.decision_records import store_new
 from manager.store.host_models import ClaimRow
 from manager.store.hosts import put_statuses
 from manager.store.models import EventRow, HostRow, VmRow, VmStatusRow
-from manager.store.records import store_new
 from manager.store.silence import host_event
 
 CLAIMED = "vm-claimed"

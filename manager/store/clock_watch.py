@@ -11,8 +11,8 @@ from manager.clocks import Times, jump_between, read_times
 from manager.errors import DatabaseUnavailable
 from manager.model.records import Severity
 from manager.store.database import Database
+from manager.store.decision_records import store_new
 from manager.store.models import EventRow
-from manager.store.records import store_new
 from manager.store.silence import host_event
 
 MANAGER = "manager"

@@ -15,6 +15,7 @@ from manager.model.records import OutcomeKind, TickRecord
 from manager.model.registration import VmClass
 from manager.model.window import Window, merge
 from manager.store.access_models import AuditRow
+from manager.store.decision_records import RecordFilter, newest_first
 from manager.store.models import (
     ApplicationRow,
     DecisionRow,
@@ -25,9 +26,8 @@ from manager.store.models import (
     WindowRow,
 )
 from manager.store.past import Era, read_past
-from manager.store.records import RecordFilter, newest_first
 from manager.store.rollups import period_of
-from manager.store.sources import hosts_of
+from manager.store.source_rows import hosts_of
 from manager.store.tick_rollups import tick_of
 from manager.store.ticks import list_ticks
 from manager.store.windows import list_windows, window_of

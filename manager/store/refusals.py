@@ -8,8 +8,8 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from manager.model.records import Severity
+from manager.store.decision_records import store_new
 from manager.store.models import EventRow
-from manager.store.records import store_new
 from manager.store.silence import host_event
 
 ITEMS_REFUSED = "items-refused"

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from manager.store.access_models import TokenRow
 from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
-from manager.store.sources import sources_of
+from manager.store.source_rows import sources_of
 from manager.store.tokens import Role
 
 _AFTERWARDS = timedelta(minutes=1)

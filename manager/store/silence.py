@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from manager.model.records import Severity
 from manager.store.database import Database
+from manager.store.decision_records import store_new
 from manager.store.models import EventRow, HostRow
-from manager.store.records import store_new
 
 SILENT, BACK = "host-silent", "host-back"
 _STEADY = timedelta(minutes=1)  # so that what a host does for others does not come and go with it

@@ -6,11 +6,11 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from manager.control.tenure import Tenure, Verdict, Who, judge
+from manager.control.tenure_rules import Tenure, Verdict, Who, judge
 from manager.errors import Conflict
 from manager.model.records import Severity
+from manager.store.decision_records import store_new
 from manager.store.models import EventRow, HostRow
-from manager.store.records import store_new
 from manager.store.registered import get, touch
 from manager.store.silence import host_event
 

@@ -16,7 +16,7 @@ from itertools import groupby
 from sqlalchemy import delete, exists, func, select, true
 from sqlalchemy.orm import Session, aliased
 
-from manager.control.ticks import mean_tick
+from manager.control.tick_means import mean_tick
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.store.arrivals import Arrived
 from manager.store.database import Database, insert_for

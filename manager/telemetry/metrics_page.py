@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from http import HTTPStatus
 
-from manager.limits import RateLimit
+from manager.rate_limit import RateLimit
 from manager.serving.exchange import WsgiApp
 from manager.telemetry.push import HARDENING, Environ, Refusal, StartResponse, refuse
 

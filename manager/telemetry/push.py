@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from manager.api.schemas import Problem, SampleLine, SamplesIn, SamplesOut
-from manager.limits import RateLimit
+from manager.rate_limit import RateLimit
 from manager.serving.exchange import EXCHANGE, UNIX, Exchange
 from manager.telemetry.feed import Feed
 from manager.telemetry.own import is_own_address

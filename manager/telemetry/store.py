@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from manager.control.windows import slot_number
+from manager.control.judged_windows import slot_number
 from manager.model.histogram import Histogram, bucket_of
 from manager.model.window import Ready, Window
 

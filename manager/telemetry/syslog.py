@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from manager.errors import SettingsError
-from manager.limits import RateLimit
 from manager.model.source import NginxSyslog
+from manager.rate_limit import RateLimit
 from manager.telemetry.feed import Feed
 from manager.telemetry.nginx import MalformedLine, parse_syslog, take_line
 from manager.telemetry.trust import plain_address

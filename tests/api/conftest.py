@@ -20,8 +20,8 @@ from manager.store.database import Database
 from manager.store.silence import SilenceWatch
 from manager.store.tokens import MACHINES, Role, create_token
 from policies.equal import POLICY as EQUAL
+from policies.installed import InstalledPolicy
 from policies.priority import POLICY as PRIORITY
-from policies.registry import InstalledPolicy
 from tests.conftest import KINDS
 
 START = datetime(2026, 3, 1, 12, tzinfo=UTC)

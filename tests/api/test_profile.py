@@ -13,7 +13,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from manager.cli import main, profile
+from manager.cli import main, profile_command
 from manager.cli.sweep import Sweep, Swept
 from manager.cli.sweep_checks import Target, examine
 from manager.client import Answer
@@ -364,9 +364,9 @@ def call(agents: Agents, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cal
 
     for name in ("EQUIPOISE_CONFIG", "EQUIPOISE_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(profile, "connect", lambda _settings: agents.client())
-    monkeypatch.setattr(profile, "stop_signal", stop_signal)
-    monkeypatch.setattr(profile.time, "monotonic", agents.api.clock)
+    monkeypatch.setattr(profile_command, "connect", lambda _settings: agents.client())
+    monkeypatch.setattr(profile_command, "stop_signal", stop_signal)
+    monkeypatch.setattr(profile_command.time, "monotonic", agents.api.clock)
     state = ("--state-dir", str(tmp_path))
     return lambda *arguments, **more: CliRunner().invoke(main, ["profile", "cache", "shop", *state, *arguments], **more)
 

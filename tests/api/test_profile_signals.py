@@ -17,8 +17,8 @@ from manager.api.app import create_app
 from manager.api.context import ManagerContext
 from manager.serving.server import HttpServer, Lanes
 from manager.store.database import Database
+from policies.installed import InstalledPolicy
 from policies.priority import POLICY
-from policies.registry import InstalledPolicy
 from tests.api.conftest import HOST, START, Api, Clock
 from tests.api.sweeping import Agents
 

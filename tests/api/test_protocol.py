@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from manager.api import exchange
+from manager.api import protocol_headers
 from manager.api.convert import capabilities_body
 from manager.client import Answer, ManagerClient
 from manager.errors import ManagerUnavailable
@@ -119,7 +119,7 @@ def test_people_are_still_told_of_fields_that_nobody_knows_and_agents_of_bad_val
 
 
 def test_an_agent_that_is_too_old_is_told_so(site: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "OLDEST_PROTOCOL", 1)
+    monkeypatch.setattr(protocol_headers, "OLDEST_PROTOCOL", 1)
     for method, what in (("POST", "report"), ("GET", "assignment"), ("GET", "slots")):
         body = recorded("report") if method == "POST" else None
         for headers in ({}, {"Equipoise_Protocol": "none"}):

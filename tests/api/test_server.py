@@ -12,7 +12,7 @@ import httpx
 import pytest
 from flask import Flask, request
 
-from manager.api.server import make_server
+from manager.api.manager_server import make_server
 from manager.errors import SettingsError
 from manager.serving.server import HttpServer, Lanes
 from manager.settings import load_settings

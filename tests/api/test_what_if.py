@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from manager.api import what_if
+from manager.api import what_if_routes
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
 from manager.model.decision import Decision, Memory, Snapshot, WeightGoal
 from manager.store.database import Database
 from policies.equal import POLICY as EQUAL
-from policies.registry import InstalledPolicy
+from policies.installed import InstalledPolicy
 from tests.api.conftest import HOST, Api, Clock, moment, record, report, status, tick_of, window
 
 
@@ -70,13 +70,13 @@ def test_only_so_many_minutes_are_replayed(site: Api) -> None:
 
 
 def test_points_and_changes_are_bounded(site: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(what_if, "MAX_POINTS", 5)
-    monkeypatch.setattr(what_if, "MAX_CHANGES", 1)
+    monkeypatch.setattr(what_if_routes, "MAX_POINTS", 5)
+    monkeypatch.setattr(what_if_routes, "MAX_CHANGES", 1)
     found = site.ok("GET", f"/hosts/{HOST}/what-if?policy=equal&published=true")
     assert found["at"] == [moment(end) for end in (-50, -35, -20, -5)]
     assert [len(one["replayed"]) for one in found["applications"][0]["vms"]] == [4]
     assert (len(found["changes"]), found["changes_total"], found["law"]["published"]) == (1, 2, True)
-    monkeypatch.setattr(what_if, "MAX_TICKS", 3)
+    monkeypatch.setattr(what_if_routes, "MAX_TICKS", 3)
     found = site.ok("GET", f"/hosts/{HOST}/what-if?policy=equal")
     assert (found["ticks"], found["since"]) == (3, moment(-15)), "the newest"
 

@@ -28,7 +28,7 @@ from pathlib import Path
 import httpx
 from sqlalchemy import delete
 
-from manager.api.server import make_server
+from manager.api.manager_server import make_server
 from manager.model.histogram import Histogram
 from manager.settings import load_settings
 from manager.store.access_models import AuditRow
@@ -36,7 +36,7 @@ from manager.store.audit import forget
 from manager.store.database import open_database
 from manager.store.models import Base
 from manager.store.tokens import Role, create_token
-from policies.registry import load_policies
+from policies.installed import load_policies
 
 VMS = 1000
 APPLICATIONS = 50

@@ -16,10 +16,10 @@ from manager import __version__
 from manager.client import Answer, ManagerClient
 from manager.client import Connection as HttpConnection
 from manager.loop.agent import Agent
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.findings import FindingsWatch
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
-from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.histogram import Histogram
@@ -27,7 +27,7 @@ from manager.model.host import CPU_WEIGHT_V2
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.window import Window
-from policies.registry import load_policies
+from policies.installed import load_policies
 from tests.fakes.examiner import FakeExaminer
 from tests.fakes.host import FakeHost
 

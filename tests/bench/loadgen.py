@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.lab.loadgen import LoadResult, LoadSpec, MemcachedOptions, Phase, run
-from deploy.lab.loadgen.arrivals import arrivals
+from deploy.lab.loadgen.request_times import arrivals
 from manager.model.histogram import Histogram
 
 RATE_RPS = 5000

@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from manager.sim.compare import installed
-from manager.sim.files import load_scenario, shipped
-from manager.sim.runner import Simulation
+from manager.sim.scenario_files import load_scenario, shipped
+from manager.sim.simulation import Simulation
 
 BAR = 1000.0
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from manager.cli.admin import ensure_token_file
+from manager.cli.admin_commands import ensure_token_file
 from manager.model.registration import Assignment
 from manager.store.database import open_database
 from manager.store.tokens import Role

@@ -35,9 +35,9 @@ from rich.console import Console
 from rich.table import Table
 
 from manager.host.kernel_host import KernelHost
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
-from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import Applied, Clock, ControlLoop, LoopSettings, Plan, TickResult
@@ -48,7 +48,7 @@ from manager.model.knobs import KnobKey, KnobValue
 from manager.model.registration import Assignment
 from manager.model.window import Window
 from policies.base import Policy
-from policies.registry import load_policies
+from policies.installed import load_policies
 from tests.bench.figures import Spread, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.vms import HOST, Listed, Vm, Vms, assignment, running_vms
 

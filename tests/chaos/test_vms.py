@@ -17,7 +17,7 @@ from contextlib import closing
 
 import pytest
 
-from deploy.lab.vms import memcached_answers
+from deploy.lab.lab_vms import memcached_answers
 from tests.chaos.checks import (
     MINUTES,
     SEED,

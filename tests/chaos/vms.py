@@ -21,8 +21,8 @@ from deploy.lab.accelerator import decide
 from deploy.lab.commands import LabError
 from deploy.lab.demo.originals import qemu_pid, settings_of
 from deploy.lab.guest import build
-from deploy.lab.lock import only_user
-from deploy.lab.vms import PREFIX, LabHost, LabVm, Role, connect
+from deploy.lab.lab_lock import only_user
+from deploy.lab.lab_vms import PREFIX, LabHost, LabVm, Role, connect
 from manager.client import ManagerClient
 from manager.model.cpus import parse_cpus
 from tests.chaos.site import DEADLINE_S, HOST, Machine, Site, crash_safe_server

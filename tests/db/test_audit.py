@@ -14,9 +14,9 @@ from manager.store import audit
 from manager.store.access_models import AuditRow
 from manager.store.audit import Actor, AuditFilter, audited, list_audit, record
 from manager.store.database import Database
+from manager.store.decision_records import Position
 from manager.store.hosts import adopt_host, put_host
 from manager.store.models import HostRow
-from manager.store.records import Position
 from manager.store.registered import delete
 from manager.store.sessions import DEFAULT_LIMITS, sign_in, sign_out
 from manager.store.tokens import Role, create_token

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from sqlalchemy import insert, select, text
 
-from manager.cli.admin import open_store, upgrade_store
+from manager.cli.admin_commands import open_store, upgrade_store
 from manager.errors import DatabaseUnavailable
 from manager.model.records import Severity
 from manager.settings import load_settings

@@ -16,9 +16,9 @@ from manager.store.access_models import UserRow
 from manager.store.applications import applications_of
 from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database, open_database
+from manager.store.decision_records import RecordFilter, list_records
 from manager.store.hosts import spec_of
 from manager.store.models import ApplicationRow, Base, DecisionRow, EventRow, HostRow, WindowRow
-from manager.store.records import RecordFilter, list_records
 from manager.store.tokens import described_token, list_tokens
 from manager.store.users import described_user
 from manager.store.vms import VmFilter, list_vms

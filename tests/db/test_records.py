@@ -21,8 +21,8 @@ from manager.store import retention
 from manager.store.access_models import TokenRow
 from manager.store.applications import put_application
 from manager.store.database import Database
+from manager.store.decision_records import Position, RecordFilter, list_records, store_new
 from manager.store.models import DecisionRow, EventRow, TickRow, WindowRow
-from manager.store.records import Position, RecordFilter, list_records, store_new
 from manager.store.retention import prune
 from manager.store.ticks import list_ticks, store_ticks
 from manager.store.tokens import Principal, Role, authenticate, create_token, list_tokens, revoke_token

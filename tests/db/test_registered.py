@@ -23,7 +23,7 @@ from manager.store.database import Database
 from manager.store.hosts import adopt_host, drop_statuses, put_host, put_shares, put_statuses, reporting_host, spec_of
 from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
 from manager.store.registered import delete, get, page
-from manager.store.sources import hosts_of
+from manager.store.source_rows import hosts_of
 from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm, vms_for_host
 from manager.store.windows import add_samples
 

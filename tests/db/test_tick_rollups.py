@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import func, select
 
-from manager.control.ticks import mean_tick
+from manager.control.tick_means import mean_tick
 from manager.model.records import TickRecord, VmTick
 from manager.model.registration import HostSpec
 from manager.store import retention

@@ -18,10 +18,10 @@ from manager.store.applications import put_application
 from manager.store.arrivals import HELD, RESUMED, Arrivals, clock_ahead_s
 from manager.store.audit import LOCAL, Actor, record
 from manager.store.database import Database
+from manager.store.decision_records import store_new
 from manager.store.host_models import TickRollupRow
 from manager.store.hosts import put_host
 from manager.store.models import ApplicationRow, Base, EventRow, RollupRow, TickRow, WindowRow
-from manager.store.records import store_new
 from manager.store.registered import get
 from manager.store.retention import Keep, prune, prune_access
 from manager.store.rollups import RollUps

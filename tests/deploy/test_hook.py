@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.cli.agent import _welcome
+from manager.cli.agent_command import _welcome
 from manager.errors import HostError
 from manager.hook import HookSocket
 from manager.model.knobs import Knob, KnobKey

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from prometheus_client import generate_latest
 
-from manager.loop.metrics import AgentMetrics
+from manager.loop.agent_metrics import AgentMetrics
 from manager.store.database import Database
 from tests.api.conftest import make_api
 from tests.deploy.units import TOP

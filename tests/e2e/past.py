@@ -15,10 +15,10 @@ from manager.loop.outbox import Outbox
 from manager.loop.status import tick_record
 from manager.loop.tick import Clock, ControlLoop, LoopSettings
 from manager.model.limits import EVERYTHING
-from manager.sim.files import load_scenario
 from manager.sim.live import LiveSimulation
-from manager.sim.runner import MIN_SAMPLES, STALE_S
-from policies.registry import load_policies
+from manager.sim.scenario_files import load_scenario
+from manager.sim.simulation import MIN_SAMPLES, STALE_S
+from policies.installed import load_policies
 from tests.e2e.service import Service
 
 _AT_ONCE = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from manager.host.resctrl.cache import ResctrlCache
+from manager.host.resctrl.resctrl_cache import ResctrlCache
 from manager.host.resctrl.tree import ResctrlTree
 from manager.model.cache import CacheResource, Mask, Slot
 from manager.model.cpus import CpuSet

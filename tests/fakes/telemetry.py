@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from manager.control.windows import slot_number
+from manager.control.judged_windows import slot_number
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
 from manager.model.source import SourceStatus

@@ -17,10 +17,10 @@ import libvirt
 import pytest
 
 from manager import terminal
-from manager.cli import doctor
-from manager.cli.doctor import manager_checks, print_findings, report
+from manager.cli import doctor_command
+from manager.cli.doctor_command import manager_checks, print_findings, report
 from manager.errors import HostError, VmVanished
-from manager.host.doctor import bpf
+from manager.host.doctor import bpf_check
 from manager.host.doctor.check import Check, Subject, Verdict, run_checks, works
 from manager.host.doctor.checks import CHECKS
 from manager.host.registry import HostPaths
@@ -204,7 +204,7 @@ def test_bpftool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | 
         (tmp_path / "bpftool").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "bpftool").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if script else str(tmp_path))
-    monkeypatch.setattr(bpf, "_BPFTOOL_S", 0.2 if script == "sleep 5" else 20)
+    monkeypatch.setattr(bpf_check, "_BPFTOOL_S", 0.2 if script == "sleep 5" else 20)
     found = look("bpftool", subject_of(tmp_path))
     assert found.status == status, found.detail
 
@@ -298,7 +298,7 @@ def test_the_clock_is_compared(
     status: str,
     says: str,
 ) -> None:
-    monkeypatch.setattr(doctor.time, "time", lambda: manager.date + ahead_s)
+    monkeypatch.setattr(doctor_command.time, "time", lambda: manager.date + ahead_s)
     found = ask("clock", manager.url)
     assert (found.status, says in found.detail) == (status, True), found.detail
 

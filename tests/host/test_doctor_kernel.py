@@ -13,11 +13,11 @@ import pytest
 
 from manager.errors import HostError
 from manager.host.cgroup import cpu_controller, read_mounts
-from manager.host.doctor import scratch, weights, weights_act
+from manager.host.doctor import scratch, weight_check, weights_act
 from manager.host.doctor.check import Subject
 from manager.host.doctor.checks import CHECKS
 from manager.host.doctor.scratch import remove_groups, scratch_group, scratch_process
-from manager.host.doctor.threads import read_slice_ns
+from manager.host.doctor.thread_check import read_slice_ns
 from manager.host.doctor.weights_act import least_busy, race
 from manager.host.process import affinity
 from manager.host.registry import CgroupCpu
@@ -172,7 +172,7 @@ def test_a_probe_that_fails_half_way_leaves_nothing(
     monkeypatch.setattr(weights_act, "_run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         look("cpu-weight-acts", tmp_path)
-    monkeypatch.setattr(weights, "try_weights", interrupted)
+    monkeypatch.setattr(weight_check, "try_weights", interrupted)
     with pytest.raises(KeyboardInterrupt):
         look("cpu-weight", tmp_path)
 

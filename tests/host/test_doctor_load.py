@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.host.doctor.load import Load, compare, judge_load, take_sample
+from manager.host.doctor.load_check import Load, compare, judge_load, take_sample
 from manager.host.registry import HostPaths
 from tests.host.conftest import REAL, until
 from tests.host.test_doctor_trees import write

@@ -12,8 +12,8 @@ import pytest
 
 from manager.host.doctor.check import Subject
 from manager.host.doctor.checks import CHECKS
-from manager.host.doctor.threads import judge_slice
-from manager.host.doctor.weights import try_idle, try_quota, try_weights
+from manager.host.doctor.thread_check import judge_slice
+from manager.host.doctor.weight_check import try_idle, try_quota, try_weights
 from manager.host.doctor.weights_act import Race, judge
 from manager.host.registry import CGROUP_V1, CGROUP_V2, HostPaths
 from manager.loop.journal import Journal

@@ -11,7 +11,7 @@ import pytest
 from manager.errors import HostError, VmVanished
 from manager.host.interrupts import read_affinity, write_affinity
 from manager.host.registry import HostPaths
-from manager.host.topology import discover
+from manager.host.topology_reader import discover
 from tests.host.conftest import REAL
 
 

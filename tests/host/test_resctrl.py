@@ -11,7 +11,7 @@ from manager.errors import HostError
 from manager.host.resctrl.groups import Groups
 from manager.host.resctrl.info import discover
 from manager.host.resctrl.mount import ensure_mounted, unmount_ours
-from manager.host.resctrl.threads import Moved, foreign_group, move
+from manager.host.resctrl.thread_moves import Moved, foreign_group, move
 from manager.model.cache import (
     DEFAULT,
     BandwidthResource,

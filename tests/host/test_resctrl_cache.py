@@ -9,8 +9,8 @@ import pytest
 
 from manager.errors import HostError
 from manager.host.registry import HostPaths
-from manager.host.resctrl.cache import ResctrlCache
-from manager.host.topology import cache_domains
+from manager.host.resctrl.resctrl_cache import ResctrlCache
+from manager.host.topology_reader import cache_domains
 from manager.model.cpus import CpuSet
 from tests.fakes.cache_host import CACHE
 from tests.fakes.resctrl import FakeResctrl

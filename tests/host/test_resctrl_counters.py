@@ -10,7 +10,7 @@ import pytest
 from manager.errors import HostError
 from manager.host.resctrl.groups import Groups
 from manager.host.resctrl.monitor import Monitor, Monitors
-from manager.host.resctrl.threads import move
+from manager.host.resctrl.thread_moves import move
 from manager.host.resctrl.tree import KernelTree
 from manager.model.cache import DEFAULT, CacheUse, monitoring_group
 from tests.host.resctrl import unpack

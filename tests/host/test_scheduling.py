@@ -16,7 +16,7 @@ from manager.host.doctor.scratch import scratch_process
 from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import RT_PERIOD_FILE, RT_RUNTIME_FILE
-from manager.host.scheduling import scheduling_of, set_scheduling
+from manager.host.thread_scheduling import scheduling_of, set_scheduling
 from manager.host.warp.slices import attributes, default_slice_ns, set_slice
 from manager.loop.journal import Journal
 from manager.loop.tick import ControlLoop, LoopSettings, TickResult

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
-from manager.host.doctor.threads import read_slice_ns
+from manager.host.doctor.thread_check import read_slice_ns
 from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
 from manager.host.warp.slices import DEFAULT, attributes, default_slice_ns, set_slice, slice_of

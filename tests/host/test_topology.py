@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from manager.errors import HostError
 from manager.host.registry import HostPaths
-from manager.host.topology import discover
+from manager.host.topology_reader import discover
 from manager.model.cpus import MAX_CPU, format_cpus, parse_cpus
 from manager.model.topology import Topology
 from tests.host import topologies

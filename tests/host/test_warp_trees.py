@@ -14,7 +14,7 @@ from manager.host.cgroup import cpu_controller, read_mounts
 from manager.host.registry import HostPaths
 from manager.host.warp.bvt_file import WARP_FILE, FileKind, bvt_file
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
-from manager.host.warp.probe import offers_of
+from manager.host.warp.offers import offers_of
 from manager.model.knobs import Knob, KnobKey
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Rung
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from manager.host.registry import HostPaths
-from manager.host.topology import discover
+from manager.host.topology_reader import discover
 from manager.model.topology import Pcpu, Topology
 from tests.host import topologies
 

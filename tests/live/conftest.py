@@ -22,8 +22,8 @@ from deploy.lab.accelerator import decide
 from deploy.lab.commands import LabError
 from deploy.lab.demo.originals import settings_of_all
 from deploy.lab.guest import build
-from deploy.lab.lock import only_user
-from deploy.lab.vms import PREFIX, URI, LabHost, LabVm, Role, connect
+from deploy.lab.lab_lock import only_user
+from deploy.lab.lab_vms import PREFIX, URI, LabHost, LabVm, Role, connect
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from deploy.lab.demo.originals import qemu_pid, settings_of_all
-from deploy.lab.vms import LabHost
+from deploy.lab.lab_vms import LabHost
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths

@@ -16,7 +16,7 @@ from deploy.lab.demo import spike
 from deploy.lab.demo.calibrate import SPIKES
 from deploy.lab.demo.picture import draw
 from deploy.lab.demo.scene import SPIKE_BASE_OF_CAPACITY
-from deploy.lab.vms import LabHost, LabVm, Role
+from deploy.lab.lab_vms import LabHost, LabVm, Role
 from tests.live.conftest import CACHE, HOST, LIVE_PREFIX, Service, until
 
 pytestmark = pytest.mark.live

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.lab.vms import URI
+from deploy.lab.lab_vms import URI
 from tests.live.conftest import HOST, HOT, LIVE_PREFIX, Service, held, terminate, until, virsh, weight
 from tests.live.test_control import CRITICAL, has_systemd
 from tests.live.test_hook import find_hooks

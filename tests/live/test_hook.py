@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.lab.vms import LabHost
+from deploy.lab.lab_vms import LabHost
 from tests.deploy.units import TOP
 from tests.live.conftest import HOST, HOT, Service, held, is_untouched, terminate, until, virsh, weight
 from tests.live.test_control import CRITICAL, has_systemd

@@ -14,7 +14,7 @@ import pytest
 from deploy.lab.accelerator import decide
 from deploy.lab.commands import LabError
 from deploy.lab.guest import DEFAULT_BASE, Guest, build
-from deploy.lab.vms import PREFIX, LabHost, LabVm, Role, connect
+from deploy.lab.lab_vms import PREFIX, LabHost, LabVm, Role, connect
 
 pytestmark = pytest.mark.live
 

@@ -19,7 +19,7 @@ import pytest
 
 from deploy.lab.demo.originals import qemu_pid
 from deploy.lab.guest import DEFAULT_BASE
-from deploy.lab.vms import URI, LabHost
+from deploy.lab.lab_vms import URI, LabHost
 from tests.live.conftest import HOST, HOT, WAIT_S, Service, held, is_untouched, until, virsh, weight, weight_file
 from tests.live.test_control import CRITICAL, vcpu_cpus
 from tests.live.test_ownership import vcpu_tid

@@ -16,7 +16,7 @@ import libvirt
 import pytest
 
 from deploy.lab.guest import DEFAULT_BASE
-from deploy.lab.vms import URI
+from deploy.lab.lab_vms import URI
 from tests.live.conftest import HOST, HOT, WAIT_S, Service, held, is_untouched, until, virsh, weight
 from tests.live.test_control import CRITICAL, vcpu_cpus
 from tests.live.test_lifecycle import alarms, driven, original, status

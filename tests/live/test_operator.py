@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from deploy.lab.demo.originals import qemu_pid
-from deploy.lab.vms import LabHost, LabVm, Role
+from deploy.lab.lab_vms import LabHost, LabVm, Role
 from tests.live.conftest import (
     BATCH,
     CACHE,

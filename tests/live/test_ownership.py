@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.lab.demo.originals import qemu_pid
-from deploy.lab.vms import LabVm
+from deploy.lab.lab_vms import LabVm
 from manager.model.cpus import format_cpus
 from tests.live.conftest import (
     BATCH,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.lab.demo.originals import qemu_pid
-from manager.host.scheduling import scheduling_of
+from manager.host.thread_scheduling import scheduling_of
 from manager.model.scheduling import in_words
 from tests.live.conftest import CACHE, HOST, LabVm, Service, group_file, held, kill_all, until
 

@@ -13,10 +13,10 @@ from manager.api.app import create_app
 from manager.api.context import ManagerContext
 from manager.client import ManagerClient
 from manager.loop.agent import Agent
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.findings import FindingsWatch
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
-from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.tick import Clock, ControlLoop, LoopSettings
 from manager.model.decision import Decision, Memory, Snapshot
@@ -25,8 +25,8 @@ from manager.model.window import Window
 from manager.store.database import Database
 from manager.store.tokens import Role, create_token
 from policies.equal import POLICY as EQUAL
+from policies.installed import InstalledPolicy
 from policies.priority import POLICY as PRIORITY
-from policies.registry import InstalledPolicy
 from tests.fakes.examiner import FakeExaminer
 from tests.fakes.host import FakeHost
 from tests.fakes.manager import Wire

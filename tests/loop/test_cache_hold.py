@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.control.cache import BATCH_GROUP, HELD_GROUP
+from manager.control.cache_plan import BATCH_GROUP, HELD_GROUP
 from manager.loop.status import tick_status
 from manager.loop.tick import TickResult
 from manager.model.cache import DEFAULT, BandwidthResource, BandwidthUnit, Slot

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from manager.control.cache import BATCH_GROUP
+from manager.control.cache_plan import BATCH_GROUP
 from manager.control.monitoring import Traffic
 from manager.control.saturation import HELD, LASTING
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.cache_watch import RETRY_S
-from manager.loop.metrics import AgentMetrics
 from manager.loop.status import tick_status
 from manager.loop.tick import TickResult
 from manager.model.cache import DEFAULT, BandwidthResource, BandwidthUnit

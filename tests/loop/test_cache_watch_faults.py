@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.control.cache import BATCH_GROUP
+from manager.control.cache_plan import BATCH_GROUP
 from manager.host.resctrl.tree import ResctrlFile
 from manager.loop.cache_watch import RETRY_S
 from manager.model.cache import DEFAULT

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from manager.errors import JournalError
 from manager.loop.agent import Agent
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.findings import FindingsWatch
 from manager.loop.journal import CacheNote, Entry, Journal
 from manager.loop.link import ManagerLink
-from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Kind, Outbox
 from manager.model.decision import Owned
 from manager.model.host import VmInstance

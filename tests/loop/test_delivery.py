@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.delivery import Rejected
 from manager.loop.link import ManagerLink, Report
-from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import MOST_ASIDE, Outbox
 from manager.loop.rejections import Rejections
 from manager.model.records import Event, Severity

@@ -13,10 +13,10 @@ import pytest
 from manager.client import ManagerClient
 from manager.errors import JournalError
 from manager.loop.agent import Agent
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.findings import FindingsWatch
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
-from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.reserve import RESERVE_BYTES, Reserve
 from manager.loop.tick import ControlLoop, LoopSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.control.limits import limit_assignment
+from manager.control.limit_assignment import limit_assignment
 from manager.errors import SettingsError
 from manager.loop.apply import Target, apply
 from manager.loop.journal import Journal

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manager.loop.metrics import AgentMetrics
+from manager.loop.agent_metrics import AgentMetrics
 from manager.model.histogram import Histogram
 from manager.model.host import Quota
 from manager.model.registration import Application, Sla

@@ -11,9 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from manager.cli import main
-from manager.cli.record import fetch
+from manager.cli.record_command import fetch
 from manager.errors import ManagerUnavailable, RecordingError
-from manager.replay.open_loop import replay
+from manager.replay.policy_replay import replay
 from manager.replay.recording import Recording, read_lines, write_lines
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
@@ -83,7 +83,7 @@ def test_what_is_missing_is_named(site: Site) -> None:
 @pytest.fixture
 def call(site: Site, monkeypatch: pytest.MonkeyPatch) -> Call:
     history(site)
-    monkeypatch.setattr("manager.cli.record.connect", lambda _: site.client)
+    monkeypatch.setattr("manager.cli.record_command.connect", lambda _: site.client)
 
     def run(*arguments: str) -> Result:
         return CliRunner().invoke(main, arguments)
@@ -132,7 +132,7 @@ class Passing:
 
 
 def test_waiting_for_what_is_recorded(site: Site, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("manager.cli.record.time", Passing(site))
+    monkeypatch.setattr("manager.cli.record_command.time", Passing(site))
     begin_s = site.now_s
     result = call("record", str(tmp_path / "a.jsonl"), "--host", "a", "--for", "12s")
     assert result.exit_code == 0, result.output

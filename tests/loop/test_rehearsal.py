@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from manager.cli import plan
-from manager.control.cache import BATCH_GROUP
+from manager.cli import plan_command
+from manager.control.cache_plan import BATCH_GROUP
 from manager.loop.cache_found import CacheOutcome
 from manager.loop.journal import CacheNote, Journal
 from manager.loop.rehearsal import Preview
@@ -177,12 +177,12 @@ def test_a_copy_of_a_journal_knows_of_the_cache(rig: CacheRig) -> None:
 
 def test_the_plan_in_words(rig: CacheRig) -> None:
     found = preview(rig)
-    changes = [plan._cache_fields(one, found.names) for one in found.cache.outcomes]
+    changes = [plan_command._cache_fields(one, found.names) for one in found.cache.outcomes]
     moved = {"action": "write", "vm": "web", "knob": "cache_group", "index": 0}
     assert moved | {"before": "", "after": SHOP, "reason": "for shop"} in changes
     [shop] = [one for one in changes if one["after"].startswith(f"{SHOP} L3")]
     assert (shop["vm"], shop["knob"], shop["after"]) == (None, "cache_ways", f"{SHOP} L3:0=f;1=f")
-    lines = [plan._group_text(one) for one in plan._groups(found.cache)]
+    lines = [plan_command._group_text(one) for one in plan_command._groups(found.cache)]
     assert lines == [
         "cache of all else: L3:0=ff0;1=ff0",
         "cache of batch (hog): L3:0=7f0;1=7f0",

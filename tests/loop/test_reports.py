@@ -11,9 +11,9 @@ import pytest
 from manager.api.convert import timestamp, window_of
 from manager.api.schemas import ReportIn, TickStatus
 from manager.errors import ManagerUnavailable
+from manager.loop.chronicle import new_event
 from manager.loop.link import remember
 from manager.loop.outbox import Kind
-from manager.loop.records import new_event
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, TickRecord, VmTick

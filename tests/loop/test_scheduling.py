@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manager.loop.metrics import AgentMetrics
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.tick import TickResult
 from manager.model.knobs import SCHEDULINGS, Knob, KnobKey
 from manager.model.records import Event, OutcomeKind, Severity

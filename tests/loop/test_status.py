@@ -14,7 +14,7 @@ import pytest
 
 from manager.api.convert import capabilities_body
 from manager.api.schemas import ReportIn, VmStatus
-from manager.loop.metrics import AgentMetrics
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import TickResult
 from manager.model.knobs import Knob, KnobKey

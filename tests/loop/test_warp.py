@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from manager.control.ladder import FIRST_RETRY_S
-from manager.loop.metrics import AgentMetrics
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.status import VmStatuses, tick_status
 from manager.loop.tick import TickResult
 from manager.model.knobs import WARPS, Knob, KnobKey

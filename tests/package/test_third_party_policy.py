@@ -10,7 +10,7 @@ from tests.package.test_wheel import TOP, installed, run, wheel
 LISTING = re.compile(r"`(?P<name>[\w.]+)`:\n\n```\w+\n(?P<text>.*?)```", re.DOTALL)
 
 SCRIPT = """
-from policies.registry import load_policies
+from policies.installed import load_policies
 from manager.control.resolve import validate
 from tests_snapshot import snapshot
 

@@ -36,7 +36,7 @@ from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import WindowStore
 from manager.telemetry.syslog import Route, Routes, SyslogReceiver
 from tests.security.fuzz import Target
-from webui.sign_in import local_path
+from webui.sign_in_pages import local_path
 
 NOW_S = 1_700_000_000.0
 SENDER = "192.168.122.10"

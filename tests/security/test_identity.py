@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manager.cli.admin import ensure_token_file
+from manager.cli.admin_commands import ensure_token_file
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, Api, report, status, tick_of, window
 

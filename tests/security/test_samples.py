@@ -15,9 +15,9 @@ import pytest
 
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
-from manager.limits import BURST_S, RateLimit
 from manager.model.histogram import LAST_BUCKET
 from manager.model.source import NginxSyslog, SourceKind
+from manager.rate_limit import BURST_S, RateLimit
 from manager.telemetry.feed import Feed
 from manager.telemetry.metrics_page import MetricsPage
 from manager.telemetry.push import PushPages, PushRoute

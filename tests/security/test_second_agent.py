@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.client import ManagerClient
-from manager.control.tenure import Tenure, Verdict, Who, judge
+from manager.control.tenure_rules import Tenure, Verdict, Who, judge
 from manager.errors import ManagerRefused
+from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.instance import instance_id
 from manager.loop.link import ManagerLink, Report
-from manager.loop.metrics import AgentMetrics
 from manager.loop.outbox import Outbox
 from manager.loop.rejections import Rejections
 from manager.model.records import Severity

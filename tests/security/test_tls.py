@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from flask import Flask, Response, request
 
-from manager.api.server import make_server
+from manager.api.manager_server import make_server
 from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable, SettingsError
 from manager.serving.exchange import EXCHANGE, MAX_BODY_BYTES

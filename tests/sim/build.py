@@ -6,7 +6,7 @@ import math
 from random import Random
 
 from manager.model.registration import Sla
-from manager.sim.cpus import Cpus, Group, Vcpu
+from manager.sim.cpu_sharing import Cpus, Group, Vcpu
 from manager.sim.scenario import AppSpec, Constant, Scenario, Scheduler, Segment, Service, Shape, TierSpec
 
 AT_ONCE = Scheduler(slice_ms=0, tick_ms=0)

@@ -6,8 +6,8 @@ from manager.loop.tick import TickResult
 from manager.model.records import TickRecord, VmTick
 from manager.replay.recording import RecordedVm, Recording
 from manager.sim.compare import installed
-from manager.sim.runner import EPOCH_S, Simulation
 from manager.sim.scenario import Scenario
+from manager.sim.simulation import EPOCH_S, Simulation
 
 
 class Watched(Simulation):

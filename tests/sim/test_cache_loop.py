@@ -17,11 +17,11 @@ from manager.model.cache import DEFAULT, BandwidthUnit
 from manager.model.records import OutcomeKind
 from manager.model.registration import Sla
 from manager.sim.compare import installed, run_once
-from manager.sim.files import load_scenario
-from manager.sim.report import run_json, run_tables
 from manager.sim.results import GroupResult, RunResult
-from manager.sim.runner import Simulation
 from manager.sim.scenario import CacheSpec, Constant, Fault, FaultKind, Scenario
+from manager.sim.scenario_files import load_scenario
+from manager.sim.sim_report import run_json, run_tables
+from manager.sim.simulation import Simulation
 
 SHOP, MAIL, BATCH, HELD = "equipoise-shop", "equipoise-mail", "equipoise-+batch", "equipoise-+held"
 

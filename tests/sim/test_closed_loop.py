@@ -12,10 +12,10 @@ from manager.model.knobs import Knob
 from manager.model.law import Law
 from manager.model.registration import Sla
 from manager.sim.compare import by_policy, installed, run_all, run_once
-from manager.sim.files import load_scenario
 from manager.sim.generate import random_scenario
-from manager.sim.runner import Simulation
 from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind, Scenario
+from manager.sim.scenario_files import load_scenario
+from manager.sim.simulation import Simulation
 from tests.sim.build import app, scenario
 
 POLICIES = ("equal", "priority", "fair", "isolation")

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from manager.cli import main
-from manager.sim.files import shipped
+from manager.sim.scenario_files import shipped
 from tests.sim.test_files import SMALL
 
 

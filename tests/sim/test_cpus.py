@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manager.sim.cpus import ASLEEP, RUNNING, WAITING
+from manager.sim.cpu_sharing import ASLEEP, RUNNING, WAITING
 from manager.sim.scenario import Scheduler
 from tests.sim.build import AT_ONCE, Machine
 

@@ -10,7 +10,6 @@ import pytest
 from manager.errors import SettingsError
 from manager.model.cache import BandwidthUnit
 from manager.model.registration import CacheControl, Sharing, VmClass
-from manager.sim.files import load_scenario, parse_scenario, shipped
 from manager.sim.generate import random_scenario
 from manager.sim.scenario import (
     CacheSpec,
@@ -26,6 +25,7 @@ from manager.sim.scenario import (
     Shape,
     Sine,
 )
+from manager.sim.scenario_files import load_scenario, parse_scenario, shipped
 from manager.sim.world import World
 
 FULL = """

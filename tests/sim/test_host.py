@@ -11,8 +11,8 @@ from manager.host.port import HostPort
 from manager.loop.collect import rates, read_host
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance
 from manager.model.knobs import Knob, KnobKey, KnobValue
-from manager.sim.host import SimHost
 from manager.sim.scenario import BatchSpec, Fault, FaultKind
+from manager.sim.sim_host import SimHost
 from manager.sim.world import World
 from tests.sim.build import app, scenario
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from manager.api.schemas import ApplicationIn, HostIn, VmIn
-from manager.control.windows import slot_number
+from manager.control.judged_windows import slot_number
 from manager.host.port import HostPort
 from manager.model.source import SourceKind, SourceState
-from manager.sim.files import load_scenario
 from manager.sim.live import LiveSimulation, registrations
 from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind
-from manager.telemetry.port import Telemetry
+from manager.sim.scenario_files import load_scenario
+from manager.telemetry.telemetry_port import Telemetry
 from tests.sim.build import app, scenario
 
 BEGIN_S = 1_700_000_002.0

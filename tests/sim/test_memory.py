@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.model.cache import DEFAULT, BandwidthUnit, Slot
-from manager.sim.memory import Memory, Taker, shares, traffic
+from manager.sim.memory_bus import Memory, Taker, shares, traffic
 from manager.sim.scenario import BatchSpec, CacheSpec, Constant, Curve, MemoryUse, Shape
 from manager.sim.world import World
 from tests.sim.build import app, scenario

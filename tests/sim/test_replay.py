@@ -12,11 +12,11 @@ from manager.model.law import Law
 from manager.model.records import TickRecord
 from manager.model.registration import Mode
 from manager.model.window import SlaState
-from manager.replay.open_loop import Replay, changes, replay, summaries
+from manager.replay.policy_replay import Replay, changes, replay, summaries
 from manager.replay.recording import Recording
 from manager.sim.compare import installed
-from manager.sim.files import load_scenario
 from manager.sim.scenario import Fault, FaultKind, Scenario
+from manager.sim.scenario_files import load_scenario
 from policies.base import Policy
 from tests.sim.recorded import run_watched, taken
 

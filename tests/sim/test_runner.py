@@ -13,11 +13,11 @@ from manager.model.knobs import Knob
 from manager.model.registration import Sla
 from manager.model.source import SourceState
 from manager.sim.compare import by_policy, by_scenario, run_all, run_once, worse
-from manager.sim.report import comparison_table, run_json, run_tables, worse_table
 from manager.sim.results import alone_cores, app_interval, app_result
-from manager.sim.runner import EPOCH_S, Simulation
 from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind, Scenario
 from manager.sim.services import AppSlot
+from manager.sim.sim_report import comparison_table, run_json, run_tables, worse_table
+from manager.sim.simulation import EPOCH_S, Simulation
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.sim.build import app, scenario

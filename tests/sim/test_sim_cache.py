@@ -11,10 +11,10 @@ from manager.errors import HostError, VmVanished
 from manager.host.port import CachePort
 from manager.model.cache import DEFAULT, BandwidthUnit, Slot
 from manager.model.host import VmInstance
-from manager.sim.host import SimHost
 from manager.sim.live import LiveSimulation
-from manager.sim.memory import MONITORS
+from manager.sim.memory_bus import MONITORS
 from manager.sim.scenario import BatchSpec, CacheSpec, Fault, FaultKind, MemoryUse
+from manager.sim.sim_host import SimHost
 from manager.sim.world import World
 from tests.sim.build import app, scenario
 from tests.sim.test_host import instance

@@ -23,7 +23,7 @@ from manager.model.reach import parse_reach
 from manager.model.registration import Application, Tier
 from manager.model.source import Source, SourceKind, SourceStatus
 from manager.telemetry.feed import Feed
-from manager.telemetry.sources import Sources
+from manager.telemetry.source_thread import Sources
 from manager.telemetry.store import WindowStore
 
 DEADLINE_S = 30.0

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from manager.control.sources import contradictions
+from manager.control.source_rules import contradictions
 from manager.model.reach import DEFAULT_REACH, parse_reach
 from manager.model.source import HttpProbe, MemcachedProbe, PrometheusQuery, Source, SourceState
 from manager.telemetry.buckets import MOST_KEPT, BucketCounter
@@ -23,7 +23,7 @@ from manager.telemetry.feed import os_reason
 from manager.telemetry.http_client import NoAnswer, TooMuch, http_client
 from manager.telemetry.http_probe import MOST_BYTES
 from manager.telemetry.prometheus import QueryError, query_url
-from manager.telemetry.sources import Sources
+from manager.telemetry.source_thread import Sources
 from tests.telemetry.conftest import LOOPBACK, Running, free_port, shop, until
 
 SECRET = "s3cr3t-w0rds"

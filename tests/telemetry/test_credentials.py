@@ -17,7 +17,7 @@ from manager.model.registration import Application, Tier
 from manager.model.source import HttpProbe, PrometheusQuery, SourceState
 from manager.model.url import covers, secret_of, shown, without_secrets
 from manager.telemetry.credentials import CredentialError, Credentials
-from manager.telemetry.sources import Sources
+from manager.telemetry.source_thread import Sources
 from tests.telemetry.conftest import LOOPBACK, until
 
 SECRET = "hunter2-Secret"

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from manager.model.source import HttpProbe, NginxFile, Push, SourceKind, SourceState
-from manager.telemetry import sources as module
+from manager.telemetry import source_thread as module
 from manager.telemetry.feed import SILENT_S, Feed, SourceError, reason_of
 from manager.telemetry.follow import FileSource
-from manager.telemetry.port import Telemetry
-from manager.telemetry.sources import Sources
+from manager.telemetry.source_thread import Sources
 from manager.telemetry.store import Fate
+from manager.telemetry.telemetry_port import Telemetry
 from tests.telemetry.conftest import LOOPBACK, NOW_S, Fed, Running, free_port, shop, until
 
 CRASHED = "it failed (ZeroDivisionError)"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from manager.control.windows import latest, slot_number
+from manager.control.judged_windows import latest, slot_number
 from manager.model.window import Ready
 from manager.telemetry.store import Fate, WindowStore
 from tests.telemetry.conftest import NOW_S, Clock

@@ -11,7 +11,7 @@ import pytest
 from manager.errors import SettingsError
 from manager.model.source import NginxFile, NginxSyslog, SourceState
 from manager.telemetry import syslog
-from manager.telemetry.sources import Sources
+from manager.telemetry.source_thread import Sources
 from manager.telemetry.syslog import Route, Routes, SyslogReceiver, dropped, open_socket
 from manager.telemetry.trust import plain_address, plain_addresses
 from tests.telemetry.conftest import Fed, Nginx, Running, shop, until

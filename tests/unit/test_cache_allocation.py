@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from manager.control.cache import BATCH_GROUP, HELD_GROUP, CacheDemand, CachePlan, Claim, allocate
+from manager.control.cache_plan import BATCH_GROUP, HELD_GROUP, CacheDemand, CachePlan, Claim, allocate
 from manager.model.cache import (
     DEFAULT,
     EMPTY,

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manager.control.cache import CacheDemand, CachePlan, Claim, allocate
+from manager.control.cache_plan import CacheDemand, CachePlan, Claim, allocate
 from manager.control.cache_steps import Action, Step, plan_steps
 from manager.host.resctrl.groups import Groups
-from manager.host.resctrl.threads import move
+from manager.host.resctrl.thread_moves import move
 from manager.model.cache import (
     DEFAULT,
     BandwidthResource,

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from manager.cli import main
-from manager.cli.admin import ensure_admin_user, local_actor, open_store
+from manager.cli.admin_commands import ensure_admin_user, local_actor, open_store
 from manager.errors import SettingsError, SignInRefused
 from manager.settings import load_settings
 from manager.store.access_models import UserRow

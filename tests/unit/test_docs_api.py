@@ -15,7 +15,7 @@ from manager.api.auth import ADMIN, Access
 from manager.api.context import ManagerContext
 from manager.api.endpoint import PREFIX
 from manager.store.database import Database
-from policies.registry import load_policies
+from policies.installed import load_policies
 from tests.api.conftest import HOST, Api, Clock, report
 
 TOP = Path(__file__).parents[2]

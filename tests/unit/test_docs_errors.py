@@ -47,7 +47,7 @@ def statuses(tree: ast.AST) -> Iterator[int]:
 
 def test_every_status_of_an_error_is_told_and_no_other() -> None:
     answering = [path for path in TREES if "api" in path.parts or path.name == "push.py"]
-    feed = ast.parse((TOP / "webui/feed.py").read_text())
+    feed = ast.parse((TOP / "webui/live_feed.py").read_text())
     found = {one for tree in (*map(TREES.__getitem__, answering), feed) for one in statuses(tree)}
     table = section("Answers of the REST interface")
     assert {int(one) for one in table} == {one for one in found if one >= 400} | OF_THE_FRAMEWORK
@@ -73,7 +73,7 @@ def exits() -> Iterator[str]:
 
 
 def test_every_exit_status_is_told() -> None:
-    assert set(exits()) == {"doctor.py: sys.exit(1)", "doctor.py: sys.exit(128 + number)"}
+    assert set(exits()) == {"doctor_command.py: sys.exit(1)", "doctor_command.py: sys.exit(128 + number)"}
     assert Failure("").exit_code == 1
     assert list(section("Exit statuses of commands")) == ["0", "1", "2", "128 + N"]
 

@@ -11,8 +11,8 @@ from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from manager.api.context import ManagerContext
-from manager.api.metrics import Metrics
-from manager.loop.metrics import AgentMetrics
+from manager.api.manager_metrics import Metrics
+from manager.loop.agent_metrics import AgentMetrics
 from manager.store.database import Database
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/metrics.md").read_text()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.feedback import (
+from manager.control.feedback_law import (
     average,
     demand,
     floor_weight,

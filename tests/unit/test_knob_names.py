@@ -10,7 +10,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from manager.cli import main, operate
+from manager.cli import main, status_commands
 from manager.client import ManagerClient
 from manager.control.story import KnobChange, sentence
 from manager.model.knobs import Knob, knob_name
@@ -58,7 +58,7 @@ def test_decisions_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         return httpx.Response(200, content=json.dumps({"items": items, "next": None}))
 
     client = ManagerClient("http://manager", "", Wire(handle))
-    monkeypatch.setattr(operate, "connect", lambda _settings: client)
+    monkeypatch.setattr(status_commands, "connect", lambda _settings: client)
     result = CliRunner().invoke(main, ["decisions"], env={"COLUMNS": "250"})
     client.close()
     assert result.exit_code == 0, result.output

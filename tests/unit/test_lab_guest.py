@@ -17,7 +17,7 @@ from deploy.lab.guest import Guest
 from deploy.lab.guest.initramfs import SOURCES, archive, filler_text
 from deploy.lab.guest.kernel import load_order
 from deploy.lab.guest.packages import Package, kernel_packages, missing_packages
-from deploy.lab.vms import ROLE_OPTIONS
+from deploy.lab.lab_vms import ROLE_OPTIONS
 
 MODULES_DEP = """\
 kernel/net/core/failover.ko.xz:

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from deploy.lab.commands import LabError
-from deploy.lab.lock import LOCK, only_user
+from deploy.lab.lab_lock import LOCK, only_user
 from tests.deploy.units import TOP
 
 HOLD = """
 import sys
 from pathlib import Path
-from deploy.lab.lock import only_user
+from deploy.lab.lab_lock import only_user
 with only_user("the demonstration", Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.readline()

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from deploy.lab.demo.demo_report import print_report, to_json, verdicts, warp_brought
 from deploy.lab.demo.measure import CpuUse, Measured
 from deploy.lab.demo.originals import differences
-from deploy.lab.demo.report import print_report, to_json, verdicts, warp_brought
 from deploy.lab.demo.scene import PHASES, phases_scene
 from deploy.lab.demo.turns import merged
 from deploy.lab.demo.warping import warp_to_show

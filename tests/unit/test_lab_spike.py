@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy.lab.demo.load import of_json, to_json
+from deploy.lab.demo.load_process import of_json, to_json
 from deploy.lab.demo.scene import FULLEST_ALONE, eased, phases_scene, spike_scene
 from deploy.lab.demo.spike import seen_by
 from deploy.lab.demo.spike_report import print_spike_report, spike_verdicts

@@ -15,7 +15,7 @@ import pytest
 from deploy.lab.accelerator import Accelerator
 from deploy.lab.commands import LabError
 from deploy.lab.guest import Guest
-from deploy.lab.vms import PREFIX, LabHost, LabVm, Role, command_line, domain_xml, network_of
+from deploy.lab.lab_vms import PREFIX, LabHost, LabVm, Role, command_line, domain_xml, network_of
 
 GOLDEN = Path(__file__).parent / "golden"
 GUEST = Guest(Path("/var/lib/equipoise-lab/guest/0123456789abcdef"))

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager import limits
-from manager.limits import BURST_S, RateLimit
+from manager import rate_limit
+from manager.rate_limit import BURST_S, RateLimit
 
 
 class Clock:
@@ -52,7 +52,7 @@ def test_none_at_all_means_no_limit(clock: Clock) -> None:
 
 
 def test_of_many_keys_the_quietest_is_forgotten(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limits, "_MOST_KEYS", 3)
+    monkeypatch.setattr(rate_limit, "_MOST_KEYS", 3)
     limit = RateLimit(1, clock)
     for key in "abac":
         limit.take(key, 100)

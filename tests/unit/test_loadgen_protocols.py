@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from deploy.lab.loadgen import HttpOptions, MemcachedOptions
 from deploy.lab.loadgen.http1 import MAX_HEAD_BYTES, Http
-from deploy.lab.loadgen.memcached import MAX_LINE_BYTES, Memcached, MemcachedParser
+from deploy.lab.loadgen.memcached_text import MAX_LINE_BYTES, Memcached, MemcachedParser
 from deploy.lab.loadgen.protocol import AnswerParser, BadAnswer, Verdict
 
 

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from deploy.lab.loadgen import HttpOptions, IntervalResult, LoadResult, LoadSpec, Phase
+from deploy.lab.loadgen.load_report import print_result
 from deploy.lab.loadgen.recorder import Recorder
-from deploy.lab.loadgen.report import print_result
 from manager.model.histogram import Histogram
 
 START_S = 1000.0

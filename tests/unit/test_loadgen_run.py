@@ -24,7 +24,7 @@ from deploy.lab.loadgen import (
     Phase,
     run,
 )
-from deploy.lab.loadgen.arrivals import arrivals
+from deploy.lab.loadgen.request_times import arrivals
 from deploy.lab.loadgen.timer import AbsoluteTimer
 from manager.model.histogram import RELATIVE_ERROR, Histogram, bucket_value_us
 

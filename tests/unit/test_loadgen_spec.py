@@ -16,7 +16,7 @@ from deploy.lab.loadgen import (
     parse_schedule,
     parse_target,
 )
-from deploy.lab.loadgen.arrivals import arrivals
+from deploy.lab.loadgen.request_times import arrivals
 
 
 @pytest.mark.parametrize(

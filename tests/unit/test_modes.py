@@ -11,7 +11,7 @@ import httpx
 import pytest
 from click.testing import CliRunner, Result
 
-from manager.cli import main, modes
+from manager.cli import main, mode_commands
 from manager.client import ManagerClient
 from tests.fakes.manager import Wire
 
@@ -52,12 +52,12 @@ class Manager:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Runs a command against such a manager, on a machine without an agent's lock or journal."""
-    monkeypatch.setattr(modes, "release_offline", lambda *_arguments: None)
-    monkeypatch.setattr(modes.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(mode_commands, "release_offline", lambda *_arguments: None)
+    monkeypatch.setattr(mode_commands.time, "sleep", lambda _seconds: None)
 
     def run(manager: Manager, *arguments: str) -> Result:
         client = ManagerClient("http://manager", "", Wire(manager.handle))
-        monkeypatch.setattr(modes, "connect", lambda _settings: client)
+        monkeypatch.setattr(mode_commands, "connect", lambda _settings: client)
         result = CliRunner().invoke(main, [*arguments, "--state-dir", str(tmp_path)])
         client.close()
         return result
@@ -111,7 +111,7 @@ def test_a_vm_that_no_agent_sees_is_not_waited_for(call: Any) -> None:
 
 
 def test_an_agent_that_does_not_act_is_told_of(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modes, "_WAIT_S", 0.05)
+    monkeypatch.setattr(mode_commands, "_WAIT_S", 0.05)
     result = call(Manager([tick(NUMBER - 1)]), "release", "--host", "h1")
     assert result.exit_code == 1
     assert "did not report having carried it out" in result.output
@@ -135,7 +135,7 @@ def test_a_local_release_asks_no_manager_and_leaves_the_mode(call: Any, monkeypa
     held = call(manager, "release", "--local")
     assert held.exit_code == 1
     assert "an agent runs here" in held.output
-    monkeypatch.setattr(modes, "release_offline", lambda *_arguments: "3 settings put back")
+    monkeypatch.setattr(mode_commands, "release_offline", lambda *_arguments: "3 settings put back")
     done = call(manager, "release", "--local")
     assert (done.exit_code, done.output) == (0, "3 settings put back\n")
     assert (manager.patches, manager.reads) == ([], [])

@@ -16,8 +16,8 @@ from manager.model.decision import Decision
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, WeightScale
 from manager.model.registration import VmClass
 from policies.equal import POLICY as EQUAL
+from policies.installed import GROUP, load_policies
 from policies.priority import POLICY as PRIORITY
-from policies.registry import GROUP, load_policies
 from tests.unit.build import snapshot, view
 
 VMS = (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.control.diff import Found, diff
-from manager.control.scheduling import SchedulingPlan, plan_scheduling
+from manager.control.scheduling_plan import SchedulingPlan, plan_scheduling
 from manager.model.decision import Action, Owned, Plan, Snapshot
 from manager.model.knobs import HOST_UUID, SCHEDULINGS, UNLIMITED, Knob, KnobKey
 from manager.model.registration import Mode, VmClass

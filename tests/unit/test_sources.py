@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from manager.control.sources import contradictions, source_fields, source_of, sources_on
+from manager.control.source_rules import contradictions, source_fields, source_of, sources_on
 from manager.model.registration import Sla
 from manager.model.source import (
     HttpProbe,

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from manager.cli import main, operate
+from manager.cli import main, status_commands
 from manager.client import ManagerClient
 from tests.fakes.manager import Wire
 
@@ -64,7 +64,7 @@ CACHE = {
     ],
 )
 def test_how_fresh_the_list_of_domains_is(tick: dict[str, Any], shown: str) -> None:
-    assert operate._libvirt(tick) == shown
+    assert status_commands._libvirt(tick) == shown
 
 
 @pytest.mark.parametrize(
@@ -78,35 +78,35 @@ def test_how_fresh_the_list_of_domains_is(tick: dict[str, Any], shown: str) -> N
     ],
 )
 def test_no_age_is_below_nothing(moment: str | None, shown: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(operate.time, "time", lambda: datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp())
-    assert operate._ago(moment) == shown
+    monkeypatch.setattr(status_commands.time, "time", lambda: datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp())
+    assert status_commands._ago(moment) == shown
 
 
 def test_a_host_whose_loop_stands_still_is_named() -> None:
     one = host(None)
-    assert not any("no tick" in line for line in operate._warnings([one]))
+    assert not any("no tick" in line for line in status_commands._warnings([one]))
     one["tick"]["stalled_s"] = 34.6
-    assert "kvm1: no tick for 35 s: nothing is controlled; see its events" in operate._warnings([one])
+    assert "kvm1: no tick for 35 s: nothing is controlled; see its events" in status_commands._warnings([one])
 
 
 def test_a_vm_with_one_full_vcpu_is_named() -> None:
     one = host(None)
-    assert list(operate._busy_vcpus(one)) == []
+    assert list(status_commands._busy_vcpus(one)) == []
     one["tick"]["busy_vcpus"] = [
         {"vm": "web", "used": [0.97, 0.05], "waited": [0.01, 0.0]},
         {"vm": "all-full", "used": [0.97, 0.5], "waited": [0.01, 0.5]},
         {"vm": "none-full", "used": [0.8, 0.0], "waited": [0.0, 0.0]},
     ]
-    assert list(operate._busy_vcpus(one)) == [
+    assert list(status_commands._busy_vcpus(one)) == [
         "kvm1: web has a full vCPU beside idle ones (use + vCPU wait: 0: 97% + 1%, 1: 5% + 0%)"
     ]
 
 
 def test_a_divided_cache() -> None:
     one = host(None)
-    assert list(operate._caches([one, one | {"tick": None}])) == []
+    assert list(status_commands._caches([one, one | {"tick": None}])) == []
     one["tick"]["cache"] = CACHE
-    assert list(operate._caches([one])) == [
+    assert list(status_commands._caches([one])) == [
         "kvm1: cache of all else: 8 ways (ff0) in domain 0",
         "kvm1: cache of batch: ",
         "kvm1: cache of shop: 4 ways (f) in domain 0, 2 ways (3) in domain 1 foreign",
@@ -130,7 +130,7 @@ def test_what_vms_have_of_the_cache_and_of_memory() -> None:
         ],
         "vms": [{"vm": "hog", "parts": [part | {"bandwidth_local_bytes_per_s": 12e9}, {"domain": 1} | unknown]}],
     }
-    assert list(operate._caches([one])) == [
+    assert list(status_commands._caches([one])) == [
         "kvm1: cache of held: , memory bandwidth held to 30 %",
         "kvm1: memory of domain 0: 19 GB/s, at most 20 measured FULL",
         "kvm1: memory of domain 1: 19 GB/s",
@@ -176,7 +176,7 @@ def test_warps(
         return httpx.Response(200, json={"items": lists[path], "next": None})
 
     client = ManagerClient("http://manager", "", Wire(handle))
-    monkeypatch.setattr(operate, "connect", lambda _settings: client)
+    monkeypatch.setattr(status_commands, "connect", lambda _settings: client)
     result = CliRunner().invoke(main, ["status"], env={"COLUMNS": "200"})
     client.close()
     assert result.exit_code == 0, result.output
@@ -202,7 +202,7 @@ def test_the_time_of_an_application_is_that_of_its_slas_percentile(monkeypatch: 
         return httpx.Response(200, json={"items": lists[request.url.path.removeprefix("/api/v1")], "next": None})
 
     client = ManagerClient("http://manager", "", Wire(handle))
-    monkeypatch.setattr(operate, "connect", lambda _settings: client)
+    monkeypatch.setattr(status_commands, "connect", lambda _settings: client)
     result = CliRunner().invoke(main, ["status"], env={"COLUMNS": "200"})
     client.close()
     assert result.exit_code == 0, result.output

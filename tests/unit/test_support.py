@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.cli import main, support
+from manager.cli import main, support_command
 from manager.masking import HIDDEN, masked, masked_json
 
 SECRETS = {
@@ -60,10 +60,12 @@ def bundle(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, dict[st
         journal.execute("CREATE TABLE originals (value TEXT)")
         journal.execute("INSERT INTO originals VALUES ('1024')")
         journal.commit()
-    monkeypatch.setattr(support, "connect", lambda _settings: Client())
+    monkeypatch.setattr(support_command, "connect", lambda _settings: Client())
     said = {"journalctl": LOG, "doctor": json.dumps({"findings": [SECRETS["token file"]]})}
     monkeypatch.setattr(
-        support, "_output", lambda command, _variables=None: said["doctor" if "doctor" in command else "journalctl"]
+        support_command,
+        "_output",
+        lambda command, _variables=None: said["doctor" if "doctor" in command else "journalctl"],
     )
     settings = {
         "EQUIPOISE_STATE_DIR": str(state),
@@ -102,8 +104,8 @@ def test_no_secret_is_in_it_but_all_else(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_the_secrets_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without hiding, each of those that are planted in a part is there: so the other test can fail."""
-    monkeypatch.setattr(support, "masker", lambda _known: lambda text: text)
-    monkeypatch.setattr(support, "masked_json", lambda value, _hide: value)
+    monkeypatch.setattr(support_command, "masker", lambda _known: lambda text: text)
+    monkeypatch.setattr(support_command, "masked_json", lambda value, _hide: value)
     _, parts = bundle(tmp_path, monkeypatch)
     everything = b"\n".join(parts.values()).decode(errors="replace")
     unplanted = {name for name, secret in SECRETS.items() if secret not in everything}

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from manager import terminal
-from manager.cli import main, operate
-from manager.cli.doctor import print_findings
+from manager.cli import main, status_commands
+from manager.cli.doctor_command import print_findings
 from manager.logs import formatter
 from manager.model.finding import Finding, FindingStatus
 from manager.plain import plain, plain_lines
@@ -252,7 +252,7 @@ def spoil(value: Any, text: str) -> Any:
 @settings(max_examples=60)
 def test_what_a_manager_answers_is_text(command: str, text: str) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(operate, "connect", lambda _settings: Manager(text))
+        patched.setattr(status_commands, "connect", lambda _settings: Manager(text))
         for options in ([], ["--json"]):
             result = CliRunner().invoke(main, [command, *options], catch_exceptions=False)
             assert result.exit_code == 0, result.output

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manager.control.warp import MAX_US, auto_warp_us, in_words, value_of, warped_vms, warps
+from manager.control.warp_plan import MAX_US, auto_warp_us, in_words, value_of, warped_vms, warps
 from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
 from manager.model.warp import Rung, WarpUse, WarpWish

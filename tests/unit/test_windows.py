@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.windows import by_slot, enough, latest, slot_number
+from manager.control.judged_windows import by_slot, enough, latest, slot_number
 from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
 

@@ -20,10 +20,10 @@ from manager.store.sessions import SessionLimits, SignedIn
 from manager.store.tokens import Principal, Role, create_token, hash_secret
 from policies.equal import POLICY as EQUAL
 from policies.fair import POLICY as FAIR
+from policies.installed import InstalledPolicy
 from policies.priority import POLICY as PRIORITY
-from policies.registry import InstalledPolicy
 from tests.api.conftest import START, Api, Clock
-from webui.app import install_dashboard
+from webui.dashboard import install_dashboard
 
 VOID = frozenset({"input", "meta", "link", "br"})
 

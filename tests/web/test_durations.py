@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from manager.api import metrics
+from manager.api import manager_metrics
 from tests.web.desk import Desk
 
 SUM = "equipoise_api_request_duration_seconds_sum"
@@ -18,7 +18,7 @@ def test_the_time_of_a_page_holds_that_of_what_it_asks_the_interface(
     shop: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each look at the clock is a second later: a request takes one, and two more for each that it makes within.
-    monkeypatch.setattr(metrics, "time", SimpleNamespace(perf_counter=count().__next__))
+    monkeypatch.setattr(manager_metrics, "time", SimpleNamespace(perf_counter=count().__next__))
 
     def spent_s(route: str) -> float:
         text = shop.api.call("GET", "//metrics", role="").get_data(as_text=True)

@@ -8,7 +8,7 @@ from manager.errors import DatabaseUnavailable
 from manager.serving.exchange import MAX_BODY_BYTES
 from manager.store.tokens import Role
 from tests.web.desk import Desk, Page
-from webui import fleet
+from webui import fleet_pages
 
 
 def is_page(page: Page, status: int, title: str) -> None:
@@ -59,7 +59,7 @@ def test_what_was_not_expected_is_a_page_without_its_inside(
     def fail(*_arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr(fleet, "host_health", fail)
+    monkeypatch.setattr(fleet_pages, "host_health", fail)
     page = shop.browser(Role.VIEWER).get("/")
     is_page(page, status, title)
     assert told in page.text

@@ -12,13 +12,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from manager.api.server import ManagerServer, make_server
+from manager.api.manager_server import ManagerServer, make_server
 from manager.settings import load_settings
 from manager.store.database import Database
 from manager.store.tokens import Role
 from tests.web.desk import Desk
-from webui.app import install_dashboard
-from webui.feed import ALIVE_S, LEAST_S, STREAM_S, tell
+from webui.dashboard import install_dashboard
+from webui.live_feed import ALIVE_S, LEAST_S, STREAM_S, tell
 
 
 class Marks:

@@ -7,7 +7,7 @@ import pytest
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, notice_silence, report, tick, window
 from tests.web.desk import Desk, Page
-from webui.fleet import cpu_split
+from webui.fleet_pages import cpu_split
 
 
 def test_an_empty_system_leads_to_the_first_application(desk: Desk) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from manager.store.tokens import Role
 from tests.web.desk import Browser, Desk
-from webui.registered import candidates
+from webui.inventory_pages import candidates
 
 FORMS = (
     "/registered",

@@ -10,7 +10,7 @@ from manager.api.auth import COOKIE
 from manager.store.throttle import FAILURES, FIRST_WAIT
 from manager.store.tokens import Role
 from tests.web.desk import Browser, Desk
-from webui.sign_in import local_path
+from webui.sign_in_pages import local_path
 
 PASSWORD = "correct horse battery"
 

@@ -13,7 +13,7 @@ import click
 from rich.console import Console
 
 from deploy.lab.demo import phases, spike
-from deploy.lab.demo.report import print_report
+from deploy.lab.demo.demo_report import print_report
 from deploy.lab.demo.spike_report import print_spike_report
 from deploy.lab.guest import DEFAULT_BASE
 from manager.errors import EquipoiseError

@@ -16,7 +16,7 @@ from typing import Any
 import libvirt
 
 from deploy.lab.commands import LabError, last_lines
-from deploy.lab.demo.load import to_json
+from deploy.lab.demo.load_process import to_json
 from deploy.lab.demo.scene import WARMUP_S, Scene, Service
 from manager.model.cpus import format_cpus
 
@@ -157,7 +157,7 @@ def measure(
 def _start_load(scene: Scene, service: Service, seconds: float) -> subprocess.Popen[bytes]:
     spec = to_json(service.load(seconds, scene.push_interval_s))
     command = [str(_LOADGROUP), "run", "--cpus", format_cpus(scene.load_cpus), "--"]
-    command += [sys.executable, "-m", "deploy.lab.demo.load", spec]
+    command += [sys.executable, "-m", "deploy.lab.demo.load_process", spec]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 

@@ -12,13 +12,13 @@ from typing import Any
 
 from rich.console import Console
 
+from deploy.lab.demo.demo_report import PhaseResult, to_json
 from deploy.lab.demo.measure import Measured, Meter, measure
-from deploy.lab.demo.report import PhaseResult, to_json
 from deploy.lab.demo.scene import PHASES, WARMUP_S, DemoPhase, Scene, eased, phases_scene
 from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
 from deploy.lab.demo.turns import merged
 from deploy.lab.demo.warping import warp_to_show
-from deploy.lab.vms import LabHost
+from deploy.lab.lab_vms import LabHost
 from manager.model.warp import WarpUse
 
 DEFAULT_PHASE_S = 40.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from deploy.lab.lab_vms import HTTP_PORT, MEMCACHED_PORT, PREFIX, LabVm, Role
 from deploy.lab.loadgen import HttpOptions, LoadSpec, MemcachedOptions, Phase
-from deploy.lab.vms import HTTP_PORT, MEMCACHED_PORT, PREFIX, LabVm, Role
 from manager.model.cpus import format_cpus
 
 MANAGED_PCPUS = 2

@@ -21,7 +21,7 @@ from deploy.lab.demo.calibrate import SPIKES, calibrate, judged, static_of, viol
 from deploy.lab.demo.measure import CpuReading, Meter, measure
 from deploy.lab.demo.scene import CALM, SPIKING, WARMUP_S, Scene, spike_scene, with_sla, with_spike
 from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
-from deploy.lab.vms import LabHost
+from deploy.lab.lab_vms import LabHost
 from manager.model.histogram import Histogram
 
 STATIC = "priority"

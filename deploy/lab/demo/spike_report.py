@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deploy.lab.demo.report import FULL_SHARE, print_verdicts
+from deploy.lab.demo.demo_report import FULL_SHARE, print_verdicts
 from deploy.lab.demo.scene import CALM, SPIKING
 
 MAX_UNLIKE = 1.5

@@ -11,13 +11,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from deploy.lab.accelerator import Verdict, decide
+from deploy.lab.demo.equipoise_service import Equipoise
 from deploy.lab.demo.measure import Meter, load_group
 from deploy.lab.demo.originals import differences, settings_of_all
 from deploy.lab.demo.scene import Scene
-from deploy.lab.demo.service import Equipoise
 from deploy.lab.guest import DEFAULT_BASE, build
-from deploy.lab.lock import only_user
-from deploy.lab.vms import LabHost, LabVm, connect
+from deploy.lab.lab_lock import only_user
+from deploy.lab.lab_vms import LabHost, LabVm, connect
 
 _STATE = DEFAULT_BASE / "demo-state"
 

@@ -12,7 +12,7 @@ show one per connection, and hide the tail.
 ``python -m deploy.lab.loadgen --help`` is the same on the command line.
 """
 
-from deploy.lab.loadgen.errors import LoadError, SpecError
+from deploy.lab.loadgen.load_errors import LoadError, SpecError
 from deploy.lab.loadgen.result import IntervalResult, LoadResult
 from deploy.lab.loadgen.runner import run
 from deploy.lab.loadgen.spec import HttpOptions, LoadSpec, MemcachedOptions, Phase, parse_schedule, parse_target

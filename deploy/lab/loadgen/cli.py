@@ -15,8 +15,8 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from deploy.lab.loadgen.errors import LoadError, SpecError
-from deploy.lab.loadgen.report import print_result, progress_line
+from deploy.lab.loadgen.load_errors import LoadError, SpecError
+from deploy.lab.loadgen.load_report import print_result, progress_line
 from deploy.lab.loadgen.result import IntervalResult
 from deploy.lab.loadgen.runner import run
 from deploy.lab.loadgen.spec import (

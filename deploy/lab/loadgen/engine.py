@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic
 
-from deploy.lab.loadgen.errors import LoadError
+from deploy.lab.loadgen.load_errors import LoadError
 from deploy.lab.loadgen.protocol import AnswerParser, BadAnswer, WireProtocol
 from deploy.lab.loadgen.recorder import Recorder
 from deploy.lab.loadgen.spec import LoadSpec

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from deploy.lab.loadgen.arrivals import arrivals
 from deploy.lab.loadgen.engine import Address, Engine
-from deploy.lab.loadgen.errors import LoadError
 from deploy.lab.loadgen.http1 import Http
-from deploy.lab.loadgen.memcached import Memcached
+from deploy.lab.loadgen.load_errors import LoadError
+from deploy.lab.loadgen.memcached_text import Memcached
 from deploy.lab.loadgen.protocol import WireProtocol
 from deploy.lab.loadgen.recorder import Recorder
+from deploy.lab.loadgen.request_times import arrivals
 from deploy.lab.loadgen.result import IntervalResult, LoadResult
 from deploy.lab.loadgen.spec import HttpOptions, LoadSpec
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from deploy.lab.loadgen.errors import SpecError
+from deploy.lab.loadgen.load_errors import SpecError
 
 RANGES: Mapping[str, tuple[float, float]] = {
     "port": (1, 65535),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from manager.host.doctor.check import Check, Subject, Verdict, missing, unknown, warning, works
-from manager.host.doctor.files import cpus_of, number_of, online_managed, text_of
+from manager.host.doctor.kernel_text import cpus_of, number_of, online_managed, text_of
 from manager.model.cpus import format_cpus
 
 _AREA = "Scheduling"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from manager.errors import HostError
 from manager.host.cgroup import CgroupMounts, cpu_controller, read_mounts
-from manager.host.doctor.files import text_of
+from manager.host.doctor.kernel_text import text_of
 from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
 
 _PREFIX = "equipoise-doctor-"

@@ -8,7 +8,7 @@ import os
 from collections import Counter
 
 from manager.host.doctor.check import Check, Subject, Verdict, degraded, missing, unknown, warning, works
-from manager.host.doctor.files import text_of
+from manager.host.doctor.kernel_text import text_of
 
 _AREA = "Virtualization"
 _KVM_GET_API_VERSION = 0xAE00

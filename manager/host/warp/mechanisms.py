@@ -17,7 +17,7 @@ from manager.host.process import refusal
 from manager.host.registry import CgroupCpu, HostPaths
 from manager.host.sched_ext import LINK, PINS, SchedExt, Warp
 from manager.host.warp.bvt_file import WARP_FILE
-from manager.host.warp.probe import offers_of
+from manager.host.warp.offers import offers_of
 from manager.host.warp.slices import attributes, default_slice_ns, set_slice, slice_of
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Rung

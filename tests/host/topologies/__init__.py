@@ -1,4 +1,4 @@
-"""Topologies of machines, as trees of the files that ``manager.host.topology`` reads; origins are in README.md.
+"""Topologies of machines, as trees of the files that ``manager.host.topology_reader`` reads; origins are in README.md.
 
 A fixture is a text file with a line for each file or link:
 
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from manager.host.registry import HostPaths
-from manager.host.topology import discover
+from manager.host.topology_reader import discover
 from manager.model.cpus import parse_cpus
 from manager.model.topology import Topology
 

@@ -1,6 +1,6 @@
 """Makes a fixture of a machine: python -m tests.host.topologies.reduce [ROOT] [INTERFACE...] >NAME.txt
 
-ROOT is ``/`` or a folder with a copy of sys/ and proc/. Only what ``manager.host.topology`` reads is written; of
+ROOT is ``/`` or a folder with a copy of sys/ and proc/. Only what ``manager.host.topology_reader`` reads is written; of
 network interfaces those that are named.
 """
 

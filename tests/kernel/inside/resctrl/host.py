@@ -11,12 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from manager.control.cache import CacheDemand, CachePlan, Claim, allocate
+from manager.control.cache_plan import CacheDemand, CachePlan, Claim, allocate
 from manager.control.cache_steps import Action, Step, plan_steps
 from manager.host.process import find_threads
 from manager.host.resctrl.groups import Groups
 from manager.host.resctrl.info import discover
-from manager.host.resctrl.threads import move
+from manager.host.resctrl.thread_moves import move
 from manager.host.resctrl.tree import KernelFile, KernelTree
 from manager.model.cache import DEFAULT, Group, Mask, Resctrl, Slot, parse_wish, union
 from tests.host import qemu_like

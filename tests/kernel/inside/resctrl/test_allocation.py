@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.control.cache import BATCH_GROUP, CacheDemand, CachePlan
+from manager.control.cache_plan import BATCH_GROUP, CacheDemand, CachePlan
 from manager.model.cache import DEFAULT, Mask, Slot
 from tests.kernel.inside.resctrl.host import DOMAINS, POINT, Host, claim, demand
 

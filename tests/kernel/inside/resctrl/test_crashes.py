@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from manager.host.process import find_threads
-from manager.host.resctrl.cache import ResctrlCache
 from manager.host.resctrl.mount import unmount_ours
-from manager.loop.cache import CacheKeeper
+from manager.host.resctrl.resctrl_cache import ResctrlCache
 from manager.loop.cache_found import CacheSeen
+from manager.loop.cache_keeper import CacheKeeper
 from manager.loop.journal import CacheNote, Journal
 from manager.loop.planner import Trouble
 from manager.model.cache import DEFAULT, Slot

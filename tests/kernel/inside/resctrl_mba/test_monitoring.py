@@ -11,7 +11,7 @@ import pytest
 
 from manager.errors import HostError
 from manager.host.resctrl.monitor import Monitor
-from manager.host.resctrl.threads import Moved, move
+from manager.host.resctrl.thread_moves import Moved, move
 from manager.model.cache import DEFAULT, CacheUse, monitoring_group
 from tests.kernel.inside.resctrl.host import POINT, THREADS, Host
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from manager.control.cache import BATCH_GROUP, HELD_GROUP, CacheDemand
+from manager.control.cache_plan import BATCH_GROUP, HELD_GROUP, CacheDemand
 from manager.errors import HostError
 from manager.host.resctrl.info import discover
 from manager.model.cache import BandwidthResource, BandwidthUnit, CacheResource, Mask, Monitoring, Resctrl, Slot

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from manager.control.warp import auto_warp_us
+from manager.control.warp_plan import auto_warp_us
 from tests.kernel.guest.relay import PORT
 from tests.kernel.inside.warp import lab
 from tests.kernel.inside.warp.lab import Load

@@ -1,0 +1,316 @@
+"""What the agent of a host tells the manager, and what it is told."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cache
+from http import HTTPStatus
+from typing import Any, TypeVar
+
+from flask import Response, request
+from flask_openapi3.blueprint import APIBlueprint
+from pydantic import BaseModel
+from sqlalchemy.orm import Session
+from werkzeug.exceptions import UnsupportedMediaType
+from werkzeug.http import parse_etags
+
+from manager.api.acceptance import Accepted, read_report, told_of
+from manager.api.assignments import Assignments
+from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
+from manager.api.context import ManagerContext
+from manager.api.convert import host_spec, window_of
+from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
+from manager.api.manager_metrics import Metrics
+from manager.api.pages import TickPage
+from manager.api.paging import cut, read_cursor, time_place
+from manager.api.protocol_headers import clock_ahead_s, refuse_too_old, told, who
+from manager.api.queries import AssignmentConditions, NamePath, TickQuery
+from manager.api.schemas import (
+    AssignmentOut,
+    EventBody,
+    HostIn,
+    RecordBody,
+    ReportIn,
+    ReportOut,
+    SlotsOut,
+    TickBody,
+    VmStatus,
+)
+from manager.api.schemas.assignment import ORDERS_HEADER, TELLS_REFUSED
+from manager.control.dating import dated, latest_end
+from manager.errors import Conflict
+from manager.store.applications import keep_applications
+from manager.store.behind import manager_behind_s
+from manager.store.claims import Refused, Reported, take_statuses
+from manager.store.decision_records import store_new
+from manager.store.hosts import (
+    put_findings,
+    put_shares,
+    replace_domains,
+    reporting_host,
+)
+from manager.store.models import DecisionRow, EventRow, HostRow
+from manager.store.refusals import tell_refused
+from manager.store.registered import get
+from manager.store.served import served_until
+from manager.store.silence import note_clock
+from manager.store.source_rows import replace_source_statuses
+from manager.store.tenure import note_agent, refusal
+from manager.store.ticks import list_ticks, store_ticks
+from manager.store.windows import replace_windows
+
+Item = TypeVar("Item", RecordBody, EventBody)
+
+_REPORT_BODY: dict[str, Any] = {"required": True, "content": {"application/json": {"schema": reference(ReportIn)}}}
+
+
+def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
+    """The routes that agents use."""
+    api = blueprint("agents", "What the agent of a host reports and is told.")
+    database, assignments = context.database, Assignments(context)
+
+    @api.post(
+        "/hosts/<name>/report", responses=answers((200, ReportOut)), openapi_extensions={"requestBody": _REPORT_BODY}
+    )
+    @endpoint(ADMIN_OR_OWN_HOST)
+    def report(path: NamePath) -> Response:
+        """Take an agent's report. An unknown host is registered with the default settings.
+
+        Items that cannot be accepted are left out and named in the answer, as windows that are of the future by the
+        host's own clock, too; all others are taken, or none. Windows of applications that the host does not serve are
+        left out. Fields that are not known are passed over.
+        """
+        protocol = refuse_too_old()
+        if not request.is_json:
+            raise UnsupportedMediaType("send the body as application/json")
+        accepted = read_report(path.name, request.get_data(cache=False), _latest(context, path.name))
+        taken = _store(context, assignments, path.name, accepted, protocol)
+        if isinstance(taken, str):
+            metrics.agent_refused()
+            raise Conflict(taken)
+        stored, number = taken.stored, None
+        if accepted.body.asks:
+            with database.reading() as session:
+                stored.slots, number = assignments.slots(session, path.name)
+        _count(metrics, accepted, taken)
+        response = answer(stored, without=frozenset() if protocol else frozenset({"refused"}))
+        if number is not None:
+            response.headers[ORDERS_HEADER] = str(number)
+        return told(response, context)
+
+    @api.get("/hosts/<name>/ticks", responses=answers((200, TickPage)))
+    @endpoint(VIEWER)
+    def get_ticks(path: NamePath, query: TickQuery) -> Response:
+        """What the ticks of a host saw, newest first."""
+        after = read_cursor(query, time_place)
+        with database.reading() as session:
+            get(session, HostRow, path.name)
+            found = list_ticks(session, path.name, query.since, query.until, query.limit + 1, after, context.latest)
+        rows, following = cut(found, query.limit, lambda row: row.at.isoformat())
+        return answer(TickPage(items=[TickBody.model_validate_json(row.body) for row in rows], next=following))
+
+    @api.get("/hosts/<name>/assignment", responses=answers((200, AssignmentOut), (304, None)))
+    @endpoint(VIEWER_OR_OWN_HOST)
+    def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
+        """All that the agent of a host needs to know. With If-None-Match: only if it changed."""
+        refuse_too_old()
+        with database.reading() as session:
+            _refuse_rival(session, context, path.name)
+            found, number = assignments.whole(session, path.name)
+        return told(_unless_known(found, header, number), context)
+
+    @api.get("/hosts/<name>/slots", responses=answers((200, SlotsOut), (304, None)))
+    @endpoint(VIEWER_OR_OWN_HOST)
+    def get_slots(path: NamePath, header: AssignmentConditions) -> Response:
+        """Of that only what changes all the time: the slots of response times. With If-None-Match: only if they did."""
+        refuse_too_old()
+        with database.reading() as session:
+            _refuse_rival(session, context, path.name)
+            found, number = assignments.slots(session, path.name)
+        return told(_unless_known(found, header, number), context)
+
+    return api
+
+
+def _refuse_rival(session: Session, context: ManagerContext, name: str) -> None:
+    """Raises Conflict for an agent that is not the one which serves the host."""
+    agent = who()
+    if agent is not None:
+        why = refusal(get(session, HostRow, name), agent, context.now(), context.silent)
+        if why:
+            raise Conflict(why)
+
+
+def _unless_known(found: BaseModel, header: AssignmentConditions, orders: int) -> Response:
+    """The answer, or 304 where the agent has it already."""
+    response = answer(found)
+    etag = hashlib.sha256(response.get_data()).hexdigest()
+    if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
+        response = Response(status=HTTPStatus.NOT_MODIFIED)
+    response.set_etag(etag)
+    response.headers[ORDERS_HEADER] = str(orders)
+    return response
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """What was stored of a report, and VMs that were not."""
+
+    stored: ReportOut
+    foreign: list[Refused]
+
+
+def _store(
+    context: ManagerContext, assignments: Assignments, name: str, accepted: Accepted, protocol: int
+) -> _Taken | str:
+    """Store a report in one transaction, or tell why its agent is refused."""
+    now, ahead_s = context.now(), clock_ahead_s()
+    with context.database.writing() as session:
+        host = reporting_host(session, host_spec(name, HostIn()), now)
+        rival = note_agent(session, host, who(), now, context.silent)
+        if rival:
+            return rival
+        stored, foreign = _take(session, context, assignments, host, accepted.body, now, ahead_s)
+        if accepted.refused and protocol < TELLS_REFUSED:
+            tell_refused(session, name, told_of(name, accepted.refused), now)
+    stored.refused = accepted.refused if protocol >= TELLS_REFUSED else []
+    return _Taken(stored, foreign)
+
+
+def _count(metrics: Metrics, accepted: Accepted, taken: _Taken) -> None:
+    stored = taken.stored
+    metrics.items_refused(one.field for one in accepted.refused)
+    metrics.claims_refused(one.why for one in taken.foreign)
+    metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
+    metrics.windows_taken("stored", stored.stored_windows)
+    metrics.windows_taken("future", accepted.future)
+    metrics.windows_taken("unknown", len(accepted.body.windows) - stored.stored_windows)
+
+
+def _latest(context: ManagerContext, host: str) -> Callable[[datetime], datetime]:
+    """Until when a window of a host may end, as ``latest_end`` says; the database is asked for those that are ahead."""
+    now, ahead_s, skew = context.now(), clock_ahead_s(), timedelta(seconds=context.skew_s)
+
+    @cache
+    def ahead() -> datetime:
+        with context.database.reading() as session:
+            behind_s = manager_behind_s(session, host, ahead_s, context.boot(), now.timestamp(), context.skew_s)
+        return latest_end(now, ahead_s, behind_s, skew)
+
+    return lambda end: now + skew if end <= now + skew else ahead()
+
+
+def _take(
+    session: Session,
+    context: ManagerContext,
+    assignments: Assignments,
+    row: HostRow,
+    body: ReportIn,
+    now: datetime,
+    ahead_s: float | None,
+) -> tuple[ReportOut, list[Refused]]:
+    name = row.name
+    row.last_seen_at = now
+    store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
+    row.agent_version = body.agent_version
+    if body.capabilities is not None:
+        row.capabilities = body.capabilities.model_dump(mode="json")
+    if body.tick is not None:
+        row.tick = body.tick.model_dump(mode="json")
+    missing, foreign = _take_statuses(session, context, row, body, now)
+    if body.domains is not None:
+        replace_domains(session, row, {one.libvirt_uuid: one.libvirt_name for one in body.domains})
+    if body.findings is not None:
+        put_findings(session, row, body.findings.model_dump_json())
+    here: dict[str, int] = {}
+    if body.windows or body.sources:
+        here = keep_applications(session, assignments.applications(session, name))
+    if body.sources is not None:
+        statuses = {
+            (here[one.application], one.source): one.model_dump_json()
+            for one in body.sources
+            if one.application in here
+        }
+        replace_source_statuses(session, row, statuses, now)
+
+    def date(items: Iterable[TickBody | RecordBody | EventBody]) -> dict[datetime, datetime]:
+        return dated([one.at for one in items], now, ahead_s, timedelta(seconds=context.skew_s))
+
+    ends = served_until(session, name, here.values()) if body.windows else {}
+    windows = [
+        window_of(one.application, one) for one in body.windows if _serves(ends, here.get(one.application), one.end)
+    ]
+    stored = ReportOut(
+        stored_decisions=store_new(session, DecisionRow, _rows(body.decisions, _decision_row, date)),
+        stored_events=store_new(session, EventRow, _rows(body.events, _event_row, date)),
+        stored_ticks=store_ticks(session, name, *_tick_bodies(body.ticks, date)),
+        stored_windows=replace_windows(
+            session, name, here, windows, context.slot_length, now + timedelta(seconds=context.skew_s)
+        ),
+        vms_missing=missing,
+    )
+    return stored, foreign
+
+
+def _serves(ends: Mapping[int, datetime | None], application: int | None, end: datetime) -> bool:
+    """Whether response times until ``end`` may come from a host; ``ends`` as ``served_until`` answers them."""
+    if application is None or application not in ends:
+        return False
+    last = ends[application]
+    return last is None or end <= last
+
+
+def _take_statuses(
+    session: Session, context: ManagerContext, host: HostRow, body: ReportIn, now: datetime
+) -> tuple[bool, list[Refused]]:
+    """Whether the newest tick is not of the VMs whose statuses are known; and the VMs that are not this host's."""
+    refused: list[Refused] = []
+    if body.vms is not None:
+        told = [Reported(one.vm, one.libvirt_uuid, _status_fields(one)) for one in body.vms]
+        refused = take_statuses(session, host, told, now, context.silent, whole=not body.vms_changed_only)
+    if not body.ticks:
+        return False, refused
+    newest = max(body.ticks, key=lambda tick: tick.at)
+    shares = {vm.vm: (vm.cpu_share, vm.run_delay_share) for vm in newest.vms}
+    return not put_shares(session, host, shares, now), refused
+
+
+def _status_fields(vm: VmStatus) -> dict[str, object]:
+    """The columns of a status; its shares have their own, because they change all the time."""
+    body = vm.model_dump_json(exclude={"cpu_share", "run_delay_share"})
+    return {"vm": vm.vm, "cpu_share": vm.cpu_share, "run_delay_share": vm.run_delay_share, "body": body}
+
+
+Dating = Callable[[Iterable[TickBody | RecordBody | EventBody]], Mapping[datetime, datetime]]
+"""The dates that count of what was reported, by those that are claimed."""
+
+
+def _rows(items: Sequence[Item], columns: Callable[[Item], dict[str, object]], date: Dating) -> list[dict[str, object]]:
+    dates = date(items)
+    return [
+        columns(one) | {"at": dates[one.at], "claimed_at": None if dates[one.at] == one.at else one.at} for one in items
+    ]
+
+
+def _tick_bodies(ticks: Sequence[TickBody], date: Dating) -> tuple[dict[datetime, str], dict[datetime, datetime]]:
+    """As JSON text by the dates that count, and by those the dates that were claimed, where they are others."""
+    dates = date(ticks)
+    bodies = {
+        dates[one.at]: (one if dates[one.at] == one.at else one.model_copy(update={"at": dates[one.at]}))
+        for one in ticks
+    }
+    claimed = {date: moment for moment, date in dates.items() if date != moment}
+    return {at: one.model_dump_json() for at, one in bodies.items()}, claimed
+
+
+def _decision_row(body: RecordBody) -> dict[str, object]:
+    fields = dict(body)
+    return {"record_id": fields.pop("id"), "knob_index": fields.pop("index"), **fields}
+
+
+def _event_row(body: EventBody) -> dict[str, object]:
+    fields = dict(body)
+    return {"record_id": fields.pop("id"), **fields}

@@ -1,0 +1,128 @@
+"""The manager as a service: an HTTP server that lets requests finish before it ends, and the housekeeping beside it."""
+
+from __future__ import annotations
+
+import gc
+import socket
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+
+from flask import Flask
+
+from manager.api.app import create_app
+from manager.api.auth import PROBES
+from manager.api.context import ManagerContext
+from manager.api.manager_jobs import make_jobs
+from manager.api.manager_metrics import Metrics
+from manager.rate_limit import RateLimit
+from manager.serving.exchange import Lane
+from manager.serving.server import HttpServer, Lanes
+from manager.settings import Settings
+from manager.store.arrivals import boot_clock
+from manager.store.changes import Changes
+from manager.store.clock_watch import ClockWatch
+from manager.store.database import Database
+from manager.store.jobs import Jobs
+from manager.store.sessions import SessionLimits
+from manager.tls import server_context
+from policies.installed import InstalledPolicy
+
+STREAM = "/live"
+"""Where pages are told of changes; each holds a thread."""
+
+_TRIES_PER_S = 2.0
+_REFUSED_STREAMS = 4  # threads in which those above the limit are told so
+
+Pages = Callable[[Flask, ManagerContext, Changes], None]
+"""Adds pages to the application that serves the interface."""
+
+
+class ManagerServer:
+    """The REST interface, served, and the jobs beside it."""
+
+    def __init__(self, http: HttpServer, jobs: Jobs, changes: Changes, clock: ClockWatch) -> None:
+        self._http = http
+        self._changes = changes
+        self._jobs = jobs
+        self._clock = clock
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Where it listens."""
+        return self._http.addresses
+
+    def trouble(self) -> str:
+        """What hangs, empty for nothing."""
+        return self._http.trouble()
+
+    def start(self) -> None:
+        """Begin; returns at once."""
+        # What exists by now stays until the end. Exempt from garbage collection, it is not walked in the middle of some
+        # request: that took up to 60 ms.
+        gc.collect()
+        gc.freeze()
+        self._jobs.start()
+        self._clock.start()
+        self._http.start()
+
+    def close(self) -> None:
+        """End, requests being answered first; returns when all is done."""
+        self._changes.close()  # or those who follow would keep it from ending
+        self._http.close()
+        self._clock.close()
+        self._jobs.close()
+
+
+def lane_of(path: str) -> Lane:
+    """In which threads a request of the manager is answered."""
+    if path in PROBES:
+        return Lane.PROBE
+    return Lane.STREAM if path == STREAM else Lane.WORK
+
+
+def make_server(
+    settings: Settings,
+    database: Database,
+    policies: Mapping[str, InstalledPolicy],
+    add_pages: Pages = lambda _app, _context, _changes: None,
+    boot: str = "",
+) -> ManagerServer:
+    """The manager for a migrated database, listening but not serving yet. ``boot``: see ``boot_clock``.
+
+    Raises SettingsError when the address cannot be listened on.
+    """
+    context = ManagerContext(
+        database,
+        policies,
+        settings.number("stale_s"),
+        settings.whole("min_samples"),
+        attainment_target=settings.number("attainment_target"),
+        slot_s=settings.number("interval_s"),
+        sessions=SessionLimits(
+            timedelta(hours=settings.whole("session_hours")), timedelta(minutes=settings.whole("session_idle_min"))
+        ),
+        secure_cookies=settings.text("secure_cookies") == "always",
+        keep_slots=timedelta(days=settings.number("raw_days")),
+        keep_minutes=timedelta(days=settings.number("minutes_days")),
+        clock_bound_s=settings.number("clock_bound_s"),
+        silent=timedelta(seconds=settings.number("interval_s")) * settings.whole("silent_intervals"),
+        boot=boot_clock(boot),
+        requests=RateLimit(settings.number("requests_per_s")),
+        samples=RateLimit(settings.number("samples_per_s")),
+        tries=RateLimit(_TRIES_PER_S),
+    )
+    metrics = Metrics(context)
+    app = create_app(context, metrics)
+    changes = Changes(database, settings.whole("live_streams"), clock=context.clock)
+    add_pages(app, context, changes)
+    http = HttpServer(
+        app,
+        settings.text("listen_host"),
+        settings.whole("listen_port"),
+        Lanes(settings.whole("api_threads"), settings.whole("live_streams") + _REFUSED_STREAMS, lane_of),
+        settings.text("trusted_proxy"),
+        server_context(settings.text("tls_certificate"), settings.text("tls_key")),
+    )
+    jobs = Jobs(database, make_jobs(settings, context), context.clock, metrics.job_ended)
+    metrics.follow_jobs(jobs.ages_s)
+    return ManagerServer(http, jobs, changes, ClockWatch(database, socket.gethostname()))

@@ -1,0 +1,231 @@
+"""Response times of applications: coming in, the windows they make, and the sources that deliver them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from flask import Response, g, request
+from flask_openapi3.blueprint import APIBlueprint
+from werkzeug.exceptions import Forbidden, UnsupportedMediaType
+
+from manager.api.auth import OPERATOR_OR_MACHINES, VIEWER
+from manager.api.context import ManagerContext
+from manager.api.convert import ready_body, timestamp
+from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
+from manager.api.pages import SourcePage, WindowPage
+from manager.api.paging import cut, name_place, read_cursor, time_place
+from manager.api.queries import NamePath, PageQuery, WindowQuery
+from manager.api.schemas import SampleLine, SamplesIn, SamplesOut, SourceOut, SourceStatusBody, WindowOut
+from manager.api.validation import read_json, read_lines, shown
+from manager.errors import InvalidRequest, TooManyRequests
+from manager.model.histogram import Histogram, bucket_of
+from manager.model.source import ON_EVERY_HOST
+from manager.model.window import Window
+from manager.store.applications import application_with_past
+from manager.store.models import ApplicationRow
+from manager.store.registered import get
+from manager.store.served import hosts_to_register, named_hosts, served_until
+from manager.store.source_rows import source_statuses, sources_of
+from manager.store.windows import MAX_COUNT, add_samples, list_windows, slot_start
+
+_DEFAULT_INTERVAL = timedelta(seconds=1)
+_MAX_LINES = 100_000
+_BYTES_A_TIME = 64
+_NDJSON = "application/x-ndjson"
+
+_BODY: dict[str, Any] = {
+    "required": True,
+    "content": {
+        "application/json": {"schema": reference(SamplesIn)},
+        _NDJSON: {
+            "schema": {
+                "type": "array",
+                "items": reference(SampleLine),
+                "maxItems": _MAX_LINES,
+                "description": "the objects one a line, without brackets and commas",
+            }
+        },
+    },
+}
+
+
+def samples_api(context: ManagerContext) -> APIBlueprint:
+    """The routes of response times."""
+    api = blueprint("response times", "What applications measured: samples, windows and sources.")
+    database = context.database
+
+    @api.post(
+        "/applications/<name>/samples",
+        responses=answers((200, SamplesOut)),
+        openapi_extensions={"requestBody": _BODY},
+    )
+    @endpoint(OPERATOR_OR_MACHINES)
+    def post_samples(path: NamePath) -> Response:
+        """Take response times: single ones, or counts by histogram bucket, or both. Late ones are only counted.
+
+        A host's token sends those of applications that have a VM or a source on the host, a source's those of its own.
+        """
+        _refuse_strangers(context, path.name)
+        source = (path.name, g.principal.kind, g.principal.name)
+        _refuse_flood(context, source)
+        body = request.get_data(cache=False)
+        context.samples.take(source, len(body) // _BYTES_A_TIME)  # reading what cannot be used takes time, too
+        if request.is_json:
+            batch = read_json(SamplesIn, body)
+            context.samples.take(source, len(batch.times_ms) + len(batch.buckets))
+            windows, late = _one_interval(path.name, batch, context)
+        elif request.mimetype == _NDJSON:
+            lines = read_lines(SampleLine, body, _MAX_LINES)
+            context.samples.take(source, len(lines))
+            windows, late = _by_slot(path.name, lines, context)
+        else:
+            raise UnsupportedMediaType(f"send the body as application/json or {_NDJSON}")
+        with database.writing() as session:
+            add_samples(session, path.name, windows, context.slot_length)
+        return answer(SamplesOut(accepted=sum(window.histogram.count for window in windows), late=late))
+
+    @api.get("/applications/<name>/windows", responses=answers((200, WindowPage)))
+    @endpoint(VIEWER)
+    def get_windows(path: NamePath, query: WindowQuery) -> Response:
+        """The windows of an application, newest first. Those of the future, by a clock that was ahead, need `until`."""
+        before = min(filter(None, (read_cursor(query, time_place), query.until or context.latest)))
+        with database.reading() as session:
+            application = application_with_past(session, path.name)
+            found = list_windows(session, application, query.since, before, query.limit + 1)
+        windows, following = cut(found, query.limit, lambda one: one[0].isoformat())
+        items = [window_out(window, query.buckets) for _, window in windows]
+        return answer(WindowPage(items=items, next=following))
+
+    @api.get("/applications/<name>/sources", responses=answers((200, SourcePage)))
+    @endpoint(VIEWER)
+    def get_sources(path: NamePath, query: PageQuery) -> Response:
+        """How each source of an application is, on each host that runs it."""
+        after = read_cursor(query, name_place)
+        with database.reading() as session:
+            application = get(session, ApplicationRow, path.name)
+            registered = {source.name: source for source in sources_of(application)}
+            statuses = source_statuses(session, application)
+            named = named_hosts(session, {application.id: application.name}, context.now())[application.name]
+            homeless = [] if named else hosts_to_register(session, application)
+        found = [
+            SourceOut(
+                source=source,
+                type=registered[source].kind,
+                host=host,
+                at=at,
+                status=SourceStatusBody.model_validate_json(body),
+            )
+            for source, host, at, body in statuses
+            if source in registered
+        ]
+        for name in registered.keys() - {one.source for one in found}:
+            source = registered[name]
+            text = "" if source.host or source.kind in ON_EVERY_HOST else _homeless(homeless)
+            found.append(SourceOut(source=name, type=source.kind, host=None, at=None, status=None, problem=text))
+        rows = [one for one in sorted(found, key=_source_place) if after is None or _source_place(one) > after]
+        items, following = cut(rows, query.limit, _source_place)
+        return answer(SourcePage(items=list(items), next=following))
+
+    return api
+
+
+def _homeless(vms: Sequence[str]) -> str:
+    """Why a probe or a query runs nowhere, empty for nothing: no operator said where the VMs are."""
+    if not vms:
+        return ""
+    return f"no host is registered for VM {', '.join(vms)}: set its host, or that of the source"
+
+
+def _refuse_strangers(context: ManagerContext, application: str) -> None:
+    """Raises Forbidden for a host that does not serve the application, NotFound where there is none."""
+    host = g.principal.host
+    if host is None:
+        return
+    with context.database.reading() as session:
+        number = get(session, ApplicationRow, application).id
+        served = served_until(session, host, [number]).get(number, context.now()) is None
+    if not served:
+        raise Forbidden(f"application {application} has neither a VM nor a source on host {host}")
+
+
+def _refuse_flood(context: ManagerContext, source: tuple[str, str, str]) -> None:
+    """Raises TooManyRequests while a source has sent more of an application than it may."""
+    wait_s = context.samples.wait_s(source)
+    if wait_s:
+        most = f"{context.samples.per_s:g} response times a second are taken of each source in the long run"
+        raise TooManyRequests(f"too many response times, {most}", wait_s)
+
+
+def window_out(window: Window, with_buckets: bool = False) -> WindowOut:
+    """A window as it is answered; its histogram, or what stands in place of it, on demand."""
+    return WindowOut(
+        start=timestamp(window.start_s),
+        end=timestamp(window.end_s),
+        count=window.histogram.count,
+        requests=window.requests,
+        rate_rps=window.rate_rps,
+        p50_ms=window.percentile_ms(50),
+        p95_ms=window.percentile_ms(95),
+        p99_ms=window.percentile_ms(99),
+        buckets=dict(window.histogram.buckets) if with_buckets else None,
+        ready=ready_body(window.ready) if with_buckets else None,
+    )
+
+
+def _source_place(one: SourceOut) -> str:
+    return f"{one.source} {one.host or ''}"
+
+
+def _one_interval(application: str, body: SamplesIn, context: ManagerContext) -> tuple[list[Window], int]:
+    """The window of a request, none if it is late; and the number of late response times."""
+    histogram = Histogram.of(time_ms * 1000 for time_ms in body.times_ms).merge(Histogram(body.buckets))
+    count = histogram.count
+    if count > MAX_COUNT:
+        raise InvalidRequest("buckets", f"{count} response times are refused; allowed: {MAX_COUNT} in all")
+    now = context.now()
+    end = body.end or now
+    start = body.start or end - _DEFAULT_INTERVAL
+    _refuse_future("end", end, now, context)
+    if start > end:
+        raise InvalidRequest("start", f"{shown(start)} is refused; allowed: at most the end, {end}")
+    if _is_late(end, now, context):
+        return [], count
+    requests = count if body.requests is None else body.requests
+    return [Window(application, start.timestamp(), end.timestamp(), histogram, requests)], 0
+
+
+def _by_slot(application: str, lines: Sequence[SampleLine], context: ManagerContext) -> tuple[list[Window], int]:
+    """A window for each slot in which response times ended, and the number of late ones.
+
+    A slot counts as covered from its begin until now, as it is for all who send each response time as it ends.
+    """
+    now = context.now()
+    slots: dict[datetime, dict[int, int]] = {}
+    late = 0
+    for place, line in enumerate(lines):
+        end = line.end or now
+        _refuse_future(f"lines[{place}].end", end, now, context)
+        if _is_late(end, now, context):
+            late += 1
+            continue
+        buckets = slots.setdefault(slot_start(end, context.slot_length), {})
+        bucket = bucket_of(line.time_ms * 1000)
+        buckets[bucket] = buckets.get(bucket, 0) + 1
+    windows = []
+    for start, buckets in sorted(slots.items()):
+        end = min(start + context.slot_length, max(now, start + timedelta(microseconds=1)))
+        histogram = Histogram(buckets)
+        windows.append(Window(application, start.timestamp(), end.timestamp(), histogram, histogram.count))
+    return windows, late
+
+
+def _refuse_future(field: str, end: datetime, now: datetime, context: ManagerContext) -> None:
+    if end > now + timedelta(seconds=context.skew_s):
+        # It would be the latest window until that time comes, whatever else happens.
+        raise InvalidRequest(field, f"{shown(end)} is refused; allowed: at most {context.skew_s:g} s after {now}")
+
+
+def _is_late(end: datetime, now: datetime, context: ManagerContext) -> bool:
+    return end < now - timedelta(seconds=context.late_s)

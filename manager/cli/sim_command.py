@@ -1,0 +1,150 @@
+"""`equipoise sim`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import click
+
+from manager.cli.options import Failure, OnePage
+from manager.errors import EquipoiseError
+from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
+from manager.sim.generate import random_scenario
+from manager.sim.scenario_files import load_scenario, shipped
+from manager.sim.sim_report import comparison_table, run_json, run_tables, scenario_table, worse_table
+from manager.sim.simulation import Simulation
+from manager.terminal import progress, say_json, show
+
+_TABLES_UP_TO = 12
+
+_ABOUT = """
+SCENARIO
+  The name of a shipped scenario (`equipoise sim list`), or a TOML file as described in docs/how-to/simulator.md.
+
+POLICY
+  An installed policy; `fair:published` and `isolation:published` take the feedback law exactly as printed.
+"""
+
+_RUN_EPILOG = f"""{_ABOUT}
+OUTPUT
+  For each application the share of intervals in which its SLA was missed, by how much, and the curves of response
+  times, rate and weights; for each VM its CPU time and, for batch, how it compares with running alone. Where the
+  scenario has a cache, the ways and limits of each group of resctrl, and how much slower each VM was for what it had of
+  cache and memory. With --json the values of every interval.
+
+EXAMPLES
+  equipoise sim run spike --policy isolation
+  equipoise sim run cache-thrash --policy priority
+  equipoise sim run my.toml --policy fair --json | jq '.applications[].violated_share'
+"""
+
+_COMPARE_EPILOG = f"""{_ABOUT}
+OUTPUT
+  A line for each scenario and policy: how long SLAs were missed and by how much, how far batch came, how often weights
+  were changed. With several scenarios also the sum over all, and those in which the first policy given (`fair`, if
+  none is) misses SLAs for longer than another.
+
+EXAMPLES
+  equipoise sim compare spike flash-crowd
+  equipoise sim compare spike --policy fair --policy priority --seeds 10
+  equipoise sim compare --random 200 --json > comparison.json
+"""
+
+_LIST_EPILOG = """
+EXAMPLES
+  equipoise sim list
+  equipoise sim list --json
+"""
+
+
+def _expected_errors(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(**arguments: Any) -> Any:
+        try:
+            return function(**arguments)
+        except EquipoiseError as error:
+            raise Failure(str(error)) from error
+
+    return wrapper
+
+
+@click.group()
+def sim() -> None:
+    """Try policies on a simulated host: no root, no KVM, hundreds of times faster than the clock.
+
+    The same control loop and policies work there as on a real host. What it shows is simulated and labelled so.
+    """
+
+
+@sim.command("list", cls=OnePage, epilog=_LIST_EPILOG)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_expected_errors
+def list_command(as_json: bool) -> None:
+    """List the scenarios that come with Equipoise."""
+    scenarios = [load_scenario(name) for name in shipped()]
+    if as_json:
+        say_json([{"name": one.name, "summary": one.summary} for one in scenarios])
+    else:
+        show(scenario_table(scenarios))
+
+
+@sim.command(cls=OnePage, epilog=_RUN_EPILOG)
+@click.argument("scenario")
+@click.option("--policy", required=True, metavar="POLICY", help="See POLICY.")
+@click.option("--seed", type=click.IntRange(0, 2**63), metavar="N", help="Random seed. [default: the scenario's]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_expected_errors
+def run(scenario: str, policy: str, seed: int | None, as_json: bool) -> None:
+    """Run SCENARIO under a policy and show what came of it."""
+    loaded = load_scenario(scenario)
+    check_policy(policy)
+    intervals = Simulation.count_intervals(loaded)
+    with progress(f"{loaded.name} under {policy}", intervals) as bar:
+        result = run_once(loaded, policy, seed, bar.advance)
+    if as_json:
+        say_json(run_json(result))
+    else:
+        show(*run_tables(result))
+
+
+@sim.command(cls=OnePage, epilog=_COMPARE_EPILOG)
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
+@click.option(
+    "--policy", "policies", multiple=True, metavar="POLICY", help="See POLICY; may be repeated. [default: all]"
+)
+@click.option("--seeds", type=click.IntRange(1, 1000), default=1, metavar="N", help="Runs of each. [default: 1]")
+@click.option(
+    "--random", "made_up", type=click.IntRange(0, 100_000), default=0, metavar="N", help="N random scenarios."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@_expected_errors
+def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, made_up: int, as_json: bool) -> None:
+    """Run scenarios under several policies, on all cores, and compare."""
+    if not scenarios and not made_up:
+        raise click.UsageError("name a SCENARIO, or use --random N")
+    loaded = [load_scenario(name) for name in scenarios] + [random_scenario(number) for number in range(made_up)]
+    chosen = tuple(check_policy(name) for name in policies) or usual_policies()
+    with progress("runs", len(loaded) * len(chosen) * seeds) as bar:
+        results = run_all(loaded, chosen, seeds, bar.advance)
+    single, overall = by_scenario(results), by_policy(results)
+    judged = chosen[0] if policies or "fair" not in chosen else "fair"
+    found = list(worse(single, judged))
+    if as_json:
+        body = {
+            "simulated": True,
+            "scenarios": [asdict(one) for one in single],
+            "overall": [asdict(one) for one in overall],
+            "judged": judged,
+            "worse": [asdict(one) for one in found],
+        }
+        say_json(body)
+        return
+    if len(loaded) <= _TABLES_UP_TO:
+        show(comparison_table(single, "Simulated: policies side by side"))
+    if len(loaded) > 1:
+        show(comparison_table(overall, "Simulated: over all scenarios"))
+        if len(chosen) > 1:
+            show(worse_table(found, judged, len(loaded)))

@@ -1,0 +1,176 @@
+"""Runs the real control loop over a simulated host, as fast as it goes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from manager.loop.journal import Journal
+from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
+from manager.model.knobs import Knob
+from manager.model.limits import EVERYTHING
+from manager.model.records import OutcomeKind
+from manager.sim.results import AppResult, GroupResult, RunResult, VmResult, alone_cores, app_result
+from manager.sim.scenario import HOST_NAME, FaultKind, Scenario
+from manager.sim.services import AppSlot
+from manager.sim.sim_host import SimHost
+from manager.sim.telemetry import SimTelemetry
+from manager.sim.world import World
+from policies.base import Policy
+
+EPOCH_S = 1_200_000_000.0
+"""When a simulation begins: some moment that every usual interval divides."""
+
+STALE_S, MIN_SAMPLES = 30.0, 20
+"""The defaults of the settings stale_s and min_samples."""
+
+_WRITTEN = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED})
+_IN_MEMORY = Path(":memory:")
+
+
+class Simulation:
+    """A scenario under one policy. Ticks come exactly when slots end."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        policies: Mapping[str, Policy],
+        policy: str,
+        *,
+        published: bool = False,
+        seed: int | None = None,
+    ) -> None:
+        """``published`` takes the law as printed. ``seed`` None: the scenario's."""
+        self.scenario = scenario
+        self.world = World(scenario, seed)
+        self.host = SimHost(self.world)
+        self.telemetry = SimTelemetry(self.world, keep_s=max(60.0, scenario.law.max_age_s + scenario.interval_s))
+        self.assignment = scenario.assignment(policy, published)
+        self.ticks: list[TickResult] = []
+        self._label = f"{policy}:published" if published else policy
+        self._policies = policies
+        self._journal = Journal(_IN_MEMORY, self.host.boot_id)
+        self._loop = self._new_loop()
+        self._agent_runs = True
+        self._intervals = 0
+        self._slots: dict[str, list[AppSlot]] = {app.name: [] for app in scenario.applications}
+        self._weights: dict[str, list[int]] = {name: [] for name in self.world.vms}
+        self._changes = dict.fromkeys(self.world.vms, 0)
+        self._groups: list[Mapping[str, tuple[int, int]]] = []
+        self._host_share: list[float] = []
+        self._notes: dict[str, None] = {}
+        self._busy_s = 0.0
+
+    @staticmethod
+    def count_intervals(scenario: Scenario) -> int:
+        """How many whole intervals a scenario has, at least one."""
+        return max(1, math.floor(scenario.duration_s / scenario.interval_s + 1e-9))
+
+    def clock(self) -> Clock:
+        """The simulated time."""
+        return Clock(EPOCH_S + self.world.now_s, self.world.now_s)
+
+    def step(self) -> TickResult | None:
+        """One interval and the tick at its end; None while the agent is down."""
+        if not self._intervals:
+            self._tick()
+        for name, vm in self.world.vms.items():
+            self._weights[name].append(vm.weight)
+        if self.world.memory:
+            self._groups.append(self.world.memory.settings())
+        start_s = self._intervals * self.scenario.interval_s
+        self._intervals += 1
+        end_s = self._intervals * self.scenario.interval_s
+        self.world.run_until(end_s)
+        slots = self.world.close_slot()
+        for name, slot in slots.items():
+            self._slots[name].append(slot)
+        busy_s = self.world.busy_s()
+        self._host_share.append((busy_s - self._busy_s) / ((end_s - start_s) * self.scenario.pcpus))
+        self._busy_s = busy_s
+        self.telemetry.add(slots, EPOCH_S + start_s, EPOCH_S + end_s)
+        return self._tick()
+
+    def run(self, on_step: Callable[[], None] = lambda: None) -> RunResult:
+        """All intervals; ``on_step`` is called after each."""
+        while self._intervals < self.count_intervals(self.scenario):
+            self.step()
+            on_step()
+        return self.result()
+
+    def release(self) -> TickResult:
+        """Put everything back, as an agent does that is stopped."""
+        return self._loop.release("agent stopped")
+
+    def result(self) -> RunResult:
+        """What the intervals so far came to."""
+        scenario, elapsed_s = self.scenario, self.world.now_s
+        apps: list[AppResult] = [
+            app_result(app.name, app.sla, self._slots[app.name], scenario.interval_s) for app in scenario.applications
+        ]
+        alone = alone_cores(scenario.batch, scenario.pcpus)
+        settled_h = max(elapsed_s - scenario.settle_s, scenario.interval_s) / 3600
+        vms: list[VmResult] = []
+        got_s = wanted_s = 0.0
+        for name, vm in self.world.vms.items():
+            cpu_s = vm.past_cpu_s + (self.world.vm_cpu_s(vm) if vm.alive else 0.0)
+            progress = None
+            if vm.batch:
+                due_s = alone[vm.batch.name] * elapsed_s
+                progress = cpu_s / due_s
+                got_s, wanted_s = got_s + cpu_s, wanted_s + due_s
+            vms.append(
+                VmResult(
+                    name,
+                    vm.batch is None,
+                    cpu_s / (elapsed_s * scenario.pcpus),
+                    progress,
+                    self._changes[name] / settled_h,
+                    tuple(self._weights[name]),
+                    self.world.memory.slower(vm) if self.world.memory else 1.0,
+                )
+            )
+        return RunResult(
+            scenario=scenario.name,
+            policy=self._label,
+            seed=self.world.seed,
+            interval_s=scenario.interval_s,
+            duration_s=elapsed_s,
+            applications=tuple(apps),
+            vms=tuple(vms),
+            batch_progress=got_s / wanted_s if wanted_s else None,
+            batch_share=got_s / (elapsed_s * scenario.pcpus),
+            weight_changes_per_hour=sum(self._changes.values()) / settled_h,
+            host_cpu_share=tuple(self._host_share),
+            notes=tuple(self._notes),
+            groups=tuple(
+                self._group(name, settled_h) for name in sorted({name for one in self._groups for name in one})
+            ),
+        )
+
+    def _group(self, name: str, settled_h: float) -> GroupResult:
+        course = [one.get(name, (0, 0)) for one in self._groups]
+        first = round(self.scenario.settle_s / self.scenario.interval_s)
+        changes = sum(before != after for before, after in itertools.pairwise(course[first:]))
+        ways, bandwidth = zip(*course, strict=True)
+        return GroupResult(name, ways, bandwidth, changes / settled_h)
+
+    def _new_loop(self) -> ControlLoop:
+        settings = LoopSettings(HOST_NAME, self.scenario.interval_s, STALE_S, MIN_SAMPLES)
+        return ControlLoop(self.host, self._journal, self._policies, settings, self.clock, EVERYTHING)
+
+    def _tick(self) -> TickResult | None:
+        if (FaultKind.AGENT_RESTART, "") in self.world.faults:
+            self._agent_runs = False
+            return None
+        if not self._agent_runs:  # it starts with nothing but its journal
+            self._loop, self._agent_runs = self._new_loop(), True
+        result = self._loop.tick(self.assignment, self.telemetry.slots())
+        self._notes.update(dict.fromkeys(trouble.text for trouble in result.troubles))
+        if self.world.now_s > self.scenario.settle_s:
+            for outcome in result.outcomes:
+                if outcome.change.key.knob is Knob.WEIGHT and outcome.kind in _WRITTEN:
+                    self._changes[result.specs[outcome.change.key.uuid].name] += 1
+        return result

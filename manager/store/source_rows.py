@@ -1,0 +1,64 @@
+"""Sources of response times: which run on a host, and how they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+
+from sqlalchemy import delete, or_, select
+from sqlalchemy.orm import Session
+
+from manager.control.source_rules import source_of
+from manager.model.source import Source
+from manager.store.database import insert_for
+from manager.store.models import ApplicationRow, HostRow, SourceStatusRow, TierRow, TierVmRow, VmRow, VmStatusRow
+
+
+def sources_of(row: ApplicationRow) -> tuple[Source, ...]:
+    """The sources of an application."""
+    return tuple(source_of(fields) for fields in row.sources or ())
+
+
+def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[str]]:
+    """The hosts that have a VM of each application, by its name: it is registered for the host, or for none and there.
+
+    ``names`` are those of applications by the numbers of their rows.
+    """
+    found: dict[str, set[str]] = {name: set() for name in names.values()}
+    query = (
+        select(TierRow.application_id, VmRow.host, HostRow.name)
+        .join(TierVmRow, TierVmRow.tier_id == TierRow.id)
+        .join(VmRow, VmRow.id == TierVmRow.vm_id)
+        .outerjoin(VmStatusRow, VmStatusRow.vm == VmRow.name)
+        .outerjoin(HostRow, HostRow.id == VmStatusRow.host_id)
+        .where(TierRow.application_id.in_(names), or_(VmRow.host.is_not(None), HostRow.name.is_not(None)))
+    )
+    for number, registered, seen in session.execute(query):
+        found[names[number]].add(registered or seen)
+    return {name: frozenset(hosts) for name, hosts in found.items()}
+
+
+def replace_source_statuses(
+    session: Session, host: HostRow, statuses: Mapping[tuple[int, str], str], now: datetime
+) -> None:
+    """Take the statuses of all sources on a host, as JSON text by row number of the application and name."""
+    session.execute(delete(SourceStatusRow).where(SourceStatusRow.host_id == host.id))
+    if statuses:
+        session.execute(
+            insert_for(session, SourceStatusRow),
+            [
+                {"application_id": number, "source": source, "host_id": host.id, "at": now, "body": body}
+                for (number, source), body in sorted(statuses.items())
+            ],
+        )
+
+
+def source_statuses(session: Session, application: ApplicationRow) -> Sequence[tuple[str, str, datetime, str]]:
+    """Source, host, time and status (JSON text) of an application's sources, by source and host."""
+    query = (
+        select(SourceStatusRow.source, HostRow.name, SourceStatusRow.at, SourceStatusRow.body)
+        .join(HostRow, HostRow.id == SourceStatusRow.host_id)
+        .where(SourceStatusRow.application_id == application.id)
+        .order_by(SourceStatusRow.source, HostRow.name)
+    )
+    return [(source, host, at, body) for source, host, at, body in session.execute(query)]

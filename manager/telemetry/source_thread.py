@@ -1,0 +1,274 @@
+"""All sources of one host, run in one thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from manager.host.log_file import DEFAULT_LOG_DIRS
+from manager.model.reach import DEFAULT_REACH, Reach
+from manager.model.registration import Application
+from manager.model.source import (
+    HttpProbe,
+    MemcachedProbe,
+    NginxFile,
+    NginxSyslog,
+    PrometheusQuery,
+    Push,
+    Source,
+    SourceStatus,
+)
+from manager.model.window import Window
+from manager.rate_limit import RateLimit
+from manager.telemetry.credentials import Carried, Credentials
+from manager.telemetry.feed import SILENT_S, Feed, reason_of
+from manager.telemetry.follow import FileSource
+from manager.telemetry.http_probe import HttpSource
+from manager.telemetry.memcached import MemcachedSource
+from manager.telemetry.prometheus import PrometheusSource
+from manager.telemetry.push import PushPages, PushRoute
+from manager.telemetry.store import WindowStore
+from manager.telemetry.strangers import Strangers
+from manager.telemetry.syslog import Route, Routes, SyslogListener, SyslogReceiver
+from manager.telemetry.trust import parse_networks, plain_addresses
+
+_NICE = -15
+_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+_LASTING_S = 60.0
+_STOP_S = 5.0
+
+Key = tuple[str, str]
+"""Application and source."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A source with its counters, and its task once that was started. Log and push sources have none."""
+
+    source: Source
+    feed: Feed
+    task: asyncio.Task[None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    applications: tuple[Application, ...]
+    slot_s: float
+    addresses: Mapping[str, frozenset[str]]
+
+
+class Sources:
+    """``Telemetry`` on this machine: probes, logs, queries and pushes.
+
+    ``pages`` is the WSGI application of posts, which somebody else serves.
+    """
+
+    def __init__(
+        self,
+        syslog_host: str,
+        syslog_port: int,
+        on_unknown_address: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.time,
+        samples_per_s: float = 0.0,
+        log_dirs: Sequence[str] = DEFAULT_LOG_DIRS,
+        reach: Reach = DEFAULT_REACH,
+        credentials: Credentials | None = None,
+        push_token: str = "",
+    ) -> None:
+        """``on_unknown_address`` is called when somebody sends whose address is not known, at most as ``Strangers``
+        says.
+
+        ``clock`` tells seconds since the epoch. ``samples_per_s`` is how many response times an address may send by
+        syslog, and how many it may post of an application; 0: any number. ``log_dirs`` are the folders
+        that logs may be in, ``reach`` says what may be asked, ``credentials`` are what sources may name.
+        ``push_token`` is that of ``PushPages``.
+        Nothing runs before ``start``.
+        """
+        self._samples_per_s = samples_per_s
+        self._log_dirs = tuple(log_dirs)
+        self._reach = reach
+        self._credentials = credentials or Credentials()
+        self._clock = clock
+        self._on_unknown_address = on_unknown_address
+        self._strangers = Strangers()
+        self._store = WindowStore(clock, steady=time.monotonic)
+        self._receiver = SyslogReceiver(clock, self._unknown, RateLimit(samples_per_s))
+        self._listener = SyslogListener(syslog_host, syslog_port, self._receiver)
+        self._listening: asyncio.Task[None] | None = None
+        self.pages = PushPages(self._unknown, clock, RateLimit(samples_per_s), push_token)
+        self._lock = threading.Lock()
+        self._wanted = _Wanted((), self._store.slot_s, {})
+        self._running: dict[Key, _Running] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
+
+    def start(self) -> None:
+        """Begin to run what is configured."""
+        self._thread.start()
+
+    def configure(
+        self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
+    ) -> None:
+        """Run exactly the sources of these applications; see ``Telemetry``."""
+        wanted = _Wanted(tuple(applications), slot_s, dict(addresses))
+        with self._lock:
+            if wanted == self._wanted:
+                return
+            self._wanted = wanted
+            self._store.set_slot_length(slot_s)
+            sources = {(one.name, source.name): source for one in applications for source in one.sources}
+            for key, running in list(self._running.items()):
+                if sources.get(key) != running.source:
+                    del self._running[key]
+                    self._loop.call_soon_threadsafe(self._stop_task, running)
+            for key, source in sources.items():
+                if key not in self._running:
+                    self._running[key] = _Running(source, self._feed(key[0], source))
+                    self._loop.call_soon_threadsafe(self._start_task, self._running[key])
+            self._route(wanted)
+
+    def slots(self) -> Mapping[str, tuple[Window, ...]]:
+        """The slots of the last minutes by application, oldest first."""
+        return self._store.slots()
+
+    def recent(self) -> tuple[Window, ...]:
+        """The slots that are not closed yet, as they are now."""
+        return self._store.recent()
+
+    def closed(self) -> tuple[Window, ...]:
+        """The slots that were closed since the last call."""
+        return self._store.closed()
+
+    def statuses(self) -> tuple[SourceStatus, ...]:
+        """How each source is, by application and name."""
+        with self._lock:
+            feeds = [self._running[key].feed for key in sorted(self._running)]
+        return tuple(feed.status() for feed in feeds)
+
+    def close(self) -> None:
+        """End all sources and the thread (waits a moment for it)."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_STOP_S)
+        elif not self._loop.is_closed():
+            self._loop.close()
+
+    def _feed(self, application: str, source: Source) -> Feed:
+        # Prometheus may be asked more rarely than others are silent.
+        silent_s = max(SILENT_S, 3 * source.every_s) if isinstance(source, PrometheusQuery) else SILENT_S
+        return Feed(application, source.name, source.kind, self._store, self._clock, silent_s)
+
+    def _route(self, wanted: _Wanted) -> None:
+        """Say who may send what to where."""
+        syslog: list[Route] = []
+        push: dict[str, tuple[PushRoute, ...]] = {}
+        for application in wanted.applications:
+            vms = (wanted.addresses.get(vm, frozenset()) for vm in application.vms)
+            addresses = plain_addresses(address for vm in vms for address in vm)
+            for source in application.sources:
+                feed = self._running[application.name, source.name].feed
+                if isinstance(source, NginxSyslog):
+                    syslog.append(Route(source, feed, addresses))
+                elif isinstance(source, Push):
+                    try:
+                        route = PushRoute(feed, addresses, parse_networks(source.allow))
+                    except ValueError as error:
+                        feed.failing(f"allow: {error}")
+                        continue
+                    push[application.name] = (*push.get(application.name, ()), route)
+        self._receiver.routes = Routes.of(syslog)
+        self.pages.routes = push
+        self._loop.call_soon_threadsafe(self._listen, bool(syslog))
+
+    def _unknown(self, address: str) -> None:
+        with self._lock:
+            due = self._strangers.should_look(address, time.monotonic())
+        if due:
+            self._on_unknown_address()
+
+    def _run(self) -> None:
+        # On a full host a probe would otherwise measure how long the agent itself waits for a CPU.
+        try:
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
+        except OSError as error:
+            log.warning("response times include waits of the agent: it may not raise its priority: %s", error.strerror)
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(self._loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                self._loop.run_until_complete(asyncio.wait(tasks, timeout=_STOP_S / 2))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    # In the loop's thread:
+
+    def _start_task(self, running: _Running) -> None:
+        work = self._work(running.source, running.feed)
+        if work is not None:
+            name = f"{running.feed.application}/{running.source.name}"
+            running.task = self._loop.create_task(self._keep_running(name, work, running.feed.failing))
+
+    @staticmethod
+    def _stop_task(running: _Running) -> None:
+        if running.task is not None:
+            running.task.cancel()
+
+    def _listen(self, wanted: bool) -> None:
+        if wanted and self._listening is None:
+            self._listening = self._loop.create_task(
+                self._keep_running("syslog", self._listener.run, self._listener.failing)
+            )
+        elif not wanted and self._listening is not None:
+            self._listening.cancel()
+            self._listening = None
+
+    def _work(self, source: Source, feed: Feed) -> Callable[[], Coroutine[Any, Any, None]] | None:
+        """What a source does until it is cancelled; None where others bring it what it counts."""
+        match source:
+            case NginxFile():
+                return FileSource(source, feed, self._clock, self._log_dirs, self._samples_per_s).run
+            case MemcachedProbe():
+                return MemcachedSource(source, feed, self._clock, self._reach).run
+            case HttpProbe():
+                return HttpSource(source, feed, self._clock, self._reach, self._carried(source)).run
+            case PrometheusQuery():
+                return PrometheusSource(source, feed, self._clock, self._reach, headers=self._carried(source)).run
+            case NginxSyslog() | Push():
+                return None
+
+    def _carried(self, source: HttpProbe | PrometheusQuery) -> Carried:
+        return partial(self._credentials.headers, source.credential, source.url)
+
+    async def _keep_running(
+        self, name: str, work: Callable[[], Coroutine[Any, Any, None]], failing: Callable[[str], None]
+    ) -> None:
+        failures = 0
+        while True:
+            started_s = self._loop.time()
+            try:
+                await work()
+            except Exception as error:  # noqa: BLE001 - whatever ends a source must not end the others
+                reason = reason_of(error)
+            else:
+                reason = "it ended by itself"
+            if self._loop.time() - started_s > _LASTING_S:
+                failures = 0
+            failing(reason)
+            wait_s = _BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)]
+            failures += 1
+            if failures == 1:
+                log.warning("source %s failed: %s", name, reason)
+            await asyncio.sleep(wait_s)
