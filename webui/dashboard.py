@@ -19,7 +19,7 @@ from webui.inventory_pages import add_registered
 from webui.live_feed import add_feed
 from webui.people_pages import add_people
 from webui.report_pages import add_report
-from webui.sign_in_pages import add_sign_in
+from webui.sign_in_pages import add_account, add_sign_in
 from webui.site import Site
 from webui.what_if_pages import add_what_if
 from webui.why_pages import add_why
@@ -32,7 +32,8 @@ def install_dashboard(app: Flask, context: ManagerContext, changes: Changes) -> 
     site.install(web, context.slot_s)
     pages = Site(Inside(app.wsgi_app), context.clock, context.slot_s, context.stale_s)
     add_feed(web, changes)
-    add_sign_in(web, pages, context)
+    add_sign_in(web, context)
+    add_account(web, pages, context)
     for add in (
         add_fleet,
         add_application,

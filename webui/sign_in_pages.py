@@ -22,8 +22,8 @@ from webui.inside import Refused
 from webui.site import Site, page
 
 
-def add_sign_in(web: Blueprint, site: Site, context: ManagerContext) -> None:
-    """The pages ``/sign-in``, ``/sign-out`` and ``/account``."""
+def add_sign_in(web: Blueprint, context: ManagerContext) -> None:
+    """The pages ``/sign-in`` and ``/sign-out``."""
 
     @web.route("/sign-in", methods=["GET", "POST"])
     @allow(OPEN)
@@ -37,7 +37,7 @@ def add_sign_in(web: Blueprint, site: Site, context: ManagerContext) -> None:
         refuse_other_sites(request)
         name, password = request.form.get("name", "").strip(), request.form.get("password", "")
         try:
-            signed_in = _begin_session(name, password)
+            signed_in = _begin_session(context, name, password)
         except SignInRefused as refused:
             return page("sign_in.html", HTTPStatus.UNAUTHORIZED, target=target, name=name, detail=str(refused))
         except SignInThrottled as refused:
@@ -47,7 +47,7 @@ def add_sign_in(web: Blueprint, site: Site, context: ManagerContext) -> None:
             )
             answer.headers["Retry-After"] = str(refused.retry_after_s)
             return answer
-        return _with_cookie(redirect(target, HTTPStatus.SEE_OTHER), signed_in)
+        return _with_cookie(context, redirect(target, HTTPStatus.SEE_OTHER), signed_in)
 
     @web.post("/sign-out")
     @allow(VIEWER)
@@ -59,6 +59,10 @@ def add_sign_in(web: Blueprint, site: Site, context: ManagerContext) -> None:
         answer = redirect(url_for("web.sign_in"), HTTPStatus.SEE_OTHER)
         answer.delete_cookie(**cookie_arguments(context))
         return answer
+
+
+def add_account(web: Blueprint, site: Site, context: ManagerContext) -> None:
+    """The page ``/account``."""
 
     @web.route("/account", methods=["GET", "POST"])
     @allow(VIEWER)
@@ -74,8 +78,9 @@ def add_sign_in(web: Blueprint, site: Site, context: ManagerContext) -> None:
                 if not errors:
                     site.api.call("PUT", f"/users/{quote(g.principal.name, safe='')}/password", body=body)
                     # That ended all sessions, this one too.
-                    signed_in = _begin_session(g.principal.name, body["password"])
-                    return _with_cookie(redirect(url_for("web.account", changed=1), HTTPStatus.SEE_OTHER), signed_in)
+                    signed_in = _begin_session(context, g.principal.name, body["password"])
+                    target = url_for("web.account", changed=1)
+                    return _with_cookie(context, redirect(target, HTTPStatus.SEE_OTHER), signed_in)
             except Refused as refused:
                 errors, detail = discreet(refused.errors), refused.detail
         look = Look(labels={"password": "New password"}, needed=frozenset({"present_password"}))
@@ -90,17 +95,17 @@ def add_sign_in(web: Blueprint, site: Site, context: ManagerContext) -> None:
             changed="changed" in request.args,
         )
 
-    def _begin_session(name: str, password: str) -> SignedIn:
-        address = request.remote_addr or ""
-        return sessions.sign_in(
-            context.database, name, password, address, context.now(), context.sessions, context.turns
-        )
 
-    def _with_cookie(answer: AnyResponse, signed_in: SignedIn) -> AnyResponse:
-        answer.set_cookie(
-            **cookie_arguments(context), value=signed_in.secret, max_age=int(context.sessions.length.total_seconds())
-        )
-        return answer
+def _begin_session(context: ManagerContext, name: str, password: str) -> SignedIn:
+    address = request.remote_addr or ""
+    return sessions.sign_in(context.database, name, password, address, context.now(), context.sessions, context.turns)
+
+
+def _with_cookie(context: ManagerContext, answer: AnyResponse, signed_in: SignedIn) -> AnyResponse:
+    answer.set_cookie(
+        **cookie_arguments(context), value=signed_in.secret, max_age=int(context.sessions.length.total_seconds())
+    )
+    return answer
 
 
 def local_path(target: str) -> str:

@@ -16,13 +16,20 @@ WARPS, STATS, CPUS = "equipoise_warps", "equipoise_stats", "equipoise_cpus"
 
 CGROUP = struct.Struct("=Q")
 """Key of WARPS: a control group's id, which is the inode number of its directory."""
-WARP = struct.Struct("=QQ")
+
+_INTERFACE = (Path(__file__).parent / "interface.bpf.h").read_text()
+
+
+def _fields(name: str) -> tuple[str, ...]:
+    """Names of the members, all of 64 bits, of a struct in interface.bpf.h."""
+    body = re.search(rf"struct {name} {{\n(.*?)}};", _INTERFACE, re.DOTALL)
+    return tuple(re.findall(r"^\tu64 (\w+);", body[1], re.MULTILINE)) if body else ()
+
+
+WARP = struct.Struct(f"={len(_fields('warp'))}Q")
 """Value of WARPS: warp and limit of the borrowed CPU time, nanoseconds; limit 0: the scheduler's."""
 
-MAX_WARP_NS = 100_000_000
-"""A larger warp acts like this one."""
-
-COUNTERS = ("preemptions", "warped_preemptions", "reevaluations", "migrations", "borrowed_ns", "limited", "rescued")
+COUNTERS = _fields("stats")
 """Value of STATS, 64 bits each, for each possible CPU."""
 
 

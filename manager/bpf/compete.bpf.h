@@ -29,9 +29,9 @@ static int reevaluate(void *map, u32 *cpu, struct cpu_ctx *c)
 /* Take a decision again in `after_ns`, unless that is to happen earlier anyway. */
 static __always_inline void reevaluate_in(struct cpu_ctx *c, u64 now_ns, u64 after_ns)
 {
-	if (after_ns < GRACE_NS)
-		after_ns = GRACE_NS;
-	if (after_ns >= SLICE_NS || (c->wakes_ns > now_ns && c->wakes_ns <= now_ns + after_ns))
+	if (after_ns < grace_ns)
+		after_ns = grace_ns;
+	if (after_ns >= slice_ns || (c->wakes_ns > now_ns && c->wakes_ns <= now_ns + after_ns))
 		return;
 	c->wakes_ns = now_ns + after_ns;
 	bpf_timer_start(&c->timer, after_ns, 0);
@@ -48,14 +48,14 @@ static __always_inline void challenge(s32 cpu, struct task_ctx *tc)
 		return;
 	key = shared_key(tc, tc->key, c);
 	running = running_key(c, now_ns);
-	allowance = tc->warp > c->warp ? 0 : (ALLOWANCE_NS * tc->rate) >> RATE_SHIFT;
+	allowance = tc->warp > c->warp ? 0 : (allowance_ns * tc->rate) >> RATE_SHIFT;
 	behind = (s64)(running - key - allowance);
 	if (behind <= 0) {
 		reevaluate_in(c, now_ns, ((u64)-behind << RATE_SHIFT) / (c->rate ?: 1));
 		return;
 	}
 	COUNT(preemptions, 1);
-	if ((s64)(running - key - tc->warp - ((ALLOWANCE_NS * tc->rate) >> RATE_SHIFT)) <= 0)
+	if ((s64)(running - key - tc->warp - ((allowance_ns * tc->rate) >> RATE_SHIFT)) <= 0)
 		COUNT(warped_preemptions, 1);
 	/* The next one that wakes up is to see who comes, not who goes. */
 	c->key = key;
@@ -103,7 +103,7 @@ static __always_inline void align(struct cpu_ctx *c, u64 own, s64 least, bool wa
 static __always_inline void starts(struct task_struct *p, struct task_ctx *tc, s32 cpu, struct cpu_ctx *c, u64 head,
 				   bool contended)
 {
-	u64 now_ns = scx_bpf_now(), least_ns = now_ns - tc->queued_ns < MAX_WAIT_NS ? ALLOWANCE_NS : RESCUE_NS;
+	u64 now_ns = scx_bpf_now(), least_ns = now_ns - tc->queued_ns < max_wait_ns ? allowance_ns : rescue_ns;
 	s64 before;
 
 	tc->queued_ns = now_ns;
@@ -115,7 +115,10 @@ static __always_inline void starts(struct task_struct *p, struct task_ctx *tc, s
 	if (!contended)
 		return;
 	before = (s64)(head - c->key);
-	before = before < 0 ? 0 : before > (1LL << 40) ? 1LL << 40 : before;
+	if (before < 0)
+		before = 0;
+	if (before > (1LL << 40))
+		before = 1LL << 40;
 	reevaluate_in(c, now_ns, least_ns + ((u64)before << RATE_SHIFT) / (c->rate ?: 1));
 }
 
@@ -145,7 +148,7 @@ static __always_inline bool rescue(u64 dsq, s32 cpu, u64 now_ns)
 	bpf_for_each(scx_dsq, p, dsq, 0) {
 		struct task_ctx *tc = ctx_of(p);
 
-		if (!tc || now_ns - tc->queued_ns < MAX_WAIT_NS || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		if (!tc || now_ns - tc->queued_ns < max_wait_ns || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 			continue;
 		found = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL, 0);
 		break;
@@ -157,9 +160,9 @@ static __always_inline bool rescue(u64 dsq, s32 cpu, u64 now_ns)
 static __always_inline void prolong(struct task_struct *p)
 {
 	if (bpf_ksym_exists(scx_bpf_task_set_slice))
-		scx_bpf_task_set_slice(p, SLICE_NS);
+		scx_bpf_task_set_slice(p, slice_ns);
 	else
-		p->scx.slice = SLICE_NS;
+		p->scx.slice = slice_ns;
 }
 
 /* The best of a CPU's two queues; 0: both are empty. */

@@ -11,13 +11,13 @@
  * borrowed it has to pay back, because its virtual time advances as everybody's does, so that it gets promptness but
  * not a larger share. Once it has run ahead of the others by its warp it waits like anyone else.
  *
- *  - Allowance (C): who runs is not put off for fairness' sake before ALLOWANCE_NS; a task that wakes up takes the CPU
+ *  - Allowance (C): who runs is not put off for fairness' sake before allowance_ns; a task that wakes up takes the CPU
  *    at once when it is ahead of the running one by more than that, or has a larger warp and is ahead at all.
  *  - Place: who wakes up starts at its group's clock. It is not owed the time that it slept, but still owes what it
  *    did.
  *  - Grace (the 2014 paper's addition): if it just misses, a timer takes the decision again when the running task has
- *    used up its lead. Ticks are too coarse for that; GRACE_NS bounds the number of timers.
- *  - Limit: a task that ran on borrowed time for PATIENCE_NS has half its warp, and for its group's limit none, until it
+ *    used up its lead. Ticks are too coarse for that; grace_ns bounds the number of timers.
+ *  - Limit: a task that ran on borrowed time for patience_ns has half its warp, and for its group's limit none, until it
  *    has paid back. So among tasks with warps one that has waited for that long comes first.
  *
  * THE TREE. Weights act among siblings, at every level of the control groups, as EEVDF's do: a VM's vCPUs share the
@@ -42,8 +42,8 @@
  *     CPUs one with more weight than a CPU's worth would be, without end).
  *  4. A CPU runs the first of its two queues, or goes on with what it runs if that is ahead of both; it is idle only
  *     when both are empty.
- *  5. No task waits for much more than MAX_WAIT_NS, so that the kernel's watchdog, at TIMEOUT_MS, only sees what is
- *     really lost: who did gets RESCUE_NS out of turn. Below a share of RESCUE_NS / MAX_WAIT_NS, 0.05 %, tasks get more
+ *  5. No task waits for much more than max_wait_ns, so that the kernel's watchdog, at TIMEOUT_MS, only sees what is
+ *     really lost: who did gets rescue_ns out of turn. Below a share of rescue_ns / max_wait_ns, 0.05 %, tasks get more
  *     than their weights say.
  *
  * WEAKNESSES
@@ -70,7 +70,7 @@ s32 BPF_STRUCT_OPS(bvt_select_cpu, struct task_struct *p, s32 prev_cpu, u64 wake
 	s32 cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &idle);
 
 	if (idle)
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, SLICE_NS, 0);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
 	return cpu;
 }
 
@@ -95,7 +95,7 @@ void BPF_STRUCT_OPS(bvt_runnable, struct task_struct *p, u64 enq_flags)
 		if (c && own && !own->load)
 			align(c, clock_of(own) - c->offset, 0, true);
 	}
-	tc->base_warp = tree != SHARED && (p->flags & PF_KTHREAD) ? KTHREAD_WARP_NS : 0;
+	tc->base_warp = tree != SHARED && (p->flags & PF_KTHREAD) ? kthread_warp_ns : 0;
 	tc->used_ns = p->se.sum_exec_runtime;
 	update(tc, 0, weight_of(p), 1);
 }
@@ -107,11 +107,11 @@ void BPF_STRUCT_OPS(bvt_enqueue, struct task_struct *p, u64 enq_flags)
 	struct cpu_ctx *c = cpu_of(cpu);
 
 	if (!tc || !c || c->offline) {
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, SLICE_NS, enq_flags);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, enq_flags);
 		return;
 	}
 	tc->queued_ns = scx_bpf_now();
-	scx_bpf_dsq_insert_vtime(p, tc->tree + 1, SLICE_NS, tc->key, enq_flags);
+	scx_bpf_dsq_insert_vtime(p, tc->tree + 1, slice_ns, tc->key, enq_flags);
 	if (tc->tree == SHARED) {
 		s32 idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 
@@ -137,7 +137,7 @@ void BPF_STRUCT_OPS(bvt_dispatch, s32 cpu, struct task_struct *prev)
 	if (!c)
 		return;
 	now_ns = scx_bpf_now();
-	if (now_ns - c->searched_ns > SEARCH_NS) {
+	if (now_ns - c->searched_ns > search_ns) {
 		if (rescue(cpu + 2, cpu, now_ns) || rescue(SHARED + 1, cpu, now_ns)) {
 			COUNT(rescued, 1);
 			return;
@@ -153,7 +153,8 @@ void BPF_STRUCT_OPS(bvt_dispatch, s32 cpu, struct task_struct *prev)
 
 			charge_task(prev, tc);
 			may_move = tc->tree == SHARED;
-			if (may_move && queue == (u64)cpu + 2) /* let it have another CPU, rather than keep pinned ones waiting */
+			/* Let it have another CPU, rather than keep pinned ones waiting. */
+			if (may_move && queue == (u64)cpu + 2)
 				idle = scx_bpf_pick_idle_cpu(prev->cpus_ptr, 0);
 			if (idle >= 0) {
 				scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
@@ -182,7 +183,7 @@ void BPF_STRUCT_OPS(bvt_running, struct task_struct *p)
 	if (tc->cpu >= 0 && tc->cpu != cpu)
 		COUNT(migrations, 1);
 	tc->cpu = cpu;
-	if (scx_bpf_now() - tc->weighed_ns > WEIGH_NS) {
+	if (scx_bpf_now() - tc->weighed_ns > weigh_ns) {
 		tc->weighed_ns = scx_bpf_now();
 		weigh(p);
 	}
@@ -235,8 +236,8 @@ void BPF_STRUCT_OPS(bvt_cgroup_move, struct task_struct *p, struct cgroup *from,
 
 static __always_inline u64 weight_of_group(struct cgroup *cgrp)
 {
-	return shares_of((void *)BPF_CORE_READ(cgrp, subsys[bpf_core_enum_value(enum cgroup_subsys_id, cpu_cgrp_id)])) ?:
-		       UNIT_WEIGHT;
+	return shares_of((void *)BPF_CORE_READ(cgrp, subsys[bpf_core_enum_value(enum cgroup_subsys_id, cpu_cgrp_id)]))
+		       ?: UNIT_WEIGHT;
 }
 
 s32 BPF_STRUCT_OPS(bvt_cgroup_init, struct cgroup *cgrp, struct scx_cgroup_init_args *args)

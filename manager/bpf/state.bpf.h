@@ -7,41 +7,26 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
+#include "interface.bpf.h"
 #include "tree.bpf.h"
 
 #define MAX_CPUS 1024
 #define MAX_GROUPS 65536
 #define SHARED 0 /* the tree, and the queue, of tasks that may choose their CPU; CPU c's own is c + 1 */
-#define ALLOWANCE_NS (7 * MS / 10) /* C: the least time between two switches for fairness' sake */
-#define GRACE_NS (MS / 10) /* the least time until a decision is taken again */
-#define SLICE_NS (5 * MS) /* after which a decision is taken in any case */
-#define MAX_WARP_NS (100 * MS)
-#define PATIENCE_NS (17 * MS / 2) /* on borrowed time, after which a task has half its warp */
-#define MAX_BORROWED_NS (50 * MS) /* after which it has none */
-#define MAX_WAIT_NS (1000 * MS) /* in a queue: half of what the kernel's watchdog allows */
-#define SEARCH_NS (MAX_WAIT_NS / 10) /* how often a CPU looks for those who waited that long */
-#define WEIGH_NS (100 * MS) /* how often the weights of a task's groups are looked at */
-#define RESCUE_NS (MS / 2) /* what they get */
-#define KTHREAD_WARP_NS (4 * MS)
+/* Tunables: set before the program is loaded, constants to the verifier after that. */
+const volatile u64 allowance_ns = 700 * US; /* C: the least time between two switches for fairness' sake */
+const volatile u64 grace_ns = 100 * US; /* the least time until a decision is taken again */
+const volatile u64 slice_ns = 5 * MS; /* after which a decision is taken in any case */
+const volatile u64 patience_ns = 8500 * US; /* on borrowed time, after which a task has half its warp */
+const volatile u64 max_borrowed_ns = 50 * MS; /* after which it has none */
+const volatile u64 max_wait_ns = 1000 * MS; /* in a queue: half of what the kernel's watchdog allows */
+const volatile u64 search_ns = 100 * MS; /* how often a CPU looks for those who waited that long */
+const volatile u64 rescue_ns = 500 * US; /* what they get */
+const volatile u64 weigh_ns = 100 * MS; /* how often the weights of a task's groups are looked at */
+const volatile u64 kthread_warp_ns = 4 * MS;
+
 #define TIMEOUT_MS 2000
-
 #define IDLE_WEIGHT 3
-
-/* Key of a control group, by its id. */
-struct warp {
-	u64 warp_ns;
-	u64 limit_ns; /* of CPU time on borrowed time; 0: MAX_BORROWED_NS */
-};
-
-struct stats {
-	u64 preemptions; /* a task that woke up took a CPU at once */
-	u64 warped_preemptions; /* and would not have without its warp */
-	u64 reevaluations; /* a decision was taken again when its time had come */
-	u64 migrations;
-	u64 borrowed_ns; /* CPU time that warped tasks ran ahead of their share */
-	u64 limited; /* times that a task had used up its limit */
-	u64 rescued; /* times that one had waited for MAX_WAIT_NS */
-};
 
 struct task_ctx {
 	struct bvt_member member;
@@ -79,14 +64,14 @@ struct node_key {
 	u64 tree;
 };
 
-#define PINNED(map_name, map_type, entries, key_type, value_type, map_flags_)                                         \
-	struct {                                                                                                      \
-		__uint(type, map_type);                                                                               \
-		__uint(max_entries, entries);                                                                         \
-		__uint(map_flags, map_flags_);                                                                        \
-		__uint(pinning, LIBBPF_PIN_BY_NAME);                                                                  \
-		__type(key, key_type);                                                                                \
-		__type(value, value_type);                                                                            \
+#define PINNED(map_name, map_type, entries, key_type, value_type, map_flags_)                                          \
+	struct {                                                                                                       \
+		__uint(type, map_type);                                                                                \
+		__uint(max_entries, entries);                                                                          \
+		__uint(map_flags, map_flags_);                                                                         \
+		__uint(pinning, LIBBPF_PIN_BY_NAME);                                                                   \
+		__type(key, key_type);                                                                                 \
+		__type(value, value_type);                                                                             \
 	} map_name SEC(".maps")
 
 PINNED(equipoise_warps, BPF_MAP_TYPE_HASH, MAX_GROUPS, u64, struct warp, BPF_F_NO_PREALLOC);
@@ -121,7 +106,6 @@ static u32 nr_cpus = 1;
 static s32 nr_online;
 static u64 root_cgid;
 
-
 /* The kernel's sched_prio_to_weight: nice -20 .. 19. */
 static const u32 nice_weight[40] = {
 	88761, 71755, 56483, 46273, 36291, 29154, 23254, 18705, 14949, 11916, 9548, 7620, 6100, 4904,
@@ -136,11 +120,11 @@ static __always_inline struct stats *stats_of_cpu(void)
 	return bpf_map_lookup_elem(&equipoise_stats, &zero);
 }
 
-#define COUNT(field, amount)                                                                                          \
-	do {                                                                                                          \
-		struct stats *stats_ = stats_of_cpu();                                                                \
-		if (stats_)                                                                                           \
-			stats_->field += (amount);                                                                    \
+#define COUNT(field, amount)                                                                                           \
+	do {                                                                                                           \
+		struct stats *stats_ = stats_of_cpu();                                                                 \
+		if (stats_)                                                                                            \
+			stats_->field += (amount);                                                                     \
 	} while (0)
 
 static __always_inline struct cpu_ctx *cpu_of(s32 cpu)
@@ -226,7 +210,7 @@ __noinline int update(struct task_ctx *tc, u64 ran_ns, u64 weight, s32 came)
 	parallel = tree == SHARED && nr_online > 1;
 	warp = tc->base_warp;
 	rate = 1 << RATE_SHIFT;
-	tc->limit_ns = MAX_BORROWED_NS;
+	tc->limit_ns = max_borrowed_ns;
 	bpf_for(level, 0, MAX_DEPTH) {
 		struct bvt_node *n = node_of(cgid, tree);
 		struct bvt_group *g = bpf_map_lookup_elem(&groups, &cgid);
@@ -275,7 +259,7 @@ __noinline int update(struct task_ctx *tc, u64 ran_ns, u64 weight, s32 came)
 			} else if (warp) {
 				tc->borrowed_ns += ran_ns;
 				COUNT(borrowed_ns, ran_ns);
-				if (tc->borrowed_ns > PATIENCE_NS)
+				if (tc->borrowed_ns > patience_ns)
 					warp >>= 1;
 				if (tc->borrowed_ns > tc->limit_ns) {
 					warp = 0;

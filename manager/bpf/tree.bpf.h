@@ -11,6 +11,7 @@
 #define EQUIPOISE_TREE_H
 
 #define MAX_DEPTH 16
+#define US 1000LL
 #define MS 1000000LL
 #define UNIT_WEIGHT 1024LL /* of a task with nice 0, and of a group with cpu.weight 100, as in the kernel */
 #define MAX_LAG_NS (200 * MS) /* of CPU time that a member may be owed, or may owe */
