@@ -1,0 +1,119 @@
+"""What agents send that mean ill: text that acts on terminals, and the name of a host that another agent serves."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+import unicodedata
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from manager.cli.main import main
+from tests.api.conftest import event, record, report
+from tests.e2e.service import AGENT_TOKEN_FILE, HOST, Service, free_ports
+from tests.security.floods import probe_of
+
+# A command leaves its connection to the end of its process, and here that is the test's.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning", "ignore:unclosed:ResourceWarning"
+)
+
+WAIT_S = 30.0
+HOSTILE = "[/x] [bold]met[/bold] \x1b]0;title\x07\x1b[2J \x9b31m \u202egnp.exe \u2028forged"
+SCENARIO = """
+summary = "One application"
+pcpus = 2
+duration_s = 3600
+[[applications]]
+name = "shop"
+response_time_ms = 100
+tiers = [{ name = "web", vcpus = 1, service = "lognormal", mean_ms = 5, cv = 0.5 }]
+load = [{ rate_rps = 20 }]
+"""
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A manager."""
+    with contextlib.closing(Service(tmp_path_factory.mktemp("manager"))) as made:
+        made.prepare()
+        yield made
+
+
+@pytest.mark.parametrize("words", [["decisions"], ["decisions", "--vm", "web-1"]])
+def test_text_of_agents_is_printed_as_text(service: Service, words: list[str]) -> None:
+    decision = record(1, host=HOST, reason=HOSTILE, detail=HOSTILE, before=HOSTILE[:60], after="[/x]")
+    token = service.token(AGENT_TOKEN_FILE)
+    service.ask("POST", f"/hosts/{HOST}/report", report(decisions=[decision]), token)
+    soon(lambda: service.ask("GET", "/decisions")["items"])
+    printed = command(service, *words)
+    assert (printed.exit_code, printed.exception) == (0, None)
+    assert "[/x]" in printed.output
+    assert {repr(one) for one in printed.output if unicodedata.category(one) in {"Cc", "Cf", "Zl"}} <= {r"'\n'"}
+
+
+def command(service: Service, *words: str) -> Result:
+    """What a command prints on a wide terminal."""
+    environ = {"EQUIPOISE_MANAGER_URL": service.url, "EQUIPOISE_TOKEN": service.token(), "COLUMNS": "1000"}
+    return CliRunner(env=environ).invoke(main, words)
+
+
+@contextlib.contextmanager
+def agent(service: Service, folder: Path) -> Iterator[int]:
+    """A simulated one of this host, with a state directory of its own; the port of its metrics page."""
+    folder.mkdir()
+    (folder / "shop.toml").write_text(SCENARIO)
+    [port] = free_ports(1)
+    settings = {
+        "state_dir": folder / "state",
+        "manager_url": service.url,
+        "token_file": service.folder / "state" / AGENT_TOKEN_FILE,
+        "agent_listen_port": port,
+        "host_name": HOST,
+        "interval_s": 0.5,
+        "sync_s": 0.2,
+    }
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("EQUIPOISE_")}
+    environ |= {f"EQUIPOISE_{name.upper()}": str(value) for name, value in settings.items()}
+    command = [sys.executable, "-m", "manager.cli", "agent", "--simulate", str(folder / "shop.toml")]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
+    try:
+        probe = probe_of(port, "/metrics")
+        soon(lambda: probe() == 200)
+        yield port
+    finally:
+        process.kill()
+        process.wait()
+
+
+def soon(what: object) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not what():  # type: ignore[operator]
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def test_a_second_agent_of_one_host_name_changes_nothing_of_the_firsts_and_is_told_of(
+    service: Service, tmp_path: Path
+) -> None:
+    def tick() -> int:
+        shown = service.ask("GET", f"/hosts/{HOST}")["tick"]
+        return shown["number"] if shown else 0
+
+    with agent(service, tmp_path / "first"):
+        soon(lambda: tick() >= 8)
+        with agent(service, tmp_path / "second"):
+            numbers = [tick()]
+            while numbers[-1] < 20 and len(numbers) < 200:
+                numbers.append(tick())
+                time.sleep(0.05)
+    assert numbers == sorted(numbers), "the host is what one agent says"
+    messages = [one["message"] for one in service.ask("GET", f"/events?host={HOST}&limit=100")["items"]]
+    assert any("is served by agent" in message for message in messages)
