@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from manager.cli.main import main
-from tests.api.conftest import event, record, report
+from tests.api.conftest import record, report
 from tests.e2e.service import AGENT_TOKEN_FILE, HOST, Service, free_ports
 from tests.security.floods import probe_of
 

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import AGENT_TOKEN_FILE, HOST, Service, free_ports
-from tests.security.floods import MIB, probe_of, watched
+from tests.security.floods import MIB, Cost, Flood, probe_of, watched
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a real agent needs root")
 
@@ -269,6 +269,31 @@ def test_packets_of_strangers_cost_little(lured: Lured, many: bool) -> None:
             time.sleep(0.02)
     for sender in senders:
         sender.close()
+    judge(cost)
+
+
+def judge(cost: Cost) -> None:
     assert cost.held < 64 * MIB
     assert cost.slowest_s < 1
+    assert len(cost.answers) >= 3
     assert set(cost.answers) == {200}
+
+
+POST = b"POST /samples/shop HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 33000000\r\n"
+
+
+@pytest.mark.parametrize(
+    ("count", "head", "more"), [(600, POST, b"x"), (100, POST + b"\r\n", b"x" * 65536)], ids=["heads", "bodies"]
+)
+def test_a_flood_at_the_page_that_is_open_by_default(lured: Lured, count: int, head: bytes, more: bytes) -> None:
+    end_s = time.monotonic() + 1
+    probe = probe_of(lured.agent_port, "/metrics")
+    with (
+        watched(lured.process.pid, probe, 0.15) as cost,
+        contextlib.closing(Flood(lured.agent_port, many=True)) as flood,
+    ):
+        flood.send(count, head)
+        while time.monotonic() < end_s:
+            flood.more(more)
+            time.sleep(0.02)
+    judge(cost)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from types import SimpleNamespace
+
+import pytest
 
 from manager.model.source import NginxSyslog
+from manager.telemetry import sources
 from tests.security.floods import MIB, resident
 from tests.telemetry.conftest import Running, shop, until
 
@@ -27,3 +31,18 @@ def test_a_flood_of_strangers_costs_a_bounded_share_of_a_core_and_no_memory(runn
     assert share < 0.5
     assert resident(None) - before < 64 * MIB
     assert len(running.asked) == 1
+
+
+def test_strangers_who_go_on_have_vms_looked_for_ever_more_rarely(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.configure(shop(NginxSyslog("log")))
+    begun_s = time.monotonic()
+    monkeypatch.setattr(
+        sources, "time", SimpleNamespace(monotonic=lambda: begun_s + 100 * (time.monotonic() - begun_s))
+    )
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        while time.monotonic() < begun_s + 1:  # 100 s
+            sender.sendto(LINE, ("127.0.0.1", running.port))
+            time.sleep(0.005)
+    assert 1 <= len(running.asked) <= 4, "each is a full listing of all domains"
