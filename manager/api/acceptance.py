@@ -9,9 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from manager.api.schemas import RefusedItem, ReportIn, WindowBody
-from manager.api.schemas.sparing import read_sparing
 from manager.api.validation import FieldError, field_error, refusal, shown
+from manager.protocol.assignment import RefusedItem
+from manager.protocol.report import ReportIn, WindowBody
+from manager.protocol.sparing import read_sparing
 from manager.store.windows import MAX_COUNT
 
 LISTS = ("vms", "sources", "domains", "windows", "ticks", "decisions", "events")

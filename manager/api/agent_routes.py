@@ -21,27 +21,19 @@ from manager.api.acceptance import Accepted, read_report, told_of
 from manager.api.assignments import Assignments
 from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
-from manager.api.convert import host_spec, window_of
 from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
 from manager.api.manager_metrics import Metrics
 from manager.api.pages import TickPage
 from manager.api.paging import cut, read_cursor, time_place
 from manager.api.protocol_headers import clock_ahead_s, refuse_too_old, told, who
 from manager.api.queries import AssignmentConditions, NamePath, TickQuery
-from manager.api.schemas import (
-    AssignmentOut,
-    EventBody,
-    HostIn,
-    RecordBody,
-    ReportIn,
-    ReportOut,
-    SlotsOut,
-    TickBody,
-    VmStatus,
-)
-from manager.api.schemas.assignment import ORDERS_HEADER, TELLS_REFUSED
 from manager.control.dating import dated, latest_end
 from manager.errors import Conflict
+from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
+from manager.protocol.convert import host_spec, window_of
+from manager.protocol.headers import ORDERS_HEADER, TELLS_REFUSED
+from manager.protocol.registration import HostIn
+from manager.protocol.report import EventBody, RecordBody, ReportIn, TickBody, VmStatus
 from manager.store.applications import keep_applications
 from manager.store.behind import manager_behind_s
 from manager.store.claims import Refused, Reported, take_statuses

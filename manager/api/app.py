@@ -28,12 +28,12 @@ from manager.api.record_routes import records_api
 from manager.api.reported_routes import reported_api
 from manager.api.request_ids import with_request_ids
 from manager.api.sample_routes import samples_api
-from manager.api.schemas import Problem
 from manager.api.story_routes import story_api
 from manager.api.token_routes import tokens_api
 from manager.api.user_routes import users_api
 from manager.api.vm_routes import vms_api
 from manager.api.what_if_routes import what_if_api
+from manager.protocol.samples import Problem
 from manager.serving.exchange import MAX_BODY_BYTES
 
 _HEADERS = {

@@ -11,19 +11,20 @@ from sqlalchemy.orm import Session
 from manager.api.audit_routes import audited
 from manager.api.auth import OPERATOR, VIEWER
 from manager.api.context import ManagerContext
-from manager.api.convert import application_body, application_of
 from manager.api.endpoint import answer, answers, blueprint, endpoint, no_content, written
 from manager.api.merge import patched
 from manager.api.pages import ApplicationPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, PageQuery
 from manager.api.sample_routes import window_out
-from manager.api.schemas import ApplicationIn, ApplicationOut, MergePatch
+from manager.api.schemas.registration import ApplicationOut, MergePatch
 from manager.api.validation import FieldError, InvalidFields
 from manager.control.sla import sla_state, watched_percentile
 from manager.control.source_rules import contradictions
 from manager.model.registration import Application
 from manager.model.window import Window
+from manager.protocol.convert import application_body, application_of
+from manager.protocol.registration import ApplicationIn
 from manager.store.applications import applications_of, put_application, remove_application
 from manager.store.models import ApplicationRow, Json
 from manager.store.registered import get, page

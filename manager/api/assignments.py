@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from manager.api.context import ManagerContext
-from manager.api.convert import assigned_application, assigned_window, host_fields
-from manager.api.schemas import AssignedHost, AssignedVm, AssignmentOut, SlotsOut
-from manager.api.schemas.assignment import AssignedWindow
 from manager.control.source_rules import sources_on
 from manager.model.registration import Application
+from manager.protocol.assignment import AssignedHost, AssignedVm, AssignedWindow, AssignmentOut, SlotsOut
+from manager.protocol.convert import assigned_application, assigned_window, host_fields
 from manager.store.applications import applications_for_host, applications_of
 from manager.store.database import orders_number
 from manager.store.hosts import spec_of

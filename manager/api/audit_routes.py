@@ -15,7 +15,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.pages import AuditPage
 from manager.api.paging import cut, read_cursor, record_cursor, record_place
 from manager.api.queries import AuditQuery
-from manager.api.schemas import AuditOut
+from manager.api.schemas.access import AuditOut
 from manager.model import url
 from manager.store import audit
 from manager.store.access_models import AuditRow

@@ -18,15 +18,25 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 from werkzeug.exceptions import UnsupportedMediaType
 
-from manager.api import pages, schemas
+from manager.api import pages
 from manager.api.auth import COOKIE, CSRF_HEADER, READS, Access, allow
 from manager.api.problem_details import MEDIA_TYPE
+from manager.api.schemas import access, fleet, history, preview, service
+from manager.api.schemas import registration as registered
+from manager.api.schemas.registration import MergePatch
 from manager.api.validation import read_json, read_text
+from manager.protocol import assignment, registration, report, samples, sources
+from manager.protocol.fields import Schema
+from manager.protocol.samples import Problem
 
 View = Callable[..., Response]
 
 PREFIX = "/api/v1"
 _REFERENCE = "#/components/schemas/{model}"
+_SHAPES = (
+    *(assignment, registration, report, samples, sources),
+    *(access, fleet, history, preview, registered, service, pages),
+)
 
 
 def blueprint(name: str, description: str) -> APIBlueprint:
@@ -93,7 +103,7 @@ def no_content() -> Response:
 
 def answers(*documented: tuple[int, type[BaseModel] | None]) -> dict[str | int, Any]:
     """The documented answers of a route; every other one is a Problem."""
-    problem = {"content": {MEDIA_TYPE: {"schema": reference(schemas.Problem)}}}
+    problem = {"content": {MEDIA_TYPE: {"schema": reference(Problem)}}}
     responses: dict[str | int, Any] = {}
     for status, model in documented:
         description = {200: "OK", 201: "Created", 204: "Removed", 304: "Not Modified"}[status]
@@ -117,10 +127,11 @@ def security_of(access: Access, method: str) -> list[dict[str, list[str]]]:
 
 
 def components() -> dict[str, Any]:
-    """The OpenAPI document's components: all shapes of ``schemas`` and ``pages``, and who may ask."""
-    found = [kind for kind in {**vars(schemas), **vars(pages)}.values() if isinstance(kind, type)]
-    models = [kind for kind in found if issubclass(kind, BaseModel) and kind.model_fields and kind is not pages.Page]
-    _, definitions = models_json_schema([(kind, "validation") for kind in models], ref_template=_REFERENCE)
+    """The OpenAPI document's components: all shapes that are exchanged, and who may ask."""
+    kinds = (kind for module in _SHAPES for kind in vars(module).values() if isinstance(kind, type))
+    models = {kind for kind in kinds if issubclass(kind, Schema | MergePatch | Problem)} - {Schema, pages.Page}
+    ordered = sorted((kind for kind in models if kind.__name__[0] != "_"), key=lambda kind: kind.__name__)
+    _, definitions = models_json_schema([(kind, "validation") for kind in ordered], ref_template=_REFERENCE)
     return {
         "schemas": definitions["$defs"],
         "securitySchemes": {

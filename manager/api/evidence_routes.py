@@ -11,16 +11,17 @@ from sqlalchemy.orm import Session
 
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
-from manager.api.convert import timestamp
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.history_routes import pcpus_of, sla_body, violation_out
 from manager.api.queries import EvidenceQuery, NamePath
-from manager.api.schemas import EvidenceOut, MeasureOut, VmStatus
+from manager.api.schemas.history import EvidenceOut, MeasureOut
 from manager.control.blame import Case, HostTicks, Verdict, blame
 from manager.control.budget import Period, Span, joined
 from manager.model.records import TickRecord
 from manager.model.registration import Sla
 from manager.model.verdict import VerdictKind
+from manager.protocol.convert import timestamp
+from manager.protocol.report import VmStatus
 from manager.store.applications import applications_of
 from manager.store.history import hosts_in, latest_violation, read_periods, vm_classes
 from manager.store.models import ApplicationRow, HostRow

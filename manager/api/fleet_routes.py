@@ -15,14 +15,17 @@ from sqlalchemy import select
 
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
-from manager.api.convert import timestamp
 from manager.api.endpoint import answer, answers, blueprint, endpoint
-from manager.api.schemas import FleetApplication, FleetHost, FleetOut, Name, Schema, SlaBody, TickStatus
+from manager.api.schemas.fleet import FleetApplication, FleetHost, FleetOut
 from manager.control.budget import HOUR_S
 from manager.control.error_budget import PERIOD_S, WINDOWS_S, Judged, burning
 from manager.control.sla import sla_state, watched_percentile
 from manager.model.registration import Mode
 from manager.model.window import SlaState, Window
+from manager.protocol.convert import timestamp
+from manager.protocol.fields import Name, Schema
+from manager.protocol.registration import SlaBody
+from manager.protocol.report import TickStatus
 from manager.store.applications import sla_of
 from manager.store.error_budgets import ErrorBudgets, Rolled
 from manager.store.models import ApplicationRow, HostRow

@@ -12,16 +12,14 @@ from sqlalchemy.orm import Session
 
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
-from manager.api.convert import timestamp
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.queries import HistoryQuery, NamePath
-from manager.api.schemas import (
+from manager.api.schemas.history import (
     BudgetOut,
     BudgetsOut,
     HistoryOut,
     HostHistoryOut,
     HostStepOut,
-    SlaBody,
     StepOut,
     TierHistoryOut,
     TiersHistoryOut,
@@ -46,6 +44,8 @@ from manager.control.series import Line, VmLines, host_lines
 from manager.errors import InvalidRequest
 from manager.model.cpus import parse_cpus
 from manager.model.registration import Sla, VmClass
+from manager.protocol.convert import timestamp
+from manager.protocol.registration import SlaBody
 from manager.store.applications import application_with_past, applications_of, sla_of
 from manager.store.history import (
     MAX_TICKS,

@@ -11,15 +11,17 @@ from sqlalchemy.orm import Session
 from manager.api.audit_routes import audited
 from manager.api.auth import OPERATOR, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
-from manager.api.convert import host_fields, host_spec
 from manager.api.endpoint import answer, answers, blueprint, endpoint, no_content, written
 from manager.api.merge import patched
 from manager.api.pages import HostPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, PageQuery
-from manager.api.schemas import CapabilitiesBody, HostIn, HostOut, MergePatch, TickStatus
+from manager.api.schemas.registration import HostOut, MergePatch
 from manager.api.validation import shown
 from manager.errors import InvalidRequest
+from manager.protocol.convert import host_fields, host_spec
+from manager.protocol.registration import HostIn
+from manager.protocol.report import CapabilitiesBody, TickStatus
 from manager.store.hosts import adopt_host, put_host, spec_of
 from manager.store.models import HostRow, Json
 from manager.store.registered import delete, get, page

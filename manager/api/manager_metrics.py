@@ -23,11 +23,11 @@ from sqlalchemy.orm import Session
 
 from manager.api.acceptance import LISTS, PARTS
 from manager.api.context import ManagerContext
-from manager.api.schemas import TickStatus
 from manager.control.claim_rules import Foul
 from manager.control.sla import sla_state, watched_percentile
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
+from manager.protocol.report import TickStatus
 from manager.store.applications import sla_of
 from manager.store.arrivals import clock_ahead_s
 from manager.store.jobs import JobEnd, JobResult

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-from manager.api.schemas import (
-    ApplicationOut,
-    AuditOut,
-    CapabilitiesBody,
-    DomainOut,
-    EventBody,
-    HostOut,
-    JoinTokenOut,
-    Name,
-    PolicyOut,
-    RecordBody,
-    Schema,
-    SessionOut,
-    SourceOut,
-    StoryOut,
-    TickBody,
-    TokenOut,
-    UserOut,
-    VmOut,
-    WindowOut,
-)
+from manager.api.schemas.access import AuditOut, SessionOut, UserOut
+from manager.api.schemas.history import StoryOut
+from manager.api.schemas.registration import ApplicationOut, DomainOut, HostOut, SourceOut, VmOut, WindowOut
+from manager.api.schemas.service import JoinTokenOut, PolicyOut, TokenOut
+from manager.protocol.fields import Name, Schema
+from manager.protocol.report import CapabilitiesBody, EventBody, RecordBody, TickBody
 
 
 class Page(Schema):

@@ -17,20 +17,10 @@ from sqlalchemy.orm import Session
 from manager.api.assignments import Assignments
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
-from manager.api.convert import assignment_of, text
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.host_routes import refuse_unknown_policy
 from manager.api.queries import HostPreviewQuery, ModePreviewQuery, NamePath
-from manager.api.schemas import (
-    CacheStatus,
-    KnobChange,
-    KnobStatus,
-    PreviewChange,
-    PreviewKind,
-    PreviewOut,
-    TickStatus,
-    VmStatus,
-)
+from manager.api.schemas.preview import PreviewChange, PreviewKind, PreviewOut
 from manager.api.what_if_routes import recorded
 from manager.control.resolve import effective_mode
 from manager.errors import NotFound
@@ -39,6 +29,8 @@ from manager.model.records import TickRecord, VmTick
 from manager.model.registration import Assignment, CacheControl, Mode
 from manager.model.rules import IrqSteering
 from manager.model.warp import Rung
+from manager.protocol.convert import assignment_of, text
+from manager.protocol.report import CacheStatus, KnobChange, KnobStatus, TickStatus, VmStatus
 from manager.replay.policy_replay import LOOK_BACK_S, replay
 from manager.store.applications import applications_of
 from manager.store.hosts import statuses_on

@@ -9,7 +9,6 @@ from http import HTTPStatus
 from flask import Flask, Response, request
 from werkzeug.exceptions import BadRequest, HTTPException
 
-from manager.api.schemas import Problem
 from manager.api.validation import FieldError, InvalidFields
 from manager.errors import (
     Busy,
@@ -24,6 +23,7 @@ from manager.errors import (
     TooManyRequests,
 )
 from manager.logs import REQUEST_ID
+from manager.protocol.samples import Problem
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_S = 5

@@ -8,7 +8,9 @@ import re
 from flask import Response, request
 
 from manager.api.context import ManagerContext
-from manager.api.schemas.assignment import (
+from manager.control.tenure_rules import Who
+from manager.errors import ProtocolRefused
+from manager.protocol.headers import (
     AHEAD_HEADER,
     BOOT_HEADER,
     CLOCK_HEADER,
@@ -17,8 +19,6 @@ from manager.api.schemas.assignment import (
     PROTOCOL,
     PROTOCOL_HEADER,
 )
-from manager.control.tenure_rules import Who
-from manager.errors import ProtocolRefused
 
 _MOST_AHEAD_S = 1e10
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")

@@ -14,7 +14,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.pages import EventPage, RecordPage
 from manager.api.paging import cut, read_cursor, record_cursor, record_place
 from manager.api.queries import DecisionQuery, EventQuery, RecordQuery
-from manager.api.schemas import EventBody, RecordBody
+from manager.protocol.report import EventBody, RecordBody
 from manager.store.decision_records import RecordFilter, list_records
 from manager.store.models import DecisionRow, EventRow
 

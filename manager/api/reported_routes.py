@@ -13,8 +13,9 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.pages import CapabilitiesPage, DomainPage, HostCapabilities
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import DomainQuery, NamePath, PageQuery
-from manager.api.schemas import CapabilitiesBody, DomainOut, FindingsBody
+from manager.api.schemas.registration import DomainOut
 from manager.errors import NotFound
+from manager.protocol.report import CapabilitiesBody, FindingsBody
 from manager.store.hosts import get_findings, list_domains
 from manager.store.models import HostRow
 from manager.store.registered import get, page

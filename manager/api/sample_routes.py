@@ -12,17 +12,19 @@ from werkzeug.exceptions import Forbidden, UnsupportedMediaType
 
 from manager.api.auth import OPERATOR_OR_MACHINES, VIEWER
 from manager.api.context import ManagerContext
-from manager.api.convert import ready_body, timestamp
 from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
 from manager.api.pages import SourcePage, WindowPage
 from manager.api.paging import cut, name_place, read_cursor, time_place
 from manager.api.queries import NamePath, PageQuery, WindowQuery
-from manager.api.schemas import SampleLine, SamplesIn, SamplesOut, SourceOut, SourceStatusBody, WindowOut
+from manager.api.schemas.registration import SourceOut, WindowOut
 from manager.api.validation import read_json, read_lines, shown
 from manager.errors import InvalidRequest, TooManyRequests
 from manager.model.histogram import Histogram, bucket_of
 from manager.model.source import ON_EVERY_HOST
 from manager.model.window import Window
+from manager.protocol.convert import ready_body, timestamp
+from manager.protocol.samples import SampleLine, SamplesIn, SamplesOut
+from manager.protocol.sources import SourceStatusBody
 from manager.store.applications import application_with_past
 from manager.store.models import ApplicationRow
 from manager.store.registered import get

@@ -11,16 +11,16 @@ from sqlalchemy.orm import Session
 
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
-from manager.api.convert import timestamp
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.history_routes import sla_body
 from manager.api.pages import StoryPage
 from manager.api.paging import cut, read_cursor, time_place
 from manager.api.queries import StoryQuery
-from manager.api.schemas import StoryChange, StoryOut
+from manager.api.schemas.history import StoryChange, StoryOut
 from manager.control.story import KnobChange, Times, outcome_of, reasons, sentence
 from manager.model.registration import Sla
 from manager.model.window import Window, merge
+from manager.protocol.convert import timestamp
 from manager.store.applications import applications_of
 from manager.store.decision_records import RecordFilter
 from manager.store.history import StoryPlace, list_by_tick, windows_at

@@ -12,13 +12,14 @@ from sqlalchemy.orm import Session
 from manager.api.audit_routes import audited
 from manager.api.auth import OPERATOR, VIEWER
 from manager.api.context import ManagerContext
-from manager.api.convert import vm_spec
 from manager.api.endpoint import answers, blueprint, endpoint, no_content
 from manager.api.merge import patched
 from manager.api.pages import VmPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, VmQuery
-from manager.api.schemas import MergePatch, VmIn, VmOut
+from manager.api.schemas.registration import MergePatch, VmOut
+from manager.protocol.convert import vm_spec
+from manager.protocol.registration import VmIn
 from manager.store.models import Json, VmRow
 from manager.store.registered import get
 from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm

@@ -15,22 +15,16 @@ from werkzeug.exceptions import ServiceUnavailable
 from manager.api.assignments import Assignments
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
-from manager.api.convert import assignment_of, timestamp
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.queries import NamePath, WhatIfQuery
-from manager.api.schemas import (
-    CapabilitiesBody,
-    LawBody,
-    VmStatus,
-    WhatIfApplication,
-    WhatIfChange,
-    WhatIfOut,
-    WhatIfVm,
-)
+from manager.api.schemas.history import WhatIfApplication, WhatIfChange, WhatIfOut, WhatIfVm
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord
+from manager.protocol.convert import assignment_of, timestamp
+from manager.protocol.registration import LawBody
+from manager.protocol.report import CapabilitiesBody, VmStatus
 from manager.replay.policy_replay import LOOK_BACK_S, Replay, Step, changes, replay, summaries
 from manager.replay.recording import RecordedVm, Recording, capabilities_of
 from manager.store.decision_records import RecordFilter, list_records

@@ -27,7 +27,6 @@ from manager.cli.options import (
     read_token,
     with_settings,
 )
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable, SettingsError
 from manager.host.doctor.agent_check import AREA
 from manager.host.doctor.check import Check, Subject, Verdict, degraded, run_checks, unknown, warning, works
@@ -36,6 +35,7 @@ from manager.host.hypervisor import EventLoop
 from manager.host.registry import HostPaths
 from manager.model.cpus import parse_cpus
 from manager.model.finding import Finding, FindingStatus
+from manager.protocol.client import ManagerClient
 from manager.settings import Settings
 from manager.terminal import Table, say, say_json, show
 

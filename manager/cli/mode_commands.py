@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.cli.offline import release_offline
 from manager.cli.options import CLIENT_SETTINGS, Failure, OnePage, connect, with_settings
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable, SettingsError
+from manager.protocol.client import ManagerClient
+from manager.protocol.headers import ORDERS_HEADER
 from manager.settings import Settings
 from manager.terminal import say
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import click
 
-from manager.client import ManagerClient
 from manager.errors import EquipoiseError, SettingsError
 from manager.logs import formatter
 from manager.plain import plain
 from manager.private import claim_folder, make_file, replace_file
+from manager.protocol.client import ManagerClient
 from manager.settings import BY_NAME, DATABASE_FILE, DEFAULT_CONFIG_FILE, ENV_PREFIX, Setting, Settings, load_settings
 from manager.terminal import say
 from manager.tls import client_context

@@ -12,10 +12,7 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from manager.api.convert import assignment_of, window_of
-from manager.api.schemas import AssignmentOut, WindowBody
 from manager.cli.options import CLIENT_SETTINGS, JOURNAL_FILE, LIMIT_SETTINGS, Failure, OnePage, connect, with_settings
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
@@ -31,6 +28,10 @@ from manager.model.knobs import knob_name, knob_text
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, Mode
 from manager.model.window import Window
+from manager.protocol.assignment import AssignmentOut
+from manager.protocol.client import ManagerClient
+from manager.protocol.convert import assignment_of, window_of
+from manager.protocol.report import WindowBody
 from manager.settings import Settings
 from manager.terminal import Table, say, say_json, show
 from policies.installed import load_policies

@@ -23,9 +23,9 @@ from manager.cli.signals import stop_signal
 from manager.cli.sweep import Sweep, Swept
 from manager.cli.sweep_checks import Target, Timing, examine
 from manager.cli.sweep_report import Report, remarks, report_json, report_of, table_of
-from manager.client import API, ManagerClient
 from manager.control.knee import BOUNDS, DEFAULT_RULES, KneeRules
 from manager.model.cpus import parse_cpus
+from manager.protocol.client import API, ManagerClient
 from manager.settings import Settings
 from manager.terminal import progress, say, say_json, show
 

@@ -14,13 +14,14 @@ from typing import Any
 import click
 from pydantic import ValidationError
 
-from manager.api.convert import assignment_of, timestamp, window_of
-from manager.api.schemas import AssignmentOut, CapabilitiesBody, RecordBody, TickBody, WindowBody
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable, RecordingError
 from manager.model.knobs import Knob
 from manager.model.window import Window
+from manager.protocol.assignment import AssignmentOut
+from manager.protocol.client import ManagerClient
+from manager.protocol.convert import assignment_of, timestamp, window_of
+from manager.protocol.report import CapabilitiesBody, RecordBody, TickBody, WindowBody
 from manager.replay.policy_replay import LOOK_BACK_S
 from manager.replay.recording import RecordedVm, Recording, capabilities_of, decision_of, tick_of, write_lines
 from manager.settings import Settings

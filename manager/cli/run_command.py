@@ -27,9 +27,9 @@ from manager.cli.options import (
 )
 from manager.cli.signals import stop_signal
 from manager.cli.simulated import own_state_dir, register
-from manager.client import ManagerClient
 from manager.errors import EquipoiseError, ManagerUnavailable
 from manager.notify import Notifier
+from manager.protocol.client import ManagerClient
 from manager.settings import ENV_PREFIX, SETTINGS, Settings
 from manager.sim.scenario import Scenario
 from manager.sim.scenario_files import load_scenario

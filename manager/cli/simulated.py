@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from manager.cli.machine import Machine
-from manager.client import ManagerClient
 from manager.errors import SettingsError
 from manager.model.limits import EVERYTHING
+from manager.protocol.client import ManagerClient
 from manager.settings import Settings
 from manager.sim.live import LiveSimulation, registrations
 from manager.sim.scenario import Scenario

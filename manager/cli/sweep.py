@@ -11,14 +11,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from manager.api.convert import timestamp, window_of
-from manager.api.schemas import WindowBody
-from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.cli.options import Failure
 from manager.cli.sweep_checks import LOOK_S, Target, Timing, mute, needed, own_ways, problem_of
-from manager.client import Answer, ManagerClient
 from manager.errors import EquipoiseError, ManagerUnavailable
 from manager.model.window import Window, merge
+from manager.protocol.client import Answer, ManagerClient
+from manager.protocol.convert import timestamp, window_of
+from manager.protocol.headers import ORDERS_HEADER
+from manager.protocol.report import WindowBody
 
 _PATIENCE = 2
 """So many ticks more after one that acted on a change may pass until the group has its ways."""

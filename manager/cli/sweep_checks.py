@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.cli.options import Failure
-from manager.client import ManagerClient
+from manager.protocol.client import ManagerClient
+from manager.protocol.headers import ORDERS_HEADER
 
 LOOK_S = 0.5
 TICK_WAIT_S = 60.0

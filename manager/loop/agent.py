@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from manager.api.convert import capabilities_body
-from manager.api.schemas import TickStatus, VmStatus
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
 from manager.logs import TICK_NUMBER, within
@@ -31,6 +29,8 @@ from manager.model.records import Severity
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.warp import EJECTED, UNLOADED, Rung
+from manager.protocol.convert import capabilities_body
+from manager.protocol.report import TickStatus, VmStatus
 from manager.steady import AfterBoundaries, Every, SteadyScheduler, next_boundary_s
 from manager.telemetry.telemetry_port import Telemetry
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from manager.api.convert import application_of, assignment_of, vm_spec
-from manager.api.schemas import AssignmentOut
-from manager.api.schemas.sparing import read_sparing
 from manager.model.registration import Assignment
 from manager.model.window import Window
+from manager.protocol.assignment import AssignmentOut
+from manager.protocol.convert import application_of, assignment_of, vm_spec
+from manager.protocol.sparing import read_sparing
 
 _WHAT = {"vms": "VM", "applications": "application"}
 

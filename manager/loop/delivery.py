@@ -10,10 +10,11 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from manager.api.convert import event_body, record_body, slot_body, tick_body
-from manager.api.schemas import RefusedItem, ReportIn
 from manager.errors import ManagerRefused
 from manager.loop.outbox import Fields, Kind
+from manager.protocol.assignment import RefusedItem
+from manager.protocol.convert import event_body, record_body, slot_body, tick_body
+from manager.protocol.report import ReportIn
 
 Answer = TypeVar("Answer")
 

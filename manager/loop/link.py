@@ -15,34 +15,6 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from manager.api.convert import (
-    domain_body,
-    finding_body,
-    status_body,
-    timestamp,
-    window_body,
-    window_of,
-)
-from manager.api.schemas import (
-    CapabilitiesBody,
-    FindingsBody,
-    RefusedItem,
-    ReportOut,
-    TickStatus,
-    VmStatus,
-)
-from manager.api.schemas.assignment import (
-    AHEAD_HEADER,
-    BOOT_HEADER,
-    CLOCK_HEADER,
-    INSTANCE_HEADER,
-    OLDEST_PROTOCOL,
-    ORDERS_HEADER,
-    PROTOCOL,
-    PROTOCOL_HEADER,
-    AssignedWindow,
-)
-from manager.client import Answer, ManagerClient
 from manager.control.judged_windows import by_slot, slot_number
 from manager.control.tenure_rules import Who
 from manager.errors import ManagerUnavailable
@@ -56,6 +28,20 @@ from manager.model.registration import Assignment
 from manager.model.source import SourceStatus
 from manager.model.window import Window
 from manager.private import replace_file
+from manager.protocol.assignment import AssignedWindow, RefusedItem, ReportOut
+from manager.protocol.client import Answer, ManagerClient
+from manager.protocol.convert import domain_body, finding_body, status_body, timestamp, window_body, window_of
+from manager.protocol.headers import (
+    AHEAD_HEADER,
+    BOOT_HEADER,
+    CLOCK_HEADER,
+    INSTANCE_HEADER,
+    OLDEST_PROTOCOL,
+    ORDERS_HEADER,
+    PROTOCOL,
+    PROTOCOL_HEADER,
+)
+from manager.protocol.report import CapabilitiesBody, FindingsBody, TickStatus, VmStatus
 from manager.salvage import Damage, set_aside
 
 _BATCH = 500

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 
-from manager.api.convert import text, timestamp
-from manager.api.schemas import BatchStatus, CacheStatus, KnobChange, KnobStatus, TickStatus, VmStatus, WarpStatus
-from manager.api.schemas.agents import MOST_BUSY_VMS, MOST_VCPUS, VcpusStatus
 from manager.control.resolve import WARP_KNOBS
 from manager.control.vcpus import busiest_vcpu, busy_vms
 from manager.loop.journal import Entry, Journal
@@ -18,6 +15,19 @@ from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue, knob_text
 from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl
 from manager.model.warp import ABILITIES, WarpUse
+from manager.protocol.convert import text, timestamp
+from manager.protocol.report import (
+    MOST_BUSY_VMS,
+    MOST_VCPUS,
+    BatchStatus,
+    CacheStatus,
+    KnobChange,
+    KnobStatus,
+    TickStatus,
+    VcpusStatus,
+    VmStatus,
+    WarpStatus,
+)
 
 
 class VmStatuses:

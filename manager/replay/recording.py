@@ -14,7 +14,14 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
-from manager.api.convert import (
+from manager.errors import RecordingError
+from manager.model.cpus import parse_cpus
+from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, Capabilities
+from manager.model.records import DecisionRecord, TickRecord, VcpuTick, VmTick
+from manager.model.registration import Assignment
+from manager.model.window import Window
+from manager.protocol.assignment import AssignedApplication, AssignedHost, AssignedVm, AssignmentOut
+from manager.protocol.convert import (
     application_body,
     assignment_of,
     capabilities_body,
@@ -27,26 +34,8 @@ from manager.api.convert import (
     window_body,
     window_of,
 )
-from manager.api.schemas import (
-    AssignedApplication,
-    AssignedHost,
-    AssignedVm,
-    AssignmentOut,
-    CapabilitiesBody,
-    Moment,
-    Name,
-    RecordBody,
-    Schema,
-    TickBody,
-    Weight,
-    WindowBody,
-)
-from manager.errors import RecordingError
-from manager.model.cpus import parse_cpus
-from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, Capabilities
-from manager.model.records import DecisionRecord, TickRecord, VcpuTick, VmTick
-from manager.model.registration import Assignment
-from manager.model.window import Window
+from manager.protocol.fields import Moment, Name, Schema, Weight
+from manager.protocol.report import CapabilitiesBody, RecordBody, TickBody, WindowBody
 
 FORMAT, VERSION = "equipoise-recording", 1
 

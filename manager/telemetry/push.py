@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from manager.api.schemas import Problem, SampleLine, SamplesIn, SamplesOut
+from manager.protocol.samples import Problem, SampleLine, SamplesIn, SamplesOut
 from manager.rate_limit import RateLimit
 from manager.serving.exchange import EXCHANGE, UNIX, Exchange
 from manager.telemetry.feed import Feed

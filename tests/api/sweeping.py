@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from manager.api.schemas.assignment import ORDERS_HEADER
 from manager.cli.sweep_checks import Timing
-from manager.client import Answer, ManagerClient
 from manager.model.histogram import Histogram
+from manager.protocol.client import Answer, ManagerClient
+from manager.protocol.headers import ORDERS_HEADER
 from tests.api.conftest import CAPABILITIES, HOST, START, Api, moment, notice_silence, report, status, tick
 
 WAYS = 11

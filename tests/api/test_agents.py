@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from manager.api.convert import assignment_of
-from manager.api.schemas import AssignmentOut, HostOut
+from manager.api.schemas.registration import HostOut
+from manager.protocol.assignment import AssignmentOut
+from manager.protocol.convert import assignment_of
 from tests.api.conftest import (
     CAPABILITIES,
     HOST,

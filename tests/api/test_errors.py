@@ -9,8 +9,8 @@ import pytest
 from werkzeug.test import TestResponse
 
 from manager.api.app import MAX_BODY_BYTES
-from manager.api.schemas import Problem
 from manager.errors import DatabaseUnavailable
+from manager.protocol.samples import Problem
 from manager.store.database import open_database
 from tests.api.conftest import Api, make_api
 

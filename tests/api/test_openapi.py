@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from manager.api import pages, schemas
+from manager.api import pages
 from manager.api.auth import COOKIE, CSRF_HEADER
+from manager.protocol.fields import Schema
 from tests.api.conftest import Api
 
 GOLDEN = Path(__file__).parent / "routes.txt"
@@ -64,7 +65,7 @@ def test_every_list_has_the_same_envelope() -> None:
     lists = [kind for kind in vars(pages).values() if isinstance(kind, type) and kind.__name__.endswith("Page")]
     assert len(lists) == 18  # seventeen lists and their base
     for kind in lists:
-        assert issubclass(kind, schemas.Schema)
+        assert issubclass(kind, Schema)
         assert set(kind.model_fields) <= {"items", "next"}
 
 

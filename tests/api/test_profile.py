@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 from manager.cli import main, profile_command
 from manager.cli.sweep import Sweep, Swept
 from manager.cli.sweep_checks import Target, examine
-from manager.client import Answer
 from manager.control.knee import curve_of
 from manager.errors import EquipoiseError
+from manager.protocol.client import Answer
 from tests.api.conftest import HOST, Api, status
 from tests.api.sweeping import Agents, InProcess, cache_of, group, slow_ms
 

@@ -16,8 +16,6 @@ import pytest
 from sqlalchemy import select
 
 from manager.api import protocol_headers
-from manager.api.convert import capabilities_body
-from manager.client import Answer, ManagerClient
 from manager.errors import ManagerUnavailable
 from manager.loop import link as link_module
 from manager.loop.link import ManagerLink, Report
@@ -25,6 +23,8 @@ from manager.loop.outbox import Outbox
 from manager.loop.tick import Clock
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, OutcomeKind
+from manager.protocol.client import Answer, ManagerClient
+from manager.protocol.convert import capabilities_body
 from manager.store.models import DecisionRow, EventRow, TickRow, WindowRow
 from tests.api.conftest import HOST, START, Api, moment, report, window
 from tests.fakes.host import FakeHost

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from manager.api.convert import application_of
-from manager.api.schemas import ApplicationIn
 from manager.model.source import (
     HttpProbe,
     MemcachedProbe,
@@ -19,6 +17,8 @@ from manager.model.source import (
     SourceKind,
     TimeField,
 )
+from manager.protocol.convert import application_of
+from manager.protocol.registration import ApplicationIn
 from manager.store.silence import SilenceWatch
 from tests.api.conftest import HOST, START, Api, report
 

@@ -13,8 +13,6 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from manager import __version__
-from manager.client import Answer, ManagerClient
-from manager.client import Connection as HttpConnection
 from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.findings import FindingsWatch
@@ -27,6 +25,8 @@ from manager.model.host import CPU_WEIGHT_V2
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.window import Window
+from manager.protocol.client import Answer, ManagerClient
+from manager.protocol.client import Connection as HttpConnection
 from policies.installed import load_policies
 from tests.fakes.examiner import FakeExaminer
 from tests.fakes.host import FakeHost

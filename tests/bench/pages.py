@@ -28,8 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 from manager.cli.options import AGENT_TOKEN_FILE
-from manager.client import ManagerClient
 from manager.model.histogram import Histogram
+from manager.protocol.client import ManagerClient
 from tests.bench.figures import STAT, Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.e2e.browser import Visits, chromium
 from tests.e2e.past import live_through

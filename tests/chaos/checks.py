@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import psycopg
 
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
+from manager.protocol.client import ManagerClient
 from tests.chaos.relay import DOWN, MUTE
 from tests.chaos.site import HOST, Site
 

@@ -22,8 +22,8 @@ import psycopg
 from manager.cli.admin_commands import ensure_token_file
 from manager.cli.options import ADMIN_TOKEN_FILE, AGENT_TOKEN_FILE, SIMULATED_FILE
 from manager.cli.simulated import register
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
+from manager.protocol.client import ManagerClient
 from manager.sim.scenario_files import load_scenario
 from manager.store.database import open_database
 from manager.store.tokens import Role

@@ -23,8 +23,8 @@ from deploy.lab.demo.originals import qemu_pid, settings_of
 from deploy.lab.guest import build
 from deploy.lab.lab_lock import only_user
 from deploy.lab.lab_vms import PREFIX, LabHost, LabVm, Role, connect
-from manager.client import ManagerClient
 from manager.model.cpus import parse_cpus
+from manager.protocol.client import ManagerClient
 from tests.chaos.site import DEADLINE_S, HOST, Machine, Site, crash_safe_server
 from tests.live.conftest import GROUP_DEFAULTS, group_file, is_untouched, is_v1, until, virsh, weight
 from tests.live.test_control import CRITICAL, has_systemd, vcpu_cpus

@@ -9,8 +9,6 @@ from typing import Any
 
 import httpx
 
-from manager import client
-from manager.api.schemas import ReportIn, ReportOut
 from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.registration import (
@@ -26,6 +24,9 @@ from manager.model.registration import (
 )
 from manager.model.source import Push
 from manager.model.window import Ready, Window
+from manager.protocol import client
+from manager.protocol.assignment import ReportOut
+from manager.protocol.report import ReportIn
 
 ASSIGNMENT = {
     "slot_s": 2.0,

@@ -24,8 +24,8 @@ from deploy.lab.demo.originals import settings_of_all
 from deploy.lab.guest import build
 from deploy.lab.lab_lock import only_user
 from deploy.lab.lab_vms import PREFIX, URI, LabHost, LabVm, Role, connect
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
+from manager.protocol.client import ManagerClient
 
 HOST = "live"
 WAIT_S = 30.0

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from manager.client import ManagerClient
+from manager.protocol.client import ManagerClient
 from tests.deploy.units import TOP
 from tests.live.conftest import BATCH, CACHE, STRANGER, Service, held, is_untouched, terminate, until, weight
 from tests.live.test_control import CRITICAL, smallest

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from manager.api.convert import capabilities_body
-from manager.client import ManagerClient
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Report
 from manager.loop.outbox import Outbox
@@ -17,6 +15,8 @@ from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
+from manager.protocol.client import ManagerClient
+from manager.protocol.convert import capabilities_body
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.fakes.host import FakeHost, domain_uuid

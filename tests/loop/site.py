@@ -11,7 +11,6 @@ import httpx
 
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
-from manager.client import ManagerClient
 from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.findings import FindingsWatch
@@ -22,6 +21,7 @@ from manager.loop.tick import Clock, ControlLoop, LoopSettings
 from manager.model.decision import Decision, Memory, Snapshot
 from manager.model.limits import EVERYTHING
 from manager.model.window import Window
+from manager.protocol.client import ManagerClient
 from manager.store.database import Database
 from manager.store.tokens import Role, create_token
 from policies.equal import POLICY as EQUAL

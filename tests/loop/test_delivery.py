@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.delivery import Rejected
@@ -22,6 +21,7 @@ from manager.loop.link import ManagerLink, Report
 from manager.loop.outbox import MOST_ASIDE, Outbox
 from manager.loop.rejections import Rejections
 from manager.model.records import Event, Severity
+from manager.protocol.client import ManagerClient
 from tests.fakes.manager import ASSIGNMENT, Wire, orders
 
 NOTHING = Report(None, None, None)

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from manager.client import ManagerClient
 from manager.errors import JournalError
 from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
@@ -21,6 +20,7 @@ from manager.loop.outbox import Outbox
 from manager.loop.reserve import RESERVE_BYTES, Reserve
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.limits import EVERYTHING
+from manager.protocol.client import ManagerClient
 from policies.priority import POLICY as PRIORITY
 from tests.fakes.examiner import FakeExaminer
 from tests.fakes.host import FakeHost, domain_uuid

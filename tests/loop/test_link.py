@@ -9,7 +9,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 from manager.loop.findings import Findings
 from manager.loop.link import ManagerLink, Orders
@@ -17,6 +16,7 @@ from manager.loop.outbox import Outbox
 from manager.model.histogram import Histogram
 from manager.model.host import VmInstance
 from manager.model.registration import VmClass
+from manager.protocol.client import ManagerClient
 from tests.fakes.examiner import FOUND
 from tests.fakes.host import domain_uuid
 from tests.fakes.manager import (

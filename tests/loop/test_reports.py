@@ -8,8 +8,6 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from manager.api.convert import timestamp, window_of
-from manager.api.schemas import ReportIn, TickStatus
 from manager.errors import ManagerUnavailable
 from manager.loop.chronicle import new_event
 from manager.loop.link import remember
@@ -22,6 +20,8 @@ from manager.model.registration import (
 )
 from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.window import Window
+from manager.protocol.convert import timestamp, window_of
+from manager.protocol.report import ReportIn, TickStatus
 from tests.fakes.manager import (
     ASSIGNMENT,
     END_S,

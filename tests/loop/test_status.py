@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from manager.api.convert import capabilities_body
-from manager.api.schemas import ReportIn, VmStatus
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import TickResult
@@ -23,6 +21,8 @@ from manager.model.records import VcpuTick
 from manager.model.registration import Mode
 from manager.model.rules import IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Topology
+from manager.protocol.convert import capabilities_body
+from manager.protocol.report import ReportIn, VmStatus
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.loop.conftest import Rig
 

@@ -18,12 +18,12 @@ from werkzeug.http import parse_etags
 from manager.api.auth import COOKIE, credentials
 from manager.api.paging import read_cursor, record_place, time_place
 from manager.api.queries import PageQuery
-from manager.api.schemas import SampleLine, SamplesIn
 from manager.api.validation import read_json, read_lines
 from manager.errors import InvalidRequest
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram
 from manager.model.reach import DEFAULT_REACH
 from manager.model.source import NginxSyslog, SourceKind, TimeField
+from manager.protocol.samples import SampleLine, SamplesIn
 from manager.store.tokens import hash_secret
 from manager.telemetry.buckets import BucketCounter
 from manager.telemetry.connect import Names

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manager.api.schemas import ReportIn
+from manager.protocol.report import ReportIn
 from tests.api.conftest import (
     CAPABILITIES,
     HOST,

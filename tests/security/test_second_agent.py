@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.client import ManagerClient
 from manager.control.tenure_rules import Tenure, Verdict, Who, judge
 from manager.errors import ManagerRefused
 from manager.loop.agent_metrics import AgentMetrics
@@ -18,6 +17,7 @@ from manager.loop.link import ManagerLink, Report
 from manager.loop.outbox import Outbox
 from manager.loop.rejections import Rejections
 from manager.model.records import Severity
+from manager.protocol.client import ManagerClient
 from tests.api.conftest import HOST, Api, report, status
 from tests.fakes.manager import Wire
 

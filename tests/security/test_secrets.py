@@ -21,8 +21,8 @@ from click.testing import CliRunner
 from sqlalchemy import text
 
 from manager.cli import main
-from manager.client import ManagerClient
 from manager.errors import EquipoiseError, ManagerUnavailable
+from manager.protocol.client import ManagerClient
 from manager.store.database import open_database
 from tests.api.conftest import Api, make_api
 from tests.web.desk import Desk

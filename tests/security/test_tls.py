@@ -16,8 +16,8 @@ import pytest
 from flask import Flask, Response, request
 
 from manager.api.manager_server import make_server
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable, SettingsError
+from manager.protocol.client import ManagerClient
 from manager.serving.exchange import EXCHANGE, MAX_BODY_BYTES
 from manager.serving.server import HttpServer, Lanes
 from manager.settings import load_settings

@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from manager.cli import main
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
+from manager.protocol.client import ManagerClient
 
 NOBODY = 65534
 TOP = Path(__file__).parents[2]

@@ -15,9 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from manager.api.schemas import Problem, SamplesOut
 from manager.model.histogram import bucket_of
 from manager.model.source import Push, SourceState
+from manager.protocol.samples import Problem, SamplesOut
 from manager.serving.server import HttpServer, Lanes
 from manager.telemetry.own import is_own_address
 from manager.telemetry.push import MOST_BYTES, PushPages, PushRoute

@@ -10,9 +10,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from manager import client as module
-from manager.client import Connection, ManagerClient
 from manager.errors import ManagerUnavailable
+from manager.protocol import client as module
+from manager.protocol.client import Connection, ManagerClient
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -11,10 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from manager.cli import main, status_commands
-from manager.client import ManagerClient
 from manager.control.story import KnobChange, sentence
 from manager.model.knobs import Knob, knob_name
 from manager.model.records import OutcomeKind
+from manager.protocol.client import ManagerClient
 from tests.fakes.host import FakeHost
 from tests.fakes.manager import Wire
 

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from manager.cli import main, mode_commands
-from manager.client import ManagerClient
+from manager.protocol.client import ManagerClient
 from tests.fakes.manager import Wire
 
 NUMBER = 7

@@ -9,25 +9,15 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from manager.api.convert import host_fields, host_spec, vm_fields, vm_spec
-from manager.api.schemas import (
-    CpuList,
-    DomainName,
-    HostIn,
-    LawBody,
-    Moment,
-    Name,
-    PlacementBody,
-    Text,
-    Uuid,
-    VmIn,
-)
 from manager.model.law import BOUNDS, Law
 from manager.model.registration import CacheControl, HostSpec, Mode, VmClass, VmSpec
 from manager.model.rules import BOUNDS as RULE_BOUNDS
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.scheduling import Policy, Scheduling
 from manager.model.warp import WarpUse
+from manager.protocol.convert import host_fields, host_spec, vm_fields, vm_spec
+from manager.protocol.fields import CpuList, DomainName, Moment, Name, Text, Uuid
+from manager.protocol.registration import HostIn, LawBody, PlacementBody, VmIn
 
 moment: TypeAdapter[datetime] = TypeAdapter(Moment)
 

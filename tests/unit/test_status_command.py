@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from manager.cli import main, status_commands
-from manager.client import ManagerClient
+from manager.protocol.client import ManagerClient
 from tests.fakes.manager import Wire
 
 WARP = {

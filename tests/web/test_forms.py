@@ -9,7 +9,9 @@ import pytest
 from pydantic import BaseModel
 from werkzeug.datastructures import MultiDict
 
-from manager.api.schemas import ApplicationIn, HostIn, TokenIn, UserIn, VmIn
+from manager.api.schemas.access import UserIn
+from manager.api.schemas.service import TokenIn
+from manager.protocol.registration import ApplicationIn, HostIn, VmIn
 from webui.filled import check, differences, press, read_form, shown
 from webui.forms import Group, Input, Look, Rows, inputs_of, parts_of, summary_of
 from webui.labels import label_of, range_words

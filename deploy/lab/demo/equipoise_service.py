@@ -14,9 +14,9 @@ from typing import Any
 
 from deploy.lab.commands import LabError, last_lines
 from deploy.lab.demo.scene import Scene, Service
-from manager.client import ManagerClient
 from manager.errors import ManagerUnavailable
 from manager.model.warp import WarpUse
+from manager.protocol.client import ManagerClient
 
 HOST = "demo"
 START_S = 60.0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pydantic import AwareDatetime, Field
 
-from manager.api.schemas.agents import TickStatus
-from manager.api.schemas.fields import Count, Name, Schema, Text
-from manager.api.schemas.registration import SlaBody
 from manager.model.registration import Mode
 from manager.model.window import Burn, SlaState
+from manager.protocol.fields import Count, Name, Schema, Text
+from manager.protocol.registration import SlaBody
+from manager.protocol.report import TickStatus
 
 
 class FleetApplication(Schema):

@@ -6,14 +6,14 @@ from typing import Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field
 
-from manager.api.schemas.agents import KnobIndex
-from manager.api.schemas.fields import Count, Name, Schema, Text
-from manager.api.schemas.registration import LawBody, SlaBody
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind
 from manager.model.registration import Mode, VmClass
 from manager.model.verdict import VerdictKind
 from manager.model.window import SlaState
+from manager.protocol.fields import Count, Name, Schema, Text
+from manager.protocol.registration import LawBody, SlaBody
+from manager.protocol.report import KnobIndex
 
 Line = list[float | None]
 _ALIGNED = "one value a step, null: unknown"

@@ -6,9 +6,9 @@ from enum import StrEnum
 
 from pydantic import Field
 
-from manager.api.schemas.agents import KnobChange
-from manager.api.schemas.fields import Name, Schema, Text
 from manager.model.registration import Mode
+from manager.protocol.fields import Name, Schema, Text
+from manager.protocol.report import KnobChange
 
 
 class PreviewKind(StrEnum):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import AwareDatetime, Field
 
-from manager.api.schemas.fields import Moment, Name, Schema, Text
+from manager.protocol.fields import Moment, Name, Schema, Text
 
 
 class PolicyOut(Schema):
@@ -104,15 +104,3 @@ class JoinOut(Schema):
     host: Name
     name: Name = Field(description="of the token")
     token: Text
-
-
-class Problem(BaseModel):
-    """Every error, as application/problem+json (RFC 9457)."""
-
-    type: str = "about:blank"
-    title: str
-    status: int
-    detail: str
-    field: str | None = None
-    errors: list[dict[str, str]] = Field(default_factory=list, description="one entry a bad field: field, message")
-    request_id: str | None = Field(default=None, description="as in X-Request-Id, and in the manager's log")

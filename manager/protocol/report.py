@@ -6,7 +6,12 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from manager.api.schemas.fields import (
+from manager.model.finding import FindingStatus
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind, Severity
+from manager.model.registration import Mode
+from manager.model.warp import Rung
+from manager.protocol.fields import (
     Buckets,
     Count,
     DomainName,
@@ -19,12 +24,7 @@ from manager.api.schemas.fields import (
     Uuid,
     Weight,
 )
-from manager.api.schemas.sources import SourceStatusBody
-from manager.model.finding import FindingStatus
-from manager.model.knobs import Knob
-from manager.model.records import OutcomeKind, Severity
-from manager.model.registration import Mode
-from manager.model.warp import Rung
+from manager.protocol.sources import SourceStatusBody
 
 KnobIndex = Annotated[
     int,

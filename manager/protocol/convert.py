@@ -7,29 +7,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from manager.api.schemas import (
-    MAX_TEXT,
-    ApplicationIn,
-    AssignedApplication,
-    AssignedWindow,
-    AssignmentOut,
-    CapabilitiesBody,
-    DomainBody,
-    EventBody,
-    FindingBody,
-    HostIn,
-    LawBody,
-    PlacementBody,
-    ReadyBody,
-    RecordBody,
-    SlaBody,
-    SourceStatusBody,
-    TickBody,
-    TierBody,
-    TopologyBody,
-    VmIn,
-    WindowBody,
-)
 from manager.control.source_rules import source_fields, source_of
 from manager.model.cpus import format_cpus, parse_cpus
 from manager.model.finding import Finding
@@ -42,6 +19,21 @@ from manager.model.scheduling import Scheduling
 from manager.model.source import SourceStatus
 from manager.model.topology import NicQueue, Pcpu, Topology
 from manager.model.window import Ready, Window
+from manager.protocol.assignment import AssignedApplication, AssignedWindow, AssignmentOut
+from manager.protocol.fields import MAX_TEXT
+from manager.protocol.registration import ApplicationIn, HostIn, LawBody, PlacementBody, SlaBody, TierBody, VmIn
+from manager.protocol.report import (
+    CapabilitiesBody,
+    DomainBody,
+    EventBody,
+    FindingBody,
+    ReadyBody,
+    RecordBody,
+    TickBody,
+    TopologyBody,
+    WindowBody,
+)
+from manager.protocol.sources import SourceStatusBody
 
 
 def timestamp(time_s: float) -> datetime:

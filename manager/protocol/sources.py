@@ -7,11 +7,11 @@ import re
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, AwareDatetime, Field
+from pydantic import AfterValidator, Field
 
-from manager.api.schemas.fields import Count, Moment, Name, Percentile, Schema, Text
 from manager.model.source import SourceKind, SourceState, TimeField
 from manager.model.url import secret_of
+from manager.protocol.fields import Count, Moment, Name, Percentile, Schema, Text
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
@@ -157,14 +157,3 @@ class SourceStatusBody(Schema):
     late: Count = Field(default=0, description="older than the windows that are kept open")
     errors: Count = Field(default=0, description="requests that failed, or were not answered in time")
     detail: Text = ""
-
-
-class SourceOut(Schema):
-    """A source of an application on one host."""
-
-    source: Name
-    type: SourceKind
-    host: Name | None = Field(description="null: no agent has reported it yet")
-    at: AwareDatetime | None = Field(description="time of the report")
-    status: SourceStatusBody | None
-    problem: Text = Field(default="", description="why no host runs it; empty: nothing is known to stand in the way")

@@ -6,34 +6,9 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, Field
 
-from manager.api.schemas.agents import ReadyBody
-from manager.api.schemas.fields import Count, Name, Schema, Text
-from manager.api.schemas.registration import ApplicationIn, HostIn, VmIn
-
-ORDERS_HEADER = "Equipoise-Orders"
-"""Header of an assignment: the number of the registrations it is made of, also where it is answered with 304."""
-
-
-PROTOCOL_HEADER = "Equipoise-Protocol"
-"""Header of what agent and manager tell each other: the number of the protocol they speak; 0 where it is absent."""
-
-PROTOCOL = 2
-TELLS_REFUSED = 2
-"""From this protocol on an agent sets aside the items that a manager leaves out, and tells of them."""
-
-OLDEST_PROTOCOL = 0
-"""Each side refuses another that speaks an older protocol than this one. What it does not know of a newer one, such as
-fields, it passes over."""
-
-CLOCK_HEADER = "Equipoise-Clock"
-"""Header of what the manager answers an agent: its time, in seconds since the epoch."""
-
-AHEAD_HEADER = "Equipoise-Clock-Ahead"
-"""Header of a report: by how many seconds the agent found its own clock ahead of that."""
-
-
-INSTANCE_HEADER, BOOT_HEADER = "Equipoise-Instance", "Equipoise-Boot"
-"""Headers of what an agent asks and tells: the id that its state directory keeps, and that of its kernel's boot."""
+from manager.protocol.fields import Count, Name, Schema, Text
+from manager.protocol.registration import ApplicationIn, HostIn, VmIn
+from manager.protocol.report import ReadyBody
 
 
 class AssignedVm(VmIn):
