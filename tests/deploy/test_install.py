@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import shutil
@@ -18,7 +19,11 @@ from tests.deploy.units import TOP
 INSTALL = TOP / "deploy/install"
 UNITS = "usr/lib/systemd/system"
 # What it depends on is borrowed from the environment of the tests.
-ENVIRONMENT = os.environ | {"PIP_NO_DEPS": "1", "PYTHON": "/usr/bin/python3"}
+ENVIRONMENT = os.environ | {
+    "PIP_NO_DEPS": "1",
+    "PYTHON": "/usr/bin/python3",
+    "PYTHONPATH": sysconfig.get_path("purelib"),
+}
 
 
 def install(*options: str | Path, succeeds: bool = True) -> str:
@@ -31,6 +36,11 @@ def files(tree: Path) -> dict[str, float]:
     """Everything but the virtual environment, with when it was written."""
     found = (path for path in tree.rglob("*") if not path.is_dir() and "opt" not in path.relative_to(tree).parts)
     return {str(path.relative_to(tree)): path.lstat().st_mtime for path in found}
+
+
+def settings_and_units(written: dict[str, float]) -> dict[str, float]:
+    """What is left untouched where it is the same already; man pages and completion are made anew."""
+    return {name: time for name, time in written.items() if "/share/" not in name}
 
 
 def test_into_a_tree_again_and_out_of_it(tmp_path: Path) -> None:
@@ -52,10 +62,21 @@ def test_into_a_tree_again_and_out_of_it(tmp_path: Path) -> None:
     version = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert version.stdout == f"equipoise {__version__}\n", version.stderr
 
+    shared = tmp_path / "usr/local/share"
+    assert (
+        "equipoise\\-release \\- "
+        in gzip.decompress((shared / "man/man1/equipoise-release.1.gz").read_bytes()).decode()
+    )
+    completion = ("bash-completion/completions/equipoise", "fish/vendor_completions.d/equipoise.fish")
+    for place in (*completion, "zsh/site-functions/_equipoise"):
+        assert "_EQUIPOISE_COMPLETE" in (shared / place).read_text()
+
     (tmp_path / "etc/equipoise/equipoise.toml").write_text("interval_s = 2\n")
     before = files(tmp_path)
+    (shared / "man/man1/equipoise-dance.1.gz").touch()  # of a command that an earlier version had
     install("--root", tmp_path, "--prefix", "/opt/other")
-    assert files(tmp_path) == before
+    assert settings_and_units(files(tmp_path)) == settings_and_units(before)
+    assert files(tmp_path).keys() == before.keys()
 
     (tmp_path / "var/lib/equipoise").mkdir(parents=True)
     (tmp_path / "var/lib/equipoise/journal.db").touch()
@@ -127,8 +148,7 @@ getent passwd equipoise || echo no user
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a copy of this machine")
 def test_on_a_copy_of_this_machine(tmp_path: Path) -> None:
-    # The environment of the new installation is empty of what it depends on: it is lent by PYTHONPATH.
-    parts = on_a_copy(tmp_path, STEPS, ENVIRONMENT | {"PYTHONPATH": sysconfig.get_path("purelib")})
+    parts = on_a_copy(tmp_path, STEPS, ENVIRONMENT)
     assert "/var/lib/equipoise-manager" in parts["users"]
     assert "equipoise 700 /var/lib/equipoise-manager" in parts["users"]
     assert "root 700 /var/lib/equipoise\n" in parts["users"]

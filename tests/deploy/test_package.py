@@ -52,6 +52,12 @@ def test_unpacked_it_runs_with_its_own_libraries(package: Path, tmp_path: Path) 
     assert found.stdout.startswith(str(venv))
     assert (tmp_path / "usr/bin/equipoise").readlink() == Path("/opt/equipoise/bin/equipoise")
     assert not (tmp_path / "usr/local").exists()
+    for place in (
+        "man/man1/equipoise.1.gz",
+        "bash-completion/completions/equipoise",
+        "zsh/vendor-completions/_equipoise",
+    ):
+        assert (tmp_path / "usr/share" / place).is_file()
 
 
 STEPS = """
