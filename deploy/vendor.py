@@ -23,7 +23,7 @@ TARGET = Path(__file__).parents[1] / "webui/static/vendor"
 
 
 @dataclass(frozen=True, slots=True)
-class Package:
+class NpmPackage:
     """A package of the npm registry, and the files of it that are served. ``integrity`` is that of its archive."""
 
     name: str
@@ -34,21 +34,21 @@ class Package:
 
 
 PACKAGES = (
-    Package(
+    NpmPackage(
         "htmx.org",
         "2.0.11",
         "0BSD",
         "sha512-Thx/WtpeOQqSrqBCw/A1cwGJGg4UrVa3+sW0GmrM3p4gJgO89ecH4qtbnyzDDWFvBTqjnIMCgELTNt636dtamA==",
         ("dist/htmx.min.js",),
     ),
-    Package(
+    NpmPackage(
         "idiomorph",
         "0.8.0",
         "0BSD",
         "sha512-R47JBL+6jHDQvcnbppIUtXXcxi5h6+wuCEEZXnRhUltsgzPFKzThL5PuHppP9ypJuy+7WawcY1TsSBD/iQbMhw==",
         ("dist/idiomorph-ext.min.js",),
     ),
-    Package(
+    NpmPackage(
         "uplot",
         "1.6.32",
         "MIT",
@@ -58,7 +58,7 @@ PACKAGES = (
 )
 
 
-def fetch(package: Package, folder: Path) -> bytes:
+def fetch(package: NpmPackage, folder: Path) -> bytes:
     """The package's archive. Raises CalledProcessError, and ValueError where it is not what is pinned."""
     command = ["npm", "pack", "--silent", "--pack-destination", str(folder), f"{package.name}@{package.version}"]
     printed = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout
@@ -69,7 +69,7 @@ def fetch(package: Package, folder: Path) -> bytes:
     return content
 
 
-def unpack(package: Package, content: bytes) -> dict[str, bytes]:
+def unpack(package: NpmPackage, content: bytes) -> dict[str, bytes]:
     """The served files and the licence, by the names they get."""
     names = {one.rpartition("/")[2]: one for one in package.files}
     names[f"LICENSE.{package.name}"] = "LICENSE"

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class _Request(socketserver.StreamRequestHandler):
-    server: _Server
+    server: _HookServer
     timeout = _SLOW_S
 
     def handle(self) -> None:
@@ -35,7 +35,7 @@ class _Request(socketserver.StreamRequestHandler):
             self.server.started(uuid, name)
 
 
-class _Server(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
+class _HookServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
     daemon_threads = True
     request_queue_size = 64
 
@@ -59,7 +59,7 @@ class HookSocket:
         """``started`` is called with a domain's UUID and name, and returns when libvirt may go on. Raises OSError."""
         path.unlink(missing_ok=True)
         self._path = path
-        self._server = _Server(path, started)
+        self._server = _HookServer(path, started)
         self._thread = threading.Thread(target=self._server.serve_forever, name="hook", daemon=True)
         self._thread.start()
 

@@ -38,7 +38,7 @@ LASTING_INTERVALS = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AppMemory:
     """What is remembered of an application.
 
     ``miss`` is the average of ln(RT / RT_SLA), ``at_s`` when a percentile was believed last, ``idle_s`` since when it
@@ -58,20 +58,20 @@ class Kept:
     ``off`` counts for each VM the intervals in a row in which its weight was outside the dead band, negative below.
     """
 
-    applications: Mapping[str, Held] = field(default_factory=dict)
+    applications: Mapping[str, AppMemory] = field(default_factory=dict)
     cpu_shares: Mapping[str, float] = field(default_factory=dict)
     off: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedApp:
     """An application in this interval.
 
     ``factor`` is what its VMs' CPU use is multiplied by to get the demand; None where nothing can be said, then
     ``reason`` says what becomes of its weights: held, or ``fallback`` (to `priority`), or ``decay`` (a factor).
     """
 
-    held: Held
+    held: AppMemory
     reason: str
     factor: float | None = None
     fallback: bool = False
@@ -100,12 +100,12 @@ def decide(name: str, sharing: Sharing, snapshot: Snapshot, memory: Memory) -> D
     return Decision(tuple(goals[vm.name] for vm in snapshot.vms if vm.name in goals), kept, notes)
 
 
-def _judge(view: ApplicationView, sharing: Sharing, snapshot: Snapshot, before: Kept) -> Judged:
+def _judge(view: ApplicationView, sharing: Sharing, snapshot: Snapshot, before: Kept) -> JudgedApp:
     sla = view.application.sla
     if sla is None:
         raise ValueError(f"application {view.application.name} has no SLA to be judged by")
     law, now_s, steady_s = snapshot.host.law, snapshot.now_s, snapshot.steady_s
-    held = before.applications.get(view.application.name, Held(at_s=steady_s))
+    held = before.applications.get(view.application.name, AppMemory(at_s=steady_s))
     if sharing is Sharing.ISOLATION and sla.max_rate_rps is not None:
         held, rate_rps = _over(view, sla.max_rate_rps, held, law, now_s)
         if held.over:
@@ -113,7 +113,7 @@ def _judge(view: ApplicationView, sharing: Sharing, snapshot: Snapshot, before: 
             measured_ms = _percentile_ms(view, sla, law, now_s) or sla.response_time_ms
             factor = 1 + performance_factor(measured_ms, UNBOUND_MS) if law.published else 0.0
             held = replace(held, miss=None, at_s=steady_s, idle_s=None)
-            return Judged(held, text, factor, note="over its agreed load")
+            return JudgedApp(held, text, factor, note="over its agreed load")
     response_ms = _percentile_ms(view, sla, law, now_s)
     if _idle(view, snapshot):
         return _judge_idle(held, law, steady_s)
@@ -121,16 +121,20 @@ def _judge(view: ApplicationView, sharing: Sharing, snapshot: Snapshot, before: 
         return _judge_unknown(held, law, steady_s)
     if law.published:
         factor = 1 + performance_factor(response_ms, sla.response_time_ms)
-        return Judged(Held(at_s=steady_s, over=held.over), _measured(response_ms, sla), factor)
+        return JudgedApp(AppMemory(at_s=steady_s, over=held.over), _measured(response_ms, sla), factor)
     averaged = average(held.miss, miss(response_ms, sla.response_time_ms, law.largest_miss), law.smoothing)
-    return Judged(Held(averaged, steady_s, None, held.over), _measured(response_ms, sla), math.exp(law.gain * averaged))
+    return JudgedApp(
+        AppMemory(averaged, steady_s, None, held.over), _measured(response_ms, sla), math.exp(law.gain * averaged)
+    )
 
 
 def _measured(response_ms: float, sla: Sla) -> str:
     return f"p{sla.percentile:g} {response_ms:.4g} ms of {sla.response_time_ms:g} ms"
 
 
-def _over(view: ApplicationView, max_rate_rps: float, held: Held, law: Law, now_s: float) -> tuple[Held, float | None]:
+def _over(
+    view: ApplicationView, max_rate_rps: float, held: AppMemory, law: Law, now_s: float
+) -> tuple[AppMemory, float | None]:
     """Whether an application is above its agreed load now (as before where that is unknown), and its rate."""
     if law.published:
         rate_rps = view.window.rate_rps if view.window else None
@@ -165,28 +169,30 @@ def _idle(view: ApplicationView, snapshot: Snapshot) -> bool:
     return bool(served_by) and all(vm.cpu_share * pcpus < IDLE_PCPUS for vm in served_by)
 
 
-def _judge_idle(held: Held, law: Law, steady_s: float) -> Judged:
+def _judge_idle(held: AppMemory, law: Law, steady_s: float) -> JudgedApp:
     since_s = steady_s if held.idle_s is None else held.idle_s
     held = replace(held, miss=None, at_s=steady_s, idle_s=since_s)
     spare_s = steady_s - since_s - law.idle_hold_s
     if spare_s <= 0:
-        return Judged(held, "no requests")
-    return Judged(held, "no requests: decays", decay=0.5 ** (spare_s / law.idle_half_life_s))
+        return JudgedApp(held, "no requests")
+    return JudgedApp(held, "no requests: decays", decay=0.5 ** (spare_s / law.idle_half_life_s))
 
 
-def _judge_unknown(held: Held, law: Law, steady_s: float) -> Judged:
+def _judge_unknown(held: AppMemory, law: Law, steady_s: float) -> JudgedApp:
     held = replace(held, idle_s=None)
     if steady_s - held.at_s <= law.max_age_s + law.hold_s:
-        return Judged(held, "too few fresh response times: held", note="too few fresh response times: weights are held")
+        return JudgedApp(
+            held, "too few fresh response times: held", note="too few fresh response times: weights are held"
+        )
     note = "too few fresh response times for long: weights as under `priority`"
-    return Judged(replace(held, miss=None), "no response times: as under priority", fallback=True, note=note)
+    return JudgedApp(replace(held, miss=None), "no response times: as under priority", fallback=True, note=note)
 
 
 def _critical_goals(
     name: str,
     snapshot: Snapshot,
     scale: WeightScale,
-    judged: Mapping[str, Judged],
+    judged: Mapping[str, JudgedApp],
     shares: Mapping[str, float],
     before: Kept,
 ) -> tuple[list[WeightGoal], dict[str, int]]:
@@ -224,7 +230,7 @@ def _critical_goals(
     return goals, off
 
 
-def _kept_goal(name: str, vm: VmView, one: Judged, scale: WeightScale) -> WeightGoal:
+def _kept_goal(name: str, vm: VmView, one: JudgedApp, scale: WeightScale) -> WeightGoal:
     """The weight it has, decaying to the least one where the application is idle."""
     weight = scale.critical if vm.weight is None else max(vm.weight, scale.critical_min)
     if one.decay is not None:

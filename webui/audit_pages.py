@@ -10,7 +10,7 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import OPERATOR, allow
 from webui.filled import differences
-from webui.inside import Json, Refused
+from webui.inside import Json, RequestRefused
 from webui.labels import label_of
 from webui.site import Site, page
 
@@ -30,7 +30,7 @@ def add_audit(web: Blueprint, site: Site) -> None:
         found: Json = {"items": [], "next": None}
         try:
             found = site.api.get("/audit", limit=100, cursor=request.args.get("cursor"), **asked)
-        except Refused as refused:
+        except RequestRefused as refused:
             if not refused.errors:
                 raise
             errors = refused.errors

@@ -14,9 +14,9 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import OPERATOR, allow
 from manager.model.registration import Mode
-from webui.editing_pages import ANY_KIND, KINDS, NOT_FOR_A_FORM, Kind, etag_of, policies
+from webui.editing_pages import ANY_KIND, KINDS, NOT_FOR_A_FORM, EditedKind, etag_of, policies
 from webui.forms import Look, parts_of
-from webui.inside import Answer, Inside, Json, Refused
+from webui.inside import ApiAnswer, Inside, Json, RequestRefused
 from webui.site import Site, page
 
 PLANS = {
@@ -27,7 +27,7 @@ PLANS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class OrderPreview:
     """What an order would change: ``kind`` is one of ``PLANS``, ``notes`` say what the changes do not."""
 
     kind: str
@@ -47,7 +47,7 @@ def add_control(web: Blueprint, site: Site) -> None:
             try:
                 site.api.call("PATCH", of.at(name), body=_orders(of), etag=etag_of(request.form))
                 return redirect(url_for("web.control", kind=kind, name=name, done=1), HTTPStatus.SEE_OTHER)
-            except Refused as refused:
+            except RequestRefused as refused:
                 if refused.status in NOT_FOR_A_FORM:
                     raise
                 status = HTTPStatus(refused.status)
@@ -80,7 +80,7 @@ def add_control(web: Blueprint, site: Site) -> None:
         return redirect(url_for("web.control", kind=kind, name=name, done=1), HTTPStatus.SEE_OTHER)
 
 
-def _orders(kind: Kind) -> Json:
+def _orders(kind: EditedKind) -> Json:
     """Mode and policy as the request asks for them; aborts with 400 for a mode that there is not."""
     orders: Json = {}
     if "mode" in request.values:
@@ -93,25 +93,25 @@ def _orders(kind: Kind) -> Json:
     return orders
 
 
-def _look(kind: Kind, api: Inside) -> Look:
+def _look(kind: EditedKind, api: Inside) -> Look:
     if kind.path != "hosts":
         return Look(only=frozenset({"mode"}))
     return Look(choices={"policy": policies(api)}, only=frozenset({"mode", "policy"}))
 
 
-def _plan(kind: Kind, found: Answer, asked: Json, api: Inside) -> Plan:
+def _plan(kind: EditedKind, found: ApiAnswer, asked: Json, api: Inside) -> OrderPreview:
     """What the orders would change, as far as anybody can tell now."""
     orders = {"mode": found.body["mode"]} | asked
     try:
         told = api.get(f"{kind.at(found.body['name'])}/preview", **orders)
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status in NOT_FOR_A_FORM:
             raise
-        return Plan("", [], [f"Nobody can tell now what would change: {refused.detail}."])
-    return Plan(told["kind"], told["changes"], told["notes"])
+        return OrderPreview("", [], [f"Nobody can tell now what would change: {refused.detail}."])
+    return OrderPreview(told["kind"], told["changes"], told["notes"])
 
 
-def _foreign(kind: Kind, it: Json, api: Inside) -> Iterator[tuple[str, Json]]:
+def _foreign(kind: EditedKind, it: Json, api: Inside) -> Iterator[tuple[str, Json]]:
     """Settings that somebody else changed, with their VMs."""
     vms = [it] if kind.path == "vms" else api.every("/vms", host=it["name"]) if kind.path == "hosts" else ()
     for vm in vms:

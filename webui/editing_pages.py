@@ -20,7 +20,7 @@ from manager.api.schemas.service import TokenIn
 from manager.protocol.registration import ApplicationIn, HostIn, VmIn
 from webui.filled import Given, check, covers, differences, press, read_form
 from webui.forms import Choices, Look, parts_of, summary_of
-from webui.inside import Inside, Json, Refused
+from webui.inside import Inside, Json, RequestRefused
 from webui.labels import label_of
 from webui.site import Site, page
 
@@ -29,7 +29,7 @@ NOT_FOR_A_FORM = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class EditedKind:
     """What can be registered: where the interface has it, what it is called, and its shape."""
 
     path: str
@@ -49,12 +49,12 @@ class Kind:
 _SELDOM_OF_VMS = frozenset(
     {"libvirt_name", "libvirt_uuid", "weight", "pin", "cpus", "max_pcpus", "warp_us", "scheduling"}
 )
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, EditedKind] = {
     kind.path: kind
     for kind in (
-        Kind("vms", "VM", VmIn, _SELDOM_OF_VMS),
-        Kind("applications", "application", ApplicationIn, frozenset({"cache"})),
-        Kind("hosts", "host", HostIn, frozenset({"law", "placement"})),
+        EditedKind("vms", "VM", VmIn, _SELDOM_OF_VMS),
+        EditedKind("applications", "application", ApplicationIn, frozenset({"cache"})),
+        EditedKind("hosts", "host", HostIn, frozenset({"law", "placement"})),
     )
 }
 ANY_KIND = f"<any({', '.join(KINDS)}):kind>"
@@ -113,7 +113,7 @@ def add_editing(web: Blueprint, site: Site) -> None:
             try:
                 site.api.call("DELETE", of.at(name), etag=etag_of(request.form))
                 return redirect(url_for("web.registered", deleted=kind, name=name), HTTPStatus.SEE_OTHER)
-            except Refused as refused:
+            except RequestRefused as refused:
                 if refused.status in NOT_FOR_A_FORM:
                     raise
                 detail = refused.detail
@@ -140,7 +140,7 @@ def etag_of(given: Given) -> str:
     return etag
 
 
-def filled(kind: Kind, name: str | None, given: Given) -> Sheet:
+def filled(kind: EditedKind, name: str | None, given: Given) -> Sheet:
     """What was filled in, with a button's action done, and judged by the shapes alone unless a button was pressed."""
     sheet = Sheet(given.get("name", "").strip() if name is None else name, read_form(kind.model, given))
     sheet.etag = etag_of(given)
@@ -153,11 +153,11 @@ def filled(kind: Kind, name: str | None, given: Given) -> Sheet:
     return sheet
 
 
-def save(kind: Kind, sheet: Sheet, api: Inside) -> bool:
+def save(kind: EditedKind, sheet: Sheet, api: Inside) -> bool:
     """Register what was filled in; False: it was refused, and the sheet says why. Raises Refused where rights lack."""
     try:
         api.call("PUT", kind.at(sheet.name), body=sheet.body, etag=sheet.etag or None, new=not sheet.etag)
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status in NOT_FOR_A_FORM:
             raise
         sheet.status, sheet.detail, sheet.errors = refused.status, refused.detail, refused.errors
@@ -167,14 +167,14 @@ def save(kind: Kind, sheet: Sheet, api: Inside) -> bool:
     return True
 
 
-def _compare(kind: Kind, sheet: Sheet, api: Inside) -> None:
+def _compare(kind: EditedKind, sheet: Sheet, api: Inside) -> None:
     """Somebody else was quicker: show what is registered now, so that saving again is a choice."""
     if not sheet.etag:
         sheet.errors = {"name": f"there is a {kind.word} named {sheet.name!r} already"}
         return
     try:
         now = api.call("GET", kind.at(sheet.name))
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status != HTTPStatus.NOT_FOUND:
             raise
         sheet.etag = ""
@@ -189,14 +189,14 @@ def _compare(kind: Kind, sheet: Sheet, api: Inside) -> None:
     sheet.detail = f"Somebody changed this {kind.word} meanwhile. Saving replaces what is registered now."
 
 
-def _begun(kind: Kind, name: str | None, api: Inside) -> Sheet:
+def _begun(kind: EditedKind, name: str | None, api: Inside) -> Sheet:
     if name is not None:
         found = api.call("GET", kind.at(name))
         return Sheet(name, kind.registered(found.body), found.etag or "")
     return Sheet(request.args.get("name", ""), {"tiers": [{}]} if kind.path == "applications" else {})
 
 
-def _look(kind: Kind, name: str | None, focus: str, api: Inside) -> Look:
+def _look(kind: EditedKind, name: str | None, focus: str, api: Inside) -> Look:
     """What can be picked: read anew for each page."""
     if kind.path == "hosts":
         return Look(choices={"policy": policies(api)}, folded=kind.folded)

@@ -40,7 +40,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class FieldGroup:
     """Fields that belong together: ``removable`` as a row of a list, ``folded`` away unless ``open``."""
 
     path: str
@@ -61,7 +61,7 @@ class Rows:
     path: str
     label: str
     help: str
-    rows: tuple[Group, ...]
+    rows: tuple[FieldGroup, ...]
     error: str = ""
     kinds: Choices = ()
     part: str = "rows"
@@ -72,7 +72,7 @@ class Rows:
         return self.label.removesuffix("s").lower()
 
 
-Part = Input | Group | Rows
+Part = Input | FieldGroup | Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ def parts_of(
     made = [part for part in maker.properties(schema, "", body) if not look.only or part.path in look.only]
     inputs = tuple(part for part in made if isinstance(part, Input) and part.path in look.folded)
     changed = any(part.error or body.get(part.path) is not None for part in inputs)
-    more = [Group("more", "More settings", "", inputs, folded=True, open=changed)] if inputs else []
+    more = [FieldGroup("more", "More settings", "", inputs, folded=True, open=changed)] if inputs else []
     return (*(maker.folded(part) for part in made if part not in inputs), *more)
 
 
@@ -127,7 +127,7 @@ def _labelled(parts: Sequence[Part], row: str = "") -> Iterator[tuple[Input, str
     for part in parts:
         if isinstance(part, Input):
             yield part, row
-        elif isinstance(part, Group):
+        elif isinstance(part, FieldGroup):
             yield from _labelled(part.parts, f"{part.label}: " if part.removable else row)
         else:
             yield from _labelled(part.rows, row)
@@ -148,10 +148,10 @@ class _Maker:
         )
 
     def folded(self, part: Part) -> Part:
-        if part.path not in self.look.folded or not isinstance(part, Group):
+        if part.path not in self.look.folded or not isinstance(part, FieldGroup):
             return part
         wrong = any(covers(part.path, path) for path in self.errors)
-        return Group(part.path, part.label, part.help, part.parts, part.error, folded=True, open=wrong)
+        return FieldGroup(part.path, part.label, part.help, part.parts, part.error, folded=True, open=wrong)
 
     def part(self, schema: Schema, path: str, value: Any, required: bool) -> Part:
         found, nullable = resolved(schema, self.definitions)
@@ -161,7 +161,7 @@ class _Maker:
                 found = {**found, "required": ()}
             inner = self.properties(found, path, value if isinstance(value, dict) else {})
             help_ = "Leave all of it empty for none." if optional else _sentence(found)
-            return Group(path, label_of(path), help_, inner, self.errors.get(path, ""))
+            return FieldGroup(path, label_of(path), help_, inner, self.errors.get(path, ""))
         if found.get("type") == "array" and holds_rows(found, self.definitions):
             return self.rows(found, path, value if isinstance(value, list) else [])
         return self.input(found, nullable, path, value, required)
@@ -174,7 +174,7 @@ class _Maker:
             inner = row_schema(schema["items"], body, self.definitions) or {"properties": {}}
             label = CHOICES.get(str(body.get("type")), f"{label_of(path).removesuffix('s')} {place + 1}")
             parts = self.properties(inner, at, body)
-            made.append(Group(at, label, _sentence(inner), parts, self.errors.get(at, ""), removable=True))
+            made.append(FieldGroup(at, label, _sentence(inner), parts, self.errors.get(at, ""), removable=True))
         choices = tuple((kind, CHOICES.get(kind, kind)) for kind in kinds)
         return Rows(path, label_of(path), _sentence(schema), tuple(made), self.errors.get(path, ""), choices)
 

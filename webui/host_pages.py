@@ -16,7 +16,7 @@ from webui.cache_view import memory_words, traffic_lines
 from webui.cpu_map import USES, draw_map
 from webui.fleet_pages import cpu_split, host_health
 from webui.host_view import FINDINGS, Contact, cache_lines, grouped, heard, ladder, vm_lines
-from webui.inside import Json, Refused
+from webui.inside import Json, RequestRefused
 from webui.site import Site, page
 
 CSV_STEPS = 2000
@@ -93,7 +93,7 @@ def _findings(site: Site, path: str) -> Any:
     """What the host's doctor found; None where the agent has not told."""
     try:
         return site.api.get(f"{path}/findings")
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status == 404:
             return None
         raise

@@ -12,8 +12,7 @@ from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
 from manager.model.knobs import knob_name
 from manager.model.scheduling import in_words
-from manager.model.warp import TITLES
-from manager.model.warp import Rung as Mechanism
+from manager.model.warp import TITLES, Mechanism
 from webui.cpu_map import pins
 from webui.words import ago
 
@@ -37,7 +36,7 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class VmLine:
+class VmTableRow:
     """A row of the table of VMs; ``weight`` and ``original`` are texts of the kernel's numbers, None where unknown."""
 
     vm: Json
@@ -52,7 +51,7 @@ class VmLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
+class MechanismRow:
     """A step of the ladder: ``in_force`` says for whom, ``offered`` is a finding's status.
 
     ``driven``: this version sets it.
@@ -85,7 +84,7 @@ def heard(host: Json, now_s: float) -> Heard:
     return Heard(Contact.SILENT if host["silent"] else Contact.LIVE, ago(since_s))
 
 
-def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmLine]:
+def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmTableRow]:
     """The VMs of a host, critical ones first; a VM that was last seen elsewhere counts as not running here."""
     lines = []
     for vm in sorted(vms, key=lambda vm: (vm["class"] != "critical", vm["name"])):
@@ -93,7 +92,7 @@ def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmLine]:
         knobs = {(one["knob"], one["index"]): one for one in (status["knobs"] if status else ())}
         weight, idle, quota = (knobs.get((knob, 0)) for knob in ("weight", "idle", "quota"))
         lines.append(
-            VmLine(
+            VmTableRow(
                 vm=vm,
                 running=status is not None,
                 weight=weight and weight["value"],
@@ -127,8 +126,8 @@ def _pins(status: Json | None, online: CpuSet) -> str:
 
 
 def ladder(
-    lines: Sequence[VmLine], findings: Sequence[Json] | None, warp: Json | None = None, cache: Json | None = None
-) -> list[Rung]:
+    lines: Sequence[VmTableRow], findings: Sequence[Json] | None, warp: Json | None = None, cache: Json | None = None
+) -> list[MechanismRow]:
     """The steps by which response times are brought back, with whom each is in force for and what the kernel offers.
 
     ``findings`` None: the agent has not told. ``warp``: by what warps are given, ``cache``: how the cache is divided,
@@ -144,14 +143,16 @@ def ladder(
         )
         return f"{count} VM{'s' * (count != 1)}" if count else ""
 
-    def rung(name: str, in_force: str | None, *ids: str) -> Rung:
+    def rung(name: str, in_force: str | None, *ids: str) -> MechanismRow:
         """The first of the mechanisms ``ids`` that works; else the first that is known."""
         driven = in_force is not None
         told = [known[one] for one in ids if one in known]
         best = next((one for one in told if one["status"] == FindingStatus.WORKS), told[0] if told else None)
         if best is None:
-            return Rung(name, driven, in_force or "", FindingStatus.UNKNOWN, "the agent has not told yet", "")
-        return Rung(name, driven, in_force or "", best["status"], f"{best['title']}: {best['detail']}", best["advice"])
+            return MechanismRow(name, driven, in_force or "", FindingStatus.UNKNOWN, "the agent has not told yet", "")
+        return MechanismRow(
+            name, driven, in_force or "", best["status"], f"{best['title']}: {best['detail']}", best["advice"]
+        )
 
     return [
         rung("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
@@ -163,7 +164,7 @@ def ladder(
     ]
 
 
-def _warp(rung: Rung, lines: Sequence[VmLine], warp: Json | None) -> Rung:
+def _warp(rung: MechanismRow, lines: Sequence[VmTableRow], warp: Json | None) -> MechanismRow:
     """The step of warps with the mechanism in force, what that can do, and what it cannot."""
     if warp is None:
         return rung
@@ -218,13 +219,13 @@ def _cache_line(group: Json, ways: int) -> CacheLine:
     return CacheLine(of, kind, tuple(group["vms"]), tuple(strips), group["given_up"], group["bandwidth"])
 
 
-def _cache(rung: Rung, cache: Json | None) -> Rung:
+def _cache(rung: MechanismRow, cache: Json | None) -> MechanismRow:
     """The step of cache ways with those in force."""
     count = sum(len(group["vms"]) for group in cache["groups"] if group["applications"]) if cache else 0
     return replace(rung, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
 
 
-def _held(rung: Rung, cache: Json | None) -> Rung:
+def _held(rung: MechanismRow, cache: Json | None) -> MechanismRow:
     """The step of memory bandwidth with those held back."""
     count = sum(len(group["vms"]) for group in cache["groups"] if group["bandwidth"]) if cache else 0
     return replace(rung, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")

@@ -23,7 +23,7 @@ WsgiApp = Callable[..., Iterable[bytes]]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ApiAnswer:
     """What the interface answered: ``body`` is JSON's value, None where it is empty."""
 
     status: int
@@ -32,7 +32,7 @@ class Answer:
 
 
 @dataclass(slots=True)
-class Refused(Exception):
+class RequestRefused(Exception):
     """The interface refused a request. ``errors`` maps fields, such as ``sla.response_time_ms``, to messages."""
 
     status: int
@@ -73,7 +73,7 @@ class Inside:
         body: object = None,
         etag: str | None = None,
         new: bool = False,
-    ) -> Answer:
+    ) -> ApiAnswer:
         """Any request below ``/api/v1``. Raises Refused for an answer of 400 and above.
 
         ``etag`` becomes If-Match; with ``new`` the object must not be there yet.
@@ -97,9 +97,9 @@ class Inside:
         if response.status_code >= 400:
             problem: Json = content or {}
             errors = {one["field"]: one["message"] for one in problem.get("errors", ())}
-            raise Refused(response.status_code, problem.get("detail") or problem.get("title", ""), errors)
+            raise RequestRefused(response.status_code, problem.get("detail") or problem.get("title", ""), errors)
         found = response.headers.get("ETag")
-        return Answer(response.status_code, content, found.strip('"') if found else None)
+        return ApiAnswer(response.status_code, content, found.strip('"') if found else None)
 
 
 def _text(value: object) -> str:

@@ -15,7 +15,7 @@ from manager.api.queries import NamePath
 from manager.protocol.registration import VmIn
 from webui.editing_pages import KINDS, NOT_FOR_A_FORM
 from webui.filled import check
-from webui.inside import Json, Refused
+from webui.inside import Json, RequestRefused
 from webui.labels import label_of
 from webui.site import Site, page
 
@@ -23,7 +23,7 @@ _MOST_ROWS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ListedRows:
     """Rows of a list, and how many more there are than a page shows."""
 
     rows: Sequence[Json]
@@ -124,7 +124,7 @@ def _refusal(site: Site, one: Candidate) -> str:
         return "; ".join(f"{label_of(path)}: {message}" for path, message in errors.items())
     try:
         site.api.call("PUT", KINDS["vms"].at(one.name), body=one.body(), new=True)
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status in NOT_FOR_A_FORM:
             raise
         taken = refused.status == HTTPStatus.PRECONDITION_FAILED
@@ -132,12 +132,12 @@ def _refusal(site: Site, one: Candidate) -> str:
     return ""
 
 
-def _search(all_: Iterable[Json], text: str) -> Found:
+def _search(all_: Iterable[Json], text: str) -> ListedRows:
     rows = [one for one in all_ if text.lower() in one["name"].lower()]
-    return Found(rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS))
+    return ListedRows(rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS))
 
 
-def _done(given: Mapping[str, str], lists: Mapping[str, Found]) -> Json | None:
+def _done(given: Mapping[str, str], lists: Mapping[str, ListedRows]) -> Json | None:
     """What the page before did, told only as far as it is seen to be so: anybody can make a link to this page."""
     for how in ("saved", "deleted"):
         kind, name = KINDS.get(given.get(how, "")), given.get("name", "")

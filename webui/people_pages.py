@@ -15,7 +15,7 @@ from manager.api.schemas.access import PasswordIn, UserIn, UserRoleIn
 from manager.api.schemas.service import TokenIn
 from webui.filled import PASSWORD, check, discreet, read_form
 from webui.forms import Look, Part, parts_of, summary_of
-from webui.inside import Answer, Json, Refused
+from webui.inside import ApiAnswer, Json, RequestRefused
 from webui.site import Site, page
 
 
@@ -26,7 +26,7 @@ class Sent:
     body: Json = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     detail: str = ""
-    answer: Answer | None = None
+    answer: ApiAnswer | None = None
 
 
 def add_people(web: Blueprint, site: Site) -> None:
@@ -86,7 +86,7 @@ def add_people(web: Blueprint, site: Site) -> None:
             return redirect(url_for("web.people", done="revoked"), HTTPStatus.SEE_OTHER)
         found = next((one for one in site.api.every("/tokens") if one["name"] == name), None)
         if found is None:
-            raise Refused(HTTPStatus.NOT_FOUND, f"there is no token named {name!r}")
+            raise RequestRefused(HTTPStatus.NOT_FOUND, f"there is no token named {name!r}")
         return page("revoke.html", token=found)
 
 
@@ -102,7 +102,7 @@ def _sent(site: Site, model: type[BaseModel], method: str, path: str) -> Sent:
 def _asked(site: Site, method: str, path: str, body: Json | None = None) -> Sent:
     try:
         return Sent(body or {}, answer=site.api.call(method, path, body=body))
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
             raise
         return Sent(body or {}, discreet(refused.errors), refused.detail)

@@ -12,7 +12,7 @@ from flask import Blueprint, Response, request
 
 from manager.api.auth import VIEWER, allow
 from webui.drawing import Spark, spark
-from webui.inside import Json, Refused
+from webui.inside import Json, RequestRefused
 from webui.site import Site, page
 
 _LONGEST = timedelta(days=30)  # of the default period
@@ -109,7 +109,7 @@ def _moment(name: str) -> datetime | None:
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
-        raise Refused(422, f"{name}: {text!r} is no time; use a day such as 2026-01-31 or 2026-01-31T14:00:00Z")
+        raise RequestRefused(422, f"{name}: {text!r} is no time; use a day such as 2026-01-31 or 2026-01-31T14:00:00Z")
     return moment
 
 

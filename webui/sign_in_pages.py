@@ -18,7 +18,7 @@ from manager.store import sessions
 from manager.store.sessions import SignedIn
 from webui.filled import check, discreet, read_form
 from webui.forms import Look, parts_of, summary_of
-from webui.inside import Refused
+from webui.inside import RequestRefused
 from webui.site import Site, page
 
 
@@ -81,7 +81,7 @@ def add_account(web: Blueprint, site: Site, context: ManagerContext) -> None:
                     signed_in = _begin_session(context, g.principal.name, body["password"])
                     target = url_for("web.account", changed=1)
                     return _with_cookie(context, redirect(target, HTTPStatus.SEE_OTHER), signed_in)
-            except Refused as refused:
+            except RequestRefused as refused:
                 errors, detail = discreet(refused.errors), refused.detail
         look = Look(labels={"password": "New password"}, needed=frozenset({"present_password"}))
         parts = parts_of(PasswordIn, {}, errors, look)

@@ -18,7 +18,7 @@ from manager.api.endpoint import PREFIX
 from manager.api.problem_details import MEDIA_TYPE
 from manager.plain import plain_lines
 from webui.assets import FOLDER, inlined, install_assets, load, source_of
-from webui.inside import Inside, Refused
+from webui.inside import Inside, RequestRefused
 from webui.words import FILTERS
 
 STYLE, THEME = "style.css", "theme.js"
@@ -68,7 +68,7 @@ def install(web: Blueprint, interval_s: float) -> None:
     web.app_context_processor(lambda: {**_known(), **own})
     for name, filter_ in FILTERS.items():
         web.add_app_template_filter(filter_, name)
-    web.register_error_handler(Refused, _refused)
+    web.register_error_handler(RequestRefused, _refused)
     web.register_error_handler(Unauthorized, _sign_in_first)
     web.after_app_request(lambda response: _error_page(response, policy))
     install_assets(web, assets)
@@ -105,7 +105,7 @@ def _harden(response: Response, policy: str) -> Response:
     return response
 
 
-def _refused(error: Refused) -> Response:
+def _refused(error: RequestRefused) -> Response:
     """A page that could not be made, because the interface refused what it needs."""
     return page("error.html", error.status, title=HTTPStatus(error.status).phrase, detail=error.detail)
 

@@ -10,7 +10,7 @@ from flask import Blueprint, Response, request
 
 from manager.api.auth import VIEWER, allow
 from webui.host_view import Contact, heard
-from webui.inside import Json, Refused
+from webui.inside import Json, RequestRefused
 from webui.site import FRAGMENT, Site, page
 
 MINUTES = (5, 15, 30, 60)
@@ -55,9 +55,9 @@ def _proposed(site: Site, hosts: Sequence[Json], application: str | None) -> str
     return min(hosts, key=last)["name"] if hosts else ""
 
 
-def _estimate(site: Site, host: str, policy: str, minutes: str) -> tuple[Any, Refused | None]:
+def _estimate(site: Site, host: str, policy: str, minutes: str) -> tuple[Any, RequestRefused | None]:
     """The replay, or why there is none: shown in place of it, with the form to choose anew."""
     try:
         return site.api.get(f"/hosts/{quote(host, safe='')}/what-if", policy=policy, minutes=minutes), None
-    except Refused as refused:
+    except RequestRefused as refused:
         return None, refused

@@ -12,7 +12,7 @@ from flask import Blueprint, Response, request, url_for
 
 from manager.api.auth import VIEWER, allow
 from manager.model.records import OutcomeKind, Severity
-from webui.inside import Json, Refused
+from webui.inside import Json, RequestRefused
 from webui.site import FRAGMENT, Site, page
 
 PERIODS: Mapping[str, tuple[str, int | None]] = {
@@ -111,11 +111,11 @@ def add_why(web: Blueprint, site: Site) -> None:
         )
 
 
-def _asked(site: Site, path: str, choice: Choice) -> tuple[Any, Refused | None]:
+def _asked(site: Site, path: str, choice: Choice) -> tuple[Any, RequestRefused | None]:
     """The part of a list that was chosen, or why it was refused: a choice that cannot be, which the form shows."""
     try:
         return site.api.get(path, **choice.query(site.now_s())), None
-    except Refused as refused:
+    except RequestRefused as refused:
         if refused.status not in {400, 404, 422}:
             raise
         return None, refused

@@ -32,28 +32,28 @@ class Accelerator(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Chosen:
     """The accelerator to use, and why, in words for an operator."""
 
     accelerator: Accelerator
     reason: str
 
 
-def probe(guest: Guest, device: Path = KVM_DEVICE, run: Runner = run) -> Verdict:
+def probe(guest: Guest, device: Path = KVM_DEVICE, run: Runner = run) -> Chosen:
     """Boot the guest's ``probe`` role with KVM, as the user that libvirt's QEMU runs as, and see whether it comes up.
 
     Every failure of the guest is a reason for TCG. Raises LabError when QEMU is not installed.
     """
     if not device.exists():
-        return Verdict(Accelerator.TCG, f"{device} does not exist: no virtualisation in the CPU, or no kvm module")
+        return Chosen(Accelerator.TCG, f"{device} does not exist: no virtualisation in the CPU, or no kvm module")
     try:
         output = run(_as_qemu_user(_probe_command(guest)), timeout_s=PROBE_TIMEOUT_S)
     except CommandFailed as error:
         last = error.cause.splitlines()[-1]
-        return Verdict(Accelerator.TCG, f"{device} exists, but no guest boots with it: {last}")
+        return Chosen(Accelerator.TCG, f"{device} exists, but no guest boots with it: {last}")
     if PROBE_MARKER not in output:
-        return Verdict(Accelerator.TCG, f"{device} exists, but a guest ended without getting to its first process")
-    return Verdict(Accelerator.KVM, f"a guest with two vCPUs booted through {device}")
+        return Chosen(Accelerator.TCG, f"{device} exists, but a guest ended without getting to its first process")
+    return Chosen(Accelerator.KVM, f"a guest with two vCPUs booted through {device}")
 
 
 def _probe_command(guest: Guest) -> list[str]:
@@ -79,7 +79,7 @@ def decide(
     device: Path = KVM_DEVICE,
     boot_id: Path = BOOT_ID,
     run: Runner = run,
-) -> Verdict:
+) -> Chosen:
     """The verdict of ``probe``, kept below ``base`` for this guest, this boot, and these rights on the device.
 
     ``again`` probes in any case.
@@ -95,12 +95,12 @@ def decide(
     return verdict
 
 
-def _recall(kept: Path, key: dict[str, str]) -> Verdict | None:
+def _recall(kept: Path, key: dict[str, str]) -> Chosen | None:
     try:
         stored = json.loads(kept.read_text())
         if stored["key"] != key:
             return None
-        return Verdict(Accelerator(stored["verdict"]["accelerator"]), str(stored["verdict"]["reason"]))
+        return Chosen(Accelerator(stored["verdict"]["accelerator"]), str(stored["verdict"]["reason"]))
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None  # never probed, or a file of another version of this program
 

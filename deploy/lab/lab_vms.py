@@ -44,7 +44,7 @@ TCG_BOOT_OPTIONS = "tsc=reliable no_timer_check mitigations=off"
 TCG_DISABLED_FEATURES = ("cx16", "la57")
 
 
-class Role(StrEnum):
+class GuestRole(StrEnum):
     """What a guest does once it has booted."""
 
     MEMCACHED = "memcached"
@@ -52,10 +52,10 @@ class Role(StrEnum):
     BATCH = "batch"
 
 
-ROLE_OPTIONS: Mapping[Role, frozenset[str]] = {
-    Role.MEMCACHED: frozenset({"cache_mib"}),
-    Role.NGINX: frozenset({"gzip_kib", "access_log"}),
-    Role.BATCH: frozenset({"on_ms", "off_ms"}),
+ROLE_OPTIONS: Mapping[GuestRole, frozenset[str]] = {
+    GuestRole.MEMCACHED: frozenset({"cache_mib"}),
+    GuestRole.NGINX: frozenset({"gzip_kib", "access_log"}),
+    GuestRole.BATCH: frozenset({"on_ms", "off_ms"}),
 }
 MEMCACHED_PORT = 11211
 HTTP_PORT = 80
@@ -74,7 +74,7 @@ class LabVm:
     """
 
     name: str
-    role: Role
+    role: GuestRole
     ip: str
     mac: str | None = None
     vcpus: int = 1
@@ -303,12 +303,12 @@ class LabHost:
 
     def _is_ready(self, vm: LabVm) -> bool:
         match vm.role:
-            case Role.MEMCACHED:
+            case GuestRole.MEMCACHED:
                 return memcached_answers(vm.ip)
-            case Role.NGINX:
+            case GuestRole.NGINX:
                 return http_answers(vm.ip)
-            case Role.BATCH:
-                return f"equipoise-guest ready role={Role.BATCH}" in self.console(vm)
+            case GuestRole.BATCH:
+                return f"equipoise-guest ready role={GuestRole.BATCH}" in self.console(vm)
 
 
 def _is_persistent(domain: libvirt.virDomain) -> bool:

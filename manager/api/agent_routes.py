@@ -36,7 +36,7 @@ from manager.protocol.registration import HostIn
 from manager.protocol.report import EventBody, RecordBody, ReportIn, TickBody, VmStatus
 from manager.store.applications import keep_applications
 from manager.store.behind import manager_behind_s
-from manager.store.claims import Refused, Reported, take_statuses
+from manager.store.claims import RefusedVm, Reported, take_statuses
 from manager.store.decision_records import store_new
 from manager.store.hosts import (
     put_findings,
@@ -152,7 +152,7 @@ class _Taken:
     """What was stored of a report, and VMs that were not."""
 
     stored: ReportOut
-    foreign: list[Refused]
+    foreign: list[RefusedVm]
 
 
 def _store(
@@ -203,7 +203,7 @@ def _take(
     body: ReportIn,
     now: datetime,
     ahead_s: float | None,
-) -> tuple[ReportOut, list[Refused]]:
+) -> tuple[ReportOut, list[RefusedVm]]:
     name = row.name
     row.last_seen_at = now
     store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
@@ -257,9 +257,9 @@ def _serves(ends: Mapping[int, datetime | None], application: int | None, end: d
 
 def _take_statuses(
     session: Session, context: ManagerContext, host: HostRow, body: ReportIn, now: datetime
-) -> tuple[bool, list[Refused]]:
+) -> tuple[bool, list[RefusedVm]]:
     """Whether the newest tick is not of the VMs whose statuses are known; and the VMs that are not this host's."""
-    refused: list[Refused] = []
+    refused: list[RefusedVm] = []
     if body.vms is not None:
         told = [Reported(one.vm, one.libvirt_uuid, _status_fields(one)) for one in body.vms]
         refused = take_statuses(session, host, told, now, context.silent, whole=not body.vms_changed_only)

@@ -28,7 +28,7 @@ from manager.model.knobs import Knob
 from manager.model.records import TickRecord, VmTick
 from manager.model.registration import Assignment, CacheControl, Mode
 from manager.model.rules import IrqSteering
-from manager.model.warp import Rung
+from manager.model.warp import Mechanism
 from manager.protocol.convert import assignment_of, text
 from manager.protocol.report import CacheStatus, KnobChange, KnobStatus, TickStatus, VmStatus
 from manager.replay.policy_replay import LOOK_BACK_S, replay
@@ -134,7 +134,7 @@ def _together(plans: Sequence[PreviewOut], mode: Mode) -> PreviewOut:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _Reported:
     """A host as its agent last reported it, and what is registered for it now."""
 
     row: HostRow
@@ -143,16 +143,16 @@ class _Seen:
     statuses: Sequence[VmStatus]
 
 
-def _look(session: Session, row: HostRow, context: ManagerContext) -> _Seen:
+def _look(session: Session, row: HostRow, context: ManagerContext) -> _Reported:
     registered, _ = assignment_of(Assignments(context).whole(session, row.name)[0])
     tick = None if row.tick is None else TickStatus.model_validate(row.tick)
-    return _Seen(row, registered, tick, [VmStatus.model_validate_json(body) for body in statuses_on(session, row)])
+    return _Reported(row, registered, tick, [VmStatus.model_validate_json(body) for body in statuses_on(session, row)])
 
 
 class _Preview:
     """Collects what would be changed if ``wanted`` were registered."""
 
-    def __init__(self, context: ManagerContext, seen: _Seen, wanted: Assignment) -> None:
+    def __init__(self, context: ManagerContext, seen: _Reported, wanted: Assignment) -> None:
         self._context = context
         self._seen = seen
         self._wanted = wanted
@@ -192,7 +192,7 @@ class _Preview:
         """Add what would be changed of the host: the groups of its cache, the interrupts of its network interfaces."""
         tick, host = self._seen.tick, self._wanted.host
         self._of_cache()
-        if tick and tick.warp and tick.warp.rung is Rung.SCHED_EXT and host.mode is not Mode.ENFORCE:
+        if tick and tick.warp and tick.warp.rung is Mechanism.SCHED_EXT and host.mode is not Mode.ENFORCE:
             self.notes.append("our sched_ext scheduler is removed if it was loaded for this host; this is not listed")
         if tick is None or host.placement.irqs is IrqSteering.OFF:
             return

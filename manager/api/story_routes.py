@@ -17,7 +17,7 @@ from manager.api.pages import StoryPage
 from manager.api.paging import cut, read_cursor, time_place
 from manager.api.queries import StoryQuery
 from manager.api.schemas.history import StoryChange, StoryOut
-from manager.control.story import KnobChange, Times, outcome_of, reasons, sentence
+from manager.control.story import DecidedChange, TimesAround, outcome_of, reasons, sentence
 from manager.model.registration import Sla
 from manager.model.window import Window, merge
 from manager.protocol.convert import timestamp
@@ -90,7 +90,7 @@ def _entry(
     first = group[0]
     times = None if row is None else _times(context, first.at, row, past.sla(row, first.at), windows)
     changes = [
-        KnobChange(one.knob, one.knob_index, one.before, one.after, one.reason, one.outcome, one.detail)
+        DecidedChange(one.knob, one.knob_index, one.before, one.after, one.reason, one.outcome, one.detail)
         for one in group
     ]
     return StoryOut(
@@ -123,7 +123,9 @@ def _entry(
     )
 
 
-def _times(context: ManagerContext, at: datetime, row: ApplicationRow, sla: Sla | None, windows: Windows) -> Times:
+def _times(
+    context: ManagerContext, at: datetime, row: ApplicationRow, sla: Sla | None, windows: Windows
+) -> TimesAround:
     slots = _slots(at, context.slot_length)
     known = [windows.get((row.id, slot)) for slot in slots]
 
@@ -134,7 +136,7 @@ def _times(context: ManagerContext, at: datetime, row: ApplicationRow, sla: Sla 
             return None
         return window.percentile_ms(sla.percentile)
 
-    return Times(
+    return TimesAround(
         row.name,
         sla,
         percentile_ms(known[:_INTERVALS]),

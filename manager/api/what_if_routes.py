@@ -25,7 +25,7 @@ from manager.model.records import DecisionRecord
 from manager.protocol.convert import assignment_of, timestamp
 from manager.protocol.registration import LawBody
 from manager.protocol.report import CapabilitiesBody, VmStatus
-from manager.replay.policy_replay import LOOK_BACK_S, Replay, Step, changes, replay, summaries
+from manager.replay.policy_replay import LOOK_BACK_S, Replay, ReplayStep, changes, replay, summaries
 from manager.replay.recording import RecordedVm, Recording, capabilities_of
 from manager.store.decision_records import RecordFilter, list_records
 from manager.store.history import newest_ticks
@@ -171,7 +171,7 @@ def _thinned(found: Replay, recording: Recording) -> WhatIfOut:
     )
 
 
-def _vm_points(points: Sequence[Step], vms: Sequence[str]) -> list[WhatIfVm]:
+def _vm_points(points: Sequence[ReplayStep], vms: Sequence[str]) -> list[WhatIfVm]:
     """The weights of those of the VMs that ran on the host."""
     by_point = [{vm.vm: vm for vm in step.vms} for step in points]
     lines = []

@@ -14,7 +14,7 @@ import click
 from prometheus_client import make_wsgi_app
 
 from manager import __version__
-from manager.cli.machine import Arrivals, MakeMachine
+from manager.cli.machine import MakeMachine, VmArrivals
 from manager.cli.options import (
     AGENT_TOKEN_FILE,
     ASSIGNMENT_FILE,
@@ -266,7 +266,7 @@ def _listen(settings: Settings, folder: Path, metrics: WsgiApp, posts: WsgiApp, 
         server.start()
 
 
-def _welcome(arrivals: Arrivals, running: Agent, path: Path, stack: ExitStack) -> None:
+def _welcome(arrivals: VmArrivals, running: Agent, path: Path, stack: ExitStack) -> None:
     """See to VMs that come at once, and to those that libvirt's hook tells of at ``path`` before libvirt goes on."""
     arrivals.on_arrival = running.tick_now
 

@@ -29,7 +29,7 @@ from manager.cli.options import (
 )
 from manager.errors import ManagerUnavailable, SettingsError
 from manager.host.doctor.agent_check import AREA
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, run_checks, unknown, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, run_checks, unknown, warning, works
 from manager.host.doctor.checks import CHECKS
 from manager.host.hypervisor import EventLoop
 from manager.host.registry import HostPaths
@@ -125,7 +125,7 @@ def manager_checks(settings: Settings) -> tuple[Check, ...]:
     )
 
 
-def _manager(settings: Settings) -> Verdict:
+def _manager(settings: Settings) -> CheckResult:
     """Whether it answers, and takes a token of this host: the one of the command line, or the agent's."""
     url, name = settings.text("manager_url"), settings.text("host_name")
     try:
@@ -150,7 +150,7 @@ def _manager(settings: Settings) -> Verdict:
     )
 
 
-def _clock(settings: Settings, now: Callable[[], float]) -> Verdict:
+def _clock(settings: Settings, now: Callable[[], float]) -> CheckResult:
     """This clock against the Date of the manager's answer, which is in whole seconds and a moment old."""
     try:
         with _client(settings, "") as client:

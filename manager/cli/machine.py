@@ -15,7 +15,7 @@ from manager.settings import Settings
 from manager.telemetry.telemetry_port import Telemetry
 
 
-class Arrivals(Protocol):
+class VmArrivals(Protocol):
     """Who knows of VMs that come to run."""
 
     on_arrival: Callable[[], object]
@@ -37,7 +37,7 @@ class Machine:
     telemetry: Telemetry
     posts: WsgiApp
     examiner: Examiner
-    arrivals: Arrivals | None = None
+    arrivals: VmArrivals | None = None
     limits: AgentLimits = DEFAULT_LIMITS
 
 

@@ -21,8 +21,8 @@ from manager.cli.options import (
 )
 from manager.cli.signals import stop_signal
 from manager.cli.sweep import Sweep, Swept
-from manager.cli.sweep_checks import Target, Timing, examine
-from manager.cli.sweep_report import Report, remarks, report_json, report_of, table_of
+from manager.cli.sweep_checks import SweepTarget, Timing, examine
+from manager.cli.sweep_report import SweepReport, remarks, report_json, report_of, table_of
 from manager.control.knee import BOUNDS, DEFAULT_RULES, KneeRules
 from manager.model.cpus import parse_cpus
 from manager.protocol.client import API, ManagerClient
@@ -152,7 +152,7 @@ def cache_command(
         raise Failure(swept.left or swept.ended)
 
 
-def restore_command(settings: Settings, target: Target) -> str:
+def restore_command(settings: Settings, target: SweepTarget) -> str:
     """What puts the former value back, for a shell."""
     file = settings.text("token_file") or str(settings.state_dir / ADMIN_TOKEN_FILE)
     token = f"${TOKEN_VARIABLE}" if TOKEN_VARIABLE in os.environ else f"$(cat {shlex.quote(file)})"
@@ -162,12 +162,12 @@ def restore_command(settings: Settings, target: Target) -> str:
     return f"curl -X PATCH {headers} {shlex.quote(url)} -d {shlex.quote(body)}"
 
 
-def _sweep(client: ManagerClient, target: Target, timing: Timing, settle_s: float, seconds: float) -> Swept:
+def _sweep(client: ManagerClient, target: SweepTarget, timing: Timing, settle_s: float, seconds: float) -> Swept:
     with progress("allocations", len(target.ways)) as bar:
         return Sweep(client, target, timing, lambda text, done: bar.update(done, text)).run(settle_s, seconds)
 
 
-def _print(report: Report, as_json: bool) -> None:
+def _print(report: SweepReport, as_json: bool) -> None:
     if as_json:
         say_json(report_json(report))
         return

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from manager.cli.options import Failure
-from manager.cli.sweep_checks import LOOK_S, Target, Timing, mute, needed, own_ways, problem_of
+from manager.cli.sweep_checks import LOOK_S, SweepTarget, Timing, mute, needed, own_ways, problem_of
 from manager.errors import EquipoiseError, ManagerUnavailable
 from manager.model.window import Window, merge
 from manager.protocol.client import Answer, ManagerClient
@@ -27,7 +27,7 @@ _TRY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SweepStep:
     """One allocation. ``window``: all response times of it, None where there are none. ``times_ms``: the percentile of
     the SLA of each part with enough of them. ``lacks``: why it could not be had; nothing was measured then.
     """
@@ -44,7 +44,7 @@ class Swept:
     be put back, empty: it was. ``kept``: it was not, as somebody else changed it meanwhile.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[SweepStep, ...]
     ended: str
     left: str
     kept: bool
@@ -53,7 +53,9 @@ class Swept:
 class Sweep:
     """One sweep. Not to be used twice."""
 
-    def __init__(self, client: ManagerClient, target: Target, timing: Timing, tell: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, client: ManagerClient, target: SweepTarget, timing: Timing, tell: Callable[[str, int], None]
+    ) -> None:
         """``tell`` is called with a line now and then, and the number of allocations that were measured."""
         self._client = client
         self._target = target
@@ -70,7 +72,7 @@ class Sweep:
 
         After a change response times do not count for ``settle_s``; then those of ``seconds`` do.
         """
-        steps: list[Step] = []
+        steps: list[SweepStep] = []
         ended = ""
         try:
             for place, ways in enumerate(self._target.ways, 1):
@@ -84,13 +86,13 @@ class Sweep:
             self._restore()
         return Swept(tuple(steps), ended, self._left, self._kept)
 
-    def _step(self, ways: int, settle_s: float, seconds: float) -> Step:
+    def _step(self, ways: int, settle_s: float, seconds: float) -> SweepStep:
         """Raises EquipoiseError and Failure for what ends the sweep."""
         self._asked.append(f"{ways} ways")
         self._etag = self._write(self._asked[-1], self._etag).headers.get("ETag", "")
         since_s, lacks = self._in_force(ways)
         if lacks:
-            return Step(ways, lacks=lacks)
+            return SweepStep(ways, lacks=lacks)
         slot_s = self._target.slot_s
         begin_s = math.ceil((since_s + settle_s) / slot_s) * slot_s
         end_s = begin_s + max(math.ceil(seconds / slot_s), 1) * slot_s
@@ -106,7 +108,7 @@ class Sweep:
         windows = self._windows(begin_s, end_s)
         if not windows:
             raise Failure(f"no response times came with {ways} ways: is {self._target.application} still under load?")
-        return Step(ways, merge(windows), tuple(times_of(windows, self._target.percentile)))
+        return SweepStep(ways, merge(windows), tuple(times_of(windows, self._target.percentile)))
 
     def _in_force(self, ways: int) -> tuple[float, str]:
         """Since when every host has these ways, in seconds since the epoch by their clocks; or why one does not."""
@@ -202,7 +204,7 @@ def _ways(number: int) -> str:
     return "1 way" if number == 1 else f"{number} ways"
 
 
-def _told(step: Step, percentile: float) -> str:
+def _told(step: SweepStep, percentile: float) -> str:
     time_ms = f"{median(step.times_ms):.3g} ms" if step.times_ms else "unknown"
     return f"p{percentile:g} {time_ms}, the median of {len(step.times_ms)} windows with enough response times"
 

@@ -36,7 +36,7 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class SweepTarget:
     """What is swept. ``ways``: from many to few. ``former``: what the application asked for before, with its ``etag``.
 
     ``warnings`` of its hosts, such as that one is simulated.
@@ -53,7 +53,7 @@ class Target:
     warnings: tuple[str, ...]
 
 
-def examine(client: ManagerClient, application: str, wanted: Collection[int], timing: Timing) -> Target:
+def examine(client: ManagerClient, application: str, wanted: Collection[int], timing: Timing) -> SweepTarget:
     """What is to be swept; ``wanted`` empty: all ways that can be had.
 
     Raises Failure that says what to do where it cannot be, and ManagerUnavailable.
@@ -87,7 +87,7 @@ def examine(client: ManagerClient, application: str, wanted: Collection[int], ti
             f"at least two numbers of ways are compared, and {application} can have 1 to {max(most, 0)}: of"
             f" {layouts.pop()[1]} ways those of other applications and the rest for all else are not to be had"
         )
-    return Target(
+    return SweepTarget(
         application,
         tuple(names),
         tuple(ways),

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from manager.cli.sweep import Step, Swept
-from manager.cli.sweep_checks import Target
+from manager.cli.sweep import SweepStep, Swept
+from manager.cli.sweep_checks import SweepTarget
 from manager.control.knee import Curve, KneeRules, curve_of
 from manager.terminal import Table
 
@@ -17,16 +17,16 @@ _STEADY = 1.25
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class SweepReport:
     """A sweep and the curve through it; ``command`` puts the former value back."""
 
-    target: Target
+    target: SweepTarget
     swept: Swept
     curve: Curve
     command: str
 
     @property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[SweepStep]:
         """From few ways to many."""
         return sorted(self.swept.steps, key=lambda step: step.ways)
 
@@ -44,12 +44,12 @@ class Report:
         return fewest
 
 
-def report_of(target: Target, swept: Swept, rules: KneeRules, command: str) -> Report:
+def report_of(target: SweepTarget, swept: Swept, rules: KneeRules, command: str) -> SweepReport:
     """A sweep with its knee."""
-    return Report(target, swept, curve_of({step.ways: step.times_ms for step in swept.steps}, rules), command)
+    return SweepReport(target, swept, curve_of({step.ways: step.times_ms for step in swept.steps}, rules), command)
 
 
-def percentile_ms(step: Step, percentile: float) -> float | None:
+def percentile_ms(step: SweepStep, percentile: float) -> float | None:
     """Of all response times under an allocation; where only percentiles are known, their median."""
     if step.window is None:
         return None
@@ -58,7 +58,7 @@ def percentile_ms(step: Step, percentile: float) -> float | None:
     return step.window.percentile_ms(percentile)
 
 
-def table_of(report: Report) -> Table:
+def table_of(report: SweepReport) -> Table:
     """A line for each allocation, and where the knee is."""
     target, curve = report.target, report.curve
     extra = [target.percentile] if target.percentile not in {95, 99} else []
@@ -83,7 +83,7 @@ def table_of(report: Report) -> Table:
     return table
 
 
-def remarks(report: Report) -> Iterator[str]:
+def remarks(report: SweepReport) -> Iterator[str]:
     """What the table means, what it does not, and what became of the former value."""
     target, swept = report.target, report.swept
     yield f"Knee, by p{target.percentile:g}: {report.curve.why}."
@@ -108,7 +108,7 @@ def remarks(report: Report) -> Iterator[str]:
         yield f"The cache of {target.application} is {target.former or 'none of its own'} again."
 
 
-def report_json(report: Report) -> dict[str, Any]:
+def report_json(report: SweepReport) -> dict[str, Any]:
     """All of it."""
     target, swept, curve = report.target, report.swept, report.curve
     return {
@@ -130,7 +130,7 @@ def report_json(report: Report) -> dict[str, Any]:
     }
 
 
-def _step_json(report: Report, step: Step) -> dict[str, Any]:
+def _step_json(report: SweepReport, step: SweepStep) -> dict[str, Any]:
     return {
         "ways": step.ways,
         "count": step.window.histogram.count if step.window else 0,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from manager.control.bandwidth import BandwidthMemory, BandwidthSeen, bandwidth_of, next_held
 from manager.control.cache_demand import Placed
 from manager.control.cache_plan import CacheDemand
-from manager.control.monitoring import Measured, Memory
+from manager.control.monitoring import DomainMemory, Measured
 from manager.model.cache import BandwidthResource
 from manager.model.decision import ApplicationView, Snapshot
 from manager.model.registration import Mode
@@ -17,7 +17,7 @@ from manager.model.window import SlaState
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldBack:
     """What is known of those held back, as of the window that ended at ``window_s``; ``why`` that changed last."""
 
     memory: BandwidthMemory = field(default_factory=BandwidthMemory)
@@ -25,11 +25,11 @@ class Held:
     window_s: float = 0.0
 
 
-NOBODY = Held()
+NOBODY = HeldBack()
 
 
 def holding(
-    demand: CacheDemand, held: Held, placed: Mapping[str, Placed], resource: BandwidthResource | None
+    demand: CacheDemand, held: HeldBack, placed: Mapping[str, Placed], resource: BandwidthResource | None
 ) -> CacheDemand:
     """What is asked for, with those held back who are batch VMs of it."""
     keys = frozenset(placed[vm].key for vm in held.memory.held if vm in placed) & demand.batch
@@ -39,7 +39,7 @@ def holding(
 
 
 def judge_held(
-    held: Held,
+    held: HeldBack,
     snapshot: Snapshot,
     demand: CacheDemand,
     placed: Mapping[str, Placed],
@@ -47,7 +47,7 @@ def judge_held(
     resource: BandwidthResource | None,
     *,
     busy: bool,
-) -> Held:
+) -> HeldBack:
     """What response times and traffic make of it, for the next plan; each window counts once.
 
     Nobody is held back without counters of memory traffic. ``busy``: a trial of ways runs.
@@ -60,7 +60,7 @@ def judge_held(
         memory, why = next_held(
             held.memory, BandwidthSeen(snapshot.steady_s, None, dict.fromkeys(batch), 0.0, resource)
         )
-        return Held(memory, why or held.why, held.window_s)
+        return HeldBack(memory, why or held.why, held.window_s)
     ratio, app, end_s, domains = suffering
     if end_s <= held.window_s:
         return held
@@ -68,7 +68,7 @@ def judge_held(
     worst = max(here, key=lambda one: (one.rate or 0.0, -one.domain), default=None)
     seen = BandwidthSeen(snapshot.steady_s, ratio, *_traffic(batch, measured, worst), resource, busy)
     memory, why = next_held(held.memory, seen)
-    return Held(memory, f"for {app}: {why}" if why else held.why, end_s)
+    return HeldBack(memory, f"for {app}: {why}" if why else held.why, end_s)
 
 
 def _suffering(
@@ -98,7 +98,7 @@ def _time_ms(view: ApplicationView) -> float | None:
 
 
 def _traffic(
-    batch: Collection[str], measured: Measured, memory: Memory | None
+    batch: Collection[str], measured: Measured, memory: DomainMemory | None
 ) -> tuple[dict[str, float | None], float]:
     """What each batch VM takes of a domain, and all together; where that is not known now, nobody is guilty."""
     if memory is None or memory.rate is None:

@@ -24,7 +24,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedWays:
     """What is known of an ``auto``, as of the window that ended at ``window_s`` (seconds since the epoch)."""
 
     memory: WaysMemory
@@ -40,7 +40,7 @@ def demand_of(
     snapshot: Snapshot,
     placed: Mapping[str, Placed],
     modes: Collection[Mode],
-    judged: Mapping[str, Judged],
+    judged: Mapping[str, JudgedWays],
     given_up: Collection[str],
     offered: Resctrl,
 ) -> tuple[CacheDemand, tuple[str, ...]]:
@@ -68,7 +68,7 @@ def demand_of(
 
 
 def _claim(
-    one: ApplicationView, views: Collection[VmView], placed: Mapping[str, Placed], judged: Mapping[str, Judged]
+    one: ApplicationView, views: Collection[VmView], placed: Mapping[str, Placed], judged: Mapping[str, JudgedWays]
 ) -> Claim | None:
     """None of an application that asks for nothing, or has no critical VM here."""
     name, wish = one.application.name, one.application.cache
@@ -81,20 +81,20 @@ def _claim(
 
 
 def judge(
-    judged: Mapping[str, Judged],
+    judged: Mapping[str, JudgedWays],
     snapshot: Snapshot,
     demand: CacheDemand,
     plan: CachePlan,
     offered: Resctrl,
     *,
     busy: bool = False,
-) -> tuple[dict[str, Judged], dict[str, str]]:
+) -> tuple[dict[str, JudgedWays], dict[str, str]]:
     """What response times make of each ``auto`` with an SLA and a group of its own, and why where that is new.
 
     Each window counts once; it is for the next plan. ``busy``: a trial of something else runs.
     """
     views = {view.application.name: view for view in snapshot.applications}
-    found: dict[str, Judged] = {}
+    found: dict[str, JudgedWays] = {}
     whys: dict[str, str] = {}
     for claim in demand.claims:
         view, group = views[claim.app], plan.groups.get(PREFIX + claim.app)
@@ -105,7 +105,7 @@ def judge(
         given = min(_ways(group.values, cache, domain) for domain in claim.domains)
         rest = min(_ways(plan.groups[DEFAULT].values, cache, domain) for domain in claim.domains)
         room = max(rest - cache.minimum - demand.default_ways, 0)
-        known = judged.get(claim.app) or Judged(WaysMemory(given, changed_s=snapshot.steady_s))
+        known = judged.get(claim.app) or JudgedWays(WaysMemory(given, changed_s=snapshot.steady_s))
         end_s = view.window.end_s if view.window else known.window_s
         time_ms = None
         if view.window and view.sla_state is not SlaState.NO_DATA:
@@ -115,7 +115,7 @@ def judge(
             continue
         seen = WaysSeen(snapshot.steady_s, time_ms, sla.response_time_ms, cache.minimum, given + room, busy)
         memory, why = next_ways(known.memory, seen)
-        found[claim.app] = Judged(memory, end_s)
+        found[claim.app] = JudgedWays(memory, end_s)
         if why:
             whys[claim.app] = why
     return found, whys

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from manager.control.cache_demand import Judged
+from manager.control.cache_demand import JudgedWays
 from manager.control.ways import DEFAULT_RULES, Wait, WaysMemory
 
 _MOST_APPLICATIONS = 1000
 _MOST_WAYS = 1024
 
 
-def judged_text(judged: Mapping[str, Judged]) -> str:
+def judged_text(judged: Mapping[str, JudgedWays]) -> str:
     """JSON of ways, waits and running trials; empty where nothing is known.
 
     Response times are measured anew, so that the text changes with a trial only.
@@ -24,7 +24,7 @@ def judged_text(judged: Mapping[str, Judged]) -> str:
     return json.dumps(told) if told else ""
 
 
-def read_judged(text: str, now_s: float) -> dict[str, Judged]:
+def read_judged(text: str, now_s: float) -> dict[str, JudgedWays]:
     """What ``judged_text`` wrote, at ``now_s`` (seconds since the epoch); without what is none of it.
 
     No wait is longer than the rules', whatever the clock was then.
@@ -36,7 +36,7 @@ def read_judged(text: str, now_s: float) -> dict[str, Judged]:
     found = {}
     for app, fields in told.items() if isinstance(told, dict) else ():
         try:
-            found[app] = Judged(_memory(fields, now_s))
+            found[app] = JudgedWays(_memory(fields, now_s))
         except (KeyError, TypeError, ValueError, OverflowError):
             continue
     return found

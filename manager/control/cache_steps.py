@@ -14,7 +14,7 @@ from manager.control.cache_plan import CachePlan, PlannedGroup
 from manager.model.cache import DEFAULT, EMPTY, Group, Mask, Resctrl, Schemata, Slot, is_cache, is_ours, union
 
 
-class Action(StrEnum):
+class CacheAction(StrEnum):
     """What a step does: put a VM into a group, remove a group, make one without VMs, or give one values."""
 
     MOVE = "move"
@@ -24,14 +24,14 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CacheStep:
     """One change. ``vm`` is of a move, ``values`` of a write.
 
     ``shares``: there is no way but to let groups share what one is to have alone for an instant. That is needed only
     where somebody else changed our groups, or has exclusive ways in the middle of the cache.
     """
 
-    action: Action
+    action: CacheAction
     group: str
     vm: str = ""
     values: Schemata = field(default_factory=dict)
@@ -40,7 +40,7 @@ class Step:
 
 def plan_steps(
     offered: Resctrl, present: Mapping[str, Group], placed: Mapping[str, str], plan: CachePlan
-) -> tuple[Step, ...]:
+) -> tuple[CacheStep, ...]:
     """The steps, none where all is as planned. ``placed``: the group of each VM that runs, of ours or the default one.
 
     First VMs go where a group is there already, so that groups not planned can be removed and CLOSIDs are free; then
@@ -49,7 +49,7 @@ def plan_steps(
     """
     goes_to = {vm: group.name for group in plan.groups.values() for vm in group.vms}
     moves = [
-        Step(Action.MOVE, goes_to.get(vm, DEFAULT), vm)
+        CacheStep(CacheAction.MOVE, goes_to.get(vm, DEFAULT), vm)
         for vm in sorted(placed)
         if goes_to.get(vm, DEFAULT) != placed[vm]
     ]
@@ -62,18 +62,20 @@ def plan_steps(
     populated = {DEFAULT, *now.values()}
     return (
         *early,
-        *(Step(Action.REMOVE, name) for name in removed),
-        *(Step(Action.MAKE, name) for name in made),
+        *(CacheStep(CacheAction.REMOVE, name) for name in removed),
+        *(CacheStep(CacheAction.MAKE, name) for name in made),
         *_writes(offered, {name: one for name, one in present.items() if name not in removed}, populated, plan),
         *(move for move in moves if move.group not in present),
     )
 
 
-def _writes(offered: Resctrl, present: Mapping[str, Group], populated: set[str], plan: CachePlan) -> Iterator[Step]:
+def _writes(
+    offered: Resctrl, present: Mapping[str, Group], populated: set[str], plan: CachePlan
+) -> Iterator[CacheStep]:
     """Give all groups their values: as soon as the ways are free; else what gives others room; else sharing."""
     values = {name: dict(one.values) for name, one in present.items() if not one.foreign}
     values |= {name: {} for name in plan.groups.keys() - present.keys()}
-    state = _State(offered, plan.groups, values, populated)
+    state = _GroupValues(offered, plan.groups, values, populated)
     while state.waiting():
         for wanted in (state.free, state.parked, state.forced):
             steps = list(state.round(wanted))
@@ -82,7 +84,7 @@ def _writes(offered: Resctrl, present: Mapping[str, Group], populated: set[str],
                 break
 
 
-class _State:
+class _GroupValues:
     """The values of the groups while they change."""
 
     def __init__(
@@ -106,15 +108,15 @@ class _State:
             if self._values[name].get(slot) != value
         ]
 
-    def write(self, name: str, values: Schemata, *, shares: bool = False) -> Step | None:
+    def write(self, name: str, values: Schemata, *, shares: bool = False) -> CacheStep | None:
         """A step that changes values of a group, None where it has them all."""
         changed = {slot: value for slot, value in values.items() if self._values[name].get(slot) != value}
         if not changed:
             return None
         self._values[name] |= changed
-        return Step(Action.WRITE, name, values=changed, shares=shares)
+        return CacheStep(CacheAction.WRITE, name, values=changed, shares=shares)
 
-    def round(self, wanted: Callable[[str, Slot], int | None]) -> Iterator[Step]:
+    def round(self, wanted: Callable[[str, Slot], int | None]) -> Iterator[CacheStep]:
         """A step for each group for which ``wanted`` tells values; after one that shares no other."""
         waiting = self.waiting()
         for name in dict.fromkeys(name for name, _ in waiting):

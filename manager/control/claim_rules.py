@@ -15,14 +15,14 @@ class Foul(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredVm:
     """What an operator said of a VM: its host and its domain's UUID, None: nothing."""
 
     host: str | None
     uuid: str | None
 
 
-def foul(registered: Registered, host: str, uuid: str, holder: str | None) -> Foul | None:
+def foul(registered: RegisteredVm, host: str, uuid: str, holder: str | None) -> Foul | None:
     """Why ``host`` may not report this VM as its domain ``uuid``; None: it may.
 
     ``holder`` is another host that reports the VM and still answers, None: there is none. What was registered decides;
@@ -38,7 +38,7 @@ def foul(registered: Registered, host: str, uuid: str, holder: str | None) -> Fo
     return None
 
 
-def told_of(why: Foul, vm: str, host: str, other: str | None, registered: Registered, uuid: str) -> str:
+def told_of(why: Foul, vm: str, host: str, other: str | None, registered: RegisteredVm, uuid: str) -> str:
     """The text of the event that tells of it, and what to do."""
     if why is Foul.REGISTERED_ELSEWHERE:
         return (

@@ -14,8 +14,8 @@ from manager.model.warp import (
     NO_WARPS,
     TITLES,
     UNLOADED,
+    Mechanism,
     Offer,
-    Rung,
     VmWarp,
     WarpPlan,
     WarpUse,
@@ -28,7 +28,7 @@ MOST_TRIES = 8
 """So often our scheduler may fail, one time soon after the other, before it is not loaded any more."""
 CALM_S = 3600.0
 """A scheduler that decided for so long without being ejected has made good for the failures before."""
-_NOT_LOOKED_FOR = Offer(Rung.SCHED_EXT, False, "it was not looked for")
+_NOT_LOOKED_FOR = Offer(Mechanism.SCHED_EXT, False, "it was not looked for")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,9 @@ def plan_warps(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) ->
     memory = _remember(memory, snapshot, seen)
     acts = any(view.mode is host.mode for view in snapshot.vms if view.name in wanted)
     plan = _choose(snapshot, seen, memory, own=host.warp is WarpUse.SCHED_EXT and acts)
-    goals = tuple(_goal(plan.rung, name, one) for name, one in wanted.items()) if plan.rung is not Rung.NONE else ()
+    goals = (
+        tuple(_goal(plan.rung, name, one) for name, one in wanted.items()) if plan.rung is not Mechanism.NONE else ()
+    )
     asked = plan.load and host.mode is Mode.ENFORCE and not seen.taken_away
     return replace(plan, vms=tuple(goal for goal in goals if goal.warp_us)), replace(memory, asked=asked)
 
@@ -103,7 +105,7 @@ def _choose(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory, *, ow
     """The mechanism, without the VMs. ``own``: our scheduler is to be loaded for them."""
     capabilities = snapshot.capabilities
     if capabilities.scheduler_is_ours:
-        return WarpPlan(Rung.SCHED_EXT, f"{TITLES[Rung.SCHED_EXT]} decides", load=own)
+        return WarpPlan(Mechanism.SCHED_EXT, f"{TITLES[Mechanism.SCHED_EXT]} decides", load=own)
     if capabilities.scheduler:
         other = f"the sched_ext scheduler {capabilities.scheduler!r} of somebody else decides, which no warp reaches"
         return WarpPlan(detail=other, trouble=f"warps: {other}; stop it, or switch warps off")
@@ -113,7 +115,7 @@ def _choose(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory, *, ow
 def _choose_to_load(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) -> WarpPlan:
     """While our scheduler does not decide and is to."""
     offers = snapshot.capabilities.warps
-    sched_ext = next((offer for offer in offers if offer.rung is Rung.SCHED_EXT), _NOT_LOOKED_FOR)
+    sched_ext = next((offer for offer in offers if offer.rung is Mechanism.SCHED_EXT), _NOT_LOOKED_FOR)
     if not sched_ext.there:
         return replace(_below(snapshot), trouble=f"warps: our sched_ext scheduler cannot be loaded: {sched_ext.detail}")
     if seen.taken_away:  # the goal stays, so that it is known as given up
@@ -151,7 +153,7 @@ def _below(snapshot: Snapshot) -> WarpPlan:
     return WarpPlan(detail=why, note=note)
 
 
-def _goal(rung: Rung, vm: str, wanted: Wanted) -> VmWarp:
+def _goal(rung: Mechanism, vm: str, wanted: Wanted) -> VmWarp:
     if not wanted.warp_us:
         return VmWarp(vm, 0, 0, "")
     value = value_of(rung, wanted.warp_us)

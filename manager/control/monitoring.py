@@ -121,7 +121,7 @@ def totals(groups: Collection[Sequence[Traffic]]) -> dict[int, float | None]:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class DomainMemory:
     """The memory of one domain: bytes a second, the most that was measured, and whether that is all but used up."""
 
     domain: int
@@ -138,7 +138,7 @@ class Measured:
     """
 
     vms: Mapping[str, tuple[Traffic, ...]] = field(default_factory=dict)
-    memories: tuple[Memory, ...] = ()
+    memories: tuple[DomainMemory, ...] = ()
     notes: tuple[str, ...] = ()
     able: bool = False
     owned: int = 0

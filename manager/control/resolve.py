@@ -12,13 +12,13 @@ from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Goal, IdleGoal, Note, Placement, Plan, Snapshot, VmView, WeightGoal
 from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, Knob, KnobKey
 from manager.model.registration import Mode
-from manager.model.warp import LOADED, NO_WARPS, Rung, WarpPlan
+from manager.model.warp import LOADED, NO_WARPS, Mechanism, WarpPlan
 
 WARP_KNOBS = {
-    Rung.SCHED_EXT: Knob.WARP,
-    Rung.BVT: Knob.BVT_WARP,
-    Rung.GROUP_IDENTITY: Knob.GROUP_IDENTITY,
-    Rung.SLICE: Knob.SLICE,
+    Mechanism.SCHED_EXT: Knob.WARP,
+    Mechanism.BVT: Knob.BVT_WARP,
+    Mechanism.GROUP_IDENTITY: Knob.GROUP_IDENTITY,
+    Mechanism.SLICE: Knob.SLICE,
 }
 """The knob of each mechanism."""
 

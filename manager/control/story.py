@@ -33,7 +33,7 @@ _ENDINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class KnobChange:
+class DecidedChange:
     """One change of a knob, with values as records write them, and what came of it."""
 
     knob: Knob
@@ -46,7 +46,7 @@ class KnobChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class TimesAround:
     """The percentile of an application's SLA at a decision, and ``later_s`` seconds later; None: unknown."""
 
     application: str
@@ -56,20 +56,20 @@ class Times:
     later_s: float
 
 
-def outcome_of(changes: Sequence[KnobChange]) -> OutcomeKind:
+def outcome_of(changes: Sequence[DecidedChange]) -> OutcomeKind:
     """The worst outcome of at least one change."""
     found = {change.outcome for change in changes}
     return next(kind for kind in _WORST_FIRST if kind in found)
 
 
-def reasons(changes: Sequence[KnobChange]) -> str:
+def reasons(changes: Sequence[DecidedChange]) -> str:
     """Why, each reason once and the first few of them."""
     found = list(dict.fromkeys(change.reason for change in changes))
     rest = len(found[MAX_TOLD:])
     return "; ".join(found[:MAX_TOLD]) + (f"; and {rest} more" if rest else "")
 
 
-def sentence(host: str, vm: str | None, changes: Sequence[KnobChange], times: Times | None) -> str:
+def sentence(host: str, vm: str | None, changes: Sequence[DecidedChange], times: TimesAround | None) -> str:
     """Such as "shop: p95 612 ms, SLA 500 ms, weight of shop-web 9,100 to 24,300; 10 s later 431 ms"."""
     pins = [change for change in changes if change.knob.spec.order is Order.WIDEN_FIRST]
     others = [change for change in changes if change not in pins]
@@ -92,7 +92,7 @@ def milliseconds(time_ms: float) -> str:
     return f"{time_ms:,.0f} ms" if time_ms >= 100 else f"{time_ms:.3g} ms"
 
 
-def _promise(times: Times | None) -> list[str]:
+def _promise(times: TimesAround | None) -> list[str]:
     if times is None or times.sla is None:
         return []
     percentile = f"p{times.sla.percentile:g}"
@@ -100,7 +100,7 @@ def _promise(times: Times | None) -> list[str]:
     return [seen, f"SLA {milliseconds(times.sla.response_time_ms)}"]
 
 
-def _told(change: KnobChange, vm: str | None) -> str:
+def _told(change: DecidedChange, vm: str | None) -> str:
     value = change.knob.spec.value
     before, after = value.shown(change.before), value.shown(change.after)
     if after.endswith(value.unit):  # which is said once

@@ -23,7 +23,7 @@ class Tenure:
     rival: Who | None = None
 
 
-class Verdict(StrEnum):
+class ReportOrigin(StrEnum):
     """What a report is by."""
 
     SAME = "same"
@@ -34,7 +34,7 @@ class Verdict(StrEnum):
     RIVAL = "rival"
 
 
-def judge(now: Tenure, who: Who, *, live: bool) -> tuple[Verdict, Tenure]:
+def judge(now: Tenure, who: Who, *, live: bool) -> tuple[ReportOrigin, Tenure]:
     """By which agent a report is, and who serves the host after it. ``live``: the holder reported not long ago.
 
     A second agent is a rival while the first is live, and takes over after. The same agent after another boot goes on
@@ -43,13 +43,13 @@ def judge(now: Tenure, who: Who, *, live: bool) -> tuple[Verdict, Tenure]:
     """
     holder = now.holder
     if holder is None:
-        return Verdict.FIRST, Tenure(who, None, now.rival)
+        return ReportOrigin.FIRST, Tenure(who, None, now.rival)
     if who == holder:
-        return Verdict.SAME, now
+        return ReportOrigin.SAME, now
     if live and who.instance == holder.instance and who.boot == now.former_boot:
-        return Verdict.RETURNED, Tenure(who, None, holder)
+        return ReportOrigin.RETURNED, Tenure(who, None, holder)
     if live and (who.instance != holder.instance or who == now.rival):
-        return Verdict.RIVAL, Tenure(holder, now.former_boot, who)
+        return ReportOrigin.RIVAL, Tenure(holder, now.former_boot, who)
     if who.instance == holder.instance:
-        return Verdict.REBOOTED, Tenure(who, holder.boot, None if now.rival == who else now.rival)
-    return Verdict.TAKEN_OVER, Tenure(who, None, None)
+        return ReportOrigin.REBOOTED, Tenure(who, holder.boot, None if now.rival == who else now.rival)
+    return ReportOrigin.TAKEN_OVER, Tenure(who, None, None)

@@ -28,7 +28,7 @@ from manager.model.knobs import knob_name
 from manager.model.records import Severity
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
-from manager.model.warp import EJECTED, UNLOADED, Rung
+from manager.model.warp import EJECTED, UNLOADED, Mechanism
 from manager.protocol.convert import capabilities_body
 from manager.protocol.report import TickStatus, VmStatus
 from manager.steady import AfterBoundaries, Every, SteadyScheduler, next_boundary_s
@@ -140,7 +140,7 @@ class Agent:
         self._scheduler.add(TICK, self.tick, AfterBoundaries(self._interval_s, _AFTER_SLOT_S), TICK)
         between_s = _AFTER_SLOT_S + self._interval_s / 2
         self._scheduler.add(TIDY, collect_garbage, AfterBoundaries(COLLECT_S, between_s), TICK)
-        if any(offer.rung is Rung.SCHED_EXT and offer.there for offer in self._host.capabilities.warps):
+        if any(offer.rung is Mechanism.SCHED_EXT and offer.there for offer in self._host.capabilities.warps):
             self._scheduler.add(WATCH, self.watch, Every(_WATCH_S), TICK)
         postpone_garbage()
         self._oversight.ticked()
@@ -341,7 +341,7 @@ class Agent:
             log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)
         self._keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
         self._tell_damages()
-        self._decides = result.warp.rung is Rung.SCHED_EXT
+        self._decides = result.warp.rung is Mechanism.SCHED_EXT
         status = tick_status(
             result, self._overruns, owned, connected, orders.number, self._discovery.look(self._host.discovery)
         )

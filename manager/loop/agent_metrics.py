@@ -16,7 +16,7 @@ from manager.model.host import Discovery
 from manager.model.knobs import UNLIMITED, Knob
 from manager.model.scheduling import is_real_time
 from manager.model.source import SourceState, SourceStatus
-from manager.model.warp import Rung
+from manager.model.warp import Mechanism
 from manager.model.window import SlaState
 
 _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
@@ -79,7 +79,7 @@ class AgentMetrics:
         self.host_cpu = Gauge("equipoise_agent_host_cpu_share", "Busy share of the host's pCPUs", registry=reg)
         self._objects = _Objects()
         reg.register(self._objects)
-        self._sources = _Sources()
+        self._sources = _SourceMetrics()
         reg.register(self._sources)
 
     def observe(self, result: TickResult, owned_knobs: int, connected: bool) -> None:
@@ -172,7 +172,7 @@ def _warp_metrics(result: TickResult | None) -> Iterator[Metric]:
     counts = CounterMetricFamily("equipoise_sched_ext_events", "What our scheduler did", None, ["event"])
     borrowed = CounterMetricFamily("equipoise_sched_ext_borrowed_seconds", "CPU time used ahead of a share", None, [])
     if result is not None:
-        for one in Rung:
+        for one in Mechanism:
             rung.add_metric([one], one is result.warp.rung)
         for domain, warp_us in warps_in_force(result).items():
             warp.add_metric([result.specs[domain].name], warp_us)
@@ -265,7 +265,7 @@ def _application_metrics(result: TickResult | None) -> Iterator[Metric]:
     yield from (measured, rate, samples, age, sla, cpu)
 
 
-class _Sources(Collector):
+class _SourceMetrics(Collector):
     """How the sources of response times are, as they count themselves."""
 
     def __init__(self) -> None:

@@ -91,7 +91,7 @@ _NOBODY = PlannedGroup(DEFAULT, (), frozenset(), {})
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CacheReading:
     """The groups as they are, and in which of them the threads of each domain are."""
 
     offered: Resctrl
@@ -192,7 +192,7 @@ def _names(threads: frozenset[int], tasks: Mapping[str, frozenset[int]]) -> froz
     return frozenset(names | ({DEFAULT} if threads.difference(*tasks.values()) else set()))
 
 
-def left_there(seen: CacheSeen, found: Found) -> Iterator[str]:
+def left_there(seen: CacheSeen, found: CacheReading) -> Iterator[str]:
     """Managed VMs that are in groups of others."""
     for uuid, spec in seen.specs.items():
         others = sorted(name for name in found.homes.get(uuid, ()) if name != DEFAULT and not is_ours(name))
@@ -200,7 +200,9 @@ def left_there(seen: CacheSeen, found: Found) -> Iterator[str]:
             yield f"{spec.name} is in resctrl group {others[0]}, which another tool made: it is left there"
 
 
-def groups_of(seen: CacheSeen, found: Found, plan: CachePlan, present: Mapping[str, Group]) -> Iterator[GroupSeen]:
+def groups_of(
+    seen: CacheSeen, found: CacheReading, plan: CachePlan, present: Mapping[str, Group]
+) -> Iterator[GroupSeen]:
     for name, group in present.items():
         if group.foreign:
             continue

@@ -11,19 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from manager.control.bandwidth_demand import NOBODY, holding, judge_held
-from manager.control.cache_demand import Judged, demand_of, judge, limited
+from manager.control.cache_demand import JudgedWays, demand_of, judge, limited
 from manager.control.cache_memory import judged_text, read_judged
 from manager.control.cache_plan import BATCH_GROUP, HELD_GROUP, CacheDemand, CachePlan, allocate
-from manager.control.cache_steps import Action, Step, plan_steps
+from manager.control.cache_steps import CacheAction, CacheStep, plan_steps
 from manager.control.monitoring import UNMEASURED
 from manager.errors import HostError, JournalError, VmVanished
 from manager.host.port import CachePort
 from manager.loop.cache_found import (
     NOTHING,
     CacheOutcome,
+    CacheReading,
     CacheResult,
     CacheSeen,
-    Found,
     GroupSeen,
     group_text,
     groups_of,
@@ -54,7 +54,7 @@ class CacheKeeper:
         self._watch = CacheWatch(journal, now_s)
         self._held = NOBODY
         self._left: dict[str, Schemata] = {}
-        self._judged: Mapping[str, Judged] = {}
+        self._judged: Mapping[str, JudgedWays] = {}
         self._whys: Mapping[str, str] = {}
         self._most: tuple[int, int] | None = None
         self._refused: tuple[HostSpec, str] | None = None
@@ -99,7 +99,9 @@ class CacheKeeper:
         present = port.groups()
         outcomes += self._give_up(seen, present)
         note = self._journal.cache or CacheNote()
-        found = Found(offered, present, dict(homes_of(port, seen, present, troubles)), note.given_up, port.domains())
+        found = CacheReading(
+            offered, present, dict(homes_of(port, seen, present, troubles)), note.given_up, port.domains()
+        )
         demand, plan, notes = self._plan(seen, found, note)
         steps = self._steps(seen, found, plan)
         self._left = {name: one.values for name, one in found.changed.items() if not one.foreign}
@@ -192,7 +194,9 @@ class CacheKeeper:
             yield CacheOutcome(Knob.CACHE_WAYS, None, name, before, after, what, OutcomeKind.FOREIGN, _GIVEN_UP)
         self._journal.note_cache(replace(note, original=original, given_up=given_up))
 
-    def _plan(self, seen: CacheSeen, found: Found, note: CacheNote) -> tuple[CacheDemand, CachePlan, tuple[str, ...]]:
+    def _plan(
+        self, seen: CacheSeen, found: CacheReading, note: CacheNote
+    ) -> tuple[CacheDemand, CachePlan, tuple[str, ...]]:
         """What is asked for by those whose mode is enforce, and the groups for it."""
         original = note.original
         if original is None:  # without a note of it, what we left of it is no original
@@ -203,7 +207,9 @@ class CacheKeeper:
         plan = allocate(self._offered(found), found.avoided, demand)
         return demand, plan, (*notes, *plan.notes)
 
-    def _demand(self, seen: CacheSeen, found: Found, modes: frozenset[Mode]) -> tuple[CacheDemand, tuple[str, ...]]:
+    def _demand(
+        self, seen: CacheSeen, found: CacheReading, modes: frozenset[Mode]
+    ) -> tuple[CacheDemand, tuple[str, ...]]:
         if not seen.wanted:
             return CacheDemand(), ()
         placed = found.placed(seen)
@@ -211,21 +217,23 @@ class CacheKeeper:
         return holding(demand, self._held, placed, self._limits(found)), notes
 
     @staticmethod
-    def _limits(found: Found) -> BandwidthResource | None:
+    def _limits(found: CacheReading) -> BandwidthResource | None:
         """By which VMs are held back; None where they cannot be."""
         return next((one for one in found.offered.bandwidths if HELD_GROUP not in found.given_up), None)
 
-    def _offered(self, found: Found) -> Resctrl:
+    def _offered(self, found: CacheReading) -> Resctrl:
         """With no more CLOSIDs than the kernel had to give, while the others' groups are as many as then."""
         if self._most and self._most[1] != found.foreign:
             self._most = None
         return limited(found.offered, self._most[0] if self._most else None)
 
     @staticmethod
-    def _steps(seen: CacheSeen, found: Found, plan: CachePlan) -> tuple[Step, ...]:
+    def _steps(seen: CacheSeen, found: CacheReading, plan: CachePlan) -> tuple[CacheStep, ...]:
         if seen.only is not None:
             leaving = (uuid for uuid in found.homes if seen.names.get(uuid) == seen.only and not found.stays(uuid))
-            return tuple(Step(Action.MOVE, DEFAULT, uuid) for uuid in leaving if found.homes[uuid] != {DEFAULT})
+            return tuple(
+                CacheStep(CacheAction.MOVE, DEFAULT, uuid) for uuid in leaving if found.homes[uuid] != {DEFAULT}
+            )
         goes_to = {uuid: group.name for group in plan.groups.values() for uuid in group.vms}
         placed = {}
         for uuid, names in found.homes.items():
@@ -233,9 +241,9 @@ class CacheKeeper:
             if not found.stays(uuid):  # where some threads are elsewhere, the VM is
                 placed[uuid] = max((name for name in names if name != wanted), default=wanted)
         steps = plan_steps(found.offered, found.changed, placed, plan)
-        return tuple(step for step in steps if step.action is not Action.WRITE or step.group not in found.given_up)
+        return tuple(step for step in steps if step.action is not CacheAction.WRITE or step.group not in found.given_up)
 
-    def _observed(self, seen: CacheSeen, found: Found, demand: CacheDemand) -> Iterator[CacheOutcome]:
+    def _observed(self, seen: CacheSeen, found: CacheReading, demand: CacheDemand) -> Iterator[CacheOutcome]:
         """What would be done for those whose mode is observe, too."""
         wished, _ = self._demand(seen, found, frozenset({Mode.ENFORCE, Mode.OBSERVE}))
         wished = replace(wished, original=demand.original)
@@ -248,9 +256,9 @@ class CacheKeeper:
         self,
         port: CachePort,
         seen: CacheSeen,
-        found: Found,
+        found: CacheReading,
         plan: CachePlan,
-        steps: Sequence[Step],
+        steps: Sequence[CacheStep],
         outcomes: list[CacheOutcome],
     ) -> None:
         """One after the other; what is in order only after one that failed is left for the next tick."""
@@ -262,25 +270,25 @@ class CacheKeeper:
                 outcome = replace(outcome, kind=OutcomeKind.VANISHED, detail=str(error))
             except HostError as error:
                 outcome = replace(outcome, kind=OutcomeKind.FAILED, detail=str(error))
-                if step.action is Action.MAKE and error.errno == errno.ENOSPC:
+                if step.action is CacheAction.MAKE and error.errno == errno.ENOSPC:
                     self._most = len(port.groups()), found.foreign
-                if step.action is Action.WRITE:  # it may have been written and not been read
+                if step.action is CacheAction.WRITE:  # it may have been written and not been read
                     self._left.pop(step.group, None)
             if outcome.kind is OutcomeKind.APPLIED and len(plan.groups) <= 1:
                 outcome = replace(outcome, kind=OutcomeKind.RESTORED)
             outcomes.append(outcome)
-            if step.action is not Action.MOVE and outcome.kind not in _DONE:
+            if step.action is not CacheAction.MOVE and outcome.kind not in _DONE:
                 return
 
-    def _carried_out(self, port: CachePort, seen: CacheSeen, step: Step, outcome: CacheOutcome) -> CacheOutcome:
+    def _carried_out(self, port: CachePort, seen: CacheSeen, step: CacheStep, outcome: CacheOutcome) -> CacheOutcome:
         """One step, read back. Raises VmVanished, HostError."""
         done = replace(outcome, kind=OutcomeKind.APPLIED)
-        if step.action is Action.MOVE:
+        if step.action is CacheAction.MOVE:
             port.move(step.group, seen.running[step.vm])
-        elif step.action is Action.REMOVE:
+        elif step.action is CacheAction.REMOVE:
             port.remove(step.group)
             self._left.pop(step.group, None)
-        elif step.action is Action.MAKE:
+        elif step.action is CacheAction.MAKE:
             port.create(step.group)
             self._left[step.group] = {}
         else:
@@ -291,24 +299,24 @@ class CacheKeeper:
                 return replace(done, kind=OutcomeKind.IGNORED, after=kept, detail=f"the kernel keeps {kept}")
         return done
 
-    def _outcome(self, seen: CacheSeen, found: Found, plan: CachePlan, step: Step) -> CacheOutcome:
+    def _outcome(self, seen: CacheSeen, found: CacheReading, plan: CachePlan, step: CacheStep) -> CacheOutcome:
         """A step that nobody has taken."""
         knob, vm, name = Knob.CACHE_WAYS, None, step.group
         left = self._left.get(name, {})
         before, after = group_text(name, left), ""
-        if step.action is Action.MOVE:
+        if step.action is CacheAction.MOVE:
             knob, vm = Knob.CACHE_GROUP, step.vm
             before, after = ", ".join(sorted(filter(None, found.homes[vm]))), name
-        elif step.action is Action.MAKE:
+        elif step.action is CacheAction.MAKE:
             before, after = "", name
-        elif step.action is Action.WRITE:
+        elif step.action is CacheAction.WRITE:
             known = {slot: left[slot] for slot in step.values if slot in left}
             before, after = group_text(name, known), group_text(name, step.values)
         held = HELD_GROUP in (name, *found.homes.get(step.vm, ()))
         reason = self._reason(seen, plan, step, held=held) + ("; shared for an instant" if step.shares else "")
         return CacheOutcome(knob, vm, name, before, after, reason, OutcomeKind.OBSERVED)
 
-    def _reason(self, seen: CacheSeen, plan: CachePlan, step: Step, *, held: bool) -> str:
+    def _reason(self, seen: CacheSeen, plan: CachePlan, step: CacheStep, *, held: bool) -> str:
         group = plan.groups.get(step.group)
         if seen.only is not None or seen.snapshot.host.mode is Mode.RELEASED:
             return seen.undo_reason
@@ -321,7 +329,7 @@ class CacheKeeper:
             return f"for {', '.join(group.apps)}" + (f": {whys}" if whys else "")
         if step.group == BATCH_GROUP and group is not None:
             return "batch VMs share the rest"
-        return "nobody needs it any more" if step.action is Action.REMOVE else "the rest is for everything else"
+        return "nobody needs it any more" if step.action is CacheAction.REMOVE else "the rest is for everything else"
 
     def _finish(self, port: CachePort, seen: CacheSeen, present: Mapping[str, Group]) -> None:
         """Nothing is divided: nothing is ours any more but what was given up, and while it may be needed the mount."""

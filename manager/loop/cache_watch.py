@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Mapping
 
 from manager.control.monitoring import (
     Counted,
+    DomainMemory,
     Measured,
-    Memory,
     Traffic,
     Watched,
     WatchPlan,
@@ -24,7 +24,7 @@ from manager.control.monitoring import (
 from manager.control.saturation import LASTING, Saturation, next_saturation
 from manager.errors import HostError, JournalError, VmVanished
 from manager.host.port import CachePort
-from manager.loop.cache_found import CacheSeen, Found
+from manager.loop.cache_found import CacheReading, CacheSeen
 from manager.loop.journal import Journal
 from manager.loop.planner import Trouble
 from manager.model.cache import PREFIX, Group, Resctrl
@@ -58,7 +58,7 @@ class CacheWatch:
         self,
         port: CachePort,
         seen: CacheSeen,
-        found: Found,
+        found: CacheReading,
         present: Mapping[str, Group],
         moved: Mapping[str, str],
         troubles: list[Trouble],
@@ -93,7 +93,7 @@ class CacheWatch:
         notes = (*_unable(seen, found.offered), *([left] if plan.left_out else []), *self._notes())
         return Measured(vms, memories, notes, "mbm_total_bytes" in found.offered.monitoring.features, owned)
 
-    def _watched(self, seen: CacheSeen, found: Found, moved: Mapping[str, str]) -> Collection[Watched]:
+    def _watched(self, seen: CacheSeen, found: CacheReading, moved: Mapping[str, str]) -> Collection[Watched]:
         """The managed VMs of mode enforce that are in one group, of ours or the default one."""
         views = {view.name: view for view in seen.snapshot.vms}
         watched = []
@@ -179,13 +179,13 @@ class CacheWatch:
         seen: CacheSeen,
         vms: Mapping[str, tuple[Traffic, ...]],
         troubles: list[Trouble],
-    ) -> tuple[Memory, ...]:
+    ) -> tuple[DomainMemory, ...]:
         """The traffic of each domain beside the most that was measured there, which is written down."""
         found = []
         for domain, rate in sorted(rates.items()):
             known = self._memories.get(domain, Saturation())
             now = self._memories[domain] = next_saturation(known, rate, seen.snapshot.host.bandwidth_warning)
-            found.append(Memory(domain, rate, now.maximum, now.saturated))
+            found.append(DomainMemory(domain, rate, now.maximum, now.saturated))
             if not now.saturated:
                 self._warned.pop(domain, None)
             elif domain not in self._warned and rate is not None and now.maximum is not None:

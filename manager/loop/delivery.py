@@ -11,25 +11,25 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from manager.errors import ManagerRefused
-from manager.loop.outbox import Fields, Kind
+from manager.loop.outbox import Fields, ItemKind
 from manager.protocol.assignment import RefusedItem
 from manager.protocol.convert import event_body, record_body, slot_body, tick_body
 from manager.protocol.report import ReportIn
 
 Answer = TypeVar("Answer")
 
-_LISTS: Mapping[Kind, str] = {
-    Kind.WINDOW: "windows",
-    Kind.TICK: "ticks",
-    Kind.DECISION: "decisions",
-    Kind.EVENT: "events",
+_LISTS: Mapping[ItemKind, str] = {
+    ItemKind.WINDOW: "windows",
+    ItemKind.TICK: "ticks",
+    ItemKind.DECISION: "decisions",
+    ItemKind.EVENT: "events",
 }
 _KINDS = {name: kind for kind, name in _LISTS.items()}
-_CONVERT: Mapping[Kind, Callable[[Fields], BaseModel]] = {
-    Kind.WINDOW: slot_body,
-    Kind.TICK: tick_body,
-    Kind.DECISION: record_body,
-    Kind.EVENT: event_body,
+_CONVERT: Mapping[ItemKind, Callable[[Fields], BaseModel]] = {
+    ItemKind.WINDOW: slot_body,
+    ItemKind.TICK: tick_body,
+    ItemKind.DECISION: record_body,
+    ItemKind.EVENT: event_body,
 }
 _UNACCEPTABLE = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
@@ -49,13 +49,13 @@ class Rejected:
 class Parcel:
     """An item as it is sent; ``fields`` as it waits, None: it does not."""
 
-    kind: Kind
+    kind: ItemKind
     body: BaseModel
     fields: Fields | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Load:
+class ReportLoad:
     """What goes into one report: items, and ``parts``, which are its other fields."""
 
     parts: Mapping[str, Any]
@@ -63,7 +63,9 @@ class Load:
 
     def body(self, agent_version: str, *, asks: bool) -> ReportIn:
         """The report."""
-        lists: dict[str, Any] = {_LISTS[kind]: [one.body for one in self.parcels if one.kind is kind] for kind in Kind}
+        lists: dict[str, Any] = {
+            _LISTS[kind]: [one.body for one in self.parcels if one.kind is kind] for kind in ItemKind
+        }
         return ReportIn(agent_version=agent_version, asks=asks, **self.parts, **lists)
 
     def place(self, field: str) -> int | None:
@@ -74,18 +76,20 @@ class Load:
         places = [place for place, one in enumerate(self.parcels) if one.kind is _KINDS[found[1]]]
         return places[int(found[2])] if int(found[2]) < len(places) else None
 
-    def without(self, places: Collection[int]) -> Load:
+    def without(self, places: Collection[int]) -> ReportLoad:
         """The same, but for some parcels."""
-        return Load(self.parts, [one for place, one in enumerate(self.parcels) if place not in places])
+        return ReportLoad(self.parts, [one for place, one in enumerate(self.parcels) if place not in places])
 
-    def halves(self) -> tuple[Load, Load]:
+    def halves(self) -> tuple[ReportLoad, ReportLoad]:
         """Two loads that are smaller."""
         if len(self.parcels) > 1 or (self.parcels and self.parts):
             middle = len(self.parcels) // 2
-            return Load(self.parts, self.parcels[:middle]), Load({}, self.parcels[middle:])
+            return ReportLoad(self.parts, self.parcels[:middle]), ReportLoad({}, self.parcels[middle:])
         names = sorted(self.parts)
         first = {name: self.parts[name] for name in names[: len(names) // 2]}
-        return Load(first, self.parcels), Load({name: self.parts[name] for name in names if name not in first}, ())
+        return ReportLoad(first, self.parcels), ReportLoad(
+            {name: self.parts[name] for name in names if name not in first}, ()
+        )
 
     def only(self, why: str) -> Rejected | None:
         """What it holds, as rejected, where that is one thing alone."""
@@ -96,7 +100,7 @@ class Load:
         return None
 
 
-def parcels_of(waiting: Mapping[Kind, Iterable[Fields]], host: str) -> tuple[list[Parcel], list[Rejected]]:
+def parcels_of(waiting: Mapping[ItemKind, Iterable[Fields]], host: str) -> tuple[list[Parcel], list[Rejected]]:
     """What waits as it is sent, and what cannot be: it is not as the interface wants it, or of another host."""
     parcels: list[Parcel] = []
     rejected: list[Rejected] = []
@@ -113,8 +117,8 @@ def parcels_of(waiting: Mapping[Kind, Iterable[Fields]], host: str) -> tuple[lis
 
 
 def deliver(
-    load: Load,
-    post: Callable[[Load], tuple[Answer, Sequence[RefusedItem]]],
+    load: ReportLoad,
+    post: Callable[[ReportLoad], tuple[Answer, Sequence[RefusedItem]]],
     reject: Callable[[Sequence[Rejected]], None],
 ) -> Answer:
     """Deliver all that is accepted, and ``reject`` the rest; the last answer.
@@ -135,7 +139,7 @@ def deliver(
             return deliver(load.without(bad), post, reject)
         if alone is not None:
             reject([alone])
-            return deliver(Load({}, ()), post, reject)
+            return deliver(ReportLoad({}, ()), post, reject)
         first, second = load.halves()
         deliver(first, post, reject)
         return deliver(second, post, reject)

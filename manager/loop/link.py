@@ -19,9 +19,9 @@ from manager.control.judged_windows import by_slot, slot_number
 from manager.control.tenure_rules import Who
 from manager.errors import ManagerUnavailable
 from manager.loop.assigned import read_assignment
-from manager.loop.delivery import Load, Parcel, Rejected, deliver, parcels_of
+from manager.loop.delivery import Parcel, Rejected, ReportLoad, deliver, parcels_of
 from manager.loop.findings import Findings
-from manager.loop.outbox import Kind, Outbox
+from manager.loop.outbox import ItemKind, Outbox
 from manager.loop.tick import system_clock
 from manager.model.host import VmInstance
 from manager.model.registration import Assignment
@@ -260,7 +260,7 @@ class ManagerLink:
             last = waiting.complete and not windows
             parcels, unsendable = parcels_of(waiting.fields, self._host)
             self._reject(unsendable)
-            load = Load(parts, [*parcels, *(Parcel(Kind.WINDOW, one) for one in now)])
+            load = ReportLoad(parts, [*parcels, *(Parcel(ItemKind.WINDOW, one) for one in now)])
             response, slots, stored = deliver(load, lambda one: self._post(one, asks=ask and last), self._reject)  # noqa: B023 - called at once
             self._outbox.drop_through(waiting.last)
             self.vms_missing = stored.vms_missing
@@ -268,7 +268,7 @@ class ManagerLink:
                 done = not ask or (slots is not None and self._take_slots(response, slots))
                 return self._orders if done else self.fetch()
 
-    def _post(self, load: Load, *, asks: bool) -> tuple[tuple[Answer, Any, ReportOut], Sequence[RefusedItem]]:
+    def _post(self, load: ReportLoad, *, asks: bool) -> tuple[tuple[Answer, Any, ReportOut], Sequence[RefusedItem]]:
         """One report. Raises ManagerRefused, ManagerUnavailable."""
         body = load.body(self._version, asks=asks)
         response = self._exchange("POST", "report", content=body.model_dump_json(by_alias=True))

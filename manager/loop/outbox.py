@@ -64,7 +64,7 @@ Found = TypeVar("Found")
 _Row = tuple[int, str, str]
 
 
-class Kind(StrEnum):
+class ItemKind(StrEnum):
     """What an item is, as the file says it."""
 
     DECISION = "decision"
@@ -73,12 +73,12 @@ class Kind(StrEnum):
     TICK = "tick"
 
 
-_BULK = frozenset({Kind.WINDOW, Kind.TICK})
-_KINDS: Mapping[type[Item], Kind] = {
-    DecisionRecord: Kind.DECISION,
-    Event: Kind.EVENT,
-    Window: Kind.WINDOW,
-    TickRecord: Kind.TICK,
+_BULK = frozenset({ItemKind.WINDOW, ItemKind.TICK})
+_KINDS: Mapping[type[Item], ItemKind] = {
+    DecisionRecord: ItemKind.DECISION,
+    Event: ItemKind.EVENT,
+    Window: ItemKind.WINDOW,
+    TickRecord: ItemKind.TICK,
 }
 
 
@@ -93,7 +93,7 @@ class Waiting:
 
     last: int
     complete: bool
-    fields: Mapping[Kind, list[Fields]]
+    fields: Mapping[ItemKind, list[Fields]]
 
 
 def _fits(table: str, row: Mapping[str, object]) -> bool:
@@ -101,7 +101,7 @@ def _fits(table: str, row: Mapping[str, object]) -> bool:
     if table != "waiting":
         return True
     try:
-        return isinstance(json.loads(str(row["body"])), dict) and Kind(str(row["kind"])) in Kind
+        return isinstance(json.loads(str(row["body"])), dict) and ItemKind(str(row["kind"])) in ItemKind
     except (ValueError, KeyError):
         return False
 
@@ -219,7 +219,7 @@ class Outbox:
     def _oldest(self, limit: int, max_bytes: int) -> Waiting:
         last = size = taken = 0
         complete = True
-        fields: dict[Kind, list[Fields]] = {kind: [] for kind in Kind}
+        fields: dict[ItemKind, list[Fields]] = {kind: [] for kind in ItemKind}
         with closing(self._database.cursor()) as cursor:
             written = cursor.execute(_OLDEST, (self._taken,)) if self._rows else ()
             for seq, kind, body in chain(written, self._unwritten):
@@ -227,7 +227,7 @@ class Outbox:
                 complete = not taken or (taken < limit and size <= max_bytes)
                 if not complete:
                     break
-                fields[Kind(kind)].append(json.loads(body))
+                fields[ItemKind(kind)].append(json.loads(body))
                 last, taken = seq, taken + 1
         return Waiting(last, complete, fields)
 

@@ -28,7 +28,7 @@ from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.records import DecisionRecord, Event, Severity
 from manager.model.registration import Assignment, HostSpec, Mode, VmSpec
 from manager.model.rules import IrqSteering
-from manager.model.warp import NO_WARPS, Rung, WarpPlan, WarpUse
+from manager.model.warp import NO_WARPS, Mechanism, WarpPlan, WarpUse
 from manager.model.window import Window
 from policies.base import Policy
 
@@ -287,7 +287,7 @@ class ControlLoop:
 
     def _counters(self, troubles: list[Trouble]) -> Mapping[str, int]:
         """What our scheduler counted, nothing while it does not decide."""
-        if self._planner.warp.rung is not Rung.SCHED_EXT:
+        if self._planner.warp.rung is not Mechanism.SCHED_EXT:
             return {}
         try:
             return self._host.warp_counters()

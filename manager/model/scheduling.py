@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 
-class Policy(StrEnum):
+class SchedulingPolicy(StrEnum):
     """Scheduling policies that can be registered; see sched(7)."""
 
     FIFO = "fifo"
@@ -36,7 +36,7 @@ class Scheduling:
     ``limit`` is the share of each second of each pCPU that all vCPUs of the VM together may run, each an equal part.
     """
 
-    policy: Policy
+    policy: SchedulingPolicy
     priority: int | None = None
     nice: int | None = None
     limit: float | None = None
@@ -44,14 +44,14 @@ class Scheduling:
     @property
     def real_time(self) -> bool:
         """Whether its threads go before all that are not real-time."""
-        return self.policy is not Policy.OTHER
+        return self.policy is not SchedulingPolicy.OTHER
 
     @property
     def value(self) -> int:
         """As the knob ``scheduling`` holds it."""
-        if self.policy is Policy.OTHER:
+        if self.policy is SchedulingPolicy.OTHER:
             return joined(OTHER, self.nice or 0)
-        return joined(FIFO if self.policy is Policy.FIFO else RR, self.priority or 1)
+        return joined(FIFO if self.policy is SchedulingPolicy.FIFO else RR, self.priority or 1)
 
 
 def joined(policy: int, level: int) -> int:

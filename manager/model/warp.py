@@ -35,7 +35,7 @@ class WarpUse(StrEnum):
     SLICE = "slice"
 
 
-class Rung(StrEnum):
+class Mechanism(StrEnum):
     """The mechanisms, the best first: our sched_ext scheduler, the BVT patch, OpenAnolis, EEVDF's slices, nothing."""
 
     SCHED_EXT = "sched_ext"
@@ -45,32 +45,32 @@ class Rung(StrEnum):
     NONE = "none"
 
 
-TITLES: Mapping[Rung, str] = {
-    Rung.SCHED_EXT: "Equipoise's sched_ext scheduler",
-    Rung.BVT: "the BVT patch",
-    Rung.GROUP_IDENTITY: "group identity",
-    Rung.SLICE: "EEVDF slice",
-    Rung.NONE: "nothing",
+TITLES: Mapping[Mechanism, str] = {
+    Mechanism.SCHED_EXT: "Equipoise's sched_ext scheduler",
+    Mechanism.BVT: "the BVT patch",
+    Mechanism.GROUP_IDENTITY: "group identity",
+    Mechanism.SLICE: "EEVDF slice",
+    Mechanism.NONE: "nothing",
 }
 
-ABILITIES: Mapping[Rung, tuple[str, str]] = {
-    Rung.SCHED_EXT: (
+ABILITIES: Mapping[Mechanism, tuple[str, str]] = {
+    Mechanism.SCHED_EXT: (
         "let a VM in at once as long as it uses less than its share, by as much as its warp says",
         "enforce quotas (cpu.max), act on real-time tasks, or run beside another sched_ext scheduler",
     ),
-    Rung.BVT: (
+    Mechanism.BVT: (
         "let a VM in at once as long as it uses less than its share, by as much as its warp says",
         "be had on a kernel that anybody maintains",
     ),
-    Rung.GROUP_IDENTITY: (
+    Mechanism.GROUP_IDENTITY: (
         "let a VM in before all of lower class: two classes, whatever the warp is in between",
         "bound what is borrowed: a VM of high class that never sleeps holds up those below it",
     ),
-    Rung.SLICE: (
+    Mechanism.SLICE: (
         "give a vCPU that wakes up an earlier deadline at no cost in the long run",
         "let it in before it is owed the time: it helps little, if at all",
     ),
-    Rung.NONE: ("leave weights, pins and the idle class as they are", "make a VM prompter than its weight does"),
+    Mechanism.NONE: ("leave weights, pins and the idle class as they are", "make a VM prompter than its weight does"),
 }
 """What each mechanism can do, and what it cannot."""
 
@@ -79,24 +79,24 @@ ABILITIES: Mapping[Rung, tuple[str, str]] = {
 class Offer:
     """Whether a host has a mechanism, and what was seen of it."""
 
-    rung: Rung
+    rung: Mechanism
     there: bool
     detail: str
 
 
-_STANDING: Mapping[WarpUse, Rung] = {
-    WarpUse.ON: Rung.BVT,
-    WarpUse.SCHED_EXT: Rung.BVT,
-    WarpUse.GROUP_IDENTITY: Rung.GROUP_IDENTITY,
-    WarpUse.SLICE: Rung.SLICE,
+_STANDING: Mapping[WarpUse, Mechanism] = {
+    WarpUse.ON: Mechanism.BVT,
+    WarpUse.SCHED_EXT: Mechanism.BVT,
+    WarpUse.GROUP_IDENTITY: Mechanism.GROUP_IDENTITY,
+    WarpUse.SLICE: Mechanism.SLICE,
 }
 """Which mechanism serves without loading anything. The BVT patch was measured to help by the study that it is of
 (Leverich and Kozyrakis, 2014), not by us; our scheduler by us; nothing else by anybody (docs/concepts/warp.md)."""
 
-_BY_CHOICE: Mapping[Rung, str] = {
-    Rung.SCHED_EXT: "our sched_ext scheduler can be loaded",
-    Rung.GROUP_IDENTITY: "group identity is there, of which nobody measured that it helps",
-    Rung.SLICE: "EEVDF's slices are there, which were measured to harm more than they help",
+_BY_CHOICE: Mapping[Mechanism, str] = {
+    Mechanism.SCHED_EXT: "our sched_ext scheduler can be loaded",
+    Mechanism.GROUP_IDENTITY: "group identity is there, of which nobody measured that it helps",
+    Mechanism.SLICE: "EEVDF's slices are there, which were measured to harm more than they help",
 }
 
 
@@ -132,7 +132,7 @@ class WarpPlan:
     operator should know besides.
     """
 
-    rung: Rung = Rung.NONE
+    rung: Mechanism = Mechanism.NONE
     detail: str = "switched off"
     vms: tuple[VmWarp, ...] = ()
     load: bool = False

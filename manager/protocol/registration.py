@@ -16,7 +16,7 @@ from manager.model.scheduling import (
     LARGEST_PRIORITY,
     LEAST_LIMIT,
     LEAST_NICE,
-    Policy,
+    SchedulingPolicy,
 )
 from manager.model.warp import DEFAULT_WARP_MAX_US, MOST_WARP_US, WarpUse
 from manager.protocol.fields import (
@@ -37,7 +37,7 @@ from manager.protocol.sources import SourceBody
 class SchedulingBody(Schema):
     """How the kernel schedules its vCPU threads."""
 
-    policy: Policy = Field(description="fifo and rr: before all that is not real-time")
+    policy: SchedulingPolicy = Field(description="fifo and rr: before all that is not real-time")
     priority: Annotated[int, Field(ge=1, le=LARGEST_PRIORITY)] | None = Field(
         default=None, description="of fifo and rr, the larger goes first; null: 1"
     )
@@ -57,9 +57,9 @@ class SchedulingBody(Schema):
         if policy is None:  # refused itself
             return value
         if value is None:
-            if info.field_name == "limit" and policy is not Policy.OTHER:
+            if info.field_name == "limit" and policy is not SchedulingPolicy.OTHER:
                 raise ValueError(f"{policy} needs a limit")
-        elif (info.field_name == "nice") is not (policy is Policy.OTHER):
+        elif (info.field_name == "nice") is not (policy is SchedulingPolicy.OTHER):
             raise ValueError(f"{policy} has no {info.field_name}")
         return value
 
@@ -95,7 +95,7 @@ class VmIn(Schema):
     def _acts(cls, value: SchedulingBody | None, info: ValidationInfo) -> SchedulingBody | None:
         if value is not None and info.data.get("vm_class") is VmClass.BATCH:
             raise ValueError("only critical VMs have one")
-        if value is not None and value.policy is not Policy.OTHER and info.data.get("warp_us"):
+        if value is not None and value.policy is not SchedulingPolicy.OTHER and info.data.get("warp_us"):
             raise ValueError(f"no warp reaches {value.policy}: leave warp_us null or 0")
         return value
 

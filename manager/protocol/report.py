@@ -10,7 +10,7 @@ from manager.model.finding import FindingStatus
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
-from manager.model.warp import Rung
+from manager.model.warp import Mechanism
 from manager.protocol.fields import (
     Buckets,
     Count,
@@ -135,7 +135,7 @@ class TopologyBody(Schema):
 class OfferBody(Schema):
     """A mechanism for warps."""
 
-    rung: Rung
+    rung: Mechanism
     there: bool = Field(description="whether this host has it")
     detail: Text = Field(description="what was seen")
 
@@ -143,7 +143,7 @@ class OfferBody(Schema):
 class WarpStatus(Schema):
     """By which mechanism warps are given."""
 
-    rung: Rung
+    rung: Mechanism
     detail: Text = Field(description="why that one")
     can: Text
     cannot: Text

@@ -48,7 +48,7 @@ class VmStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ReplayStep:
     """One tick. ``sla`` are the states as recorded, by application; ``problem`` says why nothing was decided."""
 
     time_s: float
@@ -90,7 +90,7 @@ class Replay:
     policy: str
     law: Law
     interval_s: float
-    steps: tuple[Step, ...]
+    steps: tuple[ReplayStep, ...]
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -169,7 +169,7 @@ class _Run:
         self.left_out: set[str] = set()
         self.notes: dict[str, None] = {}
 
-    def step(self, tick: TickRecord) -> Step:
+    def step(self, tick: TickRecord) -> ReplayStep:
         snapshot = self._snapshot(tick)
         decision, problem = self._decide(snapshot)
         goals = {} if decision is None else {goal.vm: goal for goal in decision.weights}
@@ -191,7 +191,7 @@ class _Run:
             if was.mode == Mode.ENFORCE:  # otherwise nothing is written, so it keeps the weight it has
                 weights[view.name] = weight
         self._weights = weights
-        return Step(
+        return ReplayStep(
             tick.time_s, tuple(steps), {one.application.name: one.sla_state for one in snapshot.applications}, problem
         )
 

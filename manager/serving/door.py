@@ -51,7 +51,7 @@ _COLLECT_EVERY = 64
 """Connections by TLS leave cycles of 64 KiB behind, which the collector counts as a few objects."""
 
 
-class Guest(socket.socket):
+class DoorSocket(socket.socket):
     """A connection that a door let in."""
 
     key: Key = ("", 0)
@@ -84,13 +84,13 @@ class Guests:
         self.limits = limits
         self._free = free
         self._clock = clock
-        self._all: dict[Key, Guest] = {}
+        self._all: dict[Key, DoorSocket] = {}
         # Those whose sender is not known, by address: the one that has waited for longest first.
-        self._unknown: dict[str, OrderedDict[Key, Guest]] = {}
+        self._unknown: dict[str, OrderedDict[Key, DoorSocket]] = {}
         self._count = 0
         self._closed = 0
 
-    def enter(self, guest: Guest) -> None:
+    def enter(self, guest: DoorSocket) -> None:
         """Let one in; another may have to leave."""
         self._all[guest.key] = guest
         guest.guests = self
@@ -104,15 +104,15 @@ class Guests:
         elif self._count > self.limits.all:
             self._displace(max(self._unknown.values(), key=len))
 
-    def find(self, client: Key | None) -> Guest | None:
+    def find(self, client: Key | None) -> DoorSocket | None:
         """The connection of a peer."""
         return self._all.get(client) if client is not None else None
 
-    def begin(self, guest: Guest) -> None:
+    def begin(self, guest: DoorSocket) -> None:
         """The head of a request has come."""
         guest.busy = guest.served = True
 
-    def trust(self, guest: Guest) -> None:
+    def trust(self, guest: DoorSocket) -> None:
         """Its sender is known."""
         if not guest.trusted and guest.key in self._all:
             self._take(guest)
@@ -120,7 +120,7 @@ class Guests:
             if len(self._all) - self._count > self.limits.known:
                 self._displace_known()
 
-    def end(self, guest: Guest) -> None:
+    def end(self, guest: DoorSocket) -> None:
         """A request was answered: it waits again, and from now on."""
         guest.busy = False
         guest.since_s = self._clock()
@@ -128,7 +128,7 @@ class Guests:
         if own is not None and guest.key in own:
             own.move_to_end(guest.key)
 
-    def forget(self, guest: Guest) -> None:
+    def forget(self, guest: DoorSocket) -> None:
         """It was closed."""
         if self._all.get(guest.key) is guest:
             self._take(guest)
@@ -151,7 +151,7 @@ class Guests:
             if not guest.served:
                 guest.cut()
 
-    def _displace(self, unknown: OrderedDict[Key, Guest]) -> None:
+    def _displace(self, unknown: OrderedDict[Key, DoorSocket]) -> None:
         waiting = (guest for guest in unknown.values() if not guest.busy)
         guest = next(waiting, None) or next(iter(unknown.values()))
         self._take(guest)
@@ -163,7 +163,7 @@ class Guests:
         if oldest is not None:
             oldest.cut()
 
-    def _take(self, guest: Guest) -> None:
+    def _take(self, guest: DoorSocket) -> None:
         """Count it no more among those whose sender is not known."""
         own = self._unknown.get(guest.key[0])
         if own is not None and own.pop(guest.key, None) is not None:
@@ -190,7 +190,7 @@ class Door(socket.socket):
             self._accepted = 0
             raise
         self._accepted += 1
-        guest = Guest(connection.family, connection.type, connection.proto, fileno=connection.detach())
+        guest = DoorSocket(connection.family, connection.type, connection.proto, fileno=connection.detach())
         guest.key = (UNIX, next(self._numbers)) if self.family == socket.AF_UNIX else (address[0], address[1])
         self.guests.enter(guest)
         return guest, guest.key if self.family == socket.AF_UNIX else address

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-from manager.serving.door import Guest, Guests
+from manager.serving.door import DoorSocket, Guests
 from manager.serving.exchange import Environ, Exchange, Lane, WsgiApp
 from manager.serving.pool import Pool
-from manager.serving.wsgi import PIECE_BYTES, Answer, Scope, environ_of, run
+from manager.serving.wsgi import PIECE_BYTES, Scope, WsgiAnswer, environ_of, run
 
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
@@ -109,7 +109,7 @@ class Edge:
                         pass
 
     async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, exchange: Exchange, guest: Guest | None
+        self, scope: Scope, receive: Receive, send: Send, exchange: Exchange, guest: DoorSocket | None
     ) -> None:
         held = _Held(self)
         try:
@@ -139,7 +139,7 @@ class Edge:
             held.release()
         await self._send(send, answer)
 
-    def _learn(self, exchange: Exchange, guest: Guest | None) -> None:
+    def _learn(self, exchange: Exchange, guest: DoorSocket | None) -> None:
         if guest is not None and exchange.trusted:
             self._guests.trust(guest)
 
@@ -158,7 +158,7 @@ class Edge:
         body.seek(0)
 
     async def _stream(
-        self, pool: Pool, environ: Environ, receive: Receive, send: Send, exchange: Exchange, guest: Guest | None
+        self, pool: Pool, environ: Environ, receive: Receive, send: Send, exchange: Exchange, guest: DoorSocket | None
     ) -> None:
         """Have a thread make the parts of an answer, each when the one before was taken."""
         loop = asyncio.get_running_loop()
@@ -191,7 +191,7 @@ class Edge:
         async with asyncio.timeout(self._limits.answer_s):
             await sending
 
-    async def _send(self, send: Send, answer: Answer, *, end: bool = True) -> None:
+    async def _send(self, send: Send, answer: WsgiAnswer, *, end: bool = True) -> None:
         try:
             async with asyncio.timeout(self._limits.answer_s):
                 await send(_start(answer))
@@ -204,7 +204,7 @@ class Edge:
         finally:
             answer.close()
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, answer: Answer) -> None:
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, answer: WsgiAnswer) -> None:
         """Answer without the body, of which a little is passed over."""
         if not _has_body(scope):
             await self._send(send, answer)
@@ -284,11 +284,11 @@ def _has_body(scope: Scope) -> bool:
     )
 
 
-def _start(answer: Answer) -> dict[str, Any]:
+def _start(answer: WsgiAnswer) -> dict[str, Any]:
     return {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
 
 
-def _problem(refused: _Refused) -> Answer:
+def _problem(refused: _Refused) -> WsgiAnswer:
     problem = {
         "type": "about:blank",
         "title": refused.status.phrase,
@@ -305,4 +305,4 @@ def _problem(refused: _Refused) -> Answer:
     ]
     if refused.status is HTTPStatus.SERVICE_UNAVAILABLE:
         headers.append((b"retry-after", b"1"))
-    return Answer(int(refused.status), headers, (body,), lambda: None)
+    return WsgiAnswer(int(refused.status), headers, (body,), lambda: None)

@@ -36,7 +36,7 @@ class FileBody:
 
 
 @dataclass(slots=True)
-class Answer:
+class WsgiAnswer:
     """Status and headers, and the body: ``pieces`` come from memory or a file, or are made as they are sent."""
 
     status: int
@@ -94,7 +94,7 @@ def environ_of(scope: Scope, exchange: Exchange, trusted_proxy: str) -> Environ:
     return environ
 
 
-def run(app: WsgiApp, environ: Environ, *, streams: bool) -> Answer:
+def run(app: WsgiApp, environ: Environ, *, streams: bool) -> WsgiAnswer:
     """Call an application. The answer's body is in memory then, but for files, and what is made on the way.
 
     ``streams``: a body of unknown length is made as it is sent.
@@ -125,7 +125,7 @@ def run(app: WsgiApp, environ: Environ, *, streams: bool) -> Answer:
         for name, value in headers
         if name.lower() not in _HOP_BY_HOP
     ]
-    return Answer(int(status[:3]), kept, pieces, close)
+    return WsgiAnswer(int(status[:3]), kept, pieces, close)
 
 
 def _path(raw_path: bytes) -> bytes:

@@ -29,7 +29,7 @@ Request = tuple[float, tuple[float, ...]]
 """When a request came, and the CPU time it needs in each tier, in seconds."""
 
 
-class Pcpu:
+class SimPcpu:
     """One processor. ``running`` share it; ``waiting`` are runnable and do not share it yet; ``load`` counts both."""
 
     __slots__ = ("at_s", "chosen", "idle_s", "index", "load", "running", "vtime", "waiting", "weight")
@@ -47,16 +47,16 @@ class Pcpu:
         self.chosen: Vcpu | None = None
 
 
-def _load(pcpu: Pcpu) -> float:
+def _load(pcpu: SimPcpu) -> float:
     return pcpu.load
 
 
-class Group(ABC):
+class SchedulingGroup(ABC):
     """What the scheduler knows of a VM: its weight, and its vCPUs."""
 
     __slots__ = ("runnable", "vcpus", "weight")
 
-    def __init__(self, weight: int, vcpus: int, allowed: tuple[Pcpu, ...]) -> None:
+    def __init__(self, weight: int, vcpus: int, allowed: tuple[SimPcpu, ...]) -> None:
         """All vCPUs sleep at first."""
         self.weight = weight
         self.runnable = 0
@@ -87,7 +87,7 @@ class Vcpu:
         "weight",
     )
 
-    def __init__(self, group: Group, index: int, allowed: tuple[Pcpu, ...]) -> None:
+    def __init__(self, group: SchedulingGroup, index: int, allowed: tuple[SimPcpu, ...]) -> None:
         """A sleeping vCPU, last seen on the allowed pCPU of its number."""
         self.group = group
         self.index = index
@@ -99,12 +99,12 @@ class Vcpu:
         self.request: Request | None = None
 
 
-class Cpus:
+class SimCpus:
     """All processors. ``when`` holds the time of each pCPU's next event at its number; others may share the list."""
 
     def __init__(self, count: int, scheduler: Scheduler, random: Random, when: list[float]) -> None:
         """``when`` is filled for the pCPUs 0 .. count - 1."""
-        self.pcpus = tuple(Pcpu(index) for index in range(count))
+        self.pcpus = tuple(SimPcpu(index) for index in range(count))
         self.speed = 1.0
         self._when = when
         self._uniform = random.random
@@ -181,7 +181,7 @@ class Cpus:
             self._reweigh(group, group.weight / group.runnable, now_s)
         self._refill(pcpu, now_s)
 
-    def set_weight(self, group: Group, weight: int, now_s: float) -> None:
+    def set_weight(self, group: SchedulingGroup, weight: int, now_s: float) -> None:
         """Another weight for a VM."""
         group.weight = weight
         if group.runnable:
@@ -241,7 +241,7 @@ class Cpus:
             self._settle(pcpu, now_s)
         return math.fsum(pcpu.idle_s for pcpu in self.pcpus)
 
-    def _settle(self, pcpu: Pcpu, now_s: float) -> None:
+    def _settle(self, pcpu: SimPcpu, now_s: float) -> None:
         elapsed_s = (now_s - pcpu.at_s) * self.speed
         if pcpu.running:
             pcpu.vtime += elapsed_s / pcpu.weight
@@ -249,7 +249,7 @@ class Cpus:
             pcpu.idle_s += elapsed_s
         pcpu.at_s = now_s
 
-    def _plan(self, pcpu: Pcpu) -> None:
+    def _plan(self, pcpu: SimPcpu) -> None:
         """Announce the pCPU's next event. It must be settled."""
         best, chosen = INFINITE, None
         for vcpu in pcpu.running:
@@ -264,7 +264,7 @@ class Cpus:
             at_s = min(at_s, vcpu.join_s)
         self._when[pcpu.index] = at_s
 
-    def _join(self, vcpu: Vcpu, pcpu: Pcpu, now_s: float) -> None:
+    def _join(self, vcpu: Vcpu, pcpu: SimPcpu, now_s: float) -> None:
         """Let a vCPU share the pCPU; the caller plans."""
         self._settle(pcpu, now_s)
         vtime, weight = pcpu.vtime, vcpu.weight
@@ -287,7 +287,7 @@ class Cpus:
             pcpu.waiting.remove(vcpu)
         pcpu.load -= vcpu.weight
 
-    def _refill(self, pcpu: Pcpu, now_s: float) -> None:
+    def _refill(self, pcpu: SimPcpu, now_s: float) -> None:
         """No pCPU stays idle while somebody waits for it, or could run there."""
         if not pcpu.running:
             pcpu.weight = pcpu.vtime = 0.0
@@ -299,7 +299,7 @@ class Cpus:
                 self._pull(pcpu, now_s)
         self._plan(pcpu)
 
-    def _pull(self, pcpu: Pcpu, now_s: float) -> None:
+    def _pull(self, pcpu: SimPcpu, now_s: float) -> None:
         """Bring a vCPU to an idle pCPU: from the fullest that has more than one, the one that least runs there."""
         best: Vcpu | None = None
         for source in self.pcpus:
@@ -312,7 +312,7 @@ class Cpus:
         if best is not None:
             self._move(best, pcpu, now_s)
 
-    def _move(self, vcpu: Vcpu, target: Pcpu, now_s: float) -> None:
+    def _move(self, vcpu: Vcpu, target: SimPcpu, now_s: float) -> None:
         """To another pCPU, where it shares at once."""
         source = vcpu.pcpu
         self._take_off(vcpu, now_s)
@@ -350,7 +350,7 @@ class Cpus:
                 return True
         return False
 
-    def _reweigh(self, group: Group, weight: float, now_s: float) -> None:
+    def _reweigh(self, group: SchedulingGroup, weight: float, now_s: float) -> None:
         """Give each runnable vCPU of a VM ``weight``."""
         for vcpu in group.vcpus:
             if vcpu.state == ASLEEP or vcpu.weight == weight:

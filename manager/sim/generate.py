@@ -16,7 +16,7 @@ from manager.sim.scenario import (
     Ramp,
     Scenario,
     Segment,
-    Service,
+    ServiceTime,
     Shape,
     Sine,
     TierSpec,
@@ -73,9 +73,9 @@ def _application(random: Random, name: str, pcpus: int, cores: float) -> AppSpec
     return AppSpec(name, Sla(sla_ms, random.choice((95.0, 95.0, 90.0)), max_rate_rps), specs, load)
 
 
-def _service(random: Random, mean_ms: float) -> Service:
+def _service(random: Random, mean_ms: float) -> ServiceTime:
     shape = random.choice((Shape.EXPONENTIAL, Shape.LOGNORMAL, Shape.DETERMINISTIC))
-    return Service(mean_ms, shape, random.uniform(0.3, 2.0) if shape is Shape.LOGNORMAL else 1.0)
+    return ServiceTime(mean_ms, shape, random.uniform(0.3, 2.0) if shape is Shape.LOGNORMAL else 1.0)
 
 
 def _vcpus(random: Random, pcpus: int, cores: float) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
-from manager.sim.scenario import Constant, Segment, Service, Shape
+from manager.sim.scenario import Constant, Segment, ServiceTime, Shape
 
 SHORTEST_S = 1e-9
 """No request takes no CPU time at all."""
@@ -41,7 +41,7 @@ def arrivals(load: Sequence[Segment], random: Random) -> Iterator[float]:
             return
 
 
-def service_times(service: Service, random: Random) -> Callable[[], float]:
+def service_times(service: ServiceTime, random: Random) -> Callable[[], float]:
     """A function that draws CPU times in seconds."""
     mean_s = service.mean_ms / 1000
     if service.shape is Shape.DETERMINISTIC or (service.shape is Shape.LOGNORMAL and service.cv == 0):
@@ -54,7 +54,7 @@ def service_times(service: Service, random: Random) -> Callable[[], float]:
     return lambda: SHORTEST_S + exp(gauss(mu, sigma))
 
 
-def request_maker(services: Sequence[Service], random: Random) -> Callable[[], tuple[float, ...]]:
+def request_maker(services: Sequence[ServiceTime], random: Random) -> Callable[[], tuple[float, ...]]:
     """A function that draws the CPU times of a request in all tiers, in seconds."""
     draws = [service_times(service, random) for service in services]
     if len(draws) == 1:

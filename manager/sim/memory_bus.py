@@ -32,7 +32,7 @@ from manager.model.cache import (
     Slot,
 )
 from manager.model.host import VmInstance
-from manager.sim.cpu_sharing import Cpus
+from manager.sim.cpu_sharing import SimCpus
 from manager.sim.scenario import CacheSpec, MemoryUse
 from manager.sim.services import SimVm
 
@@ -116,7 +116,7 @@ class Counter:
     occupied: dict[int, float] = field(default_factory=lambda: defaultdict(float))
 
 
-class Memory:
+class SimMemory:
     """Caches and memory of all domains, and the groups of resctrl, by path, with the VMs in them."""
 
     def __init__(self, spec: CacheSpec, pcpus: int) -> None:
@@ -162,7 +162,7 @@ class Memory:
         folder = f"{group}/{MONITORS}/".lstrip("/")
         return [path for path in self.counters if path.startswith(folder)]
 
-    def advance(self, vms: Iterable[SimVm], cpus: Cpus, now_s: float) -> None:
+    def advance(self, vms: Iterable[SimVm], cpus: SimCpus, now_s: float) -> None:
         """Count what was moved since the last time, and find out how slow each VM is from now on."""
         elapsed_s, self._at_s = now_s - self._at_s, now_s
         here = [vm for vm in vms if vm.alive]
@@ -179,7 +179,7 @@ class Memory:
         for vm, found in slower.items():
             vm.slower = sum(used * slow for used, slow in found) / sum(used for used, _ in found)
 
-    def _look(self, vms: Sequence[SimVm], cpus: Cpus, now_s: float, elapsed_s: float) -> None:
+    def _look(self, vms: Sequence[SimVm], cpus: SimCpus, now_s: float, elapsed_s: float) -> None:
         """The CPU time of each VM since the last look, by the domain where its vCPUs are."""
         used: dict[tuple[VmInstance, int], float] = defaultdict(float)
         before, self._cpu_s = self._cpu_s, {}

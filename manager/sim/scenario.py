@@ -32,7 +32,7 @@ class Shape(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ServiceTime:
     """CPU time of one request in one tier; ``cv`` is the coefficient of variation of a lognormal one."""
 
     mean_ms: float
@@ -97,14 +97,14 @@ class Sine:
 Segment = Constant | Ramp | Sine
 
 
-class Route(StrEnum):
+class SampleRoute(StrEnum):
     """How response times come to the agent: from a source of its own, or posted to the manager."""
 
     LOCAL = "local"
     MANAGER = "manager"
 
 
-class Curve(StrEnum):
+class MissCurve(StrEnum):
     """How the part of accesses that miss falls with what a VM has of the cache."""
 
     EXPONENTIAL = "exponential"
@@ -123,14 +123,14 @@ class MemoryUse:
     working_set_bytes: float
     penalty: float
     traffic_gbps: float
-    curve: Curve = Curve.EXPONENTIAL
+    curve: MissCurve = MissCurve.EXPONENTIAL
 
     def misses(self, cache_bytes: float) -> float:
         """Part of the accesses that miss with so much of the cache."""
         fits = cache_bytes / self.working_set_bytes
-        if self.curve is Curve.EXPONENTIAL:
+        if self.curve is MissCurve.EXPONENTIAL:
             return math.exp(-3 * fits)
-        if self.curve is Curve.LINEAR:
+        if self.curve is MissCurve.LINEAR:
             return max(0.0, 1 - fits)
         return 0.0 if fits > 1 - 1e-6 else 1.0
 
@@ -159,7 +159,7 @@ class TierSpec:
     """One tier: ``vms`` VMs alike, which take turns, each with ``vcpus`` vCPUs that serve one request at a time."""
 
     name: str
-    service: Service
+    service: ServiceTime
     vms: int = 1
     vcpus: int = 1
     memory: MemoryUse | None = None
@@ -178,7 +178,7 @@ class AppSpec:
     load: tuple[Segment, ...]
     sharing: Sharing | None = None
     timeout_s: float = 30.0
-    route: Route = Route.LOCAL
+    route: SampleRoute = SampleRoute.LOCAL
     cache: str | None = None
 
 

@@ -17,17 +17,17 @@ from manager.sim.scenario import (
     BatchSpec,
     CacheSpec,
     Constant,
-    Curve,
     Fault,
     FaultKind,
     MemoryUse,
+    MissCurve,
     Noise,
     Ramp,
-    Route,
+    SampleRoute,
     Scenario,
     Scheduler,
     Segment,
-    Service,
+    ServiceTime,
     Shape,
     Sine,
     TierSpec,
@@ -113,7 +113,7 @@ def _application(fields: Fields) -> AppSpec:
         load=tuple(_segment(one) for one in fields.tables("load", least=1)),
         sharing=fields.choice("sharing", Sharing) if fields.has("sharing") else None,
         timeout_s=fields.number("timeout_s", 0.001, 1000, 30.0),
-        route=fields.choice("source", Route, Route.LOCAL),
+        route=fields.choice("source", SampleRoute, SampleRoute.LOCAL),
         cache=_wish(fields),
     )
     fields.close()
@@ -129,7 +129,7 @@ def _tier(fields: Fields) -> TierSpec:
         raise fields.refuse("cv", "it with service = 'lognormal' only")
     memory = _memory(fields)
     fields.close()
-    return TierSpec(name, Service(mean_ms, shape, cv), vms, vcpus, memory)
+    return TierSpec(name, ServiceTime(mean_ms, shape, cv), vms, vcpus, memory)
 
 
 def _wish(fields: Fields) -> str | None:
@@ -161,7 +161,7 @@ def _memory(fields: Fields) -> MemoryUse | None:
         _bytes(found, "working_set"),
         found.number("penalty", 0.01, 1000),
         found.number("traffic_gbps", 0.001, 1000),
-        found.choice("curve", Curve, Curve.EXPONENTIAL),
+        found.choice("curve", MissCurve, MissCurve.EXPONENTIAL),
     )
     found.close()
     return memory

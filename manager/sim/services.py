@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from manager.model.histogram import bucket_of
 from manager.model.host import VmInstance
-from manager.sim.cpu_sharing import INFINITE, Cpus, Group, Request, Vcpu
+from manager.sim.cpu_sharing import INFINITE, Request, SchedulingGroup, SimCpus, Vcpu
 from manager.sim.loads import arrivals, random_stream, request_maker
 from manager.sim.scenario import AppSpec, BatchSpec, MemoryUse
 
@@ -44,7 +44,7 @@ class App:
         return min(starts)
 
 
-class SimVm(Group):
+class SimVm(SchedulingGroup):
     """A VM as it runs, or as it did when ``alive`` is false. ``idle`` are its sleeping vCPUs.
 
     Requests take ``slower`` times their CPU time, for what the VM has of cache and memory.
@@ -72,7 +72,7 @@ class SimVm(Group):
         instance: VmInstance,
         weight: int,
         vcpus: int,
-        cpus: Cpus,
+        cpus: SimCpus,
         forward: list[tuple[Request, App, int]],
     ) -> None:
         """A VM without work. Requests that go on to tier n of their application are put into ``forward``."""

@@ -10,7 +10,7 @@ from manager.errors import HostError, VmVanished
 from manager.model.cache import DEFAULT, CacheUse, Group, Mask, Resctrl, Schemata, is_ours
 from manager.model.cpus import CpuSet
 from manager.model.host import VmInstance
-from manager.sim.memory_bus import MONITORS, Counter, Memory, control
+from manager.sim.memory_bus import MONITORS, Counter, SimMemory, control
 from manager.sim.scenario import FaultKind
 from manager.sim.world import World
 
@@ -20,7 +20,7 @@ _TIDS = 1000
 class SimCache:
     """See ``CachePort``. It is always mounted, and nobody else has groups. Belongs to the control loop's thread."""
 
-    def __init__(self, world: World, memory: Memory, speed: float = 1.0) -> None:
+    def __init__(self, world: World, memory: SimMemory, speed: float = 1.0) -> None:
         """``speed``: seconds of the world in one second of its reader, by which counters of bytes are scaled."""
         self._world = world
         self._memory = memory

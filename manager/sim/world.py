@@ -8,10 +8,10 @@ from collections.abc import Callable
 from functools import partial
 
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance, WeightScale
-from manager.sim.cpu_sharing import ASLEEP, INFINITE, Cpus, Request, Vcpu
+from manager.sim.cpu_sharing import ASLEEP, INFINITE, Request, SimCpus, Vcpu
 from manager.sim.loads import random_stream
-from manager.sim.memory_bus import STEP_S, Memory
-from manager.sim.scenario import Fault, FaultKind, Route, Scenario, batch_vms, tier_vms
+from manager.sim.memory_bus import STEP_S, SimMemory
+from manager.sim.scenario import Fault, FaultKind, SampleRoute, Scenario, batch_vms, tier_vms
 from manager.sim.services import App, AppSlot, SimVm
 
 _FIRST_PID = 1000
@@ -35,7 +35,7 @@ class World:
         self._timer_number = 0
         self._forward: list[tuple[Request, App, int]] = []
         self._pid = _FIRST_PID
-        self.cpus = Cpus(scenario.pcpus, scenario.scheduler, random_stream(f"{self.seed}/scheduler"), self._when)
+        self.cpus = SimCpus(scenario.pcpus, scenario.scheduler, random_stream(f"{self.seed}/scheduler"), self._when)
         self.apps = {spec.name: App(spec, self.seed) for spec in scenario.applications}
         self._apps = tuple(self.apps.values())
         self.vms: dict[str, SimVm] = {}
@@ -52,7 +52,7 @@ class World:
                 vm = self._new_vm(name, group.vcpus)
                 vm.batch = group
                 self._begin_batch(vm, 0.0)
-        self.memory = Memory(scenario.cache, scenario.pcpus) if scenario.cache else None
+        self.memory = SimMemory(scenario.cache, scenario.pcpus) if scenario.cache else None
         self._remember(0.0)
         self._schedule(scenario.scheduler.balance_ms / 1000, self._balance)
         if scenario.noise:
@@ -101,7 +101,7 @@ class World:
 
     def source_works(self, app: str) -> bool:
         """Whether the response times of an application reach the agent now."""
-        by_manager = self.apps[app].spec.route is Route.MANAGER
+        by_manager = self.apps[app].spec.route is SampleRoute.MANAGER
         away = by_manager and (FaultKind.MANAGER_AWAY, "") in self.faults
         return not away and (FaultKind.SOURCE_SILENT, app) not in self.faults
 

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from manager.control.claim_rules import Foul, Registered, foul, told_of
+from manager.control.claim_rules import Foul, RegisteredVm, foul, told_of
 from manager.model.records import Severity
 from manager.store.database import insert_for
 from manager.store.decision_records import store_new
@@ -26,7 +26,7 @@ _AGAIN = timedelta(minutes=10)
 _SETTLES = timedelta(minutes=1)
 """For so long a VM may be on two hosts, as one that migrates is, and a host may act on an older registration."""
 
-_UNREGISTERED = Registered(None, None)
+_UNREGISTERED = RegisteredVm(None, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedVm:
     """A VM that was not taken, and why; ``other`` is the host that has it."""
 
     vm: str
@@ -50,7 +50,7 @@ class Refused:
 
 def take_statuses(
     session: Session, host: HostRow, reported: Sequence[Reported], now: datetime, live: timedelta, *, whole: bool
-) -> list[Refused]:
+) -> list[RefusedVm]:
     """Take the VMs that are this host's, and answer the others, of which events tell after a while.
 
     ``whole``: there are no others on the host. A host that has not reported for ``live`` has no VM that another one
@@ -58,7 +58,7 @@ def take_statuses(
     """
     registered, changed_at = _registered(session, {one.vm for one in reported})
     holders = _holders(session, host, {one.vm for one in reported}, now, live)
-    refused: list[Refused] = []
+    refused: list[RefusedVm] = []
     taken: list[Reported] = []
     for one in reported:
         known, holder = registered.get(one.vm, _UNREGISTERED), holders.get(one.vm)
@@ -67,7 +67,7 @@ def take_statuses(
             taken.append(one)
         else:
             other = holder if why is Foul.RUNS_ELSEWHERE else known.host
-            refused.append(Refused(one.vm, why, told_of(why, one.vm, host.name, other, known, one.uuid), other))
+            refused.append(RefusedVm(one.vm, why, told_of(why, one.vm, host.name, other, known, one.uuid), other))
     not_here = {one.vm for one in refused}
     gone = select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)
     gone = gone.where(VmStatusRow.vm.not_in([one.vm for one in taken]) if whole else VmStatusRow.vm.in_(not_here))
@@ -82,11 +82,11 @@ def take_statuses(
     return refused
 
 
-def _registered(session: Session, names: Collection[str]) -> tuple[dict[str, Registered], dict[str, datetime]]:
+def _registered(session: Session, names: Collection[str]) -> tuple[dict[str, RegisteredVm], dict[str, datetime]]:
     """What was registered of the VMs, and when."""
     query = select(VmRow.name, VmRow.host, VmRow.libvirt_uuid, VmRow.updated_at).where(VmRow.name.in_(names))
     rows = session.execute(query).all()
-    return {row.name: Registered(row.host, row.libvirt_uuid) for row in rows}, {row.name: row[3] for row in rows}
+    return {row.name: RegisteredVm(row.host, row.libvirt_uuid) for row in rows}, {row.name: row[3] for row in rows}
 
 
 def _holders(session: Session, host: HostRow, names: Collection[str], now: datetime, live: timedelta) -> dict[str, str]:
@@ -130,7 +130,7 @@ def _forget(session: Session, host: HostRow, still: Collection[str] | None, take
 
 
 def _tell(
-    session: Session, host: HostRow, refused: Sequence[Refused], changed_at: Mapping[str, datetime], now: datetime
+    session: Session, host: HostRow, refused: Sequence[RefusedVm], changed_at: Mapping[str, datetime], now: datetime
 ) -> None:
     """An event on the lists of both hosts, when a claim lasts, and again now and then."""
     refused = [one for one in refused if one.vm in changed_at]

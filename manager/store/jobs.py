@@ -70,7 +70,7 @@ class JobEnd:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenRun:
     """What the database last said of when a job began, and since when on this manager's steady clock it has said so."""
 
     began_at: datetime
@@ -96,7 +96,7 @@ class Jobs:
         self._clock = clock
         self._ended = ended
         self._steady = steady
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _SeenRun] = {}
         self._stop = threading.Event()
         self._scheduler = SteadyScheduler({_POOL: max(len(jobs), 1)})
 
@@ -159,7 +159,7 @@ class Jobs:
                 if age_s is None or age_s > _GAP * job.period_s or row.since > now:
                     row.since = now
             row.began_at, since = now, row.since
-        self._seen[job.name] = _Seen(now, steady_s)
+        self._seen[job.name] = _SeenRun(now, steady_s)
         return since
 
     def _age_s(self, row: JobRow, now: datetime, steady_s: float) -> float | None:
@@ -169,11 +169,11 @@ class Jobs:
             age_s = (now - row.began_at).total_seconds()
             if age_s < 0:
                 return None
-            self._seen[row.name] = _Seen(row.began_at, steady_s - age_s)
+            self._seen[row.name] = _SeenRun(row.began_at, steady_s - age_s)
             return age_s
         if seen.began_at != row.began_at:
             # Another manager began it at some time since the last look.
-            self._seen[row.name] = _Seen(row.began_at, steady_s)
+            self._seen[row.name] = _SeenRun(row.began_at, steady_s)
             return 0.0
         return steady_s - seen.steady_s
 

@@ -39,7 +39,7 @@ class RecentSlot(NamedTuple):
         return self.value_ms is not None and (self.samples == 0 or self.samples >= at_least)
 
 
-class _State(NamedTuple):
+class _SlotState(NamedTuple):
     """What grows with a slot, or with the sum of several: what is known of it, and until when."""
 
     origins: int
@@ -51,7 +51,7 @@ class _State(NamedTuple):
 class _Known:
     """A slot's percentile in milliseconds, and what the slot was when it was made."""
 
-    state: _State
+    state: _SlotState
     percentile: float
     value_ms: float | None
 
@@ -145,29 +145,29 @@ def _renew(
 _STATE = (func.count(), func.sum(WindowRow.count), func.max(WindowRow.end_at))
 
 
-def _states(session: Session, numbers: Iterable[int], since: datetime, now: datetime) -> dict[Place, _State]:
+def _states(session: Session, numbers: Iterable[int], since: datetime, now: datetime) -> dict[Place, _SlotState]:
     query = (
         select(WindowRow.application_id, WindowRow.slot, *_STATE)
         .where(WindowRow.application_id.in_(numbers), WindowRow.slot.between(since, now))
         .group_by(WindowRow.application_id, WindowRow.slot)
     )
-    return {(row[0], row[1]): _State(row[2], int(row[3]), row[4]) for row in session.execute(query)}
+    return {(row[0], row[1]): _SlotState(row[2], int(row[3]), row[4]) for row in session.execute(query)}
 
 
-def _sums(session: Session, numbers: Iterable[int], since: datetime, now: datetime) -> dict[int, _State]:
+def _sums(session: Session, numbers: Iterable[int], since: datetime, now: datetime) -> dict[int, _SlotState]:
     query = (
         select(WindowRow.application_id, *_STATE)
         .where(WindowRow.application_id.in_(numbers), WindowRow.slot.between(since, now))
         .group_by(WindowRow.application_id)
     )
-    return {row[0]: _State(row[1], int(row[2]), row[3]) for row in session.execute(query)}
+    return {row[0]: _SlotState(row[1], int(row[2]), row[3]) for row in session.execute(query)}
 
 
-def _sum(line: Collection[_Known]) -> _State | None:
+def _sum(line: Collection[_Known]) -> _SlotState | None:
     if not line:
         return None
     states = [known.state for known in line]
-    return _State(
+    return _SlotState(
         sum(one.origins for one in states), sum(one.samples for one in states), max(one.end for one in states)
     )
 

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from sqlalchemy.orm import Session
 
-from manager.control.tenure_rules import Tenure, Verdict, Who, judge
+from manager.control.tenure_rules import ReportOrigin, Tenure, Who, judge
 from manager.errors import Conflict
 from manager.model.records import Severity
 from manager.store.decision_records import store_new
@@ -37,7 +37,7 @@ def refusal(host: HostRow, who: Who | None, now: datetime, silent: timedelta) ->
         return ""
     tenure = tenure_of(host)
     verdict, _ = judge(tenure, who, live=is_live(host, now, silent))
-    return _words(host, who, now) if verdict is Verdict.RIVAL else ""
+    return _words(host, who, now) if verdict is ReportOrigin.RIVAL else ""
 
 
 def note_agent(session: Session, host: HostRow, who: Who | None, now: datetime, silent: timedelta) -> str:
@@ -47,24 +47,24 @@ def note_agent(session: Session, host: HostRow, who: Who | None, now: datetime, 
     before = tenure_of(host)
     verdict, after = judge(before, who, live=is_live(host, now, silent))
     words = _words(host, who, now)
-    if verdict is Verdict.RIVAL:
+    if verdict is ReportOrigin.RIVAL:
         pause = _AGAIN if before.rival == who else _ANOTHER
         if host.rival_at is None or abs(now - host.rival_at) >= pause:
             host.rival_at = now
             store_new(session, EventRow, [host_event(host.name, now, Severity.ERROR, SECOND, words)])
-    elif verdict is Verdict.RETURNED:
+    elif verdict is ReportOrigin.RETURNED:
         host.rival_at = now
         text = (
             f"two machines serve {host.name} with copies of one state directory: boots {who.boot} and {host.agent_boot}"
             f" take turns; the earlier goes on. Remove the agent's state directory on the copy, and give it a host_name"
         )
         store_new(session, EventRow, [host_event(host.name, now, Severity.ERROR, CLONED, text)])
-    elif verdict is Verdict.TAKEN_OVER and before.holder is not None:
+    elif verdict is ReportOrigin.TAKEN_OVER and before.holder is not None:
         text = f"agent {who.instance} serves {host.name} after {before.holder.instance}, which had fallen silent"
         store_new(session, EventRow, [host_event(host.name, now, Severity.WARNING, REPLACED, text)])
     if after != before:
         _keep(host, after)
-    return words if verdict is Verdict.RIVAL else ""
+    return words if verdict is ReportOrigin.RIVAL else ""
 
 
 def replace_agent(session: Session, name: str, now: datetime) -> HostRow:

@@ -39,7 +39,7 @@ class NoAnswer(SourceError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     """An answer, its body as it came, empty where it was not to be kept."""
 
     status: int
@@ -54,7 +54,7 @@ class HttpClient:
         self._carried = carried
         self._most_bytes = most_bytes
 
-    async def get(self, url: str, *, keep_body: bool = True) -> Answer:
+    async def get(self, url: str, *, keep_body: bool = True) -> HttpAnswer:
         """The answer to a GET, whatever its status. Raises SourceError, OSError."""
         target, usual = _request(url)
         taken = {name.lower() for name in self._carried}
@@ -78,7 +78,7 @@ class HttpClient:
             raise NoAnswer(os_reason(error) or "no connection, or it broke") from error
         except httpcore.ProtocolError as error:  # its text quotes the server
             raise NoAnswer("the server hung up, or does not answer as HTTP servers do") from error
-        return Answer(response.status, bytes(body))
+        return HttpAnswer(response.status, bytes(body))
 
     def _too_much(self) -> TooMuch:
         return TooMuch(f"the answer has more than {self._most_bytes} bytes")

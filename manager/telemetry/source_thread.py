@@ -36,7 +36,7 @@ from manager.telemetry.prometheus import PrometheusSource
 from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import WindowStore
 from manager.telemetry.strangers import Strangers
-from manager.telemetry.syslog import Route, Routes, SyslogListener, SyslogReceiver
+from manager.telemetry.syslog import Routes, SyslogListener, SyslogReceiver, SyslogRoute
 from manager.telemetry.trust import parse_networks, plain_addresses
 
 _NICE = -15
@@ -169,7 +169,7 @@ class Sources:
 
     def _route(self, wanted: _Wanted) -> None:
         """Say who may send what to where."""
-        syslog: list[Route] = []
+        syslog: list[SyslogRoute] = []
         push: dict[str, tuple[PushRoute, ...]] = {}
         for application in wanted.applications:
             vms = (wanted.addresses.get(vm, frozenset()) for vm in application.vms)
@@ -177,7 +177,7 @@ class Sources:
             for source in application.sources:
                 feed = self._running[application.name, source.name].feed
                 if isinstance(source, NginxSyslog):
-                    syslog.append(Route(source, feed, addresses))
+                    syslog.append(SyslogRoute(source, feed, addresses))
                 elif isinstance(source, Push):
                     try:
                         route = PushRoute(feed, addresses, parse_networks(source.allow))

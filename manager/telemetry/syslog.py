@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class SyslogRoute:
     """A source that takes lines, and the addresses of its application's VMs."""
 
     spec: NginxSyslog
@@ -50,11 +50,11 @@ class Route:
 class Routes:
     """Where lines go: ``by_address`` holds for each address of a VM the sources that it may send to."""
 
-    every: tuple[Route, ...] = ()
-    by_address: Mapping[str, tuple[Route, ...]] = field(default_factory=dict)
+    every: tuple[SyslogRoute, ...] = ()
+    by_address: Mapping[str, tuple[SyslogRoute, ...]] = field(default_factory=dict)
 
     @staticmethod
-    def of(routes: Sequence[Route]) -> Routes:
+    def of(routes: Sequence[SyslogRoute]) -> Routes:
         """The routes, indexed."""
         addresses = {address for route in routes for address in route.addresses}
         by_address = {address: tuple(one for one in routes if address in one.addresses) for address in addresses}

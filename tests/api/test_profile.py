@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 
 from manager.cli import main, profile_command
 from manager.cli.sweep import Sweep, Swept
-from manager.cli.sweep_checks import Target, examine
+from manager.cli.sweep_checks import SweepTarget, examine
 from manager.control.knee import curve_of
 from manager.errors import EquipoiseError
 from manager.protocol.client import Answer
@@ -40,7 +40,7 @@ def agents(sqlite_api: Api) -> Agents:
     return made
 
 
-def look(agents: Agents, *ways: int) -> Target:
+def look(agents: Agents, *ways: int) -> SweepTarget:
     return examine(agents.client(), "shop", ways, agents.timing())
 
 

@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from manager.api.jobs import make_jobs
 from sqlalchemy import func, select
 
 from manager.api.context import ManagerContext
+from manager.api.manager_jobs import make_jobs
 from manager.settings import load_settings
 from manager.store.host_models import TickRollupRow
 from manager.store.jobs import Run

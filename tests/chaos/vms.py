@@ -22,7 +22,7 @@ from deploy.lab.commands import LabError
 from deploy.lab.demo.originals import qemu_pid, settings_of
 from deploy.lab.guest import build
 from deploy.lab.lab_lock import only_user
-from deploy.lab.lab_vms import PREFIX, LabHost, LabVm, Role, connect
+from deploy.lab.lab_vms import PREFIX, GuestRole, LabHost, LabVm, connect
 from manager.model.cpus import parse_cpus
 from manager.protocol.client import ManagerClient
 from tests.chaos.site import DEADLINE_S, HOST, Machine, Site, crash_safe_server
@@ -32,9 +32,9 @@ from tests.loop.disk import SmallDisk, small_disk
 
 CHAOS_PREFIX = f"{PREFIX}chaos-"
 _SOME = {"on_ms": 10, "off_ms": 90}
-CACHE = LabVm(f"{CHAOS_PREFIX}cache", Role.MEMCACHED, "192.168.122.251")
-BATCH = LabVm(f"{CHAOS_PREFIX}batch", Role.BATCH, "192.168.122.252", vcpus=2, options=_SOME)
-OTHER = LabVm(f"{CHAOS_PREFIX}other", Role.BATCH, "192.168.122.253", options=_SOME)
+CACHE = LabVm(f"{CHAOS_PREFIX}cache", GuestRole.MEMCACHED, "192.168.122.251")
+BATCH = LabVm(f"{CHAOS_PREFIX}batch", GuestRole.BATCH, "192.168.122.252", vcpus=2, options=_SOME)
+OTHER = LabVm(f"{CHAOS_PREFIX}other", GuestRole.BATCH, "192.168.122.253", options=_SOME)
 VMS = (CACHE, BATCH, OTHER)
 APPLICATION, RATE_RPS = "shop", 200
 

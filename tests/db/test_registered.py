@@ -15,7 +15,7 @@ from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.registration import Application, HostSpec, Mode, Sharing, Sla, Tier, VmClass, VmSpec
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
-from manager.model.scheduling import Policy, Scheduling
+from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.source import HttpProbe, Push
 from manager.model.window import Window
 from manager.store.applications import applications_for_host, applications_of, put_application, remove_application
@@ -318,7 +318,9 @@ def test_taking_back_counts_and_registering_again_does_not_reset_it(database: Da
         assert told | {"adoptions": 2, "cpus": "1-2", "max_pcpus": 1.5, "mode": Mode.OBSERVE} == told
 
 
-@pytest.mark.parametrize("scheduling", [None, Scheduling(Policy.RR, 2, limit=0.25), Scheduling(Policy.OTHER, nice=-5)])
+@pytest.mark.parametrize(
+    "scheduling", [None, Scheduling(SchedulingPolicy.RR, 2, limit=0.25), Scheduling(SchedulingPolicy.OTHER, nice=-5)]
+)
 def test_scheduling_is_kept(database: Database, scheduling: Scheduling | None) -> None:
     with database.registering() as session:
         put_vm(session, VmSpec("web", VmClass.CRITICAL, scheduling=scheduling), NOW, anything)

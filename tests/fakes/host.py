@@ -23,12 +23,16 @@ from manager.model.host import (
 from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, SCHEDULINGS, UNLIMITED, WARPS, Knob, KnobKey, KnobValue
 from manager.model.scheduling import MOST_LIMIT_US, is_real_time
 from manager.model.topology import Topology
-from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Offer, Rung
+from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism, Offer
 
 SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 MACHINE = KnobKey(HOST_UUID, Knob.RT_RUNTIME, 17)
 """The limit of the group that all VMs are below."""
-WARP_KNOBS = {Rung.SCHED_EXT: Knob.WARP, Rung.BVT: Knob.BVT_WARP, Rung.GROUP_IDENTITY: Knob.GROUP_IDENTITY}
+WARP_KNOBS = {
+    Mechanism.SCHED_EXT: Knob.WARP,
+    Mechanism.BVT: Knob.BVT_WARP,
+    Mechanism.GROUP_IDENTITY: Knob.GROUP_IDENTITY,
+}
 
 
 def domain_uuid(name: str) -> str:
@@ -82,7 +86,7 @@ class FakeHost:
     offline: set[int] = field(default_factory=set)
     irqs: dict[int, CpuSet] = field(default_factory=dict)
     topology: Topology | None = None
-    rungs: tuple[Rung, ...] = ()
+    rungs: tuple[Mechanism, ...] = ()
     scheduler: int = UNLOADED
     refuses: bool = False
     others: str = ""
@@ -102,7 +106,9 @@ class FakeHost:
         return Capabilities(
             *("6.1", "9.0.0", version, self.scale, self.online, self.online, True, (), True, topology),
             warps=tuple(
-                Offer(rung, rung in self.rungs, f"{rung} was looked for") for rung in Rung if rung != Rung.NONE
+                Offer(rung, rung in self.rungs, f"{rung} was looked for")
+                for rung in Mechanism
+                if rung != Mechanism.NONE
             ),
             scheduler="equipoise_bvt" if ours else self.others,
             scheduler_is_ours=ours,
@@ -143,7 +149,7 @@ class FakeHost:
     def settings(self) -> dict[KnobKey, KnobValue]:
         """Every knob of every VM, and of the host; the warps of our scheduler are 0 while it is not there."""
         own = self.own_knobs()
-        if Rung.SCHED_EXT in self.rungs:
+        if Mechanism.SCHED_EXT in self.rungs:
             own[SCHEDULER] = self.scheduler
         if self.limits:
             own[MACHINE] = self.machine_us
@@ -182,7 +188,7 @@ class FakeHost:
         found: dict[KnobKey, KnobValue] = {
             KnobKey(uuid, knob): vm.warps.get(knob, 0) for rung, knob in WARP_KNOBS.items() if rung in self.rungs
         }
-        if Rung.SLICE in self.rungs:
+        if Mechanism.SLICE in self.rungs:
             found |= {KnobKey(uuid, Knob.SLICE, index): vm.slices.get(index, 0) for index in range(len(vm.vcpus))}
         return found
 

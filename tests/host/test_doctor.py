@@ -21,7 +21,7 @@ from manager.cli import doctor_command
 from manager.cli.doctor_command import manager_checks, print_findings, report
 from manager.errors import HostError, VmVanished
 from manager.host.doctor import bpf_check
-from manager.host.doctor.check import Check, Subject, Verdict, run_checks, works
+from manager.host.doctor.check import Check, CheckResult, Subject, run_checks, works
 from manager.host.doctor.checks import CHECKS
 from manager.host.registry import HostPaths
 from manager.loop.lock import HostLock
@@ -39,8 +39,8 @@ def subject_of(folder: Path, root: HostPaths = REAL) -> Subject:
     return Subject(root, "test:///default", folder / "equipoise-agent.lock", folder, "journal.db")
 
 
-def raising(error: BaseException) -> Callable[[Subject], Verdict]:
-    def look(_subject: Subject) -> Verdict:
+def raising(error: BaseException) -> Callable[[Subject], CheckResult]:
+    def look(_subject: Subject) -> CheckResult:
         raise error
 
     return look

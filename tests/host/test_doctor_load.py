@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.host.doctor.load_check import Load, compare, judge_load, take_sample
+from manager.host.doctor.load_check import CpuLoad, compare, judge_load, take_sample
 from manager.host.registry import HostPaths
 from tests.host.conftest import REAL, until
 from tests.host.test_doctor_trees import write
@@ -67,7 +67,7 @@ def test_a_process_that_took_over_a_pid_is_another_one(tmp_path: Path) -> None:
     [(0.3, 0.2, "works"), (6.4, 0.2, "degraded"), (0.6, 0.5, "warning"), (6.3, 0.1, "works")],
 )
 def test_a_tenth_of_the_host_is_much(outside: float, top: float, status: str) -> None:
-    found = judge_load(Load(64, 10.0, outside, (("cc1", top),)))
+    found = judge_load(CpuLoad(64, 10.0, outside, (("cc1", top),)))
     assert found.status == status
     assert "cc1" in found.detail
 

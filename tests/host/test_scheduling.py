@@ -25,12 +25,12 @@ from manager.model.knobs import HOST_UUID, SCHEDULINGS, Knob, KnobKey
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
-from manager.model.scheduling import Policy, Scheduling, in_words
+from manager.model.scheduling import Scheduling, SchedulingPolicy, in_words
 from manager.model.warp import WarpUse
 from policies.equal import POLICY as EQUAL
 from tests.host.conftest import REAL, QemuLike, VmGroup, remove_groups, until
 
-FIFO = Scheduling(Policy.FIFO, limit=0.3)
+FIFO = Scheduling(SchedulingPolicy.FIFO, limit=0.3)
 VCPUS = ("CPU 0/TCG", "CPU 1/TCG")
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: real-time threads need root")
 
@@ -156,18 +156,20 @@ def test_a_nice_value_leaves_the_slice_and_a_thread_that_ended_is_gone(qemu: Qem
 def test_a_nice_value_is_set_for_vcpus_alone_and_undone_by_one_who_only_has_the_journal(agent: Agent) -> None:
     os.setpriority(os.PRIO_PROCESS, agent.vm.tids[VCPUS[1]], 3)
     before = agent.threads()
-    agent.tick(Scheduling(Policy.OTHER, nice=-7))
+    agent.tick(Scheduling(SchedulingPolicy.OTHER, nice=-7))
     assert agent.threads() == before | dict.fromkeys(VCPUS, "nice -7")
-    assert not kinds(agent.tick(Scheduling(Policy.OTHER, nice=-7)))
+    assert not kinds(agent.tick(Scheduling(SchedulingPolicy.OTHER, nice=-7)))
     agent.crash()
     agent.loop.release("test")
     assert agent.threads() == before
     assert not agent.journal.entries
 
 
-@pytest.mark.parametrize("policy", [Policy.FIFO, Policy.RR])
+@pytest.mark.parametrize("policy", [SchedulingPolicy.FIFO, SchedulingPolicy.RR])
 @pytest.mark.parametrize("undo", ["release", "observe", "unregister"])
-def test_real_time_vcpus_and_their_limits_are_set_and_undone(limited: Agent, policy: Policy, undo: str) -> None:
+def test_real_time_vcpus_and_their_limits_are_set_and_undone(
+    limited: Agent, policy: SchedulingPolicy, undo: str
+) -> None:
     threads, limits = limited.threads(), limited.limits()
     wanted = Scheduling(policy, 5, limit=0.3)
     assert kinds(limited.tick(wanted)) == {OutcomeKind.APPLIED}

@@ -22,7 +22,7 @@ from manager.model.knobs import Knob, KnobKey
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
-from manager.model.warp import Rung, WarpUse
+from manager.model.warp import Mechanism, WarpUse
 from policies.equal import POLICY as EQUAL
 from tests.host.conftest import REAL, QemuLike
 
@@ -111,7 +111,7 @@ class Agent:
 def agent(qemu: QemuLike, tmp_path: Path) -> Iterator[Agent]:
     made = Agent(qemu, tmp_path / "journal.db")
     if made.host.capabilities.scheduler or any(
-        offer.there for offer in made.host.capabilities.warps if offer.rung in {Rung.BVT, Rung.GROUP_IDENTITY}
+        offer.there for offer in made.host.capabilities.warps if offer.rung in {Mechanism.BVT, Mechanism.GROUP_IDENTITY}
     ):
         pytest.skip("NOT TESTED: this kernel has a better mechanism")
     yield made

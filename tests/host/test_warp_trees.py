@@ -16,7 +16,7 @@ from manager.host.warp.bvt_file import WARP_FILE, FileKind, bvt_file
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
 from manager.host.warp.offers import offers_of
 from manager.model.knobs import Knob, KnobKey
-from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Rung
+from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism
 
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
 V1 = "36 35 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
@@ -147,7 +147,7 @@ def test_where_it_must_not_be_written_nothing_is_read_offered_or_written(
 ) -> None:
     tree = Tree(tmp_path, release, **settings)
     mechanisms = tree.mechanisms
-    assert {offer.rung for offer in mechanisms.offers if offer.there} <= {Rung.SLICE}
+    assert {offer.rung for offer in mechanisms.offers if offer.there} <= {Mechanism.SLICE}
     assert mechanisms.read(tree.vm) == {}
     for knob in (Knob.BVT_WARP, Knob.GROUP_IDENTITY):
         with pytest.raises(HostError, match="does not take"):
@@ -210,7 +210,7 @@ def test_what_our_scheduler_needs(tmp_path: Path, without: str, says: str) -> No
     if without:
         (tmp_path / without).unlink()
     offer = offers_of(tree.paths, read_mounts(tree.paths), None, bpftool="sh")[0]
-    assert (offer.rung, offer.there) == (Rung.SCHED_EXT, not without)
+    assert (offer.rung, offer.there) == (Mechanism.SCHED_EXT, not without)
     assert says in offer.detail
 
 

@@ -23,24 +23,24 @@ from deploy.lab.commands import LabError
 from deploy.lab.demo.originals import settings_of_all
 from deploy.lab.guest import build
 from deploy.lab.lab_lock import only_user
-from deploy.lab.lab_vms import PREFIX, URI, LabHost, LabVm, Role, connect
+from deploy.lab.lab_vms import PREFIX, URI, GuestRole, LabHost, LabVm, connect
 from manager.errors import ManagerUnavailable
 from manager.protocol.client import ManagerClient
 
 HOST = "live"
 WAIT_S = 30.0
 LIVE_PREFIX = f"{PREFIX}live-"
-CACHE = LabVm(f"{LIVE_PREFIX}cache", Role.MEMCACHED, "192.168.122.241")
-BATCH = LabVm(f"{LIVE_PREFIX}batch", Role.BATCH, "192.168.122.242", vcpus=2, options={"on_ms": 5, "off_ms": 95})
+CACHE = LabVm(f"{LIVE_PREFIX}cache", GuestRole.MEMCACHED, "192.168.122.241")
+BATCH = LabVm(f"{LIVE_PREFIX}batch", GuestRole.BATCH, "192.168.122.242", vcpus=2, options={"on_ms": 5, "off_ms": 95})
 HOT = LabVm(
     f"{LIVE_PREFIX}hot",
-    Role.BATCH,
+    GuestRole.BATCH,
     "192.168.122.246",
     max_vcpus=2,
     persistent=True,
     options={"on_ms": 5, "off_ms": 95},
 )
-STRANGER = LabVm(f"{LIVE_PREFIX}stranger", Role.BATCH, "192.168.122.243", options={"on_ms": 5, "off_ms": 95})
+STRANGER = LabVm(f"{LIVE_PREFIX}stranger", GuestRole.BATCH, "192.168.122.243", options={"on_ms": 5, "off_ms": 95})
 # What the kernel gives a new group.
 GROUP_DEFAULTS = {
     "cpu.shares": "1024",

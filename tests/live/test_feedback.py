@@ -16,7 +16,7 @@ from deploy.lab.demo import spike
 from deploy.lab.demo.calibrate import SPIKES
 from deploy.lab.demo.picture import draw
 from deploy.lab.demo.scene import SPIKE_BASE_OF_CAPACITY
-from deploy.lab.lab_vms import LabHost, LabVm, Role
+from deploy.lab.lab_vms import GuestRole, LabHost, LabVm
 from tests.live.conftest import CACHE, HOST, LIVE_PREFIX, Service, until
 
 pytestmark = pytest.mark.live
@@ -35,7 +35,9 @@ def syslog_port() -> int:
 
 @pytest.fixture
 def web(lab: LabHost, syslog_port: int) -> Iterator[LabVm]:
-    vm = LabVm(f"{LIVE_PREFIX}web", Role.NGINX, "192.168.122.244", options={"access_log": f"{GATEWAY}:{syslog_port}"})
+    vm = LabVm(
+        f"{LIVE_PREFIX}web", GuestRole.NGINX, "192.168.122.244", options={"access_log": f"{GATEWAY}:{syslog_port}"}
+    )
     lab.start(vm)
     lab.wait_ready(vm)
     yield vm

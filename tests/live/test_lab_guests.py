@@ -14,15 +14,15 @@ import pytest
 from deploy.lab.accelerator import decide
 from deploy.lab.commands import LabError
 from deploy.lab.guest import DEFAULT_BASE, Guest, build
-from deploy.lab.lab_vms import PREFIX, LabHost, LabVm, Role, connect
+from deploy.lab.lab_vms import PREFIX, GuestRole, LabHost, LabVm, connect
 
 pytestmark = pytest.mark.live
 
 TEST_PREFIX = f"{PREFIX}test-"
 GATEWAY = "192.168.122.1"
-CACHE = LabVm(f"{TEST_PREFIX}cache", Role.MEMCACHED, "192.168.122.221", options={"cache_mib": 32})
-BUSY = LabVm(f"{TEST_PREFIX}busy", Role.BATCH, "192.168.122.223", vcpus=2)
-WAVE = LabVm(f"{TEST_PREFIX}wave", Role.BATCH, "192.168.122.224", vcpus=1, options={"on_ms": 10, "off_ms": 90})
+CACHE = LabVm(f"{TEST_PREFIX}cache", GuestRole.MEMCACHED, "192.168.122.221", options={"cache_mib": 32})
+BUSY = LabVm(f"{TEST_PREFIX}busy", GuestRole.BATCH, "192.168.122.223", vcpus=2)
+WAVE = LabVm(f"{TEST_PREFIX}wave", GuestRole.BATCH, "192.168.122.224", vcpus=1, options={"on_ms": 10, "off_ms": 90})
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_memcached_stores_and_the_vm_pauses(host: LabHost) -> None:
     with pytest.raises(LabError, match="is there already"):
         host.start(CACHE)
     with pytest.raises(LabError, match=f"{CACHE.name} has its address"):
-        host.start(LabVm(f"{TEST_PREFIX}twin", Role.BATCH, CACHE.ip))
+        host.start(LabVm(f"{TEST_PREFIX}twin", GuestRole.BATCH, CACHE.ip))
     host.wait_ready(CACHE)
     with socket.create_connection((CACHE.ip, 11211), timeout=5) as client:
         replies = client.makefile("rb")
@@ -99,7 +99,11 @@ def test_nginx_serves_compresses_and_logs_where_asked(host: LabHost) -> None:
         collector.settimeout(10)
         address = f"{GATEWAY}:{collector.getsockname()[1]}"
         web = LabVm(
-            f"{TEST_PREFIX}web", Role.NGINX, "192.168.122.222", vcpus=2, options={"gzip_kib": 16, "access_log": address}
+            f"{TEST_PREFIX}web",
+            GuestRole.NGINX,
+            "192.168.122.222",
+            vcpus=2,
+            options={"gzip_kib": 16, "access_log": address},
         )
         host.start(web)
         host.wait_ready(web)
@@ -129,7 +133,7 @@ def test_batch_burns_all_its_vcpus_or_its_share_of_the_time(host: LabHost, conne
 
 
 def test_a_guest_that_fails_is_reported_with_its_console(host: LabHost) -> None:
-    wrong = LabVm(f"{TEST_PREFIX}wrong", Role.BATCH, "192.168.122.225", options={"on_ms": 0})
+    wrong = LabVm(f"{TEST_PREFIX}wrong", GuestRole.BATCH, "192.168.122.225", options={"on_ms": 0})
     host.start(wrong)
     with pytest.raises(LabError, match=r"(?s)ended instead.*--on-ms needs.*batch ended with status 2"):
         host.wait_ready(wrong)
@@ -137,7 +141,7 @@ def test_a_guest_that_fails_is_reported_with_its_console(host: LabHost) -> None:
 
 def test_addresses_outside_the_network_are_refused(host: LabHost) -> None:
     with pytest.raises(LabError, match="is not in"):
-        host.start(LabVm(f"{TEST_PREFIX}lost", Role.BATCH, "10.255.255.1"))
+        host.start(LabVm(f"{TEST_PREFIX}lost", GuestRole.BATCH, "10.255.255.1"))
 
 
 def test_libvirt_can_read_the_guest(guest: Guest) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from deploy.lab.demo.originals import qemu_pid
-from deploy.lab.lab_vms import LabHost, LabVm, Role
+from deploy.lab.lab_vms import GuestRole, LabHost, LabVm
 from tests.live.conftest import (
     BATCH,
     CACHE,
@@ -37,7 +37,7 @@ from tests.live.test_lifecycle import ALL
 
 pytestmark = pytest.mark.live
 
-BUSY = LabVm(f"{LIVE_PREFIX}busy", Role.BATCH, "192.168.122.245")
+BUSY = LabVm(f"{LIVE_PREFIX}busy", GuestRole.BATCH, "192.168.122.245")
 LIMIT_PCPUS = 0.3
 MEASURED_S = 4.0
 

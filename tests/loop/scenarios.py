@@ -6,8 +6,8 @@ from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import Knob
 from manager.model.registration import Mode
 from manager.model.rules import BatchPlacement, IrqSteering
-from manager.model.scheduling import Policy, Scheduling
-from manager.model.warp import LOADED, Rung, WarpUse
+from manager.model.scheduling import Scheduling, SchedulingPolicy
+from manager.model.warp import LOADED, Mechanism, WarpUse
 from tests.loop.stage import Order, Scenario, Stage, nothing
 
 ZERO, ONE, TWO = frozenset({0}), frozenset({1}), frozenset({2})
@@ -61,7 +61,7 @@ def _network(stage: Stage) -> None:
     stage.placement(irqs=IrqSteering.SERVING)
 
 
-def _warped(*rungs: Rung, use: WarpUse = WarpUse.ON) -> Order:
+def _warped(*rungs: Mechanism, use: WarpUse = WarpUse.ON) -> Order:
     """A VM with a registered warp, one with another, and one without."""
 
     def build(stage: Stage) -> None:
@@ -93,9 +93,9 @@ _WARP_ORDERS: tuple[Order, ...] = (
 def _real_time(stage: Stage) -> None:
     """VMs that are to be real-time, one with a nice value, and one that is left alone."""
     stage.host.limits = True
-    stage.boot("web", vcpus=2, scheduling=Scheduling(Policy.FIFO, limit=0.4))
-    stage.boot("db", scheduling=Scheduling(Policy.RR, 3, limit=0.2))
-    stage.boot("cache", scheduling=Scheduling(Policy.OTHER, nice=-5))
+    stage.boot("web", vcpus=2, scheduling=Scheduling(SchedulingPolicy.FIFO, limit=0.4))
+    stage.boot("db", scheduling=Scheduling(SchedulingPolicy.RR, 3, limit=0.2))
+    stage.boot("cache", scheduling=Scheduling(SchedulingPolicy.OTHER, nice=-5))
     stage.boot("batch", "batch")
     stage.had("cache", Knob.SCHEDULING, 3002)  # SCHED_BATCH, nice 2
     stage.control(pinning=False)
@@ -103,8 +103,8 @@ def _real_time(stage: Stage) -> None:
 
 def _exchange(stage: Stage) -> None:
     """What one gives up the other is to have, and together they have all there is."""
-    stage.change("web", scheduling=Scheduling(Policy.FIFO, limit=0.1))
-    stage.change("db", scheduling=Scheduling(Policy.RR, 3, limit=0.85))
+    stage.change("web", scheduling=Scheduling(SchedulingPolicy.FIFO, limit=0.1))
+    stage.change("db", scheduling=Scheduling(SchedulingPolicy.RR, 3, limit=0.85))
 
 
 def _free(stage: Stage) -> None:
@@ -261,12 +261,12 @@ SCENARIOS = (
         free=True,
         cpus=6,
     ),
-    Scenario("warps by slices", _warped(Rung.SLICE, use=WarpUse.SLICE), _WARP_ORDERS),
-    Scenario("warps of the BVT patch", _warped(Rung.BVT), _WARP_ORDERS),
-    Scenario("group identity", _warped(Rung.GROUP_IDENTITY, use=WarpUse.GROUP_IDENTITY), _WARP_ORDERS),
+    Scenario("warps by slices", _warped(Mechanism.SLICE, use=WarpUse.SLICE), _WARP_ORDERS),
+    Scenario("warps of the BVT patch", _warped(Mechanism.BVT), _WARP_ORDERS),
+    Scenario("group identity", _warped(Mechanism.GROUP_IDENTITY, use=WarpUse.GROUP_IDENTITY), _WARP_ORDERS),
     Scenario(
         "warps by our scheduler, which is thrown out",
-        _warped(Rung.SCHED_EXT, Rung.BVT, use=WarpUse.SCHED_EXT),
+        _warped(Mechanism.SCHED_EXT, Mechanism.BVT, use=WarpUse.SCHED_EXT),
         (nothing, nothing, nothing, _eject, nothing, nothing, nothing, *_WARP_ORDERS),
     ),
     Scenario(
@@ -281,7 +281,7 @@ SCENARIOS = (
             lambda stage: stage.plug("web"),
             nothing,
             lambda stage: stage.stop("db"),
-            lambda stage: stage.change("web", scheduling=Scheduling(Policy.OTHER, nice=3)),
+            lambda stage: stage.change("web", scheduling=Scheduling(SchedulingPolicy.OTHER, nice=3)),
             lambda stage: stage.change("cache", scheduling=None),
         ),
     ),

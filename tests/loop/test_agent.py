@@ -23,7 +23,7 @@ from manager.model.histogram import Histogram
 from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Mode
 from manager.model.source import SourceKind, SourceState, SourceStatus
-from manager.model.warp import Rung
+from manager.model.warp import Mechanism
 from manager.model.window import Window
 from manager.store.database import Database
 from manager.store.models import VmStatusRow
@@ -352,7 +352,7 @@ def test_capabilities_are_told_once_and_when_they_change(site: Site) -> None:
 
 def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_the_next_interval(site: Site) -> None:
     a, _ = site.machines
-    a.host.rungs = (Rung.SCHED_EXT, Rung.BVT)
+    a.host.rungs = (Mechanism.SCHED_EXT, Mechanism.BVT)
 
     def events() -> list[str]:
         a.agent.sync()

@@ -21,7 +21,7 @@ from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.findings import FindingsWatch
 from manager.loop.journal import CacheNote, Entry, Journal
 from manager.loop.link import ManagerLink
-from manager.loop.outbox import Kind, Outbox
+from manager.loop.outbox import ItemKind, Outbox
 from manager.model.decision import Owned
 from manager.model.host import VmInstance
 from manager.model.knobs import Knob, KnobKey
@@ -109,7 +109,7 @@ def journalled(folder: Path) -> tuple[dict[KnobKey, Entry], list[str]]:
 
 def waiting(folder: Path) -> list[str]:
     with closing(Outbox(folder / "outbox.db", 10_000)) as outbox:
-        return [one["event_id"] for one in outbox.peek(10_000, 10**9).fields[Kind.EVENT]]
+        return [one["event_id"] for one in outbox.peek(10_000, 10**9).fields[ItemKind.EVENT]]
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_damage_in_use_costs_an_outbox_the_rows_that_cannot_be_read_and_no_other
             file.write(bytes(PAGE))
         outbox._database.execute("PRAGMA shrink_memory")
         fields = outbox.peek(10_000, 10**9).fields
-        kept = [one["event_id"] for one in fields[Kind.EVENT]]
+        kept = [one["event_id"] for one in fields[ItemKind.EVENT]]
         assert 270 < len(kept) < 300
         assert len(outbox.take_damages()) == 1
         outbox.put([event(1000)])
@@ -355,7 +355,7 @@ def test_whatever_the_bytes_are_the_agents_files_can_be_used(sound: Path, spoils
             assert late in again.entries
         with closing(Outbox(crash / "outbox.db", 10_000)) as box:
             box.put([event(400)])
-            ids = [one.get("event_id") for one in box.peek(10_000, 10**9).fields[Kind.EVENT]]
+            ids = [one.get("event_id") for one in box.peek(10_000, 10**9).fields[ItemKind.EVENT]]
             assert "event 400" in ids
         with closing(Journal(crash / "journal.db", BOOT)) as again:
             assert late in again.entries
@@ -391,7 +391,7 @@ def test_the_operator_is_told_of_each_damaged_file_once(
     rig.journal._database.execute("PRAGMA shrink_memory")
     agent.tick()  # nothing is assigned by the link: all is put back
     agent.tick()
-    told = [one for one in outbox.peek(100, 10**9).fields[Kind.EVENT] if one["kind"] == "file-damaged"]
+    told = [one for one in outbox.peek(100, 10**9).fields[ItemKind.EVENT] if one["kind"] == "file-damaged"]
     assert [one["severity"] for one in told] == ["error", "error"]
     assert [name in one["message"] for name, one in zip(("journal.db", "assignment.json"), told, strict=True)] == [
         True

@@ -19,7 +19,7 @@ from manager.model.limits import DEFAULT_LIMITS, EVERYTHING, RISKY, AgentLimits
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, CacheControl, HostSpec, Mode, VmClass, VmSpec
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
-from manager.model.scheduling import FIFO, OTHER, Policy, Scheduling, joined
+from manager.model.scheduling import FIFO, OTHER, Scheduling, SchedulingPolicy, joined
 from manager.model.warp import WarpUse
 from manager.settings import load_settings
 from tests.loop.conftest import Rig
@@ -44,9 +44,9 @@ COMPROMISED = Assignment(
         cache_mount=True,
     ),
     (
-        VmSpec("web", VmClass.CRITICAL, scheduling=Scheduling(Policy.FIFO, limit=0.9), pin=True),
+        VmSpec("web", VmClass.CRITICAL, scheduling=Scheduling(SchedulingPolicy.FIFO, limit=0.9), pin=True),
         VmSpec("hog", VmClass.BATCH, max_pcpus=0.01, cpus=parse_cpus("0")),
-        VmSpec("nice", VmClass.CRITICAL, scheduling=Scheduling(Policy.OTHER, nice=-20)),
+        VmSpec("nice", VmClass.CRITICAL, scheduling=Scheduling(SchedulingPolicy.OTHER, nice=-20)),
     ),
 )
 
@@ -98,7 +98,7 @@ def test_all_that_can_be_denied_is() -> None:
 
 def test_a_limit_is_told_once_as_an_event_and_shown_in_the_status(rig: Rig) -> None:
     rig.host.boot("web")
-    rig.register("web", scheduling=Scheduling(Policy.FIFO, limit=0.3))
+    rig.register("web", scheduling=Scheduling(SchedulingPolicy.FIFO, limit=0.3))
     rig.loop._limiter.limits = DEFAULT_LIMITS
     first, second = rig.tick(), rig.tick()
     [event] = [one for one in first.events if one.kind == "limited"]

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manager.errors import JournalError
-from manager.loop.outbox import Kind, Outbox, Waiting
+from manager.loop.outbox import ItemKind, Outbox, Waiting
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, TickRecord, VmTick
@@ -52,8 +52,8 @@ def waiting(outbox: Outbox, limit: int = 100) -> list[str]:
     return ids(outbox.peek(limit, PLENTY).fields)
 
 
-def ids(fields: Mapping[Kind, list[dict[str, Any]]]) -> list[str]:
-    return [one["record_id"] for one in fields[Kind.DECISION]] + [one["event_id"] for one in fields[Kind.EVENT]]
+def ids(fields: Mapping[ItemKind, list[dict[str, Any]]]) -> list[str]:
+    return [one["record_id"] for one in fields[ItemKind.DECISION]] + [one["event_id"] for one in fields[ItemKind.EVENT]]
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def outbox(path: Path) -> Iterator[Outbox]:
 
 
 def test_empty(outbox: Outbox) -> None:
-    nothing = Waiting(0, True, {kind: [] for kind in Kind})
+    nothing = Waiting(0, True, {kind: [] for kind in ItemKind})
     assert outbox.peek(10, PLENTY) == nothing
     outbox.put(())
     outbox.drop_through(0)
@@ -79,9 +79,9 @@ def test_empty(outbox: Outbox) -> None:
 def test_what_was_put_comes_back_as_it_was(outbox: Outbox) -> None:
     outbox.put([record(1), event(1), tick(1), window(1)])
     fields = outbox.peek(10, PLENTY).fields
-    assert fields[Kind.DECISION] == [asdict(record(1))]
-    assert fields[Kind.EVENT] == [asdict(event(1))]
-    [sent_tick], [sent_window] = fields[Kind.TICK], fields[Kind.WINDOW]
+    assert fields[ItemKind.DECISION] == [asdict(record(1))]
+    assert fields[ItemKind.EVENT] == [asdict(event(1))]
+    [sent_tick], [sent_window] = fields[ItemKind.TICK], fields[ItemKind.WINDOW]
     assert (sent_tick["time_s"], sent_tick["vms"]) == (1.0, [asdict(tick(1).vms[0])])
     assert sent_window == asdict(window(1)) | {"histogram": {"buckets": {"500": 3}}}
 
@@ -112,7 +112,7 @@ def test_ticks_and_windows_are_written_only_if_the_next_come_first(outbox: Outbo
 
     outbox.put([tick(1), window(1)])
     first = outbox.peek(10, PLENTY)
-    assert ([len(first.fields[kind]) for kind in (Kind.TICK, Kind.WINDOW)], written()) == ([1, 1], [])
+    assert ([len(first.fields[kind]) for kind in (ItemKind.TICK, ItemKind.WINDOW)], written()) == ([1, 1], [])
     outbox.put([tick(2)])
     assert written() == ["tick", "window", "tick"], "the manager did not take the first in time"
     outbox.drop_through(first.last)
@@ -181,7 +181,7 @@ def test_what_comes_with_every_interval_gives_way_to_records(max_rows: int, puts
         fields = outbox.peek(1000, PLENTY).fields
         assert sum(map(len, fields.values())) == min(max_rows, len(kinds))
         records = [f"record {number}" for number, kind in enumerate(kinds) if kind == "r"]
-        assert [one["record_id"] for one in fields[Kind.DECISION]] == records[-max_rows:]
+        assert [one["record_id"] for one in fields[ItemKind.DECISION]] == records[-max_rows:]
 
 
 def test_several_threads_may_use_it(outbox: Outbox) -> None:
@@ -235,8 +235,8 @@ def test_what_waits_in_memory_is_bounded_and_what_comes_with_every_interval_goes
                 outbox.put([tick(number), record(number), record(number + 1)])
         outbox._rows = 0
         fields = outbox.peek(10_000, PLENTY).fields
-        assert (len(fields[Kind.TICK]), len(fields[Kind.DECISION])) == (0, 1000)
-        assert fields[Kind.DECISION][-1]["record_id"] == "record 1498"
+        assert (len(fields[ItemKind.TICK]), len(fields[ItemKind.DECISION])) == (0, 1000)
+        assert fields[ItemKind.DECISION][-1]["record_id"] == "record 1498"
 
 
 def test_a_file_that_cannot_be_used_is_refused(tmp_path: Path) -> None:

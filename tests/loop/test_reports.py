@@ -11,7 +11,7 @@ import pytest
 from manager.errors import ManagerUnavailable
 from manager.loop.chronicle import new_event
 from manager.loop.link import remember
-from manager.loop.outbox import Kind
+from manager.loop.outbox import ItemKind
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, TickRecord, VmTick
@@ -116,7 +116,7 @@ def test_what_was_not_acknowledged_stays_and_goes_next_time(manager, link, outbo
     with pytest.raises(ManagerUnavailable):
         link.send(report)
     assert len(manager.requests) == 2, "the first failure ends it"
-    assert outbox.peek(1, 10**6).fields[Kind.DECISION][0]["record_id"] == record(500).record_id
+    assert outbox.peek(1, 10**6).fields[ItemKind.DECISION][0]["record_id"] == record(500).record_id
     manager.requests.clear()
     manager.will(stored)
     outbox.put([record(1200)])

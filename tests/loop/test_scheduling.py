@@ -11,12 +11,12 @@ from manager.loop.tick import TickResult
 from manager.model.knobs import SCHEDULINGS, Knob, KnobKey
 from manager.model.records import Event, OutcomeKind, Severity
 from manager.model.registration import Application, Mode, Sla, Tier
-from manager.model.scheduling import Policy, Scheduling
-from manager.model.warp import Rung, WarpUse
+from manager.model.scheduling import Scheduling, SchedulingPolicy
+from manager.model.warp import Mechanism, WarpUse
 from tests.fakes.host import MACHINE, domain_uuid
 from tests.loop.conftest import Rig
 
-FIFO = Scheduling(Policy.FIFO, limit=0.3)
+FIFO = Scheduling(SchedulingPolicy.FIFO, limit=0.3)
 
 
 @pytest.fixture
@@ -84,10 +84,10 @@ def test_limits_come_from_the_outermost_group_on_threads_last_and_all_goes_back_
 
 def test_limits_that_change_hands_do_so_in_one_tick(host: Rig) -> None:
     host.host.boot("db")
-    host.register("db", scheduling=Scheduling(Policy.RR, 2, limit=0.65))
+    host.register("db", scheduling=Scheduling(SchedulingPolicy.RR, 2, limit=0.65))
     host.tick()
     change(host, "web", scheduling=replace(FIFO, limit=0.65))
-    change(host, "db", scheduling=Scheduling(Policy.FIFO, 2, limit=0.3))
+    change(host, "db", scheduling=Scheduling(SchedulingPolicy.FIFO, 2, limit=0.3))
     result = host.tick()
     assert {one.kind for one in result.outcomes} == {OutcomeKind.APPLIED}
     assert limits(host, "web") == (950_000, 650_000, 650_000, 325_000, 325_000)
@@ -108,7 +108,7 @@ def test_a_kernel_without_limits_gets_no_real_time_thread_and_it_is_told_once(ho
 
 def test_one_for_which_nothing_is_left_is_told_and_the_others_keep_theirs(host: Rig) -> None:
     host.host.boot("zoo")
-    host.register("zoo", scheduling=Scheduling(Policy.FIFO, limit=0.7))
+    host.register("zoo", scheduling=Scheduling(SchedulingPolicy.FIFO, limit=0.7))
     [(_, message)] = told(host.tick().events)
     assert message.startswith("zoo cannot be real-time: a limit of 0.7 is more than the 0.65 that is left")
     assert scheduled(host, "web") == [1001, 1001]
@@ -120,7 +120,7 @@ def test_a_nice_value_needs_no_limit_and_the_policy_before_comes_back(host: Rig,
     host.host.limits = False
     key = KnobKey(domain_uuid("web"), Knob.SCHEDULING, 1)
     host.host.change(key, original)
-    change(host, "web", scheduling=Scheduling(Policy.OTHER, nice=-7))
+    change(host, "web", scheduling=Scheduling(SchedulingPolicy.OTHER, nice=-7))
     host.tick()
     assert scheduled(host, "web") == [-7, -7]
     host.crash()
@@ -145,7 +145,7 @@ def test_the_group_above_is_put_back_after_its_last_real_time_vm_ended(host: Rig
 
 def test_a_vm_that_cannot_be_read_keeps_its_part_of_the_group_above(host: Rig) -> None:
     host.host.boot("db")
-    host.register("db", scheduling=Scheduling(Policy.RR, limit=0.2))
+    host.register("db", scheduling=Scheduling(SchedulingPolicy.RR, limit=0.2))
     host.tick()
     host.host.unreadable = {domain_uuid("web")}
     assert not writes(host.tick())
@@ -187,14 +187,14 @@ def test_observed_it_is_only_told(host: Rig) -> None:
 
 
 def test_a_real_time_vm_has_no_warp_and_nobody_alarms_for_that(host: Rig) -> None:
-    host.host.rungs = (Rung.SLICE,)
+    host.host.rungs = (Mechanism.SLICE,)
     shop = Application("shop", (Tier("web", ("web",)),), Sla(10.0))
     host.assignment = replace(host.assignment, applications=(shop,))
     host.control(warp=WarpUse.SLICE)
     result = host.tick()
     assert host.value("web", Knob.SLICE) == 0
     assert not result.troubles
-    change(host, "web", scheduling=Scheduling(Policy.OTHER, nice=-1))
+    change(host, "web", scheduling=Scheduling(SchedulingPolicy.OTHER, nice=-1))
     host.tick()
     assert host.value("web", Knob.SLICE) == 100_000, "a nice value goes with one"
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manager.loop import thinning
-from manager.loop.outbox import Kind, Outbox
+from manager.loop.outbox import ItemKind, Outbox
 from manager.loop.thinning import Thinning
 from manager.model.histogram import Histogram
 from manager.model.records import TickRecord, VcpuTick, VmTick
@@ -51,7 +51,7 @@ def outbox(tmp_path: Path, few: None) -> Iterator[Outbox]:
     opened.close()
 
 
-def found(outbox: Outbox, kind: Kind) -> list[dict[str, Any]]:
+def found(outbox: Outbox, kind: ItemKind) -> list[dict[str, Any]]:
     return outbox.peek(100_000, PLENTY).fields[kind]
 
 
@@ -67,7 +67,7 @@ def test_minutes_of_a_long_time_take_the_place_of_intervals(outbox: Outbox) -> N
     numbers = range(12 * 40)  # forty minutes, of two applications and ticks: 24 times what there is room for
     for number in numbers:
         outbox.put([window(number), tick(number, 0.25 if number % 2 else 0.75)])
-    windows, ticks = found(outbox, Kind.WINDOW), found(outbox, Kind.TICK)
+    windows, ticks = found(outbox, ItemKind.WINDOW), found(outbox, ItemKind.TICK)
     assert len(windows) + len(ticks) <= 60
     told = requests(windows)
     assert told["shop 500"] == 3 * len(numbers) - 3 * told_before(windows), "no response time is lost within it"
@@ -102,7 +102,7 @@ def test_the_oldest_are_never_merged_because_they_may_have_been_told(outbox: Out
     outbox.put([window(number) for number in range(50, 70)])
     assert outbox.peek(4, PLENTY) == before
     outbox.drop_through(before.last)
-    assert found(outbox, Kind.WINDOW)[0]["start_s"] > before.fields[Kind.WINDOW][-1]["start_s"]
+    assert found(outbox, ItemKind.WINDOW)[0]["start_s"] > before.fields[ItemKind.WINDOW][-1]["start_s"]
 
 
 @settings(max_examples=60, deadline=None)
@@ -116,7 +116,7 @@ def test_whatever_happens_each_response_time_is_taken_once(tmp_path_factory: Any
 
     def deliver(acknowledge: bool) -> None:
         waiting = outbox.peek(thinning.UNTOUCHED, PLENTY)
-        for one in waiting.fields[Kind.WINDOW]:
+        for one in waiting.fields[ItemKind.WINDOW]:
             place = one["application"], one["end_s"]
             assert place not in taken or taken[place] == one, "what was told once is told in the same words"
             taken[place] = one
@@ -156,10 +156,10 @@ def test_records_and_what_is_not_understood_stay_as_they_are(outbox: Outbox, tmp
             assert Thinning().thin(cursor) == 0, "the first minute is of another version, the second may get more"
     outbox.put([window(number) for number in range(24, 48)])
     fields = outbox.peek(1000, PLENTY).fields
-    assert len(fields[Kind.DECISION]) == 28
-    assert [json.dumps(one).count("histogram") for one in fields[Kind.WINDOW]].count(0) == 1
+    assert len(fields[ItemKind.DECISION]) == 28
+    assert [json.dumps(one).count("histogram") for one in fields[ItemKind.WINDOW]].count(0) == 1
 
 
 def test_there_may_be_nothing_to_merge(outbox: Outbox) -> None:
     outbox.put([record(number) for number in range(61)])
-    assert len(found(outbox, Kind.DECISION)) == 60
+    assert len(found(outbox, ItemKind.DECISION)) == 60

@@ -13,7 +13,7 @@ from manager.loop.tick import TickResult
 from manager.model.knobs import WARPS, Knob, KnobKey
 from manager.model.records import Event, OutcomeKind, Severity
 from manager.model.registration import Application, Mode, Sla, Tier
-from manager.model.warp import LOADED, OUTDATED, UNLOADED, Rung, WarpUse
+from manager.model.warp import LOADED, OUTDATED, UNLOADED, Mechanism, WarpUse
 from tests.fakes.host import SCHEDULER, domain_uuid
 from tests.loop.conftest import Rig
 
@@ -21,7 +21,7 @@ from tests.loop.conftest import Rig
 @pytest.fixture
 def host(rig: Rig) -> Rig:
     """A critical VM of two vCPUs whose application promises 10 ms, and a batch VM."""
-    rig.host.rungs = (Rung.SCHED_EXT, Rung.SLICE)
+    rig.host.rungs = (Mechanism.SCHED_EXT, Mechanism.SLICE)
     for name, vcpus in (("web", 2), ("hog", 1)):
         rig.host.boot(name, vcpus)
     rig.register("web")
@@ -46,13 +46,13 @@ def told(events: tuple[Event, ...]) -> list[str]:
 @pytest.mark.parametrize(
     ("use", "rung", "knob", "value", "by"),
     [
-        (WarpUse.ON, Rung.BVT, Knob.BVT_WARP, 29_651_000, "the BVT patch"),
-        (WarpUse.GROUP_IDENTITY, Rung.GROUP_IDENTITY, Knob.GROUP_IDENTITY, 1, "group identity 1"),
-        (WarpUse.SLICE, Rung.SLICE, Knob.SLICE, 100_000, "EEVDF slice 0.1 ms"),
+        (WarpUse.ON, Mechanism.BVT, Knob.BVT_WARP, 29_651_000, "the BVT patch"),
+        (WarpUse.GROUP_IDENTITY, Mechanism.GROUP_IDENTITY, Knob.GROUP_IDENTITY, 1, "group identity 1"),
+        (WarpUse.SLICE, Mechanism.SLICE, Knob.SLICE, 100_000, "EEVDF slice 0.1 ms"),
     ],
 )
 def test_a_warp_is_set_explained_reported_and_undone(
-    host: Rig, use: WarpUse, rung: Rung, knob: Knob, value: int, by: str
+    host: Rig, use: WarpUse, rung: Mechanism, knob: Knob, value: int, by: str
 ) -> None:
     host.host.rungs = (rung,)
     host.control(warp=use)
@@ -85,7 +85,7 @@ def test_on_without_a_mechanism_that_helps_nothing_is_done_and_that_is_said_once
     assert not [one for one in second.events if one.kind == "warp"]
     told = tick_status(second, 0, 0, True).warp
     assert told is not None
-    assert (told.rung, told.vms) == (Rung.NONE, 0)
+    assert (told.rung, told.vms) == (Mechanism.NONE, 0)
     assert "no mechanism that was measured to help" in told.detail
 
 
@@ -265,7 +265,7 @@ def test_metrics(host: Rig) -> None:
     }
     assert lines["equipoise_vm_warp_us", "web"] == 29_651
     assert ("equipoise_vm_warp_us", "hog") not in lines
-    rungs = {rung: lines["equipoise_agent_warp_rung", str(rung)] for rung in Rung}
-    assert rungs == {rung: float(rung is Rung.SCHED_EXT) for rung in Rung}
+    rungs = {rung: lines["equipoise_agent_warp_rung", str(rung)] for rung in Mechanism}
+    assert rungs == {rung: float(rung is Mechanism.SCHED_EXT) for rung in Mechanism}
     assert lines["equipoise_sched_ext_events_total", "preemptions"] == 3
     assert lines[("equipoise_sched_ext_borrowed_seconds_total",)] == 2

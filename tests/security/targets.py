@@ -34,7 +34,7 @@ from manager.telemetry.nginx import take_line
 from manager.telemetry.prometheus import QueryError, one_number, read_buckets, read_series
 from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import WindowStore
-from manager.telemetry.syslog import Route, Routes, SyslogReceiver
+from manager.telemetry.syslog import Routes, SyslogReceiver, SyslogRoute
 from tests.security.fuzz import Target
 from webui.sign_in_pages import local_path
 
@@ -90,7 +90,7 @@ def syslog() -> Callable[[bytes], None]:
     counted = Counted(SourceKind.NGINX_SYSLOG)
     receiver = SyslogReceiver(counted.clock, lambda: None)
     spec = NginxSyslog("web", tag=None, time=TimeField.UPSTREAM)
-    receiver.routes = Routes.of([Route(spec, counted.feed, frozenset({SENDER}))])
+    receiver.routes = Routes.of([SyslogRoute(spec, counted.feed, frozenset({SENDER}))])
 
     def take(data: bytes) -> None:
         receiver.packet(data, SENDER)

@@ -22,7 +22,7 @@ from manager.telemetry.feed import Feed
 from manager.telemetry.metrics_page import MetricsPage
 from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import MOST, WindowStore
-from manager.telemetry.syslog import Route, Routes, SyslogReceiver
+from manager.telemetry.syslog import Routes, SyslogReceiver, SyslogRoute
 from tests.api.conftest import Api, moment, report
 
 PER_S = 100
@@ -175,7 +175,10 @@ def test_an_agent_looks_at_no_more_packets_of_an_address_than_it_may_send() -> N
     asked: list[str] = []
     receiver = SyslogReceiver(lambda: now_s, asked.append, RateLimit(PER_S / 10, lambda: now_s))
     receiver.routes = Routes.of(
-        [Route(NginxSyslog("log"), feed, frozenset({sender})) for feed, sender in zip(feeds, senders, strict=True)]
+        [
+            SyslogRoute(NginxSyslog("log"), feed, frozenset({sender}))
+            for feed, sender in zip(feeds, senders, strict=True)
+        ]
     )
     for _ in range(5000):
         receiver.packet(b"<190>Mar  1 12:00:00 web nginx: request_time=9.000", "10.0.0.1")

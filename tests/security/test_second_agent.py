@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.tenure_rules import Tenure, Verdict, Who, judge
+from manager.control.tenure_rules import ReportOrigin, Tenure, Who, judge
 from manager.errors import ManagerRefused
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.instance import instance_id
@@ -164,7 +164,7 @@ def test_never_do_two_instances_serve_a_live_host(reports: list[tuple[Who, bool]
         before = tenure
         verdict, tenure = judge(before, who, live=live)
         if live and before.holder is not None and who.instance != before.holder.instance:
-            assert (verdict, tenure.holder) == (Verdict.RIVAL, before.holder)
+            assert (verdict, tenure.holder) == (ReportOrigin.RIVAL, before.holder)
         else:
-            assert verdict is Verdict.RIVAL or tenure.holder == who
-        assert judge(tenure, tenure.holder or who, live=True)[0] is not Verdict.RIVAL, "who serves is not refused"
+            assert verdict is ReportOrigin.RIVAL or tenure.holder == who
+        assert judge(tenure, tenure.holder or who, live=True)[0] is not ReportOrigin.RIVAL, "who serves is not refused"

@@ -6,14 +6,14 @@ import math
 from random import Random
 
 from manager.model.registration import Sla
-from manager.sim.cpu_sharing import Cpus, Group, Vcpu
-from manager.sim.scenario import AppSpec, Constant, Scenario, Scheduler, Segment, Service, Shape, TierSpec
+from manager.sim.cpu_sharing import SchedulingGroup, SimCpus, Vcpu
+from manager.sim.scenario import AppSpec, Constant, Scenario, Scheduler, Segment, ServiceTime, Shape, TierSpec
 
 AT_ONCE = Scheduler(slice_ms=0, tick_ms=0)
 """Who wakes shares the pCPU at once."""
 
 
-class Workers(Group):
+class Workers(SchedulingGroup):
     """A VM whose vCPUs do what they are given and then sleep."""
 
     def next_work(self, vcpu: Vcpu, now_s: float) -> float:
@@ -25,7 +25,7 @@ class Machine:
 
     def __init__(self, pcpus: int, scheduler: Scheduler = AT_ONCE) -> None:
         self.when: list[float] = [math.inf] * pcpus
-        self.cpus = Cpus(pcpus, scheduler, Random(1), self.when)
+        self.cpus = SimCpus(pcpus, scheduler, Random(1), self.when)
         self.now_s = 0.0
         self.groups: list[Workers] = []
 
@@ -50,7 +50,7 @@ class Machine:
             self.cpus.fire(self.when.index(next_s), next_s)
         self.now_s = end_s
 
-    def cpu_s(self, group: Group) -> float:
+    def cpu_s(self, group: SchedulingGroup) -> float:
         return math.fsum(self.cpus.cpu_s(vcpu, self.now_s) for vcpu in group.vcpus)
 
 
@@ -64,7 +64,7 @@ def app(
     sla_ms: float = 100.0,
     **fields: object,
 ) -> AppSpec:
-    tier = TierSpec("web", Service(mean_ms, shape), vms, vcpus)
+    tier = TierSpec("web", ServiceTime(mean_ms, shape), vms, vcpus)
     return AppSpec(name, Sla(sla_ms), (tier,), load or (Constant(50.0),), **fields)  # type: ignore[arg-type]
 
 

@@ -14,14 +14,14 @@ from manager.sim.generate import random_scenario
 from manager.sim.scenario import (
     CacheSpec,
     Constant,
-    Curve,
     Fault,
     FaultKind,
     MemoryUse,
+    MissCurve,
     Ramp,
-    Route,
+    SampleRoute,
     Scenario,
-    Service,
+    ServiceTime,
     Shape,
     Sine,
 )
@@ -106,13 +106,13 @@ def test_a_file_says_everything() -> None:
     )
     assert (made.law.published, made.law.min_samples, made.law.max_age_s) == (True, 10, 12.0)
     assert (app.sla.response_time_ms, app.sla.percentile, app.sla.max_rate_rps) == (100, 99, 30)
-    assert (app.sharing, app.route, app.timeout_s) == (Sharing.ISOLATION, Route.MANAGER, 3.0)
-    assert [tier.service for tier in app.tiers] == [Service(5.0), Service(7.0, Shape.LOGNORMAL, 2.0)]
+    assert (app.sharing, app.route, app.timeout_s) == (Sharing.ISOLATION, SampleRoute.MANAGER, 3.0)
+    assert [tier.service for tier in app.tiers] == [ServiceTime(5.0), ServiceTime(7.0, Shape.LOGNORMAL, 2.0)]
     assert app.load == (Constant(10, 5), Ramp(10, 20, 5), Sine(20, 5, 10, 20))
     assert made.faults == (Fault(FaultKind.VM_RESTART, 3, 4, "shop-web-2"),)
     assert made.cache == CacheSpec(12, 1.5 * (1 << 20), 20.0, 2, 2, 1, 4, BandwidthUnit.EIGHTH_GBPS, 8)
     assert [tier.memory for tier in app.tiers] == [MemoryUse(float(4 << 20), 2.0, 1.0), None]
-    assert made.batch[0].memory == MemoryUse(float(1 << 30), 0.5, 8.0, Curve.CLIFF)
+    assert made.batch[0].memory == MemoryUse(float(1 << 30), 0.5, 8.0, MissCurve.CLIFF)
     assignment = made.assignment("equal")
     assert (assignment.host.cache, assignment.applications[0].cache) == (CacheControl.ON, "auto")
     names = ["shop-web-1", "shop-web-2", "shop-db", "batch-1", "batch-2", "batch-3"]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.model.cache import DEFAULT, BandwidthUnit, Slot
-from manager.sim.memory_bus import Memory, Taker, shares, traffic
-from manager.sim.scenario import BatchSpec, CacheSpec, Constant, Curve, MemoryUse, Shape
+from manager.sim.memory_bus import SimMemory, Taker, shares, traffic
+from manager.sim.scenario import BatchSpec, CacheSpec, Constant, MemoryUse, MissCurve, Shape
 from manager.sim.world import World
 from tests.sim.build import app, scenario
 
@@ -22,8 +22,8 @@ SPEC = CacheSpec(16, MIB, 40.0)
 def test_miss_curves() -> None:
     sizes = [0.0, 4 * MIB, 8 * MIB, 16 * MIB]
     assert [USE.misses(size) for size in sizes] == pytest.approx([1, 0.22313, 0.04979, 0.00248], abs=1e-5)
-    assert [replace(USE, curve=Curve.LINEAR).misses(size) for size in sizes] == [1, 0.5, 0, 0]
-    assert [replace(USE, curve=Curve.CLIFF).misses(size) for size in sizes] == [1, 1, 0, 0]
+    assert [replace(USE, curve=MissCurve.LINEAR).misses(size) for size in sizes] == [1, 0.5, 0, 0]
+    assert [replace(USE, curve=MissCurve.CLIFF).misses(size) for size in sizes] == [1, 1, 0, 0]
 
 
 def test_ways_that_several_may_fill_are_shared_by_pressure() -> None:
@@ -62,7 +62,7 @@ TAKERS = st.lists(
     st.builds(
         Taker,
         st.builds(
-            MemoryUse, st.floats(1e4, 1e9), st.floats(0.01, 20), st.floats(0.001, 50), st.sampled_from(list(Curve))
+            MemoryUse, st.floats(1e4, 1e9), st.floats(0.01, 20), st.floats(0.001, 50), st.sampled_from(list(MissCurve))
         ),
         st.floats(0, 8),
         st.integers(1, 2**12 - 1),
@@ -131,6 +131,6 @@ def test_requests_take_longer_for_what_their_vm_lacks() -> None:
 
 
 def test_pcpus_are_divided_among_domains_in_order() -> None:
-    memory = Memory(replace(SPEC, domains=2), 4)
+    memory = SimMemory(replace(SPEC, domains=2), 4)
     assert memory.domain_of == [0, 0, 1, 1]
     assert memory.settings() == {DEFAULT: (16, 100)}

@@ -10,7 +10,7 @@ import pytest
 
 from manager.model.histogram import Histogram, bucket_value_us
 from manager.sim.loads import arrivals, random_stream, service_times
-from manager.sim.scenario import Constant, Ramp, Segment, Service, Shape, Sine
+from manager.sim.scenario import Constant, Ramp, Segment, ServiceTime, Shape, Sine
 from manager.sim.world import World
 from tests.sim.build import AT_ONCE, app, scenario
 
@@ -56,14 +56,14 @@ def test_deterministic_service_is_an_m_d_1_queue(load: float) -> None:
 @pytest.mark.parametrize(
     ("service", "mean_s", "deviation_s"),
     [
-        (Service(20.0), 0.02, 0.02),
-        (Service(20.0, Shape.LOGNORMAL, 0.5), 0.02, 0.01),
-        (Service(20.0, Shape.LOGNORMAL, 2.0), 0.02, 0.04),
-        (Service(20.0, Shape.LOGNORMAL, 0.0), 0.02, 0.0),
-        (Service(20.0, Shape.DETERMINISTIC), 0.02, 0.0),
+        (ServiceTime(20.0), 0.02, 0.02),
+        (ServiceTime(20.0, Shape.LOGNORMAL, 0.5), 0.02, 0.01),
+        (ServiceTime(20.0, Shape.LOGNORMAL, 2.0), 0.02, 0.04),
+        (ServiceTime(20.0, Shape.LOGNORMAL, 0.0), 0.02, 0.0),
+        (ServiceTime(20.0, Shape.DETERMINISTIC), 0.02, 0.0),
     ],
 )
-def test_service_times_have_their_mean_and_spread(service: Service, mean_s: float, deviation_s: float) -> None:
+def test_service_times_have_their_mean_and_spread(service: ServiceTime, mean_s: float, deviation_s: float) -> None:
     draw = service_times(service, random_stream("test"))
     drawn = [draw() for _ in range(200_000)]
     assert min(drawn) > 0

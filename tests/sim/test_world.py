@@ -14,9 +14,9 @@ from manager.sim.scenario import (
     Fault,
     FaultKind,
     Noise,
-    Route,
+    SampleRoute,
     Scenario,
-    Service,
+    ServiceTime,
     Shape,
     TierSpec,
 )
@@ -72,7 +72,9 @@ def test_every_policy_meets_the_same_requests() -> None:
 
 
 def test_a_request_visits_the_tiers_in_order() -> None:
-    tiers = tuple(TierSpec(name, Service(mean_ms, Shape.DETERMINISTIC)) for name, mean_ms in (("web", 3), ("db", 7)))
+    tiers = tuple(
+        TierSpec(name, ServiceTime(mean_ms, Shape.DETERMINISTIC)) for name, mean_ms in (("web", 3), ("db", 7))
+    )
     made = scenario(replace(app("shop", Constant(5.0)), tiers=tiers), scheduler=AT_ONCE)
     world = run(made, 200.0)
     [slot] = world.close_slot().values()
@@ -163,7 +165,7 @@ def test_a_restarted_batch_vm_goes_on() -> None:
 def test_sources_work_unless_they_or_their_way_do_not() -> None:
     made = scenario(
         app("near"),
-        app("far", route=Route.MANAGER),
+        app("far", route=SampleRoute.MANAGER),
         faults=(Fault(FaultKind.SOURCE_SILENT, 10, 10, "near"), Fault(FaultKind.MANAGER_AWAY, 15, 10)),
     )
     world = World(made)

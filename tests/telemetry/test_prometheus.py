@@ -17,7 +17,7 @@ from manager.model.histogram import Histogram
 from manager.model.source import PrometheusQuery, SourceState
 from manager.model.window import Ready
 from manager.telemetry.buckets import BucketCounter, increase, to_histogram
-from manager.telemetry.http_client import Answer, HttpClient
+from manager.telemetry.http_client import HttpAnswer, HttpClient
 from manager.telemetry.prometheus import PrometheusClient, PrometheusSource, QueryError, one_number, read_buckets
 from tests.telemetry.conftest import Fed, Running, shop, until
 
@@ -87,9 +87,9 @@ class Said(HttpClient):
     """Answers what it was told to, whatever it is asked for."""
 
     def __init__(self, status: int, bodies: list[bytes]) -> None:
-        self._answers = [Answer(status, body) for body in bodies]
+        self._answers = [HttpAnswer(status, body) for body in bodies]
 
-    async def get(self, url: str, *, keep_body: bool = True) -> Answer:
+    async def get(self, url: str, *, keep_body: bool = True) -> HttpAnswer:
         return self._answers.pop(0)
 
 

@@ -12,7 +12,7 @@ from manager.errors import SettingsError
 from manager.model.source import NginxFile, NginxSyslog, SourceState
 from manager.telemetry import syslog
 from manager.telemetry.source_thread import Sources
-from manager.telemetry.syslog import Route, Routes, SyslogReceiver, dropped, open_socket
+from manager.telemetry.syslog import Routes, SyslogReceiver, SyslogRoute, dropped, open_socket
 from manager.telemetry.trust import plain_address, plain_addresses
 from tests.telemetry.conftest import Fed, Nginx, Running, shop, until
 
@@ -31,7 +31,7 @@ class Receiver:
         self.receiver = SyslogReceiver(fed.clock, self._ask)
         self.feeds = [fed.another(spec.name) for spec, _ in sources]
         self.receiver.routes = Routes.of(
-            [Route(spec, feed, frozenset(ips)) for (spec, ips), feed in zip(sources, self.feeds, strict=True)]
+            [SyslogRoute(spec, feed, frozenset(ips)) for (spec, ips), feed in zip(sources, self.feeds, strict=True)]
         )
 
     def _ask(self, _address: str) -> None:

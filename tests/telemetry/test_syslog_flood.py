@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from manager.model.source import NginxSyslog
-from manager.telemetry import sources
+from manager.telemetry import source_thread
 from tests.security.floods import MIB, resident
 from tests.telemetry.conftest import Running, shop, until
 
@@ -39,7 +39,7 @@ def test_strangers_who_go_on_have_vms_looked_for_ever_more_rarely(
     running.configure(shop(NginxSyslog("log")))
     begun_s = time.monotonic()
     monkeypatch.setattr(
-        sources, "time", SimpleNamespace(monotonic=lambda: begun_s + 100 * (time.monotonic() - begun_s))
+        source_thread, "time", SimpleNamespace(monotonic=lambda: begun_s + 100 * (time.monotonic() - begun_s))
     )
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         while time.monotonic() < begun_s + 1:  # 100 s

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.cache_demand import Judged
+from manager.control.cache_demand import JudgedWays
 from manager.control.cache_memory import judged_text, read_judged
 from manager.control.ways import DEFAULT_RULES, Wait, WaysMemory, WaysSeen, next_ways
 
 NOW_S = 1e9
 TRIED = WaysMemory(6, (90.0, 95.0), (5, 120.0), NOW_S - 20, NOW_S - 5, Wait(NOW_S + 60, 240.0), Wait(NOW_S - 9, 480.0))
-TOLD = json.loads(judged_text({"shop": Judged(TRIED)}))["shop"]
+TOLD = json.loads(judged_text({"shop": JudgedWays(TRIED)}))["shop"]
 
 times = st.floats(0, NOW_S)
 waits = st.builds(Wait, times, st.floats(0, DEFAULT_RULES.longest_retry_s))
@@ -32,8 +32,8 @@ memories = st.builds(
 )
 
 
-@given(st.dictionaries(st.text(), memories.map(Judged), max_size=4))
-def test_what_was_told_is_read(judged: dict[str, Judged]) -> None:
+@given(st.dictionaries(st.text(), memories.map(JudgedWays), max_size=4))
+def test_what_was_told_is_read(judged: dict[str, JudgedWays]) -> None:
     assert read_judged(judged_text(judged), NOW_S) == judged
 
 
@@ -44,8 +44,8 @@ def test_all_else_that_there_is_is_told() -> None:
 def test_response_times_are_measured_anew() -> None:
     """So nothing is written from one tick to the next while no trial begins or ends."""
     measured = replace(TRIED, times_ms=(1.0,), calm_s=3.0)
-    assert judged_text({"shop": Judged(measured, 7.0)}) == judged_text({"shop": Judged(TRIED)})
-    assert read_judged(judged_text({"shop": Judged(TRIED)}), NOW_S)["shop"].memory == replace(
+    assert judged_text({"shop": JudgedWays(measured, 7.0)}) == judged_text({"shop": JudgedWays(TRIED)})
+    assert read_judged(judged_text({"shop": JudgedWays(TRIED)}), NOW_S)["shop"].memory == replace(
         TRIED, times_ms=(), calm_s=None
     )
     assert judged_text({}) == ""
@@ -54,7 +54,7 @@ def test_response_times_are_measured_anew() -> None:
 
 @pytest.mark.parametrize("now_s", [0.0, NOW_S - 86400])
 def test_a_clock_that_was_ahead_makes_nobody_wait_for_ever(now_s: float) -> None:
-    memory = read_judged(judged_text({"shop": Judged(TRIED)}), now_s)["shop"].memory
+    memory = read_judged(judged_text({"shop": JudgedWays(TRIED)}), now_s)["shop"].memory
     assert memory.changed_s <= now_s
     assert memory.grow.until_s <= now_s + DEFAULT_RULES.longest_retry_s
 

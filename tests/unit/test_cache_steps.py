@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manager.control.cache_plan import CacheDemand, CachePlan, Claim, allocate
-from manager.control.cache_steps import Action, Step, plan_steps
+from manager.control.cache_steps import CacheAction, CacheStep, plan_steps
 from manager.host.resctrl.groups import Groups
 from manager.host.resctrl.thread_moves import move
 from manager.model.cache import (
@@ -51,20 +51,20 @@ class Machine:
     def placed(self) -> dict[str, str]:
         return {vm: self.tree.group_of(tid) for vm, tid in VMS.items()}
 
-    def plan(self, demand: CacheDemand) -> tuple[CachePlan, tuple[Step, ...]]:
+    def plan(self, demand: CacheDemand) -> tuple[CachePlan, tuple[CacheStep, ...]]:
         present = self.groups.read()
         plan = allocate(self.offered, present, demand)
         return plan, plan_steps(self.offered, present, self.placed(), plan)
 
-    def follow(self, steps: tuple[Step, ...], after: CachePlan) -> None:
+    def follow(self, steps: tuple[CacheStep, ...], after: CachePlan) -> None:
         """Take the steps, and look at all groups after each."""
         for step in steps:
             assert not step.shares, step
-            if step.action is Action.MAKE:
+            if step.action is CacheAction.MAKE:
                 self.groups.create(step.group)
-            elif step.action is Action.REMOVE:
+            elif step.action is CacheAction.REMOVE:
                 self.groups.remove(step.group)
-            elif step.action is Action.WRITE:
+            elif step.action is CacheAction.WRITE:
                 assert self.groups.write(step.group, step.values) == step.values
             else:
                 move(self.groups, step.group, functools.partial(lambda vm: [VMS[vm]], step.vm))
@@ -203,7 +203,7 @@ def test_a_vm_goes_straight_to_a_group_that_is_there_and_closids_are_free_before
     subject.follow(subject.plan(demand("a", "6 ways"))[1], subject.plan(demand("a", "6 ways"))[0])
     wanted = CacheDemand((Claim("b", frozenset({"vm1"}), "auto", frozenset({0})),), frozenset({"vm0"}))
     _, steps = subject.plan(wanted)
-    assert [(step.action.value, step.group, step.vm) for step in steps if step.action is not Action.WRITE] == [
+    assert [(step.action.value, step.group, step.vm) for step in steps if step.action is not CacheAction.WRITE] == [
         ("move", "equipoise-+batch", "vm0"),
         ("remove", "equipoise-a", ""),
         ("make", "equipoise-b", ""),
@@ -221,5 +221,7 @@ def test_two_groups_that_somebody_crossed_are_set_right_and_that_is_said() -> No
     plan = allocate(subject.offered, {DEFAULT: present[DEFAULT]}, demand("a", "5 ways"))
     plan = CachePlan({name: one for name, one in plan.groups.items() if name != "equipoise-+batch"})
     steps = plan_steps(subject.offered, present, {"vm0": "equipoise-a"}, plan)
-    writes = [(step.group, step.shares) for step in steps if step.action is Action.WRITE and slots[0] in step.values]
+    writes = [
+        (step.group, step.shares) for step in steps if step.action is CacheAction.WRITE and slots[0] in step.values
+    ]
     assert writes == [("", True), ("equipoise-a", False)]

@@ -10,13 +10,13 @@ import pytest
 from rich.console import Console
 
 from deploy.lab.demo.demo_report import print_report, to_json, verdicts, warp_brought
-from deploy.lab.demo.measure import CpuUse, Measured
+from deploy.lab.demo.measure import CpuUse, DemoMeasurement
 from deploy.lab.demo.originals import differences
 from deploy.lab.demo.scene import PHASES, phases_scene
 from deploy.lab.demo.turns import merged
 from deploy.lab.demo.warping import warp_to_show
 from manager.model.histogram import Histogram
-from manager.model.warp import Rung, WarpUse
+from manager.model.warp import Mechanism, WarpUse
 
 
 def phase(name: str, memcached_p95_us: float, nginx_p95_us: float, host_share: float = 0.99) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def test_differences_name_what_changed_appeared_and_went() -> None:
 
 
 def test_turns_are_one_measurement() -> None:
-    def turn(times_us: list[float], late_us: float, errors: dict[str, int], host_share: float) -> Measured:
+    def turn(times_us: list[float], late_us: float, errors: dict[str, int], host_share: float) -> DemoMeasurement:
         buckets = {str(bucket): count for bucket, count in Histogram.of(times_us).buckets.items()}
         load = {
             "histogram": {"buckets": buckets},
@@ -106,7 +106,7 @@ def test_turns_are_one_measurement() -> None:
             "lateness": {"p99_us": late_us},
             "cpu_share": 0.1,
         }
-        return Measured({"memcached": load}, CpuUse(host_share, 0.1, 1.5))
+        return DemoMeasurement({"memcached": load}, CpuUse(host_share, 0.1, 1.5))
 
     both = merged([turn([1000] * 90, 900, {"refused": 1}, 1.0), turn([9000] * 10, 100, {}, 0.5)])
     [load] = both.loads.values()
@@ -145,8 +145,8 @@ def test_what_a_warp_brought_is_said_whatever_it_is() -> None:
 def test_warps_are_shown_by_what_helps_only(there: set[str], use: WarpUse, words: str) -> None:
     offers = [
         {"rung": str(rung), "there": rung in there, "detail": f"{rung} {'is there' if rung in there else 'lacks'}"}
-        for rung in Rung
-        if rung is not Rung.NONE
+        for rung in Mechanism
+        if rung is not Mechanism.NONE
     ]
     found, why = warp_to_show(offers)
     assert found is use

@@ -15,13 +15,13 @@ import pytest
 from deploy.lab.accelerator import Accelerator
 from deploy.lab.commands import LabError
 from deploy.lab.guest import Guest
-from deploy.lab.lab_vms import PREFIX, LabHost, LabVm, Role, command_line, domain_xml, network_of
+from deploy.lab.lab_vms import PREFIX, GuestRole, LabHost, LabVm, command_line, domain_xml, network_of
 
 GOLDEN = Path(__file__).parent / "golden"
 GUEST = Guest(Path("/var/lib/equipoise-lab/guest/0123456789abcdef"))
-CACHE = LabVm("eqp-lab-cache", Role.MEMCACHED, "192.168.122.201", options={"cache_mib": 100})
-WEB = LabVm("eqp-lab-web", Role.NGINX, "192.168.122.202", mac="52:54:00:00:00:07", vcpus=2, memory_mib=384)
-WAVE = LabVm("eqp-lab-wave", Role.BATCH, "192.168.122.203", vcpus=2, options={"on_ms": 6, "off_ms": 42})
+CACHE = LabVm("eqp-lab-cache", GuestRole.MEMCACHED, "192.168.122.201", options={"cache_mib": 100})
+WEB = LabVm("eqp-lab-web", GuestRole.NGINX, "192.168.122.202", mac="52:54:00:00:00:07", vcpus=2, memory_mib=384)
+WAVE = LabVm("eqp-lab-wave", GuestRole.BATCH, "192.168.122.203", vcpus=2, options={"on_ms": 6, "off_ms": 42})
 
 
 @pytest.mark.parametrize("accelerator", Accelerator)
@@ -43,7 +43,7 @@ def test_no_cpu_tuning_and_nothing_persistent() -> None:
 
 
 def test_a_vm_can_be_confined_to_cpus() -> None:
-    confined = LabVm("eqp-lab-x", Role.BATCH, "192.168.122.9", vcpus=2, cpus="0,2-3")
+    confined = LabVm("eqp-lab-x", GuestRole.BATCH, "192.168.122.9", vcpus=2, cpus="0,2-3")
     vcpu = ET.fromstring(domain_xml(confined, GUEST, Accelerator.TCG, Path("/log"))).find("vcpu")
     assert vcpu is not None
     assert vcpu.attrib == {"cpuset": "0,2-3"}
@@ -72,12 +72,12 @@ def test_mac_is_made_of_the_address_unless_given() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "web", "role": Role.NGINX}, "names of lab VMs are eqp-lab-"),
-        ({"name": "eqp-lab-../web", "role": Role.NGINX}, "names of lab VMs are eqp-lab-"),
-        ({"name": "eqp-lab-x", "role": Role.NGINX, "ip": "192.168.122"}, "192.168.122"),
-        ({"name": "eqp-lab-x", "role": Role.NGINX, "options": {"on_ms": 6}}, "no option on_ms"),
-        ({"name": "eqp-lab-x", "role": Role.BATCH, "options": {"on_ms": "6 init=/bin/sh"}}, "no value for on_ms"),
-        ({"name": "eqp-lab-x", "role": Role.BATCH, "options": {"on_ms": ""}}, "no value for on_ms"),
+        ({"name": "web", "role": GuestRole.NGINX}, "names of lab VMs are eqp-lab-"),
+        ({"name": "eqp-lab-../web", "role": GuestRole.NGINX}, "names of lab VMs are eqp-lab-"),
+        ({"name": "eqp-lab-x", "role": GuestRole.NGINX, "ip": "192.168.122"}, "192.168.122"),
+        ({"name": "eqp-lab-x", "role": GuestRole.NGINX, "options": {"on_ms": 6}}, "no option on_ms"),
+        ({"name": "eqp-lab-x", "role": GuestRole.BATCH, "options": {"on_ms": "6 init=/bin/sh"}}, "no value for on_ms"),
+        ({"name": "eqp-lab-x", "role": GuestRole.BATCH, "options": {"on_ms": ""}}, "no value for on_ms"),
     ],
 )
 def test_unusable_vms_are_refused(arguments: dict[str, object], message: str) -> None:

@@ -21,10 +21,10 @@ from manager.control.ladder import (
 )
 from manager.model.decision import Owned, VmView
 from manager.model.registration import HostSpec, Mode, VmClass, VmSpec
-from manager.model.warp import EJECTED, LOADED, UNLOADED, Offer, Rung, WarpPlan, WarpUse
+from manager.model.warp import EJECTED, LOADED, UNLOADED, Mechanism, Offer, WarpPlan, WarpUse
 from tests.unit.build import snapshot
 
-ALL = (Rung.SCHED_EXT, Rung.BVT, Rung.GROUP_IDENTITY, Rung.SLICE)
+ALL = (Mechanism.SCHED_EXT, Mechanism.BVT, Mechanism.GROUP_IDENTITY, Mechanism.SLICE)
 OURS = Owned(UNLOADED, UNLOADED, LOADED, settled=True)
 
 
@@ -32,7 +32,7 @@ OURS = Owned(UNLOADED, UNLOADED, LOADED, settled=True)
 class Host:
     """A host with a warped VM, planned once a second; what the plan asks for happens, or not."""
 
-    rungs: tuple[Rung, ...] = ALL
+    rungs: tuple[Mechanism, ...] = ALL
     use: WarpUse = WarpUse.SCHED_EXT
     mode: Mode = Mode.ENFORCE
     adoptions: int = 0
@@ -80,46 +80,51 @@ class Host:
 @pytest.mark.parametrize(
     ("rungs", "use", "rung", "notes"),
     [
-        (ALL, WarpUse.ON, Rung.BVT, []),
-        (ALL[2:], WarpUse.ON, Rung.NONE, ["nobody gets one", '"warp": "group_identity"', '"warp": "slice"', "harm"]),
-        (ALL[3:], WarpUse.ON, Rung.NONE, ["nobody gets one", '"warp": "slice"', "harm"]),
-        (ALL[:1], WarpUse.ON, Rung.NONE, ["nobody gets one", '"warp": "sched_ext"']),
-        ((), WarpUse.ON, Rung.NONE, ["this kernel has no mechanism that was measured to help"]),
-        (ALL, WarpUse.SLICE, Rung.SLICE, []),
-        (ALL[:3], WarpUse.SLICE, Rung.NONE, ['"slice" was chosen, and this host has none: slice was looked for']),
-        (ALL, WarpUse.GROUP_IDENTITY, Rung.GROUP_IDENTITY, []),
-        (ALL[3:], WarpUse.GROUP_IDENTITY, Rung.NONE, ['"group_identity" was chosen']),
+        (ALL, WarpUse.ON, Mechanism.BVT, []),
+        (
+            ALL[2:],
+            WarpUse.ON,
+            Mechanism.NONE,
+            ["nobody gets one", '"warp": "group_identity"', '"warp": "slice"', "harm"],
+        ),
+        (ALL[3:], WarpUse.ON, Mechanism.NONE, ["nobody gets one", '"warp": "slice"', "harm"]),
+        (ALL[:1], WarpUse.ON, Mechanism.NONE, ["nobody gets one", '"warp": "sched_ext"']),
+        ((), WarpUse.ON, Mechanism.NONE, ["this kernel has no mechanism that was measured to help"]),
+        (ALL, WarpUse.SLICE, Mechanism.SLICE, []),
+        (ALL[:3], WarpUse.SLICE, Mechanism.NONE, ['"slice" was chosen, and this host has none: slice was looked for']),
+        (ALL, WarpUse.GROUP_IDENTITY, Mechanism.GROUP_IDENTITY, []),
+        (ALL[3:], WarpUse.GROUP_IDENTITY, Mechanism.NONE, ['"group_identity" was chosen']),
     ],
 )
 def test_what_was_chosen_or_helps_and_needs_no_loading(
-    rungs: tuple[Rung, ...], use: WarpUse, rung: Rung, notes: list[str]
+    rungs: tuple[Mechanism, ...], use: WarpUse, rung: Mechanism, notes: list[str]
 ) -> None:
     plan = Host(rungs, use).plan()
     assert (plan.rung, plan.load, plan.trouble) == (rung, False, "")
-    assert [one.vm for one in plan.vms] == (["web"] if rung is not Rung.NONE else [])
+    assert [one.vm for one in plan.vms] == (["web"] if rung is not Mechanism.NONE else [])
     assert all(words in plan.note for words in notes)
     assert bool(plan.note) == bool(notes)
-    assert rung is not Rung.NONE or plan.detail in plan.note
+    assert rung is not Mechanism.NONE or plan.detail in plan.note
 
 
 @given(rungs=st.sets(st.sampled_from(ALL)), use=st.sampled_from(WarpUse), refuses=st.booleans())
 def test_nothing_that_was_not_measured_to_help_is_used_unless_it_was_chosen(
-    rungs: set[Rung], use: WarpUse, refuses: bool
+    rungs: set[Mechanism], use: WarpUse, refuses: bool
 ) -> None:
     host = Host(tuple(rungs), use, refuses=refuses)
     for _ in range(3):
         plan = host.plan()
-        assert plan.rung in {Rung.NONE, Rung.SCHED_EXT, Rung.BVT} or plan.rung.value == use.value
-        assert plan.rung in rungs | {Rung.NONE}
-        assert bool(plan.vms) == (plan.rung is not Rung.NONE)
+        assert plan.rung in {Mechanism.NONE, Mechanism.SCHED_EXT, Mechanism.BVT} or plan.rung.value == use.value
+        assert plan.rung in rungs | {Mechanism.NONE}
+        assert bool(plan.vms) == (plan.rung is not Mechanism.NONE)
 
 
 def test_our_scheduler_is_loaded_where_that_was_asked_for_and_then_gives_the_warps() -> None:
     host = Host()
     first = host.plan()
-    assert (first.rung, first.load, first.vms) == (Rung.NONE, True, ())
+    assert (first.rung, first.load, first.vms) == (Mechanism.NONE, True, ())
     second = host.plan()
-    assert (second.rung, second.load) == (Rung.SCHED_EXT, True)
+    assert (second.rung, second.load) == (Mechanism.SCHED_EXT, True)
     assert second.vms[0].reason == "warp as registered: 4,000 us by sched_ext"
 
 
@@ -146,18 +151,18 @@ def test_switched_off() -> None:
 
 def test_a_scheduler_that_somebody_loaded_by_hand_is_used_and_left_there() -> None:
     plan = Host(use=WarpUse.ON, value=LOADED).plan()
-    assert (plan.rung, plan.load) == (Rung.SCHED_EXT, False)
+    assert (plan.rung, plan.load) == (Mechanism.SCHED_EXT, False)
 
 
 def test_beside_somebody_elses_scheduler_there_are_no_warps_and_no_try() -> None:
     plan = Host(others="scx_lavd").plan()
-    assert (plan.rung, plan.load) == (Rung.NONE, False)
+    assert (plan.rung, plan.load) == (Mechanism.NONE, False)
     assert "'scx_lavd' of somebody else decides" in plan.trouble
 
 
 def test_a_host_without_sched_ext_says_so_and_takes_the_next() -> None:
-    plan = Host((Rung.BVT, Rung.SLICE)).plan()
-    assert (plan.rung, plan.load) == (Rung.BVT, False)
+    plan = Host((Mechanism.BVT, Mechanism.SLICE)).plan()
+    assert (plan.rung, plan.load) == (Mechanism.BVT, False)
     assert plan.trouble == "warps: our sched_ext scheduler cannot be loaded: sched_ext was looked for"
 
 
@@ -166,12 +171,12 @@ def test_thrown_out_it_is_said_the_next_rung_serves_and_it_is_tried_again() -> N
     host.tries(3)
     host.value = EJECTED
     plan = host.plan()
-    assert (plan.rung, plan.load) == (Rung.BVT, False)
+    assert (plan.rung, plan.load) == (Mechanism.BVT, False)
     assert plan.trouble.startswith("warps: the kernel threw our sched_ext scheduler out, failure 1 of at most")
     ejected_s = host.now_s
     [again_s, *_] = host.tries(60)
     assert again_s - ejected_s == FIRST_RETRY_S
-    assert host.plan().rung is Rung.SCHED_EXT
+    assert host.plan().rung is Mechanism.SCHED_EXT
     assert host.plan().trouble == ""
 
 
@@ -192,7 +197,7 @@ def test_one_that_is_thrown_out_again_and_again_is_not_forgiven_in_between() -> 
     host = Host()
     loads = 0
     for _ in range(20_000):
-        loads += host.plan().rung is Rung.SCHED_EXT
+        loads += host.plan().rung is Mechanism.SCHED_EXT
         if host.value == LOADED and loads and host.now_s % 5 == 0:
             host.value = EJECTED
     assert host.memory.failures == MOST_TRIES
@@ -219,7 +224,7 @@ def test_what_was_left_of_one_that_was_thrown_out_while_no_agent_looked_counts()
 def test_one_that_somebody_removed_stays_a_goal_to_be_given_up_and_the_next_rung_serves(owned: Owned) -> None:
     host = Host(owned=owned, refuses=True, memory=LadderMemory(asked=True, settings=(WarpUse.SCHED_EXT, 0)))
     plan = host.plan()
-    assert (plan.rung, plan.load, plan.trouble) == (Rung.BVT, True, "")
+    assert (plan.rung, plan.load, plan.trouble) == (Mechanism.BVT, True, "")
     assert host.memory.failures == 0
 
 

@@ -21,8 +21,8 @@ from manager.model.scheduling import (
     MOST_LIMIT_US,
     OTHER,
     RR,
-    Policy,
     Scheduling,
+    SchedulingPolicy,
     in_words,
     is_real_time,
     joined,
@@ -73,7 +73,7 @@ def values(made: SchedulingPlan) -> dict[KnobKey, object]:
 
 
 def test_a_limit_is_that_of_the_vm_and_its_vcpus_share_it() -> None:
-    made = values(plan(seen({"web": Scheduling(Policy.RR, 4, limit=0.5)}, vcpus=3)))
+    made = values(plan(seen({"web": Scheduling(SchedulingPolicy.RR, 4, limit=0.5)}, vcpus=3)))
     uuid = UUIDS["web"]
     assert [made[key] for key in ABOVE[uuid]] == [500_000] * 3
     assert [made[KnobKey(uuid, Knob.VCPU_RT_RUNTIME, index)] for index in range(3)] == [166_666] * 3
@@ -82,16 +82,16 @@ def test_a_limit_is_that_of_the_vm_and_its_vcpus_share_it() -> None:
 
 @pytest.mark.parametrize(("least", "value"), [(0, 500_000), (200_000, 500_000), (700_000, 700_000), (UNLIMITED, None)])
 def test_the_group_above_keeps_what_it_had(least: int, value: int | None) -> None:
-    made = values(plan(seen({"web": Scheduling(Policy.FIFO, limit=0.5)}), {MACHINE: least}))
+    made = values(plan(seen({"web": Scheduling(SchedulingPolicy.FIFO, limit=0.5)}), {MACHINE: least}))
     assert made.get(MACHINE) == value
 
 
 @pytest.mark.parametrize(
     ("found", "groups", "words"),
     [
-        (seen({"web": Scheduling(Policy.FIFO, limit=0.5)}, limits=False), ABOVE, "this kernel has no limit"),
-        (seen({"web": Scheduling(Policy.FIFO, limit=0.5)}), {}, "no CPU cgroup of its own"),
-        (seen(dict.fromkeys(("db", "web"), Scheduling(Policy.FIFO, limit=0.5))), ABOVE, "more than the 0.45"),
+        (seen({"web": Scheduling(SchedulingPolicy.FIFO, limit=0.5)}, limits=False), ABOVE, "this kernel has no limit"),
+        (seen({"web": Scheduling(SchedulingPolicy.FIFO, limit=0.5)}), {}, "no CPU cgroup of its own"),
+        (seen(dict.fromkeys(("db", "web"), Scheduling(SchedulingPolicy.FIFO, limit=0.5))), ABOVE, "more than the 0.45"),
     ],
 )
 def test_who_cannot_be_limited_is_not_made_real_time(
@@ -105,14 +105,14 @@ def test_who_cannot_be_limited_is_not_made_real_time(
 
 
 def test_neither_batch_vms_nor_released_ones_are_scheduled() -> None:
-    found = seen({"web": Scheduling(Policy.FIFO, limit=0.5)})
+    found = seen({"web": Scheduling(SchedulingPolicy.FIFO, limit=0.5)})
     [web] = found.vms
     for other in (replace(web, mode=Mode.RELEASED), replace(web, spec=replace(web.spec, vm_class=VmClass.BATCH))):
         assert plan(replace(found, vms=(other,))) == SchedulingPlan()
 
 
 def test_what_is_only_observed_takes_nothing_from_the_group_above() -> None:
-    found = seen(dict.fromkeys(("db", "web"), Scheduling(Policy.FIFO, limit=0.4)))
+    found = seen(dict.fromkeys(("db", "web"), Scheduling(SchedulingPolicy.FIFO, limit=0.4)))
     db, web = found.vms
     both = plan(replace(found, vms=(replace(db, mode=Mode.OBSERVE), web)))
     [above] = [goal for goal in both.goals if goal.key == MACHINE]
@@ -124,11 +124,11 @@ def test_what_is_only_observed_takes_nothing_from_the_group_above() -> None:
 
 real_time = st.builds(
     Scheduling,
-    st.sampled_from([Policy.FIFO, Policy.RR]),
+    st.sampled_from([SchedulingPolicy.FIFO, SchedulingPolicy.RR]),
     st.integers(1, 10),
     limit=st.floats(0.05, 0.9),
 )
-schedulings = st.none() | st.builds(Scheduling, st.just(Policy.OTHER), nice=st.integers(-20, 19)) | real_time
+schedulings = st.none() | st.builds(Scheduling, st.just(SchedulingPolicy.OTHER), nice=st.integers(-20, 19)) | real_time
 registered = st.fixed_dictionaries(dict.fromkeys(NAMES, schedulings))
 
 

@@ -13,7 +13,7 @@ from manager.model.law import BOUNDS, Law
 from manager.model.registration import CacheControl, HostSpec, Mode, VmClass, VmSpec
 from manager.model.rules import BOUNDS as RULE_BOUNDS
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
-from manager.model.scheduling import Policy, Scheduling
+from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.warp import WarpUse
 from manager.protocol.convert import host_fields, host_spec, vm_fields, vm_spec
 from manager.protocol.fields import CpuList, DomainName, Moment, Name, Text, Uuid
@@ -119,7 +119,7 @@ def test_a_host_and_back(spec: HostSpec) -> None:
         VmSpec("v", VmClass.BATCH),
         VmSpec("v", VmClass.CRITICAL, "name", None, "h", 7, True, frozenset({1, 2}), 1.5, Mode.OBSERVE),
         VmSpec("v", VmClass.CRITICAL, warp_us="auto"),
-        VmSpec("v", VmClass.CRITICAL, scheduling=Scheduling(Policy.FIFO, 3, limit=0.25)),
+        VmSpec("v", VmClass.CRITICAL, scheduling=Scheduling(SchedulingPolicy.FIFO, 3, limit=0.25)),
     ],
 )
 def test_a_vm_and_back(spec: VmSpec) -> None:

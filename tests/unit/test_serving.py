@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from manager.serving.door import Guest, GuestLimits, Guests
+from manager.serving.door import DoorSocket, GuestLimits, Guests
 from manager.serving.edge import EdgeLimits
 from manager.serving.exchange import EXCHANGE, Exchange, Lane
 from manager.serving.server import HttpServer, Lanes
@@ -19,7 +19,7 @@ LIMIT = 1000
 StartServer = Callable[..., int]
 
 
-class Seen(Guest):
+class Seen(DoorSocket):
     """A guest that tells whether it was cut off."""
 
     cut_off = False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manager.control.story import KnobChange, Times, milliseconds, outcome_of, reasons, sentence
+from manager.control.story import DecidedChange, TimesAround, milliseconds, outcome_of, reasons, sentence
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind
 from manager.model.registration import Sla
@@ -18,18 +18,18 @@ def change(
     index: int = 0,
     detail: str = "",
     reason: str = "fair",
-) -> KnobChange:
-    return KnobChange(knob, index, before, after, reason, outcome, detail)
+) -> DecidedChange:
+    return DecidedChange(knob, index, before, after, reason, outcome, detail)
 
 
 SLA = Sla(500)
 
 
-def times(time_ms: float | None = 612, later_ms: float | None = 431, sla: Sla | None = SLA) -> Times:
-    return Times("shop", sla, time_ms, later_ms, 10)
+def times(time_ms: float | None = 612, later_ms: float | None = 431, sla: Sla | None = SLA) -> TimesAround:
+    return TimesAround("shop", sla, time_ms, later_ms, 10)
 
 
-def pin(index: int, before: str = "0-3", after: str = "1") -> KnobChange:
+def pin(index: int, before: str = "0-3", after: str = "1") -> DecidedChange:
     return change(Knob.VCPU_PIN, before, after, index=index)
 
 
@@ -116,7 +116,7 @@ def pin(index: int, before: str = "0-3", after: str = "1") -> KnobChange:
         ),
     ],
 )
-def test_the_sentence(vm: str | None, changes: list[KnobChange], seen: Times | None, text: str) -> None:
+def test_the_sentence(vm: str | None, changes: list[DecidedChange], seen: TimesAround | None, text: str) -> None:
     assert sentence("kvm1", vm, changes, seen) == text
 
 

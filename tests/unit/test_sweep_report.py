@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from manager.cli.sweep import Step, Swept, times_of
-from manager.cli.sweep_checks import Target, needed, own_ways
-from manager.cli.sweep_report import Report, percentile_ms, remarks, report_json, report_of, table_of
+from manager.cli.sweep import SweepStep, Swept, times_of
+from manager.cli.sweep_checks import SweepTarget, needed, own_ways
+from manager.cli.sweep_report import SweepReport, percentile_ms, remarks, report_json, report_of, table_of
 from manager.control.knee import DEFAULT_RULES
 from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
 
-TARGET = Target("shop", ("kvm1",), (8, 4, 2), 99, 10.0, 5.0, None, '"e"', ())
+TARGET = SweepTarget("shop", ("kvm1",), (8, 4, 2), 99, 10.0, 5.0, None, '"e"', ())
 
 
 def window(number: int, longest_ms: float, count: int = 40, ready: Ready | None = None, rate: float = 8) -> Window:
@@ -24,12 +24,14 @@ def window(number: int, longest_ms: float, count: int = 40, ready: Ready | None 
     return Window("shop", 5.0 * number, 5.0 * number + 5, histogram, 5 * rate, ready)
 
 
-def step(ways: int, longest_ms: float, slots: int = 18, **more: Any) -> Step:
+def step(ways: int, longest_ms: float, slots: int = 18, **more: Any) -> SweepStep:
     windows = [window(number, longest_ms, **more) for number in range(slots)]
-    return Step(ways, merge(windows), tuple(times_of(windows, TARGET.percentile)))
+    return SweepStep(ways, merge(windows), tuple(times_of(windows, TARGET.percentile)))
 
 
-def report(*steps: Step, target: Target = TARGET, ended: str = "", left: str = "", kept: bool = False) -> Report:
+def report(
+    *steps: SweepStep, target: SweepTarget = TARGET, ended: str = "", left: str = "", kept: bool = False
+) -> SweepReport:
     return report_of(target, Swept(steps, ended, left, kept), DEFAULT_RULES, "curl X")
 
 
@@ -54,7 +56,7 @@ def test_percentiles_that_a_source_answered_are_taken_as_they_are() -> None:
     windows = [window(number, 1.0, ready=Ready(99, ms)) for number, ms in enumerate((5.0, 90.0, 7.0))]
     times = tuple(times_of(windows, 99))
     assert times == (5.0, 90.0, 7.0)
-    found = Step(4, merge(windows), times)
+    found = SweepStep(4, merge(windows), times)
     assert (percentile_ms(found, 99), percentile_ms(found, 95)) == (7.0, None)
     assert list(times_of(windows, 95)) == []
 
@@ -79,7 +81,7 @@ def test_the_percentile_of_the_sla_has_a_column_where_it_is_another() -> None:
 def test_the_fewest_ways_for_the_sla_are_those_from_which_on_it_is_met() -> None:
     assert report(step(8, 5.0), step(4, 5.0), step(2, 20.0)).fewest_for_sla == 4
     assert report(step(8, 5.0), step(4, 20.0), step(2, 5.0)).fewest_for_sla == 8, "less is luck"
-    assert report(step(8, 5.0), Step(4, lacks="x"), step(2, 5.0)).fewest_for_sla == 2
+    assert report(step(8, 5.0), SweepStep(4, lacks="x"), step(2, 5.0)).fewest_for_sla == 2
     missed = report(step(8, 20.0), step(2, 5.0))
     assert missed.fewest_for_sla is None
     assert "The SLA, p99 <= 10 ms, was missed with the most ways." in list(remarks(missed))
@@ -105,7 +107,7 @@ def test_what_became_of_the_former_value_is_said(given: dict[str, Any], says: st
 
 
 def test_another_load_and_what_is_missing_are_said() -> None:
-    steps = (step(8, 5.0), step(4, 5.0, rate=12), Step(2, lacks="not to be had"), step(1, 5.0, slots=1))
+    steps = (step(8, 5.0), step(4, 5.0, rate=12), SweepStep(2, lacks="not to be had"), step(1, 5.0, slots=1))
     said = list(remarks(report(*steps)))
     assert "The load was not the same throughout: 8/s to 12/s." in said
     assert "2 ways: not to be had." in said

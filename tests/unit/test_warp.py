@@ -9,7 +9,7 @@ import pytest
 from manager.control.warp_plan import MAX_US, auto_warp_us, in_words, value_of, warped_vms, warps
 from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Sla, Tier, VmClass, VmSpec
-from manager.model.warp import Rung, WarpUse, WarpWish
+from manager.model.warp import Mechanism, WarpUse, WarpWish
 from manager.model.window import SlaState
 from tests.unit.build import snapshot
 
@@ -121,20 +121,20 @@ def test_warps_within_the_bound_are_left_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("rung", "warp_us", "value", "words"),
     [
-        (Rung.SCHED_EXT, 29_651, 29_651, "sched_ext"),
-        (Rung.BVT, 29_651, 29_651_000, "the BVT patch"),
-        (Rung.GROUP_IDENTITY, 29_651, 1, "group identity 1"),
-        (Rung.GROUP_IDENTITY, 100_000, 2, "group identity 2"),
-        (Rung.SLICE, 29_651, 100_000, "EEVDF slice 0.1 ms"),
-        (Rung.SLICE, 4_000, 250_000, "EEVDF slice 0.25 ms"),
-        (Rung.SLICE, 1, 3_000_000, "EEVDF slice 3 ms"),
+        (Mechanism.SCHED_EXT, 29_651, 29_651, "sched_ext"),
+        (Mechanism.BVT, 29_651, 29_651_000, "the BVT patch"),
+        (Mechanism.GROUP_IDENTITY, 29_651, 1, "group identity 1"),
+        (Mechanism.GROUP_IDENTITY, 100_000, 2, "group identity 2"),
+        (Mechanism.SLICE, 29_651, 100_000, "EEVDF slice 0.1 ms"),
+        (Mechanism.SLICE, 4_000, 250_000, "EEVDF slice 0.25 ms"),
+        (Mechanism.SLICE, 1, 3_000_000, "EEVDF slice 3 ms"),
     ],
 )
-def test_one_meaning_in_the_unit_of_each_mechanism(rung: Rung, warp_us: int, value: int, words: str) -> None:
+def test_one_meaning_in_the_unit_of_each_mechanism(rung: Mechanism, warp_us: int, value: int, words: str) -> None:
     assert value_of(rung, warp_us) == value
     assert in_words(rung, value) == words
 
 
 @pytest.mark.parametrize("warp_us", [1, 100, 4_000, 20_000, 50_000, 100_000])
 def test_an_anolis_file_is_never_given_more_than_a_class(warp_us: int) -> None:
-    assert value_of(Rung.GROUP_IDENTITY, warp_us) in {1, 2}
+    assert value_of(Mechanism.GROUP_IDENTITY, warp_us) in {1, 2}

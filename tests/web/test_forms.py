@@ -13,7 +13,7 @@ from manager.api.schemas.access import UserIn
 from manager.api.schemas.service import TokenIn
 from manager.protocol.registration import ApplicationIn, HostIn, VmIn
 from webui.filled import check, differences, press, read_form, shown
-from webui.forms import Group, Input, Look, Rows, inputs_of, parts_of, summary_of
+from webui.forms import FieldGroup, Input, Look, Rows, inputs_of, parts_of, summary_of
 from webui.labels import label_of, range_words
 
 SHAPES = (VmIn, ApplicationIn, HostIn, TokenIn, UserIn)
@@ -253,9 +253,11 @@ def test_a_new_row_gets_the_focus() -> None:
 def test_what_few_need_is_folded_and_opens_where_something_is_wrong_or_set() -> None:
     look = Look(folded=frozenset({"weight", "law"}))
     for body in ({}, {"weight": 1}):
-        [more] = [part for part in parts_of(VmIn, body, {}, look) if isinstance(part, Group) and part.path == "more"]
+        [more] = [
+            part for part in parts_of(VmIn, body, {}, look) if isinstance(part, FieldGroup) and part.path == "more"
+        ]
         assert more.open is bool(body)
-    law = {part.path: part for part in parts_of(HostIn, {}, {"law.gain": "no"}, look) if isinstance(part, Group)}
+    law = {part.path: part for part in parts_of(HostIn, {}, {"law.gain": "no"}, look) if isinstance(part, FieldGroup)}
     assert law["law"].folded
     assert law["law"].open
     assert not law["placement"].folded

@@ -9,7 +9,7 @@ import pytest
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, report, tick_of, window
 from tests.web.desk import Browser, Desk
-from webui.inside import Inside, Refused
+from webui.inside import Inside, RequestRefused
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_what_cannot_be_estimated_is_told_with_the_form(recorded: Desk, choice: 
 
 def test_while_another_estimate_is_made_it_says_to_try_again(recorded: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(*_args: object, **_query: object) -> None:
-        raise Refused(503, "another what-if is being computed: try again")
+        raise RequestRefused(503, "another what-if is being computed: try again")
 
     monkeypatch.setattr(Inside, "get", busy)
     page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=5", HX_Request="true")

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from deploy.lab.demo.measure import Measured
+from deploy.lab.demo.measure import DemoMeasurement
 from deploy.lab.demo.scene import DemoPhase, Scene
 
 MIN_GAIN = 3.0
@@ -27,7 +27,7 @@ class PhaseResult:
     """
 
     phase: DemoPhase
-    measured: Measured
+    measured: DemoMeasurement
     sla_states: Mapping[str, str]
     batch_alone_rate: float
     warp: Mapping[str, Any] | None = None

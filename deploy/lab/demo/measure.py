@@ -50,7 +50,7 @@ class CpuUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class DemoMeasurement:
     """The load generators' results by service (as they write JSON), and the use of the CPUs meanwhile."""
 
     loads: Mapping[str, Mapping[str, Any]]
@@ -116,7 +116,7 @@ def measure(
     seconds: float,
     push: Callable[[str, Mapping[str, Any]], None],
     progress: Callable[[float], None],
-) -> Measured:
+) -> DemoMeasurement:
     """Put all services under load for ``seconds`` after a warm-up.
 
     ``push(service, interval)`` is called with each interval's response times, ``progress`` with the seconds gone.
@@ -151,7 +151,7 @@ def measure(
         for process in generators.values():
             with process:  # closes its pipes and waits for its end
                 pass
-    return Measured(results, use)
+    return DemoMeasurement(results, use)
 
 
 def _start_load(scene: Scene, service: Service, seconds: float) -> subprocess.Popen[bytes]:

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from deploy.lab.demo.demo_report import PhaseResult, to_json
-from deploy.lab.demo.measure import Measured, Meter, measure
+from deploy.lab.demo.measure import DemoMeasurement, Meter, measure
 from deploy.lab.demo.scene import PHASES, WARMUP_S, DemoPhase, Scene, eased, phases_scene
 from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
 from deploy.lab.demo.turns import merged
@@ -43,7 +43,7 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
     skipped = {phase.name: why for phase in PHASES if phase not in played}
     for name in skipped:
         console.print(f"      the phase {name} is left out: {why}", highlight=False)
-    turns: dict[str, list[Measured]] = {phase.name: [] for phase in played}
+    turns: dict[str, list[DemoMeasurement]] = {phase.name: [] for phase in played}
     sla_states: dict[str, Mapping[str, str]] = {}
     warps: dict[str, Mapping[str, Any] | None] = {}
     solo_s, turn_s = max(5.0, duration_s / 4), duration_s / TURNS
@@ -72,7 +72,7 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
     return to_json(stage.scene, *how, duration_s, phases, changed, skipped)
 
 
-def _phase(stage: Stage, phase: DemoPhase, use: WarpUse, duration_s: float, progress: Any) -> Measured:
+def _phase(stage: Stage, phase: DemoPhase, use: WarpUse, duration_s: float, progress: Any) -> DemoMeasurement:
     warp = use if phase.warp else WarpUse.OFF
     stage.service.control(phase.policy, phase.pinning, phase.batch_idle, warp)
     with paused(stage.lab, () if phase.batch_runs else stage.scene.batch):

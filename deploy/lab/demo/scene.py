@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from deploy.lab.lab_vms import HTTP_PORT, MEMCACHED_PORT, PREFIX, LabVm, Role
+from deploy.lab.lab_vms import HTTP_PORT, MEMCACHED_PORT, PREFIX, GuestRole, LabVm
 from deploy.lab.loadgen import HttpOptions, LoadSpec, MemcachedOptions, Phase
 from manager.model.cpus import format_cpus
 
@@ -42,7 +42,7 @@ class Service:
         """The same load whenever it is asked for, arrivals included."""
         port, protocol = (
             (MEMCACHED_PORT, MemcachedOptions())
-            if self.vm.role is Role.MEMCACHED
+            if self.vm.role is GuestRole.MEMCACHED
             else (HTTP_PORT, HttpOptions(self.path))
         )
         rates = [self.rate_rps] if self.spike_rps is None else [self.rate_rps, self.spike_rps, self.rate_rps]
@@ -127,14 +127,14 @@ def phases_scene() -> Scene:
     load = frozenset(online) - managed or managed
     cpus = "" if managed == frozenset(online) else format_cpus(managed)
 
-    def vm(name: str, role: Role, last_octet: int, vcpus: int) -> LabVm:
+    def vm(name: str, role: GuestRole, last_octet: int, vcpus: int) -> LabVm:
         return LabVm(PREFIX + name, role, f"192.168.122.{last_octet}", vcpus=vcpus, cpus=cpus)
 
     services = (
-        Service("memcached", vm("memcached", Role.MEMCACHED, 231, 1), rate_rps=2000, sla_ms=2.0),
-        Service("nginx", vm("nginx", Role.NGINX, 232, 1), rate_rps=500, sla_ms=10.0),
+        Service("memcached", vm("memcached", GuestRole.MEMCACHED, 231, 1), rate_rps=2000, sla_ms=2.0),
+        Service("nginx", vm("nginx", GuestRole.NGINX, 232, 1), rate_rps=500, sla_ms=10.0),
     )
-    batch = tuple(vm(f"batch-{number + 1}", Role.BATCH, 233 + number, 1) for number in range(len(managed)))
+    batch = tuple(vm(f"batch-{number + 1}", GuestRole.BATCH, 233 + number, 1) for number in range(len(managed)))
     return Scene(managed, load, services, batch)
 
 
@@ -160,13 +160,13 @@ def spike_scene(capacity_rps: float) -> Scene:
     managed = frozenset(online[:1])
     cpus = format_cpus(managed)
 
-    def vm(name: str, role: Role, last_octet: int) -> LabVm:
+    def vm(name: str, role: GuestRole, last_octet: int) -> LabVm:
         return LabVm(PREFIX + name, role, f"192.168.122.{last_octet}", cpus=cpus)
 
     services = tuple(
         Service(
             name,
-            vm(name, Role.NGINX, octet),
+            vm(name, GuestRole.NGINX, octet),
             rate_rps=base_rps,
             sla_ms=sla_ms,
             path="/gzip",
@@ -176,7 +176,7 @@ def spike_scene(capacity_rps: float) -> Scene:
         )
         for name, octet, spike_rps in ((CALM, 235, None), (SPIKING, 236, 2 * base_rps))
     )
-    batch = (vm("batch-1", Role.BATCH, 233),)
+    batch = (vm("batch-1", GuestRole.BATCH, 233),)
     return Scene(managed, frozenset(online) - managed or managed, services, batch, 5.0, 1.0)
 
 

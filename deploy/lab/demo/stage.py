@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deploy.lab.accelerator import Verdict, decide
+from deploy.lab.accelerator import Chosen, decide
 from deploy.lab.demo.equipoise_service import Equipoise
 from deploy.lab.demo.measure import Meter, load_group
 from deploy.lab.demo.originals import differences, settings_of_all
@@ -28,7 +28,7 @@ class Stage:
 
     console: Console
     scene: Scene
-    accelerator: Verdict
+    accelerator: Chosen
     lab: LabHost
     service: Equipoise
     meter: Meter

@@ -6,19 +6,19 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from deploy.lab.demo.measure import CpuUse, Measured
+from deploy.lab.demo.measure import CpuUse, DemoMeasurement
 from deploy.lab.loadgen.result import percentiles_us
 from manager.model.histogram import Histogram
 
 
-def merged(turns: Sequence[Measured]) -> Measured:
+def merged(turns: Sequence[DemoMeasurement]) -> DemoMeasurement:
     """Turns of the same length and load, at least one: percentiles come from all response times together."""
     loads = {name: _merged_load([turn.loads[name] for turn in turns]) for name in turns[0].loads}
     use = CpuUse(*(sum(shares) / len(turns) for shares in zip(*map(_shares, turns), strict=True)))
-    return Measured(loads, use)
+    return DemoMeasurement(loads, use)
 
 
-def _shares(turn: Measured) -> tuple[float, float, float]:
+def _shares(turn: DemoMeasurement) -> tuple[float, float, float]:
     return turn.use.host_share, turn.use.outside_share, turn.use.batch_rate
 
 

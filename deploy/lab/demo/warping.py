@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manager.model.warp import TITLES, Rung, WarpUse
+from manager.model.warp import TITLES, Mechanism, WarpUse
 
-_USES = {Rung.SCHED_EXT: WarpUse.SCHED_EXT, Rung.BVT: WarpUse.ON}
+_USES = {Mechanism.SCHED_EXT: WarpUse.SCHED_EXT, Mechanism.BVT: WarpUse.ON}
 """What the host is told for each of them, the best first."""
 
 

@@ -7,14 +7,14 @@ import sqlite3
 import tempfile
 from contextlib import closing
 
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, missing, unknown, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, missing, unknown, warning, works
 from manager.host.doctor.kernel_text import text_of
 
 AREA = "Equipoise"
 _LITTLE_BYTES = 256 << 20
 
 
-def _agent(subject: Subject) -> Verdict:
+def _agent(subject: Subject) -> CheckResult:
     """Whether somebody holds the agent's lock; looked up and not tried, which could keep a starting agent from it."""
     try:
         found = subject.lock_file.stat()
@@ -34,7 +34,7 @@ def _agent(subject: Subject) -> Verdict:
     return warning(f"not running: nobody holds {subject.lock_file}", "systemctl start equipoise-agent")
 
 
-def _journal(subject: Subject) -> Verdict:
+def _journal(subject: Subject) -> CheckResult:
     """Read without opening it as the agent does, which would forget the entries of an earlier boot."""
     path = subject.state_dir / subject.journal_name
     if not path.exists():
@@ -57,7 +57,7 @@ def _journal(subject: Subject) -> Verdict:
     return works(f"readable; {owned} settings of this boot are changed")
 
 
-def _set_aside(subject: Subject) -> Verdict:
+def _set_aside(subject: Subject) -> CheckResult:
     """Files that the agent or the manager found damaged and renamed."""
     found = sorted(one.name for one in subject.state_dir.glob("*.broken-*") if not one.name.endswith("-wal"))
     if not found:
@@ -68,7 +68,7 @@ def _set_aside(subject: Subject) -> Verdict:
     )
 
 
-def _state_dir(subject: Subject) -> Verdict:
+def _state_dir(subject: Subject) -> CheckResult:
     folder = subject.state_dir
     if not folder.is_dir():
         return warning(f"there is no folder {folder}", "the agent makes it at its first start; or set state_dir")
@@ -92,7 +92,7 @@ def _state_dir(subject: Subject) -> Verdict:
     return works(seen)
 
 
-def _limits(subject: Subject) -> Verdict:
+def _limits(subject: Subject) -> CheckResult:
     """What the agent's own settings say: nothing of it is the manager's."""
     own = "; ".join(subject.limits.in_words()) or "everything is allowed"
     logs, asked = subject.log_dirs or "none", subject.probe_networks or "nothing"

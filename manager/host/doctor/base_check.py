@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, missing, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, missing, warning, works
 from manager.host.doctor.kernel_text import cpu_flags
 
 _AREA = "Host"
@@ -17,7 +17,7 @@ _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_SYS_NICE": 23}
 _FIRST_NAMESPACES = {"pid": "pid:[4026531836]", "cgroup": "cgroup:[4026531835]"}
 
 
-def _kernel(subject: Subject) -> Verdict:
+def _kernel(subject: Subject) -> CheckResult:
     release = subject.paths.kernel_release.read_text().strip()
     detail = f"Linux {release} on {os.uname().machine}"
     match = _RELEASE.match(release)
@@ -27,7 +27,7 @@ def _kernel(subject: Subject) -> Verdict:
     return works(detail)
 
 
-def _privileges(subject: Subject) -> Verdict:
+def _privileges(subject: Subject) -> CheckResult:
     lines = dict(line.split(":", 1) for line in subject.paths.own_status.read_text().splitlines() if ":" in line)
     if not {"Uid", "CapEff"} <= lines.keys():
         raise ValueError(f"{subject.paths.own_status} names no Uid or CapEff")
@@ -48,7 +48,7 @@ def _privileges(subject: Subject) -> Verdict:
     return works("root with CAP_SYS_NICE and CAP_SYS_ADMIN")
 
 
-def _container(subject: Subject) -> Verdict:
+def _container(subject: Subject) -> CheckResult:
     folder = subject.paths.own_namespaces
     inner = [name for name, first in _FIRST_NAMESPACES.items() if (folder / name).readlink().name != first]
     if inner:
@@ -62,7 +62,7 @@ def _container(subject: Subject) -> Verdict:
     return works("not in a container: the host's own PID and cgroup namespaces")
 
 
-def _virtual_machine(subject: Subject) -> Verdict:
+def _virtual_machine(subject: Subject) -> CheckResult:
     if "hypervisor" not in cpu_flags(subject.paths):
         return works("no CPU flag `hypervisor`: real hardware")
     return warning(

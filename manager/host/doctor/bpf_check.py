@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 from manager.errors import HostError
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, missing, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, missing, works
 from manager.host.doctor.kernel_text import mounted
 
 _AREA = "BPF"
@@ -16,20 +16,20 @@ _VERSION = re.compile(r"bpftool v(\d+)\.(\d+)")
 _ENOUGH = (7, 5)  # 7.1 ignores .struct_ops.link
 
 
-def _btf(subject: Subject) -> Verdict:
+def _btf(subject: Subject) -> CheckResult:
     if not subject.paths.btf.exists():
         return missing(f"no {subject.paths.btf}", "run a kernel with CONFIG_DEBUG_INFO_BTF")
     return works(f"{subject.paths.btf} is there")
 
 
-def _bpffs(subject: Subject) -> Verdict:
+def _bpffs(subject: Subject) -> CheckResult:
     point = mounted(subject.paths, "bpf")
     if point is None:
         return missing("no BPF file system is mounted", "mount -t bpf bpf /sys/fs/bpf")
     return works(f"mounted at {point}")
 
 
-def _bpftool(_subject: Subject) -> Verdict:
+def _bpftool(_subject: Subject) -> CheckResult:
     program = shutil.which("bpftool")
     if program is None:
         return missing("bpftool is not installed", "install bpftool 7.5 or newer, such as from backports")

@@ -45,7 +45,7 @@ class Subject:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckResult:
     """What one check found; ``essential`` where that makes it so although the check itself is not."""
 
     status: FindingStatus
@@ -61,7 +61,7 @@ class Check:
     id: str
     area: str
     title: str
-    look: Callable[[Subject], Verdict]
+    look: Callable[[Subject], CheckResult]
     essential: bool = False
 
     def run(self, subject: Subject) -> Finding:
@@ -70,7 +70,7 @@ class Check:
             verdict = self.look(subject)
         except (OSError, HostError, libvirt.libvirtError, ValueError) as error:
             advice = "run as root on the host itself; if it stays so, the reason says what could not be read or written"
-            verdict = Verdict(FindingStatus.UNKNOWN, f"could not be found out: {error}", advice)
+            verdict = CheckResult(FindingStatus.UNKNOWN, f"could not be found out: {error}", advice)
         essential = self.essential or verdict.essential
         return Finding(self.id, self.area, self.title, verdict.status, essential, verdict.detail, verdict.advice)
 
@@ -81,36 +81,36 @@ def run_checks(checks: Iterable[Check], subject: Subject) -> Iterator[Finding]:
         yield check.run(subject)
 
 
-def works(detail: str, advice: str = "") -> Verdict:
+def works(detail: str, advice: str = "") -> CheckResult:
     """It works."""
-    return Verdict(FindingStatus.WORKS, detail, advice)
+    return CheckResult(FindingStatus.WORKS, detail, advice)
 
 
-def missing(detail: str, advice: str) -> Verdict:
+def missing(detail: str, advice: str) -> CheckResult:
     """This host does not have it."""
-    return Verdict(FindingStatus.MISSING, detail, advice)
+    return CheckResult(FindingStatus.MISSING, detail, advice)
 
 
-def ignored(detail: str, advice: str) -> Verdict:
+def ignored(detail: str, advice: str) -> CheckResult:
     """The kernel takes it and does nothing with it."""
-    return Verdict(FindingStatus.IGNORED, detail, advice)
+    return CheckResult(FindingStatus.IGNORED, detail, advice)
 
 
-def degraded(detail: str, advice: str) -> Verdict:
+def degraded(detail: str, advice: str) -> CheckResult:
     """It works less well than it could."""
-    return Verdict(FindingStatus.DEGRADED, detail, advice)
+    return CheckResult(FindingStatus.DEGRADED, detail, advice)
 
 
-def warning(detail: str, advice: str) -> Verdict:
+def warning(detail: str, advice: str) -> CheckResult:
     """It may disturb or surprise."""
-    return Verdict(FindingStatus.WARNING, detail, advice)
+    return CheckResult(FindingStatus.WARNING, detail, advice)
 
 
-def unknown(detail: str, advice: str) -> Verdict:
+def unknown(detail: str, advice: str) -> CheckResult:
     """It was not found out."""
-    return Verdict(FindingStatus.UNKNOWN, detail, advice)
+    return CheckResult(FindingStatus.UNKNOWN, detail, advice)
 
 
-def not_tried(option: str) -> Verdict:
+def not_tried(option: str) -> CheckResult:
     """Left out because of --quick or --gentle."""
     return unknown(f"not tried, because of {option}", "run `equipoise doctor`")

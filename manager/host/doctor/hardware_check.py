@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, unknown, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, unknown, warning, works
 from manager.host.doctor.kernel_text import names_in, number_of, online_managed, text_of
 from manager.model.cpus import format_cpus
 
@@ -13,7 +13,7 @@ _SLOW_CLOCKS = frozenset({"hpet", "acpi_pm", "jiffies", "refined-jiffies", "pit"
 _DEEP_US = 100
 
 
-def _clocksource(subject: Subject) -> Verdict:
+def _clocksource(subject: Subject) -> CheckResult:
     current = text_of(subject.paths.clocksource / "current_clocksource")
     if current is None:
         return unknown("this kernel does not say what its time source is", "nothing to do")
@@ -29,7 +29,7 @@ def _clocksource(subject: Subject) -> Verdict:
     )
 
 
-def _cpufreq(subject: Subject) -> Verdict:
+def _cpufreq(subject: Subject) -> CheckResult:
     folders = [subject.paths.cpufreq / name for name in names_in(subject.paths.cpufreq) if name.startswith("policy")]
     if not folders:
         return works("the kernel does not change the clock frequency")
@@ -43,7 +43,7 @@ def _cpufreq(subject: Subject) -> Verdict:
     )
 
 
-def _cpuidle(subject: Subject) -> Verdict:
+def _cpuidle(subject: Subject) -> CheckResult:
     """States that take more than 100 us to leave, on managed pCPUs; hotplugged ones may have none."""
     deep: dict[str, tuple[int, set[int]]] = {}
     states = 0
@@ -67,7 +67,7 @@ def _cpuidle(subject: Subject) -> Verdict:
     )
 
 
-def _smt(subject: Subject) -> Verdict:
+def _smt(subject: Subject) -> CheckResult:
     control, active = text_of(subject.paths.smt / "control"), number_of(subject.paths.smt / "active")
     if control is None:
         return unknown("this kernel does not say", "nothing to do")

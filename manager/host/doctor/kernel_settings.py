@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from manager.host.doctor.check import Check, Subject, Verdict, missing, unknown, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, missing, unknown, warning, works
 from manager.host.doctor.kernel_text import cpus_of, number_of, online_managed, text_of
 from manager.model.cpus import format_cpus
 
 _AREA = "Scheduling"
 
 
-def _numa(subject: Subject) -> Verdict:
+def _numa(subject: Subject) -> CheckResult:
     value = number_of(subject.paths.numa_balancing)
     nodes = (text_of(subject.paths.online_nodes) or "0").strip()
     if not value:
@@ -22,7 +22,7 @@ def _numa(subject: Subject) -> Verdict:
     )
 
 
-def _isolation(subject: Subject) -> Verdict:
+def _isolation(subject: Subject) -> CheckResult:
     managed = online_managed(subject.paths, subject.managed_cpus)
     isolated = cpus_of(subject.paths.isolated_cpus) & managed
     tickless = cpus_of(subject.paths.nohz_full_cpus) & managed
@@ -40,7 +40,7 @@ def _isolation(subject: Subject) -> Verdict:
     return works("neither isolcpus= nor nohz_full= concerns managed pCPUs")
 
 
-def _autogroup(subject: Subject) -> Verdict:
+def _autogroup(subject: Subject) -> CheckResult:
     value = number_of(subject.paths.autogroup)
     if value is None:
         return missing("this kernel has no autogroup", "nothing to do")
@@ -48,7 +48,7 @@ def _autogroup(subject: Subject) -> Verdict:
     return works(f"{state}; VMs in groups of their own are not concerned")
 
 
-def _rt(subject: Subject) -> Verdict:
+def _rt(subject: Subject) -> CheckResult:
     value = number_of(subject.paths.rt_runtime_us)
     if value == -1:
         return warning(

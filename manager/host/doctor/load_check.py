@@ -8,7 +8,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from manager.host.cgroup import parse_process_cgroups, vm_group
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, not_tried, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, not_tried, warning, works
 from manager.host.registry import USER_HZ_NS, HostPaths
 
 _AREA = "Load"
@@ -29,7 +29,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class CpuLoad:
     """pCPUs kept busy, of ``cpus``, by VMs and by everything else; ``names`` are those outside, busiest first."""
 
     cpus: int
@@ -64,7 +64,7 @@ def take_sample(paths: HostPaths) -> Sample:
     return Sample(cpus, busy, processes)
 
 
-def compare(paths: HostPaths, before: Sample, after: Sample, elapsed_s: float) -> Load:
+def compare(paths: HostPaths, before: Sample, after: Sample, elapsed_s: float) -> CpuLoad:
     """Who used the pCPUs between two samples. What ended meanwhile counts, but has no name. Raises OSError."""
     per_cpu = USER_HZ_NS / (elapsed_s * 1e9)
     noted = _noted_pids(paths)
@@ -90,7 +90,7 @@ def compare(paths: HostPaths, before: Sample, after: Sample, elapsed_s: float) -
     if short_lived > _MUCH_OF_HOST:
         named = sorted([*named, ("processes that ended meanwhile", short_lived)], key=lambda item: -item[1])
     shown = tuple((name, used) for name, used in named[:_SHOWN] if used >= _SHOWN_FROM)
-    return Load(after.cpus, vms, total, shown)
+    return CpuLoad(after.cpus, vms, total, shown)
 
 
 def _noted_pids(paths: HostPaths) -> frozenset[int]:
@@ -119,7 +119,7 @@ def _label(name: str, groups: dict[str, str]) -> str:
     return plain if top == "/" else f"{plain} in {top}"
 
 
-def judge_load(load: Load) -> Verdict:
+def judge_load(load: CpuLoad) -> CheckResult:
     """The verdict: degraded above a tenth of the host, a warning where one name keeps half a pCPU busy."""
     share = load.outside / max(load.cpus, 1)
     seen = f"outside the VMs {load.outside:.2f} of {load.cpus} pCPUs ({share:.0%}) are busy, with VMs {load.vms:.2f}"
@@ -136,7 +136,7 @@ def judge_load(load: Load) -> Verdict:
     return works(seen)
 
 
-def _load(subject: Subject) -> Verdict:
+def _load(subject: Subject) -> CheckResult:
     if subject.quick:
         return not_tried("--quick")
     before, started = take_sample(subject.paths), time.monotonic()

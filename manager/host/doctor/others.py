@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from manager.host.doctor.check import Check, Subject, Verdict, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, warning, works
 from manager.host.registry import HostPaths
 
 _AREA = "Other managers"
@@ -96,7 +96,7 @@ def _names(comm: str, command_line: str) -> Iterator[str]:
 
 
 def _check(other: Other) -> Check:
-    def look(subject: Subject) -> Verdict:
+    def look(subject: Subject) -> CheckResult:
         running = running_names(subject.paths)
         for name in other.names:
             pid = running.get(name) or running.get(name[:_NAME_LENGTH])

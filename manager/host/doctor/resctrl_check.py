@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from manager.host.doctor.check import Check, Subject, Verdict, missing, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, missing, warning, works
 from manager.host.doctor.kernel_text import cpu_flags, mounted, names_in, text_of
 
 _AREA = "Cache"
@@ -19,7 +19,7 @@ def _hardware(subject: Subject) -> list[str]:
     return sorted(cpu_flags(subject.paths) & _FLAGS)
 
 
-def _resctrl(subject: Subject) -> Verdict:
+def _resctrl(subject: Subject) -> CheckResult:
     kinds = (text_of(subject.paths.filesystems) or "").split()
     hardware = ", ".join(_hardware(subject))
     if "resctrl" not in kinds:
@@ -45,7 +45,7 @@ def _info(subject: Subject, *kinds: str) -> Path | None:
     return next((folder for folder in found if folder.is_dir()), None)
 
 
-def _part(subject: Subject, what: str, flag: str, kinds: tuple[str, ...], shown: tuple[str, ...]) -> Verdict:
+def _part(subject: Subject, what: str, flag: str, kinds: tuple[str, ...], shown: tuple[str, ...]) -> CheckResult:
     """One of resctrl's abilities, with the numbers that info/ has about it; ``flag`` is the CPU's."""
     folder = _info(subject, *kinds)
     if folder is not None:
@@ -59,21 +59,21 @@ def _part(subject: Subject, what: str, flag: str, kinds: tuple[str, ...], shown:
     return missing(f"this CPU has no {what}", "nothing to do: the other rungs work without")
 
 
-def _allocation(subject: Subject) -> Verdict:
+def _allocation(subject: Subject) -> CheckResult:
     shown = ("cbm_mask", "min_cbm_bits", "num_closids", "shareable_bits")
     return _part(subject, "cache allocation", "cat_l3", ("L3", "L3DATA"), shown)
 
 
-def _bandwidth(subject: Subject) -> Verdict:
+def _bandwidth(subject: Subject) -> CheckResult:
     shown = ("min_bandwidth", "bandwidth_gran", "num_closids")
     return _part(subject, "memory bandwidth allocation", "mba", ("MB",), shown)
 
 
-def _monitoring(subject: Subject) -> Verdict:
+def _monitoring(subject: Subject) -> CheckResult:
     return _part(subject, "cache monitoring", "cqm", ("L3_MON",), ("mon_features", "num_rmids"))
 
 
-def _groups(subject: Subject) -> Verdict:
+def _groups(subject: Subject) -> CheckResult:
     point = mounted(subject.paths, "resctrl")
     if point is None:
         return works("none: resctrl is not mounted")

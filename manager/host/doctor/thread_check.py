@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, ignored, missing, unknown, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, ignored, missing, unknown, works
 from manager.host.doctor.kernel_text import text_of
 from manager.host.doctor.scratch import scratch_process
 from manager.host.process import affinity, set_affinity
@@ -14,7 +14,7 @@ from manager.model.cpus import format_cpus, parse_cpus
 _SLICE_NS = 300_000
 
 
-def _affinity(subject: Subject) -> Verdict:
+def _affinity(subject: Subject) -> CheckResult:
     online = parse_cpus(subject.paths.online_cpus.read_text())
     with scratch_process() as scratch:
         allowed = affinity(scratch.pid)
@@ -34,7 +34,7 @@ def _affinity(subject: Subject) -> Verdict:
     return works("sched_setaffinity was set and read back")
 
 
-def _slice(subject: Subject) -> Verdict:
+def _slice(subject: Subject) -> CheckResult:
     with scratch_process() as scratch:
         before_ns = read_slice_ns(subject.paths, scratch.pid)
         set_slice(scratch.pid, _SLICE_NS)
@@ -42,7 +42,7 @@ def _slice(subject: Subject) -> Verdict:
     return judge_slice(before_ns, after_ns, deciding_scheduler(subject.paths))
 
 
-def judge_slice(before_ns: int | None, after_ns: int | None, scheduler: str) -> Verdict:
+def judge_slice(before_ns: int | None, after_ns: int | None, scheduler: str) -> CheckResult:
     """The verdict on a slice that was read, set and read again, under a sched_ext scheduler of that name or none."""
     if after_ns is None or before_ns is None:
         return missing("this kernel shows no slice in /proc/PID/sched", "run Linux 6.12 or newer for slices of threads")
@@ -67,7 +67,7 @@ def read_slice_ns(paths: HostPaths, pid: int) -> int | None:
     return None
 
 
-def _features(subject: Subject) -> Verdict:
+def _features(subject: Subject) -> CheckResult:
     try:
         text = text_of(subject.paths.sched_features)
     except PermissionError as error:

@@ -7,7 +7,7 @@ import fcntl
 import os
 from collections import Counter
 
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, missing, unknown, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, missing, unknown, warning, works
 from manager.host.doctor.kernel_text import text_of
 
 _AREA = "Virtualization"
@@ -16,7 +16,7 @@ _KVM_API_VERSION = 12  # Documentation/virt/kvm/api.rst, 4.1: the only one there
 _SHOWN = 5
 
 
-def _libvirt(subject: Subject) -> Verdict:
+def _libvirt(subject: Subject) -> CheckResult:
     view = subject.libvirt
     if view.error:
         return missing(
@@ -32,7 +32,7 @@ def _libvirt(subject: Subject) -> Verdict:
     return works(f"{versions}, {len(view.domains)} running domains")
 
 
-def _events(subject: Subject) -> Verdict:
+def _events(subject: Subject) -> CheckResult:
     view = subject.libvirt
     if view.error:
         return unknown("libvirt is not connected", "see the finding `libvirt`")
@@ -44,7 +44,7 @@ def _events(subject: Subject) -> Verdict:
     return works("lifecycle events can be followed")
 
 
-def _kvm(subject: Subject) -> Verdict:
+def _kvm(subject: Subject) -> CheckResult:
     device, advice = subject.paths.kvm, "switch on VT-x or AMD-V in the firmware, and load kvm_intel or kvm_amd"
     try:
         descriptor = os.open(device, os.O_RDWR | os.O_CLOEXEC)
@@ -69,7 +69,7 @@ def _kvm(subject: Subject) -> Verdict:
 _YES_NO = {"Y": "yes", "1": "yes", "N": "no", "0": "no"}
 
 
-def _accelerator(subject: Subject) -> Verdict:
+def _accelerator(subject: Subject) -> CheckResult:
     view = subject.libvirt
     if view.error:
         return unknown("libvirt is not connected", "see the finding `libvirt`")
@@ -86,7 +86,7 @@ def _accelerator(subject: Subject) -> Verdict:
     return works(f"running: {seen}")
 
 
-def _tuning(subject: Subject) -> Verdict:
+def _tuning(subject: Subject) -> CheckResult:
     view = subject.libvirt
     if view.error:
         return unknown("libvirt is not connected", "see the finding `libvirt`")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manager.host.cgroup import cpu_controller, read_mounts
-from manager.host.doctor.check import Check, Subject, Verdict, ignored, missing, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, ignored, missing, warning, works
 from manager.host.doctor.kernel_text import text_of
 from manager.host.doctor.scratch import cpu_hierarchy, scratch_group
 from manager.host.registry import CGROUP_V1, RT_RUNTIME_FILE
@@ -13,7 +13,7 @@ from manager.host.sched_ext import deciding_scheduler
 from manager.host.warp.bvt_file import FileKind, bvt_file
 from manager.host.warp.offers import offers_of
 from manager.model.finding import FindingStatus
-from manager.model.warp import ABILITIES, TITLES, Rung, WarpUse, chosen_only, standing
+from manager.model.warp import ABILITIES, TITLES, Mechanism, WarpUse, chosen_only, standing
 
 _AREA = "Warp"
 _OURS = "equipoise"
@@ -28,7 +28,7 @@ _STATUSES = {
 }
 
 
-def _sched_ext(subject: Subject) -> Verdict:
+def _sched_ext(subject: Subject) -> CheckResult:
     paths = subject.paths
     state = text_of(paths.sched_ext_state)
     if state is None:
@@ -48,17 +48,17 @@ def _sched_ext(subject: Subject) -> Verdict:
     )
 
 
-def _bvt_kernel(subject: Subject) -> Verdict:
+def _bvt_kernel(subject: Subject) -> CheckResult:
     mounts = read_mounts(subject.paths)
     found = bvt_file(subject.paths, mounts, cpu_controller(mounts))
-    return Verdict(_STATUSES[found.kind], found.detail, found.advice)
+    return CheckResult(_STATUSES[found.kind], found.detail, found.advice)
 
 
-def _best(subject: Subject) -> Verdict:
+def _best(subject: Subject) -> CheckResult:
     """By what warps would be given here without our scheduler, and with it."""
     mounts = read_mounts(subject.paths)
     offers = offers_of(subject.paths, mounts, cpu_controller(mounts))
-    own = next(offer for offer in offers if offer.rung is Rung.SCHED_EXT)
+    own = next(offer for offer in offers if offer.rung is Mechanism.SCHED_EXT)
     best = standing(offers, WarpUse.ON)
     scheduler = deciding_scheduler(subject.paths)
     if scheduler and not scheduler.startswith(_OURS):
@@ -66,12 +66,12 @@ def _best(subject: Subject) -> Verdict:
         return missing(other, "stop it, or leave warps switched off")
     if scheduler:
         best = replace(own, there=True)
-    rung = best.rung if best else Rung.NONE
+    rung = best.rung if best else Mechanism.NONE
     can, cannot = ABILITIES[rung]
     if best:
         said = f"by {TITLES[rung]}: it can {can}; it cannot {cannot}"
         switch = 'switch warps on with "warp": "on" for the host (docs/concepts/warp.md)'
-        better = own.there and rung is not Rung.SCHED_EXT
+        better = own.there and rung is not Mechanism.SCHED_EXT
         return works(said, switch + ', or "sched_ext" for our scheduler, which is better' * better)
     others = chosen_only(offers)
     nothing = "by nothing of this kernel that was measured to help" + f"; {others}" * bool(others)
@@ -82,7 +82,7 @@ def _best(subject: Subject) -> Verdict:
     return missing(nothing, f'"warp": "on" does nothing here: {own.detail}')
 
 
-def _real_time(subject: Subject) -> Verdict:
+def _real_time(subject: Subject) -> CheckResult:
     """Whether real-time vCPUs can be had: only where the kernel stops them at a limit, tried on a scratch group."""
     _, cpu, root = cpu_hierarchy(subject.paths)
     if cpu is not CGROUP_V1 or not (root / RT_RUNTIME_FILE).exists():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from manager.errors import HostError
 from manager.host.cgroup import cpu_controller, read_mounts
-from manager.host.doctor.check import Check, Subject, Verdict, degraded, ignored, missing, unknown, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, ignored, missing, unknown, warning, works
 from manager.host.doctor.kernel_text import text_of
 from manager.host.doctor.scratch import NOT_ENABLED, SEE_DELEGATION, cpu_hierarchy, is_enabled, scratch_group
 from manager.host.doctor.weights_act import weights_act
@@ -18,7 +18,7 @@ _PARTITIONS = ("machine.slice", "machine")  # libvirt's, with systemd and withou
 _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 
 
-def _cgroup(subject: Subject) -> Verdict:
+def _cgroup(subject: Subject) -> CheckResult:
     mounts = read_mounts(subject.paths)
     cpu = cpu_controller(mounts)
     if cpu is None:
@@ -30,7 +30,7 @@ def _cgroup(subject: Subject) -> Verdict:
     return works(f"cgroup v{cpu.version}: {cpu.weight_file} below {mounts.by_controller[cpu.controller][0]}")
 
 
-def _delegation(subject: Subject) -> Verdict:
+def _delegation(subject: Subject) -> CheckResult:
     try:
         _, cpu, root = cpu_hierarchy(subject.paths)
     except HostError as error:
@@ -49,7 +49,7 @@ def _delegation(subject: Subject) -> Verdict:
     return works(f"cpu is enabled for groups below {below}")
 
 
-def _cannot_make(error: OSError) -> Verdict:
+def _cannot_make(error: OSError) -> CheckResult:
     """For a scratch group that the kernel refuses."""
     return missing(
         f"no scratch cgroup can be made: {error}",
@@ -57,7 +57,7 @@ def _cannot_make(error: OSError) -> Verdict:
     )
 
 
-def _weight(subject: Subject) -> Verdict:
+def _weight(subject: Subject) -> CheckResult:
     try:
         _, cpu, root = cpu_hierarchy(subject.paths)
     except HostError as error:
@@ -73,7 +73,7 @@ def _weight(subject: Subject) -> Verdict:
         raise
 
 
-def try_weights(cpu: CgroupCpu, group: Path) -> Verdict:
+def try_weights(cpu: CgroupCpu, group: Path) -> CheckResult:
     """Write the least, the greatest and the default weight to a group, and read each back. Raises OSError."""
     file = group / cpu.weight_file
     if not file.exists():
@@ -89,7 +89,7 @@ def try_weights(cpu: CgroupCpu, group: Path) -> Verdict:
     return works(f"{cpu.weight_file} takes {cpu.scale.minimum} to {cpu.scale.maximum}, written and read back")
 
 
-def _idle(subject: Subject) -> Verdict:
+def _idle(subject: Subject) -> CheckResult:
     _, cpu, root = cpu_hierarchy(subject.paths)
     if not is_enabled(cpu, root):
         return unknown(f"not tried: {NOT_ENABLED}", SEE_DELEGATION)
@@ -97,7 +97,7 @@ def _idle(subject: Subject) -> Verdict:
         return try_idle(cpu, group)
 
 
-def try_idle(cpu: CgroupCpu, group: Path) -> Verdict:
+def try_idle(cpu: CgroupCpu, group: Path) -> CheckResult:
     """Make a group idle, and not. Raises OSError, ValueError."""
     file, weight = group / IDLE_FILE, group / cpu.weight_file
     if not file.exists():
@@ -124,7 +124,7 @@ def try_idle(cpu: CgroupCpu, group: Path) -> Verdict:
     return works("cpu.idle is taken, read back, holds the weight meanwhile, and goes back to 0")
 
 
-def _quota(subject: Subject) -> Verdict:
+def _quota(subject: Subject) -> CheckResult:
     _, cpu, root = cpu_hierarchy(subject.paths)
     if not is_enabled(cpu, root):
         return unknown(f"not tried: {NOT_ENABLED}", SEE_DELEGATION)
@@ -132,7 +132,7 @@ def _quota(subject: Subject) -> Verdict:
         return try_quota(cpu, group)
 
 
-def try_quota(cpu: CgroupCpu, group: Path) -> Verdict:
+def try_quota(cpu: CgroupCpu, group: Path) -> CheckResult:
     """Give a group half a CPU, and no limit again: Documentation/scheduler/sched-bwc.rst. Raises OSError."""
     file = group / cpu.quota_file
     half, none = ("50000", "-1") if cpu.period_file else ("50000 100000", "max 100000")
@@ -146,7 +146,7 @@ def try_quota(cpu: CgroupCpu, group: Path) -> Verdict:
     return works(f"{file.name} takes a limit and gives it up again")
 
 
-def _usage(subject: Subject) -> Verdict:
+def _usage(subject: Subject) -> CheckResult:
     mounts = read_mounts(subject.paths)
     for usage in CGROUP_USAGE:
         mount = mounts.by_controller.get(usage.controller)
@@ -159,7 +159,7 @@ def _usage(subject: Subject) -> Verdict:
     )
 
 
-def _schedstat(subject: Subject) -> Verdict:
+def _schedstat(subject: Subject) -> CheckResult:
     if text_of(subject.paths.process(1) / "schedstat") is None:
         return degraded("no /proc/PID/schedstat: how long vCPUs wait is unknown", "run a kernel with CONFIG_SCHED_INFO")
     return works("how long a thread waits for a pCPU is counted (/proc/PID/schedstat)")

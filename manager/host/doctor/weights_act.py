@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from manager.host.doctor.check import Subject, Verdict, ignored, not_tried, unknown, works
+from manager.host.doctor.check import CheckResult, Subject, ignored, not_tried, unknown, works
 from manager.host.doctor.scratch import (
     NOT_ENABLED,
     SEE_DELEGATION,
@@ -45,7 +45,7 @@ class Race:
         return self.heavy_ns / max(self.light_ns, 1000)
 
 
-def weights_act(subject: Subject) -> Verdict:
+def weights_act(subject: Subject) -> CheckResult:
     """Try it, and judge. Raises HostError, OSError, ValueError."""
     if subject.quick or subject.gentle:
         return not_tried("--quick" if subject.quick else "--gentle")
@@ -57,7 +57,7 @@ def weights_act(subject: Subject) -> Verdict:
     return judge(found, deciding_scheduler(subject.paths))
 
 
-def judge(found: Race, scheduler: str) -> Verdict:
+def judge(found: Race, scheduler: str) -> CheckResult:
     """The verdict on a race under a sched_ext scheduler of that name, or none."""
     seen = f"weights {_RATIO}:1 gave CPU time {found.ratio:.1f}:1 on pCPU {found.cpu}"
     if found.heavy_ns + found.light_ns < _ENOUGH_NS:
@@ -75,7 +75,7 @@ def judge(found: Race, scheduler: str) -> Verdict:
         else "run a kernel with CONFIG_FAIR_GROUP_SCHED"
     )
     refused = ignored(f"{seen}: {whose} ignores them", advice)
-    return Verdict(refused.status, refused.detail, refused.advice, essential=True)
+    return CheckResult(refused.status, refused.detail, refused.advice, essential=True)
 
 
 def least_busy(paths: HostPaths, allowed: CpuSet, watch_s: float = _WATCH_S) -> int:

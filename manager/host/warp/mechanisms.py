@@ -20,11 +20,11 @@ from manager.host.warp.bvt_file import WARP_FILE
 from manager.host.warp.offers import offers_of
 from manager.host.warp.slices import attributes, default_slice_ns, set_slice, slice_of
 from manager.model.knobs import Knob, KnobKey, KnobValue
-from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Rung
+from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism
 
 _LARGEST_CLASS = 2
 _UNLOAD_S = 2.0
-_FILES = {Rung.BVT: Knob.BVT_WARP, Rung.GROUP_IDENTITY: Knob.GROUP_IDENTITY}
+_FILES = {Mechanism.BVT: Knob.BVT_WARP, Mechanism.GROUP_IDENTITY: Knob.GROUP_IDENTITY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Mechanisms:
         self.offers = tuple(offers_of(paths, mounts, cpu))
         there = {offer.rung for offer in self.offers if offer.there}
         self._file_knob = next((knob for rung, knob in _FILES.items() if rung in there), None)
-        self._default_slice_ns = default_slice_ns() if Rung.SLICE in there else None
+        self._default_slice_ns = default_slice_ns() if Mechanism.SLICE in there else None
         self._link = paths.root / PINS / LINK
         self._sched_ext = SchedExt(paths)
 

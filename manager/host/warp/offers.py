@@ -11,7 +11,7 @@ from manager.host.registry import CgroupCpu, HostPaths
 from manager.host.sched_ext import PINS
 from manager.host.warp.bvt_file import BvtFile, FileKind, bvt_file
 from manager.host.warp.slices import default_slice_ns
-from manager.model.warp import Offer, Rung
+from manager.model.warp import Mechanism, Offer
 
 OLDEST_SEEN = 6, 17
 """The oldest Linux that our scheduler was seen to come to and to leave well. On 6.14 its removal while tasks were
@@ -26,8 +26,8 @@ def offers_of(paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None, bpf
         file = BvtFile(FileKind.UNCLEAR, f"it cannot be found out what cpu.bvt_warp_ns would take: {error}")
     return [
         _sched_ext(paths, bpftool),
-        Offer(Rung.BVT, file.kind is FileKind.NANOSECONDS, file.detail),
-        Offer(Rung.GROUP_IDENTITY, file.kind is FileKind.CLASS, file.detail),
+        Offer(Mechanism.BVT, file.kind is FileKind.NANOSECONDS, file.detail),
+        Offer(Mechanism.GROUP_IDENTITY, file.kind is FileKind.CLASS, file.detail),
         _slice(default_slice_ns()),
     ]
 
@@ -47,7 +47,7 @@ def _sched_ext(paths: HostPaths, bpftool: str) -> Offer:
     )
     lacking = [why for there, why in needs if not there]
     detail = "; ".join(lacking) or "sched_ext is there, and what it takes to load our scheduler"
-    return Offer(Rung.SCHED_EXT, not lacking, detail)
+    return Offer(Mechanism.SCHED_EXT, not lacking, detail)
 
 
 def _version(release: str) -> tuple[int, ...]:
@@ -58,8 +58,8 @@ def _version(release: str) -> tuple[int, ...]:
 
 def _slice(default_ns: int | None) -> Offer:
     if default_ns is None:
-        return Offer(Rung.SLICE, False, "this kernel does not honour slices of threads (Linux 6.12 does)")
+        return Offer(Mechanism.SLICE, False, "this kernel does not honour slices of threads (Linux 6.12 does)")
     said = (
         f"EEVDF honours a slice of a thread: one was set and read back; the kernel's own is {default_ns / 10**6:g} ms"
     )
-    return Offer(Rung.SLICE, True, said)
+    return Offer(Mechanism.SLICE, True, said)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from manager.control.cache_plan import CacheDemand, CachePlan, Claim, allocate
-from manager.control.cache_steps import Action, Step, plan_steps
+from manager.control.cache_steps import CacheAction, CacheStep, plan_steps
 from manager.host.process import find_threads
 from manager.host.resctrl.groups import Groups
 from manager.host.resctrl.info import discover
@@ -139,7 +139,7 @@ class Host:
             (found[vm],) = names
         return found
 
-    def plan(self, demand: CacheDemand) -> tuple[CachePlan, tuple[Step, ...]]:
+    def plan(self, demand: CacheDemand) -> tuple[CachePlan, tuple[CacheStep, ...]]:
         """As from the state that is found. Of a VM in two groups, that in which it is not to be."""
         present = self.groups.read()
         plan = allocate(self.offered, present, demand)
@@ -147,12 +147,12 @@ class Host:
         placed = {vm: min(at - {goes_to.get(vm, DEFAULT)} or at) for vm, at in self.scattered().items()}
         return plan, plan_steps(self.offered, present, placed, plan)
 
-    def take(self, step: Step) -> None:
-        if step.action is Action.MAKE:
+    def take(self, step: CacheStep) -> None:
+        if step.action is CacheAction.MAKE:
             self.groups.create(step.group)
-        elif step.action is Action.REMOVE:
+        elif step.action is CacheAction.REMOVE:
             self.groups.remove(step.group)
-        elif step.action is Action.WRITE:
+        elif step.action is CacheAction.WRITE:
             assert self.groups.write(step.group, step.values) == step.values
         else:
             move(self.groups, step.group, functools.partial(self.threads, step.vm))

@@ -14,7 +14,7 @@ from manager.host.cgroup import cpu_controller, read_mounts
 from manager.host.registry import HostPaths
 from manager.host.warp.mechanisms import Mechanisms, WarpTarget
 from manager.model.knobs import Knob, KnobKey
-from manager.model.warp import EJECTED, LOADED, UNLOADED, Rung
+from manager.model.warp import EJECTED, LOADED, UNLOADED, Mechanism
 from tests.kernel.inside.warp import lab
 
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
@@ -52,7 +52,12 @@ def until(mechanisms: Mechanisms, state: int) -> None:
 
 def test_what_this_kernel_offers(mechanisms: Mechanisms) -> None:
     offered = {offer.rung: offer.there for offer in mechanisms.offers}
-    assert offered == {Rung.SCHED_EXT: True, Rung.BVT: False, Rung.GROUP_IDENTITY: False, Rung.SLICE: True}
+    assert offered == {
+        Mechanism.SCHED_EXT: True,
+        Mechanism.BVT: False,
+        Mechanism.GROUP_IDENTITY: False,
+        Mechanism.SLICE: True,
+    }
 
 
 def test_our_scheduler_from_loading_to_its_end(mechanisms: Mechanisms, vm: WarpTarget) -> None:
