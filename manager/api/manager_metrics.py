@@ -24,12 +24,14 @@ from sqlalchemy.orm import Session
 from manager.api.acceptance import LISTS, PARTS
 from manager.api.context import ManagerContext
 from manager.control.claim_rules import Foul
+from manager.control.error_budget import PERIOD_S, WINDOWS_S
 from manager.control.sla import sla_state, watched_percentile
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
 from manager.protocol.report import TickStatus
 from manager.store.applications import sla_of
 from manager.store.arrivals import clock_ahead_s
+from manager.store.error_budgets import ErrorBudgets
 from manager.store.jobs import JobEnd, JobResult
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.windows import latest_windows
@@ -159,6 +161,7 @@ class _Fleet(Collector):
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
+        self._budgets = ErrorBudgets()
         self.job_ages_s: Callable[[], Mapping[str, float]] = dict
 
     def describe(self) -> Iterable[Metric]:
@@ -170,7 +173,13 @@ class _Fleet(Collector):
         up = GaugeMetricFamily("equipoise_database_up", "Whether the manager's database answers")
         try:
             with self._context.database.reading() as session:
-                found = [*self._hosts(session), *self._applications(session), self._jobs(), self._clock(session)]
+                found = [
+                    *self._hosts(session),
+                    *self._applications(session),
+                    *self._error_budgets(session),
+                    self._jobs(),
+                    self._clock(session),
+                ]
         except DatabaseUnavailable as error:
             log.error("scraped without a database: %s", error)
             found = []
@@ -257,3 +266,46 @@ class _Fleet(Collector):
             for possible in SlaState:
                 state.add_metric([row.name, possible], 1.0 if possible is current else 0.0)
         return [measured, promise, rate, count, state]
+
+    def _error_budgets(self, session: Session) -> list[Metric]:
+        label = ["application"]
+        attainment = GaugeMetricFamily(
+            "equipoise_application_sla_attainment_ratio",
+            "Share of intervals of 30 days in which the SLA held",
+            None,
+            label,
+        )
+        remaining = GaugeMetricFamily(
+            "equipoise_application_error_budget_remaining_ratio", "Error budget of 30 days that is left", None, label
+        )
+        burn_rate = GaugeMetricFamily(
+            "equipoise_application_burn_rate",
+            "Violated intervals of the window as a multiple of what the attainment target allows",
+            None,
+            ["application", "window"],
+        )
+        names = {
+            row.id: row.name
+            for row in session.scalars(select(ApplicationRow).order_by(ApplicationRow.name))
+            if sla_of(row)
+        }
+        target = self._context.attainment_target
+        for number, rolled in self._budgets.of(session, names, self._context.now()).items():
+            month = rolled.windows[PERIOD_S]
+            if month.attainment is not None:
+                attainment.add_metric([names[number]], month.attainment)
+                remaining.add_metric([names[number]], month.budget_remaining(target) or 0.0)
+            for length_s in WINDOWS_S:
+                rate = rolled.windows[length_s].burn_rate(target)
+                if rate is not None:
+                    burn_rate.add_metric([names[number], _WINDOW_NAMES[length_s]], rate)
+        return [attainment, remaining, burn_rate]
+
+
+def duration(length_s: float) -> str:
+    """As Prometheus writes it, such as 5m, 6h or 30d."""
+    unit, name = next(each for each in ((86_400, "d"), (3600, "h"), (60, "m")) if length_s >= each[0])
+    return f"{length_s / unit:g}{name}"
+
+
+_WINDOW_NAMES = {length_s: duration(length_s) for length_s in WINDOWS_S}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime, timedelta
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import select
 
 from manager.store.database import Database
-from tests.api.conftest import HOST, Api, event, make_api, record, report, tick, tick_of, window
+from manager.store.models import ApplicationRow, RollupRow
+from tests.api.conftest import HOST, START, Api, event, make_api, record, report, tick, tick_of, window
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -70,6 +73,39 @@ def test_applications(api: Api) -> None:
         for state in ("met", "at_risk", "missed", "no_data"):
             seen = value(samples, "equipoise_application_sla_state", application=application, state=state)
             assert seen == (1 if state == current else 0)
+
+
+def test_error_budgets(api: Api) -> None:
+    for name in ("shop", "silent"):
+        api.ok("PUT", f"/applications/{name}", {"sla": {"response_time_ms": 10}})
+    with api.database.registering() as session:
+        number = session.scalars(select(ApplicationRow.id).where(ApplicationRow.name == "shop")).one()
+        for minutes_ago, missed in ((4, 3), (20, 0), (50, 0)):
+            session.add(rolled_minute(number, START - timedelta(minutes=minutes_ago), judged=10, missed=missed))
+    samples = scrape(api)
+    for length, rate in (("5m", 30), ("30m", 15), ("1h", 10), ("6h", 10), ("30d", 10)):
+        labels = {"application": "shop", "window": length}
+        assert value(samples, "equipoise_application_burn_rate", **labels) == pytest.approx(rate)
+    assert value(samples, "equipoise_application_sla_attainment_ratio", application="shop") == pytest.approx(0.9)
+    remaining = value(samples, "equipoise_application_error_budget_remaining_ratio", application="shop")
+    assert remaining == pytest.approx(-9)
+    assert not [name for name, labels in samples if "budget" in name and ("application", "silent") in labels]
+
+
+def rolled_minute(application_id: int, start: datetime, judged: int, missed: int) -> RollupRow:
+    return RollupRow(
+        application_id=application_id,
+        length_s=60,
+        start=start,
+        count=100,
+        buckets={},
+        requests=None,
+        ready=None,
+        slots=judged,
+        judged=judged,
+        missed=missed,
+        violations=None,
+    )
 
 
 def test_reported_windows(api: Api) -> None:
