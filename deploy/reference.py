@@ -1,21 +1,22 @@
-"""Write docs/reference/cli.md, the reference of all commands, from the commands: `python3 -m deploy.reference`.
+"""Write the references of commands and settings from the code, docs/reference/cli.md and knobs.md.
 
-A test compares the two, so that the page is renewed with each change of an option.
+`python3 -m deploy.reference`; a test compares them, so that the pages are renewed with each option or knob.
 """
 
 from __future__ import annotations
 
 import argparse
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
 from manager.cli import main
+from manager.model.knobs import KNOBS
 from manager.settings import BY_NAME
 
-TARGET = Path(__file__).parents[1] / "docs/reference/cli.md"
+FOLDER = Path(__file__).parents[1] / "docs/reference"
 _INTRODUCTION = """# Commands
 
 Made from the commands by `python3 -m deploy.reference`; `equipoise COMMAND --help` says the same.
@@ -26,8 +27,50 @@ win over the environment and the file that `--config FILE` names. How commands e
 """
 
 
-def page() -> str:
-    """The whole page."""
+_KNOBS = """# Settings of hosts and VMs
+
+What Equipoise sets. Made from the table `manager/model/knobs.py` by `python3 -m deploy.reference`.
+
+**Knob** is the name in the API, in metrics and in `equipoise decisions --knob`; **of** says what has one, and what its
+`index` counts there. **Allowed by** is what the agent's settings `allow` and `deny` call it
+([configuration.md](configuration.md)).
+
+"""
+_WRITTEN = """
+## How each is read, written and restored
+
+Every write is read back. Changes that let a VM have more are written before those that take something away, and a value
+that another tool changed is left alone until `equipoise adopt`. **Check** is the finding of `equipoise doctor` that
+says whether it works on a host ([doctor.md](doctor.md)); `-`: each write is the test.
+
+"""
+
+
+def knobs_page() -> str:
+    """The page of knobs."""
+    held = (
+        (f"**{spec.label}**: {spec.description}", f"`{knob}`", spec.scope, spec.value.shape, f"`{spec.control}`")
+        for knob, spec in KNOBS.items()
+    )
+    written = (
+        (f"`{knob}`", spec.interface, spec.document, f"`{spec.probe}`" if spec.probe else "-", spec.order, spec.undo)
+        for knob, spec in KNOBS.items()
+    )
+    return (
+        _KNOBS
+        + _table(("setting", "knob", "of", "value", "allowed by"), held)
+        + _WRITTEN
+        + _table(("knob", "kernel interface", "described in", "check", "written", "restored"), written)
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (head, ["---"] * len(head), *rows)
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+
+
+def commands_page() -> str:
+    """The page of commands."""
     return "\n".join([_INTRODUCTION, *(_section(one) for one in commands(click.Context(main, info_name="equipoise")))])
 
 
@@ -87,6 +130,9 @@ def _meaning(option: click.Option) -> str:
     return f"{text} ({'; '.join(notes)})" if notes else text
 
 
+PAGES: Mapping[str, Callable[[], str]] = {"cli.md": commands_page, "knobs.md": knobs_page}
+
 if __name__ == "__main__":
     argparse.ArgumentParser(prog="python3 -m deploy.reference", description=__doc__).parse_args()
-    TARGET.write_text(page())
+    for name, page in PAGES.items():
+        (FOLDER / name).write_text(page())

@@ -10,11 +10,9 @@ from itertools import groupby
 from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
+from manager.model.knobs import Knob, knob_name
 
 Json = Mapping[str, Any]
-
-_PARTS = {"vcpu_pin": "vCPU {}", "iothread_pin": "I/O thread {}", "emulator_pin": "emulator"}
-"""Knobs that bind threads to pCPUs, and what they bind."""
 
 
 class Use(StrEnum):
@@ -126,7 +124,7 @@ DENSE_ABOVE = 64
 """Maps of more pCPUs than this show names of VMs only for the one that is pointed at."""
 
 
-def pins(status: Json | None, knob: str = "vcpu_pin") -> list[tuple[int, CpuSet]]:
+def pins(status: Json | None, knob: Knob = Knob.VCPU_PIN) -> list[tuple[int, CpuSet]]:
     """Number and pCPUs of each thread of a VM's status that such a knob binds, by number."""
     knobs = () if status is None else status["knobs"]
     return sorted((one["index"], parse_cpus(one["value"])) for one in knobs if one["knob"] == knob)
@@ -195,10 +193,10 @@ def _who(
         vcpus = pins(vm["status"])
         own = frozenset[int]().union(*(cpus for _, cpus in vcpus if len(cpus) == 1 and cpus < online))
         held[vm["class"]] |= own
-        for knob, thread in _PARTS.items() if own else ():  # other threads go with the vCPUs
+        for knob in (Knob.VCPU_PIN, Knob.IOTHREAD_PIN, Knob.EMULATOR_PIN) if own else ():  # others go with the vCPUs
             for index, cpus in pins(vm["status"], knob):
-                for cpu in cpus if knob != "vcpu_pin" or cpus <= own else ():
-                    riders[cpu].append((vm["name"], thread.format(index)))
+                for cpu in cpus if knob is not Knob.VCPU_PIN or cpus <= own else ():
+                    riders[cpu].append((vm["name"], knob_name(knob, index).removesuffix(" pin")))
         loose = [cpus for _, cpus in vcpus if not cpus <= own]
         if loose:
             together = frozenset[int]().union(*loose)

@@ -10,13 +10,14 @@ from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
-from manager.model.knobs import knob_name
-from manager.model.scheduling import in_words
+from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown
 from manager.model.warp import TITLES, Mechanism
 from webui.cpu_map import pins
 from webui.words import ago
 
 Json = Mapping[str, Any]
+_OTHERS = frozenset(Knob) - PINS - WARPS - {Knob.WEIGHT, Knob.IDLE}
+"""Settings of a VM without a column of their own."""
 
 
 class Contact(StrEnum):
@@ -37,16 +38,18 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class VmTableRow:
-    """A row of the table of VMs; ``weight`` and ``original`` are texts of the kernel's numbers, None where unknown."""
+    """A row of the table of VMs; ``weight`` and ``original`` are texts of the kernel's numbers, None where unknown.
+
+    ``settings`` are those without a column of their own, in words, where they are not as usual.
+    """
 
     vm: Json
     running: bool
     weight: str | None
     original: str | None
     idle: bool | None
-    quota: str | None
     pins: str
-    scheduling: str
+    settings: tuple[str, ...]
     foreign: tuple[str, ...]
 
 
@@ -90,7 +93,7 @@ def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmTableRow]
     for vm in sorted(vms, key=lambda vm: (vm["class"] != "critical", vm["name"])):
         status = vm["status"] if vm["status_host"] == host else None
         knobs = {(one["knob"], one["index"]): one for one in (status["knobs"] if status else ())}
-        weight, idle, quota = (knobs.get((knob, 0)) for knob in ("weight", "idle", "quota"))
+        weight, idle = (knobs.get((knob, 0)) for knob in (Knob.WEIGHT, Knob.IDLE))
         lines.append(
             VmTableRow(
                 vm=vm,
@@ -98,20 +101,12 @@ def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmTableRow]
                 weight=weight and weight["value"],
                 original=weight and weight["original"],
                 idle=None if idle is None else idle["value"] == "1",
-                quota=None if quota is None or quota["value"] == "-1" else quota["value"],
                 pins=_pins(status, online),
-                scheduling=_scheduling(status),
+                settings=tuple(settings_shown(knobs.values(), _OTHERS)),
                 foreign=tuple(knob_name(name, index) for (name, index), one in sorted(knobs.items()) if one["foreign"]),
             )
         )
     return lines
-
-
-def _scheduling(status: Json | None) -> str:
-    """How the vCPUs are scheduled where that was changed."""
-    knobs = () if status is None else status["knobs"]
-    held = {int(one["value"]) for one in knobs if one["knob"] == "scheduling" and one["owned"]}
-    return ", ".join(map(in_words, sorted(held)))
 
 
 def _pins(status: Json | None, online: CpuSet) -> str:

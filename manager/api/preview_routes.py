@@ -24,7 +24,7 @@ from manager.api.schemas.preview import PreviewChange, PreviewKind, PreviewOut
 from manager.api.what_if_routes import recorded
 from manager.control.resolve import effective_mode
 from manager.errors import NotFound
-from manager.model.knobs import Knob
+from manager.model.knobs import Family, Knob, of_family
 from manager.model.records import TickRecord, VmTick
 from manager.model.registration import Assignment, CacheControl, Mode
 from manager.model.rules import IrqSteering
@@ -39,7 +39,7 @@ from manager.store.registered import get
 from manager.store.vms import get_vm
 
 _CERTAINTY = tuple(PreviewKind)
-_CACHE_KNOBS = frozenset({Knob.CACHE_WAYS, Knob.CACHE_GROUP})
+_CACHE_KNOBS = of_family(Family.CACHE)
 
 
 def preview_api(context: ManagerContext) -> APIBlueprint:

@@ -24,7 +24,7 @@ from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.cache import format_schemata
 from manager.model.cpus import parse_cpus
 from manager.model.decision import Change
-from manager.model.knobs import knob_name, knob_text
+from manager.model.knobs import knob_name, knob_text, value_shown
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, Mode
 from manager.model.window import Window
@@ -94,7 +94,8 @@ def plan(settings: Settings, as_json: bool) -> None:
     table = Table("VM", "setting", "now", "then", "why", title=f"{name}: policy {assignment.host.policy}")
     for one in changes:
         reason = one["reason"] if one["action"] == "write" else f"{one['action']}: {one['reason']}"
-        table.add_row(one["vm"] or "(host)", knob_name(one["knob"], one["index"]), one["before"], one["after"], reason)
+        values = (value_shown(one["knob"], one[name]) for name in ("before", "after"))
+        table.add_row(one["vm"] or "(host)", knob_name(one["knob"], one["index"]), *values, reason)
     show(table if changes else f"{name}: nothing would be changed")
     for line in (*map(_group_text, groups), *found.notes, *troubles):
         say(line)

@@ -11,9 +11,8 @@ from typing import Any
 import click
 
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
-from manager.model.knobs import WARPS, Knob, knob_name
+from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown, value_shown
 from manager.model.records import FULL_VCPU
-from manager.model.scheduling import in_words
 from manager.settings import Settings
 from manager.terminal import Table, say, say_json, show
 
@@ -24,11 +23,11 @@ _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data":
 
 _STATUS_EPILOG = """
 OUTPUT
-  A table of hosts, one of applications, and one of managed VMs with each setting: what it holds, and what it was
-  before Equipoise changed it. `foreign` marks a setting that somebody else changed and that was given
-  up. Then a line for each host with warps, by which mechanism; for each group of a divided cache; for each warning of
-  a host, such as that it is simulated; and for each source of response times that is not well. With --json, one object
-  with the keys hosts, applications, vms and sources, each a list as the REST API answers it.
+  A table of hosts, one of applications, and one of managed VMs with their settings: what each holds, and what it was
+  before Equipoise changed it. `externally modified` marks a setting that another tool changed since, which is left
+  alone. Then a line for each host with warps, by which mechanism; for each group of a divided cache; for each warning
+  of a host, such as that it is simulated; and for each source of response times that is not well. With --json, one
+  object with the keys hosts, applications, vms and sources, each a list as the REST API answers it.
 
 EXAMPLES
   equipoise status
@@ -163,7 +162,7 @@ def _caches(hosts: list[dict[str, Any]]) -> Iterator[str]:
             )
             of = ", ".join(group["applications"]) or group["name"].rpartition("+")[2] or "all else"
             held = f", memory bandwidth held to {group['bandwidth']}" if group.get("bandwidth") else ""
-            yield f"{host['name']}: cache of {of}: {ways}{held}{' foreign' * group['given_up']}"
+            yield f"{host['name']}: cache of {of}: {ways}{held}{' (externally modified)' * group['given_up']}"
         yield from (f"{host['name']}: {line}" for line in _traffic(cache))
         yield from (f"{host['name']}: {note}" for note in cache["notes"])
 
@@ -185,10 +184,6 @@ def _traffic(cache: dict[str, Any]) -> Iterator[str]:
                 yield f"{vm['vm']} has {', '.join(told)} in domain {part['domain']}"
 
 
-def _warp_lost(knob: dict[str, Any]) -> bool:
-    return knob["foreign"] and knob["knob"] in WARPS
-
-
 def _ailing(source: dict[str, Any]) -> str:
     """A line about a source that is not ok; empty for one that is."""
     name, status = f"source {source['application']}/{source['source']}", source["status"]
@@ -201,7 +196,7 @@ def _ailing(source: dict[str, Any]) -> str:
 
 
 def _vms_table(vms: list[dict[str, Any]]) -> Table:
-    table = Table("VM", "class", "application", "host", "CPU", "waits", "weight", "pins", title="VMs")
+    table = Table("VM", "class", "application", "host", "CPU", "waits", "settings", "pins", title="VMs")
     for vm in vms:
         state = vm["status"]
         if state is None:
@@ -209,34 +204,10 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
                 vm["name"], vm["class"], vm["application"] or "-", vm["host"] or "any", "not running", "", "", ""
             )
             continue
-        weights = [_knob(knob) for knob in state["knobs"] if knob["knob"] == "weight"]
-        weights += [
-            f"idle class: {_knob(knob)}"
-            for knob in state["knobs"]
-            if knob["knob"] == "idle" and (knob["value"] != "0" or knob["original"] is not None)
-        ]
-        weights += [
-            f"quota: {_knob(knob)} us"
-            for knob in state["knobs"]
-            if knob["knob"] == "quota" and (knob["value"] != "-1" or knob["original"] is not None)
-        ]
-        weights += [f"warp: {state['warp_us']:,} us"] if state.get("warp_us") else []
-        weights += [
-            f"vCPU {knob['index']}: {_scheduling(knob['value'])}{' foreign' * knob['foreign']}"
-            for knob in state["knobs"]
-            if knob["knob"] == "scheduling" and knob["original"] is not None
-        ]
-        weights += [
-            f"real-time limit: {_knob(knob)} us"
-            for knob in state["knobs"]
-            if knob["knob"] == "rt_runtime" and knob["index"] == 0 and knob["original"] is not None
-        ]
-        weights += [f"given up: {knob_name(one['knob'], one['index'])}" for one in state["knobs"] if _warp_lost(one)]
-        pins = [f"{knob['index']}: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "vcpu_pin"]
-        pins += [f"emulator: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "emulator_pin"]
-        pins += [
-            f"iothread {knob['index']}: {_knob(knob)}" for knob in state["knobs"] if knob["knob"] == "iothread_pin"
-        ]
+        knobs = state["knobs"]
+        settings = settings_shown(knobs, set(Knob) - PINS - WARPS)
+        settings += [f"warp: {state['warp_us']:,} us"] if state.get("warp_us") else []
+        settings += settings_shown((knob for knob in knobs if knob["foreign"]), WARPS)
         table.add_row(
             vm["name"],
             vm["class"],
@@ -244,21 +215,10 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
             vm["status_host"],
             f"{state['cpu_share']:.0%}",
             f"{state['run_delay_share']:.1%}",
-            weights or "none",
-            pins,
+            settings or "as they were",
+            settings_shown(knobs, PINS),
         )
     return table
-
-
-def _knob(knob: dict[str, Any]) -> str:
-    text = str(knob["value"])
-    if knob["foreign"]:
-        return f"{text} foreign"
-    return f"{text} (was {knob['original']})" if knob["original"] is not None else text
-
-
-def _scheduling(value: str) -> str:
-    return in_words(int(value)) if value.isascii() and value.isdecimal() else value
 
 
 def _local(moment: str) -> str:
@@ -318,8 +278,8 @@ def decisions(settings: Settings, host: str, vm: str, knob: str, since: str, lim
             one["host"],
             one["vm"] or "-",
             knob_name(one["knob"], one["index"]),
-            one["before"],
-            one["after"],
+            value_shown(one["knob"], one["before"]),
+            value_shown(one["knob"], one["after"]),
             one["outcome"],
             reason,
         )

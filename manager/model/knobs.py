@@ -6,10 +6,10 @@ Model, diff, journal, reports, pages, commands and docs/knobs.md draw from ``KNO
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.scheduling import LIMIT_PERIOD_US, is_real_time
@@ -170,10 +170,11 @@ class Number:
 
     @property
     def shape(self) -> str:
-        """Range and unit."""
+        """Range and unit, and what some values mean."""
         least, most = ("" if bound is None else f"{bound:,}" for bound in (self.least, self.most))
-        extent = f"{least} to {most}" if least and most else f"at least {least}" if least else "a number"
-        return f"{extent} {self.unit}".rstrip()
+        extent = f"{least} to {most} " if least and most else f"at least {least} " if least else ""
+        names = "; ".join(f"{value}: {name}" for value, name in self.names.items())
+        return f"{extent}{self.unit}".rstrip() + (f" ({names})" if names else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,7 +373,7 @@ KNOBS: Mapping[Knob, KnobSpec] = {
     ),
     Knob.GROUP_IDENTITY: KnobSpec(
         "group identity",
-        "OpenAnolis' class of a VM: the higher goes first.",
+        "Class of a VM on OpenAnolis: the higher goes first.",
         Scope.VM,
         Family.WARP,
         Number("", -2, 2, usual=0),
@@ -384,7 +385,7 @@ KNOBS: Mapping[Knob, KnobSpec] = {
     ),
     Knob.SLICE: KnobSpec(
         "slice",
-        "EEVDF's slice of a vCPU's thread: a shorter one gets an earlier deadline.",
+        "Slice of a vCPU's thread in EEVDF: a shorter one gets an earlier deadline.",
         Scope.VCPU,
         Family.WARP,
         Number("ns", 0, usual=0, names={0: "the kernel's"}),
@@ -486,12 +487,32 @@ WARPS = of_family(Family.WARP)
 SCHEDULINGS = of_family(Family.SCHEDULING)
 
 
-def knob_name(knob: str, index: int) -> str:
+def knob_name(knob: str, index: int | str) -> str:
     """What a setting is called wherever one is shown, such as ``CPU weight`` or ``vCPU 1 slice``: alike for no two of a
     VM.
     """
     spec = Knob(knob).spec
     return f"{spec.scope} {index} {spec.label}" if spec.scope.numbered else spec.label
+
+
+def value_shown(knob: str, text: str) -> str:
+    """A value of records and reports as people read it, such as ``9,100`` or ``50,000 us a period``."""
+    return Knob(knob).spec.value.shown(text)
+
+
+def settings_shown(statuses: Iterable[Mapping[str, Any]], knobs: Collection[Knob]) -> list[str]:
+    """Such as ``CPU weight: 9,100 (was 100)`` or ``vCPU 0-3 scheduling: fifo 1``, from the ``knobs`` of a VM's status.
+
+    Only what is not as usual, was changed by us, or by another tool; several that are alike together.
+    """
+    alike: dict[tuple[Knob, str], set[int]] = {}
+    for status in statuses:
+        knob, value, original = Knob(status["knob"]), status["value"], status["original"]
+        if knob in knobs and (original is not None or status["foreign"] or value != str(knob.spec.value.usual)):
+            was = f" (was {value_shown(knob, original)})" if original is not None else ""
+            words = value_shown(knob, value) + (" (externally modified)" if status["foreign"] else was)
+            alike.setdefault((knob, words), set()).add(status["index"])
+    return [f"{knob_name(knob, format_cpus(frozenset(on)))}: {words}" for (knob, words), on in alike.items()]
 
 
 def knob_text(value: KnobValue) -> str:

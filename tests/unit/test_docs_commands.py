@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,13 +132,14 @@ def test_a_sentence_may_leave_things_out(words: list[str]) -> None:
     assert objection(words, whole=False) == ""
 
 
-def test_the_reference_of_commands_is_that_of_the_commands() -> None:
-    assert (TOP / "docs/reference/cli.md").read_text() == reference.page(), "renew it: python3 -m deploy.reference"
+@pytest.mark.parametrize(("name", "page"), reference.PAGES.items())
+def test_generated_references_are_up_to_date(name: str, page: Callable[[], str]) -> None:
+    assert (TOP / "docs/reference" / name).read_text() == page(), "renew it: python3 -m deploy.reference"
 
 
 def test_the_reference_has_every_command_and_option() -> None:
     """Not by what made it: every option is there by its name."""
-    sections = dict(re.findall(r"^## (.*)\n((?:(?!^## ).*\n)*)", reference.page(), re.MULTILINE))
+    sections = dict(re.findall(r"^## (.*)\n((?:(?!^## ).*\n)*)", reference.commands_page(), re.MULTILINE))
     for context in reference.commands(click.Context(main, info_name="equipoise")):
         section = sections.pop(context.command_path)
         shown = "all there are" if "and all there are" in section else section

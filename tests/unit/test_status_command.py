@@ -109,7 +109,7 @@ def test_a_divided_cache() -> None:
     assert list(status_commands._caches([one])) == [
         "kvm1: cache of all else: 8 ways (ff0) in domain 0",
         "kvm1: cache of batch: ",
-        "kvm1: cache of shop: 4 ways (f) in domain 0, 2 ways (3) in domain 1 foreign",
+        "kvm1: cache of shop: 4 ways (f) in domain 0, 2 ways (3) in domain 1 (externally modified)",
         "kvm1: shop gets 4 of 6 ways in domain 0",
     ]
 
@@ -145,9 +145,14 @@ def test_what_vms_have_of_the_cache_and_of_memory() -> None:
             WARP,
             vm(13_288, knob("slice", "100000", original="0", owned=True)),
             ["warps of 1 VM by slice (it was set and read back): it can do this; it cannot do that", "13,288 us"],
-            ["given up"],
+            ["modified"],
         ),
-        (WARP, vm(None, knob("slice", "5000000", foreign=True)), ["given up: slice 0"], ["13,288"]),
+        (
+            WARP,
+            vm(None, knob("slice", "5000000", foreign=True)),
+            ["vCPU 0 slice: 5,000,000 ns (externally modified)"],
+            ["13,288"],
+        ),
         (None, vm(None), [], ["warp"]),
         (
             None,
@@ -156,8 +161,11 @@ def test_what_vms_have_of_the_cache_and_of_memory() -> None:
                 knob("scheduling", "1002", original="0", owned=True),
                 knob("rt_runtime", "300000", original="0", owned=True),
             ),
-            ["vCPU 0: fifo 2", "real-time limit: 300000 (was 0) us"],
-            ["foreign"],
+            [
+                "vCPU 0 scheduling: fifo 2 (was nice 0)",
+                "group 0 real-time limit: 300,000 us a second (was 0 us a second)",
+            ],
+            ["modified"],
         ),
         (None, vm(None, knob("scheduling", "0"), knob("rt_runtime", "0")), [], ["nice", "real-time"]),
     ],

@@ -46,7 +46,7 @@ def test_a_release_shows_exactly_what_is_put_back_and_waits_for_the_confirmation
     page = operator.get(f"{path}?mode=released")
     assert page.status == 200
     assert [tag.text for tag in page.all("span", class_="tag")] == ["exact"]
-    assert plan(page) == ["web-1 weight 10000 100 mode released", "web-1 vcpu_pin 0 1 0-3 mode released"]
+    assert plan(page) == ["web-1 CPU weight 10000 100 mode released", "web-1 vCPU 0 pin 1 0-3 mode released"]
     kind, name = path.split("/")[2:]
     assert desk.api.ok("GET", f"/{kind}/{name}")["mode"] in {None, "enforce"}
     done = operator.post(path, confirmation(page))
@@ -81,7 +81,7 @@ def test_what_was_observed_is_shown_before_it_is_enforced(desk: Desk, operator: 
     ran(desk, "observe", observed=[weight], knobs=[])
     page = operator.get(f"/control/hosts/{HOST}?mode=enforce")
     assert [tag.text for tag in page.all("span", class_="tag")] == ["observed"]
-    assert plan(page) == ["web-1 weight 100 9000 fair: p95"]
+    assert plan(page) == ["web-1 CPU weight 100 9000 fair: p95"]
 
 
 def test_a_mode_of_its_own_can_be_taken_from_a_vm(desk: Desk, operator: Browser) -> None:

@@ -161,9 +161,10 @@ def test_a_line_of_a_vm_tells_what_is_in_force_and_what_others_changed() -> None
     lines = {line.vm["name"]: line for line in vm_lines([batch, web, gone], "kvm1", frozenset(range(4)))}
     assert list(lines) == ["gone", "web", "crunch"]
     assert (lines["web"].weight, lines["web"].original, lines["web"].pins) == ("9100", "100", "pinned to 2")
-    assert lines["web"].foreign == ("vcpu_pin 0",)
-    assert lines["web"].quota is None
-    assert (lines["crunch"].idle, lines["crunch"].pins, lines["crunch"].quota) == (True, "floats over all", "50000")
+    assert lines["web"].foreign == ("vCPU 0 pin",)
+    assert lines["web"].settings == ()
+    assert (lines["crunch"].idle, lines["crunch"].pins) == (True, "floats over all")
+    assert lines["crunch"].settings == ("CPU quota: 50,000 us a period",)
     assert (lines["gone"].running, lines["gone"].weight) == (False, None)
 
 

@@ -60,7 +60,7 @@ def test_a_host_shows_its_pcpus_vms_and_health(desk: Desk) -> None:
     assert "10,000 100" in web
     assert "pinned to 1" in web
     assert "10 ms a second" in web
-    assert "▲ weight: left alone" in crunch
+    assert "▲ CPU weight: left alone" in crunch
     assert "On all pCPUs: crunch" in page.text
     assert "took 12.5 ms, errors: 2" in page.text
     assert "5 settings differ from their original" in page.text
