@@ -15,10 +15,13 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from manager.store.database import open_database
+from manager.store.tokens import Role, create_token
 from tests.security.certificates import authority, certificate
 from tests.security.floods import MIB, Cost, Flood, address, connected, probe_of, watched
 
@@ -35,6 +38,7 @@ class Target:
     pid: int
     port: int
     probe: Callable[[], int]
+    state: Path
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,7 @@ def start(stack: ExitStack, folder: Path, command: list[str], port: int, probe: 
             raise
 
     stack.callback(end)
-    return Starting(process, Target(process.pid, port, probe), folder / "log")
+    return Starting(process, Target(process.pid, port, probe, folder / "state"), folder / "log")
 
 
 @pytest.fixture(scope="module")
@@ -141,8 +145,10 @@ def starting_agent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Startin
 @pytest.fixture(scope="module")
 def agent(starting_agent: StartingAgent) -> Agent:
     target = starting_agent.starting.ready()
-    unix = starting_agent.folder / "state" / "run" / "push.sock"
-    return Agent(target.pid, target.port, target.probe, starting_agent.push_port, unix, starting_agent.syslog_port)
+    unix = target.state / "run" / "push.sock"
+    return Agent(
+        target.pid, target.port, target.probe, target.state, starting_agent.push_port, unix, starting_agent.syslog_port
+    )
 
 
 def judge(cost: Cost, least_probes: int = 5) -> None:
@@ -216,6 +222,25 @@ def test_streams(manager: Target) -> None:
         for _ in lasting(1):
             pass
     judge(cost)
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
+def test_streams_of_somebody_who_may_read(manager: Target, many: bool) -> None:
+    """A token that leaked, or a page that was opened again and again."""
+    with (
+        closing(open_database(f"sqlite:///{manager.state}/equipoise.db")) as database,
+        database.registering() as session,
+    ):
+        _, secret = create_token(session, f"leaked-{many}", Role.VIEWER, None, datetime.now(UTC))
+    request = f"GET /live?topic=fleet HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {secret}\r\n\r\n"
+    with watched(manager.pid, manager.probe) as cost, closing(Flood(manager.port, many)) as flood:
+        flood.send(500, request.encode())
+        for _ in lasting(1.5):
+            pass
+        answers = [flood.answer(number) for number in range(len(flood.opened))]
+    print({answer: answers.count(answer) for answer in set(answers)})
+    judge(cost)
+    assert answers.count(200) >= 1
 
 
 def hammer(port: int, many: bool, request: bytes, seconds: float) -> list[int]:
