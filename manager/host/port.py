@@ -153,7 +153,7 @@ class HostPort(Protocol):
         ...
 
     def warp_counters(self) -> Mapping[str, int]:
-        """What our sched_ext scheduler counted, by the names of docs/how-to/operations.md. Raises HostError."""
+        """What our sched_ext scheduler counted, by the names of docs/reference/metrics.md. Raises HostError."""
         ...
 
     def forget(self, keep: frozenset[VmInstance]) -> None:

@@ -21,7 +21,7 @@ import pytest
 
 from tests.deploy.units import FOLDER, SERVICES, TOP, allowed_calls, capabilities, limited, values
 
-OPERATIONS = (TOP / "docs/how-to/operations.md").read_text()
+OPERATIONS = (TOP / "docs/how-to/deployment.md").read_text()
 NOBODY = 65534
 MDWE = 65, 1
 """PR_SET_MDWE and PR_MDWE_REFUSE_EXEC_GAIN, prctl(2): what MemoryDenyWriteExecute= comes to."""

@@ -64,7 +64,7 @@ def _set_aside(subject: Subject) -> CheckResult:
         return works("no damaged file was set aside")
     return warning(
         f"set aside as damaged in {subject.state_dir}: {', '.join(found)}",
-        "look at the disk and its file system; then see docs/how-to/operations.md, and remove or archive them",
+        "look at the disk and its file system; then see docs/how-to/recovery.md, and remove or archive them",
     )
 
 
