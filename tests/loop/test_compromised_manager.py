@@ -9,9 +9,9 @@ import pytest
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.registration import Application, Sla, Tier
 from manager.model.rules import IrqSteering, PlacementRules
-from manager.model.scheduling import Policy, Scheduling, is_real_time
+from manager.model.scheduling import Scheduling, SchedulingPolicy, is_real_time
 from manager.model.topology import NicQueue, Topology
-from manager.model.warp import Rung, WarpUse
+from manager.model.warp import Mechanism, WarpUse
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.fakes.host import FakeHost
@@ -25,7 +25,7 @@ def attacked(rig: Rig) -> Rig:
     queues = (NicQueue("eth0", 40, host.online, frozenset({1}), managed=False),)
     host.topology = replace(Topology.flat(host.online), queues=queues)
     host.irqs = {40: host.online}
-    host.rungs = tuple(rung for rung in Rung if rung.value == "sched_ext")
+    host.rungs = tuple(rung for rung in Mechanism if rung.value == "sched_ext")
     host.limits = True
     host.boot("web", 2)
     host.boot("hog")
@@ -42,7 +42,7 @@ def ticks(rig: Rig) -> FakeHost:
 
 
 def test_no_vcpu_gets_a_real_time_priority(attacked: Rig) -> None:
-    attacked.register("web", scheduling=Scheduling(Policy.FIFO, limit=0.9))
+    attacked.register("web", scheduling=Scheduling(SchedulingPolicy.FIFO, limit=0.9))
     host = ticks(attacked)
     values = [value for vm in host.vms.values() for value in vm.schedulings.values()]
     assert [value for value in values if is_real_time(value)] == []

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import tarfile
 import time
 import unicodedata
 from collections.abc import Iterator
@@ -62,6 +63,30 @@ def command(service: Service, *words: str) -> Result:
     """What a command prints on a wide terminal."""
     environ = {"EQUIPOISE_MANAGER_URL": service.url, "EQUIPOISE_TOKEN": service.token(), "COLUMNS": "1000"}
     return CliRunner(env=environ).invoke(main, words)
+
+
+def test_no_secret_that_an_agent_wrote_is_in_a_bundle(service: Service, tmp_path: Path) -> None:
+    secrets = ["eqj_JoinToken-of-somebody_123456789", "t0ken-in-a-parameter", "p4ss@with-an-at"]
+    text = f"{secrets[0]} https://h.example.org/x?token={secrets[1]} https://me:{secrets[2]}@h.example.org/"
+    event = {"id": "00000000-0000-4000-9000-000000000001", "at": "2026-03-01T12:00:00Z", "host": HOST}
+    event |= {"severity": "error", "kind": "failed", "message": text, "vm": None}
+    service.ask("POST", f"/hosts/{HOST}/report", report(events=[event]), service.token(AGENT_TOKEN_FILE))
+    path = tmp_path / "bundle.tar.gz"
+    made = command(service, "support-bundle", f"--state-dir={tmp_path}", f"--output={path}")
+    assert made.exit_code == 0, made.output
+    with tarfile.open(path) as bundle:
+        parts = {part.name: bundle.extractfile(part) for part in bundle}
+        texts = {name: file.read().decode(errors="replace") for name, file in parts.items() if file}
+    assert [text for text in texts.values() if event["id"] in text], "the event is in it"
+    assert {(name, secret) for name, text in texts.items() for secret in secrets if secret in text} == set()
+
+
+def test_a_bundle_is_written_through_no_link_of_somebody_else(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("precious")
+    (tmp_path / "bundle.tar.gz").symlink_to(tmp_path / "theirs")
+    made = command(service, "support-bundle", f"--state-dir={tmp_path}", f"--output={tmp_path}/bundle.tar.gz")
+    assert made.exit_code == 1
+    assert (tmp_path / "theirs").read_text() == "precious"
 
 
 @contextlib.contextmanager

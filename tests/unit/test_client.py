@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -135,3 +137,33 @@ def test_an_answer_that_is_too_long_is_not_read(server: str, monkeypatch: pytest
     with pytest.raises(ManagerUnavailable, match="longer than 1 bytes"):
         client.get("/vms")
     client.close()
+
+
+class Endless(BaseHTTPRequestHandler):
+    """Answers with more than anybody should hold."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(100):
+                self.wfile.write(b" " * 2**20)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing is printed."""
+
+
+def test_a_manager_cannot_fill_an_agents_memory_with_an_answer() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Endless) as endless:
+        threading.Thread(target=endless.serve_forever, daemon=True).start()
+        client = ManagerClient(f"http://127.0.0.1:{endless.server_address[1]}", "s3cret")
+        tracemalloc.start()
+        try:
+            with pytest.raises(ManagerUnavailable):
+                client.get("/vms")
+            assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
+        finally:
+            tracemalloc.stop()
+            client.close()
+            endless.shutdown()
