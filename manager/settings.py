@@ -15,9 +15,10 @@ from pathlib import Path
 
 from manager.errors import SettingsError
 from manager.model.cpus import parse_cpus
+from manager.model.fields import NAME_PATTERN
 from manager.model.limits import LEAST_PCPUS, USUAL, AgentLimits, parse_allow, parse_deny
 from manager.model.reach import parse_reach
-from manager.model.registration import NAME_PATTERN, Mode
+from manager.model.registration import Mode
 
 Value = str | int | float
 ENV_PREFIX = "EQUIPOISE_"

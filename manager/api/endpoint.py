@@ -25,8 +25,8 @@ from manager.api.schemas import access, fleet, history, preview, service
 from manager.api.schemas import registration as registered
 from manager.api.schemas.registration import MergePatch
 from manager.api.validation import read_json, read_text
+from manager.model.fields import Schema
 from manager.protocol import assignment, registration, report, samples, sources
-from manager.protocol.fields import Schema
 from manager.protocol.samples import Problem
 
 View = Callable[..., Response]

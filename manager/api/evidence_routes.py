@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint
-from manager.api.history_routes import pcpus_of, sla_body, violation_out
+from manager.api.history_routes import pcpus_of, violation_out
 from manager.api.queries import EvidenceQuery, NamePath
 from manager.api.schemas.history import EvidenceOut, MeasureOut
 from manager.control.blame import Case, HostTicks, Verdict, blame
@@ -66,7 +66,7 @@ def evidence_api(context: ManagerContext) -> APIBlueprint:
             EvidenceOut(
                 application=row.name,
                 at=timestamp(span.end_s) if span else at,
-                sla=sla_body(sla),
+                sla=sla,
                 violation=violation_out(span) if span else None,
                 rate_rps=rate_rps,
                 verdict=verdict.kind,

@@ -20,11 +20,10 @@ from manager.api.schemas.fleet import FleetApplication, FleetHost, FleetOut
 from manager.control.budget import HOUR_S
 from manager.control.error_budget import PERIOD_S, WINDOWS_S, Judged, burning
 from manager.control.sla import sla_state, watched_percentile
+from manager.model.fields import Name, Schema
 from manager.model.registration import Mode
 from manager.model.window import SlaState, Window
 from manager.protocol.convert import timestamp
-from manager.protocol.fields import Name, Schema
-from manager.protocol.registration import SlaBody
 from manager.protocol.report import TickStatus
 from manager.store.applications import sla_of
 from manager.store.error_budgets import ErrorBudgets, Rolled
@@ -185,9 +184,7 @@ def _application(
     sla, target = sla_of(one.row), context.attainment_target
     return FleetApplication(
         name=one.row.name,
-        sla=SlaBody(percentile=sla.percentile, response_time_ms=sla.response_time_ms, max_rate_rps=sla.max_rate_rps)
-        if sla
-        else None,
+        sla=sla,
         sla_state=one.state,
         measured_ms=one.measured_ms,
         measured_at=timestamp(one.window.end_s) if one.window else None,

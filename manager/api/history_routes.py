@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import datetime, timedelta
 
 from flask import Response
@@ -45,7 +44,6 @@ from manager.errors import InvalidRequest
 from manager.model.cpus import parse_cpus
 from manager.model.registration import Sla, VmClass
 from manager.protocol.convert import timestamp
-from manager.protocol.registration import SlaBody
 from manager.store.applications import application_with_past, applications_of, sla_of
 from manager.store.history import (
     MAX_TICKS,
@@ -89,7 +87,7 @@ def history_api(context: ManagerContext) -> APIBlueprint:
                 since=timestamp(steps.first_s),
                 until=timestamp(_end_s(steps)),
                 step_s=steps.step_s,
-                sla=sla_body(sla),
+                sla=sla,
                 steps=[_step_out(period, steps, sla) for period in found],
                 violations=[violation_out(span) for span in spans],
             )
@@ -109,7 +107,7 @@ def history_api(context: ManagerContext) -> APIBlueprint:
         return answer(
             BudgetsOut(
                 application=row.name,
-                sla=sla_body(sla),
+                sla=sla,
                 slot_s=context.slot_s,
                 attainment_target=context.attainment_target,
                 budget_remaining=whole.budget_remaining(context.attainment_target),
@@ -188,11 +186,6 @@ def history_api(context: ManagerContext) -> APIBlueprint:
         )
 
     return api
-
-
-def sla_body(sla: Sla | None) -> SlaBody | None:
-    """A promise as it is answered."""
-    return SlaBody(**asdict(sla)) if sla else None
 
 
 def violation_out(span: Span) -> ViolationOut:

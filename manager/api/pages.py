@@ -6,7 +6,7 @@ from manager.api.schemas.access import AuditOut, SessionOut, UserOut
 from manager.api.schemas.history import StoryOut
 from manager.api.schemas.registration import ApplicationOut, DomainOut, HostOut, SourceOut, VmOut, WindowOut
 from manager.api.schemas.service import JoinTokenOut, PolicyOut, TokenOut
-from manager.protocol.fields import Name, Schema
+from manager.model.fields import Name, Schema
 from manager.protocol.report import CapabilitiesBody, EventBody, RecordBody, TickBody
 
 

@@ -8,10 +8,10 @@ from pydantic import Field
 from werkzeug.exceptions import PreconditionFailed
 from werkzeug.http import parse_etags
 
+from manager.model.fields import Moment, Name, Schema
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode, VmClass
-from manager.protocol.fields import Moment, Name, Schema
 
 
 class NamePath(Schema):

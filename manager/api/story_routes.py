@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint
-from manager.api.history_routes import sla_body
 from manager.api.pages import StoryPage
 from manager.api.paging import cut, read_cursor, time_place
 from manager.api.queries import StoryQuery
@@ -102,7 +101,7 @@ def _entry(
         mode=first.mode,
         outcome=outcome_of(changes),
         reason=reasons(changes),
-        sla=sla_body(times.sla) if times else None,
+        sla=times.sla if times else None,
         time_ms=times.time_ms if times else None,
         later_s=_INTERVALS * context.slot_s,
         later_ms=times.later_ms if times else None,

@@ -6,16 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 from werkzeug.exceptions import BadRequest
 
 from manager.errors import InvalidRequest
 from manager.masking import masked
 
-Model = TypeVar("Model", bound=BaseModel)
+Model = TypeVar("Model")
 Subschemas = list[dict[str, Any]]
 
 _MAX_ERRORS = 20
@@ -23,6 +23,7 @@ _MAX_VALUE_TEXT = 80
 _MAX_MASKED_TEXT = 4000
 _KEY = "[key]"  # pydantic's mark for an error of a mapping's key
 _TAG_ERRORS = frozenset({"union_tag_invalid", "union_tag_not_found"})
+_UNKNOWN = frozenset({"extra_forbidden", "unexpected_keyword_argument"})
 _SIZES = frozenset({"too_long", "too_short"})
 
 
@@ -42,18 +43,26 @@ class InvalidFields(InvalidRequest):
         self.errors = tuple(errors[:_MAX_ERRORS])
 
 
+def adapter_of(model: type[Model]) -> TypeAdapter[Model]:
+    """What reads and writes values of a type."""
+    return cast(TypeAdapter[Model], _adapter_of(model))  # type: ignore[arg-type] # a type can be hashed
+
+
+_adapter_of = cache(TypeAdapter)
+
+
 def read_json(model: type[Model], text: bytes) -> Model:
     """A request's body. Raises BadRequest for malformed JSON, InvalidFields for bad values.
 
     Strict: a number written as text, or 1 for true, is refused, not guessed at. The parser bounds nesting.
     """
     try:
-        return model.model_validate_json(text, strict=True)
+        return adapter_of(model).validate_json(text, strict=True)
     except ValidationError as error:
         raise refusal(model, error) from None
 
 
-def refusal(model: type[BaseModel], error: ValidationError) -> BadRequest | InvalidFields:
+def refusal(model: type, error: ValidationError) -> BadRequest | InvalidFields:
     """The error that answers a body which cannot be read as ``model``."""
     for one in error.errors(include_url=False, include_context=False, include_input=False):
         if one["type"] == "json_invalid":
@@ -61,7 +70,7 @@ def refusal(model: type[BaseModel], error: ValidationError) -> BadRequest | Inva
     return _refusal(model, error)
 
 
-def field_error(model: type[BaseModel], error: ErrorDetails) -> FieldError:
+def field_error(model: type, error: ErrorDetails) -> FieldError:
     """One error of pydantic's about a ``model``, in words."""
     return _field_error(_schema_of(model), error)
 
@@ -78,7 +87,7 @@ def read_lines(model: type[Model], text: bytes, most: int) -> list[Model]:
     errors: list[FieldError] = []
     for place, line in enumerate(lines):
         try:
-            read.append(model.model_validate_json(line, strict=True))
+            read.append(adapter_of(model).validate_json(line, strict=True))
         except ValidationError as error:
             errors += [_of_line(place, one) for one in _refusal(model, error).errors]
             if len(errors) >= _MAX_ERRORS:
@@ -96,7 +105,7 @@ def _of_line(place: int, error: FieldError) -> FieldError:
 def read_text(model: type[Model], values: Mapping[str, str]) -> Model:
     """Path, query string or headers, whose values are all text. Raises InvalidFields."""
     try:
-        return model.model_validate(values)
+        return adapter_of(model).validate_python(values)
     except ValidationError as error:
         raise _refusal(model, error) from None
 
@@ -108,16 +117,16 @@ def shown(value: object) -> str:
     return text if len(text) <= _MAX_VALUE_TEXT else text[:_MAX_VALUE_TEXT] + "…"
 
 
-def _refusal(model: type[BaseModel], error: ValidationError) -> InvalidFields:
+def _refusal(model: type, error: ValidationError) -> InvalidFields:
     schema = _schema_of(model)
     details = error.errors(include_url=False)
     return InvalidFields([_field_error(schema, one) for one in details[:_MAX_ERRORS]])
 
 
 @cache
-def _schema_of(model: type[BaseModel]) -> dict[str, Any]:
+def _schema_of(model: type) -> dict[str, Any]:
     """Kept, as making it takes a millisecond, and a body may be refused for each of its lines."""
-    return model.model_json_schema()
+    return adapter_of(model).json_schema()
 
 
 def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:
@@ -125,7 +134,7 @@ def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:
     if error["type"] in _TAG_ERRORS:
         return _tag_error(schema, location, error)
     field = _json_path([step for step in location if not isinstance(step, _Tag)])
-    if error["type"] == "extra_forbidden":
+    if error["type"] in _UNKNOWN:
         known = sorted(name for at in _at(schema, location[:-1]) for name in at.get("properties", {}))
         return FieldError(field, f"is not a known field; known: {', '.join(known)}")
     if error["type"] == "json_invalid":

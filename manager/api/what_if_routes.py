@@ -23,7 +23,6 @@ from manager.errors import InvalidRequest, NotFound
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord
 from manager.protocol.convert import assignment_of, timestamp
-from manager.protocol.registration import LawBody
 from manager.protocol.report import CapabilitiesBody, VmStatus
 from manager.replay.policy_replay import LOOK_BACK_S, Replay, ReplayStep, changes, replay, summaries
 from manager.replay.recording import RecordedVm, Recording, capabilities_of
@@ -143,7 +142,7 @@ def _thinned(found: Replay, recording: Recording) -> WhatIfOut:
         since=timestamp(recording.from_s),
         until=timestamp(recording.to_s),
         policy=found.policy,
-        law=LawBody(**asdict(found.law)),
+        law=found.law,
         recorded_policies=list(dict.fromkeys(tick.policy for tick in recording.ticks)),
         interval_s=found.interval_s,
         ticks=len(found.steps),

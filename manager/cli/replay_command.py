@@ -14,7 +14,6 @@ from manager.errors import RecordingError, SettingsError
 from manager.model.law import Law
 from manager.model.window import SlaState
 from manager.protocol.convert import timestamp
-from manager.protocol.registration import LawBody
 from manager.replay.policy_replay import AppSummary, Replay, WeightChange, changes, summaries
 from manager.replay.policy_replay import replay as run_replay
 from manager.replay.recording import Recording, read_lines
@@ -104,7 +103,7 @@ def _law(recorded: Law, given: Sequence[str]) -> Law:
         if not equals:
             raise SettingsError(f"--law {one!r} is refused: use NAME=VALUE, such as gain=1")
         values[name] = value
-    return Law(**read_text(LawBody, values).model_dump())
+    return read_text(Law, values)
 
 
 def _tables(found: Replay, recording: Recording) -> list[Table]:

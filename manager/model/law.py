@@ -3,60 +3,72 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from manager.model.fields import CLOSED
 
 
 @dataclass(frozen=True, slots=True)
 class Law:
     """How response times become weights; the defaults are shown to be good in docs/how-to/simulator.md.
 
-    ``published``: the law exactly as printed (design, section 4), without any of the following but the batch floor.
-    ``min_samples``: response times that a percentile needs; windows are merged until there are as many.
-    ``max_age_s``: windows that ended earlier are stale: weights are held, after ``hold_s`` they fall back to
-    `priority`. ``gain``: exponent on RT / RT_SLA, which counts as at least 1 / ``largest_miss``, and above
-    ``largest_miss`` for less and less again, since more weight does not save who misses by so much.
-    ``demand_exponent``: that on C, below 1 for the benefit of small applications. ``smoothing``: weight of the newest
-    value in the moving averages. ``dead_band``: relative changes of a weight below it are not made. ``max_step``:
-    largest factor by which a weight changes in one interval. ``idle_hold_s``: an application without requests keeps
-    its weight that long, then it decays by half in each ``idle_half_life_s``. ``batch_floor``: share of the host's CPU
-    that batch VMs get at least, averaged over ``floor_window_s``. ``over_rate_s``: the time over which the rate is
-    judged; `isolation` acts when it is above max_rate_rps, until it is below (1 - ``over_rate_margin``) of that.
+    ``published`` is the law of docs/concepts/policies.md as it was printed. Weights fall back to `priority`
+    ``hold_s`` after windows are stale. RT / RT_SLA counts for less and less above ``largest_miss``, since more
+    weight does not save an application that is violated by so much. `isolation` acts while the rate is above
+    max_rate_rps, until it is below (1 - ``over_rate_margin``) of that.
     """
 
-    published: bool = False
-    min_samples: int = 50
-    max_age_s: float = 30.0
-    hold_s: float = 30.0
-    gain: float = 2.0
-    largest_miss: float = 3.0
-    demand_exponent: float = 0.5
-    smoothing: float = 0.2
-    dead_band: float = 0.25
-    max_step: float = 2.0
-    idle_hold_s: float = 60.0
-    idle_half_life_s: float = 30.0
-    batch_floor: float = 0.01
-    floor_window_s: float = 60.0
-    over_rate_s: float = 10.0
-    over_rate_margin: float = 0.1
+    published: Annotated[bool, Field(description="exactly as printed: nothing of the following but batch_floor")] = (
+        False
+    )
+    min_samples: Annotated[
+        int,
+        Field(
+            ge=1,
+            le=100_000,
+            description="response times a percentile needs; windows are merged until there are as many",
+        ),
+    ] = 50
+    max_age_s: Annotated[
+        float, Field(ge=1, le=3_600, description="age at which windows are stale and weights are held")
+    ] = 30.0
+    hold_s: Annotated[
+        float, Field(ge=0, le=3_600, description="how long they are held before they fall back to priority")
+    ] = 30.0
+    gain: Annotated[float, Field(ge=0.05, le=5, description="exponent on response time / promised time")] = 2.0
+    largest_miss: Annotated[
+        float,
+        Field(
+            ge=1.1,
+            le=1_000,
+            description="that quotient counts as at least the inverse of this, and above it for less and less again",
+        ),
+    ] = 3.0
+    demand_exponent: Annotated[float, Field(ge=0, le=1, description="exponent on the CPU used")] = 0.5
+    smoothing: Annotated[float, Field(ge=0.01, le=1, description="weight of the newest value in moving averages")] = 0.2
+    dead_band: Annotated[float, Field(ge=0, le=1, description="relative changes of a weight below it are not made")] = (
+        0.25
+    )
+    max_step: Annotated[
+        float, Field(ge=1.01, le=1_000, description="largest factor by which a weight changes in an interval")
+    ] = 2.0
+    idle_hold_s: Annotated[
+        float, Field(ge=0, le=86_400, description="how long an application without requests keeps its weight")
+    ] = 60.0
+    idle_half_life_s: Annotated[
+        float, Field(ge=0.1, le=86_400, description="time in which that weight then halves")
+    ] = 30.0
+    batch_floor: Annotated[
+        float, Field(ge=0, le=0.5, description="share of the host's CPU that batch VMs get at least")
+    ] = 0.01
+    floor_window_s: Annotated[float, Field(ge=1, le=3_600, description="time over which that share is averaged")] = 60.0
+    over_rate_s: Annotated[float, Field(ge=0, le=3_600, description="time over which the rate is judged")] = 10.0
+    over_rate_margin: Annotated[
+        float, Field(ge=0, le=0.9, description="how far below it a rate must be, to count as below")
+    ] = 0.1
+    __pydantic_config__: ClassVar = CLOSED
 
 
 DEFAULT_LAW = Law()
-
-BOUNDS: dict[str, tuple[float, float]] = {
-    "min_samples": (1, 100_000),
-    "max_age_s": (1, 3600),
-    "hold_s": (0, 3600),
-    "gain": (0.05, 5),
-    "largest_miss": (1.1, 1000),
-    "demand_exponent": (0, 1),
-    "smoothing": (0.01, 1),
-    "dead_band": (0, 1),
-    "max_step": (1.01, 1000),
-    "idle_hold_s": (0, 86_400),
-    "idle_half_life_s": (0.1, 86_400),
-    "batch_floor": (0, 0.5),
-    "floor_window_s": (1, 3600),
-    "over_rate_s": (0, 3600),
-    "over_rate_margin": (0, 0.9),
-}
-"""Least and largest value of each number."""

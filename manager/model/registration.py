@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from manager.model.cpus import CpuSet
+from manager.model.fields import CLOSED, Name, Percentile
 from manager.model.law import DEFAULT_LAW, Law
 from manager.model.rules import DEFAULT_RULES, PlacementRules
 from manager.model.scheduling import Scheduling
 from manager.model.source import Source
 from manager.model.warp import DEFAULT_WARP_MAX_US, WarpUse, WarpWish
-
-NAME_MAX = 63
-NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}$"
-"""Names of hosts, VMs, applications, tiers, policies and tokens."""
-
 
 DEFAULT_BANDWIDTH_WARNING = 0.9
 """See ``HostSpec``."""
@@ -82,19 +81,26 @@ class VmSpec:
 
 @dataclass(frozen=True, slots=True)
 class Sla:
-    """The promise: ``percentile`` of response times stays at or below ``response_time_ms`` up to ``max_rate_rps``."""
+    """``percentile`` of response times stays at or below ``response_time_ms`` at up to ``max_rate_rps``."""
 
-    response_time_ms: float
-    percentile: float = 95.0
-    max_rate_rps: float | None = None
+    response_time_ms: Annotated[
+        float, Field(gt=0, le=100_000, description="the percentile of response times stays at or below it")
+    ]
+    percentile: Annotated[Percentile, Field(description="95: of 100 requests, 95 are answered in that time")] = 95.0
+    max_rate_rps: Annotated[
+        Annotated[float, Field(gt=0, le=1e9)] | None,
+        Field(description="requests per second up to which the SLA applies; null: at any rate"),
+    ] = None
+    __pydantic_config__: ClassVar = CLOSED
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
     """One tier of an application and the names of the registered VMs that serve it."""
 
-    name: str
-    vms: tuple[str, ...] = ()
+    name: Name
+    vms: Annotated[tuple[Name, ...], Field(max_length=1000)] = ()
+    __pydantic_config__: ClassVar = CLOSED
 
 
 class Sharing(StrEnum):

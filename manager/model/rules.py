@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
-from manager.model.cpus import CpuSet
+from pydantic import Field
+
+from manager.model.fields import CLOSED, Cpus
 
 
 class BatchPlacement(StrEnum):
@@ -35,26 +38,43 @@ class IrqSteering(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PlacementRules:
-    """How VMs are placed on a host's pCPUs.
+    """How VMs are placed on a host's pCPUs, see docs/concepts/placement.md."""
 
-    ``reserved_cpus``: pCPUs that no VM is pinned to. ``min_gain``: a placed vCPU moves only where that makes the worst
-    expected response time of the VMs concerned smaller by this fraction. ``moves_per_min``: so many vCPUs of placed
-    VMs move in a minute at most. ``demand_window_s``: time over which the CPU use of vCPUs is averaged.
-    """
-
-    batch: BatchPlacement = BatchPlacement.FLOAT
-    reserved_cpus: CpuSet = frozenset()
-    irqs: IrqSteering = IrqSteering.OFF
-    min_gain: float = 0.2
-    moves_per_min: int = 6
-    demand_window_s: float = 60.0
+    batch: Annotated[
+        BatchPlacement,
+        Field(
+            description="batch VMs: float over all pCPUs; fence: off those of critical vCPUs; single: on one pCPU each"
+        ),
+    ] = BatchPlacement.FLOAT
+    reserved_cpus: Annotated[
+        Cpus,
+        Field(
+            description="pCPU numbers and ranges such as 0-3,8 that no VM is pinned to",
+            json_schema_extra={"default": ""},
+        ),
+    ] = frozenset()
+    irqs: Annotated[
+        IrqSteering,
+        Field(
+            description="network interrupts: off: as they are; reserved: on the reserved pCPUs; serving:"
+            " on critical ones"
+        ),
+    ] = IrqSteering.OFF
+    min_gain: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=10,
+            description="a placed vCPU moves only where the worst expected response time falls by this fraction",
+        ),
+    ] = 0.2
+    moves_per_min: Annotated[
+        int, Field(ge=0, le=1_000, description="vCPUs of placed VMs that move in a minute at most")
+    ] = 6
+    demand_window_s: Annotated[
+        float, Field(ge=1, le=3_600, description="time over which the CPU use of vCPUs is averaged")
+    ] = 60.0
+    __pydantic_config__: ClassVar = CLOSED
 
 
 DEFAULT_RULES = PlacementRules()
-
-BOUNDS: dict[str, tuple[float, float]] = {
-    "min_gain": (0, 10),
-    "moves_per_min": (0, 1000),
-    "demand_window_s": (1, 3600),
-}
-"""Least and largest value of each number."""

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from manager.model.fields import CLOSED
 
 
 class SchedulingPolicy(StrEnum):
@@ -36,10 +41,36 @@ class Scheduling:
     ``limit`` is the share of each second of each pCPU that all vCPUs of the VM together may run, each an equal part.
     """
 
-    policy: SchedulingPolicy
-    priority: int | None = None
-    nice: int | None = None
-    limit: float | None = None
+    policy: Annotated[SchedulingPolicy, Field(description="fifo and rr: before all that is not real-time")]
+    priority: Annotated[
+        Annotated[int, Field(ge=1, le=LARGEST_PRIORITY)] | None,
+        Field(description="of fifo and rr, the larger goes first; null: 1"),
+    ] = None
+    nice: Annotated[
+        Annotated[int, Field(ge=LEAST_NICE, le=LARGEST_NICE)] | None,
+        Field(description="of other, the smaller gets more; null: 0"),
+    ] = None
+    limit: Annotated[
+        Annotated[float, Field(ge=LEAST_LIMIT, le=LARGEST_LIMIT)] | None,
+        Field(
+            validate_default=True,
+            description="share of each second of each pCPU that all its vCPUs together may run, with fifo and rr",
+        ),
+    ] = None
+    __pydantic_config__: ClassVar = CLOSED
+
+    @field_validator("priority", "nice", "limit")
+    @classmethod
+    def _fits(cls, value: float | None, info: ValidationInfo) -> float | None:
+        policy = info.data.get("policy")
+        if policy is None:  # refused itself
+            return value
+        if value is None:
+            if info.field_name == "limit" and policy is not SchedulingPolicy.OTHER:
+                raise ValueError(f"{policy} needs a limit")
+        elif (info.field_name == "nice") is not (policy is SchedulingPolicy.OTHER):
+            raise ValueError(f"{policy} has no {info.field_name}")
+        return value
 
     @property
     def real_time(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, Field
 
-from manager.protocol.fields import Count, Name, Schema, Text
+from manager.model.fields import Count, Name, Schema, Text
 from manager.protocol.registration import ApplicationIn, HostIn, VmIn
 from manager.protocol.report import ReadyBody
 

@@ -9,19 +9,16 @@ from typing import Any
 
 from manager.control.source_rules import source_fields, source_of
 from manager.model.cpus import format_cpus, parse_cpus
+from manager.model.fields import MAX_TEXT
 from manager.model.finding import Finding
 from manager.model.histogram import Histogram
 from manager.model.host import Capabilities, VmInstance
-from manager.model.law import Law
-from manager.model.registration import Application, Assignment, HostSpec, Sla, Tier, VmSpec
-from manager.model.rules import PlacementRules
-from manager.model.scheduling import Scheduling
+from manager.model.registration import Application, Assignment, HostSpec, VmSpec
 from manager.model.source import SourceStatus
 from manager.model.topology import NicQueue, Pcpu, Topology
 from manager.model.window import Ready, Window
 from manager.protocol.assignment import AssignedApplication, AssignedWindow, AssignmentOut
-from manager.protocol.fields import MAX_TEXT
-from manager.protocol.registration import ApplicationIn, HostIn, LawBody, PlacementBody, SlaBody, TierBody, VmIn
+from manager.protocol.registration import ApplicationIn, HostIn, VmIn
 from manager.protocol.report import (
     CapabilitiesBody,
     DomainBody,
@@ -54,7 +51,6 @@ def vm_spec(name: str, body: VmIn, adoptions: int = 0) -> VmSpec:
     """A VM as registered."""
     fields = {field: getattr(body, field) for field in VmIn.model_fields}
     fields["cpus"] = None if body.cpus is None else parse_cpus(body.cpus)
-    fields["scheduling"] = None if body.scheduling is None else Scheduling(**body.scheduling.model_dump())
     return VmSpec(name, **fields, adoptions=adoptions)
 
 
@@ -62,22 +58,19 @@ def vm_fields(spec: VmSpec) -> dict[str, Any]:
     """The inverse of ``vm_spec``: the fields of a VmIn."""
     fields = {field: getattr(spec, field) for field in VmIn.model_fields}
     fields["cpus"] = None if spec.cpus is None else format_cpus(spec.cpus)
-    fields["scheduling"] = None if spec.scheduling is None else asdict(spec.scheduling)
     return fields
 
 
 def host_spec(name: str, body: HostIn, adoptions: int = 0) -> HostSpec:
     """How a host is to be controlled."""
-    rules = body.placement.model_dump()
-    rules["reserved_cpus"] = parse_cpus(body.placement.reserved_cpus)
     return HostSpec(
         name,
         body.mode,
         body.policy,
         body.pinning,
-        Law(**body.law.model_dump()),
+        body.law,
         body.batch_idle,
-        PlacementRules(**rules),
+        body.placement,
         adoptions,
         body.warp,
         body.warp_max_us,
@@ -89,15 +82,13 @@ def host_spec(name: str, body: HostIn, adoptions: int = 0) -> HostSpec:
 
 def host_fields(spec: HostSpec) -> dict[str, Any]:
     """The inverse of ``host_spec``: the fields of a HostIn."""
-    rules = asdict(spec.placement)
-    rules["reserved_cpus"] = format_cpus(spec.placement.reserved_cpus)
     return {
         "mode": spec.mode,
         "policy": spec.policy,
         "pinning": spec.pinning,
         "batch_idle": spec.batch_idle,
-        "law": LawBody(**asdict(spec.law)),
-        "placement": PlacementBody(**rules),
+        "law": spec.law,
+        "placement": spec.placement,
         "warp": spec.warp,
         "warp_max_us": spec.warp_max_us,
         "cache": spec.cache,
@@ -108,19 +99,16 @@ def host_fields(spec: HostSpec) -> dict[str, Any]:
 
 def application_of(name: str, body: ApplicationIn) -> Application:
     """An application."""
-    sla = Sla(body.sla.response_time_ms, body.sla.percentile, body.sla.max_rate_rps) if body.sla else None
-    tiers = tuple(Tier(tier.name, tuple(tier.vms)) for tier in body.tiers)
     sources = tuple(source_of(source.model_dump()) for source in body.sources)
-    return Application(name, tiers, sla, body.mode, body.sharing, sources, body.warp_us, body.cache)
+    return Application(name, body.tiers, body.sla, body.mode, body.sharing, sources, body.warp_us, body.cache)
 
 
 def application_body(application: Application) -> ApplicationIn:
     """The inverse of ``application_of``."""
-    sla = application.sla
     return ApplicationIn.model_validate(
         {
-            "tiers": [TierBody(name=tier.name, vms=list(tier.vms)) for tier in application.tiers],
-            "sla": SlaBody(**asdict(sla)) if sla else None,
+            "tiers": application.tiers,
+            "sla": application.sla,
             "mode": application.mode,
             "sharing": application.sharing,
             "sources": [source_fields(source) for source in application.sources],

@@ -6,12 +6,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from manager.model.finding import FindingStatus
-from manager.model.knobs import Knob
-from manager.model.records import OutcomeKind, Severity
-from manager.model.registration import Mode
-from manager.model.warp import Mechanism
-from manager.protocol.fields import (
+from manager.model.fields import (
     Buckets,
     Count,
     DomainName,
@@ -24,6 +19,11 @@ from manager.protocol.fields import (
     Uuid,
     Weight,
 )
+from manager.model.finding import FindingStatus
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind, Severity
+from manager.model.registration import Mode
+from manager.model.warp import Mechanism
 from manager.protocol.sources import SourceStatusBody
 
 KnobIndex = Annotated[

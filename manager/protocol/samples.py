@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
-from manager.protocol.fields import Buckets, Count, Moment, Schema
+from manager.model.fields import Buckets, Count, Moment, Schema
 
 Milliseconds = Annotated[float, Field(ge=0, le=1e6)]
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field
 
+from manager.model.fields import Count, Moment, Name, Percentile, Schema, Text
 from manager.model.source import SourceKind, SourceState, TimeField
 from manager.model.url import secret_of
-from manager.protocol.fields import Count, Moment, Name, Percentile, Schema, Text
 
 _LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")

@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from manager.errors import RecordingError
 from manager.model.cpus import parse_cpus
+from manager.model.fields import Moment, Name, Schema, Weight
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, Capabilities
 from manager.model.records import DecisionRecord, TickRecord, VcpuTick, VmTick
 from manager.model.registration import Assignment
@@ -34,7 +35,6 @@ from manager.protocol.convert import (
     window_body,
     window_of,
 )
-from manager.protocol.fields import Moment, Name, Schema, Weight
 from manager.protocol.report import CapabilitiesBody, RecordBody, TickBody, WindowBody
 
 FORMAT, VERSION = "equipoise-recording", 1

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from manager.errors import SettingsError
 from manager.model.cache import BandwidthUnit, CacheSize, SizeUnit, parse_wish
-from manager.model.law import BOUNDS, Law
+from manager.model.fields import bounds_of
+from manager.model.law import Law
 from manager.model.registration import Sharing, Sla
 from manager.sim.scenario import (
     AppSpec,
@@ -222,16 +223,17 @@ def _fault(fields: Fields) -> Fault:
 
 def _law(fields: Fields) -> Law:
     values: dict[str, float | bool] = {}
+    bounds = bounds_of(Law)
     for field in dataclasses.fields(Law):
         if not fields.has(field.name):
             continue
         if isinstance(field.default, bool):
             values[field.name] = fields.flag(field.name, field.default)
         elif isinstance(field.default, int):
-            low, high = BOUNDS[field.name]
+            low, high = bounds[field.name]
             values[field.name] = fields.whole(field.name, int(low), int(high))
         else:
-            values[field.name] = fields.number(field.name, *BOUNDS[field.name])
+            values[field.name] = fields.number(field.name, *bounds[field.name])
     fields.close()
     return dataclasses.replace(Law(), **values)  # type: ignore[arg-type] # each is of its field's type
 

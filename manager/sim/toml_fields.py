@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from manager.errors import SettingsError
-from manager.model.registration import NAME_PATTERN
+from manager.model.fields import NAME_PATTERN
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

@@ -11,7 +11,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest, NotFound
-from manager.model.registration import NAME_PATTERN
+from manager.model.fields import NAME_PATTERN
 from manager.store.models import Registered
 
 Row = TypeVar("Row", bound=Registered)

@@ -15,7 +15,7 @@ from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
 from manager.errors import SignInRefused
-from manager.model.registration import NAME_PATTERN
+from manager.model.fields import NAME_PATTERN
 from manager.rate_limit import Turns
 from manager.store.access_models import SessionRow, TokenRow, UserRow
 from manager.store.audit import actor_of, record

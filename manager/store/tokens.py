@@ -13,7 +13,7 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict, InvalidRequest
-from manager.model.registration import NAME_MAX
+from manager.model.fields import NAME_MAX
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
 from manager.store.models import Json

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from manager.model.registration import NAME_PATTERN
+from manager.model.fields import NAME_PATTERN
 from manager.model.url import covers
 from manager.telemetry.feed import SourceError
 

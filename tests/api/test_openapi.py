@@ -10,7 +10,7 @@ import pytest
 
 from manager.api import pages
 from manager.api.auth import COOKIE, CSRF_HEADER
-from manager.protocol.fields import Schema
+from manager.model.fields import Schema
 from tests.api.conftest import Api
 
 GOLDEN = Path(__file__).parent / "routes.txt"

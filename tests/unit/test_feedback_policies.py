@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from manager.control.resolve import validate
 from manager.model.decision import ApplicationView, Decision, Note, Snapshot, VmView
+from manager.model.fields import bounds_of
 from manager.model.histogram import Histogram
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, WeightScale
-from manager.model.law import BOUNDS, Law
+from manager.model.law import Law
 from manager.model.registration import Application, HostSpec, Sharing, Sla, Tier, VmClass
 from manager.model.window import SlaState, Window
 from policies.fair import POLICY as FAIR
@@ -322,6 +323,6 @@ def test_whatever_is_measured_weights_stay_legal(ratios, cpu_shares, published: 
 
 def test_every_number_of_the_law_has_bounds_that_hold_its_default() -> None:
     defaults = Law()
-    assert set(BOUNDS) == {name for name in Law.__slots__ if name != "published"}
-    for name, (least, largest) in BOUNDS.items():
+    assert set(bounds_of(Law)) == {name for name in Law.__slots__ if name != "published"}
+    for name, (least, largest) in bounds_of(Law).items():
         assert least <= getattr(defaults, name) <= largest

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AwareDatetime, Field
 
-from manager.protocol.fields import Name, Schema, Text
+from manager.model.fields import Name, Schema, Text
 
 UserRole = Literal["viewer", "operator", "admin"]
 _SECRET = {"format": "password", "writeOnly": True}  # as OpenAPI says; errors do not quote such values

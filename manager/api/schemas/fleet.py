@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pydantic import AwareDatetime, Field
 
-from manager.model.registration import Mode
+from manager.model.fields import Count, Name, Schema, Text
+from manager.model.registration import Mode, Sla
 from manager.model.window import Burn, SlaState
-from manager.protocol.fields import Count, Name, Schema, Text
-from manager.protocol.registration import SlaBody
 from manager.protocol.report import TickStatus
 
 
@@ -15,7 +14,7 @@ class FleetApplication(Schema):
     """An application at a glance."""
 
     name: Name
-    sla: SlaBody | None
+    sla: Sla | None
     sla_state: SlaState
     measured_ms: float | None = Field(description="the SLA's percentile in the latest window; null: unknown")
     measured_at: AwareDatetime | None = Field(description="end of the latest window; null: no response times yet")

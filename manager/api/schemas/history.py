@@ -6,13 +6,13 @@ from typing import Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field
 
+from manager.model.fields import Count, Name, Schema, Text
 from manager.model.knobs import Knob
+from manager.model.law import Law
 from manager.model.records import OutcomeKind
-from manager.model.registration import Mode, VmClass
+from manager.model.registration import Mode, Sla, VmClass
 from manager.model.verdict import VerdictKind
 from manager.model.window import SlaState
-from manager.protocol.fields import Count, Name, Schema, Text
-from manager.protocol.registration import LawBody, SlaBody
 from manager.protocol.report import KnobIndex
 
 Line = list[float | None]
@@ -50,7 +50,7 @@ class HistoryOut(Schema):
     since: AwareDatetime
     until: AwareDatetime
     step_s: float
-    sla: SlaBody | None = Field(description="as it is now")
+    sla: Sla | None = Field(description="as it is now")
     steps: list[StepOut]
     violations: list[ViolationOut] = Field(description="those less than a step apart are one")
 
@@ -73,7 +73,7 @@ class BudgetsOut(Schema):
     """The budgets of the last hour, day and 30 days."""
 
     application: Name
-    sla: SlaBody | None
+    sla: Sla | None
     slot_s: float
     attainment_target: float = Field(description="the setting: 1 minus it is the error budget")
     budget_remaining: float | None = Field(
@@ -156,7 +156,7 @@ class EvidenceOut(Schema):
 
     application: Name
     at: AwareDatetime
-    sla: SlaBody | None
+    sla: Sla | None
     violation: ViolationOut | None = Field(description="null: the SLA was not missed then")
     rate_rps: float | None = Field(description="during it; null: unknown")
     verdict: VerdictKind
@@ -204,7 +204,7 @@ class WhatIfOut(Schema):
     since: AwareDatetime
     until: AwareDatetime
     policy: Name
-    law: LawBody
+    law: Law
     recorded_policies: list[Name]
     interval_s: float
     ticks: Count
@@ -242,7 +242,7 @@ class StoryOut(Schema):
     mode: Mode
     outcome: OutcomeKind = Field(description="the worst of its changes")
     reason: Text
-    sla: SlaBody | None
+    sla: Sla | None
     time_ms: float | None = Field(description="the percentile of the SLA then; null: no SLA, or unknown")
     later_s: float = Field(description="two intervals")
     later_ms: float | None = Field(description="that percentile so much later")

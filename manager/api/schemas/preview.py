@@ -6,8 +6,8 @@ from enum import StrEnum
 
 from pydantic import Field
 
+from manager.model.fields import Name, Schema, Text
 from manager.model.registration import Mode
-from manager.protocol.fields import Name, Schema, Text
 from manager.protocol.report import KnobChange
 
 

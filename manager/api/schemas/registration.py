@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import AwareDatetime, Field, JsonValue, RootModel
 
+from manager.model.fields import Buckets, Name, Schema, Text
 from manager.model.source import SourceKind
 from manager.model.window import SlaState
-from manager.protocol.fields import Buckets, Name, Schema, Text
 from manager.protocol.registration import ApplicationIn, HostIn, VmIn
 from manager.protocol.report import CapabilitiesBody, DomainBody, ReadyBody, TickStatus, VmStatus
 from manager.protocol.sources import SourceStatusBody

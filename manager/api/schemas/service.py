@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 
-from manager.protocol.fields import Moment, Name, Schema, Text
+from manager.model.fields import Moment, Name, Schema, Text
 
 
 class PolicyOut(Schema):

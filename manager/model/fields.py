@@ -1,10 +1,11 @@
-"""What all shapes are made of: names, texts, times and numbers with their bounds."""
+"""What values that are exchanged or stored are made of: names, texts, times and numbers with their bounds."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -13,16 +14,23 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetCoreSchemaHandler,
+    GetPydanticSchema,
+    TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
     WrapValidator,
 )
+from pydantic_core import core_schema
 
 from manager.model.cache import parse_wish
-from manager.model.cpus import format_cpus, parse_cpus
+from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET
-from manager.model.registration import NAME_PATTERN
 from manager.model.warp import MOST_WARP_US
+
+NAME_MAX = 63
+NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}$"
+"""Names of hosts, VMs, applications, tiers, policies and tokens."""
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, dots, dashes, underscores")]
 DomainName = Annotated[
@@ -69,15 +77,25 @@ def _canonical_cpus(text: str) -> str:
     return format_cpus(parse_cpus(text))
 
 
-CpuList = Annotated[
-    str,
-    Field(
-        max_length=MAX_TEXT,
-        pattern=r"^([0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*)?$",
-        description="pCPU numbers and ranges such as 0-3,8",
-    ),
-    AfterValidator(_canonical_cpus),
-]
+_CPUS = Field(
+    max_length=MAX_TEXT,
+    pattern=r"^([0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*)?$",
+    description="pCPU numbers and ranges such as 0-3,8",
+)
+CpuList = Annotated[str, _CPUS, AfterValidator(_canonical_cpus)]
+
+
+def written_as(text: object, read: Callable[[Any], object], write: Callable[[Any], str]) -> GetPydanticSchema:
+    """How a value that JSON does not have is exchanged: as ``text``, a type of text with its bounds."""
+
+    def schema(_kind: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+        written = core_schema.plain_serializer_function_ser_schema(write, return_schema=core_schema.str_schema())
+        return core_schema.no_info_after_validator_function(read, handler.generate_schema(text), serialization=written)
+
+    return GetPydanticSchema(schema)
+
+
+Cpus = Annotated[CpuSet, written_as(Annotated[str, _CPUS], parse_cpus, format_cpus)]
 
 
 def _names_some(text: str) -> str:
@@ -124,7 +142,17 @@ Buckets = Annotated[
 ]
 
 
-class Schema(BaseModel):
-    """Base: unknown fields and NaN are refused."""
+CLOSED = ConfigDict(extra="forbid", allow_inf_nan=False)
+"""Of values that are exchanged: unknown fields and NaN are refused."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+def bounds_of(kind: type) -> dict[str, tuple[float, float]]:
+    """Least and largest value of each number of a dataclass that has both."""
+    fields: dict[str, dict[str, float]] = TypeAdapter(kind).json_schema()["properties"]
+    return {name: (field["minimum"], field["maximum"]) for name, field in fields.items() if "maximum" in field}
+
+
+class Schema(BaseModel):
+    """Base of shapes that are exchanged and nothing else."""
+
+    model_config = CLOSED
