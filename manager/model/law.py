@@ -12,7 +12,7 @@ from manager.model.fields import CLOSED
 
 @dataclass(frozen=True, slots=True)
 class Law:
-    """How response times become weights; the defaults are shown to be good in docs/how-to/simulator.md.
+    """How response times become weights; the defaults are shown to be good in docs/internals/simulator.md.
 
     ``published`` is the law of docs/concepts/policies.md as it was printed. Weights fall back to `priority`
     ``hold_s`` after windows are stale. RT / RT_SLA counts for less and less above ``largest_miss``, since more

@@ -140,7 +140,7 @@ def test_two_slas_on_one_host_are_kept_by_the_one_that_is_nearer_to_missing_it()
 
 
 def test_fair_misses_slas_for_no_longer_than_the_others_over_random_scenarios() -> None:
-    """A sample; `equipoise sim compare --random 200` is the whole, see docs/how-to/simulator.md."""
+    """A sample; `equipoise sim compare --random 200` is the whole, see docs/internals/simulator.md."""
     policies = ("fair", "priority", "equal", "fair:published")
     missed = {
         one.policy: one.violated_s for one in by_policy(run_all([random_scenario(n) for n in range(20, 36)], policies))
