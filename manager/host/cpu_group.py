@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.errors import HostError
-from manager.host.files import open_file, read, read_all, write
+from manager.host.files import open_file, read_all, write
 from manager.host.registry import IDLE_FILE, CgroupCpu
 from manager.model.host import Quota
 from manager.model.knobs import UNLIMITED, Knob
@@ -23,6 +23,11 @@ class GroupState:
     idle: bool | None
     quota: Quota | None
 
+    def value(self, knob: Knob) -> int | None:
+        """As a knob has it."""
+        idle, quota_us = int(self.idle or 0), self.quota.quota_us if self.quota else None
+        return {Knob.WEIGHT: self.weight, Knob.IDLE: idle, Knob.QUOTA: quota_us}[knob]
+
 
 class CpuGroup:
     """A cgroup's files, held open."""
@@ -30,13 +35,13 @@ class CpuGroup:
     def __init__(self, cpu: CgroupCpu, folder: Path) -> None:
         """Open them. Raises VmVanished, HostError."""
         self._cpu = cpu
+        self._files = {Knob.WEIGHT: cpu.weight_file, Knob.IDLE: IDLE_FILE, Knob.QUOTA: cpu.quota_file}
         self._fds: dict[str, int] = {}
         self._seen: tuple[list[bytes], GroupState] | None = None
         try:
-            self._weight = self._open(folder / cpu.weight_file)
-            self._idle = self._open(folder / IDLE_FILE, optional=True)
-            self._quota = self._open(folder / cpu.quota_file, optional=True)
-            self._period = self._open(folder / cpu.period_file, optional=True) if cpu.period_file else -1
+            for name in filter(None, (*self._files.values(), cpu.period_file)):
+                if name == cpu.weight_file or (folder / name).exists():
+                    self._fds[name] = open_file(folder / name, os.O_RDWR)
         except BaseException:  # whatever ends it, no descriptor may stay open
             self.close()
             raise
@@ -49,27 +54,22 @@ class CpuGroup:
         return self._seen[1]
 
     def _state_of(self, texts: Mapping[str, bytes]) -> GroupState:
-        idle = bool(_number_of(texts[IDLE_FILE])) if self._idle >= 0 else None
-        return GroupState(None if idle else _number_of(texts[self._cpu.weight_file]), idle, self._quota_of(texts))
+        idle = bool(_number(texts[IDLE_FILE])) if IDLE_FILE in texts else None
+        return GroupState(None if idle else _number(texts[self._cpu.weight_file]), idle, self._quota_of(texts))
 
     def write(self, knob: Knob, value: int) -> int:
         """Set weight, idle class (0 or 1) or quota (microseconds, or UNLIMITED) and return what it then holds.
 
         Raises VmVanished, and HostError with the kernel's errno: EINVAL for the weight of a group in the idle class.
         """
-        if knob is Knob.WEIGHT:
-            write(self._weight, str(value).encode())
-            return _number(self._weight)
-        descriptor = self._idle if knob is Knob.IDLE else self._quota
-        if descriptor < 0:
+        descriptor = self._fds.get(self._files[knob])
+        if descriptor is None:
             raise HostError(f"this kernel has no file for {knob}", errno.ENOENT)
-        if knob is Knob.IDLE:
-            write(descriptor, str(value).encode())
-            return _number(descriptor)
         # v2 keeps the period where only the quota is written.
-        write(descriptor, b"max" if self._cpu.period_file is None and value == UNLIMITED else str(value).encode())
-        held = self._quota_of({name: read(descriptor) for name, descriptor in self._fds.items()})
-        return value if held is None else held.quota_us
+        unlimited = knob is Knob.QUOTA and value == UNLIMITED and self._cpu.period_file is None
+        write(descriptor, b"max" if unlimited else str(value).encode())
+        held = self.read().value(knob)
+        return value if held is None else held
 
     def close(self) -> None:
         """Close all descriptors; may be called twice."""
@@ -77,19 +77,13 @@ class CpuGroup:
             os.close(self._fds.popitem()[1])
 
     def _quota_of(self, texts: Mapping[str, bytes]) -> Quota | None:
-        if self._quota < 0:
+        period_file, quota_text = self._cpu.period_file, texts.get(self._cpu.quota_file)
+        if quota_text is None:
             return None
-        quota_text, period_file = texts[self._cpu.quota_file], self._cpu.period_file
         if period_file is not None:
-            return Quota(_number_of(quota_text), _number_of(texts[period_file])) if self._period >= 0 else None
+            return Quota(_number(quota_text), _number(texts[period_file])) if period_file in texts else None
         quota, period = _whole(quota_text).split()
         return Quota(UNLIMITED if quota == b"max" else int(quota), int(period))
-
-    def _open(self, path: Path, *, optional: bool = False) -> int:
-        if optional and not path.exists():
-            return -1
-        self._fds[path.name] = descriptor = open_file(path, os.O_RDWR)
-        return descriptor
 
 
 def _whole(text: bytes) -> bytes:
@@ -99,11 +93,6 @@ def _whole(text: bytes) -> bytes:
     return text
 
 
-def _number_of(text: bytes) -> int:
+def _number(text: bytes) -> int:
     """The number that a file consists of. Raises HostError, ValueError."""
     return int(_whole(text))
-
-
-def _number(descriptor: int) -> int:
-    """The number in a file. Raises VmVanished, HostError, ValueError."""
-    return _number_of(read(descriptor))

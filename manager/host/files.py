@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from manager.errors import HostError
@@ -53,3 +54,36 @@ def write(descriptor: int, text: bytes) -> None:
         os.pwrite(descriptor, text, 0)
     except OSError as error:
         raise refusal(f"write {text.decode()}", error) from error
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor for a moment. Raises VmVanished, HostError."""
+    descriptor = open_file(path, flags)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def number_in(path: Path) -> int:
+    """The number that a file holds. Raises VmVanished, HostError."""
+    with opened(path, os.O_RDONLY) as descriptor:
+        try:
+            return read_number(descriptor)
+        except ValueError as error:
+            raise HostError(f"{path}: {error}", errno.EIO) from error
+
+
+def put_number(path: Path, value: int) -> None:
+    """Write it. Raises VmVanished, HostError."""
+    with opened(path, os.O_WRONLY) as descriptor:
+        write(descriptor, str(value).encode())
+
+
+def inode(folder: Path) -> int:
+    """Number of a folder: for a control group, its id. Raises VmVanished, HostError."""
+    try:
+        return folder.stat().st_ino
+    except OSError as error:
+        raise refusal(f"{folder}", error) from error

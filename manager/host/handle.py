@@ -16,6 +16,7 @@ from manager.host import process
 from manager.host.cgroup import VmCgroup
 from manager.host.cpu_group import CpuGroup
 from manager.host.files import open_file, read, read_number
+from manager.host.knob_files import checked_cpus
 from manager.host.numa_memory import memory_nodes
 from manager.host.registry import USER_HZ_NS, HostPaths
 from manager.model.cpus import CpuSet
@@ -147,35 +148,34 @@ class VmHandle:
                 return self._group.write(key.knob, value)
             except ValueError as error:  # as in ``read``
                 raise HostError(f"{self.instance.libvirt_name}: unreadable {key.knob}: {error}", errno.EIO) from error
-        if not isinstance(value, frozenset):
-            raise HostError(f"{key.knob} takes pCPUs, not {value!r}", errno.EINVAL)
+        wanted = checked_cpus(key, value)
         if not self.is_alive():  # thread ids are recycled
             raise VmVanished(f"process {self.instance.pid} is gone")
         if key.knob is Knob.EMULATOR_PIN:
-            return self._pin_emulator(value)
+            return self._pin_emulator(wanted)
         threads = self._threads.vcpus if key.knob is Knob.VCPU_PIN else self._threads.iothreads
         tid = dict(threads).get(key.index)
         if tid is None:
             raise VmVanished(f"{self.instance.libvirt_name} has no thread for {key.knob} {key.index}")
-        process.set_affinity(tid, value)
+        process.set_affinity(tid, wanted)
         return process.affinity(tid)
 
-    def _pin_emulator(self, cpus: CpuSet) -> CpuSet:
+    def _pin_emulator(self, wanted: CpuSet) -> CpuSet:
         """The main thread comes after those it started: ``read`` looks at it, so a pin that failed is made again."""
         main, threads = self.instance.pid, self._threads
         before = set(threads.emulator) - {main}
-        self._pin_others(before, cpus)
-        process.set_affinity(main, cpus)  # threads it starts from now on inherit
+        self._pin_others(before, wanted)
+        process.set_affinity(main, wanted)  # threads it starts from now on inherit
         known = {tid for _, tid in (*threads.vcpus, *threads.iothreads)} | before | {main}
-        self._pin_others(process.emulator_threads(self._task, frozenset(known)), cpus)
+        self._pin_others(process.emulator_threads(self._task, frozenset(known)), wanted)
         return process.affinity(main)
 
     @staticmethod
-    def _pin_others(tids: Iterable[int], cpus: CpuSet) -> None:
+    def _pin_others(tids: Iterable[int], wanted: CpuSet) -> None:
         failure: HostError | None = None
         for tid in sorted(tids):
             try:
-                process.set_affinity(tid, cpus)
+                process.set_affinity(tid, wanted)
             except VmVanished:  # QEMU's worker threads come and go
                 continue
             except HostError as error:

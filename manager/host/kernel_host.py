@@ -11,17 +11,18 @@ from manager.host import process
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
 from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
-from manager.host.interrupts import read_affinity, write_affinity
+from manager.host.interrupts import Interrupts
+from manager.host.knob_files import KnobFiles, VmTarget
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.resctrl.resctrl_cache import ResctrlCache
 from manager.host.resctrl.tree import KernelTree
 from manager.host.sched_ext import deciding_scheduler
 from manager.host.thread_scheduling import Schedulings
 from manager.host.topology_reader import cache_domains, discover
-from manager.host.warp.mechanisms import Mechanisms, WarpTarget
+from manager.host.warp.mechanisms import Mechanisms
 from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
-from manager.model.knobs import HOST_UUID, SCHEDULINGS, WARPS, Knob, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
 
 _NO_DOMAINS = Domains({})
 _NO_DISCOVERY = Discovery(0.0, LATE_S)
@@ -30,7 +31,8 @@ _NO_DISCOVERY = Discovery(0.0, LATE_S)
 class KernelHost:
     """``HostPort`` on procfs, sysfs, cgroupfs and libvirt. ``watch`` None serves undoing without libvirt.
 
-    Belongs to the control loop's thread.
+    Belongs to the control loop's thread. ``files`` are those of the families that are read apart from the state of a
+    VM: all others are a ``VmHandle``'s, which holds them open.
     """
 
     def __init__(self, paths: HostPaths, watch: HypervisorWatch | None, managed_cpus: CpuSet = frozenset()) -> None:
@@ -60,6 +62,12 @@ class KernelHost:
         self._idle_class = self._cpu is not None and has_idle_class(self._mounts, self._cpu)
         self._mechanisms = Mechanisms(paths, self._mounts, self._cpu)
         self._schedulings = Schedulings(self._mounts, self._cpu)
+        self.files: Mapping[Family, KnobFiles] = {
+            Family.INTERRUPT: Interrupts(paths, lambda: self._topology.queues),
+            Family.WARP: self._mechanisms,
+            Family.SCHEDULER: self._mechanisms,
+            Family.SCHEDULING: self._schedulings,
+        }
         self._topology = discover(paths)
         self._cache = ResctrlCache(KernelTree(paths), self._threads, lambda level: cache_domains(paths, level))
         self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
@@ -161,44 +169,31 @@ class KernelHost:
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what is then read back. Raises VmVanished, HostError."""
-        if key.knob is Knob.SCHEDULER:
-            return self._mechanisms.set_scheduler(value)
-        if key.knob in SCHEDULINGS:
-            target = None if key.uuid == HOST_UUID else self._warp_target(instance)
-            return self._schedulings.write(key, value, target)
-        if key.uuid == HOST_UUID:
-            return write_affinity(self._paths, key.index, value)
-        if key.knob in WARPS:
-            return self._mechanisms.write(key, value, self._warp_target(instance))
-        return self._handle(instance).write(key, value)
+        files = self.files.get(key.knob.spec.family)
+        if files is None:
+            return self._handle(instance).write(key, value)
+        return files.write(key, value, self._target(instance if key.uuid != HOST_UUID else self._itself))
 
-    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
-        """What a VM has of each mechanism for warps; of the host, whether our scheduler is loaded.
-
-        Raises VmVanished, HostError.
-        """
-        if instance.uuid == HOST_UUID:
-            return {KnobKey(HOST_UUID, Knob.SCHEDULER): self._mechanisms.scheduler()}
-        return self._mechanisms.read(self._warp_target(instance))
-
-    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
-        """How a VM's vCPU threads are scheduled, and the limits of real-time CPU time of its groups and those above.
-
-        Raises VmVanished, HostError.
-        """
-        if instance.uuid == HOST_UUID:
-            return self._schedulings.of_host()
-        return self._schedulings.read(self._warp_target(instance))
+    def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
+        """What a VM, or the host itself, has of a family that is read apart. Raises VmVanished, HostError."""
+        return self.files[family].read(self._target(instance))
 
     def warp_counters(self) -> Mapping[str, int]:
         """What our sched_ext scheduler counted since it was loaded. Raises HostError."""
         return self._mechanisms.counters()
 
-    def _warp_target(self, instance: VmInstance) -> WarpTarget:
+    def _target(self, instance: VmInstance) -> VmTarget | None:
+        """None for the host itself."""
+        if instance.uuid == HOST_UUID:
+            return None
+        handle = self._living(instance)
+        return VmTarget(instance.uuid, handle.cpu_folder, handle.vcpu_threads)
+
+    def _living(self, instance: VmInstance) -> VmHandle:
         handle = self._handle(instance)
         if not handle.is_alive():  # thread ids are recycled
             raise VmVanished(f"process {instance.pid} is gone")
-        return WarpTarget(instance.uuid, handle.cpu_folder, handle.vcpu_threads)
+        return handle
 
     @property
     def cache(self) -> ResctrlCache:
@@ -206,9 +201,7 @@ class KernelHost:
         return self._cache
 
     def _threads(self, instance: VmInstance, afresh: bool) -> frozenset[int]:
-        handle = self._handle(instance)
-        if not handle.is_alive():  # thread ids are recycled
-            raise VmVanished(f"process {instance.pid} is gone")
+        handle = self._living(instance)
         if afresh:
             handle.find_threads()
         return handle.threads
@@ -217,15 +210,6 @@ class KernelHost:
     def itself(self) -> VmInstance:
         """The first process of this boot stands for the host."""
         return self._itself
-
-    def own_knobs(self) -> Mapping[KnobKey, KnobValue]:
-        """The affinity of each interrupt of a network interface. Raises HostError."""
-        found: dict[KnobKey, KnobValue] = {}
-        for queue in self._topology.queues:
-            cpus = read_affinity(self._paths, queue.irq)
-            if cpus is not None:
-                found[KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, queue.irq)] = cpus
-        return found
 
     def forget(self, keep: frozenset[VmInstance]) -> None:
         """Close what is held open for instances other than ``keep``."""

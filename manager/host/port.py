@@ -8,7 +8,7 @@ from typing import Protocol
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
 from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
-from manager.model.knobs import KnobKey, KnobValue
+from manager.model.knobs import Family, KnobKey, KnobValue
 
 
 class CachePort(Protocol):
@@ -133,22 +133,12 @@ class HostPort(Protocol):
         """Its resctrl; None: it cannot have one."""
         ...
 
-    def own_knobs(self) -> Mapping[KnobKey, KnobValue]:
-        """The settings of the host itself: where interrupts of network interfaces go. Raises HostError."""
-        ...
+    def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
+        """What a VM, or the host ``itself``, has of a family that is read apart from a VM's state.
 
-    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
-        """What a VM has of each mechanism for warps; of the host ``itself``: whether our sched_ext scheduler is loaded.
-
-        A knob that ended, such as with its scheduler or thread, is not among them. Raises VmVanished, HostError.
-        """
-        ...
-
-    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
-        """How a VM's vCPU threads are scheduled, and the limits of the real-time CPU time of its groups.
-
-        With those of the groups above it, which are the host's own, under HOST_UUID; of the host ``itself`` all such
-        groups that have some, and as number 0 the root. What ended is not among them. Raises VmVanished, HostError.
+        With the scheduling of a VM come the limits of the groups above it, which are the host's own, under HOST_UUID;
+        of the host ``itself`` all such groups that have some, and as number 0 the root. What ended, such as with a
+        thread or our scheduler, is not among them. Raises VmVanished, HostError.
         """
         ...
 

@@ -14,11 +14,10 @@ from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host.cgroup import CgroupMounts, vm_group
-from manager.host.files import open_file, read_number
-from manager.host.files import write as write_file
+from manager.host.files import inode, number_in, put_number
+from manager.host.knob_files import VmTarget, checked_number
 from manager.host.process import refusal
 from manager.host.registry import CGROUP_V1, RT_PERIOD_FILE, RT_RUNTIME_FILE, CgroupCpu
-from manager.host.warp.mechanisms import WarpTarget, thread_of
 from manager.host.warp.slices import Attributes, attributes, set_attributes
 from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from manager.model.scheduling import LIMIT_PERIOD_US, is_real_time, joined, parted
@@ -41,12 +40,15 @@ class Schedulings:
         """Whether it has; without, no thread is made real-time."""
         return self._root is not None
 
-    def read(self, vm: WarpTarget) -> dict[KnobKey, int]:
+    def read(self, vm: VmTarget | None) -> dict[KnobKey, KnobValue]:
         """Of each vCPU's thread and group, of the VM's own groups, and under HOST_UUID of those above them.
 
-        Nothing of a thread or group that ended, nor of a thread in SCHED_DEADLINE. Raises HostError.
+        None: of all groups above VMs. Nothing of a thread or group that ended, nor of a thread in SCHED_DEADLINE.
+        Raises HostError.
         """
-        found: dict[KnobKey, int] = {}
+        if vm is None:
+            return self._of_host()
+        found: dict[KnobKey, KnobValue] = {}
         for index, tid in vm.vcpus:
             with contextlib.suppress(VmVanished):
                 value = scheduling_of(tid)
@@ -57,32 +59,31 @@ class Schedulings:
                 found[key] = _runtime_us(folder)
         return found
 
-    def of_host(self) -> dict[KnobKey, int]:
+    def _of_host(self) -> dict[KnobKey, KnobValue]:
         """The limits of groups above VMs, those of VMs that ended among them, and of the root as number 0.
 
         Raises HostError.
         """
         if self._root is None:
             return {}
-        found = {KnobKey(HOST_UUID, Knob.RT_RUNTIME): _runtime_us(self._root)}
+        found: dict[KnobKey, KnobValue] = {KnobKey(HOST_UUID, Knob.RT_RUNTIME): _runtime_us(self._root)}
         for number, folder in self._known_above().items():
             with contextlib.suppress(VmVanished):
                 if _id(folder) == number:
                     found[KnobKey(HOST_UUID, Knob.RT_RUNTIME, number)] = _runtime_us(folder)
         return found
 
-    def write(self, key: KnobKey, value: KnobValue, vm: WarpTarget | None) -> int:
+    def write(self, key: KnobKey, value: KnobValue, vm: VmTarget | None) -> int:
         """Set one knob and return what it then holds; ``vm`` None: of a group above VMs.
 
         Raises VmVanished, HostError: EPERM for a thread that nothing would stop, were it real-time.
         """
-        if not isinstance(value, int):
-            raise HostError(f"{key.knob} takes a number, not {value!r}", errno.EINVAL)
+        wanted = checked_number(key, value)
         if key.knob is Knob.SCHEDULING and vm is not None:
-            tid = thread_of(key, vm)
-            if is_real_time(value):
+            tid = vm.thread(key)
+            if is_real_time(wanted):
                 self._require_limit(key, tid, vm)
-            set_scheduling(tid, value)
+            set_scheduling(tid, wanted)
             held = scheduling_of(tid)
             if held is None:
                 raise HostError(f"thread {tid} is in SCHED_DEADLINE", errno.EBUSY)
@@ -90,14 +91,13 @@ class Schedulings:
         folder = self._known_above().get(key.index) if vm is None else dict(self._groups(vm)).get(key)
         if folder is None:
             raise VmVanished(f"there is no group for {key.knob} {key.index}", errno.ENOENT)
-        period_us = _number(folder / RT_PERIOD_FILE)
+        period_us = number_in(folder / RT_PERIOD_FILE)
         if period_us != LIMIT_PERIOD_US:
             raise HostError(f"{folder / RT_PERIOD_FILE} is {period_us}, not {LIMIT_PERIOD_US}", errno.EINVAL)
-        with _opened(folder / RT_RUNTIME_FILE, os.O_WRONLY) as descriptor:
-            write_file(descriptor, str(value).encode())
+        put_number(folder / RT_RUNTIME_FILE, wanted)
         return _runtime_us(folder)
 
-    def _groups(self, vm: WarpTarget) -> Iterator[tuple[KnobKey, Path]]:
+    def _groups(self, vm: VmTarget) -> Iterator[tuple[KnobKey, Path]]:
         """From the outermost on. Raises HostError."""
         if self._root is None or vm.folder is None:
             return
@@ -128,10 +128,10 @@ class Schedulings:
             self._above = found
         return self._above
 
-    def _require_limit(self, key: KnobKey, tid: int, vm: WarpTarget) -> None:
+    def _require_limit(self, key: KnobKey, tid: int, vm: VmTarget) -> None:
         """The thread is in its vCPU's group, and that stops it. Raises VmVanished, HostError."""
         folder = dict(self._groups(vm)).get(KnobKey(key.uuid, Knob.VCPU_RT_RUNTIME, key.index))
-        limited = folder is not None and 0 < _runtime_us(folder) < _number(folder / RT_PERIOD_FILE)
+        limited = folder is not None and 0 < _runtime_us(folder) < number_in(folder / RT_PERIOD_FILE)
         if folder is None or not limited or str(tid) not in _tasks(folder):
             raise HostError(f"vCPU {key.index} is in no group that limits it: not made real-time", errno.EPERM)
 
@@ -167,32 +167,9 @@ def _tasks(folder: Path) -> list[str]:
 
 
 def _runtime_us(folder: Path) -> int:
-    return _number(folder / RT_RUNTIME_FILE)
-
-
-def _number(path: Path) -> int:
-    with _opened(path, os.O_RDONLY) as descriptor:
-        try:
-            return read_number(descriptor)
-        except ValueError as error:
-            raise HostError(f"{path}: {error}", errno.EIO) from error
-
-
-@contextlib.contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = open_file(path, flags)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
+    return number_in(folder / RT_RUNTIME_FILE)
 
 
 def _id(folder: Path) -> int:
-    """The id of a control group: the inode number of its folder, of which the last 31 bits tell enough.
-
-    Raises VmVanished, HostError.
-    """
-    try:
-        return folder.stat().st_ino & 2**31 - 1
-    except OSError as error:
-        raise refusal(f"{folder}", error) from error
+    """The id of a control group, of which the last 31 bits tell enough. Raises VmVanished, HostError."""
+    return inode(folder) & 2**31 - 1

@@ -24,7 +24,7 @@ from manager.loop.rejections import Rejections
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult, system_clock
 from manager.model.host import Capabilities, VmInstance
-from manager.model.knobs import knob_name
+from manager.model.knobs import Family, knob_name
 from manager.model.records import Severity
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
@@ -174,7 +174,7 @@ class Agent:
 
     def watch(self) -> None:
         """Do not wait for the next interval when our scheduler does not decide any more: plan again, and say so."""
-        if self._decides and self._host.warps(self._host.itself)[SCHEDULER] in {EJECTED, UNLOADED}:
+        if self._decides and self._host.knobs(self._host.itself, Family.SCHEDULER)[SCHEDULER] in {EJECTED, UNLOADED}:
             self.tick()
 
     def tick_now(self) -> threading.Event:

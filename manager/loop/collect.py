@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from manager.control.judged_windows import latest
@@ -13,7 +14,7 @@ from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
 from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.host import Capabilities, CpuTimes, VcpuState, VmInstance, VmState
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.registration import Application, Assignment, Tier, VmSpec
 from manager.model.window import Window
 
@@ -34,8 +35,8 @@ class Reading:
     times: CpuTimes | None
     errors: Mapping[str, str] = field(default_factory=dict)
     own_knobs: Mapping[KnobKey, KnobValue] = field(default_factory=dict)
-    warps: Mapping[str, Mapping[KnobKey, KnobValue]] = field(default_factory=dict)
-    """The knobs for warps and of scheduling of those VMs, by UUID, that they were asked for."""
+    apart: Mapping[str, Mapping[KnobKey, KnobValue]] = field(default_factory=dict)
+    """The knobs that were read apart from the state of a VM, by UUID."""
     groups: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
     """The limits of real-time CPU time above the vCPUs of a VM, by UUID: those of the host, and its own."""
     knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
@@ -43,7 +44,7 @@ class Reading:
 
     def __post_init__(self) -> None:
         knobs = {uuid: state.knobs() for uuid, state in self.states.items()}
-        knobs |= {uuid: {**knobs[uuid], **warps} for uuid, warps in self.warps.items()}
+        knobs |= {uuid: {**knobs[uuid], **apart} for uuid, apart in self.apart.items()}
         object.__setattr__(self, "knobs", knobs)
 
 
@@ -70,32 +71,26 @@ def read_host(
     host: HostPort,
     instances: Mapping[str, VmInstance],
     monotonic_s: float,
-    *,
-    own_knobs: bool = False,
-    warped: Collection[str] = (),
-    scheduled: Collection[str] = (),
+    families: Mapping[str, Collection[Family]] = MappingProxyType({}),
 ) -> Reading:
-    """Read every VM of ``instances`` (by UUID), each for itself; ``own_knobs``: and those of the host.
+    """Read every VM of ``instances`` (by UUID), each for itself.
 
-    ``warped`` are the domains, HOST_UUID among them, of which those for warps are read, too, and ``scheduled`` those of
-    which those of scheduling are.
+    ``families`` are the knobs to read besides their state, by UUID, HOST_UUID among them.
     """
     states: dict[str, VmState] = {}
-    warps: dict[str, Mapping[KnobKey, KnobValue]] = {}
+    apart: dict[str, Mapping[KnobKey, KnobValue]] = {}
     groups: dict[str, tuple[KnobKey, ...]] = {}
-    above: dict[KnobKey, KnobValue] = {}
+    own: dict[KnobKey, KnobValue] = {}
     errors: dict[str, str] = {}
     for uuid, instance in sorted(instances.items()):
         try:
             state = host.read(instance)
-            if uuid in warped:
-                warps[uuid] = host.warps(instance)
-            if uuid in scheduled:
-                found = host.scheduling(instance)
-                groups[uuid] = tuple(key for key in found if key.knob is Knob.RT_RUNTIME)
-                above |= {key: value for key, value in found.items() if key.uuid == HOST_UUID}
-                own_ones = {key: value for key, value in found.items() if key.uuid != HOST_UUID}
-                warps[uuid] = {**warps.get(uuid, {}), **own_ones}
+            for family in sorted(families.get(uuid, ())):
+                values = host.knobs(instance, family)
+                groups[uuid] = groups.get(uuid, ()) + tuple(key for key in values if key.knob is Knob.RT_RUNTIME)
+                own |= {key: value for key, value in values.items() if key.uuid == HOST_UUID}
+                of_vm = {key: value for key, value in values.items() if key.uuid != HOST_UUID}
+                apart[uuid] = {**apart.get(uuid, {}), **of_vm}
             states[uuid] = state
         except VmVanished:
             continue
@@ -106,17 +101,12 @@ def read_host(
     except HostError as error:
         times = None
         errors["host"] = str(error)
-    own: Mapping[KnobKey, KnobValue] = {}
     try:
-        if own_knobs:
-            own = host.own_knobs()
-        if HOST_UUID in warped:
-            own = {**own, **host.warps(host.itself)}
-        if HOST_UUID in scheduled:
-            above |= host.scheduling(host.itself)
+        for family in sorted(families.get(HOST_UUID, ())):
+            own |= host.knobs(host.itself, family)
     except HostError as error:
         errors["host"] = str(error)
-    return Reading(monotonic_s, states, times, errors, {**own, **above}, warps, groups)
+    return Reading(monotonic_s, states, times, errors, own, apart, groups)
 
 
 class Rates(NamedTuple):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from manager.loop.sqlite import MEMORY, Layout, open_anew, open_file, transactio
 from manager.model.cache import Schemata, format_schemata, parse_schemata
 from manager.model.decision import Owned
 from manager.model.host import VmInstance
-from manager.model.knobs import SCHEDULINGS, WARPS, Knob, KnobKey, knob_text, knob_value
+from manager.model.knobs import Family, Knob, KnobKey, knob_text, knob_value
 from manager.salvage import Damage, is_broken, is_full
 
 _SCHEMA = """
@@ -83,16 +83,14 @@ class Entry:
 class Runs:
     """The runs of VMs that have journalled knobs: all, and the last by domain UUID with the VM's name.
 
-    ``knobs`` are the kinds of knobs, ``warped`` the domains, the host's own UUID among them, with one of a warp,
-    ``scheduled`` those with one of ``SCHEDULINGS``.
+    ``knobs`` are the kinds of knobs, ``families`` those of each domain, HOST_UUID among them, that are read apart.
     """
 
     revision: int
     instances: frozenset[VmInstance]
     by_domain: Mapping[str, tuple[VmInstance, str]]
     knobs: frozenset[Knob]
-    warped: frozenset[str]
-    scheduled: frozenset[str]
+    families: Mapping[str, Set[Family]]
 
 
 class Journal:
@@ -224,14 +222,17 @@ class Journal:
         """Of which VMs the journalled knobs are."""
         if self._runs is None or self._runs.revision != self._revision:
             entries = self._entries.items()
+            families: dict[str, set[Family]] = {}
+            for key in self._entries:
+                if key.knob.spec.family.apart:
+                    families.setdefault(key.uuid, set()).add(key.knob.spec.family)
             instances = frozenset(entry.instance for _, entry in entries)
             self._runs = Runs(
                 self._revision,
                 instances,
                 {key.uuid: (entry.instance, entry.vm) for key, entry in entries},
                 frozenset(key.knob for key in self._entries),
-                frozenset(key.uuid for key in self._entries if key.knob in WARPS or key.knob is Knob.SCHEDULER),
-                frozenset(key.uuid for key in self._entries if key.knob in SCHEDULINGS),
+                families,
             )
         return self._runs
 

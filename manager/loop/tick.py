@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -23,10 +24,10 @@ from manager.loop.planner import Planner, Trouble
 from manager.loop.rehearsal import Preview, rehearse, written_by
 from manager.model.decision import Change, Owned, Plan, Snapshot
 from manager.model.host import VmInstance
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.records import DecisionRecord, Event, Severity
-from manager.model.registration import Assignment, HostSpec, Mode, VmSpec
+from manager.model.registration import Assignment, Mode, VmSpec
 from manager.model.rules import IrqSteering
 from manager.model.warp import NO_WARPS, Mechanism, WarpPlan, WarpUse
 from manager.model.window import Window
@@ -238,9 +239,7 @@ class ControlLoop:
             self._host,
             {domain: running[domain] for domain in names if domain != HOST_UUID},
             now.monotonic_s,
-            own_knobs=self._wants_own_knobs(wanted.host),
-            warped=self._warped(wanted, matched),
-            scheduled=self._scheduled(wanted.host, matched),
+            self._families(wanted, matched),
         )
         troubles.extend(
             Trouble("read", f"{names.get(domain) or domain}: {why}") for domain, why in reading.errors.items()
@@ -261,29 +260,24 @@ class ControlLoop:
         )
         return _Seen(snapshot, reading, specs, names)
 
-    def _wants_own_knobs(self, host: HostSpec) -> bool:
-        """Whether settings of the host itself are, or were, to be changed."""
-        steering = host.mode is not Mode.RELEASED and host.placement.irqs is not IrqSteering.OFF
-        return steering or Knob.IRQ_AFFINITY in self._journal.runs.knobs
-
-    def _warped(self, assignment: Assignment, matched: Mapping[str, VmSpec]) -> frozenset[str]:
-        """The domains that have, or are to have, a warp; HOST_UUID where our scheduler is to be loaded for it, or was.
-
-        Nothing is asked of all others.
-        """
+    def _families(self, assignment: Assignment, matched: Mapping[str, VmSpec]) -> dict[str, set[Family]]:
+        """What is read of domains, and of the host, besides their state: what was changed of them, or is to be."""
+        host, families = assignment.host, defaultdict[str, set[Family]](set)
+        for uuid, changed in self._journal.runs.families.items():
+            families[uuid] |= changed
         if assignment is not self._warps_of[0]:
             self._warps_of = assignment, warped_vms(assignment)
-        names = self._warps_of[1]
-        if not names:
-            return self._journal.runs.warped
-        found = {domain for domain, spec in matched.items() if spec.name in names}
-        own = {HOST_UUID} if assignment.host.warp is WarpUse.SCHED_EXT else set()
-        return frozenset(found | own) | self._journal.runs.warped
-
-    def _scheduled(self, host: HostSpec, matched: Mapping[str, VmSpec]) -> frozenset[str]:
-        """The domains whose vCPUs are, or are to be, scheduled otherwise; HOST_UUID where groups above them are."""
-        wanted = {domain for domain, spec in matched.items() if spec.scheduling and host.mode is not Mode.RELEASED}
-        return self._journal.runs.scheduled | wanted
+        warped = self._warps_of[1]
+        if warped and host.warp is WarpUse.SCHED_EXT:
+            families[HOST_UUID].add(Family.SCHEDULER)
+        if host.mode is not Mode.RELEASED and host.placement.irqs is not IrqSteering.OFF:
+            families[HOST_UUID].add(Family.INTERRUPT)
+        for domain, spec in matched.items():
+            if spec.name in warped:
+                families[domain].add(Family.WARP)
+            if spec.scheduling and host.mode is not Mode.RELEASED:
+                families[domain].add(Family.SCHEDULING)
+        return families
 
     def _counters(self, troubles: list[Trouble]) -> Mapping[str, int]:
         """What our scheduler counted, nothing while it does not decide."""

@@ -94,6 +94,11 @@ class Family(StrEnum):
     SCHEDULING = "scheduling"
     CACHE = "cache"
 
+    @property
+    def apart(self) -> bool:
+        """Whether it is read apart from the state of a VM, only where it was changed or is to be."""
+        return self not in {Family.CPU_GROUP, Family.PIN, Family.CACHE}
+
 
 class Control(StrEnum):
     """What can be done to a host, in the words of the settings ``allow`` and ``deny``.

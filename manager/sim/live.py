@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
-from manager.model.knobs import KnobKey, KnobValue
+from manager.model.knobs import Family, KnobKey, KnobValue
 from manager.model.law import Law
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
@@ -127,22 +127,14 @@ class LiveHost:
         """As of the simulated host."""
         return self._host.itself
 
-    def own_knobs(self) -> Mapping[KnobKey, KnobValue]:
-        """As of the simulated host: none."""
-        return self._host.own_knobs()
-
-    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
-        """As of the simulated host: none."""
-        return self._host.warps(instance)
-
     @property
     def cache(self) -> LiveCache | None:
         """None where the scenario has none."""
         return None if self._host.cache is None else LiveCache(self._live.look, self._host.cache)
 
-    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
+    def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
         """As of the simulated host: none."""
-        return self._host.scheduling(instance)
+        return self._host.knobs(instance, family)
 
     def warp_counters(self) -> Mapping[str, int]:
         """As of the simulated host: none."""

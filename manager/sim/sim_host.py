@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 
 from manager.errors import HostError, VmVanished
 from manager.model.host import CPU_SHARES_V1, Capabilities, CpuTimes, Discovery, VcpuState, VmInstance, VmState
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.topology import Topology
 from manager.sim.scenario import FaultKind
 from manager.sim.services import SimVm
@@ -158,21 +158,13 @@ class SimHost:
         """The host never boots again."""
         return VmInstance(HOST_UUID, HOST_UUID, 1, 1)
 
-    def own_knobs(self) -> Mapping[KnobKey, KnobValue]:
-        """None: a simulated host has no network interfaces."""
-        return {}
-
-    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
-        """None: a simulated kernel has no mechanism for them."""
-        return {}
-
     @property
     def cache(self) -> SimCache | None:
         """None where the scenario has none."""
         return self._cache
 
-    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
-        """None: simulated vCPUs have no policy of their own."""
+    def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
+        """None: a simulated host has no network interfaces, and its kernel neither warps nor policies of vCPUs."""
         return {}
 
     def warp_counters(self) -> Mapping[str, int]:

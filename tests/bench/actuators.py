@@ -32,7 +32,7 @@ from manager.errors import HostError
 from manager.host.kernel_host import KernelHost
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Owned
-from manager.model.knobs import UNLIMITED, Knob, KnobKey, KnobValue
+from manager.model.knobs import UNLIMITED, Family, Knob, KnobKey, KnobValue
 from tests.bench.figures import Spread, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.vms import Listed, Vm, Vms, running_vms
 
@@ -124,7 +124,7 @@ def vm_rows(host: KernelHost, vms: Sequence[Vm], times: int) -> Iterator[Row]:
 def interrupt_row(host: KernelHost, times: int) -> Row:
     """The affinity of a network interface's interrupt, written as it is."""
     what = "interrupt affinity"
-    for key, cpus in host.own_knobs().items():
+    for key, cpus in host.knobs(host.itself, Family.INTERRUPT).items():
         try:
             host.write(host.itself, key, cpus)
         except HostError:  # the kernel manages this one itself

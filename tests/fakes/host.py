@@ -20,7 +20,17 @@ from manager.model.host import (
     VmState,
     WeightScale,
 )
-from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, SCHEDULINGS, UNLIMITED, WARPS, Knob, KnobKey, KnobValue
+from manager.model.knobs import (
+    HOST_UUID,
+    LEAST_QUOTA_US,
+    SCHEDULINGS,
+    UNLIMITED,
+    WARPS,
+    Family,
+    Knob,
+    KnobKey,
+    KnobValue,
+)
 from manager.model.scheduling import MOST_LIMIT_US, is_real_time
 from manager.model.topology import Topology
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism, Offer
@@ -123,7 +133,12 @@ class FakeHost:
     def itself(self) -> VmInstance:
         return VmInstance(HOST_UUID, HOST_UUID, 1, 1)
 
-    def own_knobs(self) -> dict[KnobKey, KnobValue]:
+    def knobs(self, instance: VmInstance, family: Family) -> dict[KnobKey, KnobValue]:
+        if family is Family.INTERRUPT:
+            return self._interrupts()
+        return self._scheduling(instance) if family is Family.SCHEDULING else self._warp(instance)
+
+    def _interrupts(self) -> dict[KnobKey, KnobValue]:
         return {KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, irq): cpus for irq, cpus in self.irqs.items()}
 
     def boot(self, name: str, vcpus: int = 1, pinned: CpuSet | None = None) -> str:
@@ -148,7 +163,7 @@ class FakeHost:
 
     def settings(self) -> dict[KnobKey, KnobValue]:
         """Every knob of every VM, and of the host; the warps of our scheduler are 0 while it is not there."""
-        own = self.own_knobs()
+        own = self._interrupts()
         if Mechanism.SCHED_EXT in self.rungs:
             own[SCHEDULER] = self.scheduler
         if self.limits:
@@ -157,7 +172,7 @@ class FakeHost:
             own |= self._state(uuid).knobs() | self._warps(uuid) | self._schedulings(uuid)
         return own
 
-    def scheduling(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
+    def _scheduling(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         above: dict[KnobKey, KnobValue] = {MACHINE: self.machine_us} if self.limits else {}
         if instance.uuid == HOST_UUID:
             return above | ({KnobKey(HOST_UUID, Knob.RT_RUNTIME): MOST_LIMIT_US} if self.limits else {})
@@ -175,7 +190,7 @@ class FakeHost:
             found |= {KnobKey(uuid, *group): vm.runtimes.get(group, 0) for group in groups}
         return found
 
-    def warps(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
+    def _warp(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         self.warp_reads.append(instance.uuid)
         if instance.uuid == HOST_UUID:
             return {SCHEDULER: self.scheduler}

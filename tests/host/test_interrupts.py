@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
-from manager.host.interrupts import read_affinity, write_affinity
+from manager.host.interrupts import Interrupts, read_affinity
 from manager.host.registry import HostPaths
 from manager.host.topology_reader import discover
+from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from tests.host.conftest import REAL
 
 
@@ -21,6 +22,10 @@ def paths(tmp_path: Path) -> HostPaths:
     folder.mkdir(parents=True)
     (folder / "smp_affinity_list").write_text("0-3\n")
     return HostPaths(tmp_path)
+
+
+def write_affinity(paths: HostPaths, irq: int, value: KnobValue) -> KnobValue:
+    return Interrupts(paths, lambda: ()).write(KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, irq), value, None)
 
 
 def test_reading_and_writing(paths: HostPaths) -> None:

@@ -189,8 +189,8 @@ def test_a_thread_that_an_operator_made_real_time_keeps_nothing_from_working(age
 
 def test_nobody_is_asked_for_a_slice_without_a_warp(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[object] = []
-    real: Callable[..., object] = agent.host.warps
-    monkeypatch.setattr(agent.host, "warps", lambda instance: asked.append(instance) or real(instance))
+    real: Callable[..., object] = agent.host.knobs
+    monkeypatch.setattr(agent.host, "knobs", lambda *what: asked.append(what) or real(*what))
     agent.tick(warp=WarpUse.OFF)
     assert not asked
     agent.tick()

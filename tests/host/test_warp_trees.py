@@ -11,9 +11,10 @@ import pytest
 from manager import bpf
 from manager.errors import HostError
 from manager.host.cgroup import cpu_controller, read_mounts
+from manager.host.knob_files import VmTarget
 from manager.host.registry import HostPaths
 from manager.host.warp.bvt_file import WARP_FILE, FileKind, bvt_file
-from manager.host.warp.mechanisms import Mechanisms, WarpTarget
+from manager.host.warp.mechanisms import Mechanisms
 from manager.host.warp.offers import offers_of
 from manager.model.knobs import Knob, KnobKey
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism
@@ -59,8 +60,8 @@ class Tree:
         return Mechanisms(self.paths, mounts, cpu_controller(mounts))
 
     @property
-    def vm(self) -> WarpTarget:
-        return WarpTarget(UUID, self.group, ())
+    def vm(self) -> VmTarget:
+        return VmTarget(UUID, self.group, ())
 
     @property
     def held(self) -> str:
@@ -159,7 +160,7 @@ def test_nanoseconds_never_reach_an_anolis_file(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "5.10.134-13.al8", **{IDENTITY: 1})
     with pytest.raises(HostError, match="does not take bvt_warp"):
         tree.mechanisms.write(KnobKey(UUID, Knob.BVT_WARP), 12_000_000, tree.vm)
-    with pytest.raises(HostError, match="a class of -2 to 2, never 12000000") as refused:
+    with pytest.raises(HostError, match="takes -2 to 2, not 12000000") as refused:
         tree.mechanisms.write(KnobKey(UUID, Knob.GROUP_IDENTITY), 12_000_000, tree.vm)
     assert refused.value.errno == errno.EINVAL
     assert tree.held == "0"
@@ -167,7 +168,7 @@ def test_nanoseconds_never_reach_an_anolis_file(tmp_path: Path) -> None:
 
 def test_a_vm_without_a_group_of_its_own_has_no_such_warp(tmp_path: Path) -> None:
     tree = Tree(tmp_path, "3.5.0", **{EPSILON: 1})
-    alone = WarpTarget(UUID, None, ())
+    alone = VmTarget(UUID, None, ())
     assert tree.mechanisms.read(alone) == {}
     with pytest.raises(HostError, match="no CPU cgroup of its own"):
         tree.mechanisms.write(KnobKey(UUID, Knob.BVT_WARP), 1000, alone)

@@ -201,8 +201,8 @@ def test_a_real_time_vm_has_no_warp_and_nobody_alarms_for_that(host: Rig) -> Non
 
 def test_nobody_else_is_asked(host: Rig) -> None:
     asked: list[str] = []
-    real = host.host.scheduling
-    host.host.scheduling = lambda instance: asked.append(instance.libvirt_name) or real(instance)  # type: ignore[assignment]
+    real = host.host.knobs
+    host.host.knobs = lambda instance, family: asked.append(instance.libvirt_name) or real(instance, family)  # type: ignore[assignment]
     for _ in range(2):
         host.tick()
     assert asked == ["web", "web", "host"]

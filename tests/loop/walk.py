@@ -25,7 +25,7 @@ from manager.loop.journal import Entry, Journal
 from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult, _Seen
 from manager.model.decision import Goal, Plan
 from manager.model.host import Capabilities, CpuTimes, VmInstance, VmState
-from manager.model.knobs import HOST_UUID, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Mode
 from policies.equal import POLICY as EQUAL
@@ -231,26 +231,25 @@ class FaultyHost:
     def read(self, instance: VmInstance) -> VmState:
         return self._do(Op.READ, instance, lambda: self.real.read(instance))
 
-    def warps(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
-        return self._do(Op.WARPS, instance, lambda: self.real.warps(instance))
+    def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
+        def read() -> Mapping[KnobKey, KnobValue]:
+            return self.real.knobs(instance, family)
 
-    def scheduling(self, instance: VmInstance) -> Mapping[KnobKey, KnobValue]:
-        return self._do(Op.SCHEDULING, instance, lambda: self.real.scheduling(instance))
+        if instance.uuid != HOST_UUID or family is not Family.INTERRUPT:
+            return self._do(Op.SCHEDULING if family is Family.SCHEDULING else Op.WARPS, instance, read)
+        kind = self._director.next(Op.OWN, HOST_UUID)
+        if kind is Kind.EIO:
+            raise HostError("affinity of interrupt: Input/output error", errno.EIO)
+        knobs = dict(read())
+        if kind is Kind.MISSING and knobs:
+            knobs.pop(min(knobs))
+        return knobs
 
     def warp_counters(self) -> Mapping[str, int]:
         return self.real.warp_counters()
 
     def cpu_times(self) -> CpuTimes:
         return self._do(Op.TIMES, self.itself, self.real.cpu_times)
-
-    def own_knobs(self) -> Mapping[KnobKey, KnobValue]:
-        kind = self._director.next(Op.OWN, HOST_UUID)
-        if kind is Kind.EIO:
-            raise HostError("affinity of interrupt: Input/output error", errno.EIO)
-        knobs = self.real.own_knobs()
-        if kind is Kind.MISSING and knobs:
-            knobs.pop(min(knobs))
-        return knobs
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         return self._do(Op.WRITE, instance, lambda: self.real.write(instance, key, value), key, value)

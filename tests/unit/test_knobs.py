@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from manager.api.schemas import KnobStatus
 from manager.control.diff import Found, diff
-from manager.control.story import KnobChange, sentence
+from manager.control.story import DecidedChange, sentence
 from manager.host.doctor.checks import CHECKS
+from manager.host.kernel_host import KernelHost
+from manager.host.registry import HostPaths
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Action, Goal, Owned, Plan
 from manager.model.host import VmInstance
@@ -34,6 +35,7 @@ from manager.model.knobs import (
 from manager.model.limits import EVERYTHING, AgentLimits
 from manager.model.records import OutcomeKind
 from manager.model.registration import Mode
+from manager.protocol.report import KnobStatus
 from webui.words import FILTERS
 
 JOURNALLED = sorted(set(Knob) - of_family(Family.CACHE))
@@ -72,7 +74,7 @@ def test_reports_decisions_and_pages_have_it(knob: Knob) -> None:
     assert KnobStatus.model_validate(status).knob == knob
     name = FILTERS["setting"](status)
     assert name == knob_name(knob, 3)
-    assert name in sentence("kvm1", "web", [KnobChange(knob, 3, "0", "1", "why", OutcomeKind.APPLIED)], None)
+    assert name in sentence("kvm1", "web", [DecidedChange(knob, 3, "0", "1", "why", OutcomeKind.APPLIED)], None)
     assert settings_shown([status], {knob})[0].startswith(f"{name}: ")
     assert settings_shown([status], set(Knob) - {knob}) == []
     assert f"| **{knob.spec.label}**: {knob.spec.description} | `{knob}` |" in PAGE
@@ -117,3 +119,12 @@ def test_the_difference_writes_it_restores_it_and_leaves_external_changes_alone(
     external = next(number for number in range(10) if number not in {before, after} | knob.spec.resets)
     [given_up] = diff(plan, Found({key: external}, ONLINE), owned)
     assert given_up.action is Action.GIVE_UP
+
+
+@every_knob
+def test_the_host_has_a_file_for_it(knob: Knob) -> None:
+    """Each family is registered with the real host; a knob that is read apart is found by its family."""
+    host = KernelHost(HostPaths(Path("/")), None)
+    registered = {family for family in Family if not family.apart} | set(host.files)
+    assert knob.spec.family in registered
+    assert (knob.spec.family in host.files) == knob.spec.family.apart

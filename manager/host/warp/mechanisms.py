@@ -4,40 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host.cgroup import CgroupMounts
-from manager.host.files import open_file, read_number, write
-from manager.host.process import refusal
+from manager.host.files import inode, number_in, put_number
+from manager.host.knob_files import VmTarget, checked_number
 from manager.host.registry import CgroupCpu, HostPaths
 from manager.host.sched_ext import LINK, PINS, SchedExt, Warp
 from manager.host.warp.bvt_file import WARP_FILE
 from manager.host.warp.offers import offers_of
 from manager.host.warp.slices import attributes, default_slice_ns, set_slice, slice_of
-from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism
 
-_LARGEST_CLASS = 2
 _UNLOAD_S = 2.0
 _FILES = {Mechanism.BVT: Knob.BVT_WARP, Mechanism.GROUP_IDENTITY: Knob.GROUP_IDENTITY}
 
 
-@dataclass(frozen=True, slots=True)
-class WarpTarget:
-    """A VM whose process is known to run: its own CPU cgroup, None where it has none, and its vCPU threads."""
-
-    uuid: str
-    folder: Path | None
-    vcpus: Sequence[tuple[int, int]]
-
-
 class Mechanisms:
-    """Belongs to the control loop's thread. ``offers`` are those that were looked for, the best first."""
+    """``KnobFiles`` of warps, and of our scheduler on the host itself.
+
+    ``offers`` are the mechanisms that were looked for, the best first.
+    """
 
     def __init__(self, paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None) -> None:
         """Find out what there is. Raises nothing: what cannot be found out counts as not there."""
@@ -48,32 +37,37 @@ class Mechanisms:
         self._link = paths.root / PINS / LINK
         self._sched_ext = SchedExt(paths)
 
-    def read(self, vm: WarpTarget) -> dict[KnobKey, int]:
+    def read(self, vm: VmTarget | None) -> dict[KnobKey, KnobValue]:
         """What the VM has of each mechanism; nothing of one that ended, such as with its thread or scheduler.
 
-        Raises HostError.
+        None: whether our scheduler decides. Raises HostError.
         """
+        if vm is None:
+            return {KnobKey(HOST_UUID, Knob.SCHEDULER): self.scheduler()}
         keys = [KnobKey(vm.uuid, knob) for knob in (Knob.WARP, self._file_knob) if knob and vm.folder]
         if self._default_slice_ns is not None:
             keys += [KnobKey(vm.uuid, Knob.SLICE, index) for index, _ in vm.vcpus]
-        found: dict[KnobKey, int] = {}
+        values: dict[KnobKey, KnobValue] = {}
         for key in keys:
             with contextlib.suppress(VmVanished):
                 value = self._held(key, vm)
                 if value is not None:
-                    found[key] = value
-        return found
+                    values[key] = value
+        return values
 
-    def write(self, key: KnobKey, value: KnobValue, vm: WarpTarget) -> int:
+    def write(self, key: KnobKey, value: KnobValue, vm: VmTarget | None) -> int:
         """Set one knob and return what it then holds. Raises VmVanished, HostError."""
-        if not isinstance(value, int):
-            raise HostError(f"{key.knob} takes a number, not {value!r}", errno.EINVAL)
+        wanted = checked_number(key, value)
+        if vm is None:
+            return self.set_scheduler(wanted)
         if key.knob is Knob.SLICE:
-            set_slice(thread_of(key, vm), value)
+            set_slice(vm.thread(key), wanted)
         elif key.knob is Knob.WARP:
-            self._sched_ext.set_warp(_cgroup_id(vm), Warp(value))
+            self._sched_ext.set_warp(inode(vm.group), Warp(wanted))
+        elif key.knob is self._file_knob:
+            put_number(vm.group / WARP_FILE, wanted)
         else:
-            self._write_file(key.knob, value, vm)
+            raise HostError(f"this kernel's {WARP_FILE}, if it has one, does not take {key.knob}", errno.ENOENT)
         held = self._held(key, vm)
         if held is None:
             raise VmVanished(f"{key.knob} {key.index} is gone", errno.ESRCH)
@@ -85,7 +79,7 @@ class Mechanisms:
             return LOADED if self._sched_ext.current else OUTDATED
         return EJECTED if self._link.exists() else UNLOADED
 
-    def set_scheduler(self, value: KnobValue) -> int:
+    def set_scheduler(self, value: int) -> int:
         """Load our scheduler (LOADED) or remove it, wait until it decides or does not, and say what is then.
 
         Raises HostError.
@@ -103,52 +97,11 @@ class Mechanisms:
         """What our scheduler counted since it was loaded. Raises HostError."""
         return self._sched_ext.counters()
 
-    def _held(self, key: KnobKey, vm: WarpTarget) -> int | None:
+    def _held(self, key: KnobKey, vm: VmTarget) -> int | None:
         """What a knob holds, None where there is no such thing (any more). Raises VmVanished, HostError."""
         if key.knob is Knob.SLICE:
             defaults = {self._default_slice_ns, int(attributes(0).runtime)}  # it changes when pCPUs come and go
-            return slice_of(thread_of(key, vm), defaults - {None, 0})
+            return slice_of(vm.thread(key), defaults - {None, 0})
         if key.knob is Knob.WARP:
-            return self._sched_ext.warp(_cgroup_id(vm)).warp_us if self._sched_ext.active else None
-        with _opened(vm) as descriptor:
-            try:
-                return read_number(descriptor)
-            except ValueError as error:
-                raise HostError(f"{WARP_FILE} of {vm.folder}: {error}", errno.EIO) from error
-
-    def _write_file(self, knob: Knob, value: int, vm: WarpTarget) -> None:
-        if knob is not self._file_knob:
-            raise HostError(f"this kernel's {WARP_FILE}, if it has one, does not take {knob}", errno.ENOENT)
-        if knob is Knob.GROUP_IDENTITY and abs(value) > _LARGEST_CLASS:
-            raise HostError(f"group identity takes a class of -2 to 2, never {value}", errno.EINVAL)
-        with _opened(vm) as descriptor:
-            write(descriptor, str(value).encode())
-
-
-@contextlib.contextmanager
-def _opened(vm: WarpTarget) -> Iterator[int]:
-    if vm.folder is None:
-        raise HostError("the VM has no CPU cgroup of its own", errno.ENOENT)
-    descriptor = open_file(vm.folder / WARP_FILE, os.O_RDWR)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def thread_of(key: KnobKey, vm: WarpTarget) -> int:
-    """The thread of the vCPU that a knob is of. Raises VmVanished."""
-    tid = dict(vm.vcpus).get(key.index)
-    if tid is None:
-        raise VmVanished(f"there is no vCPU {key.index}", errno.ESRCH)
-    return tid
-
-
-def _cgroup_id(vm: WarpTarget) -> int:
-    """The id of a control group is the inode number of its folder. Raises VmVanished, HostError."""
-    if vm.folder is None:
-        raise HostError("the VM has no CPU cgroup of its own", errno.ENOENT)
-    try:
-        return vm.folder.stat().st_ino
-    except OSError as error:
-        raise refusal(f"{vm.folder}", error) from error
+            return self._sched_ext.warp(inode(vm.group)).warp_us if self._sched_ext.active else None
+        return number_in(vm.group / WARP_FILE)

@@ -11,8 +11,9 @@ import pytest
 
 from manager.errors import HostError, VmVanished
 from manager.host.cgroup import cpu_controller, read_mounts
+from manager.host.knob_files import VmTarget
 from manager.host.registry import HostPaths
-from manager.host.warp.mechanisms import Mechanisms, WarpTarget
+from manager.host.warp.mechanisms import Mechanisms
 from manager.model.knobs import Knob, KnobKey
 from manager.model.warp import EJECTED, LOADED, UNLOADED, Mechanism
 from tests.kernel.inside.warp import lab
@@ -33,11 +34,11 @@ def mechanisms(monkeypatch: pytest.MonkeyPatch) -> Iterator[Mechanisms]:
 
 
 @pytest.fixture
-def vm(groups: None) -> Iterator[WarpTarget]:
+def vm(groups: None) -> Iterator[VmTarget]:
     """A process in a group of its own, which stands for a vCPU."""
     folder = lab.group("vm")
     load = lab.Load("vm", "spin", 60_000)
-    yield WarpTarget(UUID, folder, ((0, load.process.pid),))
+    yield VmTarget(UUID, folder, ((0, load.process.pid),))
     load.process.kill()
     load.process.communicate()
 
@@ -60,7 +61,7 @@ def test_what_this_kernel_offers(mechanisms: Mechanisms) -> None:
     }
 
 
-def test_our_scheduler_from_loading_to_its_end(mechanisms: Mechanisms, vm: WarpTarget) -> None:
+def test_our_scheduler_from_loading_to_its_end(mechanisms: Mechanisms, vm: VmTarget) -> None:
     assert mechanisms.read(vm) == {SLICE: 0}, "there is no warp without it"
     with pytest.raises(HostError):
         mechanisms.write(WARP, 12_000, vm)
@@ -75,9 +76,7 @@ def test_our_scheduler_from_loading_to_its_end(mechanisms: Mechanisms, vm: WarpT
     assert mechanisms.read(vm) == {SLICE: 0}
 
 
-def test_thrown_out_it_is_known_by_its_pin_and_begins_anew_without_warps(
-    mechanisms: Mechanisms, vm: WarpTarget
-) -> None:
+def test_thrown_out_it_is_known_by_its_pin_and_begins_anew_without_warps(mechanisms: Mechanisms, vm: VmTarget) -> None:
     mechanisms.set_scheduler(LOADED)
     mechanisms.write(WARP, 12_000, vm)
     Path("/proc/sysrq-trigger").write_text("S")  # Documentation/admin-guide/sysrq.rst: back to the fair class
@@ -93,16 +92,16 @@ def test_removed_by_hand_it_is_not_there(mechanisms: Mechanisms) -> None:
     until(mechanisms, UNLOADED)
 
 
-def test_a_slice_is_set_and_undone_also_while_our_scheduler_decides(mechanisms: Mechanisms, vm: WarpTarget) -> None:
+def test_a_slice_is_set_and_undone_also_while_our_scheduler_decides(mechanisms: Mechanisms, vm: VmTarget) -> None:
     assert mechanisms.write(SLICE, 100_000, vm) == 100_000
     mechanisms.set_scheduler(LOADED)
     assert mechanisms.read(vm)[SLICE] == 100_000
     assert mechanisms.write(SLICE, 0, vm) == 0
 
 
-def test_a_group_that_went_has_no_warp(mechanisms: Mechanisms, vm: WarpTarget) -> None:
+def test_a_group_that_went_has_no_warp(mechanisms: Mechanisms, vm: VmTarget) -> None:
     mechanisms.set_scheduler(LOADED)
-    gone = WarpTarget(UUID, lab.CGROUPS / "gone", ())
+    gone = VmTarget(UUID, lab.CGROUPS / "gone", ())
     assert mechanisms.read(gone) == {}
     with pytest.raises(VmVanished) as refused:
         mechanisms.write(WARP, 12_000, gone)
