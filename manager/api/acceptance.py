@@ -8,8 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic_core import from_json
 
 from manager.api.validation import FieldError, field_error, refusal, shown
+from manager.model.fields import json_of
 from manager.protocol.assignment import RefusedItem
 from manager.protocol.report import ReportIn, WindowBody
 from manager.protocol.sparing import read_sparing
@@ -51,7 +53,7 @@ def read_report(host: str, content: bytes, latest: Callable[[datetime], datetime
         bad = {index: text for index, one in enumerate(items) if (text := judge(one))}
         for index, (field, message) in bad.items():
             place = f"{name}[{read.number(name, index)}].{field}"
-            refused.append(_refused(FieldError(place, message), _id_of(items[index].model_dump(mode="json"))))
+            refused.append(_refused(FieldError(place, message), _id_of(from_json(json_of(items[index])))))
         if bad:
             kept[name] = [one for index, one in enumerate(items) if index not in bad]
     return Accepted(read.model.model_copy(update=kept) if kept else read.model, refused, future)

@@ -29,6 +29,7 @@ from manager.api.protocol_headers import clock_ahead_s, refuse_too_old, told, wh
 from manager.api.queries import AssignmentConditions, NamePath, TickQuery
 from manager.control.dating import dated, latest_end
 from manager.errors import Conflict
+from manager.model.fields import json_of
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
 from manager.protocol.convert import host_spec, window_of
 from manager.protocol.headers import ORDERS_HEADER, TELLS_REFUSED
@@ -222,7 +223,7 @@ def _take(
         here = keep_applications(session, assignments.applications(session, name))
     if body.sources is not None:
         statuses = {
-            (here[one.application], one.source): one.model_dump_json()
+            (here[one.application], one.source): json_of(one).decode()
             for one in body.sources
             if one.application in here
         }

@@ -16,9 +16,7 @@ from manager.api.pages import AuditPage
 from manager.api.paging import cut, read_cursor, record_cursor, record_place
 from manager.api.queries import AuditQuery
 from manager.api.schemas.access import AuditOut
-from manager.model import url
 from manager.store import audit
-from manager.store.access_models import AuditRow
 from manager.store.audit import AuditFilter, actor_of, list_audit
 from manager.store.models import Json
 from manager.store.registered import Row
@@ -44,12 +42,7 @@ def audit_api(context: ManagerContext) -> APIBlueprint:
         with context.database.reading() as session:
             rows = list_audit(session, wanted, read_cursor(query, record_place), query.limit + 1)
         shown, following = cut(rows, query.limit, lambda row: record_cursor(row.at, row.id))
-        items = [_item(row) for row in shown]
+        items = [AuditOut.model_validate(row, from_attributes=True) for row in shown]
         return answer(AuditPage(items=items, next=following))
 
     return api
-
-
-def _item(row: AuditRow) -> AuditOut:
-    item = AuditOut.model_validate(row, from_attributes=True)
-    return item.model_copy(update={"before": url.shown(item.before), "after": url.shown(item.after)})

@@ -26,7 +26,7 @@ from manager.api.schemas import registration as registered
 from manager.api.schemas.registration import MergePatch
 from manager.api.validation import read_json, read_text
 from manager.model.fields import Schema
-from manager.protocol import assignment, registration, report, samples, sources
+from manager.protocol import assignment, registration, report, samples
 from manager.protocol.samples import Problem
 
 View = Callable[..., Response]
@@ -34,7 +34,7 @@ View = Callable[..., Response]
 PREFIX = "/api/v1"
 _REFERENCE = "#/components/schemas/{model}"
 _SHAPES = (
-    *(assignment, registration, report, samples, sources),
+    *(assignment, registration, report, samples),
     *(access, fleet, history, preview, registered, service, pages),
 )
 

@@ -17,10 +17,10 @@ from manager.api.queries import EvidenceQuery, NamePath
 from manager.api.schemas.history import EvidenceOut, MeasureOut
 from manager.control.blame import Case, HostTicks, Verdict, blame
 from manager.control.budget import Period, Span, joined
+from manager.model.fields import timestamp
 from manager.model.records import TickRecord
 from manager.model.registration import Sla
 from manager.model.verdict import VerdictKind
-from manager.protocol.convert import timestamp
 from manager.protocol.report import VmStatus
 from manager.store.applications import applications_of
 from manager.store.history import hosts_in, latest_violation, read_periods, vm_classes

@@ -20,10 +20,9 @@ from manager.api.schemas.fleet import FleetApplication, FleetHost, FleetOut
 from manager.control.budget import HOUR_S
 from manager.control.error_budget import PERIOD_S, WINDOWS_S, Judged, burning
 from manager.control.sla import sla_state, watched_percentile
-from manager.model.fields import Name, Schema
+from manager.model.fields import Name, Schema, timestamp
 from manager.model.registration import Mode
 from manager.model.window import SlaState, Window
-from manager.protocol.convert import timestamp
 from manager.protocol.report import TickStatus
 from manager.store.applications import sla_of
 from manager.store.error_budgets import ErrorBudgets, Rolled

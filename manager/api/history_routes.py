@@ -42,8 +42,8 @@ from manager.control.error_budget import Judged
 from manager.control.series import Line, VmLines, host_lines
 from manager.errors import InvalidRequest
 from manager.model.cpus import parse_cpus
+from manager.model.fields import timestamp
 from manager.model.registration import Sla, VmClass
-from manager.protocol.convert import timestamp
 from manager.store.applications import application_with_past, applications_of, sla_of
 from manager.store.history import (
     MAX_TICKS,

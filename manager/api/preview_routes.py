@@ -24,12 +24,13 @@ from manager.api.schemas.preview import PreviewChange, PreviewKind, PreviewOut
 from manager.api.what_if_routes import recorded
 from manager.control.resolve import effective_mode
 from manager.errors import NotFound
+from manager.model.fields import as_text
 from manager.model.knobs import Family, Knob, of_family
 from manager.model.records import TickRecord, VmTick
 from manager.model.registration import Assignment, CacheControl, Mode
 from manager.model.rules import IrqSteering
 from manager.model.warp import Mechanism
-from manager.protocol.convert import assignment_of, text
+from manager.protocol.convert import assignment_of
 from manager.protocol.report import CacheStatus, KnobChange, KnobStatus, TickStatus, VmStatus
 from manager.replay.policy_replay import LOOK_BACK_S, replay
 from manager.store.applications import applications_of
@@ -246,7 +247,7 @@ class _Preview:
             weight = None if status is None else _weight(status)
             if weight is not None and vm.decided and vm.replayed is not None and str(vm.replayed) != weight.value:
                 change = KnobChange(
-                    knob=Knob.WEIGHT, index=0, now=weight.value, then=str(vm.replayed), reason=text(vm.reason)
+                    knob=Knob.WEIGHT, index=0, now=weight.value, then=str(vm.replayed), reason=as_text(vm.reason)
                 )
                 self._add(vm.vm, [change])
         self.notes.append(
@@ -268,7 +269,7 @@ class _Preview:
             policy=self._wanted.host.policy,
             kind=self._kind,
             changes=self._changes,
-            notes=[text(note) for note in self.notes],
+            notes=[as_text(note) for note in self.notes],
         )
 
     def _add(self, vm: str | None, changes: Iterable[KnobChange]) -> None:

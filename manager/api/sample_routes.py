@@ -19,12 +19,12 @@ from manager.api.queries import NamePath, PageQuery, WindowQuery
 from manager.api.schemas.registration import SourceOut, WindowOut
 from manager.api.validation import read_json, read_lines, shown
 from manager.errors import InvalidRequest, TooManyRequests
+from manager.model.fields import adapter_of, timestamp
 from manager.model.histogram import Histogram, bucket_of
-from manager.model.source import ON_EVERY_HOST
+from manager.model.source import ON_EVERY_HOST, SourceStatus
 from manager.model.window import Window
-from manager.protocol.convert import ready_body, timestamp
+from manager.protocol.convert import ready_body
 from manager.protocol.samples import SampleLine, SamplesIn, SamplesOut
-from manager.protocol.sources import SourceStatusBody
 from manager.store.applications import application_with_past
 from manager.store.models import ApplicationRow
 from manager.store.registered import get
@@ -117,7 +117,7 @@ def samples_api(context: ManagerContext) -> APIBlueprint:
                 type=registered[source].kind,
                 host=host,
                 at=at,
-                status=SourceStatusBody.model_validate_json(body),
+                status=adapter_of(SourceStatus).validate_json(body),
             )
             for source, host, at, body in statuses
             if source in registered

@@ -17,9 +17,9 @@ from manager.api.paging import cut, read_cursor, time_place
 from manager.api.queries import StoryQuery
 from manager.api.schemas.history import StoryChange, StoryOut
 from manager.control.story import DecidedChange, TimesAround, outcome_of, reasons, sentence
+from manager.model.fields import timestamp
 from manager.model.registration import Sla
 from manager.model.window import Window, merge
-from manager.protocol.convert import timestamp
 from manager.store.applications import applications_of
 from manager.store.decision_records import RecordFilter
 from manager.store.history import StoryPlace, list_by_tick, windows_at

@@ -6,14 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from werkzeug.exceptions import BadRequest
 
 from manager.errors import InvalidRequest
 from manager.masking import masked
+from manager.model.fields import adapter_of
 
 Model = TypeVar("Model")
 Subschemas = list[dict[str, Any]]
@@ -41,14 +42,6 @@ class InvalidFields(InvalidRequest):
     def __init__(self, errors: Sequence[FieldError]) -> None:
         super().__init__(errors[0].field, errors[0].message)
         self.errors = tuple(errors[:_MAX_ERRORS])
-
-
-def adapter_of(model: type[Model]) -> TypeAdapter[Model]:
-    """What reads and writes values of a type."""
-    return cast(TypeAdapter[Model], _adapter_of(model))  # type: ignore[arg-type] # a type can be hashed
-
-
-_adapter_of = cache(TypeAdapter)
 
 
 def read_json(model: type[Model], text: bytes) -> Model:

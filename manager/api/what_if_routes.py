@@ -20,9 +20,10 @@ from manager.api.queries import NamePath, WhatIfQuery
 from manager.api.schemas.history import WhatIfApplication, WhatIfChange, WhatIfOut, WhatIfVm
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
+from manager.model.fields import timestamp
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord
-from manager.protocol.convert import assignment_of, timestamp
+from manager.protocol.convert import assignment_of
 from manager.protocol.report import CapabilitiesBody, VmStatus
 from manager.replay.policy_replay import LOOK_BACK_S, Replay, ReplayStep, changes, replay, summaries
 from manager.replay.recording import RecordedVm, Recording, capabilities_of

@@ -16,11 +16,12 @@ from pydantic import ValidationError
 
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
 from manager.errors import ManagerUnavailable, RecordingError
+from manager.model.fields import timestamp
 from manager.model.knobs import Knob
 from manager.model.window import Window
 from manager.protocol.assignment import AssignmentOut
 from manager.protocol.client import ManagerClient
-from manager.protocol.convert import assignment_of, timestamp, window_of
+from manager.protocol.convert import assignment_of, window_of
 from manager.protocol.report import CapabilitiesBody, RecordBody, TickBody, WindowBody
 from manager.replay.policy_replay import LOOK_BACK_S
 from manager.replay.recording import RecordedVm, Recording, capabilities_of, decision_of, tick_of, write_lines

@@ -11,9 +11,9 @@ import click
 from manager.api.validation import read_text
 from manager.cli.options import OnePage, with_settings
 from manager.errors import RecordingError, SettingsError
+from manager.model.fields import timestamp
 from manager.model.law import Law
 from manager.model.window import SlaState
-from manager.protocol.convert import timestamp
 from manager.replay.policy_replay import AppSummary, Replay, WeightChange, changes, summaries
 from manager.replay.policy_replay import replay as run_replay
 from manager.replay.recording import Recording, read_lines

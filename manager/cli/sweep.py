@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from manager.cli.options import Failure
 from manager.cli.sweep_checks import LOOK_S, SweepTarget, Timing, mute, needed, own_ways, problem_of
 from manager.errors import EquipoiseError, ManagerUnavailable
+from manager.model.fields import timestamp
 from manager.model.window import Window, merge
 from manager.protocol.client import Answer, ManagerClient
-from manager.protocol.convert import timestamp, window_of
+from manager.protocol.convert import window_of
 from manager.protocol.headers import ORDERS_HEADER
 from manager.protocol.report import WindowBody
 

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import fields
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from manager.model.registration import Sla
 from manager.model.source import (
     ON_EVERY_HOST,
-    HttpProbe,
-    MemcachedProbe,
-    NginxFile,
     NginxSyslog,
     PrometheusQuery,
-    Push,
     Source,
-    SourceKind,
-    TimeField,
 )
-from manager.model.url import shown
-
-_TYPES: Mapping[SourceKind, type[Source]] = {
-    SourceKind.NGINX_SYSLOG: NginxSyslog,
-    SourceKind.NGINX_FILE: NginxFile,
-    SourceKind.MEMCACHED_PROBE: MemcachedProbe,
-    SourceKind.HTTP_PROBE: HttpProbe,
-    SourceKind.PROMETHEUS: PrometheusQuery,
-    SourceKind.PUSH: Push,
-}
 
 
 def sources_on(
@@ -84,22 +66,3 @@ def contradictions(sources: Sequence[Source], sla: Sla | None) -> list[tuple[str
             if sla is not None and source.percentile != sla.percentile:
                 found.append((f"{field}.percentile", f"{refused} the SLA's percentile, {sla.percentile:g}"))
     return found
-
-
-def source_fields(source: Source) -> dict[str, Any]:
-    """A source as plain values by field, its kind as ``type``."""
-    values = {field.name: getattr(source, field.name) for field in fields(source)}
-    values["type"] = str(values.pop("kind"))
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
-
-
-def source_of(values: Mapping[str, Any]) -> Source:
-    """The inverse of ``source_fields``. Raises ValueError or TypeError for what that never answers.
-
-    What a version that took secrets in URLs kept is without them.
-    """
-    known = shown(dict(values))
-    kind: Callable[..., Source] = _TYPES[SourceKind(known.pop("type"))]
-    if "time" in known:
-        known["time"] = TimeField(known["time"])
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})

@@ -23,6 +23,7 @@ from manager.loop.delivery import Parcel, Rejected, ReportLoad, deliver, parcels
 from manager.loop.findings import Findings
 from manager.loop.outbox import ItemKind, Outbox
 from manager.loop.tick import system_clock
+from manager.model.fields import timestamp
 from manager.model.host import VmInstance
 from manager.model.registration import Assignment
 from manager.model.source import SourceStatus
@@ -30,7 +31,7 @@ from manager.model.window import Window
 from manager.private import replace_file
 from manager.protocol.assignment import AssignedWindow, RefusedItem, ReportOut
 from manager.protocol.client import Answer, ManagerClient
-from manager.protocol.convert import domain_body, finding_body, status_body, timestamp, window_body, window_of
+from manager.protocol.convert import domain_body, finding_body, window_body, window_of
 from manager.protocol.headers import (
     AHEAD_HEADER,
     BOOT_HEADER,
@@ -241,7 +242,6 @@ class ManagerLink:
         ManagerUnavailable; what was not acknowledged stays in the outbox.
         """
         windows = _valid(report.windows, window_body)
-        sources = None if report.sources is None else _valid(report.sources, status_body)
         domains = None if report.domains is None else _valid(report.domains, domain_body)
         findings = None if report.findings is None else _findings_body(report.findings)
         given: dict[str, Any] = {
@@ -249,7 +249,7 @@ class ManagerLink:
             "capabilities": report.capabilities,
             "tick": report.tick,
             "vms": report.vms,
-            "sources": sources,
+            "sources": report.sources,
             "domains": domains,
             "findings": findings,
         }

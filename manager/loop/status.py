@@ -11,11 +11,11 @@ from manager.loop.journal import Entry, Journal
 from manager.loop.limiter import LIMITED
 from manager.loop.tick import TickResult
 from manager.model.cache import Mask, Resctrl, Schemata
+from manager.model.fields import as_text, timestamp
 from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue, knob_text
 from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl
 from manager.model.warp import ABILITIES, WarpUse
-from manager.protocol.convert import text, timestamp
 from manager.protocol.report import (
     MOST_BUSY_VMS,
     MOST_VCPUS,
@@ -81,12 +81,12 @@ def _observed(result: TickResult) -> dict[str, list[KnobChange]]:
     found: dict[str, list[KnobChange]] = {}
     for step in result.cache.outcomes:
         if step.kind is OutcomeKind.OBSERVED:
-            told = {"now": text(step.before), "then": text(step.after), "reason": text(step.reason)}
+            told = {"now": as_text(step.before), "then": as_text(step.after), "reason": as_text(step.reason)}
             found.setdefault(step.vm or HOST_UUID, []).append(KnobChange(knob=step.knob, index=0, **told))
     for one in result.outcomes:
         if one.kind is OutcomeKind.OBSERVED:
             key, now, then = one.change.key, knob_text(one.change.before), knob_text(one.change.after)
-            change = KnobChange(knob=key.knob, index=key.index, now=now, then=then, reason=text(one.change.reason))
+            change = KnobChange(knob=key.knob, index=key.index, now=now, then=then, reason=as_text(one.change.reason))
             found.setdefault(key.uuid, []).append(change)
     return found
 
@@ -135,7 +135,7 @@ def tick_status(
         duration_ms=result.duration_s * 1000,
         overruns=overruns,
         errors=sum(trouble.kind != LIMITED for trouble in result.troubles),
-        limited=[text(trouble.text) for trouble in result.troubles if trouble.kind == LIMITED],
+        limited=[as_text(trouble.text) for trouble in result.troubles if trouble.kind == LIMITED],
         host_cpu_share=result.use.busy,
         vms_cpu_share=result.use.managed_vms,
         owned_knobs=owned_knobs,
@@ -186,7 +186,7 @@ def _warp(result: TickResult) -> WarpStatus | None:
     can, cannot = ABILITIES[result.warp.rung]
     return WarpStatus(
         rung=result.warp.rung,
-        detail=text(result.warp.detail),
+        detail=as_text(result.warp.detail),
         can=can,
         cannot=cannot,
         vms=len(warps_in_force(result)),
@@ -226,7 +226,7 @@ def _cache(result: TickResult) -> CacheStatus | None:
             "shareable": str(cache.shareable) if cache else "0",
             "groups": [
                 {
-                    "name": text(group.name),
+                    "name": as_text(group.name),
                     "applications": group.apps,
                     "vms": group.vms,
                     "parts": [
@@ -239,7 +239,7 @@ def _cache(result: TickResult) -> CacheStatus | None:
                 for group in seen.groups
             ],
             "foreign": seen.foreign,
-            "notes": [text(note) for note in notes],
+            "notes": [as_text(note) for note in notes],
             "vms": [
                 {
                     "vm": vm,

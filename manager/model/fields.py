@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -16,6 +17,7 @@ from pydantic import (
     Field,
     GetCoreSchemaHandler,
     GetPydanticSchema,
+    PlainSerializer,
     TypeAdapter,
     ValidationError,
     ValidatorFunctionWrapHandler,
@@ -28,6 +30,8 @@ from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET
 from manager.model.warp import MOST_WARP_US
 
+Value = TypeVar("Value")
+
 NAME_MAX = 63
 NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}$"
 """Names of hosts, VMs, applications, tiers, policies and tokens."""
@@ -39,8 +43,19 @@ DomainName = Annotated[
 ]
 # No database keeps NUL characters in text.
 MAX_TEXT = 2000
+
+
+def as_text(said: str) -> str:
+    """Text as it is exchanged, whatever a third party's policy or the kernel put into it."""
+    if said.isprintable():
+        return said[:MAX_TEXT]
+    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in said)[:MAX_TEXT]
+
+
 Text = Annotated[
-    str, Field(max_length=MAX_TEXT, pattern=r"^[^\x00]*$", description="up to 2000 characters, none of them NUL")
+    str,
+    Field(max_length=MAX_TEXT, pattern=r"^[^\x00]*$", description="up to 2000 characters, none of them NUL"),
+    PlainSerializer(as_text, when_used="json"),
 ]
 Uuid = Annotated[
     str,
@@ -77,6 +92,15 @@ def _canonical_cpus(text: str) -> str:
     return format_cpus(parse_cpus(text))
 
 
+def timestamp(time_s: float) -> datetime:
+    """Seconds since the epoch as an aware datetime."""
+    return datetime.fromtimestamp(time_s, UTC)
+
+
+def _written_time(time_s: float) -> str:
+    return timestamp(time_s).isoformat().replace("+00:00", "Z")
+
+
 _CPUS = Field(
     max_length=MAX_TEXT,
     pattern=r"^([0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*)?$",
@@ -95,6 +119,8 @@ def written_as(text: object, read: Callable[[Any], object], write: Callable[[Any
     return GetPydanticSchema(schema)
 
 
+EpochS = Annotated[float, written_as(Moment, datetime.timestamp, _written_time)]
+"""Seconds since the epoch, exchanged as a Moment."""
 Cpus = Annotated[CpuSet, written_as(Annotated[str, _CPUS], parse_cpus, format_cpus)]
 
 
@@ -146,9 +172,22 @@ CLOSED = ConfigDict(extra="forbid", allow_inf_nan=False)
 """Of values that are exchanged: unknown fields and NaN are refused."""
 
 
+def adapter_of(kind: type[Value]) -> TypeAdapter[Value]:
+    """What reads and writes values of a type."""
+    return cast(TypeAdapter[Value], _adapter_of(kind))  # type: ignore[arg-type] # a type can be hashed
+
+
+_adapter_of = cache(TypeAdapter)
+
+
+def json_of(value: object) -> bytes:
+    """A value as JSON, as it is exchanged."""
+    return adapter_of(type(value)).dump_json(value, by_alias=True)
+
+
 def bounds_of(kind: type) -> dict[str, tuple[float, float]]:
     """Least and largest value of each number of a dataclass that has both."""
-    fields: dict[str, dict[str, float]] = TypeAdapter(kind).json_schema()["properties"]
+    fields: dict[str, dict[str, float]] = adapter_of(kind).json_schema()["properties"]
     return {name: (field["minimum"], field["maximum"]) for name, field in fields.items() if "maximum" in field}
 
 

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ipaddress
+import re
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated, ClassVar, Literal
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, TypeAdapter
+
+from manager.model.fields import CLOSED, Count, EpochS, Name, Percentile, Text
+from manager.model.url import secret_of
 
 
 class SourceKind(StrEnum):
@@ -24,98 +33,142 @@ class TimeField(StrEnum):
     UPSTREAM = "upstream_response_time"
 
 
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+_HOST_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+
+
+def _address(text: str) -> str:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        if not _HOST_NAME.fullmatch(text) or text.replace(".", "").isdecimal():
+            raise ValueError("neither an IP address nor a host name") from None
+    return text
+
+
+def _network(text: str) -> str:
+    ipaddress.ip_network(text)  # its ValueError says what is wrong
+    return text
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not text.isascii() or not text.isprintable():
+        raise ValueError("should begin with http:// or https:// and a host")
+    _address(parts.hostname)
+    if parts.port == 0:  # the property raises ValueError beyond 65535
+        raise ValueError("a port is at least 1")
+    if secret := secret_of(text):
+        raise ValueError(secret)
+    return text
+
+
+Address = Annotated[
+    str, Field(min_length=1, max_length=253, description="an IP address or a host name"), AfterValidator(_address)
+]
+Network = Annotated[
+    str,
+    Field(min_length=1, max_length=50, description="a network such as 10.0.0.0/8, or an address"),
+    AfterValidator(_network),
+]
+Url = Annotated[
+    str,
+    Field(min_length=8, max_length=2000, description="an http:// or https:// URL with a host"),
+    AfterValidator(_url),
+]
+Credential = Annotated[
+    Name | None, Field(description="file on the agent's host with what requests carry; null: they carry nothing")
+]
+Rate = Annotated[float, Field(ge=0.1, le=1000, description="requests per second that are made")]
+Timeout = Annotated[float, Field(ge=0.05, le=60, description="seconds after which no answer is an error")]
+Query = Annotated[
+    str, Field(min_length=1, max_length=2000, pattern=r"^[^\x00]*$", description="PromQL, 1 to 2000 characters")
+]
+
+
 @dataclass(frozen=True, slots=True)
-class NginxSyslog:
-    """Access log lines that NGINX sends to the agent by syslog over UDP.
+class _Source:
+    """What all sources have. ``name`` is unique in an application."""
 
-    ``tag`` None takes lines of any tag; else only those whose syslog tag it is.
-    """
+    name: Name
+    host: Annotated[
+        Name | None,
+        Field(description="host whose agent runs it; null: logs and posts on all with a VM, others on the first"),
+    ] = field(default=None, kw_only=True)
+    __pydantic_config__: ClassVar = CLOSED
 
-    name: str
-    tag: str | None = None
+
+@dataclass(frozen=True, slots=True)
+class NginxSyslog(_Source):
+    """Access log lines that NGINX sends to the agent by syslog over UDP."""
+
+    tag: Annotated[
+        Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$", description="1 to 32 letters, digits, underscores")]
+        | None,
+        Field(description="only lines with this syslog tag; null: all"),
+    ] = None
     time: TimeField = TimeField.REQUEST
-    host: str | None = None
-    kind: SourceKind = SourceKind.NGINX_SYSLOG
+    kind: Annotated[Literal[SourceKind.NGINX_SYSLOG], Field(alias="type")] = SourceKind.NGINX_SYSLOG
 
 
 @dataclass(frozen=True, slots=True)
-class NginxFile:
-    """An access log on the agent's host, followed through rotation and truncation. ``path`` is absolute."""
+class NginxFile(_Source):
+    """An access log on the agent's host, followed through rotation and truncation."""
 
-    name: str
-    path: str
+    path: Annotated[str, Field(max_length=1000, pattern=r"^/[^\x00]*$", description="an absolute path")]
     time: TimeField = TimeField.REQUEST
-    host: str | None = None
-    kind: SourceKind = SourceKind.NGINX_FILE
+    kind: Annotated[Literal[SourceKind.NGINX_FILE], Field(alias="type")] = SourceKind.NGINX_FILE
 
 
 @dataclass(frozen=True, slots=True)
-class MemcachedProbe:
+class MemcachedProbe(_Source):
     """Open-loop requests for a key that need not exist, and the server's own request counters."""
 
-    name: str
-    address: str
-    port: int = 11211
-    rate_rps: float = 10.0
-    timeout_s: float = 5.0
-    host: str | None = None
-    kind: SourceKind = SourceKind.MEMCACHED_PROBE
+    address: Address
+    port: Annotated[int, Field(ge=1, le=65535)] = 11211
+    rate_rps: Rate = 10.0
+    timeout_s: Timeout = 5.0
+    kind: Annotated[Literal[SourceKind.MEMCACHED_PROBE], Field(alias="type")] = SourceKind.MEMCACHED_PROBE
 
 
 @dataclass(frozen=True, slots=True)
-class HttpProbe:
-    """Open-loop GET requests for a URL; answers with a status of 500 and more, and none, are errors.
+class HttpProbe(_Source):
+    """Open-loop GET requests for a URL; a status of 500 and more, and no answer, are errors."""
 
-    ``credential`` names a file on the agent's host with what requests carry, see ``manager.telemetry.credentials``.
-    """
-
-    name: str
-    url: str
-    rate_rps: float = 5.0
-    timeout_s: float = 10.0
-    host: str | None = None
-    credential: str | None = None
-    kind: SourceKind = SourceKind.HTTP_PROBE
+    url: Url
+    rate_rps: Rate = 5.0
+    timeout_s: Timeout = 10.0
+    credential: Credential = None
+    kind: Annotated[Literal[SourceKind.HTTP_PROBE], Field(alias="type")] = SourceKind.HTTP_PROBE
 
 
 @dataclass(frozen=True, slots=True)
-class PrometheusQuery:
-    """A query on the operator's Prometheus server (``url``), every ``every_s`` seconds.
+class PrometheusQuery(_Source):
+    """A query on a Prometheus server for cumulative buckets by `le`, or for a `percentile`; both in seconds."""
 
-    With ``percentile`` None the ``query`` answers cumulative ``_bucket`` counters by ``le``, the bounds in seconds;
-    else it answers one number, that percentile in seconds, and ``rate_query``, if given, requests per second.
-    ``credential`` is as of ``HttpProbe``.
-    """
-
-    name: str
-    url: str
-    query: str
-    percentile: float | None = None
-    rate_query: str | None = None
-    every_s: float = 5.0
-    timeout_s: float = 5.0
-    host: str | None = None
-    credential: str | None = None
-    kind: SourceKind = SourceKind.PROMETHEUS
+    url: Url
+    query: Query
+    percentile: Annotated[Percentile | None, Field(description="what the query answers; null: buckets")] = None
+    rate_query: Annotated[Query | None, Field(description="answers requests per second")] = None
+    every_s: Annotated[float, Field(ge=1, le=300, description="seconds between queries")] = 5.0
+    timeout_s: Timeout = 5.0
+    credential: Credential = None
+    kind: Annotated[Literal[SourceKind.PROMETHEUS], Field(alias="type")] = SourceKind.PROMETHEUS
 
 
 @dataclass(frozen=True, slots=True)
-class Push:
-    """Times that load generators, proxies or the application post to the agent.
+class Push(_Source):
+    """Times posted to the agent, by the application's VMs, the agent's own machine, and the networks in `allow`."""
 
-    Believed from the application's VMs, from the agent's own machine, and from ``allow``: networks such as
-    ``10.0.0.0/8``.
-    """
-
-    name: str
-    allow: tuple[str, ...] = ()
-    host: str | None = None
-    kind: SourceKind = SourceKind.PUSH
+    allow: Annotated[tuple[Network, ...], Field(max_length=100)] = ()
+    kind: Annotated[Literal[SourceKind.PUSH], Field(alias="type")] = SourceKind.PUSH
 
 
-Source = NginxSyslog | NginxFile | MemcachedProbe | HttpProbe | PrometheusQuery | Push
-"""``name`` is unique in an application. ``host`` None: log and push sources run on every host that has a VM of the
-application, the others on one of these."""
+Source = Annotated[
+    NginxSyslog | NginxFile | MemcachedProbe | HttpProbe | PrometheusQuery | Push, Field(discriminator="kind")
+]
+SOURCES: TypeAdapter[tuple[Source, ...]] = TypeAdapter(tuple[Source, ...])
+"""Sources as JSON and as a database keeps them."""
 
 ON_EVERY_HOST = frozenset({SourceKind.NGINX_SYSLOG, SourceKind.NGINX_FILE, SourceKind.PUSH})
 
@@ -131,20 +184,17 @@ class SourceState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """How a source is on one host, with counts since it was started there.
+    """How a source is on one host, with counts since it was started there."""
 
-    ``accepted`` response times; ``malformed`` lines or bodies; ``refused``: from addresses that are not believed;
-    ``late``: older than the slots that are kept; ``errors``: requests that failed or were not answered in time.
-    """
-
-    application: str
-    source: str
-    kind: SourceKind
+    application: Name
+    source: Name
+    kind: Annotated[SourceKind, Field(alias="type")]
     state: SourceState
-    last_sample_s: float | None = None
-    accepted: int = 0
-    malformed: int = 0
-    refused: int = 0
-    late: int = 0
-    errors: int = 0
-    detail: str = ""
+    last_sample_s: Annotated[EpochS | None, Field(alias="last_sample_at")] = None
+    accepted: Annotated[Count, Field(description="response times")] = 0
+    malformed: Annotated[Count, Field(description="lines or bodies that could not be read")] = 0
+    refused: Annotated[Count, Field(description="from addresses that are not believed")] = 0
+    late: Annotated[Count, Field(description="older than the windows that are kept open")] = 0
+    errors: Annotated[Count, Field(description="requests that failed, or were not answered in time")] = 0
+    detail: Text = ""
+    __pydantic_config__: ClassVar = CLOSED

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urlsplit
 
 SECRET_NAME = re.compile(
     r"(?i)token|secret|passw|credential|session|signature|api.?key|access.?key"
@@ -24,28 +23,6 @@ def secret_of(url: str) -> str:
         return f"a user or password in the URL is refused: {_INSTEAD}"
     named = next((name for name in map(_name, _parameters(parts.query)) if SECRET_NAME.search(name)), None)
     return f"the parameter {named!r} in the URL is refused, it looks like a secret: {_INSTEAD}" if named else ""
-
-
-def without_secrets(url: str) -> str:
-    """The URL with neither user nor password nor parameters that look like a secret; as it is where it has none."""
-    try:
-        if not secret_of(url):
-            return url
-        parts = urlsplit(url)
-    except ValueError:
-        return ""
-    query = "&".join(one for one in _parameters(parts.query) if not SECRET_NAME.search(_name(one)))
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=query))
-
-
-def shown(value: Any) -> Any:
-    """What was registered, as plain values, with all its URLs without secrets: of versions that took them."""
-    if isinstance(value, dict):
-        return {
-            name: without_secrets(one) if name == "url" and isinstance(one, str) else shown(one)
-            for name, one in value.items()
-        }
-    return [shown(one) for one in value] if isinstance(value, list) else value
 
 
 def covers(prefix: str, url: str) -> bool:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
-from manager.control.source_rules import source_fields, source_of
 from manager.model.cpus import format_cpus, parse_cpus
-from manager.model.fields import MAX_TEXT
+from manager.model.fields import as_text, timestamp
 from manager.model.finding import Finding
 from manager.model.histogram import Histogram
 from manager.model.host import Capabilities, VmInstance
 from manager.model.registration import Application, Assignment, HostSpec, VmSpec
-from manager.model.source import SourceStatus
 from manager.model.topology import NicQueue, Pcpu, Topology
 from manager.model.window import Ready, Window
 from manager.protocol.assignment import AssignedApplication, AssignedWindow, AssignmentOut
@@ -30,12 +27,6 @@ from manager.protocol.report import (
     TopologyBody,
     WindowBody,
 )
-from manager.protocol.sources import SourceStatusBody
-
-
-def timestamp(time_s: float) -> datetime:
-    """Seconds since the epoch as an aware datetime."""
-    return datetime.fromtimestamp(time_s, UTC)
 
 
 def assignment_of(body: AssignmentOut) -> tuple[Assignment, dict[str, tuple[Window, ...]]]:
@@ -99,7 +90,7 @@ def host_fields(spec: HostSpec) -> dict[str, Any]:
 
 def application_of(name: str, body: ApplicationIn) -> Application:
     """An application."""
-    sources = tuple(source_of(source.model_dump()) for source in body.sources)
+    sources = body.sources
     return Application(name, body.tiers, body.sla, body.mode, body.sharing, sources, body.warp_us, body.cache)
 
 
@@ -111,7 +102,7 @@ def application_body(application: Application) -> ApplicationIn:
             "sla": application.sla,
             "mode": application.mode,
             "sharing": application.sharing,
-            "sources": [source_fields(source) for source in application.sources],
+            "sources": application.sources,
             "warp_us": application.warp_us,
             "cache": application.cache,
         }
@@ -158,17 +149,6 @@ def ready_body(ready: Ready | None) -> ReadyBody | None:
     return ReadyBody(percentile=ready.percentile, time_ms=ready.time_ms) if ready else None
 
 
-def status_body(status: SourceStatus) -> SourceStatusBody:
-    """How a source is. Raises pydantic.ValidationError."""
-    fields = asdict(status)
-    last_s = fields.pop("last_sample_s")
-    detail = text(fields.pop("detail"))
-    last_at = None if last_s is None else timestamp(last_s)
-    return SourceStatusBody.model_validate(
-        {"type": fields.pop("kind"), "last_sample_at": last_at, "detail": detail, **fields}
-    )
-
-
 def capabilities_body(capabilities: Capabilities, limits: Sequence[str] = ()) -> CapabilitiesBody:
     """What a host offers; without weights their range is 0. ``limits``: what its agent will not do, in words."""
     scale = capabilities.weights
@@ -188,8 +168,8 @@ def capabilities_body(capabilities: Capabilities, limits: Sequence[str] = ()) ->
             "idle_class": capabilities.idle_class,
             "limits_real_time": capabilities.limits_real_time,
             "topology": topology_body(capabilities.topology),
-            "warps": [asdict(offer) | {"detail": text(offer.detail)} for offer in capabilities.warps],
-            "scheduler": text(capabilities.scheduler),
+            "warps": [asdict(offer) | {"detail": as_text(offer.detail)} for offer in capabilities.warps],
+            "scheduler": as_text(capabilities.scheduler),
         }
     )
 
@@ -201,7 +181,7 @@ def domain_body(instance: VmInstance) -> DomainBody:
 
 def finding_body(finding: Finding) -> FindingBody:
     """What was found out about one thing of a host. Raises pydantic.ValidationError."""
-    texts = {name: text(getattr(finding, name)) for name in ("area", "title", "detail", "advice")}
+    texts = {name: as_text(getattr(finding, name)) for name in ("area", "title", "detail", "advice")}
     return FindingBody(id=finding.id, status=finding.status, essential=finding.essential, **texts)
 
 
@@ -226,7 +206,7 @@ def topology_of(body: TopologyBody) -> Topology:
 def record_body(row: Mapping[str, Any]) -> RecordBody:
     """A DecisionRecord, given as a mapping of its fields. Raises pydantic.ValidationError."""
     fields = dict(row)
-    texts = {name: text(fields.pop(name)) for name in ("reason", "detail")}
+    texts = {name: as_text(fields.pop(name)) for name in ("reason", "detail")}
     return RecordBody.model_validate(
         {"id": fields.pop("record_id"), "at": timestamp(fields.pop("time_s")), **texts, **fields}
     )
@@ -235,7 +215,7 @@ def record_body(row: Mapping[str, Any]) -> RecordBody:
 def event_body(row: Mapping[str, Any]) -> EventBody:
     """An Event, given as a mapping of its fields. Raises pydantic.ValidationError."""
     fields = dict(row)
-    message = text(fields.pop("message"))
+    message = as_text(fields.pop("message"))
     return EventBody.model_validate(
         {"id": fields.pop("event_id"), "at": timestamp(fields.pop("time_s")), "message": message, **fields}
     )
@@ -253,10 +233,3 @@ def tick_body(row: Mapping[str, Any]) -> TickBody:
     """A TickRecord, given as a mapping of its fields. Raises pydantic.ValidationError."""
     fields = dict(row)
     return TickBody.model_validate({"at": timestamp(fields.pop("time_s")), **fields})
-
-
-def text(said: str) -> str:
-    """Text as the interface takes it, whatever a third party's policy or the kernel put into it."""
-    if said.isprintable():
-        return said[:MAX_TEXT]
-    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in said)[:MAX_TEXT]

@@ -20,8 +20,8 @@ from manager.model.law import Law
 from manager.model.registration import DEFAULT_BANDWIDTH_WARNING, CacheControl, Mode, Sharing, Sla, Tier, VmClass
 from manager.model.rules import PlacementRules
 from manager.model.scheduling import Scheduling, SchedulingPolicy
+from manager.model.source import Source
 from manager.model.warp import DEFAULT_WARP_MAX_US, MOST_WARP_US, WarpUse
-from manager.protocol.sources import SourceBody
 
 
 class VmIn(Schema):
@@ -79,8 +79,8 @@ class ApplicationIn(Schema):
         description="part of the last-level cache for its critical VMs alone, such as 40%, 6 ways or 5MiB, or auto: as"
         " the SLA says; null: none",
     )
-    sources: list[SourceBody] = Field(
-        default_factory=list, max_length=50, description="where response times come from; none: posted to the manager"
+    sources: tuple[Source, ...] = Field(
+        default=(), max_length=50, description="where response times come from; none: posted to the manager"
     )
 
 

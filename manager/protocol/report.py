@@ -23,8 +23,8 @@ from manager.model.finding import FindingStatus
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
+from manager.model.source import SourceStatus
 from manager.model.warp import Mechanism
-from manager.protocol.sources import SourceStatusBody
 
 KnobIndex = Annotated[
     int,
@@ -387,7 +387,7 @@ class ReportIn(Schema):
         " there is one",
     )
     vms_changed_only: bool = Field(default=False, description="whether `vms` leaves out those that did not change")
-    sources: list[SourceStatusBody] | None = Field(
+    sources: list[SourceStatus] | None = Field(
         default=None, max_length=5000, description="null: unchanged since last time"
     )
     domains: list[DomainBody] | None = Field(

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from manager.errors import RecordingError
 from manager.model.cpus import parse_cpus
-from manager.model.fields import Moment, Name, Schema, Weight
+from manager.model.fields import Moment, Name, Schema, Weight, timestamp
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, Capabilities
 from manager.model.records import DecisionRecord, TickRecord, VcpuTick, VmTick
 from manager.model.registration import Assignment
@@ -29,7 +29,6 @@ from manager.protocol.convert import (
     host_fields,
     record_body,
     tick_body,
-    timestamp,
     topology_of,
     vm_fields,
     window_body,

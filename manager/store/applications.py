@@ -9,9 +9,9 @@ from datetime import datetime
 from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
-from manager.control.source_rules import source_fields
 from manager.errors import Conflict, InvalidRequest
 from manager.model.registration import Application, Sla, Tier
+from manager.model.source import SOURCES
 from manager.store.models import ApplicationRow, PastApplicationRow, TierRow, TierVmRow, VmRow
 from manager.store.registered import Precondition, find, get, not_found, replace, touch
 from manager.store.source_rows import sources_of
@@ -41,7 +41,7 @@ def put_application(
         "sharing": wanted.sharing,
         "warp_us": wanted.warp_us,
         "cache": wanted.cache,
-        "sources": [source_fields(source) for source in wanted.sources] or None,
+        "sources": SOURCES.dump_python(wanted.sources, mode="json", by_alias=True) or None,
     }
     past = _past(session, wanted.name)
     first = {"id": past.id, "version": past.version + 1} if past else None

@@ -207,7 +207,7 @@ class VmStatusRow(Base):
 
 
 class ApplicationRow(Registered):
-    """A service with its SLA. ``sources``: as ``source_rules.source_fields`` writes them; null: none."""
+    """A service with its SLA. ``sources``: as ``model.source.SOURCES`` writes them; null: none."""
 
     __tablename__ = "applications"
     kind = "application"

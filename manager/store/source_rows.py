@@ -8,15 +8,14 @@ from datetime import datetime
 from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
-from manager.control.source_rules import source_of
-from manager.model.source import Source
+from manager.model.source import SOURCES, Source
 from manager.store.database import insert_for
 from manager.store.models import ApplicationRow, HostRow, SourceStatusRow, TierRow, TierVmRow, VmRow, VmStatusRow
 
 
 def sources_of(row: ApplicationRow) -> tuple[Source, ...]:
     """The sources of an application."""
-    return tuple(source_of(fields) for fields in row.sources or ())
+    return SOURCES.validate_python(row.sources or ())
 
 
 def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[str]]:

@@ -12,6 +12,7 @@ from manager.errors import ManagerUnavailable
 from manager.loop.chronicle import new_event
 from manager.loop.link import remember
 from manager.loop.outbox import ItemKind
+from manager.model.fields import timestamp
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity, TickRecord, VmTick
@@ -20,7 +21,7 @@ from manager.model.registration import (
 )
 from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.window import Window
-from manager.protocol.convert import timestamp, window_of
+from manager.protocol.convert import window_of
 from manager.protocol.report import ReportIn, TickStatus
 from tests.fakes.manager import (
     ASSIGNMENT,
@@ -225,7 +226,7 @@ def test_windows_ticks_and_sources_arrive_as_they_were(manager, link, outbox, re
     assert [window_of(one.application, one) for one in body.windows] == [WINDOW, replace(WINDOW, end_s=END_S + 1)]
     [sent_tick], [source] = body.ticks, body.sources
     assert (sent_tick.at.timestamp(), sent_tick.policy, sent_tick.vms[0].weight) == (END_S, "fair", None)
-    assert (source.source, source.type, source.state, source.last_sample_at.timestamp(), source.detail) == (
+    assert (source.source, source.kind, source.state, source.last_sample_s, source.detail) == (
         "probe",
         "http_probe",
         "failing",

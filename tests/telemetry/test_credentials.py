@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from manager.model.registration import Application, Tier
 from manager.model.source import HttpProbe, PrometheusQuery, SourceState
-from manager.model.url import covers, secret_of, shown, without_secrets
+from manager.model.url import covers, secret_of
 from manager.telemetry.credentials import CredentialError, Credentials
 from manager.telemetry.source_thread import Sources
 from tests.telemetry.conftest import LOOPBACK, until
@@ -133,36 +133,29 @@ def test_files_that_others_could_read_or_exchange_are_refused(folder: Path, tmp_
 
 
 @pytest.mark.parametrize(
-    ("url", "named", "rest"),
+    ("url", "named"),
     [
-        ("http://me:p@ss@db.example.org/x", "a user or password", "http://db.example.org/x"),
-        ("http://me@db.example.org/x", "a user or password", "http://db.example.org/x"),
-        ("http://h/x?a=1&api_key=s&b=2", "'api_key'", "http://h/x?a=1&b=2"),
-        ("http://h/x?access%5Ftoken=s", "'access_token'", "http://h/x"),
-        ("http://h/?sig=s;auth=t", "'sig'", "http://h/"),
+        ("http://me:p@ss@db.example.org/x", "a user or password"),
+        ("http://me@db.example.org/x", "a user or password"),
+        ("http://h/x?a=1&api_key=s&b=2", "'api_key'"),
+        ("http://h/x?access%5Ftoken=s", "'access_token'"),
+        ("http://h/?sig=s;auth=t", "'sig'"),
     ],
 )
-def test_secrets_in_urls(url: str, named: str, rest: str) -> None:
+def test_secrets_in_urls(url: str, named: str) -> None:
     assert named in secret_of(url)
     assert "credential" in secret_of(url)
-    assert without_secrets(url) == rest
-    assert shown({"sources": [{"url": url, "name": "x"}]}) == {"sources": [{"url": rest, "name": "x"}]}
 
 
 @pytest.mark.parametrize("url", ["http://h/x?author=me&monkey=1&keyboard=2", "http://h:80/a/b?x", "http://h"])
 def test_others_stay_as_they_are(url: str) -> None:
     assert secret_of(url) == ""
-    assert without_secrets(url) == url
 
 
 @given(st.text())
 @example("http://[::1")
 @example("http://a@[::1")
-def test_any_text_is_a_url_without_secrets(text: str) -> None:
-    assert "mArK" not in without_secrets(
-        f"http://u:mArK{text.replace('/', '').replace('?', '').replace('#', '')}@host/"
-    )
-    without_secrets(text)
+def test_any_text_may_stand_for_a_url(text: str) -> None:
     try:
         covers(URL, text)
     except ValueError:

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from manager.control.source_rules import contradictions, source_fields, source_of, sources_on
+from manager.control.source_rules import contradictions, sources_on
 from manager.model.registration import Sla
 from manager.model.source import (
+    SOURCES,
     HttpProbe,
     MemcachedProbe,
     NginxFile,
@@ -25,7 +26,7 @@ EVERY: tuple[Source, ...] = (
     NginxFile("f", "/log", host="c"),
     MemcachedProbe("m", "10.0.0.1", 1, 2.5, 3.5),
     HttpProbe("h", "http://x/"),
-    PrometheusQuery("p", "http://x/", "up", 95.0, "rate", 1.5, 2.5, "c"),
+    PrometheusQuery("p", "http://x/", "up", 95.0, "rate", 1.5, 2.5, host="c"),
     Push("u", ("10.0.0.0/8", "fd00::/8")),
 )
 
@@ -73,15 +74,15 @@ def test_who_says_that_it_has_a_vm_gets_no_requests_to_make() -> None:
 def test_every_kind_has_a_plain_form() -> None:
     assert {source.kind for source in EVERY} == set(SourceKind)
     for source in EVERY:
-        plain = json.loads(json.dumps(source_fields(source)))
+        [plain] = json.loads(SOURCES.dump_json((source,), by_alias=True))
         assert plain["type"] == source.kind
-        assert source_of(plain) == source
+        assert SOURCES.validate_python([plain]) == (source,)
 
 
 @pytest.mark.parametrize("plain", [{"type": "guess", "name": "a"}, {"type": "push", "name": "a", "port": 1}])
 def test_what_is_no_plain_form(plain: dict[str, object]) -> None:
     with pytest.raises((ValueError, TypeError)):
-        source_of(plain)
+        SOURCES.validate_python([plain])
 
 
 def ready(percentile: float, name: str = "r") -> PrometheusQuery:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from pydantic import AwareDatetime, Field, JsonValue, RootModel
 
 from manager.model.fields import Buckets, Name, Schema, Text
-from manager.model.source import SourceKind
+from manager.model.source import SourceKind, SourceStatus
 from manager.model.window import SlaState
 from manager.protocol.registration import ApplicationIn, HostIn, VmIn
 from manager.protocol.report import CapabilitiesBody, DomainBody, ReadyBody, TickStatus, VmStatus
-from manager.protocol.sources import SourceStatusBody
 
 
 class VmOut(VmIn):
@@ -92,5 +91,5 @@ class SourceOut(Schema):
     type: SourceKind
     host: Name | None = Field(description="null: no agent has reported it yet")
     at: AwareDatetime | None = Field(description="time of the report")
-    status: SourceStatusBody | None
+    status: SourceStatus | None
     problem: Text = Field(default="", description="why no host runs it; empty: nothing is known to stand in the way")
