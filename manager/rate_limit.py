@@ -7,41 +7,93 @@ back before more is given. So on average no key gets more than the rate, however
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from manager.errors import Busy
 
 BURST_S = 10.0
 _MOST_KEYS = 10_000
+_HALF_LIFE_S = 60.0
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """Somebody who waits for a turn: ``asked`` is how often that key asked lately."""
+
+    asked: float
+    has_turn: bool = False
+    displaced: bool = False
 
 
 class Turns:
-    """Lets a few at a time do what takes much memory, and a few wait for it. Thread-safe."""
+    """Lets one at a time do what takes much memory, and a few wait for it. Thread-safe.
 
-    def __init__(self, most: int = 1, waiting: int = 2, wait_s: float = 3.0) -> None:
+    Who asked least lately is next, and displaces who asked most: a flood displaces itself, not a rare visitor.
+    """
+
+    def __init__(self, waiting: int = 2, wait_s: float = 3.0, clock: Callable[[], float] = time.monotonic) -> None:
         """``wait_s``: how long one waits at most."""
-        self._free = threading.BoundedSemaphore(most)
-        self._admitted = threading.BoundedSemaphore(most + waiting)
+        self._most_waiting = waiting
         self._wait_s = wait_s
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._taken = False
+        self._waiting: list[_Waiting] = []
+        # By key: how often it asked, and when last. Half of it counts after each _HALF_LIFE_S.
+        self._asked: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     @contextmanager
-    def turn(self) -> Iterator[None]:
-        """Within it, it is the caller's turn. Raises Busy where too many wait, or it takes too long."""
-        if not self._admitted.acquire(blocking=False):
-            raise Busy("too many do this at the same time: try again in a moment")
+    def turn(self, key: Hashable = None) -> Iterator[None]:
+        """Within it, it is the caller's turn. Raises Busy where those who wait asked less, or it takes too long."""
+        with self._changed:
+            self._take(key)
         try:
-            if not self._free.acquire(timeout=self._wait_s):
-                raise Busy("this takes too long now: try again in a moment")
-            try:
-                yield
-            finally:
-                self._free.release()
+            yield
         finally:
-            self._admitted.release()
+            with self._changed:
+                self._taken = False
+                self._next()
+
+    def _take(self, key: Hashable) -> None:
+        mine = _Waiting(self._note(key))
+        self._waiting.append(mine)
+        self._next()
+        if len(self._waiting) > self._most_waiting:
+            most = max(reversed(self._waiting), key=lambda one: one.asked)  # of these the one that came last
+            self._waiting.remove(most)
+            most.displaced = True
+            self._changed.notify_all()
+        try:
+            self._changed.wait_for(lambda: mine.has_turn or mine.displaced, self._wait_s)
+        finally:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+        if not mine.has_turn:
+            raise Busy("too many do this at the same time: try again in a moment")
+
+    def _next(self) -> None:
+        """Give the turn to who asked least, and of those who came first."""
+        if self._waiting and not self._taken:
+            least = min(self._waiting, key=lambda one: one.asked)
+            self._waiting.remove(least)
+            self._taken = least.has_turn = True
+            self._changed.notify_all()
+
+    def _note(self, key: Hashable) -> float:
+        now_s = self._clock()
+        asked, then_s = self._asked.get(key, (0.0, now_s))
+        asked = asked * math.exp2((then_s - now_s) / _HALF_LIFE_S) + 1
+        self._asked[key] = (asked, now_s)
+        self._asked.move_to_end(key)
+        if len(self._asked) > _MOST_KEYS:
+            self._asked.popitem(last=False)
+        return asked
 
 
 class RateLimit:

@@ -22,7 +22,7 @@ from manager.store.audit import actor_of, record
 from manager.store.database import Database
 from manager.store.registered import find
 from manager.store.sign_in_audit import record_refusal
-from manager.store.throttle import count_try, forgive, refuse_try
+from manager.store.throttle import count_try, forgive, network, refuse_try
 from manager.store.tokens import MACHINES, Principal, PrincipalKind, Role, has_expired, hash_secret
 from manager.store.users import is_password
 
@@ -66,13 +66,14 @@ def sign_in(
 ) -> SignedIn:
     """Begin a session for a user, or for a token by its name and its secret as the password; those of machines may not.
 
-    A password's hash takes 32 MiB for a while: ``turns`` bounds how many are made at the same time.
+    A password's hash takes 32 MiB for a while: ``turns`` bounds how many are made at the same time, and begins with the
+    neighbourhoods that asked least lately.
 
     Raises SignInThrottled, or SignInRefused, the same and after about the same time whatever is wrong; Busy.
     """
     refuse_try(database, name, address, now)
     known = name if re.fullmatch(NAME_PATTERN, name) else ""
-    with turns.turn() if turns else nullcontext():
+    with turns.turn(network(address, 24, 48)) if turns else nullcontext():
         count_try(database, name, address, now)
         proven_hash = _proven_hash(database, known, password)
     secret = secrets.token_urlsafe(_SECRET_BYTES)

@@ -37,7 +37,7 @@ AHEAD = timedelta(minutes=1)
 def refuse_try(database: Database, name: str, address: str, now: datetime) -> None:
     """Raises SignInThrottled as ``count_try`` does, but writes nothing, so that a flood of tries costs little."""
     with database.reading() as session:
-        _refuse(session, SignInFailureRow(at=now, name_hash=hash_secret(name), network=_network(address)), now)
+        _refuse(session, SignInFailureRow(at=now, name_hash=hash_secret(name), network=network(address)), now)
 
 
 def count_try(database: Database, name: str, address: str, now: datetime) -> None:
@@ -45,7 +45,7 @@ def count_try(database: Database, name: str, address: str, now: datetime) -> Non
 
     Raises SignInThrottled; such a try does not count. ``forgive`` takes it back after success.
     """
-    row = SignInFailureRow(at=now, name_hash=hash_secret(name), network=_network(address))
+    row = SignInFailureRow(at=now, name_hash=hash_secret(name), network=network(address))
     with database.registering() as session:
         session.execute(delete(SignInFailureRow).where(SignInFailureRow.at > now + AHEAD))
         _refuse(session, row, now)
@@ -94,11 +94,13 @@ def _wait(session: Session, condition: ColumnElement[bool], now: datetime) -> ti
     return min(last + min(FIRST_WAIT * (1 << (failures - FAILURES)), WINDOW) - now, WINDOW)
 
 
-def _network(address: str) -> str:
+def network(address: str, v4_bits: int = 32, v6_bits: int = 64) -> str:
+    """What one subscriber has, or, of fewer bits, a neighbourhood of them."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address  # none, as with a Unix socket
-    if isinstance(parsed, ipaddress.IPv6Address):
-        return str(parsed.ipv4_mapped or ipaddress.IPv6Network((parsed, 64), strict=False))
-    return str(parsed)
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None:
+        return str(ipaddress.IPv6Network((parsed, v6_bits), strict=False))
+    v4 = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else parsed
+    return str(v4) if v4_bits == 32 else str(ipaddress.IPv4Network((str(v4), v4_bits), strict=False))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
@@ -22,6 +23,7 @@ import pytest
 
 from manager.store.database import open_database
 from manager.store.tokens import Role, create_token
+from manager.store.users import create_user, hash_password
 from tests.security.certificates import authority, certificate
 from tests.security.floods import MIB, Cost, Flood, address, connected, probe_of, watched
 
@@ -284,6 +286,33 @@ def test_tries_without_a_token(manager: Target, many: bool, request_: bytes) -> 
     assert set(statuses) <= {401, 422, 429, 503}
     if not many:
         assert len([status for status in statuses if status != 429]) < 60
+
+
+QUIET = "127.250.0.1"
+
+
+def test_a_right_password_gets_in_from_a_quiet_address_while_many_try(manager: Target) -> None:
+    password = "correct horse battery"
+    url = f"sqlite:///{manager.state}/equipoise.db"
+    with closing(open_database(url)) as database, database.registering() as session:
+        create_user(session, "ada", Role.VIEWER, hash_password(password), datetime.now(UTC))
+    body = urllib.parse.urlencode({"name": "ada", "password": password}).encode()
+    enter = posted("/sign-in", "application/x-www-form-urlencoded", body)
+    flood = threading.Thread(target=hammer, args=(manager.port, True, SIGN_IN, 4.5))
+    flood.start()
+    begun_s = time.monotonic()
+    statuses: list[int] = []
+    while 303 not in statuses and time.monotonic() < begun_s + 4:
+        with suppress(OSError, IndexError, ValueError), closing(connected(manager.port, QUIET)) as opened:
+            opened.settimeout(5)
+            opened.sendall(enter)
+            statuses.append(int(opened.recv(1000).split()[1]))
+        time.sleep(0.3)
+    took_s = time.monotonic() - begun_s
+    flood.join()
+    print(f"{took_s:.1f} s: {statuses}")
+    assert statuses[-1:] == [303]
+    assert took_s < 4, "while the flood goes on"
 
 
 @pytest.mark.parametrize("path", ["/sign-in", "/metrics", "/api/v1/vms", "/healthz", "/nothing"])
