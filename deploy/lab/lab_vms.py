@@ -55,7 +55,7 @@ class GuestRole(StrEnum):
 ROLE_OPTIONS: Mapping[GuestRole, frozenset[str]] = {
     GuestRole.MEMCACHED: frozenset({"cache_mib"}),
     GuestRole.NGINX: frozenset({"gzip_kib", "access_log"}),
-    GuestRole.BATCH: frozenset({"on_ms", "off_ms"}),
+    GuestRole.BATCH: frozenset({"on_ms", "off_ms", "busy_vcpus"}),
 }
 MEMCACHED_PORT = 11211
 HTTP_PORT = 80

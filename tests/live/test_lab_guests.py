@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 import urllib.request
@@ -27,12 +26,7 @@ WAVE = LabVm(f"{TEST_PREFIX}wave", GuestRole.BATCH, "192.168.122.224", vcpus=1, 
 
 @pytest.fixture(scope="module")
 def connection() -> Iterator[libvirt.virConnect]:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
-    try:
-        opened = connect()
-    except LabError as error:
-        pytest.skip(str(error))
+    opened = connect()
     yield opened
     opened.close()
 

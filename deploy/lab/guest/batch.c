@@ -1,4 +1,4 @@
-/* The batch load of a lab guest: one busy thread for each vCPU, or a square wave of busy and idle.
+/* The batch load of a lab guest: a busy thread for each of its first vCPUs, or a square wave of busy and idle.
  *
  *   batch --threads N --on-ms MS --off-ms MS [--check]
  *
