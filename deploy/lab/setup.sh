@@ -6,6 +6,7 @@ usage: deploy/lab/setup.sh               do what is missing; changes nothing whe
        deploy/lab/setup.sh --teardown    stop again what earlier runs started, and nothing else; packages stay
 USAGE
 }
+# Two of them take turns, and neither starts nor stops libvirtd or the network while somebody uses the lab (lab_lock.py).
 # Runs as root, with or without systemd. Services that the guests run (nginx, memcached) are not installed: the guest
 # builder takes the programs out of their packages. What was started stands in $STARTED, one thing a line.
 set -euo pipefail
@@ -13,6 +14,8 @@ set -euo pipefail
 readonly STARTED=/run/equipoise-lab.started
 readonly URI=qemu:///system
 readonly WAIT_S=30
+readonly TURN=/run/equipoise-lab.setup
+readonly LAB=/var/lib/equipoise-lab/lab.lock
 readonly KVM=/dev/kvm
 readonly QEMU_USER=libvirt-qemu
 
@@ -24,7 +27,7 @@ readonly PACKAGES=(
     libvirt-dev pkg-config python3-dev python3-venv
 )
 
-step() { echo "[$1/5] $2"; }
+step() { echo "[$1/4] $2"; }
 
 fail() {
     printf 'setup.sh: %s\n' "$@" >&2
@@ -40,6 +43,16 @@ network_is_active() { virsh -q -c "$URI" net-list --name 2>/dev/null | grep -x d
 
 note_started() { grep -qsxF "$1" "$STARTED" || echo "$1" >>"$STARTED"; }
 
+# await_turn DESCRIPTOR FILE WHAT: until nobody else has that open file locked; WHAT says who that is. What is started
+# meanwhile must have it closed, or a daemon would keep the lock.
+await_turn() {
+    local wait=0
+    until flock -w $wait "$1"; do
+        echo "      waiting for $3$(cat "$2")" >&2
+        wait=$WAIT_S
+    done
+}
+
 # Print the number of the process that a pid file names, if it runs that program.
 running_pid() {
     local pid
@@ -47,7 +60,6 @@ running_pid() {
 }
 
 check_host() {
-    [[ $EUID -eq 0 ]] || fail "must run as root"
     [[ -e /etc/debian_version ]] || fail "this is not Debian: install the equivalents of: ${PACKAGES[*]}"
     [[ $(dpkg --print-architecture) == amd64 ]] || fail "the lab's guests are for amd64 only"
     if ! grep -qE '^\S+ \S+ cgroup \S*\bcpu\b' /proc/self/mounts; then
@@ -117,6 +129,15 @@ start_network() {
     note_started "network default"
 }
 
+start_missing() { # whether libvirtd answered, and had the network, before packages were installed
+    if [[ $1 == no ]]; then start_libvirtd; fi
+    if ! network_is_active; then
+        start_network
+    elif [[ $1 == no && $2 == no ]] && has_systemd; then
+        note_started "network default"
+    fi
+}
+
 setup() {
     step 1 "this machine"
     check_host
@@ -128,16 +149,16 @@ setup() {
     fi
     step 2 "packages"
     install_packages
-    step 3 "libvirtd"
+    step 3 "libvirtd and its network \"default\""
     open_kvm
-    if [[ $answered == no ]]; then start_libvirtd; fi
-    step 4 "network default"
-    if ! network_is_active; then
-        start_network
-    elif [[ $networked == no && $answered == no ]] && has_systemd; then
-        note_started "network default"
+    if [[ $answered == no ]] || ! network_is_active; then
+        mkdir -p "${LAB%/*}"
+        exec 8>>"$LAB" # who has it may have ended libvirtd for a moment
+        await_turn 8 "$LAB" "who uses the lab (process, since, name): "
+        start_missing "$answered" "$networked" 8>&-
+        exec 8>&-
     fi
-    step 5 "ready: libvirt $(virsh -q -c "$URI" version --daemon | sed -n 's/^Running against daemon: //p')"
+    step 4 "ready: libvirt $(virsh -q -c "$URI" version --daemon | sed -n 's/^Running against daemon: //p')"
     if [[ -s $STARTED ]]; then
         echo "      started by this script and running since ($STARTED):"
         sed 's/^/        /' "$STARTED"
@@ -166,6 +187,8 @@ teardown() {
     local running thing owner mode
     running=$(virsh -q -c "$URI" list --name | sed '/^$/d' || true)
     [[ -z $running ]] || fail "VMs are still running, stop them first:" "$running"
+    exec 8>>"$LAB"
+    flock -n 8 || fail "the lab is in use (process, since, name): $(cat "$LAB")"
     while read -r thing; do
         echo "stopping $thing"
         case $thing in
@@ -186,7 +209,12 @@ teardown() {
 }
 
 case "${1:-}" in
-"") setup ;;
+"")
+    [[ $EUID -eq 0 ]] || fail "must run as root"
+    exec 9>>"$TURN"
+    await_turn 9 "$TURN" "another deploy/lab/setup.sh"
+    setup 9>&-
+    ;;
 --teardown) teardown ;;
 -h | --help) usage ;;
 *) usage >&2; exit 2 ;;

@@ -151,10 +151,10 @@ TROUBLES: tuple[Trouble[VmSite], ...] = (
 
 
 @pytest.fixture
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[VmSite]:
+def site(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) -> Iterator[VmSite]:
     if os.geteuid() != 0:
         pytest.skip("NOT TESTED: real VMs need root")
-    with running_vms(tmp_path_factory.mktemp("chaos")) as made:
+    with running_vms(tmp_path_factory.mktemp("chaos"), pytestconfig) as made:
         yield made
 
 

@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from deploy.lab.accelerator import decide
 from deploy.lab.commands import LabError
 from deploy.lab.demo.originals import qemu_pid, settings_of
 from deploy.lab.guest import build
-from deploy.lab.lab_lock import only_user
 from deploy.lab.lab_vms import PREFIX, GuestRole, LabHost, LabVm, connect
 from manager.model.cpus import parse_cpus
 from manager.protocol.client import ManagerClient
 from tests.chaos.site import DEADLINE_S, HOST, Machine, Site, crash_safe_server
+from tests.lab_turn import lab_turn
 from tests.live.conftest import GROUP_DEFAULTS, group_file, is_untouched, is_v1, until, virsh, weight
 from tests.live.test_control import CRITICAL, has_systemd, vcpu_cpus
 from tests.loop.disk import SmallDisk, small_disk
@@ -247,10 +249,10 @@ class Load:
 
 
 @contextmanager
-def running_vms(folder: Path) -> Iterator[VmSite]:
+def running_vms(folder: Path, config: pytest.Config) -> Iterator[VmSite]:
     """Everything but the agent, started. Skips the test where a file system cannot be mounted."""
     with ExitStack() as stack:
-        stack.enter_context(only_user("tests/run chaos"))
+        stack.enter_context(lab_turn("tests/run chaos", config))
         disk = stack.enter_context(small_disk(folder / "agent", "32m"))
         stack.callback(_remove_vms)
         with lab() as host:

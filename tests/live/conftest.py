@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,13 +19,12 @@ from typing import Any
 import pytest
 
 from deploy.lab.accelerator import decide
-from deploy.lab.commands import LabError
 from deploy.lab.demo.originals import settings_of_all
 from deploy.lab.guest import build
-from deploy.lab.lab_lock import only_user
 from deploy.lab.lab_vms import PREFIX, URI, GuestRole, LabHost, LabVm, connect
 from manager.errors import ManagerUnavailable
 from manager.protocol.client import ManagerClient
+from tests.lab_turn import lab_turn
 
 HOST = "live"
 WAIT_S = 30.0
@@ -230,14 +229,9 @@ def kill_all(process: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _lab_for_itself() -> Iterator[None]:
+def _lab_for_itself(pytestconfig: pytest.Config) -> Iterator[None]:
     """Nobody else measures on these CPUs, or has libvirtd or VMs of the lab ended under it."""
-    with ExitStack() as stack:
-        if os.geteuid() == 0:
-            try:
-                stack.enter_context(only_user("tests/run live"))
-            except LabError as error:
-                pytest.exit(str(error), 1)
+    with lab_turn("tests/run live", pytestconfig) if os.geteuid() == 0 else nullcontext():
         yield
 
 

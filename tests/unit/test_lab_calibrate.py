@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,7 @@ def test_the_command_ends_with_a_failure_where_nothing_was_shown(
         "not_restored": [],
     }
     monkeypatch.setattr(spike, "play", lambda *_given: result)
+    monkeypatch.setattr("deploy.lab.demo.__main__.only_user", lambda *_given, **_named: nullcontext())
     monkeypatch.setattr(picture, "draw", lambda _result, _file: None)
     report = tmp_path / "spike.json"
     ended = CliRunner().invoke(main, ["--scenario", "spike", "--json", str(report)])

@@ -16,6 +16,7 @@ from deploy.lab.demo import phases, spike
 from deploy.lab.demo.demo_report import print_report
 from deploy.lab.demo.spike_report import print_spike_report
 from deploy.lab.guest import DEFAULT_BASE
+from deploy.lab.lab_lock import only_user
 from manager.errors import EquipoiseError
 
 
@@ -38,12 +39,16 @@ from manager.errors import EquipoiseError
     help="Where `spike` draws its picture (PNG).",
 )
 @click.option("--keep", is_flag=True, help="Leave VMs and Equipoise running at the end, and print how to reach them.")
-def main(scenario: str, duration: float | None, json_file: Path | None, picture: Path, keep: bool) -> None:
+@click.option("--no-wait", is_flag=True, help="Fail if somebody else uses the lab, rather than wait for its end.")
+def main(
+    scenario: str, duration: float | None, json_file: Path | None, picture: Path, keep: bool, no_wait: bool
+) -> None:
     """Show on real VMs what Equipoise does for services on a full host; `deploy/demo --help` says more."""
     console = Console(width=None if sys.stdout.isatty() else 140)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         with ExitStack() as stack:
+            stack.enter_context(only_user("deploy/demo", wait=not no_wait))
             if scenario == "spike":
                 result = spike.play(console, stack, duration or spike.DEFAULT_RUN_S, keep)
             else:
