@@ -6,10 +6,12 @@ pid files.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -25,7 +27,18 @@ from tests.kernel.inside.warp import lab
 
 HOST = "guest"
 WARP_US = 12_000
+INTERVAL_S = 1.0
+STALE_S = 5
+METRICS_PORT = 8751
+SIOCSIFFLAGS, IFF_UP = 0x8914, 0x1
+"""netdevice(7)."""
 PID_FILES = Path("/run/libvirt/qemu")
+LOADED = Path("/sys/kernel/sched_ext/enable_seq")
+"""How often a scheduler was loaded since the boot (Documentation/scheduler/sched-ext.rst)."""
+
+
+def loads() -> int:
+    return int(LOADED.read_text())
 
 
 @dataclass
@@ -52,7 +65,10 @@ class Agent:
             "PATH": f"{Path(lab.BPFTOOL).parent}:{os.environ['PATH']}",
             "EQUIPOISE_STATE_DIR": str(self.folder),
             "EQUIPOISE_HOST_NAME": HOST,
-            "EQUIPOISE_INTERVAL_S": "1",
+            "EQUIPOISE_INTERVAL_S": str(INTERVAL_S),
+            "EQUIPOISE_STALE_S": str(STALE_S),
+            "EQUIPOISE_MIN_SAMPLES": "5",
+            "EQUIPOISE_AGENT_LISTEN_PORT": str(METRICS_PORT),
             "EQUIPOISE_ALLOW": "scheduler",
             "EQUIPOISE_MANAGER_URL": "http://127.0.0.1:1",
         }
@@ -86,6 +102,12 @@ class Agent:
         return (self.folder / "log").read_text()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _loopback() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+
+
 @pytest.fixture(scope="session")
 def vms() -> tuple[Vm, ...]:
     lay_out_slices()
@@ -102,7 +124,14 @@ def agent(vms: tuple[Vm, ...], tmp_path: Path) -> Iterator[Agent]:
     """Not started yet."""
     host = {"name": HOST, "mode": "enforce", "policy": "priority", "pinning": False, "warp": "sched_ext"}
     web = {"name": "web", "class": "critical", "warp_us": WARP_US}
-    assignment = {"host": host, "vms": [web, {"name": "hog", "class": "batch"}], "applications": [], "slot_s": 1.0}
+    vms_assigned = [web, {"name": "hog", "class": "batch"}]
+    shop = {
+        "name": "shop",
+        "tiers": [{"name": "web", "vms": ["web"]}],
+        "sla": {"response_time_ms": 100},
+        "sources": [{"name": "load", "type": "push"}],
+    }
+    assignment = {"host": host, "vms": vms_assigned, "applications": [shop], "slot_s": INTERVAL_S}
     (tmp_path / "assignment.json").write_text(json.dumps(assignment))
     (tmp_path / "agent.token").write_text("of no manager")
     made = Agent(tmp_path, vms)

@@ -7,14 +7,7 @@ import time
 from pathlib import Path
 
 from tests.host.conftest import until
-from tests.kernel.inside.agent.conftest import Agent
-
-LOADED = Path("/sys/kernel/sched_ext/enable_seq")
-"""How often a scheduler was loaded since the boot (Documentation/scheduler/sched-ext.rst)."""
-
-
-def loads() -> int:
-    return int(LOADED.read_text())
+from tests.kernel.inside.agent.conftest import Agent, loads
 
 
 def test_loaded_thrown_out_loaded_again_left_behind_by_a_kill_and_given_back(agent: Agent) -> None:
