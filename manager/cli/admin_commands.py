@@ -42,15 +42,15 @@ def open_store(settings: Settings, threads: int = 1) -> Database:
 
 
 def upgrade_store(database: Database, revision: str = "head") -> None:
-    """Bring the tables to ``revision``; a damaged file that was mended before is told of in the audit.
+    """Bring the tables to ``revision``; a damaged file that was recovered before is told of in the audit.
 
     Raises DatabaseUnavailable.
     """
     damage = database.upgrade(revision)
     if damage is not None and revision == "head":
-        told = {"set_aside": damage.aside.name, "why": damage.why, "rows": damage.rows}
+        told = {"set_aside": damage.aside.name if damage.aside else None, "why": damage.why, "kept": damage.kept}
         with database.writing() as session:
-            record(session, local_actor(), "database.mend", damage.path.name, datetime.now(UTC), None, told)
+            record(session, local_actor(), "database.recover", damage.path.name, datetime.now(UTC), None, told)
 
 
 def ensure_token_file(database: Database, path: Path, name: str, role: Role, host: str | None) -> None:

@@ -12,6 +12,7 @@ from manager.loop.apply import Outcome
 from manager.loop.cache_found import CacheOutcome
 from manager.loop.journal import Journal
 from manager.loop.lock import HostLock
+from manager.loop.replicated import replica_of
 from manager.loop.reserve import RESERVE_FILE, Reserve
 from manager.loop.tick import ControlLoop, LoopSettings
 from manager.model.records import OutcomeKind
@@ -33,7 +34,7 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
         return None
     path = settings.state_dir / JOURNAL_FILE
     try:
-        if not path.exists():
+        if not (path.exists() or replica_of(path).exists()):
             return f"nothing to put back: there is no journal {path}"
         host = KernelHost(HostPaths(Path(settings.text("root_dir"))), None)
         reserve = path.with_name(RESERVE_FILE)

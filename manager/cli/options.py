@@ -15,6 +15,7 @@ import click
 
 from manager.errors import EquipoiseError, SettingsError
 from manager.logs import formatter
+from manager.loop.replicated import replica_of
 from manager.plain import plain
 from manager.private import claim_folder, make_file, replace_file
 from manager.protocol.client import ManagerClient
@@ -36,6 +37,7 @@ _OF_STATE_DIR = frozenset(
         AGENT_TOKEN_FILE,
         ADMIN_PASSWORD_FILE,
         JOURNAL_FILE,
+        replica_of(Path(JOURNAL_FILE)).name,
         SIMULATED_FILE,
         OUTBOX_FILE,
         ASSIGNMENT_FILE,

@@ -1,8 +1,9 @@
 """The journal: the durable list of original values, by which everything is undone.
 
 A knob enters before its first write and leaves after its original was put back. Both are SQLite transactions with
-``synchronous=FULL``: after a kill -9 or a power cut the journal names every value that may differ from its original.
-Groups of resctrl are known by their names, so that of these there is but a note.
+``synchronous=FULL``: after a kill -9 or a power cut the journal names every value that may differ from its original. A
+second file has all of it, too, see ``ReplicatedFile``. Groups of resctrl are known by their names, so that of these
+there is but a note.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from types import MappingProxyType
 from typing import Any
 
 from manager.errors import JournalError
+from manager.loop.replicated import ReplicatedFile
 from manager.loop.reserve import Reserve
-from manager.loop.sqlite import MEMORY, Layout, open_anew, open_file, transaction
+from manager.loop.sqlite import MEMORY, Layout
 from manager.model.cache import Schemata, format_schemata, parse_schemata
 from manager.model.decision import Owned
 from manager.model.host import VmInstance
 from manager.model.knobs import Family, Knob, KnobKey, knob_text, knob_value
-from manager.salvage import Damage, is_broken, is_full
+from manager.sqlite_files import Damage
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS owned (
     uuid TEXT NOT NULL, knob TEXT NOT NULL, idx INTEGER NOT NULL,
     vm TEXT NOT NULL, libvirt_name TEXT NOT NULL, boot_id TEXT NOT NULL, pid INTEGER NOT NULL, ticks INTEGER NOT NULL,
     original TEXT NOT NULL, previous TEXT NOT NULL, intended TEXT NOT NULL,
-    is_foreign INTEGER NOT NULL, adoptions INTEGER NOT NULL DEFAULT 0,
+    is_foreign INTEGER NOT NULL, adoptions INTEGER NOT NULL,
     PRIMARY KEY (uuid, knob, idx)
 ) STRICT
 """
-_ADOPTIONS = "ALTER TABLE owned ADD COLUMN adoptions INTEGER NOT NULL DEFAULT 0"
 _UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = "uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_foreign, adoptions"
 _SELECT = f"SELECT {_COLUMNS} FROM owned WHERE boot_id = ?"  # noqa: S608 - constants, here and below
@@ -109,30 +110,31 @@ class Journal:
         self._cache: CacheNote | None = None
         self._maxima: dict[int, float] = {}
         self._cache_memory = ""
-        self._damages: list[Damage] = []
-        self._layout = Layout("FULL", self._prepare, _fits)
-        self._reserve = reserve or Reserve(None)
+        layout = Layout("FULL", self._prepare, _fits)
         try:
-            self._database, damage = open_file(path, self._layout)
-            self._damages += [damage] if damage else []
-            self._reserve.keep()
-            with closing(self._database.cursor()) as cursor:
-                self._entries = dict(_entry(row) for row in cursor.execute(_SELECT, (boot_id,)))
-                self._cache = _note(cursor, boot_id)
-                self._maxima = dict(cursor.execute("SELECT domain, maximum FROM bandwidth"))
-                self._cache_memory = next(cursor.execute("SELECT text FROM cache_memory"), ("",))[0]
+            self._file = ReplicatedFile(path, layout, reserve or Reserve(None), self._read, self._fill)
         except (OSError, sqlite3.Error, ValueError) as error:
             raise JournalError(f"the journal {path} cannot be used: {error}") from error
 
     def _prepare(self, database: sqlite3.Connection) -> None:
         for schema in (_SCHEMA, _NOTE_SCHEMA, _MAXIMA_SCHEMA, _MEMORY_SCHEMA):
             database.execute(schema)
-        if "adoptions" not in {row[1] for row in database.execute("PRAGMA table_info(owned)")}:
-            database.execute(_ADOPTIONS)  # the journal of an earlier version
         for table in ("owned", "cache", "bandwidth", "cache_memory"):
             database.execute(f"SELECT boot_id FROM {table}").fetchall()  # noqa: S608 - raises for what is no text
             database.execute(f"DELETE FROM {table} WHERE boot_id <> ?", (self._boot_id,))  # noqa: S608
         database.execute(_SELECT, (self._boot_id,)).fetchone()  # also an empty table must have its columns
+
+    def _read(self, database: _Database) -> None:
+        self._entries = dict(_entry(row) for row in database.execute(_SELECT, (self._boot_id,)))
+        self._cache = _note(database, self._boot_id)
+        self._maxima = dict(database.execute("SELECT domain, maximum FROM bandwidth").fetchall())
+        self._cache_memory = next(iter(database.execute("SELECT text FROM cache_memory").fetchall()), ("",))[0]
+
+    def _fill(self, database: _Database) -> None:
+        self._put_entries(database, self._entries)
+        self._put_note(database, self._cache)
+        self._put_maxima(database, self._maxima)
+        self._put_memory(database, self._cache_memory)
 
     @classmethod
     def copy_of(cls, path: Path, boot_id: str) -> Journal:
@@ -153,8 +155,7 @@ class Journal:
 
     def take_damages(self) -> list[Damage]:
         """What happened to the file since this was asked last."""
-        damages, self._damages = self._damages, []
-        return damages
+        return self._file.take_damages()
 
     @property
     def entries(self) -> Mapping[KnobKey, Entry]:
@@ -267,42 +268,14 @@ class Journal:
                 self._revision += 1
 
     def close(self) -> None:
-        """Close the file."""
-        self._database.close()
+        """Close the file and its replica."""
+        self._file.close()
 
     def _write(self, act: Callable[[_Database], None]) -> None:
-        """All of it, durable on return, in a file made anew from memory if this one is damaged.
-
-        When the disk is full it takes from its reserve. Raises JournalError.
-        """
         try:
-            try:
-                with transaction(self._database) as cursor:
-                    act(cursor)
-            except sqlite3.Error as error:
-                if is_broken(error):
-                    self._start_over(str(error))
-                elif not (is_full(error) and self._reserve.give_back()):
-                    raise
-                with transaction(self._database) as cursor:
-                    act(cursor)
+            self._file.write(act)
         except (OSError, sqlite3.Error) as error:
             raise JournalError(f"the journal {self._path} cannot be written: {error}") from error
-        self._reserve.keep()
-
-    def _start_over(self, why: str) -> None:
-        """Raises OSError or sqlite3.Error; then the damaged file is still in use."""
-
-        def fill(database: _Database) -> None:
-            self._put_entries(database, self._entries)
-            self._put_note(database, self._cache)
-            self._put_maxima(database, self._maxima)
-            self._put_memory(database, self._cache_memory)
-
-        before = self._database
-        self._database, damage = open_anew(self._path, self._layout, why, fill)
-        before.close()
-        self._damages.append(damage)
 
     def _put_entries(self, database: _Database, entries: Mapping[KnobKey, Entry]) -> None:
         database.executemany(_UPSERT, [self._row(key, entry) for key, entry in entries.items()])

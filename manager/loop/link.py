@@ -43,7 +43,7 @@ from manager.protocol.headers import (
     PROTOCOL_HEADER,
 )
 from manager.protocol.report import CapabilitiesBody, FindingsBody, TickStatus, VmStatus
-from manager.salvage import Damage, set_aside
+from manager.sqlite_files import Damage, set_aside
 
 _BATCH = 500
 _BATCH_BYTES = 2_000_000

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from manager.errors import JournalError
-from manager.loop.sqlite import Layout, open_file, transaction
+from manager.loop.sqlite import Layout, open_or_recover, transaction
 from manager.loop.thinning import Thinning
 from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.model.window import Window
-from manager.salvage import Damage, is_broken
+from manager.sqlite_files import Damage, is_broken
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS waiting (
@@ -147,7 +147,7 @@ class Outbox:
             raise JournalError(f"the outbox {path} cannot be used: {error}") from error
 
     def _open(self) -> None:
-        self._database, damage = open_file(self._path, _LAYOUT)
+        self._database, damage = open_or_recover(self._path, _LAYOUT)
         self._damages += [damage] if damage else []
         [self._rows] = self._database.execute("SELECT count(*) FROM waiting").fetchone()
         [last] = self._database.execute(_LAST).fetchone()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.private import make_file
-from manager.salvage import Damage, DamagedError, Fits, check_rows, check_sound, finish, is_unusable, mend, start_over
+from manager.sqlite_files import Damage, DamagedError, Fits, check_pages, check_rows, finish, is_unusable, recover
 
 MEMORY = Path(":memory:")
 VERSION = 1
-"""Of the files, in ``user_version``; those of before it have 0 and the same tables."""
+"""Of the files, in ``user_version``; 0 is that of one which is empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,51 +25,51 @@ class Layout:
     fits: Fits
 
 
-def open_file(path: Path, layout: Layout) -> tuple[sqlite3.Connection, Damage | None]:
-    """Open or create a database in a folder for its owner alone.
+def open_or_recover(path: Path, layout: Layout) -> tuple[sqlite3.Connection, Damage | None]:
+    """Open or create a database; of one that is damaged, or of another version, what is understood is recovered.
 
-    One that is damaged, or of a newer version, is set aside and made anew from what is understood of it. Raises OSError
-    or sqlite3.Error.
+    Raises OSError or sqlite3.Error.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         unfinished = finish(path)
-        return _opened(path, layout), unfinished
+        return open_sound(path, layout), unfinished
     except (sqlite3.Error, ValueError) as error:
         if not is_unusable(error) or not path.is_file():
             raise
-        damage = mend(path, lambda new: _opened(new, layout).close(), str(error), fits=layout.fits, same=True)
-    return _opened(path, layout), damage
+        damage = recover(path, lambda new: open_sound(new, layout).close(), str(error), layout.fits)
+    return open_sound(path, layout), damage
 
 
-def open_anew(
-    path: Path, layout: Layout, why: str, fill: Callable[[sqlite3.Connection], None]
-) -> tuple[sqlite3.Connection, Damage]:
-    """Set the file aside for one that ``fill`` writes. Raises OSError or sqlite3.Error."""
+def open_sound(path: Path, layout: Layout) -> sqlite3.Connection:
+    """Open or create a database in a folder for its owner alone.
 
-    def create(new: Path) -> None:
-        with closing(_opened(new, layout)) as connection:
-            fill(connection)
-
-    damage = start_over(path, create, why)
-    return _opened(path, layout), damage
-
-
-def _opened(path: Path, layout: Layout) -> sqlite3.Connection:
+    Raises OSError, sqlite3.Error, and ValueError for one that is not understood.
+    """
     if path != MEMORY:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         make_file(path)
+    connection = connect(path, layout.synchronous)
+    try:
+        check_pages(connection)
+        [version] = connection.execute("PRAGMA user_version").fetchone()
+        if version not in {0, VERSION}:
+            raise DamagedError(f"it is of version {version}, and {VERSION} is understood")
+        layout.prepare(connection)
+        if not version:
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        check_rows(connection, layout.fits)
+    except BaseException:  # whatever it is, the file must not stay open
+        connection.close()
+        raise
+    return connection
+
+
+def connect(path: Path, synchronous: str) -> sqlite3.Connection:
+    """Open a file as it is. Raises sqlite3.Error."""
     connection = sqlite3.connect(path, timeout=5, isolation_level=None, check_same_thread=False)
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(f"PRAGMA synchronous = {layout.synchronous}")
-        check_sound(connection)
-        [version] = connection.execute("PRAGMA user_version").fetchone()
-        if version > VERSION:
-            raise DamagedError(f"it is of version {version}, and {VERSION} is understood")
-        layout.prepare(connection)
-        if version < VERSION:
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-        check_rows(connection, layout.fits)
+        connection.execute(f"PRAGMA synchronous = {synchronous}")
     except BaseException:  # whatever it is, the file must not stay open
         connection.close()
         raise

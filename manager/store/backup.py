@@ -19,7 +19,7 @@ from sqlalchemy import URL
 
 from manager.errors import BackupError, DatabaseUnavailable
 from manager.private import make_file
-from manager.salvage import check_sound
+from manager.sqlite_files import check_pages
 from manager.store.access import KINDS, TABLES, Access, access_of, drop_sessions, replace_access
 from manager.store.database import Database, is_known, open_database
 
@@ -154,7 +154,7 @@ def inspect(path: Path) -> Backup:
             begin = file.read(16)
         if begin == _SQLITE:
             with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
-                check_sound(source)
+                check_pages(source)
                 [revision] = source.execute("SELECT version_num FROM alembic_version").fetchone()
             return Backup(path, "sqlite", str(revision), path.stat().st_size)
         if begin.startswith(_POSTGRESQL):

@@ -28,10 +28,10 @@ from sqlalchemy.orm import Session, sessionmaker
 
 from manager.errors import DatabaseUnavailable, SettingsError
 from manager.private import make_file
-from manager.salvage import Damage, is_broken
+from manager.sqlite_files import Damage, is_broken
 from manager.store.host_models import OrdersRow
-from manager.store.mending import mark, mend_database
 from manager.store.models import Base
+from manager.store.recovery import mark, recover_database
 
 _IMMEDIATE = "equipoise_immediate"
 _TIMEOUT_S = 15  # how long a writer waits for another one
@@ -103,11 +103,11 @@ class Database:
     def upgrade(self, revision: str = "head") -> Damage | None:
         """Bring the tables to ``revision``, all of it or nothing. Several processes may call this at once.
 
-        A damaged file of SQLite is mended before, which is told. Raises DatabaseUnavailable when the database cannot be
-        opened.
+        A damaged file of SQLite is recovered before; what became of it. Raises DatabaseUnavailable when the database
+        cannot be opened.
         """
         file = self.file
-        damage = mend_database(file, self._create) if file else None
+        damage = recover_database(file, self._create) if file else None
         self._migrate(lambda config: command.upgrade(config, revision))
         return damage
 

@@ -103,7 +103,7 @@ class WatchedJournal(Journal):
 
     def __init__(self, path: Path, boot_id: str) -> None:
         super().__init__(path, boot_id)
-        self._database.execute("PRAGMA synchronous = OFF")  # what was written outlives a killed process
+        self._file._database.execute("PRAGMA synchronous = OFF")  # what was written outlives a killed process
 
     def note_cache(self, note: CacheNote | None) -> None:
         new = note != self.cache

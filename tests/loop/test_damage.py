@@ -112,33 +112,70 @@ def waiting(folder: Path) -> list[str]:
         return [one["event_id"] for one in outbox.peek(10_000, 10**9).fields[ItemKind.EVENT]]
 
 
-@pytest.mark.parametrize(
-    ("place", "lost_most"), [(0, 50), (1, 50), (-1, 50)], ids=["first page", "second page", "last page"]
-)
-def test_of_a_journal_with_a_hole_all_else_is_kept(folder: Path, place: int, lost_most: int) -> None:
+def lose_replica(folder: Path) -> None:
+    for file in folder.glob("journal-replica.db*"):
+        file.unlink()
+
+
+@pytest.mark.parametrize("place", [0, 1, -1], ids=["first page", "second page", "last page"])
+@pytest.mark.parametrize("replica", [True, False], ids=["replica", "none"])
+def test_of_a_journal_with_a_hole_all_is_kept_and_without_its_replica_all_else(
+    folder: Path, place: int, replica: bool
+) -> None:
     path = folder / "journal.db"
     page = leaves(path, "owned")[place]
     broken = spoil(path, zero(page, page + PAGE))
+    if not replica:
+        lose_replica(folder)
     found, told = journalled(folder)
-    assert len(MANY) - lost_most < len(found) < len(MANY)
     assert found.items() <= MANY.items()
+    assert len(MANY) - (0 if replica else 50) <= len(found)
     [aside] = asides(folder, "journal.db")
     assert aside.read_bytes() == broken
     assert told == [told[0]] and str(path) in told[0] and aside.name in told[0]
-    assert f"{len(found) + 2} rows of it are kept" in told[0], "with the two notes"
+    assert ("nothing of it is lost" if replica else f"{len(found) + 2} rows of it are kept") in told[0], (
+        "with two notes"
+    )
     assert journalled(folder) == (found, []), "it is sound again"
 
 
-def test_a_first_page_that_is_lost_takes_nothing_with_it(folder: Path) -> None:
-    for name in ("journal.db", "outbox.db"):
-        spoil(folder / name, zero(0, PAGE))
+def test_a_journal_without_its_begin_or_that_is_gone_costs_nothing(folder: Path) -> None:
+    spoil(folder / "journal.db", zero(0, PAGE))
     assert journalled(folder)[0] == MANY
-    assert waiting(folder) == [f"event {number}" for number in range(300)]
+    (folder / "journal.db").unlink()
+    found, [told] = journalled(folder)
+    assert (found, "it is gone" in told) == (MANY, True)
+
+
+def test_a_replica_that_is_damaged_is_made_anew(folder: Path) -> None:
+    spoil(folder / "journal-replica.db", zero(0, PAGE))
+    assert journalled(folder) == (MANY, [])
+    spoil(folder / "journal.db", zero(0, PAGE))
+    assert journalled(folder)[0] == MANY
+
+
+def test_a_replica_knows_each_change(folder: Path) -> None:
+    key, *others = MANY
+    with closing(Journal(folder / "journal.db", BOOT)) as journal:
+        journal.update({}, others)
+        journal.note_cache(None)
+        journal.note_maxima({0: 2e9})
+        crash = Path(shutil.copytree(folder, folder.with_name("crash")))
+    spoil(crash / "journal.db", zero(0, PAGE))
+    with closing(Journal(crash / "journal.db", BOOT)) as again:
+        assert (dict(again.entries), again.cache, again.maxima) == ({key: MANY[key]}, None, {0: 2e9})
+
+
+def test_an_outbox_without_its_begin_starts_empty(folder: Path) -> None:
+    broken = spoil(folder / "outbox.db", zero(0, PAGE))
+    assert waiting(folder) == []
+    assert [one.read_bytes() for one in asides(folder, "outbox.db")] == [broken]
 
 
 @pytest.mark.parametrize("missing", [1, 100, PAGE, 3 * PAGE])
 def test_a_file_that_lost_its_end_keeps_its_begin(folder: Path, missing: int) -> None:
     path = folder / "journal.db"
+    lose_replica(folder)
     spoil(path, cut(path.stat().st_size - missing))
     found, told = journalled(folder)
     assert found.items() <= MANY.items()
@@ -193,6 +230,7 @@ def test_what_is_no_journal_is_set_aside_as_it_is(tmp_path: Path) -> None:
 )
 def test_what_is_understood_of_another_version_is_kept(folder: Path, statement: str, kept: int) -> None:
     path = folder / "journal.db"
+    lose_replica(folder)
     with closing(sqlite3.connect(path)) as database, database:
         database.execute(statement)
     found, told = journalled(folder)
@@ -202,6 +240,7 @@ def test_what_is_understood_of_another_version_is_kept(folder: Path, statement: 
 
 
 def test_a_newer_version_with_more_columns_is_read(folder: Path) -> None:
+    lose_replica(folder)
     with closing(sqlite3.connect(folder / "journal.db")) as database, database:
         database.execute("ALTER TABLE owned ADD COLUMN colour TEXT NOT NULL DEFAULT 'red'")
         database.execute("PRAGMA user_version = 2")
@@ -216,7 +255,7 @@ def test_damage_in_use_costs_a_journal_nothing(folder: Path) -> None:
     with closing(Journal(path, BOOT)) as journal:
         with path.open("r+b") as file:  # what is written next needs pages that are read anew
             file.write(bytes(path.stat().st_size))
-        journal._database.execute("PRAGMA shrink_memory")
+        journal._file._database.execute("PRAGMA shrink_memory")
         journal.update({}, [key])
         journal.note_maxima({0: 2e9})
         [damage] = journal.take_damages()
@@ -250,7 +289,7 @@ def test_damage_in_use_costs_an_outbox_the_rows_that_cannot_be_read_and_no_other
     assert waiting(folder) == []
 
 
-def test_who_is_killed_while_mending_finds_the_old_or_the_new(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_is_killed_while_rebuilding_finds_the_old_or_the_new(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At each step that changes names; and what SQLite's log still holds is not lost."""
 
     class Killed(BaseException):
@@ -267,7 +306,7 @@ def test_who_is_killed_while_mending_finds_the_old_or_the_new(folder: Path, monk
 
         def rename(self: Path, to: Path) -> Path:
             nonlocal count
-            count += 1
+            count += "replica" not in self.name
             if count > number:  # noqa: B023 - it is undone within the loop
                 raise Killed
             return real(self, to)
@@ -388,7 +427,7 @@ def test_the_operator_is_told_of_each_damaged_file_once(
     for path in (tmp_path / "journal.db", tmp_path / "journal.db-wal"):
         with path.open("r+b") as file:
             file.write(bytes(path.stat().st_size))
-    rig.journal._database.execute("PRAGMA shrink_memory")
+    rig.journal._file._database.execute("PRAGMA shrink_memory")
     agent.tick()  # nothing is assigned by the link: all is put back
     agent.tick()
     told = [one for one in outbox.peek(100, 10**9).fields[ItemKind.EVENT] if one["kind"] == "file-damaged"]

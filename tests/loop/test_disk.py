@@ -106,7 +106,7 @@ def test_on_a_full_disk_nothing_new_is_changed_that_is_said_once_and_it_recovers
     life.go()
     assert life.weights()["web"] == 10_000
     (disk.folder / "reserve").unlink()
-    life.journal._reserve.give_back()
+    life.journal._file._reserve.give_back()
     disk.fill()
     life.vms = more_than_fits()
     life.go(4)
@@ -181,7 +181,7 @@ def test_while_the_disk_answers_with_errors_nothing_is_changed_and_all_is_still_
     with ExitStack() as stack:
         life = Life(tmp_path, host, stack)
         with monkeypatch.context() as patch:
-            patch.setattr("manager.loop.journal.transaction", refuse)
+            patch.setattr("manager.loop.replicated.transaction", refuse)
             patch.setattr("manager.loop.outbox.transaction", refuse)
             life.go(4)
             assert life.weights() == {"web": 1024}

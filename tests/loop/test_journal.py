@@ -165,7 +165,7 @@ def test_what_was_acknowledged_survives_kill_9(path: Path) -> None:
 
 def test_every_write_is_synced(journal: Journal) -> None:
     """A power cut is beyond a test; that SQLite is told to expect one is not."""
-    database = journal._database
+    database = journal._file._database
     assert database.execute("PRAGMA synchronous").fetchone() == (2,), "FULL"
     assert database.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 

@@ -286,7 +286,7 @@ class FaultyJournal(Journal):
 
     def __init__(self, path: Path, boot_id: str, director: Director) -> None:
         super().__init__(path, boot_id)
-        self._database.execute("PRAGMA synchronous = OFF")  # what was written outlives a killed process
+        self._file._database.execute("PRAGMA synchronous = OFF")  # what was written outlives a killed process
         self.director = director
         self.path, self.log = path, path.with_name(path.name + "-wal")
         self.torn_at: int | None = None

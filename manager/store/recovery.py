@@ -10,18 +10,17 @@ import fcntl
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from pathlib import Path
 
 from manager.errors import DatabaseUnavailable
 from manager.private import make_file
-from manager.salvage import Damage, DamagedError, check_rows, check_sound, finish, is_unusable, mend
+from manager.sqlite_files import Damage, check_pages, check_rows, finish, is_unusable, recover
 
 _SMALL_BYTES = 64 << 20
 _MAGIC, _ENDING = b"SQLite format 3\0", ".db"
 _REVISION = re.compile("[0-9]{4}")
-_REVISIONS = frozenset({"alembic_version"})
 
 
 def mark(file: Path) -> None:
@@ -30,26 +29,28 @@ def mark(file: Path) -> None:
         make_file(_mark(file))
 
 
-def mend_database(file: Path, create: Callable[[Path, str], None]) -> Damage | None:
-    """Mend the file if it is damaged. ``create`` makes an empty database of a revision at another path.
+def recover_database(file: Path, create: Callable[[Path, str], None]) -> Damage | None:
+    """Recover the file if it is damaged. ``create`` makes an empty database of a revision at another path.
 
-    Raises DatabaseUnavailable: then all is as it was. So it does for a file that neither begins as one of SQLite's nor
-    is called ``*.db``: that is somebody else's, and the URL is wrong.
+    Of several processes that start at once, one does. Raises DatabaseUnavailable: then all is as it was. So it does for
+    a file that neither begins as one of SQLite's nor is called ``*.db``: that is somebody else's, and the URL is wrong.
     """
+    if not file.parent.is_dir():
+        return None
     try:
-        if not file.parent.is_dir():
-            return None
-        with _alone(file.parent):
-            unfinished = finish(file)
-            why = _damage(file)
-            if not why:
-                return unfinished
-            revision = _revision(file)
-            damage = mend(file, lambda new: create(new, revision), why, own=_REVISIONS)
+        folder = os.open(file.parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            damage = finish(file)
+            if why := _damage(file):
+                revision = _revision(file)
+                damage = recover(file, lambda new: create(new, revision), why, _fits)
             _mark(file).unlink(missing_ok=True)
             return damage
+        finally:
+            os.close(folder)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseUnavailable(f"database {file} cannot be looked at, or mended: {error}") from error
+        raise DatabaseUnavailable(f"database {file} cannot be looked at, or recovered: {error}") from error
 
 
 def _damage(file: Path) -> str:
@@ -58,15 +59,18 @@ def _damage(file: Path) -> str:
         return ""
     try:
         with closing(sqlite3.connect(file, timeout=15)) as connection:
-            check_sound(connection)
-            check_rows(connection)
-            _check_revision(connection)
+            check_pages(connection)
+            check_rows(connection, _fits)
     except (sqlite3.Error, ValueError) as error:
         if not is_unusable(error) or not _is_ours(file):
             raise
         return str(error)
-    _mark(file).unlink(missing_ok=True)
     return ""
+
+
+def _fits(table: str, row: Mapping[str, object]) -> bool:
+    """Whether the database calls itself by what a version may be called by."""
+    return table != "alembic_version" or _REVISION.fullmatch(str(row["version_num"])) is not None
 
 
 def _is_ours(file: Path) -> bool:
@@ -79,15 +83,8 @@ def _is_suspect(file: Path) -> bool:
     return file.stat().st_size < _SMALL_BYTES or _mark(file).exists() or (log.exists() and log.stat().st_size > 0)
 
 
-def _check_revision(connection: sqlite3.Connection) -> None:
-    """Raises DamagedError where the database calls itself by what no version is called by."""
-    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone():
-        for [revision] in connection.execute("SELECT version_num FROM alembic_version"):
-            if not _REVISION.fullmatch(str(revision)):
-                raise DamagedError(f"its revision is {revision!r}")
-
-
 def _revision(file: Path) -> str:
+    """That of the tables, the newest where it cannot be read."""
     with (
         suppress(sqlite3.Error, UnicodeDecodeError),
         closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as source,
@@ -100,14 +97,3 @@ def _revision(file: Path) -> str:
 
 def _mark(file: Path) -> Path:
     return file.with_name(file.name + ".damaged")
-
-
-@contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Of several processes that start at once, one mends."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
