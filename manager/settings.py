@@ -15,7 +15,7 @@ from pathlib import Path
 
 from manager.errors import SettingsError
 from manager.model.cpus import parse_cpus
-from manager.model.fields import NAME_PATTERN
+from manager.model.fields import MANAGER, NAME_PATTERN
 from manager.model.limits import LEAST_PCPUS, USUAL, AgentLimits, parse_allow, parse_deny
 from manager.model.reach import parse_reach
 from manager.model.registration import Mode
@@ -255,6 +255,11 @@ def load_settings(config_file: Path | None, environ: Mapping[str, str], flags: M
         raise SettingsError(
             f"setting host_name = {values['host_name']!r} (from {sources['host_name']}) is refused: use 1 to 63"
             " letters, digits, dots, dashes and underscores, a letter or digit first"
+        )
+    if values["host_name"] == MANAGER:
+        raise SettingsError(
+            f"setting host_name = {MANAGER!r} (from {sources['host_name']}) is refused: the manager's own events have"
+            " that name in place of a host's; set another"
         )
     for name, read in _READ.items():
         try:

@@ -36,6 +36,9 @@ NAME_MAX = 63
 NAME_PATTERN = rf"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NAME_MAX - 1}}}$"
 """Names of hosts, VMs, applications, tiers, policies and tokens."""
 
+MANAGER = "manager"
+"""Stands where the manager's own events have their host, so no host may be called so."""
+
 Name = Annotated[str, Field(pattern=NAME_PATTERN, description="1 to 63 letters, digits, dots, dashes, underscores")]
 DomainName = Annotated[
     str,

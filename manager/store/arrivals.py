@@ -13,8 +13,8 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from manager.control.uptime import Boot, Mark, Noted, ahead_s, arrived, marked, uptime_s
+from manager.model.fields import MANAGER
 from manager.model.records import Severity
-from manager.store.clock_watch import MANAGER
 from manager.store.database import Database, insert_for
 from manager.store.decision_records import store_new
 from manager.store.models import EventRow

@@ -9,14 +9,13 @@ from datetime import UTC, datetime
 
 from manager.clocks import Times, jump_between, read_times
 from manager.errors import DatabaseUnavailable
+from manager.model.fields import MANAGER
 from manager.model.records import Severity
 from manager.store.database import Database
 from manager.store.decision_records import store_new
 from manager.store.models import EventRow
 from manager.store.silence import host_event
 
-MANAGER = "manager"
-"""Stands where an event has its host."""
 _EVERY_S = 1.0
 _MOST_WAITING = 100
 

@@ -18,11 +18,12 @@ from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering, Plac
 from manager.store.database import insert_for, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
-from manager.store.registered import Precondition, get, replace, touch
+from manager.store.registered import Precondition, get, refuse_bad_host, replace, touch
 
 
 def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Precondition) -> tuple[HostRow, bool]:
     """Register how a host is to be controlled; see ``registered.replace``."""
+    refuse_bad_host("name", spec.name)
     rules = _unusual(spec.placement, DEFAULT_RULES)
     if "reserved_cpus" in rules:
         rules["reserved_cpus"] = format_cpus(spec.placement.reserved_cpus)

@@ -14,7 +14,7 @@ from manager.store.audit import Actor, record
 from manager.store.database import Database
 from manager.store.host_models import JoinTokenRow
 from manager.store.models import HostRow, Json
-from manager.store.registered import find, refuse_bad_name, touch
+from manager.store.registered import find, refuse_bad_host, refuse_bad_name, touch
 from manager.store.tenure import forget_agent
 from manager.store.tokens import (
     Role,
@@ -48,7 +48,7 @@ def create_join_token(
     """
     refuse_bad_name("name", name)
     if host is not None:
-        refuse_bad_name("host", host)
+        refuse_bad_host("host", host)
     elif replace:
         raise InvalidRequest("replace", "true is refused; only a join token that names its host replaces its tokens")
     if not now < expires_at <= now + _LONGEST:
@@ -69,7 +69,7 @@ def join(database: Database, secret: str, host: str, address: str, now: datetime
     A host is served as long as a token speaks for it, whatever that is called: then only a join token made to replace
     it is taken, and all tokens of the host are revoked. Raises JoinRefused saying why, InvalidRequest for a bad name.
     """
-    refuse_bad_name("name", host)
+    refuse_bad_host("name", host)
     with database.reading() as session:  # tries of those who have no such token write nothing
         _usable(session, secret, host, now)
     with database.registering() as session:

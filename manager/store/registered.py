@@ -11,7 +11,7 @@ from sqlalchemy import Select, select
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest, NotFound
-from manager.model.fields import NAME_PATTERN
+from manager.model.fields import MANAGER, NAME_PATTERN
 from manager.store.models import Registered
 
 Row = TypeVar("Row", bound=Registered)
@@ -38,6 +38,13 @@ def refuse_bad_name(field: str, name: str) -> None:
     """Raises InvalidRequest for a name that nothing may have."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise InvalidRequest(field, f"{name!r} is refused; use 1 to 63 letters, digits, dots, dashes, underscores")
+
+
+def refuse_bad_host(field: str, name: str) -> None:
+    """Raises InvalidRequest for a name that no host may have."""
+    refuse_bad_name(field, name)
+    if name == MANAGER:
+        raise InvalidRequest(field, f"{name!r} is refused; the manager's own events have it in place of a host's name")
 
 
 def not_found(kind: type[Registered], name: str) -> NotFound:

@@ -17,7 +17,7 @@ from manager.model.fields import NAME_MAX
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
 from manager.store.models import Json
-from manager.store.registered import delete, find, page, refuse_bad_name
+from manager.store.registered import delete, find, page, refuse_bad_host, refuse_bad_name
 
 _SECRET_BYTES = 32
 _END_BYTES = 6  # of a name that is made unique
@@ -77,7 +77,7 @@ def create_token(
     """
     refuse_bad_name("name", name)
     if host is not None:
-        refuse_bad_name("host", host)
+        refuse_bad_host("host", host)
     if role is Role.HOST and host is None:
         raise InvalidRequest("host", "null is refused; a token of role host names the host it is for")
     if role is not Role.HOST and host is not None:

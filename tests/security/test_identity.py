@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from manager.cli.admin_commands import ensure_token_file
+from manager.errors import SettingsError
+from manager.settings import load_settings
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, Api, report, status, tick_of, window
 
@@ -243,3 +245,18 @@ def test_response_times_come_from_hosts_that_serve_the_application(api: Api) -> 
     api.clock.now_s += 600
     assert claim(api, vms=None, windows=[window(end=MOVED_S - 5)])["stored_windows"] == 1, "of when it was here"
     assert claim(api, vms=None, windows=[window(end=MOVED_S + 300)])["stored_windows"] == 0
+
+
+def test_no_host_has_the_name_that_the_managers_own_events_have(sqlite_api: Api) -> None:
+    api = sqlite_api
+    any_host = join_token(api, "any")
+    problems = [
+        api.refused(422, "PUT", "/hosts/manager", {}),
+        api.refused(422, "POST", "/tokens", {"name": "t", "role": "host", "host": "manager"}),
+        api.refused(422, "POST", "/join-tokens", {"name": "j", "host": "manager"}),
+        api.refused(422, "POST", "/hosts/manager/join", {"token": any_host}, role=""),
+    ]
+    for problem in problems:
+        assert "'manager' is refused; the manager's own events have it" in problem["detail"]
+    with pytest.raises(SettingsError, match="host_name = 'manager'"):
+        load_settings(None, {}, {"host_name": "manager"})
