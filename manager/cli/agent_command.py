@@ -43,9 +43,10 @@ from manager.loop.instance import instance_id
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
 from manager.loop.lock import HostLock
+from manager.loop.observer import LoopSettings
 from manager.loop.outbox import Outbox
 from manager.loop.reserve import RESERVE_FILE, Reserve
-from manager.loop.tick import ControlLoop, LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.records import Severity
 from manager.notify import Notifier, Watchdog
 from manager.serving.edge import EdgeLimits

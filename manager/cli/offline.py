@@ -9,12 +9,13 @@ from manager.errors import AlreadyRunning, EquipoiseError
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.loop.apply import Outcome
-from manager.loop.cache_found import CacheOutcome
+from manager.loop.cache_reading import CacheOutcome
 from manager.loop.journal import Journal
 from manager.loop.lock import HostLock
+from manager.loop.observer import LoopSettings
 from manager.loop.replicated import replica_of
 from manager.loop.reserve import RESERVE_FILE, Reserve
-from manager.loop.tick import ControlLoop, LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.records import OutcomeKind
 from manager.settings import Settings
 
@@ -43,8 +44,8 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
         result = loop.release("VM released" if vm else "host released", vm or None)
         outcomes: list[Outcome | CacheOutcome] = [*result.outcomes, *result.cache.outcomes]
         failed = [one for one in outcomes if one.kind is OutcomeKind.FAILED]
-        if failed or result.troubles:
-            reasons = [one.detail for one in failed] + [trouble.text for trouble in result.troubles]
+        if failed or result.problems:
+            reasons = [one.detail for one in failed] + [problem.text for problem in result.problems]
             raise EquipoiseError(f"not everything could be put back: {'; '.join(reasons)}")
         damage = "".join(f"; {one.text}" for one in journal.take_damages())
         restored = sum(one.kind is OutcomeKind.RESTORED for one in outcomes)

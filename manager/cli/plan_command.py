@@ -17,10 +17,11 @@ from manager.errors import ManagerUnavailable
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
-from manager.loop.cache_found import CacheOutcome, CacheResult
+from manager.loop.cache_reading import CacheOutcome, CacheResult
 from manager.loop.journal import Journal
+from manager.loop.observer import LoopSettings
 from manager.loop.rehearsal import Preview
-from manager.loop.tick import ControlLoop, LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.cache import format_schemata
 from manager.model.cpus import parse_cpus
 from manager.model.decision import Change
@@ -52,7 +53,7 @@ OUTPUT
   A table of changes; then how the cache would be divided, if it is to be: the ways of each group; then what the policy
   has to say, and what could not be read or placed. With --json, an object with host, mode (as registered), policy,
   changes (action, vm, knob, index, before, after, reason; vm null: a setting of the host itself), cache (the groups:
-  name, applications, vms, schemata), notes and troubles. Actions: write; restore (back to the original); give_up
+  name, applications, vms, schemata), notes and problems. Actions: write; restore (back to the original); give_up
   (somebody else changed it); observe (the VM's or application's own mode says so).
 
 EXAMPLES
@@ -85,10 +86,10 @@ def plan(settings: Settings, as_json: bool) -> None:
     changes = [_change_fields(change, found.names.get(change.key.uuid)) for change in found.changes]
     changes += [_cache_fields(one, found.names) for one in found.cache.outcomes]
     groups = _groups(found.cache)
-    troubles = [f"{trouble.kind}: {trouble.text}" for trouble in found.troubles]
+    problems = [f"{problem.kind}: {problem.text}" for problem in found.problems]
     if as_json:
         host = {"host": name, "mode": assignment.host.mode, "policy": assignment.host.policy}
-        told = {"changes": changes, "cache": groups, "notes": found.notes, "troubles": troubles}
+        told = {"changes": changes, "cache": groups, "notes": found.notes, "problems": problems}
         say_json(host | told)
         return
     table = Table("VM", "setting", "now", "then", "why", title=f"{name}: policy {assignment.host.policy}")
@@ -97,7 +98,7 @@ def plan(settings: Settings, as_json: bool) -> None:
         values = (value_shown(one["knob"], one[name]) for name in ("before", "after"))
         table.add_row(one["vm"] or "(host)", knob_name(one["knob"], one["index"]), *values, reason)
     show(table if changes else f"{name}: nothing would be changed")
-    for line in (*map(_group_text, groups), *found.notes, *troubles):
+    for line in (*map(_group_text, groups), *found.notes, *problems):
         say(line)
     if assignment.host.mode is not Mode.ENFORCE:
         say(f"{name} is in mode {assignment.host.mode}: the agent writes none of this")

@@ -108,7 +108,7 @@ def _choose(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory, *, ow
         return WarpPlan(Mechanism.SCHED_EXT, f"{TITLES[Mechanism.SCHED_EXT]} decides", load=own)
     if capabilities.scheduler:
         other = f"the sched_ext scheduler {capabilities.scheduler!r} of somebody else decides, which no warp reaches"
-        return WarpPlan(detail=other, trouble=f"warps: {other}; stop it, or switch warps off")
+        return WarpPlan(detail=other, problem=f"warps: {other}; stop it, or switch warps off")
     return _choose_to_load(snapshot, seen, memory) if own else _below(snapshot)
 
 
@@ -117,13 +117,13 @@ def _choose_to_load(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemor
     offers = snapshot.capabilities.warps
     sched_ext = next((offer for offer in offers if offer.rung is Mechanism.SCHED_EXT), _NOT_LOOKED_FOR)
     if not sched_ext.there:
-        return replace(_below(snapshot), trouble=f"warps: our sched_ext scheduler cannot be loaded: {sched_ext.detail}")
+        return replace(_below(snapshot), problem=f"warps: our sched_ext scheduler cannot be loaded: {sched_ext.detail}")
     if seen.taken_away:  # the goal stays, so that it is known as given up
         return replace(_below(snapshot), load=True)
     failed = _failed(memory, snapshot.host) if memory.failures else ""
     if memory.failures < MOST_TRIES and snapshot.steady_s >= memory.retry_s:
-        return WarpPlan(detail="our sched_ext scheduler is being loaded", load=True, trouble=failed)
-    return replace(_below(snapshot), trouble=failed)
+        return WarpPlan(detail="our sched_ext scheduler is being loaded", load=True, problem=failed)
+    return replace(_below(snapshot), problem=failed)
 
 
 def _failed(memory: LadderMemory, host: HostSpec) -> str:

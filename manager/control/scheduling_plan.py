@@ -20,7 +20,7 @@ class SchedulingPlan:
     """The goals, and what an operator should know of VMs that get none."""
 
     goals: tuple[Goal, ...] = ()
-    troubles: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 def plan_scheduling(
@@ -38,7 +38,7 @@ def plan_scheduling(
     of their names get none.
     """
     goals: list[Goal] = []
-    troubles: list[str] = []
+    problems: list[str] = []
     limited: list[tuple[VmView, int]] = []
     for view in snapshot.vms:
         wanted = view.spec.scheduling
@@ -47,18 +47,18 @@ def plan_scheduling(
         if wanted.real_time:
             limit_us = round((wanted.limit or 0) * LIMIT_PERIOD_US)
             given_us = sum(one_us for _, one_us in limited)
-            trouble = _trouble(snapshot, groups.get(uuids[view.name], ()), uuids[view.name], given_us, limit_us)
-            if trouble:
-                troubles.append(f"{view.name} {trouble}; {_INSTEAD}")
+            problem = _problem(snapshot, groups.get(uuids[view.name], ()), uuids[view.name], given_us, limit_us)
+            if problem:
+                problems.append(f"{view.name} {problem}; {_INSTEAD}")
                 continue
             limited.append((view, limit_us))
             goals += _limits_of(view, uuids[view.name], groups[uuids[view.name]], limit_us)
         goals += _of_threads(view, uuids[view.name], wanted)
     goals += _above(limited, uuids, groups, least_us, kept_us)
-    return SchedulingPlan(tuple(goals), tuple(troubles))
+    return SchedulingPlan(tuple(goals), tuple(problems))
 
 
-def _trouble(snapshot: Snapshot, above: tuple[KnobKey, ...], uuid: str, given_us: int, limit_us: int) -> str:
+def _problem(snapshot: Snapshot, above: tuple[KnobKey, ...], uuid: str, given_us: int, limit_us: int) -> str:
     if not snapshot.capabilities.limits_real_time:
         return _NO_LIMIT
     if KnobKey(uuid, Knob.RT_RUNTIME) not in above:

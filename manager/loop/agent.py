@@ -17,12 +17,13 @@ from manager.loop.findings import Findings, FindingsWatch
 from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Orders, Report, dated_here, joined
+from manager.loop.observer import system_clock
 from manager.loop.outbox import Item, Outbox
 from manager.loop.oversight import Oversight
 from manager.loop.planner import SCHEDULER
 from manager.loop.rejections import Rejections
 from manager.loop.status import VmStatuses, tick_record, tick_status
-from manager.loop.tick import ControlLoop, TickResult, system_clock
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.host import Capabilities, VmInstance
 from manager.model.knobs import Family, knob_name
 from manager.model.records import Severity

@@ -85,8 +85,8 @@ class AgentMetrics:
     def observe(self, result: TickResult, owned_knobs: int, connected: bool) -> None:
         """Take over what a tick saw and did; VMs and applications that are gone lose their lines."""
         self.tick_seconds.observe(result.duration_s)
-        for trouble in result.troubles:
-            self.errors.labels(trouble.kind).inc()
+        for problem in result.problems:
+            self.errors.labels(problem.kind).inc()
         for outcome in result.outcomes:
             self.writes.labels(outcome.change.key.knob, outcome.kind).inc()
         self.owned.set(owned_knobs)

@@ -12,6 +12,7 @@ from manager.model.decision import Action, Change, Owned
 from manager.model.host import VmInstance
 from manager.model.knobs import KnobKey, KnobValue, knob_text
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
+from manager.model.problem import Problem, ProblemKind
 from manager.model.records import OutcomeKind
 
 SILENT = frozenset({Action.FORGET, Action.KEEP})
@@ -30,10 +31,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What came of all changes. ``journal_error`` says why the journal could not be written, empty when it could."""
+    """What came of all changes, and why the journal could not be written."""
 
-    outcomes: tuple[Outcome, ...]
-    journal_error: str = ""
+    outcomes: tuple[Outcome, ...] = ()
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +69,13 @@ def apply(
         _note_intents(changes, targets, journal)
     except JournalError as error:
         unwritten = (_unwritten(change, str(error)) for change in changes if change.action not in SILENT)
-        return Applied(tuple(unwritten), str(error))
+        return Applied(tuple(unwritten), (Problem(ProblemKind.JOURNAL, str(error)),))
     outcomes = tuple(_carry_out(change, targets, host) for change in changes if change.action not in SILENT)
     told = (*outcomes, *forbidden.values())
     try:
         _note_results(outcomes, journal)
     except JournalError as error:  # the next tick finds the originals in place and drops the entries then
-        return Applied(told, str(error))
+        return Applied(told, (Problem(ProblemKind.JOURNAL, str(error)),))
     return Applied(told)
 
 

@@ -24,11 +24,11 @@ from manager.control.monitoring import (
 from manager.control.saturation import LASTING, Saturation, next_saturation
 from manager.errors import HostError, JournalError, VmVanished
 from manager.host.port import CachePort
-from manager.loop.cache_found import CacheReading, CacheSeen
+from manager.loop.cache_reading import CacheReading, CacheSeen
 from manager.loop.journal import Journal
-from manager.loop.planner import Trouble
 from manager.model.cache import PREFIX, Group, Resctrl
 from manager.model.host import VmInstance
+from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import Mode
 
 RETRY_S = 60.0
@@ -58,51 +58,52 @@ class CacheWatch:
         self,
         port: CachePort,
         seen: CacheSeen,
-        found: CacheReading,
+        reading: CacheReading,
         present: Mapping[str, Group],
         moved: Mapping[str, str],
-        troubles: list[Trouble],
-    ) -> Measured:
-        """Make, remove and read groups; what cannot be done is added to ``troubles``.
+    ) -> tuple[Measured, tuple[Problem, ...]]:
+        """Make, remove and read groups: what was measured, and what could not be done.
 
         ``present``: the groups after the steps of this tick, ``moved``: where these put VMs, by domain UUID.
         """
-        if found.offered.monitoring is None:
-            return Measured(notes=_unable(seen, found.offered))
+        if reading.offered.monitoring is None:
+            return Measured(notes=_unable(seen, reading.offered)), ()
         enforced = seen.wanted and seen.snapshot.host.mode is Mode.ENFORCE
+        problems: tuple[Problem, ...] = ()
         try:
             inside = port.monitored(present)
-            watched = list(self._watched(seen, found, moved)) if enforced else []
-            plan = plan_watch(found.offered, watched, inside)
-            owned = self._arrange(port, seen, plan, inside, moved, troubles)
+            watched = list(self._watched(seen, reading, moved)) if enforced else []
+            plan = plan_watch(reading.offered, watched, inside)
+            owned, problems = self._arrange(port, seen, plan, inside, moved)
             if not enforced:
                 self._counted = {}
                 port.uses(())
-                told = "in mode observe nothing is measured: that takes groups" if seen.wanted else ""
-                return Measured(notes=(told,) if told else (), owned=owned)
+                note = "in mode observe nothing is measured: that takes groups" if seen.wanted else ""
+                return Measured(notes=(note,) if note else (), owned=owned), problems
             rates = self._read(port, plan, present)
         except HostError as error:
-            troubles.append(Trouble("cache", f"cache and memory traffic: {error}"))
-            return Measured(able=enforced, owned=len(self._settled))
-        names = {one.key: one.name for one in watched}
+            failed = Problem(ProblemKind.CACHE, f"cache and memory traffic: {error}")
+            return Measured(able=enforced, owned=len(self._settled)), (*problems, failed)
+        names = {vm.key: vm.name for vm in watched}
         vms = {names[key]: rates[path] for key, path in plan.of.items() if path in rates}
-        self._rates = {one.name: one.rate for one in watched}
+        self._rates = {vm.name: vm.rate for vm in watched}
         self._rates |= {vm: sum(one.total or 0.0 for one in parts) for vm, parts in vms.items()}
-        memories = self._judge(totals([rates[name] for name in present if name in rates]), seen, vms, troubles)
+        memories = self._judge(totals([rates[name] for name in present if name in rates]), seen, vms)
         left = f"not measured, as RMIDs are few: {', '.join(plan.left_out)}"
-        notes = (*_unable(seen, found.offered), *([left] if plan.left_out else []), *self._notes())
-        return Measured(vms, memories, notes, "mbm_total_bytes" in found.offered.monitoring.features, owned)
+        notes = (*_unable(seen, reading.offered), *([left] if plan.left_out else []), *self._notes())
+        able = "mbm_total_bytes" in reading.offered.monitoring.features
+        return Measured(vms, memories, notes, able, owned), (*problems, *self._note_maxima())
 
-    def _watched(self, seen: CacheSeen, found: CacheReading, moved: Mapping[str, str]) -> Collection[Watched]:
+    def _watched(self, seen: CacheSeen, reading: CacheReading, moved: Mapping[str, str]) -> Collection[Watched]:
         """The managed VMs of mode enforce that are in one group, of ours or the default one."""
         views = {view.name: view for view in seen.snapshot.vms}
         watched = []
         for uuid, spec in seen.specs.items():
-            homes = {moved[uuid]} if uuid in moved else found.homes.get(uuid, frozenset())
+            homes = {moved[uuid]} if uuid in moved else reading.homes.get(uuid, frozenset())
             if (
                 len(homes) != 1
-                or uuid not in found.homes
-                or found.stays(uuid)
+                or uuid not in reading.homes
+                or reading.stays(uuid)
                 or views[spec.name].mode is not Mode.ENFORCE
             ):
                 continue
@@ -117,14 +118,14 @@ class CacheWatch:
         plan: WatchPlan,
         inside: Mapping[str, Collection[str]],
         moved: Collection[str],
-        troubles: list[Trouble],
-    ) -> int:
-        """Remove what is not needed, make what is, and put the VMs there. Returns how many groups there are then.
+    ) -> tuple[int, tuple[Problem, ...]]:
+        """Remove what is not needed, make what is, and put the VMs there: how many groups there are then.
 
         ``seen.only``: nothing but the group of that VM is removed.
         """
         there = {f"{group}/mon_groups/{name}".lstrip("/") for group, names in inside.items() for name in names}
         there &= {*plan.unneeded, *plan.wanted.values()}
+        problems: list[Problem] = []
         for path in plan.unneeded:
             if seen.only is not None and path.rpartition("/")[2] != f"{PREFIX}{seen.only}":
                 continue
@@ -133,7 +134,7 @@ class CacheWatch:
                 port.remove(path)
                 there.discard(path)
             except HostError as error:
-                troubles.append(Trouble("cache", str(error)))
+                problems.append(Problem(ProblemKind.CACHE, str(error)))
         for key, path in plan.wanted.items():
             try:
                 if path not in there:
@@ -149,11 +150,11 @@ class CacheWatch:
                 if error.errno in _GONE:
                     continue
                 if path in there:
-                    troubles.append(Trouble("cache", str(error)))
+                    problems.append(Problem(ProblemKind.CACHE, str(error)))
                 else:
                     self._refused = self._now_s() + RETRY_S, str(error)
         self._settled = {path: of for path, of in self._settled.items() if path in there}
-        return len(there)
+        return len(there), tuple(problems)
 
     def _settle(self, port: CachePort, path: str, instance: VmInstance, *, fresh: bool) -> None:
         """Put a VM's threads into its group, once: those that start later inherit it. Raises VmVanished, HostError."""
@@ -174,30 +175,30 @@ class CacheWatch:
         return {path: traffic(before.get(path), now) for path, now in self._counted.items()}
 
     def _judge(
-        self,
-        rates: Mapping[int, float | None],
-        seen: CacheSeen,
-        vms: Mapping[str, tuple[Traffic, ...]],
-        troubles: list[Trouble],
+        self, rates: Mapping[int, float | None], seen: CacheSeen, vms: Mapping[str, tuple[Traffic, ...]]
     ) -> tuple[DomainMemory, ...]:
-        """The traffic of each domain beside the most that was measured there, which is written down."""
-        found = []
+        """The traffic of each domain beside the most that was measured there."""
+        memories = []
         for domain, rate in sorted(rates.items()):
-            known = self._memories.get(domain, Saturation())
-            now = self._memories[domain] = next_saturation(known, rate, seen.snapshot.host.bandwidth_warning)
-            found.append(DomainMemory(domain, rate, now.maximum, now.saturated))
+            before = self._memories.get(domain, Saturation())
+            now = self._memories[domain] = next_saturation(before, rate, seen.snapshot.host.bandwidth_warning)
+            memories.append(DomainMemory(domain, rate, now.maximum, now.saturated))
             if not now.saturated:
                 self._warned.pop(domain, None)
             elif domain not in self._warned and rate is not None and now.maximum is not None:
                 self._warned[domain] = _saturated(domain, rate, now.maximum, vms)
-        maxima = {domain: one.maximum for domain, one in self._memories.items() if one.maximum is not None}
+        return tuple(memories)
+
+    def _note_maxima(self) -> tuple[Problem, ...]:
+        """Write the most that was measured of each domain into the journal, where that grew."""
+        maxima = {domain: memory.maximum for domain, memory in self._memories.items() if memory.maximum is not None}
         written = self._journal.maxima
         if any(most > written.get(domain, 0.0) * _GROWN for domain, most in maxima.items()):
             try:
                 self._journal.note_maxima(maxima)
             except JournalError as error:
-                troubles.append(Trouble("journal", str(error)))
-        return tuple(found)
+                return (Problem(ProblemKind.JOURNAL, str(error)),)
+        return ()
 
     def _notes(self) -> list[str]:
         """What lasts: each is told once for as long as it is the same."""

@@ -6,7 +6,7 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
 from manager.loop.apply import Outcome
-from manager.loop.cache_found import CacheOutcome
+from manager.loop.cache_reading import CacheOutcome
 from manager.model.decision import Action
 from manager.model.knobs import KnobKey, knob_name, knob_text
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
@@ -28,7 +28,7 @@ class Chronicle:
         self._host = host_name
         self._reported: dict[KnobKey, tuple[object, ...]] = {}
         self._groups: dict[tuple[object, ...], CacheOutcome] = {}
-        self._troubles: frozenset[str] = frozenset()
+        self._lasting: frozenset[str] = frozenset()
         self._names: dict[str, str] = {}
 
     def records(
@@ -145,10 +145,10 @@ class Chronicle:
             if one.kind is OutcomeKind.FOREIGN
         )
 
-    def troubles(self, troubles: Sequence[tuple[Severity, str, str]], now_s: float) -> tuple[Event, ...]:
-        """Events for troubles (severity, kind, text) that were not there at the last call."""
+    def lasting(self, problems: Sequence[tuple[Severity, str, str]], now_s: float) -> tuple[Event, ...]:
+        """Events for problems and notes (severity, kind, text) that were not there at the last call."""
         events = tuple(
-            new_event(self._host, now_s, *trouble) for trouble in troubles if trouble[2] not in self._troubles
+            new_event(self._host, now_s, *problem) for problem in problems if problem[2] not in self._lasting
         )
-        self._troubles = frozenset(text for _, _, text in troubles)
+        self._lasting = frozenset(text for _, _, text in problems)
         return events

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from manager.errors import HostError
-from manager.loop.tick import system_clock
+from manager.loop.observer import system_clock
 from manager.model.finding import Finding
 
 EVERY_S = 3600.0

@@ -21,8 +21,8 @@ from manager.errors import ManagerUnavailable
 from manager.loop.assigned import read_assignment
 from manager.loop.delivery import Parcel, Rejected, ReportLoad, deliver, parcels_of
 from manager.loop.findings import Findings
+from manager.loop.observer import system_clock
 from manager.loop.outbox import ItemKind, Outbox
-from manager.loop.tick import system_clock
 from manager.model.fields import timestamp
 from manager.model.host import VmInstance
 from manager.model.registration import Assignment

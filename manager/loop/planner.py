@@ -17,6 +17,7 @@ from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Memory, Note, Plan, Snapshot
 from manager.model.host import VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
 from manager.model.registration import VmSpec
 from manager.model.warp import NO_WARPS, WarpPlan
@@ -26,12 +27,11 @@ SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why something could not be done: ``kind`` is read, policy, placement, warp, scheduling, cache,
-    limited (by the agent's own settings) or journal."""
+class Planned:
+    """The settings wanted; ``plan`` None: the policy failed, and everything stays as it is."""
 
-    kind: str
-    text: str
+    plan: Plan | None
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,47 +79,35 @@ class Planner:
         self._warp, self._ladder = NO_WARPS, NOTHING_YET
         self._batch = BatchMemory()
 
-    def plan(
-        self,
-        snapshot: Snapshot,
-        specs: Mapping[str, VmSpec],
-        reading: Reading,
-        journal: Journal,
-        troubles: list[Trouble],
-    ) -> Plan | None:
-        """What is wanted, or None when the policy fails: then everything stays as it is.
-
-        ``specs`` are the managed VMs by domain UUID; what goes wrong is added to ``troubles``.
-        """
-        decision = self._decide(snapshot, troubles)
-        if decision is None:
-            return None
+    def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
+        """What is wanted. ``specs`` are the managed VMs by domain UUID."""
+        decision = self._decide(snapshot)
+        if isinstance(decision, Problem):
+            return Planned(None, (decision,))
         decision, self._batch = guard_batch(decision, snapshot, self._batch)
         self._pinned = {domain: self._pinned_now(reading, domain, journal) for domain in specs}
         pinned = {spec.name: self._pinned[domain].pinned for domain, spec in specs.items()}
         taken = _taken(reading, journal.entries) if reading.errors else frozenset()
         placement, self._placer = plan_placement(snapshot, pinned, taken, self._placer)
-        troubles.extend(Trouble("placement", f"{vm} {reason}") for vm, reason in placement.floating)
         uuids = {spec.name: domain for domain, spec in specs.items()}
         scheduling = plan_scheduling(snapshot, uuids, reading.groups, *_groups_above(reading, journal))
-        troubles.extend(Trouble("scheduling", text) for text in scheduling.troubles)
+        entry = journal.entries.get(SCHEDULER)
+        scheduler = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
+        self._warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder)
         wishes = Wishes(
             decision,
             placement,
             confine(snapshot, placement, pinned, taken),
             steer_interrupts(snapshot, placement, taken),
-            self._plan_warps(snapshot, reading, journal, troubles),
+            self._warp,
             scheduling.goals,
         )
-        return resolve(wishes, snapshot, uuids)
-
-    def _plan_warps(self, snapshot: Snapshot, reading: Reading, journal: Journal, troubles: list[Trouble]) -> WarpPlan:
-        entry = journal.entries.get(SCHEDULER)
-        seen = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
-        self._warp, self._ladder = plan_warps(snapshot, seen, self._ladder)
-        if self._warp.trouble:
-            troubles.append(Trouble("warp", self._warp.trouble))
-        return self._warp
+        problems = (
+            *(Problem(ProblemKind.PLACEMENT, f"{vm} {reason}") for vm, reason in placement.floating),
+            *(Problem(ProblemKind.SCHEDULING, text) for text in scheduling.problems),
+            *([Problem(ProblemKind.WARP, self._warp.problem)] if self._warp.problem else ()),
+        )
+        return Planned(resolve(wishes, snapshot, uuids), problems)
 
     def _pinned_now(self, reading: Reading, domain: str, journal: Journal) -> _PinnedThen:
         state, knobs = reading.states[domain], reading.knobs[domain]
@@ -129,25 +117,25 @@ class Planner:
             return then
         return _PinnedThen(knobs, seen, _pinned(reading, domain, journal.entries))
 
-    def _decide(self, snapshot: Snapshot, troubles: list[Trouble]) -> Decision | None:
+    def _decide(self, snapshot: Snapshot) -> Decision | Problem:
         name = snapshot.host.policy
         policy = self._policies.get(name)
         if policy is None:
-            troubles.append(Trouble("policy", f"policy {name!r} is not installed here; everything stays as it is"))
-            return None
+            return _policy_problem(name, "is not installed here")
         try:
             decision = policy.decide(snapshot, self._memory[1] if self._memory[0] == name else None)
         except Exception as error:  # noqa: BLE001 - a third party's policy may raise anything; it must not stop the loop
-            text = f"policy {name!r} failed: {type(error).__name__}: {error}; everything stays as it is"
-            troubles.append(Trouble("policy", text))
-            return None
+            return _policy_problem(name, f"failed: {type(error).__name__}: {error}")
         objection = validate(decision, snapshot)
         if objection:
-            troubles.append(Trouble("policy", f"policy {name!r} {objection}; everything stays as it is"))
-            return None
+            return _policy_problem(name, objection)
         self._memory = (name, decision.memory)
         self._notes = decision.notes
         return decision
+
+
+def _policy_problem(name: str, why: str) -> Problem:
+    return Problem(ProblemKind.POLICY, f"policy {name!r} {why}; everything stays as it is")
 
 
 def _taken(reading: Reading, journal: Mapping[KnobKey, Entry]) -> CpuSet:

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 from manager.errors import HostError
 from manager.host.port import CachePort
-from manager.loop.cache_found import CacheResult, CacheSeen
 from manager.loop.cache_keeper import CacheKeeper
+from manager.loop.cache_reading import CacheResult, CacheSeen
 from manager.loop.journal import Journal
-from manager.loop.planner import Trouble
 from manager.model.cache import DEFAULT, CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change
 from manager.model.host import VmInstance
 from manager.model.knobs import KnobKey, KnobValue
+from manager.model.problem import Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,16 +27,16 @@ class Preview:
 
     changes: tuple[Change, ...]
     names: Mapping[str, str | None]
-    troubles: tuple[Trouble, ...]
+    problems: tuple[Problem, ...]
     notes: tuple[str, ...]
     cache: CacheResult
 
 
-def rehearse(port: CachePort | None, journal: Journal, seen: CacheSeen, troubles: list[Trouble]) -> CacheResult:
+def rehearse(port: CachePort | None, journal: Journal, seen: CacheSeen) -> CacheResult:
     """What the keeper of an agent that begins anew would do. The journal, a copy, has its note again afterwards."""
     before = journal.cache
     try:
-        return CacheKeeper(port and Rehearsal(port), journal, lambda: 0.0).tick(seen, troubles)
+        return CacheKeeper(port and Rehearsal(port), journal, lambda: 0.0).tick(seen)
     finally:
         journal.note_cache(before)
 

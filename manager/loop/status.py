@@ -8,11 +8,11 @@ from functools import lru_cache
 from manager.control.resolve import WARP_KNOBS
 from manager.control.vcpus import busiest_vcpu, busy_vms
 from manager.loop.journal import Entry, Journal
-from manager.loop.limiter import LIMITED
 from manager.loop.tick import TickResult
 from manager.model.cache import Mask, Resctrl, Schemata
 from manager.model.fields import as_text, timestamp
 from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue, knob_text
+from manager.model.problem import ProblemKind
 from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl
 from manager.model.warp import ABILITIES, WarpUse
@@ -134,8 +134,8 @@ def tick_status(
         at=timestamp(result.at_s),
         duration_ms=result.duration_s * 1000,
         overruns=overruns,
-        errors=sum(trouble.kind != LIMITED for trouble in result.troubles),
-        limited=[as_text(trouble.text) for trouble in result.troubles if trouble.kind == LIMITED],
+        errors=sum(problem.kind is not ProblemKind.LIMITED for problem in result.problems),
+        limited=[as_text(problem.text) for problem in result.problems if problem.kind is ProblemKind.LIMITED],
         host_cpu_share=result.use.busy,
         vms_cpu_share=result.use.managed_vms,
         owned_knobs=owned_knobs,
@@ -217,7 +217,7 @@ def _cache(result: TickResult) -> CacheStatus | None:
     if result.snapshot.host.cache is CacheControl.OFF:
         return None
     seen, ways = result.cache, ways_in_force(result)
-    notes = [*seen.notes, *(trouble.text for trouble in result.troubles if trouble.kind == "cache")]
+    notes = [*seen.notes, *(problem.text for problem in result.problems if problem.kind is ProblemKind.CACHE)]
     cache = seen.offered.divided[0] if seen.offered and seen.offered.caches else None
     return CacheStatus.model_validate(
         {

@@ -128,7 +128,7 @@ class VmWarp:
 class WarpPlan:
     """The warps of a host: by which mechanism, why that one, and for whom.
 
-    ``load``: our sched_ext scheduler is to be loaded, or to stay. ``trouble`` is what went wrong, ``note`` what an
+    ``load``: our sched_ext scheduler is to be loaded, or to stay. ``problem`` is what went wrong, ``note`` what an
     operator should know besides.
     """
 
@@ -136,7 +136,7 @@ class WarpPlan:
     detail: str = "switched off"
     vms: tuple[VmWarp, ...] = ()
     load: bool = False
-    trouble: str = ""
+    problem: str = ""
     note: str = ""
 
 

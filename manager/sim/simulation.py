@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from manager.loop.journal import Journal
-from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
+from manager.loop.observer import Clock, LoopSettings
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.knobs import Knob
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind
@@ -168,7 +169,7 @@ class Simulation:
         if not self._agent_runs:  # it starts with nothing but its journal
             self._loop, self._agent_runs = self._new_loop(), True
         result = self._loop.tick(self.assignment, self.telemetry.slots())
-        self._notes.update(dict.fromkeys(trouble.text for trouble in result.troubles))
+        self._notes.update(dict.fromkeys(problem.text for problem in result.problems))
         if self.world.now_s > self.scenario.settle_s:
             for outcome in result.outcomes:
                 if outcome.change.key.knob is Knob.WEIGHT and outcome.kind in _WRITTEN:

@@ -19,8 +19,8 @@ from manager.api import protocol_headers
 from manager.errors import ManagerUnavailable
 from manager.loop import link as link_module
 from manager.loop.link import ManagerLink, Report
+from manager.loop.observer import Clock
 from manager.loop.outbox import Outbox
-from manager.loop.tick import Clock
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, OutcomeKind
 from manager.protocol.client import Answer, ManagerClient

@@ -36,15 +36,20 @@ from rich.table import Table
 
 from manager.host.kernel_host import KernelHost
 from manager.loop.agent_metrics import AgentMetrics
+from manager.loop.apply import Applied
 from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
+from manager.loop.observer import Clock, LoopSettings, Observation, Observer
 from manager.loop.outbox import Outbox
+from manager.loop.planner import Planned
 from manager.loop.status import VmStatuses, tick_record, tick_status
-from manager.loop.tick import Applied, Clock, ControlLoop, LoopSettings, Plan, TickResult
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.decision import Change, Decision, Memory, Snapshot
 from manager.model.histogram import Histogram
 from manager.model.host import VmInstance, VmState
 from manager.model.knobs import KnobKey, KnobValue
+from manager.model.limits import DEFAULT_LIMITS
+from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import Assignment
 from manager.model.window import Window
 from policies.base import Policy
@@ -136,15 +141,11 @@ class TimedLoop(ControlLoop):
 
     watch: Stopwatch
 
-    def _drop_ended(self, *given: object) -> None:
+    def _begin(self) -> tuple[Clock, tuple[Problem, ...]]:
         with self.watch.time("ended"):
-            super()._drop_ended(*given)  # type: ignore[arg-type]
+            return super()._begin()
 
-    def _look(self, *given: object) -> object:  # type: ignore[override]
-        with self.watch.time("collect"):
-            return super()._look(*given)  # type: ignore[arg-type]
-
-    def _plan(self, *given: object) -> Plan | None:  # type: ignore[override]
+    def _plan(self, *given: object) -> Planned:  # type: ignore[override]
         with self.watch.time("plan"):
             return super()._plan(*given)  # type: ignore[arg-type]
 
@@ -152,13 +153,19 @@ class TimedLoop(ControlLoop):
         with self.watch.time("diff"):
             return super()._differences(*given)  # type: ignore[arg-type]
 
-    def _values(self, *given: object) -> dict[KnobKey, KnobValue]:  # type: ignore[override]
-        with self.watch.time("diff"):
-            return super()._values(*given)  # type: ignore[arg-type]
-
     def _apply(self, *given: object) -> Applied:  # type: ignore[override]
         with self.watch.time("change"):
             return super()._apply(*given)  # type: ignore[arg-type]
+
+
+class TimedObserver(Observer):
+    """Counts reading."""
+
+    watch: Stopwatch
+
+    def observe(self, *given: object) -> Observation:  # type: ignore[override]
+        with self.watch.time("collect"):
+            return super().observe(*given)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -210,6 +217,8 @@ class Rig:
         settings = LoopSettings(HOST, INTERVAL_S, 30.0, 20)
         self.loop = TimedLoop(self.host, self.journal, policies, settings, self._clock)
         self.loop.watch = self.watch
+        observer = TimedObserver(self.host, self.journal, settings, DEFAULT_LIMITS)
+        self.loop._observer, observer.watch = observer, self.watch
         self.wanted = assignment(len(managed), "fair")
         self.now_s = self._collected_s = float(math.floor(time.time() / SLOT_S) * SLOT_S)
         self._histograms = [_histogram(seed) for seed in range(7)]
@@ -260,9 +269,9 @@ class Rig:
             - sum(spent_ms.get(name, 0.0) for name in ("ended", "collect", "change"))
         )
         named["report"] = (ended_s - ticked_s) * 1000
-        troubles = [trouble for trouble in result.troubles if trouble.kind != "placement"]
-        if troubles:
-            raise RuntimeError(f"the tick does not work: {troubles[0]}")
+        problems = [problem for problem in result.problems if problem.kind is not ProblemKind.PLACEMENT]
+        if problems:
+            raise RuntimeError(f"the tick does not work: {problems[0]}")
         agent_ms, cpu_ms = (ended_s - began_s) * 1000, (ticked_cpu_s - began_cpu_s) * 1000
         return Measured(named, tick_ms, agent_ms, cpu_ms, len(result.outcomes), self._collect_garbage())
 

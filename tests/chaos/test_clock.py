@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from manager.loop.tick import Clock, TickResult
+from manager.loop.observer import Clock
+from manager.loop.tick import TickResult
 from tests.loop.conftest import Rig
 
 
@@ -34,7 +35,7 @@ def test_control_goes_on_and_nothing_is_undone_or_done_again(tmp_path: Path, jum
     assert {record.outcome for record in first.records} == {"applied"}
     held = rig.host.settings()
     seen = [rig.at(1.8e9 + jump_s), rig.at(1.8e9 + 1), rig.at(1.8e9 + 2 + jump_s)]
-    assert [(one.records, one.troubles) for one in seen] == [((), ())] * 3
+    assert [(one.records, one.problems) for one in seen] == [((), ())] * 3
     assert [one.at_s for one in seen] == [1.8e9 + jump_s, 1.8e9 + 1, 1.8e9 + 2 + jump_s]
     assert all(0 <= vm.cpu_share <= 1 for one in seen for vm in one.snapshot.vms), "rates are by the other clock"
     assert rig.host.settings() == held

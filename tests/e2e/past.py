@@ -11,9 +11,10 @@ from manager import __version__
 from manager.cli.options import AGENT_TOKEN_FILE
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Report
+from manager.loop.observer import Clock, LoopSettings
 from manager.loop.outbox import Outbox
 from manager.loop.status import tick_record
-from manager.loop.tick import Clock, ControlLoop, LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.limits import EVERYTHING
 from manager.sim.live import LiveSimulation
 from manager.sim.scenario_files import load_scenario

@@ -20,7 +20,8 @@ from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import IDLE_FILE
 from manager.loop.journal import Journal
-from manager.loop.tick import ControlLoop, LoopSettings, TickResult
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.host import Discovery
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind

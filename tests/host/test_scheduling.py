@@ -19,7 +19,8 @@ from manager.host.registry import RT_PERIOD_FILE, RT_RUNTIME_FILE
 from manager.host.thread_scheduling import scheduling_of, set_scheduling
 from manager.host.warp.slices import attributes, default_slice_ns, set_slice
 from manager.loop.journal import Journal
-from manager.loop.tick import ControlLoop, LoopSettings, TickResult
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.host import Discovery
 from manager.model.knobs import HOST_UUID, SCHEDULINGS, Knob, KnobKey
 from manager.model.limits import EVERYTHING
@@ -282,7 +283,7 @@ def test_warps_leave_real_time_vcpus_alone_without_an_alarm(limited: Agent) -> N
         pytest.skip("NOT TESTED: this kernel does not honour slices (6.12 does)")
     limited.tick(None, warp=WarpUse.SLICE)
     result = limited.tick(FIFO, warp=WarpUse.SLICE)
-    assert not result.troubles
+    assert not result.problems
     assert {one.kind for one in result.outcomes} <= {OutcomeKind.APPLIED, OutcomeKind.RESTORED}
     again = limited.tick(FIFO, warp=WarpUse.SLICE)
     assert not again.outcomes
@@ -302,6 +303,6 @@ def test_an_operators_real_time_thread_is_no_matter_for_warps(agent: Agent) -> N
     for _ in range(3):
         result = agent.tick(None, warp=WarpUse.SLICE)
         assert not [one for one in result.outcomes if one.kind in {OutcomeKind.FOREIGN, OutcomeKind.FAILED}]
-        assert not result.troubles
+        assert not result.problems
     agent.loop.release("test")
     assert scheduling_of(tid) == 1002

@@ -16,7 +16,8 @@ from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
 from manager.host.warp.slices import DEFAULT, attributes, default_slice_ns, set_slice, slice_of
 from manager.loop.journal import Journal
-from manager.loop.tick import ControlLoop, LoopSettings, TickResult
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.host import Discovery
 from manager.model.knobs import Knob, KnobKey
 from manager.model.limits import EVERYTHING

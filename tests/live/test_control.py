@@ -17,7 +17,8 @@ from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.loop.journal import Journal
-from manager.loop.tick import ControlLoop, LoopSettings
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.decision import Decision, Memory, Snapshot
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
@@ -235,12 +236,12 @@ def test_a_vm_killed_in_the_middle_of_a_tick(vms: dict[str, str], tmp_path: Path
     specs = (VmSpec(CACHE.name, VmClass.CRITICAL), VmSpec(BATCH.name, VmClass.BATCH))
     loop = ControlLoop(host, journal, {"priority": KillerPolicy()}, settings, limits=EVERYTHING)
     result = loop.tick(Assignment(HostSpec(HOST), specs), {})
-    assert result.troubles == ()
+    assert result.problems == ()
     pins = {str(r.outcome) for r in result.records if r.vm == CACHE.name and r.knob != "weight"}
     assert pins == {"vanished"}  # its empty cgroup may still be there, so the weight may still be written
     assert {str(r.outcome) for r in result.records if r.vm == BATCH.name} == {"applied"}
     loop = ControlLoop(host, journal, {"priority": Priority()}, settings, limits=EVERYTHING)
-    assert loop.tick(Assignment(HostSpec(HOST), specs), {}).troubles == ()
+    assert loop.tick(Assignment(HostSpec(HOST), specs), {}).problems == ()
     loop.release("test")
     assert not journal.entries
     assert settings_of_all([BATCH.name]) == {key: value for key, value in vms.items() if BATCH.name in key}

@@ -68,7 +68,7 @@ def test_a_plan_says_what_enforcing_then_does(before: dict[str, str], service: S
     journal, decided = checksums(service.folder), len(service.client.items("/decisions"))
     planned = json.loads(service.cli("plan", "--json"))
     assert (planned["host"], planned["mode"], planned["policy"]) == (HOST, "observe", "priority")
-    assert planned["troubles"] == []
+    assert planned["problems"] == []
     assert {one["action"] for one in planned["changes"]} == {"write"}
     assert held(CACHE, BATCH, STRANGER) == before
     assert checksums(service.folder) == journal

@@ -10,8 +10,9 @@ import pytest
 
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Report
+from manager.loop.observer import Clock, LoopSettings
 from manager.loop.outbox import Outbox
-from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec

@@ -104,11 +104,11 @@ def misconduct(walk: Walk, result: TickResult) -> list[str]:
     ]
     undone = {one.change.key for one in result.outcomes if one.kind in _UNDONE}
     for step, kind in director.hits_now:
-        if kind is Kind.FULL and not any(trouble.kind == "journal" for trouble in result.troubles):
+        if kind is Kind.FULL and not any(problem.kind == "journal" for problem in result.problems):
             found.append(f"{kind} is not told")
         if step.op is Op.WRITE and kind in ERRNOS and step.key not in undone:
             found.append(f"{kind} of {step.key} is not told")
-        if step.op is Op.READ and kind is Kind.EIO and not any(one.kind == "read" for one in result.troubles):
+        if step.op is Op.READ and kind is Kind.EIO and not any(one.kind == "read" for one in result.problems):
             found.append(f"{kind} is not told")
     if not any(step.op is Op.COMMIT for step, _ in director.hits_now):
         steps = [step for step, _ in director.hits_now]

@@ -12,7 +12,7 @@ import pytest
 from manager.control.cache_plan import BATCH_GROUP
 from manager.control.judged_windows import latest
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.cache_found import CacheOutcome
+from manager.loop.cache_reading import CacheOutcome
 from manager.loop.journal import CacheNote
 from manager.loop.status import tick_status
 from manager.loop.tick import TickResult

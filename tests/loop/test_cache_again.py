@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from manager.loop.journal import Journal
-from manager.loop.tick import ControlLoop, LoopSettings
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.cache import DEFAULT, Slot
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
@@ -85,7 +86,7 @@ def test_one_vm_is_released_without_an_agent(rig: CacheRig) -> None:
     journal = Journal(rig.folder / "journal.db", rig.host.boot_id)
     loop = ControlLoop(rig.host, journal, {}, LoopSettings("h1", 1.0, 1.0, 1), rig.clock, limits=EVERYTHING)
     result = loop.release("VM released", "web")
-    assert not result.troubles
+    assert not result.problems
     moved = [(one.knob, one.before, one.after, one.kind) for one in result.cache.outcomes]
     assert moved == [(Knob.CACHE_GROUP, SHOP, DEFAULT, OutcomeKind.RESTORED)]
     assert (rig.host.group_of("web"), rig.host.group_of("hog")) == (DEFAULT, BATCH_GROUP)

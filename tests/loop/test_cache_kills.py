@@ -10,7 +10,8 @@ import pytest
 
 from manager.host.resctrl.tree import ResctrlFile
 from manager.loop.journal import CacheNote, Journal
-from manager.loop.tick import ControlLoop, LoopSettings
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.cache import DEFAULT, Mask, Slot, is_ours
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Application, CacheControl, Tier

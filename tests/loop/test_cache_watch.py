@@ -163,7 +163,7 @@ def test_a_counter_that_says_nothing_or_goes_back_is_no_number(rig: WatchRig, te
     assert total(result, "hog") is None
     assert result.cache.measured.vms["hog"][0].occupancy_bytes == 1 << 20
     assert total(result, "crunch") == 0
-    assert not result.troubles
+    assert not result.problems
     counters[0, "mbm_total_bytes"] = before
     rig.tick()
     assert total(rig.serve_all({"hog": 3}), "hog") == 3 * GB

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from manager.loop.tick import ControlLoop, LoopSettings
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.registration import Application, Sla, Tier
 from manager.model.rules import IrqSteering, PlacementRules
 from manager.model.scheduling import Scheduling, SchedulingPolicy, is_real_time

@@ -99,7 +99,7 @@ def test_all_that_can_be_denied_is() -> None:
 def test_a_limit_is_told_once_as_an_event_and_shown_in_the_status(rig: Rig) -> None:
     rig.host.boot("web")
     rig.register("web", scheduling=Scheduling(SchedulingPolicy.FIFO, limit=0.3))
-    rig.loop._limiter.limits = DEFAULT_LIMITS
+    rig.loop._observer.limits = DEFAULT_LIMITS
     first, second = rig.tick(), rig.tick()
     [event] = [one for one in first.events if one.kind == "limited"]
     assert event.message == "real-time scheduling of web: allow has no real-time"
@@ -111,7 +111,7 @@ def test_a_limit_is_told_once_as_an_event_and_shown_in_the_status(rig: Rig) -> N
 def test_an_agent_that_only_observes_writes_nothing_whatever_it_is_told(rig: Rig) -> None:
     rig.host.boot("web")
     rig.register("web")
-    rig.loop._limiter.limits = AgentLimits(max_mode=Mode.OBSERVE)
+    rig.loop._observer.limits = AgentLimits(max_mode=Mode.OBSERVE)
     result = rig.tick()
     assert result.written == {}
     assert {one.kind for one in result.outcomes} <= {OutcomeKind.OBSERVED}
@@ -122,7 +122,7 @@ def test_lowering_the_most_puts_back_what_was_changed(rig: Rig) -> None:
     rig.host.boot("web")
     rig.register("web")
     assert rig.tick().written
-    rig.loop._limiter.limits = AgentLimits(max_mode=Mode.OBSERVE)
+    rig.loop._observer.limits = AgentLimits(max_mode=Mode.OBSERVE)
     rig.assignment = replace(rig.assignment)
     kinds = {one.kind for one in rig.tick().outcomes}
     assert OutcomeKind.RESTORED in kinds

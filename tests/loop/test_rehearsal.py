@@ -10,11 +10,12 @@ import pytest
 
 from manager.cli import plan_command
 from manager.control.cache_plan import BATCH_GROUP
-from manager.loop.cache_found import CacheOutcome
+from manager.loop.cache_reading import CacheOutcome
 from manager.loop.journal import CacheNote, Journal
+from manager.loop.observer import LoopSettings
 from manager.loop.rehearsal import Preview
 from manager.loop.status import VmStatuses, tick_status
-from manager.loop.tick import ControlLoop, LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.cache import DEFAULT, Slot
 from manager.model.knobs import Knob
 from manager.model.limits import EVERYTHING
@@ -153,7 +154,7 @@ def test_what_is_not_mounted_is_not_known(rig: CacheRig, allowed: bool, says: st
     rig.control(cache_mount=allowed)
     found = preview(rig)
     assert found.cache.groups == ()
-    assert any(says in trouble.text for trouble in found.troubles)
+    assert any(says in problem.text for problem in found.problems)
 
 
 def test_what_is_left_of_a_division_that_is_not_wanted_is_told(rig: CacheRig) -> None:

@@ -193,7 +193,7 @@ def test_a_real_time_vm_has_no_warp_and_nobody_alarms_for_that(host: Rig) -> Non
     host.control(warp=WarpUse.SLICE)
     result = host.tick()
     assert host.value("web", Knob.SLICE) == 0
-    assert not result.troubles
+    assert not result.problems
     change(host, "web", scheduling=Scheduling(SchedulingPolicy.OTHER, nice=-1))
     host.tick()
     assert host.value("web", Knob.SLICE) == 100_000, "a nice value goes with one"

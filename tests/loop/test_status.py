@@ -88,7 +88,7 @@ def test_observed(rig: Rig) -> None:
 def test_troubles_are_counted_and_unreadable_vms_left_out(busy: Rig) -> None:
     busy.host.unreadable.add(domain_uuid("web"))
     result = busy.tick()
-    assert tick_status(result, 0, 0, True).errors == len(result.troubles) == 1
+    assert tick_status(result, 0, 0, True).errors == len(result.problems) == 1
     assert [one.vm for one in VmStatuses().of(result, busy.journal)] == ["hog"]
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from manager.errors import JournalError
-from manager.loop.tick import ControlLoop, LoopSettings
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop
 from manager.model.decision import Decision, WeightGoal
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import Knob, KnobKey
@@ -133,7 +134,7 @@ def test_unregistering_and_stopping(rig: Rig) -> None:
     rig.host.stop("web")
     result = rig.tick()
     assert event_kinds(result) == ["vm-gone"]
-    assert not result.troubles
+    assert not result.problems
     assert not rig.journal.entries
     rig.host.boot("web")  # the same domain again, with fresh settings
     rig.tick()
@@ -150,7 +151,7 @@ def test_a_vm_that_vanishes_mid_tick_is_no_trouble(rig: Rig) -> None:
     rig.tick()
     rig.host.vanish("web")
     result = rig.tick()
-    assert not result.troubles
+    assert not result.problems
     assert rig.value("other") == 10_000
 
 
@@ -162,7 +163,7 @@ def test_one_unreadable_vm_does_not_stop_the_others_and_keeps_its_pcpu(rig: Rig)
     rig.host.boot("bbb")
     rig.register("bbb")
     result = rig.tick()
-    assert [trouble.kind for trouble in result.troubles] == ["read"]
+    assert [problem.kind for problem in result.problems] == ["read"]
     assert rig.value("bbb") == 10_000
     assert rig.value("bbb", Knob.VCPU_PIN) == frozenset({1})
     assert "read" in event_kinds(result)
@@ -222,7 +223,7 @@ def test_a_full_disk_means_no_write(rig: Rig, monkeypatch: pytest.MonkeyPatch) -
     result = rig.tick()
     assert not rig.host.writes
     assert set(kinds(result)) == {"failed"}
-    assert "journal" in {trouble.kind for trouble in result.troubles}
+    assert "journal" in {problem.kind for problem in result.problems}
 
 
 def test_resumes_after_a_crash_without_touching_what_is_right(rig: Rig) -> None:
@@ -274,7 +275,7 @@ def test_more_critical_vcpus_than_pcpus_share_them(rig: Rig) -> None:
     rig.host.boot("small", 2)
     rig.register("big")
     rig.register("small")
-    assert not rig.tick().troubles
+    assert not rig.tick().problems
     pins = {
         name: {rig.value(name, Knob.VCPU_PIN, index) for index in range(vcpus)}
         for name, vcpus in (("big", 3), ("small", 2))
@@ -289,10 +290,10 @@ def test_a_vm_with_more_vcpus_than_pcpus_floats_and_says_so(rig: Rig) -> None:
     rig.register("huge")
     result = rig.tick()
     assert rig.value("huge", Knob.VCPU_PIN) == rig.host.online
-    [trouble] = result.troubles
-    assert trouble.kind == "placement"
-    assert "5" in trouble.text
-    assert "4" in trouble.text
+    [problem] = result.problems
+    assert problem.kind == "placement"
+    assert "5" in problem.text
+    assert "4" in problem.text
 
 
 def test_a_placed_vm_keeps_its_pcpus_when_others_come_and_go(rig: Rig) -> None:
@@ -340,10 +341,10 @@ def test_a_broken_policy_changes_nothing(rig: Rig, decision: Decision | Exceptio
     )
     rig.control(policy="odd")
     result = rig.tick()
-    assert says in result.troubles[0].text
+    assert says in result.problems[0].text
     assert rig.host.settings() == after_priority
     rig.control(policy="missing")
-    assert "not installed" in rig.tick().troubles[0].text
+    assert "not installed" in rig.tick().problems[0].text
     assert rig.host.settings() == after_priority
 
 
@@ -378,7 +379,7 @@ def test_outcomes_of_vanishing_between_read_and_write(rig: Rig, monkeypatch: pyt
     monkeypatch.setattr(rig.host, "write", write)
     result = rig.tick()
     assert {record.outcome for record in result.records} == {OutcomeKind.VANISHED}
-    assert not result.troubles
+    assert not result.problems
     rig.tick()
     assert not rig.journal.entries
 

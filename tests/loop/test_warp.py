@@ -76,7 +76,7 @@ def test_on_without_a_mechanism_that_helps_nothing_is_done_and_that_is_said_once
     assert not [one for one in preview.changes if one.key.knob in WARPS]
     first, second = host.tick(), host.tick()
     assert not [one for result in (first, second) for one in result.outcomes if one.change.key.knob in WARPS]
-    assert not first.troubles, "it is no error"
+    assert not first.problems, "it is no error"
     [event] = [one for one in first.events if one.kind == "warp"]
     assert event.severity is Severity.WARNING
     assert event.message in preview.notes

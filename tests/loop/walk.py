@@ -22,7 +22,8 @@ from manager.errors import HostError
 from manager.host.process import refusal
 from manager.loop.apply import Applied
 from manager.loop.journal import Entry, Journal
-from manager.loop.tick import Clock, ControlLoop, LoopSettings, TickResult, _Seen
+from manager.loop.observer import Clock, LoopSettings, Observation
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.decision import Goal, Plan
 from manager.model.host import Capabilities, CpuTimes, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
@@ -330,12 +331,12 @@ class WatchedLoop(ControlLoop):
     wanted: dict[KnobKey, set[KnobValue]]
     host: FaultyHost
 
-    def _apply(self, plan: Plan, seen: _Seen) -> Applied:
+    def _apply(self, plan: Plan, seen: Observation, only: str | None) -> Applied:
         self.goals = tuple(goal for goal in plan.goals if goal.mode is Mode.ENFORCE)
         for goal in self.goals:
             self.wanted.setdefault(goal.key, set()).add(goal.value)
         self.host.planned = frozenset(goal.key for goal in self.goals)
-        return super()._apply(plan, seen)
+        return super()._apply(plan, seen, only)
 
 
 class Walk:

@@ -145,7 +145,7 @@ def test_every_write_is_taken_and_all_is_given_back_on_release() -> None:
     simulation = Simulation(divided(), installed(), "priority")
     ticks = [simulation.step() for _ in range(Simulation.count_intervals(simulation.scenario))]
     assert {one.kind for tick in ticks if tick for one in tick.cache.outcomes} == {OutcomeKind.APPLIED}
-    assert [tick.troubles for tick in ticks if tick and tick.troubles] == []
+    assert [tick.problems for tick in ticks if tick and tick.problems] == []
     memory = simulation.world.memory
     assert memory is not None
     assert len(memory.values) == 4

@@ -88,7 +88,7 @@ def test_every_policy_recovers_from_every_fault(policy: str, fault: Fault) -> No
     ticks = follow(simulation)
     result = simulation.result()
     undisturbed = run_once(calm, policy)
-    assert ticks[-1].troubles == ()
+    assert ticks[-1].problems == ()
     for seen, unhurt in zip(result.vms, undisturbed.vms, strict=True):
         late = fmean(seen.weights[-24:])
         assert late == pytest.approx(fmean(unhurt.weights[-24:]), rel=0.6), seen.name

@@ -14,6 +14,7 @@ import werkzeug.exceptions
 
 from manager import errors
 from manager.cli.options import Failure
+from manager.model.problem import ProblemKind
 
 TOP = Path(__file__).parents[2]
 ERRORS = (TOP / "docs/reference/errors.md").read_text()
@@ -121,9 +122,7 @@ def kinds(tree: ast.Module) -> Iterator[str]:
             given: ast.expr | None = None
             if isinstance(node, ast.Call):
                 name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
-                if name == "Trouble":
-                    given = node.args[0]
-                elif name in KIND_AT and len(node.args) > KIND_AT[name]:
+                if name in KIND_AT and len(node.args) > KIND_AT[name]:
                     given = node.args[KIND_AT[name]]
             elif isinstance(node, ast.Tuple) and len(node.elts) == 3 and "Severity." in ast.unparse(node.elts[0]):
                 given = node.elts[1]
@@ -136,7 +135,7 @@ def kinds(tree: ast.Module) -> Iterator[str]:
 
 
 def test_every_kind_of_event_is_told_and_no_other() -> None:
-    found = {kind for tree in TREES.values() for kind in kinds(tree)}
+    found = {kind for tree in TREES.values() for kind in kinds(tree)} | set(ProblemKind)
     table = section("Events")
     assert set(table) == found
     for kind, row in table.items():
@@ -148,7 +147,6 @@ def test_every_kind_of_event_is_told_and_no_other() -> None:
     ("source", "kind"),
     [
         ('def f():\n    self.say(Severity.INFO, "moon-full", "x")', "moon-full"),
-        ('def f():\n    troubles.append(Trouble("tide", "x"))', "tide"),
         ('def f():\n    return [(Severity.WARNING, "sun", text) for text in notes]', "sun"),
         ('STAR, SKY = "a-star", "a-sky"\ndef f():\n    host_event(h, now, Severity.INFO, SKY, "x")', "a-sky"),
         ('def f():\n    for kind in ("new-one",):\n        new_event(h, now, Severity.INFO, kind, "x")', "new-one"),
@@ -159,13 +157,13 @@ def test_a_new_kind_of_event_is_found(source: str, kind: str) -> None:
 
 
 def test_kinds_of_the_agent_s_errors_are_those_of_the_metric() -> None:
-    """`equipoise_agent_errors_total` counts troubles of ticks, and what is counted besides."""
-    found: set[str] = set()
+    """`equipoise_agent_errors_total` counts problems of ticks, and what is counted besides."""
+    found: set[str] = set(ProblemKind)
     for tree in TREES.values():
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
                 continue
-            if ast.unparse(node.func) in {"Trouble", "self._metrics.errors.labels"}:
+            if ast.unparse(node.func) == "self._metrics.errors.labels":
                 found.add(str(node.args[0].value))
     metrics = (TOP / "docs/reference/metrics.md").read_text()
     [told] = re.findall(r"`equipoise_agent_errors_total` \|.*?`kind`: ([a-z, ]+)", metrics)

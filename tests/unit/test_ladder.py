@@ -100,7 +100,7 @@ def test_what_was_chosen_or_helps_and_needs_no_loading(
     rungs: tuple[Mechanism, ...], use: WarpUse, rung: Mechanism, notes: list[str]
 ) -> None:
     plan = Host(rungs, use).plan()
-    assert (plan.rung, plan.load, plan.trouble) == (rung, False, "")
+    assert (plan.rung, plan.load, plan.problem) == (rung, False, "")
     assert [one.vm for one in plan.vms] == (["web"] if rung is not Mechanism.NONE else [])
     assert all(words in plan.note for words in notes)
     assert bool(plan.note) == bool(notes)
@@ -157,13 +157,13 @@ def test_a_scheduler_that_somebody_loaded_by_hand_is_used_and_left_there() -> No
 def test_beside_somebody_elses_scheduler_there_are_no_warps_and_no_try() -> None:
     plan = Host(others="scx_lavd").plan()
     assert (plan.rung, plan.load) == (Mechanism.NONE, False)
-    assert "'scx_lavd' of somebody else decides" in plan.trouble
+    assert "'scx_lavd' of somebody else decides" in plan.problem
 
 
 def test_a_host_without_sched_ext_says_so_and_takes_the_next() -> None:
     plan = Host((Mechanism.BVT, Mechanism.SLICE)).plan()
     assert (plan.rung, plan.load) == (Mechanism.BVT, False)
-    assert plan.trouble == "warps: our sched_ext scheduler cannot be loaded: sched_ext was looked for"
+    assert plan.problem == "warps: our sched_ext scheduler cannot be loaded: sched_ext was looked for"
 
 
 def test_thrown_out_it_is_said_the_next_rung_serves_and_it_is_tried_again() -> None:
@@ -172,12 +172,12 @@ def test_thrown_out_it_is_said_the_next_rung_serves_and_it_is_tried_again() -> N
     host.value = EJECTED
     plan = host.plan()
     assert (plan.rung, plan.load) == (Mechanism.BVT, False)
-    assert plan.trouble.startswith("warps: the kernel threw our sched_ext scheduler out, failure 1 of at most")
+    assert plan.problem.startswith("warps: the kernel threw our sched_ext scheduler out, failure 1 of at most")
     ejected_s = host.now_s
     [again_s, *_] = host.tries(60)
     assert again_s - ejected_s == FIRST_RETRY_S
     assert host.plan().rung is Mechanism.SCHED_EXT
-    assert host.plan().trouble == ""
+    assert host.plan().problem == ""
 
 
 def test_it_is_never_tried_in_a_loop() -> None:
@@ -188,7 +188,7 @@ def test_it_is_never_tried_in_a_loop() -> None:
     assert pauses == sorted(pauses), "ever longer"
     assert pauses[0] > FIRST_RETRY_S
     assert max(pauses) <= LONGEST_RETRY_S + 1
-    assert "not tried again before `equipoise adopt --host h1`" in host.plan().trouble
+    assert "not tried again before `equipoise adopt --host h1`" in host.plan().problem
     host.adoptions += 1
     assert host.plan().load
 
@@ -217,14 +217,14 @@ def test_what_was_left_of_one_that_was_thrown_out_while_no_agent_looked_counts()
     host = Host(value=EJECTED, owned=OURS)
     plan = host.plan()
     assert not plan.load
-    assert "the kernel threw" in plan.trouble
+    assert "the kernel threw" in plan.problem
 
 
 @pytest.mark.parametrize("owned", [OURS, replace(OURS, foreign=True)], ids=["at once", "later"])
 def test_one_that_somebody_removed_stays_a_goal_to_be_given_up_and_the_next_rung_serves(owned: Owned) -> None:
     host = Host(owned=owned, refuses=True, memory=LadderMemory(asked=True, settings=(WarpUse.SCHED_EXT, 0)))
     plan = host.plan()
-    assert (plan.rung, plan.load, plan.trouble) == (Mechanism.BVT, True, "")
+    assert (plan.rung, plan.load, plan.problem) == (Mechanism.BVT, True, "")
     assert host.memory.failures == 0
 
 

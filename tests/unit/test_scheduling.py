@@ -98,9 +98,9 @@ def test_who_cannot_be_limited_is_not_made_real_time(
     found: Snapshot, groups: Mapping[str, tuple[KnobKey, ...]], words: str
 ) -> None:
     made = plan_scheduling(found, UUIDS, groups, {}, {})
-    [trouble] = made.troubles
-    assert trouble.startswith("web cannot be real-time")
-    assert words in trouble
+    [problem] = made.problems
+    assert problem.startswith("web cannot be real-time")
+    assert words in problem
     assert not [goal for goal in made.goals if goal.key.uuid == UUIDS["web"]]
 
 

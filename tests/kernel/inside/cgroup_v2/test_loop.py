@@ -12,7 +12,8 @@ import pytest
 
 from manager.host.kernel_host import KernelHost
 from manager.loop.journal import Journal
-from manager.loop.tick import ControlLoop, LoopSettings, TickResult
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.host import VmInstance
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
@@ -36,7 +37,7 @@ class Agent:
 
     def tick(self, assignment: Assignment) -> TickResult:
         result = self._loop.tick(assignment, {})
-        assert not result.troubles
+        assert not result.problems
         return result
 
     def release(self) -> TickResult:

@@ -18,10 +18,9 @@ import pytest
 from manager.host.process import find_threads
 from manager.host.resctrl.mount import unmount_ours
 from manager.host.resctrl.resctrl_cache import ResctrlCache
-from manager.loop.cache_found import CacheSeen
 from manager.loop.cache_keeper import CacheKeeper
+from manager.loop.cache_reading import CacheSeen
 from manager.loop.journal import CacheNote, Journal
-from manager.loop.planner import Trouble
 from manager.model.cache import DEFAULT, Slot
 from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.host import Capabilities, VmInstance
@@ -91,9 +90,8 @@ class Walk:
         journal = DeadlyJournal(self.journal, "this boot")
         journal.tree = tree
         port = ResctrlCache(tree, lambda vm, _afresh: threads(vm.pid), lambda _level: DOMAINS)
-        troubles: list[Trouble] = []
-        result = CacheKeeper(port, journal, time.monotonic).tick(self.seen(wishes), troubles)
-        assert not troubles
+        result = CacheKeeper(port, journal, time.monotonic).tick(self.seen(wishes))
+        assert not result.problems
         assert {one.kind for one in result.outcomes} <= {OutcomeKind.APPLIED, OutcomeKind.RESTORED}
         port.close()
         journal.close()

@@ -10,13 +10,13 @@ from manager.control.cache_plan import CachePlan, PlannedGroup
 from manager.control.monitoring import UNMEASURED, Measured
 from manager.errors import HostError, VmVanished
 from manager.host.port import CachePort
-from manager.loop.collect import Reading
-from manager.loop.planner import Trouble
+from manager.loop.observer import Observation
 from manager.model.cache import DEFAULT, Group, Resctrl, Schemata, format_schemata, is_ours
 from manager.model.cpus import CpuSet
 from manager.model.decision import Snapshot
 from manager.model.host import VmInstance
 from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.problem import Problem, ProblemKind
 from manager.model.records import OutcomeKind
 from manager.model.registration import CacheControl, HostSpec, Mode, VmSpec
 
@@ -84,6 +84,7 @@ class CacheResult:
     foreign: int = 0
     owned: int = 0
     measured: Measured = UNMEASURED
+    problems: tuple[Problem, ...] = ()
 
 
 NOTHING = CacheResult()
@@ -132,21 +133,15 @@ class CacheReading:
 
 
 def cache_seen(
-    snapshot: Snapshot,
-    reading: Reading,
-    running: Mapping[str, VmInstance],
-    specs: Mapping[str, VmSpec],
-    names: Mapping[str, str | None],
-    written: Mapping[str, Mapping[KnobKey, KnobValue]],
-    undo_reason: str,
-    only: str | None,
+    seen: Observation, written: Mapping[str, Mapping[KnobKey, KnobValue]], undo_reason: str, only: str | None = None
 ) -> CacheSeen:
     """What a tick knows, after it wrote ``written`` (by domain UUID)."""
+    reading, specs = seen.reading, seen.specs
     unread = reading.errors.keys()
-    readable = {uuid: instance for uuid, instance in running.items() if uuid not in unread}
+    readable = {uuid: instance for uuid, instance in seen.running.items() if uuid not in unread}
     readable |= {uuid: reading.states[uuid].instance for uuid in specs}
     cpus = {uuid: _cpus({**reading.knobs[uuid], **written.get(uuid, {})}) for uuid in specs}
-    return CacheSeen(snapshot, readable, specs, names, cpus, undo_reason, bool(unread - {"host"}), only)
+    return CacheSeen(seen.snapshot, readable, specs, seen.names, cpus, undo_reason, bool(unread - {"host"}), only)
 
 
 def _cpus(knobs: Mapping[KnobKey, KnobValue]) -> CpuSet:
@@ -161,15 +156,17 @@ def group_text(name: str, values: Schemata) -> str:
 
 
 def homes_of(
-    port: CachePort, seen: CacheSeen, present: Mapping[str, Group], troubles: list[Trouble]
-) -> Iterator[tuple[str, frozenset[str]]]:
-    """The groups in which each managed VM has threads, and each other VM that has some in ours."""
+    port: CachePort, seen: CacheSeen, present: Mapping[str, Group]
+) -> tuple[dict[str, frozenset[str]], tuple[Problem, ...]]:
+    """The groups in which each managed VM has threads, and each other VM that has some in ours; and who is unread."""
     tasks = {name: port.tasks(name) for name in present if name != DEFAULT}
     strays = frozenset().union(*(tids for name, tids in tasks.items() if is_ours(name)))
     others = (uuid for uuid in seen.running if uuid not in seen.specs)
+    homes: dict[str, frozenset[str]] = {}
+    problems: list[Problem] = []
     for uuid in (*seen.specs, *others):
         if uuid not in seen.specs and not strays:
-            return
+            break
         instance = seen.running[uuid]
         try:
             threads = port.threads(instance)
@@ -180,11 +177,12 @@ def homes_of(
         except VmVanished:
             continue
         except HostError as error:
-            troubles.append(Trouble("cache", f"{seen.names.get(uuid) or instance.libvirt_name}: {error}"))
+            problems.append(Problem(ProblemKind.CACHE, f"{seen.names.get(uuid) or instance.libvirt_name}: {error}"))
             continue
         strays -= threads
         if uuid in seen.specs or any(map(is_ours, names)):
-            yield uuid, names
+            homes[uuid] = names
+    return homes, tuple(problems)
 
 
 def _names(threads: frozenset[int], tasks: Mapping[str, frozenset[int]]) -> frozenset[str]:
@@ -192,22 +190,22 @@ def _names(threads: frozenset[int], tasks: Mapping[str, frozenset[int]]) -> froz
     return frozenset(names | ({DEFAULT} if threads.difference(*tasks.values()) else set()))
 
 
-def left_there(seen: CacheSeen, found: CacheReading) -> Iterator[str]:
+def left_there(seen: CacheSeen, reading: CacheReading) -> Iterator[str]:
     """Managed VMs that are in groups of others."""
     for uuid, spec in seen.specs.items():
-        others = sorted(name for name in found.homes.get(uuid, ()) if name != DEFAULT and not is_ours(name))
+        others = sorted(name for name in reading.homes.get(uuid, ()) if name != DEFAULT and not is_ours(name))
         if others:
             yield f"{spec.name} is in resctrl group {others[0]}, which another tool made: it is left there"
 
 
 def groups_of(
-    seen: CacheSeen, found: CacheReading, plan: CachePlan, present: Mapping[str, Group]
+    seen: CacheSeen, reading: CacheReading, plan: CachePlan, present: Mapping[str, Group]
 ) -> Iterator[GroupSeen]:
     for name, group in present.items():
         if group.foreign:
             continue
         planned = plan.groups.get(name, _NOBODY)
-        given_up = name in found.given_up
-        uuids = {uuid for uuid, names in found.homes.items() if name in names} if given_up else planned.vms
+        given_up = name in reading.given_up
+        uuids = {uuid for uuid, names in reading.homes.items() if name in names} if given_up else planned.vms
         vms = sorted(seen.specs[uuid].name for uuid in uuids if uuid in seen.specs)
         yield GroupSeen(name, planned.apps, tuple(vms) if name else (), group.values, given_up)
