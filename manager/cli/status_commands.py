@@ -128,6 +128,9 @@ def _warnings(hosts: list[dict[str, Any]]) -> list[str]:
         stalled_s = (one["tick"] or {}).get("stalled_s")
         if stalled_s is not None:
             found.append(f"{one['name']}: no tick for {stalled_s:.0f} s: nothing is controlled; see its events")
+        if rival := one.get("rival_instance"):
+            name = one["name"]
+            found.append(f"{name}: a second agent, {rival}, was refused; `equipoise host replace {name}` prefers it")
         ahead_s = one.get("clock_ahead_s") or 0.0
         if abs(ahead_s) >= _TOLD_CLOCK_S:
             where = "ahead of" if ahead_s > 0 else "behind"

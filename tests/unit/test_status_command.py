@@ -216,3 +216,9 @@ def test_the_time_of_an_application_is_that_of_its_slas_percentile(monkeypatch: 
     assert result.exit_code == 0, result.output
     assert "p99 90 ms" in result.output
     assert "40 ms" not in result.output
+
+
+def test_a_second_agent_that_was_refused_is_shown() -> None:
+    warned = status_commands._warnings([host(None) | {"rival_instance": "2222"}])
+    assert warned == ["kvm1: a second agent, 2222, was refused; `equipoise host replace kvm1` prefers it"]
+    assert status_commands._warnings([host(None) | {"rival_instance": None}]) == []
