@@ -59,6 +59,10 @@ class _Running:
     task: asyncio.Task[None] | None = None
 
 
+MOST_SOURCES = 1000
+"""Sources that this agent runs at the same time, however many it is assigned."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     applications: tuple[Application, ...]
@@ -108,6 +112,7 @@ class Sources:
         self._lock = threading.Lock()
         self._wanted = _Wanted((), self._store.slot_s, {})
         self._running: dict[Key, _Running] = {}
+        self._beyond: dict[Key, Feed] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
 
@@ -125,7 +130,11 @@ class Sources:
                 return
             self._wanted = wanted
             self._store.set_slot_length(slot_s)
-            sources = {(one.name, source.name): source for one in applications for source in one.sources}
+            assigned = [((one.name, source.name), source) for one in applications for source in one.sources]
+            sources = dict(assigned[:MOST_SOURCES])
+            self._beyond = {key: self._feed(key[0], source) for key, source in assigned[MOST_SOURCES:]}
+            for feed in self._beyond.values():
+                feed.failing(f"this agent runs at most {MOST_SOURCES} sources, and is assigned {len(assigned)}")
             for key, running in list(self._running.items()):
                 if sources.get(key) != running.source:
                     del self._running[key]
@@ -152,6 +161,7 @@ class Sources:
         """How each source is, by application and name."""
         with self._lock:
             feeds = [self._running[key].feed for key in sorted(self._running)]
+            feeds += [self._beyond[key] for key in sorted(self._beyond)]
         return tuple(feed.status() for feed in feeds)
 
     def close(self) -> None:
@@ -175,6 +185,8 @@ class Sources:
             vms = (wanted.addresses.get(vm, frozenset()) for vm in application.vms)
             addresses = plain_addresses(address for vm in vms for address in vm)
             for source in application.sources:
+                if (application.name, source.name) in self._beyond:
+                    continue
                 feed = self._running[application.name, source.name].feed
                 if isinstance(source, NginxSyslog):
                     syslog.append(SyslogRoute(source, feed, addresses))
