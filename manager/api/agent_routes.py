@@ -29,7 +29,8 @@ from manager.api.protocol_headers import clock_ahead_s, refuse_too_old, told, wh
 from manager.api.queries import AssignmentConditions, NamePath, TickQuery
 from manager.control.dating import dated, latest_end
 from manager.errors import Conflict
-from manager.model.fields import json_of
+from manager.model.fields import adapter_of, json_of
+from manager.model.host import Capabilities
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
 from manager.protocol.convert import host_spec, window_of
 from manager.protocol.headers import ORDERS_HEADER, TELLS_REFUSED
@@ -210,14 +211,14 @@ def _take(
     store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
     row.agent_version = body.agent_version
     if body.capabilities is not None:
-        row.capabilities = body.capabilities.model_dump(mode="json")
+        row.capabilities = adapter_of(Capabilities).dump_python(body.capabilities, mode="json")
     if body.tick is not None:
         row.tick = body.tick.model_dump(mode="json")
     missing, foreign = _take_statuses(session, context, row, body, now)
     if body.domains is not None:
         replace_domains(session, row, {one.libvirt_uuid: one.libvirt_name for one in body.domains})
     if body.findings is not None:
-        put_findings(session, row, body.findings.model_dump_json())
+        put_findings(session, row, json_of(body.findings).decode())
     here: dict[str, int] = {}
     if body.windows or body.sources:
         here = keep_applications(session, assignments.applications(session, name))

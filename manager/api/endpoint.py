@@ -25,7 +25,7 @@ from manager.api.schemas import access, fleet, history, preview, service
 from manager.api.schemas import registration as registered
 from manager.api.schemas.registration import MergePatch
 from manager.api.validation import read_json, read_text
-from manager.model.fields import Schema
+from manager.model.fields import Schema, json_of
 from manager.protocol import assignment, registration, report, samples
 from manager.protocol.samples import Problem
 
@@ -78,18 +78,15 @@ def _read(part: str, model: type[BaseModel], url_values: dict[str, str]) -> Base
     return read_text(model, url_values if part == "path" else request.args.to_dict())
 
 
-def answer(
-    body: BaseModel, status: int = 200, etag: str | None = None, without: frozenset[str] = frozenset()
-) -> Response:
+def answer(body: object, status: int = 200, etag: str | None = None, without: frozenset[str] = frozenset()) -> Response:
     """A JSON answer; fields of ``without`` are left out."""
-    text = body.model_dump_json(by_alias=True, exclude=set(without) or None)
-    response = Response(text, status, mimetype="application/json")
+    response = Response(json_of(body, without), status, mimetype="application/json")
     if etag is not None:
         response.set_etag(etag)
     return response
 
 
-def written(body: BaseModel, created: bool, etag: str) -> Response:
+def written(body: object, created: bool, etag: str) -> Response:
     """The answer to a PUT."""
     return answer(body, 201 if created else 200, etag)
 
@@ -101,7 +98,7 @@ def no_content() -> Response:
     return response
 
 
-def answers(*documented: tuple[int, type[BaseModel] | None]) -> dict[str | int, Any]:
+def answers(*documented: tuple[int, type | None]) -> dict[str | int, Any]:
     """The documented answers of a route; every other one is a Problem."""
     problem = {"content": {MEDIA_TYPE: {"schema": reference(Problem)}}}
     responses: dict[str | int, Any] = {}
@@ -115,7 +112,7 @@ def answers(*documented: tuple[int, type[BaseModel] | None]) -> dict[str | int, 
     return responses
 
 
-def reference(model: type[BaseModel]) -> dict[str, str]:
+def reference(model: type) -> dict[str, str]:
     """Refers to the schema of a shape in the OpenAPI document."""
     return {"$ref": _REFERENCE.format(model=model.__name__)}
 

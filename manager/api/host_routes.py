@@ -19,9 +19,11 @@ from manager.api.queries import Conditions, NamePath, PageQuery
 from manager.api.schemas.registration import HostOut, MergePatch
 from manager.api.validation import shown
 from manager.errors import InvalidRequest
+from manager.model.fields import adapter_of
+from manager.model.host import Capabilities
 from manager.protocol.convert import host_fields, host_spec
 from manager.protocol.registration import HostIn
-from manager.protocol.report import CapabilitiesBody, TickStatus
+from manager.protocol.report import TickStatus
 from manager.store.hosts import adopt_host, put_host, spec_of
 from manager.store.models import HostRow, Json
 from manager.store.registered import delete, get, page
@@ -123,5 +125,5 @@ def _host_out(row: HostRow) -> HostOut:
         agent_instance=row.agent_instance,
         rival_instance=row.rival_instance,
         tick=None if row.tick is None else TickStatus.model_validate(row.tick),
-        capabilities=None if row.capabilities is None else CapabilitiesBody.model_validate(row.capabilities),
+        capabilities=None if row.capabilities is None else adapter_of(Capabilities).validate_python(row.capabilities),
     )

@@ -7,7 +7,8 @@ from manager.api.schemas.history import StoryOut
 from manager.api.schemas.registration import ApplicationOut, DomainOut, HostOut, SourceOut, VmOut, WindowOut
 from manager.api.schemas.service import JoinTokenOut, PolicyOut, TokenOut
 from manager.model.fields import Name, Schema
-from manager.protocol.report import CapabilitiesBody, EventBody, RecordBody, TickBody
+from manager.model.host import Capabilities
+from manager.protocol.report import EventBody, RecordBody, TickBody
 
 
 class Page(Schema):
@@ -116,7 +117,7 @@ class HostCapabilities(Schema):
     """A host and what it offers; null: its agent never reported."""
 
     host: Name
-    capabilities: CapabilitiesBody | None
+    capabilities: Capabilities | None
 
 
 class CapabilitiesPage(Page):

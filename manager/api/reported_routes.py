@@ -15,7 +15,9 @@ from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import DomainQuery, NamePath, PageQuery
 from manager.api.schemas.registration import DomainOut
 from manager.errors import NotFound
-from manager.protocol.report import CapabilitiesBody, FindingsBody
+from manager.model.fields import adapter_of
+from manager.model.finding import Findings
+from manager.model.host import Capabilities
 from manager.store.hosts import get_findings, list_domains
 from manager.store.models import HostRow
 from manager.store.registered import get, page
@@ -26,7 +28,7 @@ def reported_api(context: ManagerContext) -> APIBlueprint:
     api = blueprint("reported", "What agents found on their hosts.")
     database = context.database
 
-    @api.get("/hosts/<name>/capabilities", responses=answers((200, CapabilitiesBody)))
+    @api.get("/hosts/<name>/capabilities", responses=answers((200, Capabilities)))
     @endpoint(VIEWER_OR_OWN_HOST)
     def get_host_capabilities(path: NamePath) -> Response:
         """What a host offers, as its agent last reported."""
@@ -34,7 +36,7 @@ def reported_api(context: ManagerContext) -> APIBlueprint:
             row = get(session, HostRow, path.name)
         if row.capabilities is None:
             raise NotFound(f"the agent of host {path.name!r} never reported")
-        return answer(CapabilitiesBody.model_validate(row.capabilities))
+        return answer(adapter_of(Capabilities).validate_python(row.capabilities))
 
     def domains(query: DomainQuery, host: str | None) -> DomainPage:
         with database.reading() as session:
@@ -59,7 +61,7 @@ def reported_api(context: ManagerContext) -> APIBlueprint:
         """The domains that run on all hosts, by host and UUID."""
         return answer(domains(query, None))
 
-    @api.get("/hosts/<name>/findings", responses=answers((200, FindingsBody)))
+    @api.get("/hosts/<name>/findings", responses=answers((200, Findings)))
     @endpoint(VIEWER_OR_OWN_HOST)
     def get_host_findings(path: NamePath) -> Response:
         """What works on a host, what is missing or ignored, and what to do about it, as its agent last found out."""
@@ -67,7 +69,7 @@ def reported_api(context: ManagerContext) -> APIBlueprint:
             body = get_findings(session, path.name)
         if body is None:
             raise NotFound(f"the agent of host {path.name!r} never reported findings")
-        return answer(FindingsBody.model_validate_json(body))
+        return answer(adapter_of(Findings).validate_json(body))
 
     @api.get("/capabilities", responses=answers((200, CapabilitiesPage)))
     @endpoint(VIEWER)

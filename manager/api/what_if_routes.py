@@ -20,13 +20,14 @@ from manager.api.queries import NamePath, WhatIfQuery
 from manager.api.schemas.history import WhatIfApplication, WhatIfChange, WhatIfOut, WhatIfVm
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
-from manager.model.fields import timestamp
+from manager.model.fields import adapter_of, timestamp
+from manager.model.host import Capabilities
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord
 from manager.protocol.convert import assignment_of
-from manager.protocol.report import CapabilitiesBody, VmStatus
+from manager.protocol.report import VmStatus
 from manager.replay.policy_replay import LOOK_BACK_S, Replay, ReplayStep, changes, replay, summaries
-from manager.replay.recording import RecordedVm, Recording, capabilities_of
+from manager.replay.recording import RecordedVm, Recording
 from manager.store.decision_records import RecordFilter, list_records
 from manager.store.history import newest_ticks
 from manager.store.models import ApplicationRow, DecisionRow, HostRow
@@ -98,7 +99,7 @@ def recorded(session: Session, context: ManagerContext, name: str, length: timed
         ticks[0].time_s,
         until.timestamp(),
         assignment,
-        capabilities_of(CapabilitiesBody.model_validate(host.capabilities)),
+        adapter_of(Capabilities).validate_python(host.capabilities),
         tuple(_vm(vm["name"], VmStatus.model_validate_json(vm["status"])) for vm in vms if vm["status"] is not None),
         tuple(ticks),
         tuple(sorted(windows, key=lambda window: window.end_s)),

@@ -16,15 +16,16 @@ from pydantic import ValidationError
 
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
 from manager.errors import ManagerUnavailable, RecordingError
-from manager.model.fields import timestamp
+from manager.model.fields import adapter_of, timestamp
+from manager.model.host import Capabilities
 from manager.model.knobs import Knob
 from manager.model.window import Window
 from manager.protocol.assignment import AssignmentOut
 from manager.protocol.client import ManagerClient
 from manager.protocol.convert import assignment_of, window_of
-from manager.protocol.report import CapabilitiesBody, RecordBody, TickBody, WindowBody
+from manager.protocol.report import RecordBody, TickBody, WindowBody
 from manager.replay.policy_replay import LOOK_BACK_S
-from manager.replay.recording import RecordedVm, Recording, capabilities_of, decision_of, tick_of, write_lines
+from manager.replay.recording import RecordedVm, Recording, decision_of, tick_of, write_lines
 from manager.settings import Settings
 from manager.terminal import progress, say, say_json_lines
 
@@ -123,7 +124,7 @@ def fetch(client: ManagerClient, host: str, from_s: float, to_s: float) -> Recor
         from_s,
         to_s,
         assignment,
-        capabilities_of(CapabilitiesBody.model_validate(client.get(f"/hosts/{host}/capabilities"))),
+        adapter_of(Capabilities).validate_python(client.get(f"/hosts/{host}/capabilities")),
         tuple(_vm(one) for one in client.items("/vms") if one["name"] in managed and one["status"]),
         tuple(ticks[::-1]),
         tuple(sorted(windows, key=lambda window: window.end_s)),

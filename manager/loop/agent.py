@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from manager.errors import JournalError, ManagerUnavailable
 from manager.host.port import HostPort
@@ -13,7 +13,7 @@ from manager.logs import TICK_NUMBER, within
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.chronicle import new_event
 from manager.loop.discovery import DiscoveryWatch
-from manager.loop.findings import Findings, FindingsWatch
+from manager.loop.findings import FindingsWatch
 from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink, Orders, Report, dated_here, joined
@@ -24,13 +24,13 @@ from manager.loop.planner import SCHEDULER
 from manager.loop.rejections import Rejections
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult
+from manager.model.finding import Findings
 from manager.model.host import Capabilities, VmInstance
 from manager.model.knobs import Family, knob_name
 from manager.model.records import Severity
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
 from manager.model.warp import EJECTED, UNLOADED, Mechanism
-from manager.protocol.convert import capabilities_body
 from manager.protocol.report import TickStatus, VmStatus
 from manager.steady import AfterBoundaries, Every, SteadyScheduler, next_boundary_s
 from manager.telemetry.telemetry_port import Telemetry
@@ -236,7 +236,7 @@ class Agent:
             vms, changed_only = self._vms(latest, afresh=untold)
             orders = self._link.send(
                 Report(
-                    capabilities_body(about.capabilities, self._loop.limits.in_words()) if untold else None,
+                    replace(about.capabilities, limits=tuple(self._loop.limits.in_words())) if untold else None,
                     self._tick_to_tell(latest),
                     vms,
                     changed_only,

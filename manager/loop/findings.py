@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import dataclass
 from typing import Protocol
 
 from manager.errors import HostError
 from manager.loop.observer import system_clock
-from manager.model.finding import Finding
+from manager.model.finding import Finding, Findings
 
 EVERY_S = 3600.0
 
@@ -26,14 +25,6 @@ class Examiner(Protocol):
     def close(self) -> None:
         """End a look that is under way, which then fails, from another thread."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Findings:
-    """What was found at ``time_s``, in seconds since the epoch."""
-
-    time_s: float
-    findings: tuple[Finding, ...]
 
 
 class FindingsWatch:

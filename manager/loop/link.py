@@ -20,18 +20,17 @@ from manager.control.tenure_rules import Who
 from manager.errors import ManagerUnavailable
 from manager.loop.assigned import read_assignment
 from manager.loop.delivery import Parcel, Rejected, ReportLoad, deliver, parcels_of
-from manager.loop.findings import Findings
 from manager.loop.observer import system_clock
 from manager.loop.outbox import ItemKind, Outbox
-from manager.model.fields import timestamp
-from manager.model.host import VmInstance
+from manager.model.finding import Findings
+from manager.model.host import Capabilities, VmInstance
 from manager.model.registration import Assignment
 from manager.model.source import SourceStatus
 from manager.model.window import Window
 from manager.private import replace_file
 from manager.protocol.assignment import AssignedWindow, RefusedItem, ReportOut
 from manager.protocol.client import Answer, ManagerClient
-from manager.protocol.convert import domain_body, finding_body, window_body, window_of
+from manager.protocol.convert import domain_body, window_body, window_of
 from manager.protocol.headers import (
     AHEAD_HEADER,
     BOOT_HEADER,
@@ -42,7 +41,7 @@ from manager.protocol.headers import (
     PROTOCOL,
     PROTOCOL_HEADER,
 )
-from manager.protocol.report import CapabilitiesBody, FindingsBody, TickStatus, VmStatus
+from manager.protocol.report import TickStatus, VmStatus
 from manager.sqlite_files import Damage, set_aside
 
 _BATCH = 500
@@ -80,7 +79,7 @@ class Report:
     ``windows`` are the slots of response times that may still grow, as they are now.
     """
 
-    capabilities: CapabilitiesBody | None
+    capabilities: Capabilities | None
     tick: TickStatus | None
     vms: list[VmStatus] | None
     vms_changed_only: bool = False
@@ -243,7 +242,6 @@ class ManagerLink:
         """
         windows = _valid(report.windows, window_body)
         domains = None if report.domains is None else _valid(report.domains, domain_body)
-        findings = None if report.findings is None else _findings_body(report.findings)
         given: dict[str, Any] = {
             "vms_changed_only": report.vms_changed_only or None,
             "capabilities": report.capabilities,
@@ -251,7 +249,7 @@ class ManagerLink:
             "vms": report.vms,
             "sources": report.sources,
             "domains": domains,
-            "findings": findings,
+            "findings": report.findings,
         }
         parts = {name: value for name, value in given.items() if value is not None}
         while True:
@@ -341,10 +339,6 @@ def _understood(answer: Answer, read: Callable[[bytes], Found]) -> Found:
 
 def _end_s(slot: Window) -> float:
     return slot.end_s
-
-
-def _findings_body(found: Findings) -> FindingsBody:
-    return FindingsBody(at=timestamp(found.time_s), findings=_valid(found.findings, finding_body))
 
 
 def _valid(items: Iterable[Item], convert: Callable[[Item], Body]) -> list[Body]:

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
+
+from pydantic import AfterValidator, Field
 
 from manager.model.warp import AUTO
 
@@ -395,3 +397,15 @@ def parse_wish(text: str) -> CacheWish:
         raise ValueError(f"{text!r} is neither auto nor a size such as 40%, 6 ways or 5MiB")
     amount, unit = Fraction(match[1]), match[2]
     return CacheSize(amount * _BYTES.get(unit, 1), _SCALE.get(unit, SizeUnit.BYTES))
+
+
+def _asks_for_cache(text: str) -> str:
+    parse_wish(text)
+    return text
+
+
+CachePart = Annotated[
+    str,
+    Field(max_length=40, description="auto, or a part of the cache such as 40%, 6 ways or 5MiB"),
+    AfterValidator(_asks_for_cache),
+]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import (
     AfterValidator,
@@ -19,16 +19,11 @@ from pydantic import (
     GetPydanticSchema,
     PlainSerializer,
     TypeAdapter,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
 )
 from pydantic_core import core_schema
 
-from manager.model.cache import parse_wish
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET
-from manager.model.warp import MOST_WARP_US
 
 Value = TypeVar("Value")
 
@@ -133,34 +128,12 @@ def _names_some(text: str) -> str:
     return text
 
 
-def _asks_for_cache(text: str) -> str:
-    parse_wish(text)
-    return text
-
-
-CachePart = Annotated[
-    str,
-    Field(max_length=40, description="auto, or a part of the cache such as 40%, 6 ways or 5MiB"),
-    AfterValidator(_asks_for_cache),
-]
 SomeCpus = Annotated[CpuList, AfterValidator(_names_some)]
 Share = Annotated[float, Field(ge=0, le=1, description="fraction of the host's CPU time")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Weight = Annotated[int, Field(ge=1, le=262_144)]
 
 
-def _one_error(value: object, check: ValidatorFunctionWrapHandler) -> object:
-    """One error for the field, not one for each member of a union."""
-    try:
-        return check(value)
-    except ValidationError:
-        raise ValueError("should be microseconds or auto") from None
-
-
-WarpUs = Annotated[
-    Annotated[int, Field(ge=0, le=MOST_WARP_US)] | Annotated[Literal["auto"], Field(description="auto")],
-    WrapValidator(_one_error),
-]
 Percentile = Annotated[float, Field(gt=0, lt=100)]
 Buckets = Annotated[
     dict[Annotated[int, Field(ge=FIRST_BUCKET, le=LAST_BUCKET)], Count],
@@ -183,9 +156,9 @@ def adapter_of(kind: type[Value]) -> TypeAdapter[Value]:
 _adapter_of = cache(TypeAdapter)
 
 
-def json_of(value: object) -> bytes:
-    """A value as JSON, as it is exchanged."""
-    return adapter_of(type(value)).dump_json(value, by_alias=True)
+def json_of(value: object, without: Collection[str] = ()) -> bytes:
+    """A value as JSON, as it is exchanged; fields of ``without`` are left out."""
+    return adapter_of(type(value)).dump_json(value, by_alias=True, exclude=set(without) or None)
 
 
 def bounds_of(kind: type) -> dict[str, tuple[float, float]]:

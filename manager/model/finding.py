@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from manager.model.fields import CLOSED, EpochS, Name, Text
 
 
 class FindingStatus(StrEnum):
@@ -33,15 +38,25 @@ class Finding:
     was seen, ``advice`` what to do about it, empty where there is nothing to do.
     """
 
-    id: str
-    area: str
-    title: str
+    id: Name
+    area: Text
+    title: Text
     status: FindingStatus
-    essential: bool
-    detail: str
-    advice: str = ""
+    essential: Annotated[bool, Field(description="without it Equipoise cannot control the host")]
+    detail: Text
+    advice: Annotated[Text, Field(description="empty: there is nothing to do")] = ""
+    __pydantic_config__: ClassVar = CLOSED
 
     @property
     def broken(self) -> bool:
         """Whether the host cannot be controlled because of this; an essential thing nobody knows of counts as such."""
         return self.essential and self.status in _BROKEN
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What works on a host, what is missing or ignored, and what to do about it."""
+
+    time_s: Annotated[EpochS, Field(alias="at", description="when it was looked at, by the host's clock")]
+    findings: Annotated[tuple[Finding, ...], Field(max_length=200)]
+    __pydantic_config__: ClassVar = CLOSED

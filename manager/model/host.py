@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
+
+from pydantic import Field
 
 from manager.model.cpus import CpuSet
+from manager.model.fields import CLOSED, Count, Cpus, Text
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.topology import Topology
 from manager.model.warp import Offer
@@ -21,12 +24,13 @@ class WeightScale:
     ``maximum`` the W_max of the feedback law, ``batch`` what batch VMs get beside critical ones.
     """
 
-    minimum: int
-    maximum: int
-    default: int
-    critical: int
-    critical_min: int
-    batch: int
+    minimum: Count
+    maximum: Count
+    default: Count
+    critical: Count
+    critical_min: Count
+    batch: Count
+    __pydantic_config__: ClassVar = CLOSED
 
     def clamp(self, weight: int) -> int:
         """The nearest weight the kernel accepts."""
@@ -39,27 +43,26 @@ CPU_WEIGHT_V2 = WeightScale(1, 10_000, default=100, critical=10_000, critical_mi
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What this host offers, found by probing. ``weights`` None: no usable cpu controller, weights cannot be set.
+    """What the host's kernel and libvirt offer, as probed by its agent."""
 
-    ``managed_cpus`` may be given to VMs. ``idle_class``: the kernel has cpu.idle. ``warps``: the mechanisms for warps
-    that were looked for, the best first. ``scheduler`` names the sched_ext scheduler that is loaded, empty: none.
-    ``limits_real_time``: the kernel bounds the CPU time of the real-time threads of each group.
-    """
-
-    kernel: str
-    libvirt: str
-    cgroup_version: int
-    weights: WeightScale | None
-    online_cpus: CpuSet
-    managed_cpus: CpuSet
-    schedstat: bool
-    warnings: tuple[str, ...] = ()
-    idle_class: bool = False
+    kernel: Text
+    libvirt: Text
+    cgroup_version: Annotated[
+        int, Field(ge=0, le=2, description="version that carries the cpu controller; 0: none usable")
+    ]
+    weights: Annotated[WeightScale | None, Field(description="null: weights cannot be set")]
+    online_cpus: Cpus
+    managed_cpus: Annotated[Cpus, Field(description="which may be given to VMs")]
+    schedstat: Annotated[bool, Field(description="run-queue delay of vCPU threads can be read")]
+    warnings: tuple[Text, ...] = ()
+    idle_class: Annotated[bool, Field(description="the kernel has cpu.idle")] = False
     topology: Topology = field(default_factory=Topology)
-    warps: tuple[Offer, ...] = ()
-    scheduler: str = ""
+    warps: Annotated[tuple[Offer, ...], Field(description="mechanisms for warps, the best first")] = ()
+    scheduler: Annotated[Text, Field(description="sched_ext scheduler that decides; empty: none")] = ""
     scheduler_is_ours: bool = False
-    limits_real_time: bool = False
+    limits_real_time: Annotated[bool, Field(description="the kernel limits real-time threads by cgroup")] = False
+    limits: Annotated[tuple[Text, ...], Field(description="what the agent's settings forbid")] = ()
+    __pydantic_config__: ClassVar = CLOSED
 
 
 class VmInstance(NamedTuple):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from manager.model.cpus import CpuSet
+from manager.model.fields import CLOSED, Count, Cpus, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +22,14 @@ class Pcpu:
     onto it (isolcpus=), so it runs only what is pinned there.
     """
 
-    number: int
-    core: int
+    number: Count
+    core: Count
     socket: int
     node: int
-    l3: int
-    capacity: float = 1.0
+    l3: Count
+    capacity: Annotated[float, Field(description="speed as a fraction of the host's fastest pCPU")] = 1.0
     isolated: bool = False
+    __pydantic_config__: ClassVar = CLOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +40,12 @@ class NicQueue:
     ``managed``: the kernel placed it itself and refuses another affinity.
     """
 
-    interface: str
-    irq: int
-    cpus: CpuSet
-    serving: CpuSet
-    managed: bool = False
+    interface: Text
+    irq: Count
+    cpus: Cpus
+    serving: Cpus
+    managed: Annotated[bool, Field(description="the kernel placed it itself and refuses another affinity")] = False
+    __pydantic_config__: ClassVar = CLOSED
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +54,7 @@ class Topology:
 
     cpus: tuple[Pcpu, ...] = ()
     queues: tuple[NicQueue, ...] = ()
+    __pydantic_config__: ClassVar = CLOSED
 
     @classmethod
     def flat(cls, cpus: Iterable[int]) -> Topology:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from manager.model.fields import CLOSED, Text
 
 AUTO: Literal["auto"] = "auto"
 WarpWish = int | Literal["auto"]
@@ -13,6 +17,21 @@ WarpWish = int | Literal["auto"]
 
 MOST_WARP_US = 100_000
 """No larger warp can be given: it would act like this one."""
+
+
+def _one_error(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    """One error for the field, not one for each member of a union."""
+    try:
+        return check(value)
+    except ValidationError:
+        raise ValueError("should be microseconds or auto") from None
+
+
+WarpUs = Annotated[
+    Annotated[int, Field(ge=0, le=MOST_WARP_US)] | Annotated[Literal["auto"], Field(description="auto")],
+    WrapValidator(_one_error),
+]
+
 DEFAULT_WARP_MAX_US = 50_000
 
 UNLOADED, LOADED, EJECTED, OUTDATED = 0, 1, 2, 3
@@ -80,8 +99,9 @@ class Offer:
     """Whether a host has a mechanism, and what was seen of it."""
 
     rung: Mechanism
-    there: bool
-    detail: str
+    there: Annotated[bool, Field(description="whether this host has it")]
+    detail: Annotated[Text, Field(description="what was seen")]
+    __pydantic_config__: ClassVar = CLOSED
 
 
 _STANDING: Mapping[WarpUse, Mechanism] = {

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Mapping
 from typing import Any
 
 from manager.model.cpus import format_cpus, parse_cpus
 from manager.model.fields import as_text, timestamp
-from manager.model.finding import Finding
 from manager.model.histogram import Histogram
-from manager.model.host import Capabilities, VmInstance
+from manager.model.host import VmInstance
 from manager.model.registration import Application, Assignment, HostSpec, VmSpec
-from manager.model.topology import NicQueue, Pcpu, Topology
 from manager.model.window import Ready, Window
 from manager.protocol.assignment import AssignedApplication, AssignedWindow, AssignmentOut
 from manager.protocol.registration import ApplicationIn, HostIn, VmIn
 from manager.protocol.report import (
-    CapabilitiesBody,
     DomainBody,
     EventBody,
-    FindingBody,
     ReadyBody,
     RecordBody,
     TickBody,
-    TopologyBody,
     WindowBody,
 )
 
@@ -149,58 +143,9 @@ def ready_body(ready: Ready | None) -> ReadyBody | None:
     return ReadyBody(percentile=ready.percentile, time_ms=ready.time_ms) if ready else None
 
 
-def capabilities_body(capabilities: Capabilities, limits: Sequence[str] = ()) -> CapabilitiesBody:
-    """What a host offers; without weights their range is 0. ``limits``: what its agent will not do, in words."""
-    scale = capabilities.weights
-    return CapabilitiesBody.model_validate(
-        {
-            "kernel": capabilities.kernel,
-            "limits": list(limits),
-            "libvirt": capabilities.libvirt,
-            "cgroup_version": capabilities.cgroup_version,
-            "weight_min": scale.minimum if scale else 0,
-            "weight_max": scale.maximum if scale else 0,
-            "weight_default": scale.default if scale else 0,
-            "online_cpus": format_cpus(capabilities.online_cpus),
-            "managed_cpus": format_cpus(capabilities.managed_cpus),
-            "schedstat": capabilities.schedstat,
-            "warnings": list(capabilities.warnings),
-            "idle_class": capabilities.idle_class,
-            "limits_real_time": capabilities.limits_real_time,
-            "topology": topology_body(capabilities.topology),
-            "warps": [asdict(offer) | {"detail": as_text(offer.detail)} for offer in capabilities.warps],
-            "scheduler": as_text(capabilities.scheduler),
-        }
-    )
-
-
 def domain_body(instance: VmInstance) -> DomainBody:
     """A running domain. Raises pydantic.ValidationError."""
     return DomainBody(libvirt_name=instance.libvirt_name, libvirt_uuid=instance.uuid)
-
-
-def finding_body(finding: Finding) -> FindingBody:
-    """What was found out about one thing of a host. Raises pydantic.ValidationError."""
-    texts = {name: as_text(getattr(finding, name)) for name in ("area", "title", "detail", "advice")}
-    return FindingBody(id=finding.id, status=finding.status, essential=finding.essential, **texts)
-
-
-def topology_body(topology: Topology) -> TopologyBody:
-    """The host's pCPUs as hardware."""
-    queues = [
-        asdict(queue) | {"cpus": format_cpus(queue.cpus), "serving": format_cpus(queue.serving)}
-        for queue in topology.queues
-    ]
-    return TopologyBody.model_validate({"cpus": [asdict(cpu) for cpu in topology.cpus], "queues": queues})
-
-
-def topology_of(body: TopologyBody) -> Topology:
-    """The inverse of ``topology_body``. Raises ValueError for CPU lists that are none."""
-    queues = tuple(
-        NicQueue(one.interface, one.irq, parse_cpus(one.cpus), parse_cpus(one.serving), one.managed)
-        for one in body.queues
-    )
-    return Topology(tuple(Pcpu(**one.model_dump()) for one in body.cpus), queues)
 
 
 def record_body(row: Mapping[str, Any]) -> RecordBody:

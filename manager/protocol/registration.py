@@ -6,14 +6,13 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, ValidationInfo, field_validator
 
+from manager.model.cache import CachePart
 from manager.model.fields import (
-    CachePart,
     DomainName,
     Name,
     Schema,
     SomeCpus,
     Uuid,
-    WarpUs,
     Weight,
 )
 from manager.model.law import Law
@@ -21,7 +20,7 @@ from manager.model.registration import DEFAULT_BANDWIDTH_WARNING, CacheControl, 
 from manager.model.rules import PlacementRules
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.source import Source
-from manager.model.warp import DEFAULT_WARP_MAX_US, MOST_WARP_US, WarpUse
+from manager.model.warp import DEFAULT_WARP_MAX_US, MOST_WARP_US, WarpUs, WarpUse
 
 
 class VmIn(Schema):

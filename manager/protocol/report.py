@@ -19,7 +19,8 @@ from manager.model.fields import (
     Uuid,
     Weight,
 )
-from manager.model.finding import FindingStatus
+from manager.model.finding import Findings
+from manager.model.host import Capabilities
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
@@ -82,62 +83,6 @@ class DomainBody(Schema):
 
     libvirt_name: DomainName
     libvirt_uuid: Uuid
-
-
-class FindingBody(Schema):
-    """One finding of `equipoise doctor`, see docs/reference/doctor.md."""
-
-    id: Name
-    area: Text
-    title: Text
-    status: FindingStatus
-    essential: bool = Field(description="without it Equipoise cannot control the host")
-    detail: Text
-    advice: Text = Field(default="", description="empty: there is nothing to do")
-
-
-class FindingsBody(Schema):
-    """What works on a host, what is missing or ignored, and what to do about it."""
-
-    at: Moment = Field(description="when it was looked at, by the host's clock")
-    findings: list[FindingBody] = Field(max_length=200)
-
-
-class PcpuBody(Schema):
-    """An online pCPU; core and last-level cache are named by their lowest pCPU."""
-
-    number: Count
-    core: Count
-    socket: int
-    node: int
-    l3: Count
-    capacity: float = Field(default=1.0, description="speed as a fraction of the host's fastest pCPU")
-    isolated: bool = False
-
-
-class NicQueueBody(Schema):
-    """An interrupt of a network interface, and the pCPUs that it may go to and goes to now."""
-
-    interface: Text
-    irq: Count
-    cpus: Text
-    serving: Text
-    managed: bool = Field(default=False, description="the kernel placed it itself and refuses another affinity")
-
-
-class TopologyBody(Schema):
-    """The host's pCPUs as hardware."""
-
-    cpus: list[PcpuBody] = Field(default_factory=list)
-    queues: list[NicQueueBody] = Field(default_factory=list)
-
-
-class OfferBody(Schema):
-    """A mechanism for warps."""
-
-    rung: Mechanism
-    there: bool = Field(description="whether this host has it")
-    detail: Text = Field(description="what was seen")
 
 
 class WarpStatus(Schema):
@@ -210,28 +155,6 @@ class CacheStatus(Schema):
     notes: list[Text] = Field(default_factory=list, description="what is not as it was asked for")
     vms: list[CacheVm] = Field(default_factory=list, description="empty: none is measured")
     memories: list[CacheMemory] = Field(default_factory=list, description="empty: not measured")
-
-
-class CapabilitiesBody(Schema):
-    """What the host's kernel and libvirt offer, as probed by its agent."""
-
-    kernel: Text
-    libvirt: Text
-    cgroup_version: int = Field(ge=0, le=2, description="version that carries the cpu controller; 0: none usable")
-    weight_min: Count
-    weight_max: Count
-    weight_default: Count
-    online_cpus: Text
-    managed_cpus: Text
-    schedstat: bool = Field(description="run-queue delay of vCPU threads can be read")
-    warnings: list[Text] = Field(default_factory=list)
-    idle_class: bool = Field(default=False, description="the kernel has cpu.idle")
-    limits_real_time: bool = Field(default=False, description="the kernel limits real-time threads by cgroup")
-    topology: TopologyBody = Field(default_factory=TopologyBody)
-    warps: list[OfferBody] = Field(default_factory=list, description="mechanisms for warps, the best first")
-    scheduler: Text = Field(default="", description="sched_ext scheduler that decides; empty: none")
-    # Managers of the first version refuse what they do not know.
-    limits: list[Text] = Field([], exclude_if=lambda some: not some, description="what the agent's settings forbid")
 
 
 class BatchStatus(Schema):
@@ -378,7 +301,7 @@ class ReportIn(Schema):
     """What an agent tells the manager; repeating it stores nothing twice."""
 
     agent_version: Text
-    capabilities: CapabilitiesBody | None = Field(default=None, description="null: unchanged since last time")
+    capabilities: Capabilities | None = Field(default=None, description="null: unchanged since last time")
     tick: TickStatus | None = None
     vms: list[VmStatus] | None = Field(
         default=None,
@@ -393,7 +316,7 @@ class ReportIn(Schema):
     domains: list[DomainBody] | None = Field(
         default=None, max_length=5000, description="all that run; null: unchanged since last time"
     )
-    findings: FindingsBody | None = Field(default=None, description="null: not looked again since last time")
+    findings: Findings | None = Field(default=None, description="null: not looked again since last time")
     windows: list[WindowBody] = Field(default_factory=list, max_length=1000)
     ticks: list[TickBody] = Field(default_factory=list, max_length=500)
     decisions: list[RecordBody] = Field(default_factory=list, max_length=1000)

@@ -15,9 +15,8 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from manager.errors import RecordingError
-from manager.model.cpus import parse_cpus
-from manager.model.fields import Moment, Name, Schema, Weight, timestamp
-from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, Capabilities
+from manager.model.fields import Moment, Name, Schema, Weight, json_of, timestamp
+from manager.model.host import Capabilities
 from manager.model.records import DecisionRecord, TickRecord, VcpuTick, VmTick
 from manager.model.registration import Assignment
 from manager.model.window import Window
@@ -25,16 +24,14 @@ from manager.protocol.assignment import AssignedApplication, AssignedHost, Assig
 from manager.protocol.convert import (
     application_body,
     assignment_of,
-    capabilities_body,
     host_fields,
     record_body,
     tick_body,
-    topology_of,
     vm_fields,
     window_body,
     window_of,
 )
-from manager.protocol.report import CapabilitiesBody, RecordBody, TickBody, WindowBody
+from manager.protocol.report import RecordBody, TickBody, WindowBody
 
 FORMAT, VERSION = "equipoise-recording", 1
 
@@ -82,7 +79,8 @@ class _Assignment(AssignmentOut):
     kind: Literal["assignment"] = "assignment"
 
 
-class _Capabilities(CapabilitiesBody):
+@dataclass(frozen=True, slots=True)
+class _Capabilities(Capabilities):
     kind: Literal["capabilities"] = "capabilities"
 
 
@@ -116,7 +114,8 @@ _Line = Annotated[
     _Header | _Assignment | _Capabilities | VmLine | _Tick | _Window | _Decision | _End, Field(discriminator="kind")
 ]
 _LINE: TypeAdapter[_Line] = TypeAdapter(_Line)
-Kind = TypeVar("Kind", bound=BaseModel)
+Offered = TypeVar("Offered", bound=Capabilities)
+Kind = TypeVar("Kind", bound="BaseModel | _Capabilities")
 
 
 def write_lines(recording: Recording) -> Iterator[str]:
@@ -124,7 +123,7 @@ def write_lines(recording: Recording) -> Iterator[str]:
     lines = 0
     for line in _bodies(recording):
         lines += 1
-        yield line.model_dump_json(by_alias=True) + "\n"
+        yield json_of(line).decode() + "\n"
     yield _End(lines=lines).model_dump_json() + "\n"
 
 
@@ -133,7 +132,7 @@ def read_lines(lines: Iterable[str]) -> Recording:
 
     Raises RecordingError naming line, field and value.
     """
-    found: list[tuple[int, BaseModel]] = []
+    found: list[tuple[int, _Line]] = []
     for number, text in enumerate(lines, 1):
         if not text.strip():
             continue
@@ -152,12 +151,12 @@ def read_lines(lines: Iterable[str]) -> Recording:
     return _recording([line for _, line in found])
 
 
-def _bodies(recording: Recording) -> Iterator[BaseModel]:
+def _bodies(recording: Recording) -> Iterator[BaseModel | _Capabilities]:
     assignment = recording.assignment
     times = {"from": timestamp(recording.from_s), "to": timestamp(recording.to_s)}
     yield _Header.model_validate({"host": assignment.host.name, "slot_s": assignment.slot_s, **times})
     yield _assignment_line(assignment)
-    yield _Capabilities(**capabilities_body(recording.capabilities).model_dump())
+    yield _as(_Capabilities, recording.capabilities)
     for vm in recording.vms:
         yield VmLine(**asdict(vm))
     for tick in recording.ticks:
@@ -180,7 +179,7 @@ def _assignment_line(assignment: Assignment) -> _Assignment:
     )
 
 
-def _read(number: int, text: str, first: bool) -> BaseModel:
+def _read(number: int, text: str, first: bool) -> _Line:
     try:
         line = _LINE.validate_json(text)
     except ValidationError as error:
@@ -203,7 +202,7 @@ def _no_recording(first: bool) -> str:
     return f"not a recording of version {VERSION}: " if first else ""
 
 
-def _recording(lines: list[BaseModel]) -> Recording:
+def _recording(lines: list[_Line]) -> Recording:
     [header] = _of(lines, _Header)
     assignment, _ = assignment_of(_only(lines, _Assignment, "assignment"))
     if assignment.host.name != header.host:
@@ -219,7 +218,7 @@ def _recording(lines: list[BaseModel]) -> Recording:
         from_s=header.from_.timestamp(),
         to_s=header.to.timestamp(),
         assignment=assignment,
-        capabilities=capabilities_of(_only(lines, _Capabilities, "capabilities")),
+        capabilities=_as(Capabilities, _only(lines, _Capabilities, "capabilities")),
         vms=tuple(RecordedVm(line.vm, line.vcpus, line.original_weight) for line in _of(lines, VmLine)),
         ticks=tuple(sorted(ticks, key=lambda tick: tick.time_s)),
         windows=tuple(sorted(windows, key=lambda window: window.end_s)),
@@ -227,11 +226,11 @@ def _recording(lines: list[BaseModel]) -> Recording:
     )
 
 
-def _of(lines: Iterable[BaseModel], kind: type[Kind]) -> list[Kind]:
+def _of(lines: Iterable[_Line], kind: type[Kind]) -> list[Kind]:
     return [line for line in lines if isinstance(line, kind)]
 
 
-def _only(lines: Iterable[BaseModel], kind: type[Kind], name: str) -> Kind:
+def _only(lines: Iterable[_Line], kind: type[Kind], name: str) -> Kind:
     found = _of(lines, kind)
     if len(found) != 1:
         raise RecordingError(f"{len(found)} lines of kind {name} are in it: use one")
@@ -269,23 +268,5 @@ def decision_of(body: RecordBody) -> DecisionRecord:
     )
 
 
-def capabilities_of(body: CapabilitiesBody) -> Capabilities:
-    """What a host offers. Raises RecordingError for CPU lists that are none."""
-    scale = CPU_SHARES_V1 if body.cgroup_version == 1 else CPU_WEIGHT_V2
-    try:
-        online, managed = parse_cpus(body.online_cpus), parse_cpus(body.managed_cpus)
-        topology = topology_of(body.topology)
-    except ValueError as error:
-        raise RecordingError(f"capabilities: {error}") from error
-    return Capabilities(
-        body.kernel,
-        body.libvirt,
-        body.cgroup_version,
-        scale if body.weight_max else None,
-        online,
-        managed,
-        body.schedstat,
-        tuple(body.warnings),
-        body.idle_class,
-        topology,
-    )
+def _as(kind: type[Offered], capabilities: Capabilities) -> Offered:
+    return kind(**{name: getattr(capabilities, name) for name in Capabilities.__slots__})

@@ -32,9 +32,7 @@ CAPABILITIES = {
     "kernel": "6.1.0",
     "libvirt": "9.0.0",
     "cgroup_version": 2,
-    "weight_min": 1,
-    "weight_max": 10000,
-    "weight_default": 100,
+    "weights": {"minimum": 1, "maximum": 10000, "default": 100, "critical": 10000, "critical_min": 100, "batch": 1},
     "online_cpus": "0-3",
     "managed_cpus": "1-3",
     "schedstat": True,
@@ -50,6 +48,8 @@ CAPABILITIES = {
     },
     "warps": [{"rung": "slice", "there": True, "detail": "set and read back"}],
     "scheduler": "",
+    "scheduler_is_ours": False,
+    "limits": [],
 }
 
 

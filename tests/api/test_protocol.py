@@ -24,14 +24,13 @@ from manager.loop.outbox import Outbox
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, OutcomeKind
 from manager.protocol.client import Answer, ManagerClient
-from manager.protocol.convert import capabilities_body
 from manager.store.models import DecisionRow, EventRow, TickRow, WindowRow
 from tests.api.conftest import HOST, START, Api, moment, report, window
 from tests.fakes.host import FakeHost
 
 RECORDED = Path(__file__).parent / "protocol_0"
 PATHS = {"report": "report-answer", "assignment": "assignment", "slots": "slots"}
-REPORT = Report(capabilities_body(FakeHost().capabilities), None, None)
+REPORT = Report(FakeHost().capabilities, None, None)
 DECISION = DecisionRecord(
     "d", 1.0, HOST, "web-1", Knob.WEIGHT, 0, "1", "2", "why", "fair", "enforce", OutcomeKind.APPLIED
 )
@@ -181,13 +180,6 @@ def test_an_agent_understands_older_and_later_managers(tmp_path: Path, stack: Ex
     assert agent.link.clock_ahead_s is None
     again = ManagerLink(ManagerClient("http://m", "x", manager), HOST, "1", agent.cache, agent.outbox)
     assert again.cached_orders().assignment == orders.assignment, "also from the cache that a later version wrote"
-
-
-def test_what_is_reported_has_no_fields_that_an_older_manager_refuses(tmp_path: Path, stack: ExitStack) -> None:
-    manager = Recorded(later=False)
-    Agent(tmp_path, stack, manager).link.send(REPORT)
-    [(_, _, sent)] = manager.sent
-    assert fields(sent) <= fields(recorded("report"))
 
 
 def test_a_manager_that_is_too_old_is_refused_and_nothing_is_lost(

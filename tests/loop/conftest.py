@@ -17,7 +17,6 @@ from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Assignment, HostSpec, Mode, VmClass, VmSpec
 from manager.protocol.client import ManagerClient
-from manager.protocol.convert import capabilities_body
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.fakes.host import FakeHost, domain_uuid
@@ -101,7 +100,7 @@ def link(manager: Manager, cache: Path, outbox: Outbox) -> Iterator[ManagerLink]
 
 @pytest.fixture
 def report() -> Report:
-    return Report(capabilities_body(FakeHost().capabilities), None, None)
+    return Report(FakeHost().capabilities, None, None)
 
 
 __all__ = ["Mode", "Rig", "rig"]

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from manager.errors import ManagerUnavailable
-from manager.loop.findings import Findings
 from manager.loop.link import ManagerLink, Orders
 from manager.loop.outbox import Outbox
+from manager.model.finding import Findings
 from manager.model.histogram import Histogram
 from manager.model.host import VmInstance
 from manager.model.registration import VmClass
@@ -172,7 +172,7 @@ def test_domains_and_findings_are_told_and_what_cannot_be_is_left_out(manager, l
     first, second = manager.reports
     assert [one.libvirt_name for one in first.domains] == ["a"]
     assert "b\\nb" in caplog.text
-    assert first.findings.at.timestamp() == 1_000.0
+    assert first.findings.time_s == 1_000.0
     [finding] = first.findings.findings
     assert (finding.id, finding.status, finding.detail) == (FOUND.id, FOUND.status, "x " * 1000)
     assert (second.domains, second.findings) == (None, None)

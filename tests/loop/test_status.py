@@ -21,7 +21,6 @@ from manager.model.records import VcpuTick
 from manager.model.registration import Mode
 from manager.model.rules import IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Topology
-from manager.protocol.convert import capabilities_body
 from manager.protocol.report import ReportIn, VmStatus
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.loop.conftest import Rig
@@ -158,7 +157,7 @@ def test_what_is_observed_is_told_at_every_tick(rig: Rig) -> None:
 
 @pytest.mark.parametrize("file", sorted(GOLDEN.glob("*.json")), ids=lambda file: file.stem)
 def test_what_is_reported_is_what_the_interface_takes(file: Path) -> None:
-    about = {"agent_version": "0.1.0", "capabilities": capabilities_body(FakeHost().capabilities)}
+    about = {"agent_version": "0.1.0", "capabilities": FakeHost().capabilities}
     report = json.loads(file.read_text())
     taken = ReportIn.model_validate(about | report).model_dump(mode="json")
     assert {name: taken[name] for name in report} == report

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pydantic import AwareDatetime, Field, JsonValue, RootModel
 
 from manager.model.fields import Buckets, Name, Schema, Text
+from manager.model.host import Capabilities
 from manager.model.source import SourceKind, SourceStatus
 from manager.model.window import SlaState
 from manager.protocol.registration import ApplicationIn, HostIn, VmIn
-from manager.protocol.report import CapabilitiesBody, DomainBody, ReadyBody, TickStatus, VmStatus
+from manager.protocol.report import DomainBody, ReadyBody, TickStatus, VmStatus
 
 
 class VmOut(VmIn):
@@ -81,7 +82,7 @@ class HostOut(HostIn):
     agent_instance: Text | None = Field(default=None, description="id of the agent that serves it; null: unknown")
     rival_instance: Text | None = Field(default=None, description="of another one, which was refused; null: none was")
     tick: TickStatus | None = None
-    capabilities: CapabilitiesBody | None = None
+    capabilities: Capabilities | None = None
 
 
 class SourceOut(Schema):
