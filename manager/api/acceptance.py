@@ -47,7 +47,7 @@ def read_report(host: str, content: bytes, latest: Callable[[datetime], datetime
         name, index = spoilt.place
         found = field_error(ReportIn, spoilt.error)
         refused.append(_refused(found, _id_of(spoilt.value) if index is not None else name))
-    future = sum(one.end > latest(one.end) for one in read.model.windows)
+    future = sum(window.end > latest(window.end) for window in read.model.windows)
     kept: dict[str, list[Any]] = {}
     for name, items, judge in _judges(host, read.model, latest):
         bad = {index: text for index, one in enumerate(items) if (text := judge(one))}

@@ -216,7 +216,7 @@ def _take(
         row.tick = body.tick.model_dump(mode="json")
     missing, foreign = _take_statuses(session, context, row, body, now)
     if body.domains is not None:
-        replace_domains(session, row, {one.libvirt_uuid: one.libvirt_name for one in body.domains})
+        replace_domains(session, row, {domain.libvirt_uuid: domain.libvirt_name for domain in body.domains})
     if body.findings is not None:
         put_findings(session, row, json_of(body.findings).decode())
     here: dict[str, int] = {}
@@ -224,9 +224,9 @@ def _take(
         here = keep_applications(session, assignments.applications(session, name))
     if body.sources is not None:
         statuses = {
-            (here[one.application], one.source): json_of(one).decode()
-            for one in body.sources
-            if one.application in here
+            (here[source.application], source.source): json_of(source).decode()
+            for source in body.sources
+            if source.application in here
         }
         replace_source_statuses(session, row, statuses, now)
 
@@ -235,7 +235,9 @@ def _take(
 
     ends = served_until(session, name, here.values()) if body.windows else {}
     windows = [
-        window_of(one.application, one) for one in body.windows if _serves(ends, here.get(one.application), one.end)
+        window_of(window.application, window)
+        for window in body.windows
+        if _serves(ends, here.get(window.application), window.end)
     ]
     stored = ReportOut(
         stored_decisions=store_new(session, DecisionRow, _rows(body.decisions, _decision_row, date)),
@@ -293,8 +295,8 @@ def _tick_bodies(ticks: Sequence[TickBody], date: Dating) -> tuple[dict[datetime
     """As JSON text by the dates that count, and by those the dates that were claimed, where they are others."""
     dates = date(ticks)
     bodies = {
-        dates[one.at]: (one if dates[one.at] == one.at else one.model_copy(update={"at": dates[one.at]}))
-        for one in ticks
+        dates[tick.at]: (tick if dates[tick.at] == tick.at else tick.model_copy(update={"at": dates[tick.at]}))
+        for tick in ticks
     }
     claimed = {date: moment for moment, date in dates.items() if date != moment}
     return {at: one.model_dump_json() for at, one in bodies.items()}, claimed

@@ -80,7 +80,10 @@ class Assignments:
         """All that an agent is told, and the number of the registrations it is made of. Raises NotFound."""
         told = self._now(session, host)
         windows = self._windows(session, host, told)
-        applications = [one.model_copy(update={"windows": windows.get(one.name, [])}) for one in told.body.applications]
+        applications = [
+            application.model_copy(update={"windows": windows.get(application.name, [])})
+            for application in told.body.applications
+        ]
         return told.body.model_copy(update={"applications": applications}), told.registered.number
 
     def slots(self, session: Session, host: str) -> tuple[SlotsOut, int]:
@@ -131,13 +134,18 @@ class Assignments:
     def _assigned(self, registered: _Registered, hosts: Hosts, named: Hosts, ranks: Mapping[str, int]) -> AssignmentOut:
         here = registered.host.name
         applications = [
-            replace(one, sources=sources_on(here, one.sources, hosts[one.name], named.get(one.name, ()), ranks))
-            for one in registered.applications.values()
+            replace(
+                application,
+                sources=sources_on(
+                    here, application.sources, hosts[application.name], named.get(application.name, ()), ranks
+                ),
+            )
+            for application in registered.applications.values()
         ]
         body = AssignmentOut(
             host=registered.host,
             vms=registered.vms,
-            applications=[assigned_application(one) for one in applications],
+            applications=[assigned_application(application) for application in applications],
             slot_s=self._context.slot_s,
         )
         body.digest = hashlib.sha256(body.model_dump_json().encode()).hexdigest()

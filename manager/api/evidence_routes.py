@@ -73,7 +73,7 @@ def evidence_api(context: ManagerContext) -> APIBlueprint:
                 vm=verdict.vm,
                 host=verdict.host,
                 evidence=list(verdict.evidence),
-                measures=[MeasureOut.model_validate(asdict(one)) for one in verdict.measures],
+                measures=[MeasureOut.model_validate(asdict(measure)) for measure in verdict.measures],
             )
         )
 

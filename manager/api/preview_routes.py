@@ -292,9 +292,9 @@ def _modes(wanted: Assignment) -> Mapping[str, Mode]:
 def _restored(status: VmStatus, reason: str) -> list[KnobChange]:
     """The settings that are ours and not as they were."""
     return [
-        KnobChange(knob=one.knob, index=one.index, now=one.value, then=one.original, reason=reason)
-        for one in status.knobs
-        if one.owned and one.original is not None and one.original != one.value
+        KnobChange(knob=knob.knob, index=knob.index, now=knob.value, then=knob.original, reason=reason)
+        for knob in status.knobs
+        if knob.owned and knob.original is not None and knob.original != knob.value
     ]
 
 
@@ -316,4 +316,4 @@ def _leaving(cache: CacheStatus | None, vm: str, reason: str) -> list[KnobChange
 
 
 def _weight(status: VmStatus) -> KnobStatus | None:
-    return next((one for one in status.knobs if one.knob == Knob.WEIGHT), None)
+    return next((knob for knob in status.knobs if knob.knob == Knob.WEIGHT), None)

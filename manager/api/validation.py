@@ -113,7 +113,7 @@ def shown(value: object) -> str:
 def _refusal(model: type, error: ValidationError) -> InvalidFields:
     schema = _schema_of(model)
     details = error.errors(include_url=False)
-    return InvalidFields([_field_error(schema, one) for one in details[:_MAX_ERRORS]])
+    return InvalidFields([_field_error(schema, detail) for detail in details[:_MAX_ERRORS]])
 
 
 @cache

@@ -137,7 +137,7 @@ def _thinned(found: Replay, recording: Recording) -> WhatIfOut:
     points = found.steps[::-1][::stride][::-1]
     made = changes(found)
     problems = [step.problem for step in found.steps if step.problem]
-    applications = {one.name: one for one in recording.assignment.applications}
+    applications = {application.name: application for application in recording.assignment.applications}
     return WhatIfOut(
         estimated=True,
         host=recording.assignment.host.name,
@@ -151,8 +151,8 @@ def _thinned(found: Replay, recording: Recording) -> WhatIfOut:
         at=[timestamp(step.time_s) for step in points],
         sla={name: [step.sla[name] for step in points] for name in applications},
         applications=[
-            WhatIfApplication(**asdict(one), vms=_vm_points(points, sorted(applications[one.application].vms)))
-            for one in summaries(found, recording)
+            WhatIfApplication(**asdict(summary), vms=_vm_points(points, sorted(applications[summary.application].vms)))
+            for summary in summaries(found, recording)
         ],
         changes=[
             WhatIfChange(
@@ -166,7 +166,9 @@ def _thinned(found: Replay, recording: Recording) -> WhatIfOut:
             for one in made[::-1][:MAX_CHANGES]
         ],
         changes_total=len(made),
-        problems=[f"{problems.count(one)} of {len(found.steps)} ticks: {one}" for one in dict.fromkeys(problems)],
+        problems=[
+            f"{problems.count(problem)} of {len(found.steps)} ticks: {problem}" for problem in dict.fromkeys(problems)
+        ],
         left_out=list(found.left_out),
         notes=list(found.notes),
     )

@@ -99,7 +99,7 @@ def doctor(settings: Settings, quick: bool, gentle: bool, as_json: bool) -> None
         say_json(report(settings.text("host_name"), findings))
     else:
         print_findings(findings)
-    if any(one.broken for one in findings):
+    if any(finding.broken for finding in findings):
         sys.exit(1)
 
 
@@ -180,13 +180,13 @@ def _client(settings: Settings, token: str) -> Iterator[ManagerClient]:
 
 def report(host: str, findings: list[Finding]) -> dict[str, object]:
     """The object that --json prints."""
-    ok = not any(one.broken for one in findings)
-    return {"host": host, "ok": ok, "findings": [asdict(one) for one in findings]}
+    ok = not any(finding.broken for finding in findings)
+    return {"host": host, "ok": ok, "findings": [asdict(finding) for finding in findings]}
 
 
 def print_findings(findings: list[Finding]) -> None:
     """A table an area, then a line that sums up. What is essential and broken is in capitals: colour is no need."""
-    for area, group in groupby(findings, key=lambda one: one.area):
+    for area, group in groupby(findings, key=lambda finding: finding.area):
         table = Table("finding", "status", "seen", "what to do", title=area)
         table.stretch(28, 8, None, None)
         for one in group:
@@ -194,7 +194,7 @@ def print_findings(findings: list[Finding]) -> None:
             name = one.id if one.title == one.id else f"{one.title} ({one.id})"
             table.add_row(name, status, one.detail, one.advice)
         show(table)
-    broken = [one.id for one in findings if one.broken]
-    counts = ", ".join(f"{sum(one.status is kind for one in findings)} {kind}" for kind in FindingStatus)
+    broken = [finding.id for finding in findings if finding.broken]
+    counts = ", ".join(f"{sum(finding.status is kind for finding in findings)} {kind}" for kind in FindingStatus)
     verdict = f"Broken, and needed: {', '.join(broken)}." if broken else "Nothing essential is broken."
     say(f"{verdict} ({counts})")

@@ -57,7 +57,7 @@ class Doctor:
             process.communicate()
             raise HostError(f"the doctor took longer than {_LONGEST_S} s") from error
         try:
-            return tuple(_finding(one) for one in json.loads(output)["findings"])
+            return tuple(_finding(body) for body in json.loads(output)["findings"])
         except (ValueError, KeyError, TypeError) as error:
             said = errors.strip().splitlines()[-1:] or [str(error)]
             raise HostError(f"the doctor did not answer: {said[0]}") from error

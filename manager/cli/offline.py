@@ -43,13 +43,13 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
         loop = ControlLoop(host, journal, {}, LoopSettings(settings.text("host_name"), 1.0, 1.0, 1))
         result = loop.release("VM released" if vm else "host released", vm or None)
         outcomes: list[Outcome | CacheOutcome] = [*result.outcomes, *result.cache.outcomes]
-        failed = [one for one in outcomes if one.kind is OutcomeKind.FAILED]
+        failed = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.FAILED]
         if failed or result.problems:
             reasons = [one.detail for one in failed] + [problem.text for problem in result.problems]
             raise EquipoiseError(f"not everything could be put back: {'; '.join(reasons)}")
         damage = "".join(f"; {one.text}" for one in journal.take_damages())
-        restored = sum(one.kind is OutcomeKind.RESTORED for one in outcomes)
-        foreign = sum(one.kind is OutcomeKind.FOREIGN for one in outcomes)
+        restored = sum(outcome.kind is OutcomeKind.RESTORED for outcome in outcomes)
+        foreign = sum(outcome.kind is OutcomeKind.FOREIGN for outcome in outcomes)
         note = f", {foreign} left as somebody else changed them" if foreign else ""
         journal.close()
         return f"{restored} settings put back{note}{damage}"

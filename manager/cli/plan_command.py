@@ -81,10 +81,10 @@ def plan(settings: Settings, as_json: bool) -> None:
     name = settings.text("host_name")
     assignment = _assignment(client, name)
     enforced = replace(assignment, host=replace(assignment.host, mode=Mode.ENFORCE))
-    slots = {one.name: _slots(client, one.name) for one in assignment.applications}
+    slots = {application.name: _slots(client, application.name) for application in assignment.applications}
     found = _preview(settings, enforced, slots)
     changes = [_change_fields(change, found.names.get(change.key.uuid)) for change in found.changes]
-    changes += [_cache_fields(one, found.names) for one in found.cache.outcomes]
+    changes += [_cache_fields(outcome, found.names) for outcome in found.cache.outcomes]
     groups = _groups(found.cache)
     problems = [f"{problem.kind}: {problem.text}" for problem in found.problems]
     if as_json:
@@ -117,9 +117,9 @@ def _slots(client: ManagerClient, application: str) -> tuple[Window, ...]:
     fields = ("start", "end", "buckets", "requests", "ready")
     windows = [
         window_of(
-            application, WindowBody.model_validate({"application": application, **{key: one[key] for key in fields}})
+            application, WindowBody.model_validate({"application": application, **{key: body[key] for key in fields}})
         )
-        for one in bodies
+        for body in bodies
     ]
     return tuple(sorted(windows, key=lambda window: window.end_s))
 
@@ -169,12 +169,12 @@ def _groups(cache: CacheResult) -> list[dict[str, Any]]:
     """The groups as they would be."""
     return [
         {
-            "name": one.name,
-            "applications": list(one.apps),
-            "vms": list(one.vms),
-            "schemata": format_schemata(one.values).splitlines(),
+            "name": group.name,
+            "applications": list(group.apps),
+            "vms": list(group.vms),
+            "schemata": format_schemata(group.values).splitlines(),
         }
-        for one in cache.groups
+        for group in cache.groups
     ]
 
 

@@ -128,7 +128,7 @@ def fetch(client: ManagerClient, host: str, from_s: float, to_s: float) -> Recor
         tuple(_vm(one) for one in client.items("/vms") if one["name"] in managed and one["status"]),
         tuple(ticks[::-1]),
         tuple(sorted(windows, key=lambda window: window.end_s)),
-        tuple(decision_of(RecordBody.model_validate(one)) for one in decisions[::-1]),
+        tuple(decision_of(RecordBody.model_validate(decision)) for decision in decisions[::-1]),
     )
 
 

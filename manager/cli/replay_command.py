@@ -75,9 +75,9 @@ def replay_json(found: Replay, recording: Recording) -> dict[str, object]:
         "law": asdict(found.law),
         "recorded_policies": _policies(recording),
         "interval_s": found.interval_s,
-        "applications": [asdict(one) for one in summaries(found, recording)],
-        "changes": [_timed(asdict(one)) for one in changes(found)],
-        "ticks": [_timed(asdict(one)) for one in found.steps],
+        "applications": [asdict(summary) for summary in summaries(found, recording)],
+        "changes": [_timed(asdict(change)) for change in changes(found)],
+        "ticks": [_timed(asdict(step)) for step in found.steps],
         "left_out": found.left_out,
         "notes": found.notes,
     }
@@ -128,27 +128,32 @@ def _tables(found: Replay, recording: Recording) -> list[Table]:
         f"weights under {found.policy} (estimated)",
         title=f"{host}: {len(found.steps)} ticks from {_local(first)} until {_local(last)}",
     )
-    slas = {one.name: one.sla for one in recording.assignment.applications}
-    for one in summaries(found, recording):
-        sla = slas[one.application]
+    slas = {application.name: application.sla for application in recording.assignment.applications}
+    for summary in summaries(found, recording):
+        sla = slas[summary.application]
         apps.add_row(
-            one.application,
+            summary.application,
             f"p{sla.percentile:g} <= {sla.response_time_ms:g} ms" if sla else "-",
-            _missed(one),
-            _range(one.recorded),
-            _range(one.replayed),
+            _missed(summary),
+            _range(summary.recorded),
+            _range(summary.replayed),
         )
     return [made, apps]
 
 
 def _cells(change: WeightChange) -> tuple[str, ...]:
     numbers = (change.recorded, change.before, change.after)
-    return (_local(change.time_s), change.vm, *("-" if one is None else str(one) for one in numbers), change.reason)
+    return (
+        _local(change.time_s),
+        change.vm,
+        *("-" if number is None else str(number) for number in numbers),
+        change.reason,
+    )
 
 
 def _remarks(found: Replay) -> list[str]:
     problems = [step.problem for step in found.steps if step.problem]
-    lines = [f"{problems.count(one)} of {len(found.steps)} ticks: {one}" for one in dict.fromkeys(problems)]
+    lines = [f"{problems.count(problem)} of {len(found.steps)} ticks: {problem}" for problem in dict.fromkeys(problems)]
     if found.left_out:
         lines.append(f"left out, because not registered for the host when recorded: {', '.join(found.left_out)}")
     return lines + [f"{found.policy}: {note}" for note in found.notes]

@@ -86,7 +86,7 @@ def list_command(as_json: bool) -> None:
     """List the scenarios that come with Equipoise."""
     scenarios = [load_scenario(name) for name in shipped()]
     if as_json:
-        say_json([{"name": one.name, "summary": one.summary} for one in scenarios])
+        say_json([{"name": scenario.name, "summary": scenario.summary} for scenario in scenarios])
     else:
         show(scenario_table(scenarios))
 

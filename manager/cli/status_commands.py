@@ -48,10 +48,10 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         vms = [vm for vm in vms if host in {vm["host"], vm["status_host"]}]
     applications = client.items("/applications")
     sources = [
-        {"application": one["name"], **source}
-        for one in applications
-        if one["sources"]
-        for source in client.items(f"/applications/{one['name']}/sources")
+        {"application": application["name"], **source}
+        for application in applications
+        if application["sources"]
+        for source in client.items(f"/applications/{application['name']}/sources")
     ]
     found = {"hosts": hosts, "applications": applications, "vms": vms, "sources": sources}
     if as_json:
@@ -123,25 +123,25 @@ def _busy_vcpus(host: dict[str, Any]) -> Iterator[str]:
 
 def _warnings(hosts: list[dict[str, Any]]) -> list[str]:
     """A line for each thing that hosts lack, or are: such as silent, of another time, or simulated."""
-    found = [f"{one['name']}: does not report; see its events" for one in hosts if one.get("silent")]
-    for one in hosts:
-        stalled_s = (one["tick"] or {}).get("stalled_s")
+    found = [f"{host['name']}: does not report; see its events" for host in hosts if host.get("silent")]
+    for host in hosts:
+        stalled_s = (host["tick"] or {}).get("stalled_s")
         if stalled_s is not None:
-            found.append(f"{one['name']}: no tick for {stalled_s:.0f} s: nothing is controlled; see its events")
-        if rival := one.get("rival_instance"):
-            name = one["name"]
+            found.append(f"{host['name']}: no tick for {stalled_s:.0f} s: nothing is controlled; see its events")
+        if rival := host.get("rival_instance"):
+            name = host["name"]
             found.append(f"{name}: a second agent, {rival}, was refused; `equipoise host replace {name}` prefers it")
-        ahead_s = one.get("clock_ahead_s") or 0.0
+        ahead_s = host.get("clock_ahead_s") or 0.0
         if abs(ahead_s) >= _TOLD_CLOCK_S:
             where = "ahead of" if ahead_s > 0 else "behind"
-            found.append(f"{one['name']}: its clock is {abs(ahead_s):.3g} s {where} the manager's")
+            found.append(f"{host['name']}: its clock is {abs(ahead_s):.3g} s {where} the manager's")
     found += [
-        f"{one['name']}: limited by its agent's settings: {text}"
-        for one in hosts
-        for text in (one["tick"] or {}).get("limited", ())
+        f"{host['name']}: limited by its agent's settings: {text}"
+        for host in hosts
+        for text in (host["tick"] or {}).get("limited", ())
     ]
     return found + [
-        f"{one['name']}: {warning}" for one in hosts for warning in (one["capabilities"] or {}).get("warnings", ())
+        f"{host['name']}: {warning}" for host in hosts for warning in (host["capabilities"] or {}).get("warnings", ())
     ]
 
 

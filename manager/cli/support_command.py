@@ -117,13 +117,13 @@ def _json(value: object) -> str:
 
 
 def _versions() -> str:
-    found = sorted((one.metadata["Name"], one.version) for one in distributions())
+    found = sorted((distribution.metadata["Name"], distribution.version) for distribution in distributions())
     about = {"equipoise": __version__, "python": sys.version, "platform": platform.platform()}
     return _json(about | {"sqlite": sqlite3.sqlite_version, "libraries": dict(found)})
 
 
 def _settings(settings: Settings) -> str:
-    return _json({one.name: [settings.shown(one.name), settings.sources[one.name]] for one in SETTINGS})
+    return _json({setting.name: [settings.shown(setting.name), settings.sources[setting.name]] for setting in SETTINGS})
 
 
 def _doctor(settings: Settings) -> str:

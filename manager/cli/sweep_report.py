@@ -63,7 +63,15 @@ def table_of(report: SweepReport) -> Table:
     target, curve = report.target, report.curve
     extra = [target.percentile] if target.percentile not in {95, 99} else []
     percentiles = [95.0, 99.0, *extra]
-    columns = ["ways", "response times", "rate", *(f"p{one:g}" for one in percentiles), "curve", "SLA", ""]
+    columns = [
+        "ways",
+        "response times",
+        "rate",
+        *(f"p{percentile:g}" for percentile in percentiles),
+        "curve",
+        "SLA",
+        "",
+    ]
     table = Table(*columns, title=f"{target.application}: response times by cache ways on {', '.join(target.hosts)}")
     for step in report.steps:
         if step.window is None:
@@ -75,7 +83,7 @@ def table_of(report: SweepReport) -> Table:
             str(step.ways),
             f"{step.window.histogram.count:,}",
             "-" if rate is None else f"{rate:.0f}/s",
-            *(_ms(percentile_ms(step, one)) for one in percentiles),
+            *(_ms(percentile_ms(step, percentile)) for percentile in percentiles),
             _ms(curve.fitted_ms.get(step.ways)),
             "-" if judged_ms is None else "MISSED" if missed else "met",
             "<- knee" if step.ways == curve.knee else "",
