@@ -86,5 +86,5 @@ def _length(seconds: float) -> str:
     if seconds < 119.5:
         return f"{seconds:.3g} s"
     whole = round(seconds)
-    size, unit = next(one for one in _UNITS if whole >= 2 * one[0])
+    size, unit = next(unit_size for unit_size in _UNITS if whole >= 2 * unit_size[0])
     return f"{whole} s ({whole / size:.3g} {unit})"

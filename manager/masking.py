@@ -42,7 +42,7 @@ def masked(text: str) -> str:
 
 def masker(known: Iterable[str], least: int = 6) -> Callable[[str], str]:
     """``masked``, which also hides what is ``known`` to be secret; texts shorter than ``least`` are no secrets."""
-    secrets = sorted({one for one in known if len(one) >= least}, key=len, reverse=True)
+    secrets = sorted({known_secret for known_secret in known if len(known_secret) >= least}, key=len, reverse=True)
 
     def hide(text: str) -> str:
         for secret in secrets:
@@ -56,11 +56,11 @@ def masked_json(value: Any, hide: Callable[[str], str] = masked) -> Any:
     """Plain values without secrets: all of what has the name of one, and in all other texts what is recognised."""
     if isinstance(value, dict):
         return {
-            name: HIDDEN if isinstance(one, str) and one and _is_secret(name) else masked_json(one, hide)
-            for name, one in value.items()
+            name: HIDDEN if isinstance(member, str) and member and _is_secret(name) else masked_json(member, hide)
+            for name, member in value.items()
         }
     if isinstance(value, list):
-        return [masked_json(one, hide) for one in value]
+        return [masked_json(member, hide) for member in value]
     return hide(value) if isinstance(value, str) else value
 
 

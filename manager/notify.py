@@ -77,12 +77,12 @@ class Watchdog:
     def _run(self) -> None:
         said = ""
         while True:
-            found = self._trouble()
-            if not found:
+            problem = self._trouble()
+            if not problem:
                 self._notifier.alive("" if not said else "goes on")
             elif not said:
-                log.critical("%s: systemd is not told any more that all is well", found)
-                self._notifier.status(found)
-            said = found
+                log.critical("%s: systemd is not told any more that all is well", problem)
+                self._notifier.status(problem)
+            said = problem
             if self._stop.wait((self._notifier.watchdog_s or 1.0) / 4):
                 return

@@ -13,7 +13,9 @@ def plain(text: str) -> str:
     return (
         text
         if text.isprintable()
-        else "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+        else "".join(
+            character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+        )
     )
 
 

@@ -31,22 +31,22 @@ def claim_folder(path: Path, own: Collection[str], *, of_another: bool = False, 
     if path.is_symlink() and path.lstat().st_uid not in {0, os.geteuid()}:
         raise UnsafeFile(f"{path} is a symbolic link that belongs to {_user(path.lstat().st_uid)}: name its target")
     with _opened(path, os.O_DIRECTORY) as folder:
-        found = os.fstat(folder)
+        status = os.fstat(folder)
         names = {*os.listdir(folder)} - _OF_FILE_SYSTEM  # noqa: PTH208 - of the folder that is open
-        if found.st_uid != os.geteuid() and not (of_another and os.geteuid() == 0):
+        if status.st_uid != os.geteuid() and not (of_another and os.geteuid() == 0):
             raise UnsafeFile(
-                f"{path} belongs to {_user(found.st_uid)}, who could exchange what is in it: `chown` it to"
+                f"{path} belongs to {_user(status.st_uid)}, who could exchange what is in it: `chown` it to"
                 f" {_user(os.geteuid())} if you trust its content, or name another folder"
             )
-        _refuse_shared(path, found, names, own)
-        if found.st_mode & _OTHERS:
+        _refuse_shared(path, status, names, own)
+        if status.st_mode & _OTHERS:
             os.fchmod(folder, FOLDER_MODE)
         for name in sorted(names) if files else ():
-            _claim_file(path, folder, name, {found.st_uid, os.geteuid(), 0})
+            _claim_file(path, folder, name, {status.st_uid, os.geteuid(), 0})
 
 
-def _refuse_shared(path: Path, found: os.stat_result, names: Collection[str], own: Collection[str]) -> None:
-    mode = stat.S_IMODE(found.st_mode)
+def _refuse_shared(path: Path, status: os.stat_result, names: Collection[str], own: Collection[str]) -> None:
+    mode = stat.S_IMODE(status.st_mode)
     if mode & stat.S_ISVTX or (mode & _OTHERS_WRITE and names):
         raise UnsafeFile(
             f"others may write in {path} (mode {mode:04o}), so what is in it may be theirs: `chmod 0700 {path}` if you"
@@ -62,10 +62,12 @@ def _refuse_shared(path: Path, found: os.stat_result, names: Collection[str], ow
 def _claim_file(path: Path, folder: int, name: str, owners: set[int]) -> None:
     """Others may not read it from now on. Raises UnsafeFile for what they own."""
     with suppress(FileNotFoundError):
-        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-        if found.st_uid not in owners:
-            raise UnsafeFile(f"{path / name} belongs to {_user(found.st_uid)}: look at it, and remove it or `chown` it")
-        if stat.S_ISREG(found.st_mode) and found.st_mode & _OTHERS:
+        status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+        if status.st_uid not in owners:
+            raise UnsafeFile(
+                f"{path / name} belongs to {_user(status.st_uid)}: look at it, and remove it or `chown` it"
+            )
+        if stat.S_ISREG(status.st_mode) and status.st_mode & _OTHERS:
             with _opened(name, 0, folder) as file:
                 os.fchmod(file, FILE_MODE)
 
@@ -108,9 +110,9 @@ def replace_file(path: Path, content: bytes) -> None:
         raise
 
 
-def is_private(found: os.stat_result) -> bool:
+def is_private(status: os.stat_result) -> bool:
     """Whether it is a regular file of this user's that nobody else could open."""
-    return stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _OTHERS
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
 
 
 def _user(number: int) -> str:

@@ -65,7 +65,7 @@ class Turns:
         self._waiting.append(mine)
         self._next()
         if len(self._waiting) > self._most_waiting:
-            most = max(reversed(self._waiting), key=lambda one: one.asked)  # of these the one that came last
+            most = max(reversed(self._waiting), key=lambda turn: turn.asked)  # of these the one that came last
             self._waiting.remove(most)
             most.displaced = True
             self._changed.notify_all()
@@ -80,20 +80,20 @@ class Turns:
     def _next(self) -> None:
         """Give the turn to who asked least, and of those who came first."""
         if self._waiting and not self._taken:
-            least = min(self._waiting, key=lambda one: one.asked)
+            least = min(self._waiting, key=lambda turn: turn.asked)
             self._waiting.remove(least)
             self._taken = least.has_turn = True
             self._changed.notify_all()
 
     def _note(self, key: Hashable) -> float:
         now_s = self._clock()
-        asked, then_s = self._asked.get(key, (0.0, now_s))
-        asked = asked * math.exp2((then_s - now_s) / _HALF_LIFE_S) + 1
-        self._asked[key] = (asked, now_s)
+        requests, then_s = self._asked.get(key, (0.0, now_s))
+        requests = requests * math.exp2((then_s - now_s) / _HALF_LIFE_S) + 1
+        self._asked[key] = (requests, now_s)
         self._asked.move_to_end(key)
         if len(self._asked) > _MOST_KEYS:
             self._asked.popitem(last=False)
-        return asked
+        return requests
 
 
 class RateLimit:

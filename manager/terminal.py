@@ -84,7 +84,9 @@ def say_json(value: object, indent: int | None = 2) -> None:
 
 def say_json_lines(lines: str) -> None:
     """Print JSON that is written already, in ASCII."""
-    click.echo("".join(one if " " <= one <= "~" or one == "\n" else json.dumps(one)[1:-1] for one in lines), nl=False)
+    click.echo(
+        "".join(line if " " <= line <= "~" or line == "\n" else json.dumps(line)[1:-1] for line in lines), nl=False
+    )
 
 
 def show(*parts: Table | str) -> None:

@@ -94,8 +94,8 @@ def decide(name: str, sharing: Sharing, snapshot: Snapshot, memory: Memory) -> D
     smoothing = 1.0 if law.published else law.smoothing
     shares = {vm.name: average(before.cpu_shares.get(vm.name), vm.cpu_share, smoothing) for vm in snapshot.vms}
     critical, off = _critical_goals(name, snapshot, scale, judged, shares, before)
-    kept = Kept({app: one.held for app, one in judged.items()}, shares, off)
-    notes = tuple(Note(app, one.note) for app, one in sorted(judged.items()) if one.note)
+    kept = Kept({app: judgement.held for app, judgement in judged.items()}, shares, off)
+    notes = tuple(Note(app, judgement.note) for app, judgement in sorted(judged.items()) if judgement.note)
     goals = {goal.vm: goal for goal in (*critical, *_batch_goals(name, snapshot, scale))}
     return Decision(tuple(goals[vm.name] for vm in snapshot.vms if vm.name in goals), kept, notes)
 
@@ -161,9 +161,9 @@ def _idle(view: ApplicationView, snapshot: Snapshot) -> bool:
     recent = fresh(view.slots, snapshot.now_s, law.max_age_s)
     if any(slot.has_samples(1) for slot in recent):
         return False
-    told = [slot.requests for slot in recent if slot.requests is not None]
-    if told:
-        return sum(told) == 0
+    counts = [slot.requests for slot in recent if slot.requests is not None]
+    if counts:
+        return sum(counts) == 0
     pcpus = len(snapshot.capabilities.online_cpus)
     served_by = [vm for vm in snapshot.vms if vm.application == view.application.name]
     return bool(served_by) and all(vm.cpu_share * pcpus < IDLE_PCPUS for vm in served_by)
@@ -201,10 +201,10 @@ def _critical_goals(
     demands: dict[str, float] = {}
     tiers: dict[tuple[str | None, str | None], float] = {}
     for vm in snapshot.vms:
-        one = judged.get(vm.application or "")
-        if vm.critical and one and one.factor is not None:
+        judgement = judged.get(vm.application or "")
+        if vm.critical and judgement and judgement.factor is not None:
             used = shares[vm.name] if law.published else shares[vm.name] ** law.demand_exponent
-            demands[vm.name] = demand(used, one.factor - 1)
+            demands[vm.name] = demand(used, judgement.factor - 1)
             tier = (vm.application, vm.tier)
             tiers[tier] = tiers.get(tier, 0.0) + demands[vm.name]
     largest = max(tiers.values(), default=0.0)
@@ -213,30 +213,32 @@ def _critical_goals(
     for vm in snapshot.vms:
         if not vm.critical:
             continue
-        one = judged.get(vm.application or "")
+        judgement = judged.get(vm.application or "")
         if vm.spec.weight is not None:
             goals.append(WeightGoal(vm.name, vm.spec.weight, f"{name}: weight registered for this VM"))
-        elif one is None or one.fallback or (one.factor is not None and not largest):
-            why = one.reason if one and one.fallback else "no SLA or no CPU use yet: as under priority"
+        elif judgement is None or judgement.fallback or (judgement.factor is not None and not largest):
+            why = (
+                judgement.reason if judgement and judgement.fallback else "no SLA or no CPU use yet: as under priority"
+            )
             goals.append(WeightGoal(vm.name, scale.critical, f"{name}: {why}"))
-        elif one.factor is None:
-            goals.append(_kept_goal(name, vm, one, scale))
+        elif judgement.factor is None:
+            goals.append(_kept_goal(name, vm, judgement, scale))
         else:
             wanted = weight_of(demands[vm.name], largest, scale)
-            text = f"{name}: {one.reason}, CPU {shares[vm.name]:.1%} of the host"
-            if not law.published and not one.held.over:
+            text = f"{name}: {judgement.reason}, CPU {shares[vm.name]:.1%} of the host"
+            if not law.published and not judgement.held.over:
                 wanted, off[vm.name] = _steady(vm, wanted, law, before)
             goals.append(WeightGoal(vm.name, wanted, text))
     return goals, off
 
 
-def _kept_goal(name: str, vm: VmView, one: JudgedApp, scale: WeightScale) -> WeightGoal:
+def _kept_goal(name: str, vm: VmView, judgement: JudgedApp, scale: WeightScale) -> WeightGoal:
     """The weight it has, decaying to the least one where the application is idle."""
     weight = scale.critical if vm.weight is None else max(vm.weight, scale.critical_min)
-    if one.decay is not None:
-        decayed = round(scale.critical_min + (scale.maximum - scale.critical_min) * one.decay)
+    if judgement.decay is not None:
+        decayed = round(scale.critical_min + (scale.maximum - scale.critical_min) * judgement.decay)
         weight = min(weight, decayed)
-    return WeightGoal(vm.name, weight, f"{name}: {one.reason}")
+    return WeightGoal(vm.name, weight, f"{name}: {judgement.reason}")
 
 
 def _steady(vm: VmView, wanted: int, law: Law, before: Kept) -> tuple[int, int]:

@@ -30,7 +30,7 @@ def load_policies(
     One that cannot be imported, does not look like a policy, or repeats a name is left out and told to ``on_error``:
     a broken third-party package must not stop the host's control, nor replace a policy that comes with Equipoise.
     """
-    found: dict[str, InstalledPolicy] = {}
+    policies: dict[str, InstalledPolicy] = {}
     for point in sorted(entry_points(group=GROUP) if points is None else points, key=_rank):
         origin = _origin(point)
         try:
@@ -43,11 +43,11 @@ def load_policies(
                 f"policy {point.name!r} of {origin} is not a policy: it needs that name in lower-case letters, digits"
                 " and dashes, a summary, and a decide function"
             )
-        elif point.name in found:
-            on_error(f"policy {point.name!r} of {origin} is left out: {found[point.name].provided_by} has that name")
+        elif point.name in policies:
+            on_error(f"policy {point.name!r} of {origin} is left out: {policies[point.name].provided_by} has that name")
         else:
-            found[point.name] = InstalledPolicy(policy, origin)
-    return found
+            policies[point.name] = InstalledPolicy(policy, origin)
+    return policies
 
 
 def _origin(point: EntryPoint) -> str:

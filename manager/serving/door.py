@@ -158,8 +158,8 @@ class Guests:
         guest.cut()
 
     def _displace_known(self) -> None:
-        known = (guest for guest in self._all.values() if guest.trusted and not guest.busy)
-        oldest = min(known, key=lambda guest: guest.since_s, default=None)
+        idle = (guest for guest in self._all.values() if guest.trusted and not guest.busy)
+        oldest = min(idle, key=lambda guest: guest.since_s, default=None)
         if oldest is not None:
             oldest.cut()
 
@@ -200,8 +200,8 @@ def tcp_doors(host: str, port: int) -> list[Door]:
     """Doors that listen at all addresses of a host; port 0 takes a free one. Raises OSError."""
     doors: list[Door] = []
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in dict.fromkeys(found):
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
             door = Door(family, kind, protocol)
             doors.append(door)
             door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

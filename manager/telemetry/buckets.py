@@ -24,10 +24,10 @@ def increase(before: Cumulative, now: Cumulative) -> dict[float, float]:
     reset = any(count < before.get(bound, 0.0) for bound, count in now.items())
     since = {bound: count - (0.0 if reset else before.get(bound, 0.0)) for bound, count in now.items()}
     bounds = sorted(since)
-    found = {bounds[0]: since[bounds[0]]} if bounds else {}
+    counts = {bounds[0]: since[bounds[0]]} if bounds else {}
     for low, high in pairwise(bounds):
-        found[high] = max(0.0, since[high] - since[low])  # not below 0: buckets are not read at one instant
-    return found
+        counts[high] = max(0.0, since[high] - since[low])  # not below 0: buckets are not read at one instant
+    return counts
 
 
 def to_histogram(increases: Mapping[float, float]) -> dict[int, int]:
@@ -35,7 +35,7 @@ def to_histogram(increases: Mapping[float, float]) -> dict[int, int]:
 
     What is above the highest finite bound counts at that bound.
     """
-    found: dict[int, int] = {}
+    buckets: dict[int, int] = {}
     low_s = 0.0
     for high_s in sorted(increases):
         count = round(increases[high_s])
@@ -46,9 +46,9 @@ def to_histogram(increases: Mapping[float, float]) -> dict[int, int]:
             bucket = bucket_of(time_s * 1e6)
             # The counts of all places together are the bucket's.
             share = count * (place + 1) // places - count * place // places
-            found[bucket] = found.get(bucket, 0) + share
+            buckets[bucket] = buckets.get(bucket, 0) + share
         low_s = finite_s
-    return found
+    return buckets
 
 
 MOST_KEPT = 20_000

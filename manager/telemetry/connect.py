@@ -27,8 +27,8 @@ class Unreachable(SourceError):
 
 async def look_up(host: str) -> list[str]:
     """The addresses of a host name, in the order in which they are to be tried. Raises OSError."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return [str(address[0]) for *_, address in found]
+    addresses = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in addresses]
 
 
 class Names:
@@ -48,12 +48,12 @@ class Names:
         try:
             ipaddress.ip_address(host)
         except ValueError:
-            found = await self._meaning(host)
+            addresses = await self._meaning(host)
         else:
-            found = [host]
-        allowed = [address for address in found if not self._reach.refusal(address)]
+            addresses = [host]
+        allowed = [address for address in addresses if not self._reach.refusal(address)]
         if not allowed:
-            raise Unreachable(self._reach.refusal(found[0]))
+            raise Unreachable(self._reach.refusal(addresses[0]))
         return allowed
 
     async def _meaning(self, host: str) -> list[str]:
@@ -70,8 +70,8 @@ class Names:
     async def _learn(self, host: str) -> None:
         meaning: list[str] | Unreachable
         try:
-            found = (await self._look_up(host))[:_MOST_ADDRESSES]
-            meaning = list(dict.fromkeys(found)) or Unreachable("the host name has no address")
+            addresses = (await self._look_up(host))[:_MOST_ADDRESSES]
+            meaning = list(dict.fromkeys(addresses)) or Unreachable("the host name has no address")
         except (OSError, UnicodeError) as error:
             meaning = Unreachable(reason_of(error))
         finally:

@@ -82,10 +82,10 @@ class Credentials:
         return content
 
 
-def _check(path: Path, found: os.stat_result, refused: int, change: str) -> None:
-    if found.st_uid not in {0, os.geteuid()}:
-        raise CredentialError(f"{path} belongs to user {found.st_uid}: `chown` it to the agent's user")
-    if found.st_mode & refused:
+def _check(path: Path, status: os.stat_result, refused: int, change: str) -> None:
+    if status.st_uid not in {0, os.geteuid()}:
+        raise CredentialError(f"{path} belongs to user {status.st_uid}: `chown` it to the agent's user")
+    if status.st_mode & refused:
         raise CredentialError(f"others could read or exchange {path}: `chmod {change}` it")
 
 
@@ -95,10 +95,10 @@ def _headers(fields: Mapping[str, Any], url: str) -> Headers:
         raise ValueError(f"has {len(unknown)} unknown keys; allowed: {', '.join(sorted(_KEYS))}")
     prefixes = fields.get("url", [])
     prefixes = [prefixes] if isinstance(prefixes, str) else prefixes
-    if not isinstance(prefixes, list) or not prefixes or not all(isinstance(one, str) for one in prefixes):
+    if not isinstance(prefixes, list) or not prefixes or not all(isinstance(prefix, str) for prefix in prefixes):
         raise ValueError("names no `url`, or list of them, that it is for")
     try:
-        if not any(covers(one, url) for one in prefixes):
+        if not any(covers(prefix, url) for prefix in prefixes):
             raise _NotForIt
     except _NotForIt:
         raise ValueError("is not for this URL: its `url` names another server, or another path") from None
@@ -114,7 +114,7 @@ class _NotForIt(Exception):
 def _made(fields: Mapping[str, Any]) -> dict[str, str]:
     texts = {name: fields[name] for name in ("user", "password", "token") if name in fields}
     headers = fields.get("headers", {})
-    if not isinstance(headers, dict) or not all(isinstance(one, str) for one in (*texts.values(), *headers.values())):
+    if not isinstance(headers, dict) or not all(isinstance(text, str) for text in (*texts.values(), *headers.values())):
         raise ValueError("has a value that is no text")
     made = dict(headers)
     if texts.keys() == {"user", "password"}:

@@ -29,9 +29,9 @@ class _Tail:
     def __init__(self, looked_at: int, at_end: bool) -> None:
         """``looked_at`` is what ``look_at_log`` returned. Raises OSError."""
         self._fd = open_log(looked_at)
-        found = os.fstat(self._fd)
-        self.identity = (found.st_dev, found.st_ino)
-        self._position = found.st_size if at_end else 0
+        status = os.fstat(self._fd)
+        self.identity = (status.st_dev, status.st_ino)
+        self._position = status.st_size if at_end else 0
         self._partial = b""
         self._skipping = False
         self.taken = 0
@@ -99,7 +99,7 @@ class Follower:
 
         Raises OSError when the file is not there or cannot be read, after which it can be called again.
         """
-        found: list[bytes | None] = []
+        lines: list[bytes | None] = []
         missing: OSError | None = None
         try:
             self._reopen()
@@ -107,16 +107,16 @@ class Follower:
             missing = error
         tails = [*(tail for tail, _ in self._old), *([self._tail] if self._tail else [])]
         for tail in tails:
-            found += tail.lines()
+            lines += tail.lines()
         self.taken = sum(tail.taken for tail in tails)
         self.left_out = sum(tail.left_out for tail in tails)
         now_s = self._clock()
         for old in [old for old in self._old if old[1] <= now_s]:
             old[0].close()
             self._old.remove(old)
-        if missing is not None and not found:
+        if missing is not None and not lines:
             raise missing
-        return found
+        return lines
 
     def _reopen(self) -> None:
         """Open the file unless it is the one that is open. Raises OSError."""

@@ -132,16 +132,16 @@ async def _pass_over(reader: asyncio.StreamReader, count: int) -> None:
 async def read_stats(connection: TextConnection) -> dict[str, str]:
     """Of the server's general statistics those that ``RequestCounter`` reads. Raises SourceError, OSError."""
     reader = await connection.send("stats")
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for _ in range(_MAX_STATS):
         line = await _line(reader)
         if line == "END":
-            return found
+            return values
         words = line.split(" ", 2)
         if len(words) != 3 or words[0] != "STAT":
             raise ProbeError(f"the server answers {_in_words(line)} to stats")
         if words[1] in _READ and len(words[2]) <= _MAX_DIGITS:
-            found[words[1]] = words[2]
+            values[words[1]] = words[2]
     raise Abuse("the server answers endless stats")
 
 

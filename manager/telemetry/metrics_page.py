@@ -35,7 +35,7 @@ class MetricsPage:
         except Refusal as refusal:
             return refuse(refusal, headers, start_response)
 
-        def hardened(status: str, found: list[tuple[str, str]]) -> object:
-            return start_response(status, [*found, *HARDENING])
+        def hardened(status: str, headers: list[tuple[str, str]]) -> object:
+            return start_response(status, [*headers, *HARDENING])
 
         return self._metrics(environ | {"REQUEST_METHOD": "GET"}, hardened)

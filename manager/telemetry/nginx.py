@@ -55,10 +55,10 @@ class LogLine:
 
 def parse_line(text: str, time: TimeField) -> LogLine:
     """Read a line for one of its times. Raises MalformedLine."""
-    found = _VALUES[time.value].search(text)
-    if found is None:
+    match = _VALUES[time.value].search(text)
+    if match is None:
         raise MalformedLine(f"a line without a usable {time.value}=")
-    parts = [float(part) for part in _SEPARATOR.split(found[1]) if part != "-"]
+    parts = [float(part) for part in _SEPARATOR.split(match[1]) if part != "-"]
     if sum(parts) > MAX_TIME_S:
         raise MalformedLine(f"a line with a {time.value} above {MAX_TIME_S:g} s")
     end = _VALUES["msec"].search(text)
@@ -72,10 +72,10 @@ def parse_line(text: str, time: TimeField) -> LogLine:
 
 def parse_syslog(packet: bytes) -> tuple[str, str]:
     """Tag and message of a packet as NGINX sends it (RFC 3164). Raises MalformedLine."""
-    found = _SYSLOG.match(packet.decode("utf-8", "replace"))
-    if found is None:
+    match = _SYSLOG.match(packet.decode("utf-8", "replace"))
+    if match is None:
         raise MalformedLine("a packet that is not syslog as NGINX sends it")
-    return found["tag"], found["message"].rstrip("\n")
+    return match["tag"], match["message"].rstrip("\n")
 
 
 def take_line(feed: Feed, text: str, time: TimeField, now_s: float) -> None:

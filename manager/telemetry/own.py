@@ -16,8 +16,8 @@ def is_own_address(address: str) -> bool:
         return True
     family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as asked:
-            asked.connect((address, 9))
-            return bool(asked.getsockname()[0] == address)
+        with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as probe:
+            probe.connect((address, 9))
+            return bool(probe.getsockname()[0] == address)
     except OSError:
         return False  # there is no way to it, so it is elsewhere

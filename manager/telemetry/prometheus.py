@@ -163,11 +163,11 @@ def read_series(status: int, body: bytes) -> list[tuple[Mapping[str, str], float
             raise QueryError(f"the query answers a {kind}, not an instant vector")
         if len(data["result"]) > MOST_SERIES:
             raise QueryError(f"the query answers more than {MOST_SERIES} series; aggregate it")
-        if any("histogram" in one for one in data["result"]):
+        if any("histogram" in series for series in data["result"]):
             raise QueryError("the query answers native histograms; ask for a classic one's _bucket series")
         return [
-            ({str(name): str(value) for name, value in one["metric"].items()}, float(one["value"][1]))
-            for one in data["result"]
+            ({str(name): str(value) for name, value in series["metric"].items()}, float(series["value"][1]))
+            for series in data["result"]
         ]
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise QueryError("the server does not answer as Prometheus does") from error
@@ -179,7 +179,7 @@ def read_buckets(answer: list[tuple[Mapping[str, str], float]]) -> dict[Series, 
     Client libraries write bounds in different ways (``1``, ``1.0``), which ``sum by (le)`` keeps apart. Buckets with
     the same bound are added, as in histogram_quantile (coalesceBuckets of Prometheus' promql/quantile.go).
     """
-    found: dict[Series, dict[float, float]] = {}
+    histograms: dict[Series, dict[float, float]] = {}
     for labels, value in answer:
         try:
             bound_s = float(labels["le"])
@@ -191,9 +191,9 @@ def read_buckets(answer: list[tuple[Mapping[str, str], float]]) -> dict[Series, 
             raise QueryError(f"the query answers {value:g} observations; use one for counts, 0 to 2^53")
         if not value.is_integer():
             raise QueryError("the query answers fractions; ask for the _bucket series, not for their rate()")
-        buckets = found.setdefault(frozenset((name, text) for name, text in labels.items() if name != "le"), {})
+        buckets = histograms.setdefault(frozenset((name, text) for name, text in labels.items() if name != "le"), {})
         buckets[bound_s] = buckets.get(bound_s, 0.0) + value
-    return found
+    return histograms
 
 
 def one_number(answer: list[tuple[Mapping[str, str], float]]) -> float | None:

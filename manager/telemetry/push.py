@@ -135,8 +135,10 @@ class PushPages:
     def _believed(self, address: str, authorization: str, routes: tuple[PushRoute, ...]) -> Feed | None:
         """The source that takes what comes from there; None: nobody believes it."""
         kind, _, token = authorization.partition(" ")
-        known = bool(self._token) and kind.lower() == "bearer" and compare_digest(token.encode(), self._token.encode())
-        if known or address == UNIX:
+        trusted = (
+            bool(self._token) and kind.lower() == "bearer" and compare_digest(token.encode(), self._token.encode())
+        )
+        if trusted or address == UNIX:
             return routes[0].feed
         for route in routes:
             if believed(address, route.addresses, route.networks):

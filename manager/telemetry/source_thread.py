@@ -130,7 +130,11 @@ class Sources:
                 return
             self._wanted = wanted
             self._store.set_slot_length(slot_s)
-            assigned = [((one.name, source.name), source) for one in applications for source in one.sources]
+            assigned = [
+                ((application.name, source.name), source)
+                for application in applications
+                for source in application.sources
+            ]
             sources = dict(assigned[:MOST_SOURCES])
             self._beyond = {key: self._feed(key[0], source) for key, source in assigned[MOST_SOURCES:]}
             for feed in self._beyond.values():

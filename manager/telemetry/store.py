@@ -169,13 +169,13 @@ class WindowStore:
         """The slots that are kept, by application, oldest first."""
         with self._lock:
             now_s = self._advance()
-            found: dict[str, tuple[Window, ...]] = {}
+            merged: dict[str, tuple[Window, ...]] = {}
             for application in sorted({*self._done, *self._open}):
                 windows = dict(self._done.get(application, {}))
                 for number, slot in self._open.get(application, {}).items():
                     windows[number] = self._window(application, number, slot, now_s)
-                found[application] = tuple(windows[number] for number in sorted(windows))
-            return found
+                merged[application] = tuple(windows[number] for number in sorted(windows))
+            return merged
 
     def recent(self) -> tuple[Window, ...]:
         """The slots that are not closed yet, as they are now."""
@@ -191,9 +191,9 @@ class WindowStore:
         """The slots that were closed since the last call."""
         with self._lock:
             self._advance()
-            found = tuple(self._uncollected)
+            samples = tuple(self._uncollected)
             self._uncollected.clear()
-            return found
+            return samples
 
     def _offset_now_s(self, now_s: float) -> float:
         return 0.0 if self._steady is None else now_s - self._steady()

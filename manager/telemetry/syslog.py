@@ -57,7 +57,10 @@ class Routes:
     def of(routes: Sequence[SyslogRoute]) -> Routes:
         """The routes, indexed."""
         addresses = {address for route in routes for address in route.addresses}
-        by_address = {address: tuple(one for one in routes if address in one.addresses) for address in addresses}
+        by_address = {
+            address: tuple(each_route for each_route in routes if address in each_route.addresses)
+            for address in addresses
+        }
         return Routes(tuple(routes), by_address)
 
 
@@ -156,13 +159,13 @@ class SyslogListener:
         log.info("receiving syslog at %s port %d", self._host, self._port)
         try:
             loop.add_reader(opened, self._read, opened)
-            known = 0
+            reported = 0
             while True:
                 for route in self._receiver.routes.every:
                     route.feed.working()
-                    route.feed.explain(f"{known} packets dropped as they came too fast" if known else "")
+                    route.feed.explain(f"{reported} packets dropped as they came too fast" if reported else "")
                 await asyncio.sleep(_DROPS_EVERY_S)
-                known = dropped(opened)
+                reported = dropped(opened)
         finally:
             if self._resting is not None:
                 self._resting.cancel()

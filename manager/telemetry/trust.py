@@ -23,13 +23,13 @@ def plain_address(text: str) -> str:
 
 def plain_addresses(texts: Iterable[str]) -> frozenset[str]:
     """Addresses in one spelling; what is no address is left out."""
-    found: set[str] = set()
+    addresses: set[str] = set()
     for text in texts:
         try:
-            found.add(plain_address(text))
+            addresses.add(plain_address(text))
         except ValueError:
             continue
-    return frozenset(found)
+    return frozenset(addresses)
 
 
 def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
