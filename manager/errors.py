@@ -9,7 +9,7 @@ EquipoiseError
 ├── SignInThrottled         too many of these; carries when to try again
 ├── TooManyRequests         one source asks for more than its part; carries when to try again
 ├── Busy                    as many as are allowed do this already
-├── ProtocolRefused         an agent is too old for this manager
+├── ProtocolRefused         an agent speaks another protocol
 ├── DatabaseUnavailable     the manager's database cannot be used
 ├── BackupError             a backup cannot be written, is none, or may not be restored
 ├── HostError               the kernel or libvirt refused; carries errno where there is one
@@ -83,7 +83,7 @@ class Busy(EquipoiseError):
 
 
 class ProtocolRefused(EquipoiseError):
-    """An agent speaks a protocol that is too old."""
+    """An agent speaks another protocol than this manager."""
 
 
 class DatabaseUnavailable(EquipoiseError):

@@ -116,10 +116,3 @@ def _id_of(item: Any) -> str:
         return ""
     found = (item[name] for name in ("id", "vm", "libvirt_uuid", "source", "application", "at") if name in item)
     return str(next(found, "")).replace("\0", " ")[:_MOST_ID]
-
-
-def told_of(host: str, refused: Sequence[RefusedItem]) -> str:
-    """The text of the event that tells of items that were left out."""
-    first = refused[0]
-    more = f" and {len(refused) - 1} more" if len(refused) > 1 else ""
-    return f"a report of {host} holds what cannot be accepted, the rest is stored: {first.field}: {first.message}{more}"

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 from werkzeug.exceptions import UnsupportedMediaType
 from werkzeug.http import parse_etags
 
-from manager.api.acceptance import Accepted, read_report, told_of
+from manager.api.acceptance import Accepted, read_report
 from manager.api.assignments import Assignments
 from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
@@ -25,7 +25,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
 from manager.api.manager_metrics import Metrics
 from manager.api.pages import TickPage
 from manager.api.paging import cut, read_cursor, time_place
-from manager.api.protocol_headers import clock_ahead_s, refuse_too_old, told, who
+from manager.api.protocol_headers import clock_ahead_s, refuse_other_protocols, told, who
 from manager.api.queries import AssignmentConditions, NamePath, TickQuery
 from manager.control.dating import dated, latest_end
 from manager.errors import Conflict
@@ -33,7 +33,7 @@ from manager.model.fields import adapter_of, json_of
 from manager.model.host import Capabilities
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
 from manager.protocol.convert import host_spec, window_of
-from manager.protocol.headers import ORDERS_HEADER, TELLS_REFUSED
+from manager.protocol.headers import ORDERS_HEADER
 from manager.protocol.registration import HostIn
 from manager.protocol.report import EventBody, RecordBody, ReportIn, TickBody, VmStatus
 from manager.store.applications import keep_applications
@@ -47,7 +47,6 @@ from manager.store.hosts import (
     reporting_host,
 )
 from manager.store.models import DecisionRow, EventRow, HostRow
-from manager.store.refusals import tell_refused
 from manager.store.registered import get
 from manager.store.served import served_until
 from manager.store.silence import note_clock
@@ -77,11 +76,11 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
         host's own clock, too; all others are taken, or none. Windows of applications that the host does not serve are
         left out. Fields that are not known are passed over.
         """
-        protocol = refuse_too_old()
+        refuse_other_protocols()
         if not request.is_json:
             raise UnsupportedMediaType("send the body as application/json")
         accepted = read_report(path.name, request.get_data(cache=False), _latest(context, path.name))
-        taken = _store(context, assignments, path.name, accepted, protocol)
+        taken = _store(context, assignments, path.name, accepted)
         if isinstance(taken, str):
             metrics.agent_refused()
             raise Conflict(taken)
@@ -90,7 +89,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
             with database.reading() as session:
                 stored.slots, number = assignments.slots(session, path.name)
         _count(metrics, accepted, taken)
-        response = answer(stored, without=frozenset() if protocol else frozenset({"refused"}))
+        response = answer(stored)
         if number is not None:
             response.headers[ORDERS_HEADER] = str(number)
         return told(response, context)
@@ -110,7 +109,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     @endpoint(VIEWER_OR_OWN_HOST)
     def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
         """All that the agent of a host needs to know. With If-None-Match: only if it changed."""
-        refuse_too_old()
+        refuse_other_protocols()
         with database.reading() as session:
             _refuse_rival(session, context, path.name)
             found, number = assignments.whole(session, path.name)
@@ -120,7 +119,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     @endpoint(VIEWER_OR_OWN_HOST)
     def get_slots(path: NamePath, header: AssignmentConditions) -> Response:
         """Of that only what changes all the time: the slots of response times. With If-None-Match: only if they did."""
-        refuse_too_old()
+        refuse_other_protocols()
         with database.reading() as session:
             _refuse_rival(session, context, path.name)
             found, number = assignments.slots(session, path.name)
@@ -157,9 +156,7 @@ class _Taken:
     foreign: list[RefusedVm]
 
 
-def _store(
-    context: ManagerContext, assignments: Assignments, name: str, accepted: Accepted, protocol: int
-) -> _Taken | str:
+def _store(context: ManagerContext, assignments: Assignments, name: str, accepted: Accepted) -> _Taken | str:
     """Store a report in one transaction, or tell why its agent is refused."""
     now, ahead_s = context.now(), clock_ahead_s()
     with context.database.writing() as session:
@@ -168,9 +165,7 @@ def _store(
         if rival:
             return rival
         stored, foreign = _take(session, context, assignments, host, accepted.body, now, ahead_s)
-        if accepted.refused and protocol < TELLS_REFUSED:
-            tell_refused(session, name, told_of(name, accepted.refused), now)
-    stored.refused = accepted.refused if protocol >= TELLS_REFUSED else []
+    stored.refused = accepted.refused
     return _Taken(stored, foreign)
 
 

@@ -78,9 +78,9 @@ def _read(part: str, model: type[BaseModel], url_values: dict[str, str]) -> Base
     return read_text(model, url_values if part == "path" else request.args.to_dict())
 
 
-def answer(body: object, status: int = 200, etag: str | None = None, without: frozenset[str] = frozenset()) -> Response:
-    """A JSON answer; fields of ``without`` are left out."""
-    response = Response(json_of(body, without), status, mimetype="application/json")
+def answer(body: object, status: int = 200, etag: str | None = None) -> Response:
+    """A JSON answer."""
+    response = Response(json_of(body), status, mimetype="application/json")
     if etag is not None:
         response.set_etag(etag)
     return response

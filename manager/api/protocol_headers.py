@@ -8,6 +8,7 @@ import re
 from flask import Response, request
 
 from manager.api.context import ManagerContext
+from manager.api.validation import shown
 from manager.control.tenure_rules import Who
 from manager.errors import ProtocolRefused
 from manager.protocol.headers import (
@@ -15,7 +16,6 @@ from manager.protocol.headers import (
     BOOT_HEADER,
     CLOCK_HEADER,
     INSTANCE_HEADER,
-    OLDEST_PROTOCOL,
     PROTOCOL,
     PROTOCOL_HEADER,
 )
@@ -24,19 +24,18 @@ _MOST_AHEAD_S = 1e10
 _ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
-def refuse_too_old() -> int:
-    """The protocol that the agent speaks. Raises ProtocolRefused where that is too old."""
-    given = request.headers.get(PROTOCOL_HEADER, "0")
-    spoken = int(given) if given.isdecimal() and len(given) < 10 else 0
-    if spoken < OLDEST_PROTOCOL:
+def refuse_other_protocols() -> None:
+    """Raises ProtocolRefused where the agent says that it speaks another protocol; a person says nothing of it."""
+    spoken = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
+    if spoken != str(PROTOCOL):
         raise ProtocolRefused(
-            f"this agent speaks protocol {spoken}, and this manager {OLDEST_PROTOCOL} to {PROTOCOL}: upgrade the agent"
+            f"{PROTOCOL_HEADER} {shown(spoken)} is refused; allowed: {PROTOCOL}; install the same version of Equipoise"
+            " on the manager and this host"
         )
-    return spoken
 
 
 def who() -> Who | None:
-    """Which agent asks; None: an earlier one, which does not say, or a person."""
+    """Which agent asks; None: a person."""
     instance, boot = request.headers.get(INSTANCE_HEADER, ""), request.headers.get(BOOT_HEADER, "")
     return Who(instance, boot) if _ID.fullmatch(instance) and _ID.fullmatch(boot) else None
 

@@ -144,7 +144,7 @@ def _wait(client: ManagerClient, host: str, vm: str, *, restored: bool) -> None:
     """Wait until the agent of the host, or of the VM's, has acted on what is registered now.
 
     ``restored``: and until nothing is changed by us any more. A VM that no agent sees run is not waited for. Raises
-    Failure when that takes too long, or when an older agent does not tell what its ticks acted on.
+    Failure when that takes too long.
     """
     if vm:
         host = client.get(f"/vms/{vm}")["status_host"]
@@ -152,17 +152,9 @@ def _wait(client: ManagerClient, host: str, vm: str, *, restored: bool) -> None:
             return
     number = int(client.request("GET", f"/hosts/{host}/assignment").headers[ORDERS_HEADER])
     deadline = time.monotonic() + _WAIT_S
-    mute: int | None = None
     while time.monotonic() < deadline:
         tick = client.get(f"/hosts/{host}")["tick"]
-        if tick and tick["orders"] is None:
-            # So does the first tick of an agent that began with what it remembered: one more says which it is.
-            if mute not in {None, tick["number"]}:
-                raise Failure(
-                    f"{vm or host}: the mode is set; its agent is older and does not tell when it has carried that out:"
-                    " see `equipoise status`"
-                )
-            mute = tick["number"]
+        # Null: an agent that was just started acts on what it remembers.
         if tick and (tick["orders"] or 0) >= number and not (restored and _changed(client, tick, vm)):
             return
         time.sleep(0.2)

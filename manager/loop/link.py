@@ -36,7 +36,6 @@ from manager.protocol.headers import (
     BOOT_HEADER,
     CLOCK_HEADER,
     INSTANCE_HEADER,
-    OLDEST_PROTOCOL,
     ORDERS_HEADER,
     PROTOCOL,
     PROTOCOL_HEADER,
@@ -191,12 +190,12 @@ class ManagerLink:
             sent[AHEAD_HEADER] = f"{self.clock_ahead_s:.6f}"
         begin = system_clock()
         answer = self._client.request(method, f"/hosts/{self._host}/{what}", content=content, headers=sent)
-        spoken = answer.headers.get(PROTOCOL_HEADER, "0")
-        if not spoken.isdecimal() or int(spoken) < OLDEST_PROTOCOL:
-            text = f"the manager speaks protocol {spoken}, and this agent {OLDEST_PROTOCOL} to {PROTOCOL}"
-            raise ManagerUnavailable(f"{text}: upgrade the manager")
+        spoken = answer.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
+        if spoken != str(PROTOCOL):
+            text = f"the manager speaks protocol {spoken}, and this agent {PROTOCOL}"
+            raise ManagerUnavailable(f"{text}: install the same version of Equipoise on both")
         took_s = system_clock().monotonic_s - begin.monotonic_s
-        with contextlib.suppress(ValueError):  # of an older manager, or none
+        with contextlib.suppress(ValueError):  # not said
             manager_s = float(answer.headers.get(CLOCK_HEADER, ""))
             # It had that time about in the middle, so this is off by half of what the exchange took at most.
             self.clock_ahead_s = begin.epoch_s + took_s / 2 - manager_s if took_s < _EXACT_S else self.clock_ahead_s

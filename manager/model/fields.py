@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast
@@ -156,9 +156,9 @@ def adapter_of(kind: type[Value]) -> TypeAdapter[Value]:
 _adapter_of = cache(TypeAdapter)
 
 
-def json_of(value: object, without: Collection[str] = ()) -> bytes:
-    """A value as JSON, as it is exchanged; fields of ``without`` are left out."""
-    return adapter_of(type(value)).dump_json(value, by_alias=True, exclude=set(without) or None)
+def json_of(value: object) -> bytes:
+    """A value as JSON, as it is exchanged."""
+    return adapter_of(type(value)).dump_json(value, by_alias=True)
 
 
 def bounds_of(kind: type) -> dict[str, tuple[float, float]]:

@@ -6,15 +6,10 @@ ORDERS_HEADER = "Equipoise-Orders"
 """Header of an assignment: the number of the registrations it is made of, also where it is answered with 304."""
 
 PROTOCOL_HEADER = "Equipoise-Protocol"
-"""Header of what agent and manager tell each other: the number of the protocol they speak; 0 where it is absent."""
+"""Header of what agent and manager tell each other: the number of the protocol they speak."""
 
-PROTOCOL = 2
-TELLS_REFUSED = 2
-"""From this protocol on an agent sets aside the items that a manager leaves out, and tells of them."""
-
-OLDEST_PROTOCOL = 0
-"""Each side refuses another that speaks an older protocol than this one. What it does not know of a newer one, such as
-fields, it passes over."""
+PROTOCOL = 1
+"""Each side refuses another that speaks another protocol. Within one, fields that it does not know are passed over."""
 
 CLOCK_HEADER = "Equipoise-Clock"
 """Header of what the manager answers an agent: its time, in seconds since the epoch."""

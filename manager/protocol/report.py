@@ -63,7 +63,7 @@ class KnobChange(Schema):
 
 
 class VmStatus(Schema):
-    """A managed VM as its agent last saw it. What older agents do not tell is null or empty."""
+    """A managed VM as its agent last saw it."""
 
     vm: Name
     libvirt_name: DomainName
@@ -179,7 +179,7 @@ class VcpusStatus(Schema):
 
 
 class TickStatus(Schema):
-    """The last control interval of an agent. What older agents do not tell is null or empty."""
+    """The last control interval of an agent."""
 
     number: Count
     at: Moment

@@ -27,8 +27,8 @@ def site(api: Api) -> Api:
     return api
 
 
-def send(api: Api, ahead: str = "", protocol: str = "", **changes: Any) -> Any:
-    given = {"Equipoise_Clock_Ahead": ahead, "Equipoise_Protocol": protocol}
+def send(api: Api, ahead: str = "", **changes: Any) -> Any:
+    given = {"Equipoise_Clock_Ahead": ahead}
     headers = {name: value for name, value in given.items() if value}
     return api.ok("POST", f"/hosts/{HOST}/report", report(**changes), role="host", **headers)
 
@@ -139,10 +139,10 @@ def test_a_manager_that_began_with_a_clock_that_is_behind_believes_the_hosts_tha
 
 def test_a_window_that_nobody_can_date_is_named_in_the_answer_and_not_taken(shop_site: Api) -> None:
     windows = [window("shop", 0), window("shop", 61), window("shop", 5)]
-    answer = send(shop_site, protocol="2", windows=windows)
+    answer = send(shop_site, windows=windows)
     assert (answer["stored_windows"], [one["field"] for one in answer["refused"]]) == (2, ["windows[1].end"])
     assert "is refused; allowed: at most 2026-03-01 12:01:00" in answer["refused"][0]["message"]
-    answer = send(shop_site, str(2 * 86_400), protocol="2", windows=[window(end=2 * 86_400)])
+    answer = send(shop_site, str(2 * 86_400), windows=[window(end=2 * 86_400)])
     assert len(answer["refused"]) == 1, "a host's clock alone is believed for a day"
 
 

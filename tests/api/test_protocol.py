@@ -1,6 +1,6 @@
 """Agents and managers of different versions, and clocks that differ.
 
-What is in ``protocol_0`` was recorded of the version before protocols had numbers.
+What is in ``protocol_1`` was recorded of the first version that spoke protocol 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
-from manager.api import protocol_headers
 from manager.errors import ManagerUnavailable
 from manager.loop import link as link_module
 from manager.loop.link import ManagerLink, Report
@@ -28,7 +27,7 @@ from manager.store.models import DecisionRow, EventRow, TickRow, WindowRow
 from tests.api.conftest import HOST, START, Api, moment, report, window
 from tests.fakes.host import FakeHost
 
-RECORDED = Path(__file__).parent / "protocol_0"
+RECORDED = Path(__file__).parent / "protocol_1"
 PATHS = {"report": "report-answer", "assignment": "assignment", "slots": "slots"}
 REPORT = Report(FakeHost().capabilities, None, None)
 DECISION = DecisionRecord(
@@ -55,18 +54,6 @@ def of_a_later_version(body: Any) -> Any:
     return inner | {"of_tomorrow": {"deep": [1]}}
 
 
-def fields(body: Any, path: str = "") -> set[str]:
-    """The paths of all fields."""
-    if isinstance(body, list):
-        return {field for one in body for field in fields(one, path + "[]")}
-    if not isinstance(body, dict) or path.endswith(".buckets"):
-        return set()
-    if path == ".windows":
-        return fields(list(body.values()), path)
-    below = {field for name, value in body.items() for field in fields(value, f"{path}.{name}")}
-    return below | {f"{path}.{name}" for name in body}
-
-
 @pytest.fixture
 def site(api: Api) -> Api:
     """What was registered when the bodies were recorded."""
@@ -83,25 +70,13 @@ def stored(api: Api) -> list[int]:
         return [len(session.scalars(select(kind.id)).all()) for kind in (DecisionRow, EventRow, TickRow, WindowRow)]
 
 
-@pytest.mark.parametrize(("headers", "later"), [({}, False), ({"Equipoise_Protocol": "3"}, True)])
-def test_the_manager_takes_reports_of_older_and_of_later_agents(
-    site: Api, headers: dict[str, str], later: bool
-) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_the_manager_takes_reports_of_earlier_and_of_later_agents(site: Api, later: bool) -> None:
     body = of_a_later_version(recorded("report")) if later else recorded("report")
-    answer = site.ok("POST", f"/hosts/{HOST}/report", body, role="host", **headers)
-    more = {".refused"} if later else set()
-    assert fields(answer) - more <= fields(recorded("report-answer")), (
-        "an older agent refuses an answer with more fields"
-    )
+    answer = site.ok("POST", f"/hosts/{HOST}/report", body, role="host", Equipoise_Protocol="1")
+    assert recorded("report-answer").keys() <= answer.keys(), "an earlier agent misses nothing in an answer"
     assert stored(site) == [1, 1, 1, 2]
     assert site.ok("GET", f"/hosts/{HOST}")["tick"]["policy"] == "priority"
-
-
-def test_what_an_older_agent_is_told_has_no_fields_that_it_refuses(site: Api) -> None:
-    site.ok("POST", f"/hosts/{HOST}/report", report(), role="host")
-    for what in ("assignment", "slots"):
-        found = fields(site.ok("GET", f"/hosts/{HOST}/{what}", role="host"))
-        assert found <= fields(recorded(what)), what
 
 
 def test_people_are_still_told_of_fields_that_nobody_knows_and_agents_of_bad_values(site: Api) -> None:
@@ -109,23 +84,18 @@ def test_people_are_still_told_of_fields_that_nobody_knows_and_agents_of_bad_val
     assert "is not a known field" in refused["errors"][0]["message"]
     body = recorded("report")
     body["windows"][0]["buckets"] = {"7": 1}
-    for protocol, told in (("1", []), ("2", ["windows[0].buckets.7"])):
-        answer = site.ok("POST", f"/hosts/{HOST}/report", body, role="host", Equipoise_Protocol=protocol)
-        assert [one["field"] for one in answer["refused"]] == told
-    assert stored(site) == [1, 2, 1, 1], "one event tells of it, for agents that do not"
-    [said] = [one["message"] for one in site.ok("GET", "/events")["items"] if one["kind"] == "items-refused"]
-    assert "windows[0].buckets" in said
+    answer = site.ok("POST", f"/hosts/{HOST}/report", body, role="host")
+    assert [one["field"] for one in answer["refused"]] == ["windows[0].buckets.7"]
+    assert stored(site) == [1, 1, 1, 1]
 
 
-def test_an_agent_that_is_too_old_is_told_so(site: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol_headers, "OLDEST_PROTOCOL", 1)
+@pytest.mark.parametrize("spoken", ["0", "2", "none"])
+def test_an_agent_with_another_protocol_is_refused(site: Api, spoken: str) -> None:
     for method, what in (("POST", "report"), ("GET", "assignment"), ("GET", "slots")):
         body = recorded("report") if method == "POST" else None
-        for headers in ({}, {"Equipoise_Protocol": "none"}):
-            problem = site.refused(426, method, f"/hosts/{HOST}/{what}", body, role="host", **headers)
-            assert problem["detail"] == "this agent speaks protocol 0, and this manager 1 to 2: upgrade the agent"
-        site.ok(method, f"/hosts/{HOST}/{what}", body, role="host", Equipoise_Protocol="1")
-    assert stored(site) == [1, 1, 1, 2]
+        problem = site.refused(426, method, f"/hosts/{HOST}/{what}", body, role="host", Equipoise_Protocol=spoken)
+        assert f'Equipoise-Protocol "{spoken}" is refused; allowed: 1; install the same' in problem["detail"]
+    assert stored(site) == [0, 0, 0, 0]
 
 
 class Recorded:
@@ -166,8 +136,8 @@ def stack() -> Iterator[ExitStack]:
 
 
 @pytest.mark.parametrize("later", [False, True])
-def test_an_agent_understands_older_and_later_managers(tmp_path: Path, stack: ExitStack, later: bool) -> None:
-    manager = Recorded(later, **({"Equipoise_Protocol": "3"} if later else {}))
+def test_an_agent_understands_earlier_and_later_managers(tmp_path: Path, stack: ExitStack, later: bool) -> None:
+    manager = Recorded(later, Equipoise_Protocol="1")
     agent = Agent(tmp_path, stack, manager)
     orders = agent.link.fetch()
     assert orders.assignment is not None
@@ -182,14 +152,11 @@ def test_an_agent_understands_older_and_later_managers(tmp_path: Path, stack: Ex
     assert again.cached_orders().assignment == orders.assignment, "also from the cache that a later version wrote"
 
 
-def test_a_manager_that_is_too_old_is_refused_and_nothing_is_lost(
-    tmp_path: Path, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(link_module, "OLDEST_PROTOCOL", 1)
-    agent = Agent(tmp_path, stack, Recorded(later=False))
+def test_a_manager_with_another_protocol_is_refused_and_nothing_is_lost(tmp_path: Path, stack: ExitStack) -> None:
+    agent = Agent(tmp_path, stack, Recorded(later=False, Equipoise_Protocol="2"))
     agent.outbox.put([DECISION])
     for talk in (agent.link.fetch, lambda: agent.link.send(REPORT)):
-        with pytest.raises(ManagerUnavailable, match="protocol 0, and this agent 1 to 2: upgrade the manager"):
+        with pytest.raises(ManagerUnavailable, match="protocol 2, and this agent 1: install the same version"):
             talk()
     assert agent.outbox.peek(9, 10**6).last == 1
 
@@ -207,7 +174,7 @@ def test_the_agent_finds_out_how_far_its_clock_is_ahead_and_tells(
     assert agent.link.clock_ahead_s == 7.5, "an answer that came after 15 s tells nothing"
     assert "Equipoise-Clock-Ahead" not in manager.sent[0][1]
     assert manager.sent[1][1]["Equipoise-Clock-Ahead"] == "7.500000"
-    assert manager.sent[1][1]["Equipoise-Protocol"] == "2"
+    assert manager.sent[1][1]["Equipoise-Protocol"] == "1"
 
 
 def tell(api: Api, ahead: str, **changes: Any) -> Any:
@@ -247,5 +214,5 @@ def test_every_answer_to_an_agent_says_the_protocol_and_the_time(site: Api) -> N
     answers = [first, whole, same, site.call("GET", f"/hosts/{HOST}/slots", role="host")]
     assert [one.status_code for one in answers] == [200, 200, 304, 200]
     for one in answers:
-        assert one.headers["Equipoise-Protocol"] == "2"
+        assert one.headers["Equipoise-Protocol"] == "1"
         assert float(one.headers["Equipoise-Clock"]) == START.timestamp() + 0.25

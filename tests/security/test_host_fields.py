@@ -83,7 +83,7 @@ def state(api: Api) -> dict[str, Any]:
 def test_a_host_changes_nothing_of_another_one(site: Api, field: str) -> None:
     before = state(site)
     body = FORGED if field == "all at once" else {field: FORGED[field]}
-    answer = site.call("POST", f"/hosts/{OTHER}/report", report(**body), "other host", Equipoise_Protocol="2")
+    answer = site.call("POST", f"/hosts/{OTHER}/report", report(**body), "other host")
     assert answer.status_code == 200, answer.text
     after = state(site)
     for path in READ:

@@ -31,7 +31,7 @@ def said(api: Api) -> list[str]:
 
 def tell(api: Api, instance: str = FIRST, boot: str = "boot-1", code: int = 200, vm: str = "web") -> str:
     """A report of an agent; the detail of a refusal."""
-    headers = {"Equipoise_Instance": instance, "Equipoise_Boot": boot, "Equipoise_Protocol": "2"}
+    headers = {"Equipoise_Instance": instance, "Equipoise_Boot": boot}
     body = report(vms=[status(vm)])
     answer = api.call("POST", f"/hosts/{HOST}/report", body, "host", **headers)
     assert answer.status_code == code, answer.text

@@ -22,7 +22,7 @@ TREES = {path: ast.parse(path.read_text()) for path in sorted((TOP / "manager").
 
 OF_THE_FRAMEWORK = {404, 405, 413}
 """No such route, not with this method, and a body above MAX_CONTENT_LENGTH."""
-KIND_AT = {"say": 1, "new_event": 3, "host_event": 3}
+KIND_AT = {"say": 1, "_say": 1, "new_event": 3, "host_event": 3}
 """Which argument of these is an event's kind."""
 KEBAB = re.compile(r"[a-z]+(-[a-z]+)+")
 

@@ -117,14 +117,6 @@ def test_an_agent_that_does_not_act_is_told_of(call: Any, monkeypatch: pytest.Mo
     assert "did not report having carried it out" in result.output
 
 
-def test_an_older_agent_that_does_not_tell_what_it_acted_on_is_not_waited_for(call: Any) -> None:
-    manager = Manager([tick(None, number=4), tick(None, number=4), tick(None, number=5), tick(NUMBER, number=6)])
-    result = call(manager, "release", "--host", "h1")
-    assert result.exit_code == 1
-    assert "h1: the mode is set; its agent is older and does not tell" in result.output
-    assert manager.reads.count("/hosts/h1") == 3
-
-
 def test_an_agent_that_began_with_what_it_remembered_is_waited_for(call: Any) -> None:
     manager = Manager([tick(None, number=4), tick(NUMBER, number=5)])
     assert call(manager, "enforce", "--host", "h1").output == "h1: enforce\n"
