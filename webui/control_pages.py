@@ -67,7 +67,7 @@ def add_control(web: Blueprint, site: Site) -> None:
             plan=_plan(of, found, asked, site.api) if asked else None,
             plans=PLANS,
             policies=list(site.api.every("/policies")) if kind == "hosts" else [],
-            foreign=list(_foreign(of, found.body, site.api)),
+            external=list(_external(of, found.body, site.api)),
             detail=detail,
             done="done" in request.args and not asked,
         )
@@ -111,10 +111,10 @@ def _plan(kind: EditedKind, found: ApiAnswer, asked: Json, api: Inside) -> Order
     return OrderPreview(told["kind"], told["changes"], told["notes"])
 
 
-def _foreign(kind: EditedKind, it: Json, api: Inside) -> Iterator[tuple[str, Json]]:
+def _external(kind: EditedKind, it: Json, api: Inside) -> Iterator[tuple[str, Json]]:
     """Settings that somebody else changed, with their VMs."""
     vms = [it] if kind.path == "vms" else api.every("/vms", host=it["name"]) if kind.path == "hosts" else ()
     for vm in vms:
         for knob in (vm["status"] or {}).get("knobs", ()):
-            if knob["foreign"]:
+            if knob["external"]:
                 yield vm["name"], knob

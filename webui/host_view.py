@@ -50,7 +50,7 @@ class VmTableRow:
     idle: bool | None
     pins: str
     settings: tuple[str, ...]
-    foreign: tuple[str, ...]
+    external: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,9 @@ def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmTableRow]
                 idle=None if idle is None else idle["value"] == "1",
                 pins=_pins(status, online),
                 settings=tuple(settings_shown(knobs.values(), _OTHERS)),
-                foreign=tuple(knob_name(name, index) for (name, index), one in sorted(knobs.items()) if one["foreign"]),
+                external=tuple(
+                    knob_name(name, index) for (name, index), one in sorted(knobs.items()) if one["external"]
+                ),
             )
         )
     return lines
@@ -138,7 +140,7 @@ def ladder(
         )
         return f"{count} VM{'s' * (count != 1)}" if count else ""
 
-    def rung(name: str, in_force: str | None, *ids: str) -> MechanismRow:
+    def step(name: str, in_force: str | None, *ids: str) -> MechanismRow:
         """The first of the mechanisms ``ids`` that works; else the first that is known."""
         driven = in_force is not None
         told = [known[one] for one in ids if one in known]
@@ -150,25 +152,25 @@ def ladder(
         )
 
     return [
-        rung("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
-        rung("Idle class for batch", owned("idle", "1".__eq__), "cpu-idle"),
-        rung("Pinning", owned("vcpu_pin"), "affinity"),
-        _warp(rung("Warp", "", "warp", "sched-ext", "bvt-kernel", "eevdf-slice"), lines, warp),
-        _cache(rung("Cache ways", "", "cache-allocation", "resctrl"), cache),
-        _held(rung("Memory bandwidth", "", "memory-bandwidth"), cache),
+        step("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
+        step("Idle class for batch", owned("idle", "1".__eq__), "cpu-idle"),
+        step("Pinning", owned("vcpu_pin"), "affinity"),
+        _warp(step("Warp", "", "warp", "sched-ext", "bvt-kernel", "eevdf-slice"), lines, warp),
+        _cache(step("Cache ways", "", "cache-allocation", "resctrl"), cache),
+        _held(step("Memory bandwidth", "", "memory-bandwidth"), cache),
     ]
 
 
-def _warp(rung: MechanismRow, lines: Sequence[VmTableRow], warp: Json | None) -> MechanismRow:
+def _warp(step: MechanismRow, lines: Sequence[VmTableRow], warp: Json | None) -> MechanismRow:
     """The step of warps with the mechanism in force, what that can do, and what it cannot."""
     if warp is None:
-        return rung
+        return step
     count = sum(bool(line.vm["status"].get("warp_us")) for line in lines if line.running)
-    title = TITLES[Mechanism(warp["rung"])]
+    title = TITLES[Mechanism(warp["mechanism"])]
     in_force = f"{count} VM{'s' * (count != 1)} by {title}" if count else ""
     why = f"{warp['detail']}. It can {warp['can']}; it cannot {warp['cannot']}"
-    offered = FindingStatus.MISSING if warp["rung"] == Mechanism.NONE else FindingStatus.WORKS
-    return replace(rung, in_force=in_force, offered=offered, why=why, advice="")
+    offered = FindingStatus.MISSING if warp["mechanism"] == Mechanism.NONE else FindingStatus.WORKS
+    return replace(step, in_force=in_force, offered=offered, why=why, advice="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ class CacheLine:
     kind: str
     vms: tuple[str, ...]
     strips: tuple[Strip, ...]
-    given_up: bool
+    external: bool
     bandwidth: str = ""
 
 
@@ -211,19 +213,19 @@ def _cache_line(group: Json, ways: int) -> CacheLine:
         own = frozenset(way for way in range(ways) if bits >> way & 1)
         words = f"{len(own)} of {ways} ways in domain {part['domain']}: {format_cpus(own) or 'none'}"
         strips.append(Strip(part["domain"], tuple(way in own for way in range(ways)), words))
-    return CacheLine(of, kind, tuple(group["vms"]), tuple(strips), group["given_up"], group["bandwidth"])
+    return CacheLine(of, kind, tuple(group["vms"]), tuple(strips), group["external"], group["bandwidth"])
 
 
-def _cache(rung: MechanismRow, cache: Json | None) -> MechanismRow:
+def _cache(step: MechanismRow, cache: Json | None) -> MechanismRow:
     """The step of cache ways with those in force."""
     count = sum(len(group["vms"]) for group in cache["groups"] if group["applications"]) if cache else 0
-    return replace(rung, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
+    return replace(step, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
 
 
-def _held(rung: MechanismRow, cache: Json | None) -> MechanismRow:
+def _held(step: MechanismRow, cache: Json | None) -> MechanismRow:
     """The step of memory bandwidth with those held back."""
     count = sum(len(group["vms"]) for group in cache["groups"] if group["bandwidth"]) if cache else 0
-    return replace(rung, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
+    return replace(step, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
 
 
 def grouped(findings: Iterable[Json]) -> list[tuple[FindingStatus, list[Json]]]:

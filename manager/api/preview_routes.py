@@ -193,7 +193,7 @@ class _Preview:
         """Add what would be changed of the host: the groups of its cache, the interrupts of its network interfaces."""
         tick, host = self._seen.tick, self._wanted.host
         self._of_cache()
-        if tick and tick.warp and tick.warp.rung is Mechanism.SCHED_EXT and host.mode is not Mode.ENFORCE:
+        if tick and tick.warp and tick.warp.mechanism is Mechanism.SCHED_EXT and host.mode is not Mode.ENFORCE:
             self.notes.append("our sched_ext scheduler is removed if it was loaded for this host; this is not listed")
         if tick is None or host.placement.irqs is IrqSteering.OFF:
             return
@@ -302,7 +302,7 @@ def _removed(cache: CacheStatus | None, reason: str) -> list[KnobChange]:
     """The groups of the cache that are ours."""
     found = []
     for group in cache.groups if cache else ():
-        if group.name and not group.given_up and cache:
+        if group.name and not group.external and cache:
             parts = ";".join(f"{part.domain}={part.mask}" for part in group.parts)
             now = f"{group.name} {cache.resource}:{parts}"
             found.append(KnobChange(knob=Knob.CACHE_WAYS, index=0, now=now, then="", reason=reason))
@@ -311,7 +311,7 @@ def _removed(cache: CacheStatus | None, reason: str) -> list[KnobChange]:
 
 def _leaving(cache: CacheStatus | None, vm: str, reason: str) -> list[KnobChange]:
     """The group of the cache that a VM is in."""
-    names = [group.name for group in cache.groups if vm in group.vms and not group.given_up] if cache else []
+    names = [group.name for group in cache.groups if vm in group.vms and not group.external] if cache else []
     return [KnobChange(knob=Knob.CACHE_GROUP, index=0, now=name, then="", reason=reason) for name in names if name]
 
 

@@ -97,11 +97,11 @@ _ADOPT_EPILOG = """
 WHAT IT DOES
   When somebody else changes a setting that Equipoise drives (virsh, another tool), the agent gives that setting up
   within a tick, says so, and never writes it again. This command takes such settings back: the value found there
-  counts as the original from now on, and is what `equipoise release` puts back. Settings that were never given up are
+  counts as the original from now on, and is what `equipoise release` puts back. Settings that no other tool changed are
   not concerned.
 
 EXAMPLES
-  equipoise status                what is marked `foreign` was given up
+  equipoise status                what is marked `externally modified` is left alone
   equipoise adopt --vm shop-cache
   equipoise adopt                 all VMs of this host, and its interrupts
 """
@@ -115,16 +115,16 @@ def adopt(settings: Settings, host: str, vm: str) -> None:
     """Take settings back that somebody else changed."""
     client = connect(settings)
     name = host or settings.text("host_name")
-    names = [vm] if vm else [one["name"] for one in client.items("/vms", host=name) if _foreign(one)]
+    names = [vm] if vm else [one["name"] for one in client.items("/vms", host=name) if _external(one)]
     if not vm:
         client.request("POST", f"/hosts/{name}/adopt")
     for one in names:
         client.request("POST", f"/vms/{one}/adopt")
-    say(f"taken back at the agent's next intervals: {', '.join(names) or 'no VM had settings given up'}")
+    say(f"taken back at the agent's next intervals: {', '.join(names) or 'no VM has externally modified settings'}")
 
 
-def _foreign(vm: dict[str, Any]) -> bool:
-    return vm["status"] is not None and any(knob["foreign"] for knob in vm["status"]["knobs"])
+def _external(vm: dict[str, Any]) -> bool:
+    return vm["status"] is not None and any(knob["external"] for knob in vm["status"]["knobs"])
 
 
 def _switch(settings: Settings, host: str, vm: str, mode: str) -> None:

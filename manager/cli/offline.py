@@ -49,8 +49,8 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
             raise EquipoiseError(f"not everything could be put back: {'; '.join(reasons)}")
         damage = "".join(f"; {one.text}" for one in journal.take_damages())
         restored = sum(outcome.kind is OutcomeKind.RESTORED for outcome in outcomes)
-        foreign = sum(outcome.kind is OutcomeKind.FOREIGN for outcome in outcomes)
-        note = f", {foreign} left as somebody else changed them" if foreign else ""
+        external = sum(outcome.kind is OutcomeKind.EXTERNAL for outcome in outcomes)
+        note = f", {external} left as somebody else changed them" if external else ""
         journal.close()
         return f"{restored} settings put back{note}{damage}"
     finally:

@@ -53,7 +53,7 @@ OUTPUT
   A table of changes; then how the cache would be divided, if it is to be: the ways of each group; then what the policy
   has to say, and what could not be read or placed. With --json, an object with host, mode (as registered), policy,
   changes (action, vm, knob, index, before, after, reason; vm null: a setting of the host itself), cache (the groups:
-  name, applications, vms, schemata), notes and problems. Actions: write; restore (back to the original); give_up
+  name, applications, vms, schemata), notes and problems. Actions: write; restore (back to the original); leave
   (somebody else changed it); observe (the VM's or application's own mode says so).
 
 EXAMPLES
@@ -153,7 +153,7 @@ def _preview(settings: Settings, assignment: Assignment, slots: dict[str, tuple[
 
 def _cache_fields(one: CacheOutcome, names: Mapping[str, str | None]) -> dict[str, Any]:
     """A step of dividing the cache, as changes are told."""
-    actions = {OutcomeKind.OBSERVED: "observe", OutcomeKind.FOREIGN: "give_up", OutcomeKind.RESTORED: "restore"}
+    actions = {OutcomeKind.OBSERVED: "observe", OutcomeKind.EXTERNAL: "leave", OutcomeKind.RESTORED: "restore"}
     return {
         "action": actions.get(one.kind, "write"),
         "vm": names.get(one.vm) if one.vm else None,

@@ -152,7 +152,7 @@ def _warps(host: dict[str, Any]) -> str:
         return ""
     vms = f"{warp['vms']} VM{'s' * (warp['vms'] != 1)}"
     words = f"it can {warp['can']}; it cannot {warp['cannot']}"
-    return f"{host['name']}: warps of {vms} by {warp['rung']} ({warp['detail']}): {words}"
+    return f"{host['name']}: warps of {vms} by {warp['mechanism']} ({warp['detail']}): {words}"
 
 
 def _caches(hosts: list[dict[str, Any]]) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _caches(hosts: list[dict[str, Any]]) -> Iterator[str]:
             )
             of = ", ".join(group["applications"]) or group["name"].rpartition("+")[2] or "all else"
             held = f", memory bandwidth held to {group['bandwidth']}" if group.get("bandwidth") else ""
-            yield f"{host['name']}: cache of {of}: {ways}{held}{' (externally modified)' * group['given_up']}"
+            yield f"{host['name']}: cache of {of}: {ways}{held}{' (externally modified)' * group['external']}"
         yield from (f"{host['name']}: {line}" for line in _traffic(cache))
         yield from (f"{host['name']}: {note}" for note in cache["notes"])
 
@@ -210,7 +210,7 @@ def _vms_table(vms: list[dict[str, Any]]) -> Table:
         knobs = state["knobs"]
         settings = settings_shown(knobs, set(Knob) - PINS - WARPS)
         settings += [f"warp: {state['warp_us']:,} us"] if state.get("warp_us") else []
-        settings += settings_shown((knob for knob in knobs if knob["foreign"]), WARPS)
+        settings += settings_shown((knob for knob in knobs if knob["external"]), WARPS)
         table.add_row(
             vm["name"],
             vm["class"],

@@ -119,7 +119,7 @@ def problem_of(host: dict[str, Any], application: str) -> str:
         return f"the cache of {name} cannot be divided: {told}. {_CAT}"
     for group in cache["groups"]:
         if application in group["applications"]:
-            if group["given_up"]:
+            if group["external"]:
                 return f"{name}: somebody else changed the group of {application}: `equipoise adopt --host {name}`"
             others = [one for one in group["applications"] if one != application]
             if others:

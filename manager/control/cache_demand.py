@@ -41,19 +41,19 @@ def demand_of(
     placed: Mapping[str, Placed],
     modes: Collection[Mode],
     judged: Mapping[str, JudgedWays],
-    given_up: Collection[str],
+    external: Collection[str],
     offered: Resctrl,
 ) -> tuple[CacheDemand, tuple[str, ...]]:
     """What VMs in one of ``modes`` are to have, and what of it cannot be had.
 
-    ``placed``: the VMs that may be moved, by their registered names. ``given_up``: groups of ours that are nobody's.
+    ``placed``: the VMs that may be moved, by their registered names. ``external``: groups of ours that are nobody's.
     """
     views = [view for view in snapshot.vms if view.name in placed and view.mode in modes]
     claims: list[Claim] = []
     notes: list[str] = []
     for one in snapshot.applications:
         claim = _claim(one, views, placed, judged)
-        if claim is None or PREFIX + claim.app in given_up:
+        if claim is None or PREFIX + claim.app in external:
             continue
         try:
             for cache in offered.divided[:1]:
@@ -63,7 +63,7 @@ def demand_of(
             notes.append(f"{claim.app}: {error}")
         else:
             claims.append(claim)
-    batch = [view for view in views if not view.critical] if BATCH_GROUP not in given_up else []
+    batch = [view for view in views if not view.critical] if BATCH_GROUP not in external else []
     return CacheDemand(tuple(claims), frozenset(placed[view.name].key for view in batch)), tuple(notes)
 
 

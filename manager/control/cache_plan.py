@@ -124,10 +124,10 @@ def allocate(offered: Resctrl, present: Mapping[str, Group], demand: CacheDemand
     share a group with the sum of them, until it fits. Where more is wanted than there is, the largest parts shrink
     first.
     """
-    foreign = [group for group in present.values() if group.foreign]
-    budget = _budget(offered, len(foreign), demand)
+    others = [group for group in present.values() if group.of_others]
+    budget = _budget(offered, len(others), demand)
     caches = offered.divided
-    clusters, divisions, notes = _cluster(caches, present, foreign, demand, budget)
+    clusters, divisions, notes = _cluster(caches, present, others, demand, budget)
     rest = {domain: _of_batch(caches[0], one.pool, demand.default_ways) for domain, one in divisions.items()}
     most = {Slot(one.name, domain): one.most for one in offered.bandwidths for domain in one.domains}
     limited = most | {
@@ -156,15 +156,15 @@ class _Budget:
     notes: tuple[str, ...]
 
 
-def _budget(offered: Resctrl, foreign: int, demand: CacheDemand) -> _Budget:
+def _budget(offered: Resctrl, others: int, demand: CacheDemand) -> _Budget:
     """Applications come first, then batch VMs, then those to be held back."""
-    left = max(offered.closids - 1 - foreign, 0)
+    left = max(offered.closids - 1 - others, 0)
     notes = []
     if demand.claims and not offered.caches:
         notes.append("this host cannot divide its cache")
     divides, holds = bool(demand.claims and offered.caches), bool(demand.held and offered.bandwidths)
     if (divides or holds) and not left:
-        notes.append(f"no CLOSID is left: {foreign} groups are of others")
+        notes.append(f"no CLOSID is left: {others} groups are of others")
         divides = holds = False
     batch = divides and bool(demand.batch) and left > 1
     if divides and demand.batch and not batch:
@@ -178,7 +178,7 @@ def _budget(offered: Resctrl, foreign: int, demand: CacheDemand) -> _Budget:
 def _cluster(
     caches: Sequence[CacheResource],
     present: Mapping[str, Group],
-    foreign: Sequence[Group],
+    others: Sequence[Group],
     demand: CacheDemand,
     budget: _Budget,
 ) -> tuple[list[_Cluster], dict[int, _Division], list[str]]:
@@ -190,7 +190,7 @@ def _cluster(
     while clusters:
         if len(clusters) <= budget.apps:
             least_rest = cache.minimum + (demand.default_ways if budget.batch else 0)
-            divided = {one: _divide(cache, one, clusters, foreign, present, least_rest) for one in cache.domains}
+            divided = {one: _divide(cache, one, clusters, others, present, least_rest) for one in cache.domains}
             found = {domain: one for domain, one in divided.items() if one is not None}
             if len(found) == len(divided):
                 notes = [note for one in found.values() for note in one.notes]
@@ -199,7 +199,7 @@ def _cluster(
         if len(clusters) == 1:
             break
         clusters = _merged(clusters, cache)
-    rest = {domain: _divide(cache, domain, (), foreign, present, cache.minimum) for domain in cache.domains}
+    rest = {domain: _divide(cache, domain, (), others, present, cache.minimum) for domain in cache.domains}
     notes = [f"{', '.join(one.apps)} get no ways: others leave no room for them" for one in clusters]
     return [], {domain: one for domain, one in rest.items() if one is not None}, notes
 
@@ -231,18 +231,18 @@ def _divide(
     cache: CacheResource,
     domain: int,
     clusters: Sequence[_Cluster],
-    foreign: Sequence[Group],
+    others: Sequence[Group],
     present: Mapping[str, Group],
     least_rest: int,
 ) -> _Division | None:
     """One domain, None where not all can have the minimum.
 
-    Ways of foreign groups are avoided, unless there is no room elsewhere and they are not exclusive.
+    Ways of groups of others are avoided, unless there is no room elsewhere and they are not exclusive.
     """
     slot = Slot(cache.name, domain)
     here = [one for one in clusters if domain in one.domains]
-    taken = union(Mask(group.values.get(slot, 0)) for group in foreign if group.exclusive)
-    theirs = union(Mask(group.values.get(slot, 0)) for group in foreign)
+    taken = union(Mask(group.values.get(slot, 0)) for group in others if group.exclusive)
+    theirs = union(Mask(group.values.get(slot, 0)) for group in others)
     wanted = {one.name: max(_wanted(one, cache, domain, clusters), cache.minimum) for one in here}
     held = {name: Mask(present[name].values.get(slot, 0)) for name in wanted if name in present}
     # Stacked from the end that other hardware does not use, those that are new last.

@@ -73,7 +73,7 @@ def _writes(
     offered: Resctrl, present: Mapping[str, Group], populated: set[str], plan: CachePlan
 ) -> Iterator[CacheStep]:
     """Give all groups their values: as soon as the ways are free; else what gives others room; else sharing."""
-    values = {name: dict(one.values) for name, one in present.items() if not one.foreign}
+    values = {name: dict(one.values) for name, one in present.items() if not one.of_others}
     values |= {name: {} for name in plan.groups.keys() - present.keys()}
     state = _GroupValues(offered, plan.groups, values, populated)
     while state.waiting():

@@ -37,7 +37,7 @@ def diff(plan: Plan, found: Found, ledger: Mapping[KnobKey, Owned]) -> tuple[Cha
 
     A knob in the ``ledger`` (those changed before) that is not planned, or only for a released VM, goes back to its
     original, so an empty plan undoes everything. A knob that holds neither what we wrote nor, before the write is
-    known to have happened, what was there before, was changed by somebody else: it is given up, until the operator
+    known to have happened, what was there before, is an external change: it is left alone, until the operator
     adopts it; then it is forgotten, and so found anew by the next call. Knobs that could not be read are left alone.
     Changes that widen a CPU set come first (design, section 5, rule 4), then the order is that of the knobs, so a VM
     leaves the idle class before it gets a weight. Threads become real-time last, see ``_turn``.
@@ -82,7 +82,7 @@ class _Diff:
         if owned is None:
             # A pin may be inherited from the emulator's, and then be ours.
             return key.knob not in PINS or KnobKey(key.uuid, Knob.EMULATOR_PIN) not in self.ledger
-        return goal.mode is Mode.ENFORCE and not owned.foreign and owned.original != owned.intended == value
+        return goal.mode is Mode.ENFORCE and not owned.external and owned.original != owned.intended == value
 
     def of_domain(self, uuid: str, keys: list[KnobKey]) -> list[Change]:
         idle_key, weight_key = KnobKey(uuid, Knob.IDLE), KnobKey(uuid, Knob.WEIGHT)
@@ -106,8 +106,8 @@ class _Diff:
     def _of_idle(self, key: KnobKey, weight_key: KnobKey) -> list[Change]:
         weight, value = self.ledger.get(weight_key), self.found.values.get(weight_key)
         changes = self._of_knob(key)
-        if weight and value is not None and (weight.foreign or not self._is_ours(weight_key, value, weight)):
-            # The idle class would lose the weight that somebody else gave.
+        if weight and value is not None and (weight.external or not self._is_ours(weight_key, value, weight)):
+            # The idle class would lose the weight that another tool gave.
             return [change for change in changes if not _sets_idle(change, 1)]
         return changes
 
@@ -138,14 +138,14 @@ class _Diff:
         goal = self.goals.get(key)
         if owned is None:
             return list(self._from(key, value, None))
-        if owned.foreign:
-            return self._of_foreign(key, value, owned)
+        if owned.external:
+            return self._of_external(key, value, owned)
         if not self._is_ours(key, value, owned):
             if _part_given_back(value, owned):
                 return [Change(Action.FORGET, key, value, value, self.undo_reason)]
-            reason = f"changed by somebody else: we left {knob_text(owned.intended)}, found {knob_text(value)}"
-            given_up = Change(Action.GIVE_UP, key, owned.intended, value, reason)
-            return [given_up] if goal else [given_up, Change(Action.FORGET, key, value, value, self.undo_reason)]
+            reason = f"external change: we left {knob_text(owned.intended)}, found {knob_text(value)}"
+            leave = Change(Action.LEAVE, key, owned.intended, value, reason)
+            return [leave] if goal else [leave, Change(Action.FORGET, key, value, value, self.undo_reason)]
         return list(self._from(key, value, owned))
 
     def _without_value(self, key: KnobKey) -> Iterator[Change]:
@@ -162,8 +162,8 @@ class _Diff:
         if owned and (unplugged or (weightless and self.found.values.get(idle_key) == 1)):
             yield Change(Action.FORGET, key, owned.intended, owned.intended, self.undo_reason)
 
-    def _of_foreign(self, key: KnobKey, value: KnobValue, owned: Owned) -> list[Change]:
-        """Somebody else's: our memory of it ends when it is not wanted, or wanted back."""
+    def _of_external(self, key: KnobKey, value: KnobValue, owned: Owned) -> list[Change]:
+        """An external change: our memory of it ends when it is not wanted, or wanted back."""
         adopted = self.found.adoptions.get(key.uuid, 0) > owned.adoptions
         if key in self.goals and not adopted:
             return []
@@ -225,7 +225,7 @@ class _Diff:
         """
         emulator_key = KnobKey(key.uuid, Knob.EMULATOR_PIN)
         emulator, now = self.ledger.get(emulator_key), self.found.values.get(emulator_key)
-        if key.knob not in PINS or emulator is None or emulator.foreign:
+        if key.knob not in PINS or emulator is None or emulator.external:
             return None
         if value != emulator.intended:
             # While a pin may have failed, it has what that left. Once the emulator goes back to its original, the

@@ -64,7 +64,7 @@ class SchedulerSeen:
         owned = self.owned
         if owned is None:
             return False
-        return owned.foreign or (owned.settled and owned.intended == LOADED and self.value == UNLOADED)
+        return owned.external or (owned.settled and owned.intended == LOADED and self.value == UNLOADED)
 
 
 def plan_warps(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) -> tuple[WarpPlan, LadderMemory]:
@@ -77,9 +77,8 @@ def plan_warps(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) ->
     memory = _remember(memory, snapshot, seen)
     acts = any(view.mode is host.mode for view in snapshot.vms if view.name in wanted)
     plan = _choose(snapshot, seen, memory, own=host.warp is WarpUse.SCHED_EXT and acts)
-    goals = (
-        tuple(_goal(plan.rung, name, one) for name, one in wanted.items()) if plan.rung is not Mechanism.NONE else ()
-    )
+    given = {} if plan.mechanism is Mechanism.NONE else wanted
+    goals = tuple(_goal(plan.mechanism, name, warp) for name, warp in given.items())
     asked = plan.load and host.mode is Mode.ENFORCE and not seen.taken_away
     return replace(plan, vms=tuple(goal for goal in goals if goal.warp_us)), replace(memory, asked=asked)
 
@@ -107,7 +106,7 @@ def _choose(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory, *, ow
     if capabilities.scheduler_is_ours:
         return WarpPlan(Mechanism.SCHED_EXT, f"{TITLES[Mechanism.SCHED_EXT]} decides", load=own)
     if capabilities.scheduler:
-        other = f"the sched_ext scheduler {capabilities.scheduler!r} of somebody else decides, which no warp reaches"
+        other = f"the sched_ext scheduler {capabilities.scheduler!r} of another tool decides, which no warp reaches"
         return WarpPlan(detail=other, problem=f"warps: {other}; stop it, or switch warps off")
     return _choose_to_load(snapshot, seen, memory) if own else _below(snapshot)
 
@@ -115,10 +114,10 @@ def _choose(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory, *, ow
 def _choose_to_load(snapshot: Snapshot, seen: SchedulerSeen, memory: LadderMemory) -> WarpPlan:
     """While our scheduler does not decide and is to."""
     offers = snapshot.capabilities.warps
-    sched_ext = next((offer for offer in offers if offer.rung is Mechanism.SCHED_EXT), _NOT_LOOKED_FOR)
+    sched_ext = next((offer for offer in offers if offer.mechanism is Mechanism.SCHED_EXT), _NOT_LOOKED_FOR)
     if not sched_ext.there:
         return replace(_below(snapshot), problem=f"warps: our sched_ext scheduler cannot be loaded: {sched_ext.detail}")
-    if seen.taken_away:  # the goal stays, so that it is known as given up
+    if seen.taken_away:  # the goal stays, so that the external change is known
         return replace(_below(snapshot), load=True)
     failed = _failed(memory, snapshot.host) if memory.failures else ""
     if memory.failures < MOST_TRIES and snapshot.steady_s >= memory.retry_s:
@@ -143,9 +142,9 @@ def _below(snapshot: Snapshot) -> WarpPlan:
     use, offers = snapshot.host.warp, snapshot.capabilities.warps
     best = standing(offers, use)
     if best is not None:
-        return WarpPlan(best.rung, best.detail)
+        return WarpPlan(best.mechanism, best.detail)
     if use in {WarpUse.GROUP_IDENTITY, WarpUse.SLICE}:
-        why = next((one.detail for one in offers if one.rung == use.value), "it was not looked for")
+        why = next((one.detail for one in offers if one.mechanism == use.value), "it was not looked for")
         return WarpPlan(detail=why, note=f'warps: "{use}" was chosen, and this host has none: {why}')
     others = chosen_only(offers)
     why = "this kernel has no mechanism that was measured to help" + f"; {others}" * bool(others)
@@ -153,8 +152,8 @@ def _below(snapshot: Snapshot) -> WarpPlan:
     return WarpPlan(detail=why, note=note)
 
 
-def _goal(rung: Mechanism, vm: str, wanted: Wanted) -> VmWarp:
+def _goal(mechanism: Mechanism, vm: str, wanted: Wanted) -> VmWarp:
     if not wanted.warp_us:
         return VmWarp(vm, 0, 0, "")
-    value = value_of(rung, wanted.warp_us)
-    return VmWarp(vm, wanted.warp_us, value, f"{wanted.says} {wanted.warp_us:,} us by {in_words(rung, value)}")
+    value = value_of(mechanism, wanted.warp_us)
+    return VmWarp(vm, wanted.warp_us, value, f"{wanted.says} {wanted.warp_us:,} us by {in_words(mechanism, value)}")

@@ -152,7 +152,7 @@ def _warp_goals(
         key = KnobKey(HOST_UUID, Knob.SCHEDULER)
         yield Goal(key, LOADED, "VMs have warps, and this host's are to be sched_ext's", snapshot.host.mode)
     for warp in plan.vms:
-        view, knob = views[warp.vm], WARP_KNOBS[plan.rung]
+        view, knob = views[warp.vm], WARP_KNOBS[plan.mechanism]
         for index in range(view.vcpus if knob is Knob.SLICE else 1):
             yield Goal(KnobKey(uuids[warp.vm], knob, index), warp.value, warp.reason, view.mode)
 

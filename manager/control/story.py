@@ -15,7 +15,7 @@ MAX_TOLD = 3
 _WORST_FIRST = (
     OutcomeKind.FAILED,
     OutcomeKind.IGNORED,
-    OutcomeKind.FOREIGN,
+    OutcomeKind.EXTERNAL,
     OutcomeKind.VANISHED,
     OutcomeKind.OBSERVED,
     OutcomeKind.RESTORED,
@@ -24,7 +24,7 @@ _WORST_FIRST = (
 _ENDINGS = {
     OutcomeKind.FAILED: "could not be written",
     OutcomeKind.IGNORED: "the kernel keeps another value",
-    OutcomeKind.FOREIGN: "given up: somebody else changed it",
+    OutcomeKind.EXTERNAL: "left alone: another tool changed it",
     OutcomeKind.VANISHED: "the VM had ended",
     OutcomeKind.OBSERVED: "observed only, nothing written",
     OutcomeKind.RESTORED: "put back",

@@ -115,25 +115,25 @@ def _at_most(wanted: Wanted, most_us: int) -> Wanted:
     return Wanted(most_us, f"{wanted.says} {wanted.warp_us:,} us, this host's largest:")
 
 
-def value_of(rung: Mechanism, warp_us: int) -> int:
+def value_of(mechanism: Mechanism, warp_us: int) -> int:
     """What a positive warp is in the unit of a mechanism.
 
     The slice is the shorter the larger the warp, 0.1 ms from 10 ms on. Of the classes of group identity the larger
     warps get the higher.
     """
-    if rung is Mechanism.BVT:
+    if mechanism is Mechanism.BVT:
         return warp_us * 1000
-    if rung is Mechanism.GROUP_IDENTITY:
+    if mechanism is Mechanism.GROUP_IDENTITY:
         return 2 if warp_us >= HIGHEST_CLASS_US else 1
-    if rung is Mechanism.SLICE:
+    if mechanism is Mechanism.SLICE:
         return min(max(10**9 // warp_us, SHORTEST_SLICE_NS), LONGEST_SLICE_NS)
     return warp_us
 
 
-def in_words(rung: Mechanism, value: int) -> str:
+def in_words(mechanism: Mechanism, value: int) -> str:
     """How a mechanism does it, such as ``EEVDF slice 0.1 ms``."""
-    if rung is Mechanism.SLICE:
+    if mechanism is Mechanism.SLICE:
         return f"EEVDF slice {value / 10**6:.3g} ms"
-    if rung is Mechanism.GROUP_IDENTITY:
+    if mechanism is Mechanism.GROUP_IDENTITY:
         return f"group identity {value}"
-    return {Mechanism.SCHED_EXT: "sched_ext", Mechanism.BVT: "the BVT patch"}.get(rung, str(rung))
+    return {Mechanism.SCHED_EXT: "sched_ext", Mechanism.BVT: "the BVT patch"}.get(mechanism, str(mechanism))

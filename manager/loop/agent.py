@@ -141,7 +141,7 @@ class Agent:
         self._scheduler.add(TICK, self.tick, AfterBoundaries(self._interval_s, _AFTER_SLOT_S), TICK)
         between_s = _AFTER_SLOT_S + self._interval_s / 2
         self._scheduler.add(TIDY, collect_garbage, AfterBoundaries(COLLECT_S, between_s), TICK)
-        if any(offer.rung is Mechanism.SCHED_EXT and offer.there for offer in self._host.capabilities.warps):
+        if any(offer.mechanism is Mechanism.SCHED_EXT and offer.there for offer in self._host.capabilities.warps):
             self._scheduler.add(WATCH, self.watch, Every(_WATCH_S), TICK)
         postpone_garbage()
         self._oversight.ticked()
@@ -320,7 +320,7 @@ class Agent:
         result = self._loop.release("agent stopped")
         self._finish(result, self._orders)
         self._keep(self._telemetry.recent())  # nothing more will come, also if the manager is away now
-        left = [entry for entry in self._journal.entries.values() if not entry.owned.foreign]
+        left = [entry for entry in self._journal.entries.values() if not entry.owned.external]
         count = len(left) + result.cache.owned
         text = "everything is as it was" if not count else f"{count} settings could not be put back"
         self.say(Severity.ERROR if count else Severity.INFO, "agent-stopped", f"agent stopped, {text}")
@@ -342,7 +342,7 @@ class Agent:
             log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)
         self._keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
         self._tell_damages()
-        self._decides = result.warp.rung is Mechanism.SCHED_EXT
+        self._decides = result.warp.mechanism is Mechanism.SCHED_EXT
         status = tick_status(
             result, self._overruns, owned, connected, orders.number, self._discovery.look(self._host.discovery)
         )

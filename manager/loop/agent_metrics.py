@@ -167,13 +167,15 @@ def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
 
 
 def _warp_metrics(result: TickResult | None) -> Iterator[Metric]:
-    rung = GaugeMetricFamily("equipoise_agent_warp_rung", "1 for the mechanism that gives warps", None, ["rung"])
+    mechanism = GaugeMetricFamily(
+        "equipoise_agent_warp_mechanism", "1 for the mechanism that gives warps", None, ["mechanism"]
+    )
     warp = GaugeMetricFamily("equipoise_vm_warp_us", "Warp in force; absent: none", None, ["vm"])
     counts = CounterMetricFamily("equipoise_sched_ext_events", "What our scheduler did", None, ["event"])
     borrowed = CounterMetricFamily("equipoise_sched_ext_borrowed_seconds", "CPU time used ahead of a share", None, [])
     if result is not None:
         for one in Mechanism:
-            rung.add_metric([one], one is result.warp.rung)
+            mechanism.add_metric([one], one is result.warp.mechanism)
         for domain, warp_us in warps_in_force(result).items():
             warp.add_metric([result.specs[domain].name], warp_us)
         for name, count in result.warp_counters.items():
@@ -181,7 +183,7 @@ def _warp_metrics(result: TickResult | None) -> Iterator[Metric]:
                 borrowed.add_metric([], count / 1e9)
             else:
                 counts.add_metric([name], count)
-    yield from (rung, warp, counts, borrowed)
+    yield from (mechanism, warp, counts, borrowed)
 
 
 def _cache_metrics(result: TickResult | None) -> Iterator[Metric]:

@@ -93,24 +93,24 @@ def _note_intents(changes: Sequence[Change], targets: Mapping[str, Target], jour
     for change in changes:
         target = targets[change.key.uuid]
         known = journal.entries.get(change.key)
-        # Of the run before, whose process is still ending; or given up, and what it holds now is the original.
-        if known and (known.instance != target.instance or (known.owned.foreign and change.action is Action.KEEP)):
+        # Of the run before, whose process is still ending; or an external change, and that is the original now.
+        if known and (known.instance != target.instance or (known.owned.external and change.action is Action.KEEP)):
             known = None
         if change.action in {Action.WRITE, Action.RESTORE, Action.KEEP}:
             new = change.before if change.original is None else change.original
             original = known.owned.original if known else new
             owned = Owned(original, previous=change.before, intended=change.after)
             put[change.key] = Entry(target.instance, target.vm, owned)
-        elif change.action is Action.GIVE_UP and known:
-            put[change.key] = replace(known, owned=replace(known.owned, foreign=True, adoptions=target.adoptions))
+        elif change.action is Action.LEAVE and known:
+            put[change.key] = replace(known, owned=replace(known.owned, external=True, adoptions=target.adoptions))
     journal.update(put, [change.key for change in changes if change.action is Action.FORGET])
 
 
 def _carry_out(change: Change, targets: Mapping[str, Target], host: HostPort) -> Outcome:
     if change.action is Action.OBSERVE:
         return Outcome(change, OutcomeKind.OBSERVED)
-    if change.action is Action.GIVE_UP:
-        return Outcome(change, OutcomeKind.FOREIGN, "given up; `equipoise adopt` takes it back")
+    if change.action is Action.LEAVE:
+        return Outcome(change, OutcomeKind.EXTERNAL, "left alone; `equipoise adopt` takes it back")
     try:
         held = host.write(targets[change.key.uuid].instance, change.key, change.after)
     except VmVanished as error:

@@ -17,7 +17,7 @@ from manager.model.records import OutcomeKind
 from manager.model.registration import Mode
 
 DONE = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED})
-_EXTERNAL = "given up; `equipoise adopt` takes it back"
+_EXTERNAL = "left alone; `equipoise adopt` takes it back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +34,16 @@ class CacheApplier:
     def __init__(self) -> None:
         self.left: dict[str, Schemata] = {}
 
-    def external_changes(self, present: Mapping[str, Group], given_up: Mapping[str, int]) -> Iterator[CacheOutcome]:
+    def external_changes(self, present: Mapping[str, Group], external: Mapping[str, int]) -> Iterator[CacheOutcome]:
         """Groups that are not as we left them, but for those given up before."""
-        for name in sorted(self.left.keys() - given_up.keys()):
+        for name in sorted(self.left.keys() - external.keys()):
             left, group = self.left[name], present.get(name)
             # Of a domain that went offline there is nothing, and it comes back with all its ways.
             if group is not None and all(group.values.get(slot, value) == value for slot, value in left.items()):
                 continue
             before, after = group_text(name, left), "" if group is None else group_text(name, group.values)
             what = "somebody removed it" if group is None else "somebody else changed it"
-            yield CacheOutcome(Knob.CACHE_WAYS, None, name, before, after, what, OutcomeKind.FOREIGN, _EXTERNAL)
+            yield CacheOutcome(Knob.CACHE_WAYS, None, name, before, after, what, OutcomeKind.EXTERNAL, _EXTERNAL)
 
     def apply(
         self,

@@ -110,7 +110,7 @@ class CacheKeeper:
             note = self._journal.cache or CacheNote()
             homes, unread = homes_of(port, seen, present)
             problems = (*problems, *unread)
-            reading = CacheReading(offered, present, homes, note.given_up, port.domains())
+            reading = CacheReading(offered, present, homes, note.external, port.domains())
             planned = self._plan(seen, reading, note)
             outcomes = (*external, *self._apply(port, seen, reading, planned, note))
             problems = (*problems, *(_problem(one.detail) for one in outcomes if one.kind is OutcomeKind.FAILED))
@@ -127,14 +127,14 @@ class CacheKeeper:
         if seen.wanted:
             problems = (*problems, *map(_problem, left_there(seen, reading)))
             groups = tuple(groups_of(seen, reading, planned.plan, present))
-        owned = measured.owned + sum(is_ours(name) and name not in note.given_up for name in present)
-        noted = self._journal.cache is not None and not note.given_up
+        owned = measured.owned + sum(is_ours(name) and name not in note.external for name in present)
+        noted = self._journal.cache is not None and not note.external
         self._last = CacheResult(
             outcomes=outcomes,
             offered=offered,
             groups=groups,
             notes=(*planned.notes, *measured.notes),
-            foreign=sum(group.foreign for group in present.values()),
+            groups_of_others=sum(group.of_others for group in present.values()),
             owned=owned or int(noted),
             measured=measured,
             problems=problems,
@@ -163,15 +163,15 @@ class CacheKeeper:
         online = seen.snapshot.capabilities.online_cpus
         offered = port.offered(online)
         if offered is not None:
-            if note is not None and note.original is None and note.given_up:  # mounted again by somebody else
+            if note is not None and note.original is None and note.external:  # mounted again by somebody else
                 self._journal.note_cache(None)
             return offered, ()
         self._applier.left = {}
-        unmounted = note is not None and (note.original is not None or bool(note.given_up))
+        unmounted = note is not None and (note.original is not None or bool(note.external))
         if note is not None and (unmounted or not seen.wanted):  # its groups and values ended with the mount
-            adoptions = note.given_up.get(DEFAULT, host.adoptions)
+            adoptions = note.external.get(DEFAULT, host.adoptions)
             stays = unmounted and seen.wanted and host.adoptions <= adoptions
-            self._journal.note_cache(CacheNote(given_up={DEFAULT: adoptions}) if stays else None)
+            self._journal.note_cache(CacheNote(external={DEFAULT: adoptions}) if stays else None)
             if stays:
                 return None, (_problem("somebody unmounted resctrl: `equipoise adopt` takes it back"),)
         if not seen.wanted:
@@ -198,14 +198,14 @@ class CacheKeeper:
         if note is None:
             return ()
         adoptions = seen.snapshot.host.adoptions
-        given_up = {name: number for name, number in note.given_up.items() if adoptions <= number}
+        external = {name: number for name, number in note.external.items() if adoptions <= number}
         original = note.original
-        if DEFAULT in note.given_up and DEFAULT not in given_up:
+        if DEFAULT in note.external and DEFAULT not in external:
             original = present[DEFAULT].values
-        external = tuple(self._applier.external_changes(present, given_up))
-        given_up |= {outcome.group: adoptions for outcome in external}
-        self._journal.note_cache(replace(note, original=original, given_up=given_up))
-        return external
+        outcomes = tuple(self._applier.external_changes(present, external))
+        external |= {outcome.group: adoptions for outcome in outcomes}
+        self._journal.note_cache(replace(note, original=original, external=external))
+        return outcomes
 
     def _plan(self, seen: CacheSeen, reading: CacheReading, note: CacheNote) -> _Planned:
         original = note.original
@@ -223,25 +223,25 @@ class CacheKeeper:
         if not seen.wanted:
             return CacheDemand(), ()
         placed = reading.placed(seen)
-        demand, notes = demand_of(seen.snapshot, placed, modes, self._judged, reading.given_up, reading.offered)
+        demand, notes = demand_of(seen.snapshot, placed, modes, self._judged, reading.external, reading.offered)
         return holding(demand, self._held, placed, _bandwidth(reading)), notes
 
     def _offered(self, reading: CacheReading) -> Resctrl:
         """With no more CLOSIDs than the kernel had to give, while the others' groups are as many as then."""
-        if self._most and self._most[1] != reading.foreign:
+        if self._most and self._most[1] != reading.of_others:
             self._most = None
         return limited(reading.offered, self._most[0] if self._most else None)
 
     def _apply(
         self, port: CachePort, seen: CacheSeen, reading: CacheReading, planned: _Planned, note: CacheNote
     ) -> tuple[CacheOutcome, ...]:
-        self._applier.left = {name: group.values for name, group in reading.changed.items() if not group.foreign}
+        self._applier.left = {name: group.values for name, group in reading.changed.items() if not group.of_others}
         if planned.steps:
             self._journal.note_cache(replace(note, original=planned.demand.original))
             reasons = CacheReasons(self._whys, self._held.why)
             outcomes, exhausted = self._applier.apply(port, seen, reading, planned.plan, planned.steps, reasons)
             if exhausted:
-                self._most = len(port.groups()), reading.foreign
+                self._most = len(port.groups()), reading.of_others
             return outcomes
         observed = tuple(self._observed(seen, reading, planned.demand)) if seen.wanted else ()
         if note.original is None:
@@ -267,11 +267,11 @@ class CacheKeeper:
         outcomes: tuple[CacheOutcome, ...],
         measured: Measured,
     ) -> None:
-        """Where nothing is divided, nothing is ours but what was given up, and while it may be needed the mount."""
+        """Where nothing is divided: ours are only what another tool changed, and the mount while it may be needed."""
         if seen.only is not None or len(plan.groups) != 1 or any(one.kind in _UNDONE for one in outcomes):
             return
         note = self._journal.cache
-        if note is None or not note.given_up or not (seen.wanted or not present.keys().isdisjoint(note.given_up)):
+        if note is None or not note.external or not (seen.wanted or not present.keys().isdisjoint(note.external)):
             self._forget(port, seen, present, note)
         self._idle = self._idle and not measured.owned
 
@@ -291,8 +291,8 @@ class CacheKeeper:
         """Nothing is divided any more."""
         self._applier.left = {}
         stays = seen.wanted and seen.snapshot.host.mode is Mode.ENFORCE
-        foreign = any(group.foreign for group in present.values())
-        if note is not None and note.mounted and (stays or not foreign):
+        others = any(group.of_others for group in present.values())
+        if note is not None and note.mounted and (stays or not others):
             self._journal.note_cache(CacheNote(mounted=True))  # unmounting puts everything back
             if stays:
                 return
@@ -309,7 +309,7 @@ def _problem(text: str) -> Problem:
 
 def _bandwidth(reading: CacheReading) -> BandwidthResource | None:
     """By which VMs are held back; None where they cannot be."""
-    return next((resource for resource in reading.offered.bandwidths if HELD_GROUP not in reading.given_up), None)
+    return next((resource for resource in reading.offered.bandwidths if HELD_GROUP not in reading.external), None)
 
 
 def _steps(seen: CacheSeen, reading: CacheReading, plan: CachePlan) -> tuple[CacheStep, ...]:
@@ -323,4 +323,4 @@ def _steps(seen: CacheSeen, reading: CacheReading, plan: CachePlan) -> tuple[Cac
         if not reading.stays(uuid):  # where some threads are elsewhere, the VM is
             placed[uuid] = max((name for name in names if name != wanted), default=wanted)
     steps = plan_steps(reading.offered, reading.changed, placed, plan)
-    return tuple(step for step in steps if step.action is not CacheAction.WRITE or step.group not in reading.given_up)
+    return tuple(step for step in steps if step.action is not CacheAction.WRITE or step.group not in reading.external)

@@ -70,18 +70,18 @@ class GroupSeen:
     apps: tuple[str, ...]
     vms: tuple[str, ...]
     values: Schemata
-    given_up: bool = False
+    external: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CacheResult:
-    """What a tick did about the cache. ``offered`` None: it cannot be divided. ``foreign``: groups of others."""
+    """What a tick did about the cache. ``offered`` None: it cannot be divided. ``groups_of_others`` counts them."""
 
     outcomes: tuple[CacheOutcome, ...] = ()
     offered: Resctrl | None = None
     groups: tuple[GroupSeen, ...] = ()
     notes: tuple[str, ...] = ()
-    foreign: int = 0
+    groups_of_others: int = 0
     owned: int = 0
     measured: Measured = UNMEASURED
     problems: tuple[Problem, ...] = ()
@@ -98,22 +98,22 @@ class CacheReading:
     offered: Resctrl
     present: Mapping[str, Group]
     homes: Mapping[str, frozenset[str]]
-    given_up: Mapping[str, int]
+    external: Mapping[str, int]
     domains: Mapping[int, CpuSet]
 
     @property
-    def foreign(self) -> int:
+    def of_others(self) -> int:
         """How many groups are of others."""
-        return sum(one.foreign for one in self.present.values())
+        return sum(one.of_others for one in self.present.values())
 
     @property
     def changed(self) -> dict[str, Group]:
         """The groups that steps may be about."""
-        return {name: one for name, one in self.present.items() if name == DEFAULT or name not in self.given_up}
+        return {name: one for name, one in self.present.items() if name == DEFAULT or name not in self.external}
 
     @property
     def avoided(self) -> dict[str, Group]:
-        """The same with those given up among the groups of others, whose ways are avoided."""
+        """The same with those that another tool changed among the groups of others, whose ways are avoided."""
         others = {name: one for name, one in self.present.items() if name not in self.changed}
         return self.changed | {f"?{name}": replace(one, name=f"?{name}") for name, one in others.items()}
 
@@ -128,8 +128,8 @@ class CacheReading:
         }
 
     def stays(self, uuid: str) -> bool:
-        """Whether a VM is in a group of others, or of one given up."""
-        return any(name != DEFAULT and (name in self.given_up or not is_ours(name)) for name in self.homes[uuid])
+        """Whether a VM is in a group of others, or of one that another tool changed."""
+        return any(name != DEFAULT and (name in self.external or not is_ours(name)) for name in self.homes[uuid])
 
 
 def cache_seen(
@@ -202,10 +202,10 @@ def groups_of(
     seen: CacheSeen, reading: CacheReading, plan: CachePlan, present: Mapping[str, Group]
 ) -> Iterator[GroupSeen]:
     for name, group in present.items():
-        if group.foreign:
+        if group.of_others:
             continue
         planned = plan.groups.get(name, _NOBODY)
-        given_up = name in reading.given_up
-        uuids = {uuid for uuid, names in reading.homes.items() if name in names} if given_up else planned.vms
+        external = name in reading.external
+        uuids = {uuid for uuid, names in reading.homes.items() if name in names} if external else planned.vms
         vms = sorted(seen.specs[uuid].name for uuid in uuids if uuid in seen.specs)
-        yield GroupSeen(name, planned.apps, tuple(vms) if name else (), group.values, given_up)
+        yield GroupSeen(name, planned.apps, tuple(vms) if name else (), group.values, external)

@@ -114,35 +114,35 @@ class Chronicle:
             for name, kind, what in found + gone
         )
 
-    def foreign_changes(
+    def external_changes(
         self, outcomes: Iterable[Outcome], names: Mapping[str, str | None], now_s: float
     ) -> tuple[Event, ...]:
-        """A warning for each value that somebody else changed."""
+        """A warning for each value that another tool changed."""
         return tuple(
             new_event(
                 self._host,
                 now_s,
                 Severity.WARNING,
-                "foreign-change",
-                f"{knob_name(outcome.change.key.knob, outcome.change.key.index)}: {outcome.change.reason}; given up",
+                "external-change",
+                f"{knob_name(outcome.change.key.knob, outcome.change.key.index)}: {outcome.change.reason}; left alone",
                 names[outcome.change.key.uuid],
             )
             for outcome in outcomes
-            if outcome.kind is OutcomeKind.FOREIGN
+            if outcome.kind is OutcomeKind.EXTERNAL
         )
 
-    def foreign_groups(self, outcomes: Iterable[CacheOutcome], now_s: float) -> tuple[Event, ...]:
-        """A warning for each group of resctrl that somebody else changed."""
+    def external_groups(self, outcomes: Iterable[CacheOutcome], now_s: float) -> tuple[Event, ...]:
+        """A warning for each group of resctrl that another tool changed."""
         return tuple(
             new_event(
                 self._host,
                 now_s,
                 Severity.WARNING,
-                "foreign-change",
+                "external-change",
                 f"{one.before}: {one.reason}{', now ' if one.after else ''}{one.after}; {one.detail}",
             )
             for one in outcomes
-            if one.kind is OutcomeKind.FOREIGN
+            if one.kind is OutcomeKind.EXTERNAL
         )
 
     def lasting(self, problems: Sequence[tuple[Severity, str, str]], now_s: float) -> tuple[Event, ...]:

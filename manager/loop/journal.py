@@ -32,18 +32,18 @@ CREATE TABLE IF NOT EXISTS owned (
     uuid TEXT NOT NULL, knob TEXT NOT NULL, idx INTEGER NOT NULL,
     vm TEXT NOT NULL, libvirt_name TEXT NOT NULL, boot_id TEXT NOT NULL, pid INTEGER NOT NULL, ticks INTEGER NOT NULL,
     original TEXT NOT NULL, previous TEXT NOT NULL, intended TEXT NOT NULL,
-    is_foreign INTEGER NOT NULL, adoptions INTEGER NOT NULL,
+    is_external INTEGER NOT NULL, adoptions INTEGER NOT NULL,
     PRIMARY KEY (uuid, knob, idx)
 ) STRICT
 """
 _UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_COLUMNS = "uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_foreign, adoptions"
+_COLUMNS = "uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_external, adoptions"
 _SELECT = f"SELECT {_COLUMNS} FROM owned WHERE boot_id = ?"  # noqa: S608 - constants, here and below
 
 
 _NOTE_SCHEMA = """
 CREATE TABLE IF NOT EXISTS cache (
-    boot_id TEXT PRIMARY KEY, mounted INTEGER NOT NULL, original TEXT, given_up TEXT NOT NULL
+    boot_id TEXT PRIMARY KEY, mounted INTEGER NOT NULL, original TEXT, external TEXT NOT NULL
 ) STRICT
 """
 _NOTE_UPSERT = "INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)"
@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS bandwidth (
 ) STRICT
 """
 _MEMORY_SCHEMA = "CREATE TABLE IF NOT EXISTS cache_memory (boot_id TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT"
-_NOTE_SELECT = "SELECT mounted, original, given_up FROM cache WHERE boot_id = ?"
+_NOTE_SELECT = "SELECT mounted, original, external FROM cache WHERE boot_id = ?"
 
 _Database = sqlite3.Connection | sqlite3.Cursor
 
@@ -62,13 +62,13 @@ _Database = sqlite3.Connection | sqlite3.Cursor
 class CacheNote:
     """What resctrl itself does not tell of our doing. ``mounted``: we mounted it, or were about to.
 
-    ``original`` is what the default group had before the first change, None before that. ``given_up`` are the groups
+    ``original`` is what the default group had before the first change, None before that. ``external`` are the groups
     that somebody else changed, each with how often the host had been adopted then.
     """
 
     mounted: bool = False
     original: Schemata | None = None
-    given_up: Mapping[str, int] = field(default_factory=dict)
+    external: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class Journal:
         database.execute("DELETE FROM cache")
         if note is not None:
             original = None if note.original is None else format_schemata(note.original)
-            row = (self._boot_id, int(note.mounted), original, json.dumps(dict(note.given_up)))
+            row = (self._boot_id, int(note.mounted), original, json.dumps(dict(note.external)))
             database.execute(_NOTE_UPSERT, row)
 
     @property
@@ -284,7 +284,7 @@ class Journal:
         run, owned = entry.instance, entry.owned
         texts = (knob_text(owned.original), knob_text(owned.previous), knob_text(owned.intended))
         process = (run.libvirt_name, self._boot_id, run.pid, run.start_ticks)
-        return (key.uuid, str(key.knob), key.index, entry.vm, *process, *texts, int(owned.foreign), owned.adoptions)
+        return (key.uuid, str(key.knob), key.index, entry.vm, *process, *texts, int(owned.external), owned.adoptions)
 
 
 def _fits(table: str, row: Mapping[str, object]) -> bool:
@@ -293,17 +293,17 @@ def _fits(table: str, row: Mapping[str, object]) -> bool:
         if table == "owned":
             _entry(tuple(row[name] for name in _COLUMNS.split(", ")))  # type: ignore[misc]
         elif table == "cache":
-            _note_of(*(row[name] for name in ("mounted", "original", "given_up")))
+            _note_of(*(row[name] for name in ("mounted", "original", "external")))
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
     return True
 
 
 def _entry(row: tuple[str | int, ...]) -> tuple[KnobKey, Entry]:
-    uuid, knob_name, index, vm, libvirt_name, pid, ticks, *texts, foreign, adoptions = row
+    uuid, knob_name, index, vm, libvirt_name, pid, ticks, *texts, external, adoptions = row
     knob = Knob(str(knob_name))
     original, previous, intended = (knob_value(knob, str(text)) for text in texts)
-    owned = Owned(original, previous, intended, foreign=bool(foreign), adoptions=int(adoptions))
+    owned = Owned(original, previous, intended, external=bool(external), adoptions=int(adoptions))
     instance = VmInstance(str(uuid), str(libvirt_name), int(pid), int(ticks))
     return KnobKey(str(uuid), knob, int(index)), Entry(instance, str(vm), owned)
 
@@ -315,6 +315,6 @@ def _note(database: _Database, boot_id: str) -> CacheNote | None:
     return None
 
 
-def _note_of(mounted: Any, original: Any, given_up: Any) -> CacheNote:
-    found = {str(group): int(adoptions) for group, adoptions in json.loads(given_up).items()}
+def _note_of(mounted: Any, original: Any, external: Any) -> CacheNote:
+    found = {str(group): int(adoptions) for group, adoptions in json.loads(external).items()}
     return CacheNote(bool(mounted), None if original is None else parse_schemata(original), found)

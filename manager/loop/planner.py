@@ -160,7 +160,7 @@ def _groups_above(reading: Reading, journal: Journal) -> tuple[dict[KnobKey, int
         if key.knob is not Knob.RT_RUNTIME or not isinstance(held, int):
             continue
         owned = limits.get(key)
-        original, intended = (held, 0) if owned is None or owned.foreign else (owned.original, owned.intended)
+        original, intended = (held, 0) if owned is None or owned.external else (owned.original, owned.intended)
         if isinstance(original, int) and isinstance(intended, int):
             least_us[key] = original
             if unread and intended:
@@ -179,7 +179,7 @@ def _pinned(reading: Reading, domain: str, journal: Mapping[KnobKey, Entry]) -> 
         pinned: KnobValue = cpus
         original: KnobValue = cpus
         entry = journal.get(key)
-        if entry and entry.instance == state.instance and not entry.owned.foreign:
+        if entry and entry.instance == state.instance and not entry.owned.external:
             original = entry.owned.original
             pinned = entry.owned.intended if len(cpus) != 1 else pinned
         elif not entry:

@@ -96,21 +96,21 @@ def _knobs(values: Mapping[KnobKey, KnobValue], journal: Mapping[KnobKey, Entry]
     for key, value in values.items():
         entry = journal.get(key)
         owned = entry.owned if entry else None
-        original, foreign = (owned.original, owned.foreign) if owned else (None, False)
-        statuses.append(_knob(key.knob, key.index, value, original, foreign))
+        original, external = (owned.original, owned.external) if owned else (None, False)
+        statuses.append(_knob(key.knob, key.index, value, original, external))
     return statuses
 
 
 @lru_cache(maxsize=4096)
-def _knob(knob: Knob, index: int, value: KnobValue, original: KnobValue | None, foreign: bool) -> KnobStatus:
+def _knob(knob: Knob, index: int, value: KnobValue, original: KnobValue | None, external: bool) -> KnobStatus:
     """One knob. Most VMs of a host hold the same few values, tick after tick."""
     return KnobStatus(
         knob=knob,
         index=index,
         value=knob_text(value),
         original=None if original is None else knob_text(original),
-        owned=original is not None and not foreign,
-        foreign=foreign,
+        owned=original is not None and not external,
+        external=external,
     )
 
 
@@ -170,7 +170,7 @@ def warps_in_force(result: TickResult) -> dict[str, int]:
     """The warps by domain UUID, in microseconds, of the VMs that were seen to have what they are to have."""
     if not result.warp.vms:
         return {}
-    wanted, knob = {warp.vm: warp for warp in result.warp.vms}, WARP_KNOBS[result.warp.rung]
+    wanted, knob = {warp.vm: warp for warp in result.warp.vms}, WARP_KNOBS[result.warp.mechanism]
     found: dict[str, int] = {}
     for domain, spec in result.specs.items():
         warp = wanted.get(spec.name)
@@ -183,9 +183,9 @@ def warps_in_force(result: TickResult) -> dict[str, int]:
 def _warp(result: TickResult) -> WarpStatus | None:
     if result.snapshot.host.warp is WarpUse.OFF:
         return None
-    can, cannot = ABILITIES[result.warp.rung]
+    can, cannot = ABILITIES[result.warp.mechanism]
     return WarpStatus(
-        rung=result.warp.rung,
+        mechanism=result.warp.mechanism,
         detail=as_text(result.warp.detail),
         can=can,
         cannot=cannot,
@@ -233,12 +233,12 @@ def _cache(result: TickResult) -> CacheStatus | None:
                         {"domain": domain, "ways": mask.ways, "mask": str(mask)}
                         for domain, mask in sorted(ways[group.name].items())
                     ],
-                    "given_up": group.given_up,
+                    "external": group.external,
                     "bandwidth": bandwidth_text(group.values, seen.offered),
                 }
                 for group in seen.groups
             ],
-            "foreign": seen.foreign,
+            "groups_of_others": seen.groups_of_others,
             "notes": [as_text(note) for note in notes],
             "vms": [
                 {

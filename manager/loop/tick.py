@@ -243,7 +243,7 @@ class ControlLoop:
 
     def _counters(self) -> tuple[Mapping[str, int], tuple[Problem, ...]]:
         """What our scheduler counted, nothing while it does not decide."""
-        if self._planner.warp.rung is not Mechanism.SCHED_EXT:
+        if self._planner.warp.mechanism is not Mechanism.SCHED_EXT:
             return {}, ()
         try:
             return self._host.warp_counters(), ()
@@ -264,8 +264,8 @@ class ControlLoop:
         lasting += [(Severity.WARNING, "cache", text) for text in cache.notes]
         return (
             *self._chronicle.comings_and_goings(managed, seen.reading.errors, now_s),
-            *self._chronicle.foreign_changes(outcomes, seen.names, now_s),
-            *self._chronicle.foreign_groups(cache.outcomes, now_s),
+            *self._chronicle.external_changes(outcomes, seen.names, now_s),
+            *self._chronicle.external_groups(cache.outcomes, now_s),
             *self._chronicle.lasting(lasting, now_s),
         )
 

@@ -244,7 +244,7 @@ class Resctrl:
 DEFAULT = ""
 """Name of the default group, the root of the tree: it holds every task that nobody put elsewhere."""
 PREFIX = "equipoise-"
-"""Groups whose names begin so are ours; any other but the default group is foreign: counted and left alone."""
+"""Groups whose names begin so are ours; any other but the default group is of another tool: counted and left alone."""
 
 
 def is_ours(group: str) -> bool:
@@ -266,7 +266,7 @@ class Group:
     exclusive: bool = False
 
     @property
-    def foreign(self) -> bool:
+    def of_others(self) -> bool:
         """Whether another tool made it."""
         return self.name != DEFAULT and not is_ours(self.name)
 

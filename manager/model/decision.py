@@ -181,27 +181,27 @@ class Owned:
     """A knob that Equipoise changed.
 
     ``original`` is what it held before the first change. ``intended`` was to be written last and ``previous`` was
-    there before that: until the write is known to have happened (``settled``), either may be found. ``foreign``: it
-    was changed by somebody else and given up, when its VM (or host) had been adopted ``adoptions`` times.
+    there before that: until the write is known to have happened (``settled``), either may be found. ``external``:
+    another tool changed it, and it is left alone since, when its VM (or host) had been adopted ``adoptions`` times.
     """
 
     original: KnobValue
     previous: KnobValue
     intended: KnobValue
-    foreign: bool = False
+    external: bool = False
     settled: bool = False
     adoptions: int = 0
 
     @property
     def differs(self) -> bool:
         """Whether it is, or may be, other than its original because of us."""
-        return not self.foreign and (self.intended != self.original or self.previous != self.original)
+        return not self.external and (self.intended != self.original or self.previous != self.original)
 
 
 class Action(StrEnum):
     """What is to be done about a knob.
 
-    ``observe`` only records; ``give_up`` stops owning a knob that somebody else changed; ``keep`` notes the original
+    ``observe`` only records; ``leave`` stops owning a knob that another tool changed; ``keep`` notes the original
     of a knob that is not written but will change with another one; ``forget`` drops a knob that holds its original
     already.
     """
@@ -209,7 +209,7 @@ class Action(StrEnum):
     WRITE = "write"
     RESTORE = "restore"
     OBSERVE = "observe"
-    GIVE_UP = "give_up"
+    LEAVE = "leave"
     KEEP = "keep"
     FORGET = "forget"
 

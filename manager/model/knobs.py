@@ -513,9 +513,9 @@ def settings_shown(statuses: Iterable[Mapping[str, Any]], knobs: Collection[Knob
     alike: dict[tuple[Knob, str], set[int]] = {}
     for status in statuses:
         knob, value, original = Knob(status["knob"]), status["value"], status["original"]
-        if knob in knobs and (original is not None or status["foreign"] or value != str(knob.spec.value.usual)):
+        if knob in knobs and (original is not None or status["external"] or value != str(knob.spec.value.usual)):
             was = f" (was {value_shown(knob, original)})" if original is not None else ""
-            words = value_shown(knob, value) + (" (externally modified)" if status["foreign"] else was)
+            words = value_shown(knob, value) + (" (externally modified)" if status["external"] else was)
             alike.setdefault((knob, words), set()).add(status["index"])
     return [f"{knob_name(knob, format_cpus(frozenset(on)))}: {words}" for (knob, words), on in alike.items()]
 

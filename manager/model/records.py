@@ -16,8 +16,8 @@ FULL_VCPU = 0.9
 class OutcomeKind(StrEnum):
     """What came of a change.
 
-    ``ignored``: the write succeeded but the kernel kept another value. ``foreign``: somebody else had changed the
-    value, so it was given up instead of written. ``observed``: observe mode, nothing written.
+    ``ignored``: the write succeeded but the kernel kept another value. ``external``: another tool had changed the
+    value, so it was left alone. ``observed``: observe mode, nothing written.
     """
 
     APPLIED = "applied"
@@ -25,7 +25,7 @@ class OutcomeKind(StrEnum):
     OBSERVED = "observed"
     IGNORED = "ignored"
     FAILED = "failed"
-    FOREIGN = "foreign"
+    EXTERNAL = "external"
     VANISHED = "vanished"
 
 

@@ -98,7 +98,7 @@ ABILITIES: Mapping[Mechanism, tuple[str, str]] = {
 class Offer:
     """Whether a host has a mechanism, and what was seen of it."""
 
-    rung: Mechanism
+    mechanism: Mechanism
     there: Annotated[bool, Field(description="whether this host has it")]
     detail: Annotated[Text, Field(description="what was seen")]
     __pydantic_config__: ClassVar = CLOSED
@@ -122,15 +122,15 @@ _BY_CHOICE: Mapping[Mechanism, str] = {
 
 def standing(offers: Iterable[Offer], use: WarpUse) -> Offer | None:
     """The mechanism that serves without loading anything where that ``use`` was chosen, None where it is not there."""
-    return next((offer for offer in offers if offer.there and offer.rung is _STANDING.get(use)), None)
+    return next((offer for offer in offers if offer.there and offer.mechanism is _STANDING.get(use)), None)
 
 
 def chosen_only(offers: Iterable[Offer]) -> str:
     """What a host has that ``on`` does not use, and how each is chosen; empty where it has none of these."""
     return "; ".join(
-        f'{_BY_CHOICE[offer.rung]} ("warp": "{offer.rung}")'
+        f'{_BY_CHOICE[offer.mechanism]} ("warp": "{offer.mechanism}")'
         for offer in offers
-        if offer.there and offer.rung in _BY_CHOICE
+        if offer.there and offer.mechanism in _BY_CHOICE
     )
 
 
@@ -152,7 +152,7 @@ class WarpPlan:
     operator should know besides.
     """
 
-    rung: Mechanism = Mechanism.NONE
+    mechanism: Mechanism = Mechanism.NONE
     detail: str = "switched off"
     vms: tuple[VmWarp, ...] = ()
     load: bool = False

@@ -49,7 +49,7 @@ class KnobStatus(Schema):
     value: Text
     original: Text | None = Field(default=None, description="value before the first change; null: never changed")
     owned: bool = False
-    foreign: bool = Field(default=False, description="somebody else changed it, so it was given up")
+    external: bool = Field(default=False, description="another tool changed it, so it is left alone")
 
 
 class KnobChange(Schema):
@@ -88,7 +88,7 @@ class DomainBody(Schema):
 class WarpStatus(Schema):
     """By which mechanism warps are given."""
 
-    rung: Mechanism
+    mechanism: Mechanism
     detail: Text = Field(description="why that one")
     can: Text
     cannot: Text
@@ -113,7 +113,7 @@ class CacheGroup(Schema):
     applications: list[Name] = Field(default_factory=list, description="whose critical VMs have it; none: the rest")
     vms: list[Name] = Field(default_factory=list)
     parts: list[CachePart] = Field(default_factory=list)
-    given_up: bool = Field(default=False, description="somebody else changed it")
+    external: bool = Field(default=False, description="another tool changed it, so it is left alone")
     bandwidth: Text = Field(default="", description="to which its memory traffic is held, such as 30 %; empty: not")
 
 
@@ -151,7 +151,7 @@ class CacheStatus(Schema):
     ways: Count = Field(default=0, description="of each domain")
     shareable: Text = Field(default="0", description="mask of the ways that other hardware uses, too")
     groups: list[CacheGroup] = Field(default_factory=list)
-    foreign: Count = Field(default=0, description="groups of others")
+    groups_of_others: Count = Field(default=0, description="groups of other tools")
     notes: list[Text] = Field(default_factory=list, description="what is not as it was asked for")
     vms: list[CacheVm] = Field(default_factory=list, description="empty: none is measured")
     memories: list[CacheMemory] = Field(default_factory=list, description="empty: not measured")

@@ -112,13 +112,13 @@ def note_left(session: Session, places: Sequence[tuple[str, int]], now: datetime
         session.execute(insert.on_conflict_do_update(index_elements=["vm", "host_id"], set_=update), rows)
 
 
-def drop_foreign_status(session: Session, vm: str, host: str, now: datetime) -> None:
+def drop_status_elsewhere(session: Session, vm: str, host: str, now: datetime) -> None:
     """A VM is registered for ``host``: what another one said of it counts no more."""
     query = select(VmStatusRow.host_id).join(HostRow, HostRow.id == VmStatusRow.host_id)
-    foreign = session.scalars(query.where(VmStatusRow.vm == vm, HostRow.name != host)).one_or_none()
-    if foreign is not None:
+    elsewhere = session.scalars(query.where(VmStatusRow.vm == vm, HostRow.name != host)).one_or_none()
+    if elsewhere is not None:
         session.execute(delete(VmStatusRow).where(VmStatusRow.vm == vm))
-        note_left(session, [(vm, foreign)], now)
+        note_left(session, [(vm, elsewhere)], now)
 
 
 def _forget(session: Session, host: HostRow, still: Collection[str] | None, taken: Collection[str]) -> None:

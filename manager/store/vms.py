@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from manager.errors import Conflict
 from manager.model.cpus import format_cpus
 from manager.model.registration import VmClass, VmSpec
-from manager.store.claims import drop_foreign_status
+from manager.store.claims import drop_status_elsewhere
 from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 from manager.store.registered import Precondition, by_name, delete, get, not_found, replace, touch
@@ -55,7 +55,7 @@ def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondi
 
     row, created = replace(session, VmRow, spec.name, values, now, unclaimed)
     if spec.host is not None:
-        drop_foreign_status(session, spec.name, spec.host, now)
+        drop_status_elsewhere(session, spec.name, spec.host, now)
     return row, created
 
 

@@ -139,10 +139,10 @@ def cache_of(own: int | None, app: str = "shop") -> dict[str, Any]:
             group("equipoise-+batch", [], full >> 1 & ~mine, full >> 1),
             group(f"equipoise-{app}", [app], mine, full),
         ]
-    return {"resource": "L3", "ways": WAYS, "shareable": "600", "groups": groups, "foreign": 0, "notes": []}
+    return {"resource": "L3", "ways": WAYS, "shareable": "600", "groups": groups, "groups_of_others": 0, "notes": []}
 
 
 def group(name: str, applications: list[str], *masks: int) -> dict[str, Any]:
     """A group with such a mask in each domain."""
     parts = [{"domain": one, "ways": mask.bit_count(), "mask": f"{mask:x}"} for one, mask in enumerate(masks)]
-    return {"name": name, "applications": applications, "vms": [], "parts": parts, "given_up": False}
+    return {"name": name, "applications": applications, "vms": [], "parts": parts, "external": False}

@@ -29,7 +29,7 @@ def knob(value: str, original: str | None, **changes: Any) -> dict[str, Any]:
         "value": value,
         "original": original,
         "owned": owned,
-        "foreign": False,
+        "external": False,
     } | changes
 
 
@@ -43,7 +43,7 @@ def ran(api: Api, mode: str, *statuses: dict[str, Any], ticks: int = 20, **chang
 
 
 def test_release_puts_back_what_is_ours_and_not_as_it_was(shop: Api) -> None:
-    kept = [knob("100", "100"), knob("5", "100", owned=False, foreign=True), knob("7", None)]
+    kept = [knob("100", "100"), knob("5", "100", owned=False, external=True), knob("7", None)]
     ran(shop, "enforce", status("web-1"), status("db-1", knobs=kept), status("gone", knobs=[knob("9", "100")]))
     for mode in ("released", "observe"):
         found = preview(shop, f"?mode={mode}")
@@ -157,11 +157,11 @@ CACHE = {
     "ways": 12,
     "shareable": "c00",
     "groups": [
-        {"name": "", "applications": [], "vms": [], "parts": PARTS, "given_up": False},
-        {"name": "equipoise-shop", "applications": ["shop"], "vms": ["web-1"], "parts": PARTS, "given_up": False},
-        {"name": "equipoise-bar", "applications": ["bar"], "vms": ["db-1"], "parts": PARTS, "given_up": True},
+        {"name": "", "applications": [], "vms": [], "parts": PARTS, "external": False},
+        {"name": "equipoise-shop", "applications": ["shop"], "vms": ["web-1"], "parts": PARTS, "external": False},
+        {"name": "equipoise-bar", "applications": ["bar"], "vms": ["db-1"], "parts": PARTS, "external": True},
     ],
-    "foreign": 0,
+    "groups_of_others": 0,
     "notes": [],
 }
 REMOVED = {"vm": None, "knob": "cache_ways", "index": 0, "now": "equipoise-shop L3:0=f;1=ff0", "then": ""}

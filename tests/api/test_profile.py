@@ -303,7 +303,7 @@ def old_agent(agents: Agents) -> None:
         (without_cat, ["has no resctrl", "Intel CAT, AMD QoS, Arm MPAM", "`equipoise doctor`", "cache-allocation"]),
         (shaped(groups=[group("equipoise-bar", ["bar", "shop"], 3, 3)]), ["shop shares a group with bar", "CLOSIDs"]),
         (
-            shaped(groups=[group("equipoise-shop", ["shop"], 3, 3) | {"given_up": True}]),
+            shaped(groups=[group("equipoise-shop", ["shop"], 3, 3) | {"external": True}]),
             [f"`equipoise adopt --host {HOST}`"],
         ),
         (shaped(ways=3), ["at least two numbers of ways are compared, and shop can have 1 to 1"]),

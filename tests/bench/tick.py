@@ -285,7 +285,7 @@ class Rig:
 
     def _report(self, result: TickResult) -> None:
         """What the agent does after a tick (manager.loop.agent)."""
-        owned = sum(not entry.owned.foreign for entry in self.journal.entries.values())
+        owned = sum(not entry.owned.external for entry in self.journal.entries.values())
         self.metrics.observe(result, owned, True)
         self.outbox.put([*result.records, *result.events, tick_record(result)])
         tick_status(result, 0, owned, True)

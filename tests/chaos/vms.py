@@ -42,7 +42,7 @@ APPLICATION, RATE_RPS = "shop", 200
 
 _ALL = frozenset(os.sched_getaffinity(0))
 _KNOBS = {"cpu.shares": "weight", "cpu.weight": "weight", "cpu.idle": "idle"}
-_ENTRIES = "SELECT libvirt_name, knob, idx, original, previous, intended, is_foreign FROM owned"
+_ENTRIES = "SELECT libvirt_name, knob, idx, original, previous, intended, is_external FROM owned"
 _PID = Path("/run/libvirtd.pid")
 _MAGIC = b"SQLite format 3\0"
 

@@ -75,7 +75,7 @@ class FakeVm:
 class FakeHost:
     """``HostPort`` in memory. The next writes fail with the errnos in ``fail_next``; knobs in ``ignore`` keep still.
 
-    ``rungs`` are the mechanisms for warps that its kernel has; ``scheduler`` is the state of our sched_ext scheduler,
+    ``mechanisms`` are those for warps that its kernel has; ``scheduler`` is the state of our sched_ext scheduler,
     which the kernel ``refuses`` or not, and ``others`` the name of somebody else's. ``warp_reads`` are the domains that
     were asked for their warps. ``limits``: it has CONFIG_RT_GROUP_SCHED, and all VMs are below one group.
     """
@@ -96,7 +96,7 @@ class FakeHost:
     offline: set[int] = field(default_factory=set)
     irqs: dict[int, CpuSet] = field(default_factory=dict)
     topology: Topology | None = None
-    rungs: tuple[Mechanism, ...] = ()
+    mechanisms: tuple[Mechanism, ...] = ()
     scheduler: int = UNLOADED
     refuses: bool = False
     others: str = ""
@@ -116,9 +116,9 @@ class FakeHost:
         return Capabilities(
             *("6.1", "9.0.0", version, self.scale, self.online, self.online, True, (), True, topology),
             warps=tuple(
-                Offer(rung, rung in self.rungs, f"{rung} was looked for")
-                for rung in Mechanism
-                if rung != Mechanism.NONE
+                Offer(mechanism, mechanism in self.mechanisms, f"{mechanism} was looked for")
+                for mechanism in Mechanism
+                if mechanism != Mechanism.NONE
             ),
             scheduler="equipoise_bvt" if ours else self.others,
             scheduler_is_ours=ours,
@@ -164,7 +164,7 @@ class FakeHost:
     def settings(self) -> dict[KnobKey, KnobValue]:
         """Every knob of every VM, and of the host; the warps of our scheduler are 0 while it is not there."""
         own = self._interrupts()
-        if Mechanism.SCHED_EXT in self.rungs:
+        if Mechanism.SCHED_EXT in self.mechanisms:
             own[SCHEDULER] = self.scheduler
         if self.limits:
             own[MACHINE] = self.machine_us
@@ -201,9 +201,11 @@ class FakeHost:
     def _warps(self, uuid: str) -> dict[KnobKey, KnobValue]:
         vm = self.vms[uuid]
         found: dict[KnobKey, KnobValue] = {
-            KnobKey(uuid, knob): vm.warps.get(knob, 0) for rung, knob in WARP_KNOBS.items() if rung in self.rungs
+            KnobKey(uuid, knob): vm.warps.get(knob, 0)
+            for mechanism, knob in WARP_KNOBS.items()
+            if mechanism in self.mechanisms
         }
-        if Mechanism.SLICE in self.rungs:
+        if Mechanism.SLICE in self.mechanisms:
             found |= {KnobKey(uuid, Knob.SLICE, index): vm.slices.get(index, 0) for index in range(len(vm.vcpus))}
         return found
 

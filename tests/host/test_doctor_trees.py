@@ -384,7 +384,7 @@ def test_slices(before: int | None, after: int | None, scheduler: str, status: s
 
 def journal(folder: Path, *rows: tuple[str, int]) -> None:
     with closing(sqlite3.connect(folder / "journal.db")) as database, database:
-        database.execute("CREATE TABLE owned (boot_id TEXT, is_foreign INTEGER)")
+        database.execute("CREATE TABLE owned (boot_id TEXT, is_external INTEGER)")
         database.executemany("INSERT INTO owned VALUES (?, ?)", rows)
 
 

@@ -114,7 +114,7 @@ class Agent:
 
     @staticmethod
     def _own(result: TickResult) -> TickResult:
-        foreign = [one for one in result.outcomes if one.kind is OutcomeKind.FOREIGN]
+        foreign = [one for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL]
         assert not foreign, "nobody else changes anything here"
         return result
 

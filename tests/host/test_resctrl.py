@@ -51,7 +51,7 @@ def test_groups_are_made_written_read_back_and_removed() -> None:
     held = groups.write(OURS, wanted)
     assert held == {**wanted, Slot("MB", 0): 60}, "what the kernel made of it, not what was written"
     assert groups.read()[OURS].values == {**held, Slot("MB", 1): 100}
-    assert not groups.read()[OURS].foreign
+    assert not groups.read()[OURS].of_others
     groups.remove(OURS)
     groups.remove(OURS)
     assert list(groups.read()) == [DEFAULT]
@@ -66,7 +66,7 @@ def test_foreign_groups_are_seen_and_left_alone() -> None:
     tree.groups["pqos1"].mode = "exclusive"
     groups = Groups(tree)
     found = groups.read()
-    assert [(name, group.foreign, group.exclusive) for name, group in found.items()] == [
+    assert [(name, group.of_others, group.exclusive) for name, group in found.items()] == [
         (DEFAULT, False, False),
         ("libvirt-vm", True, False),
         ("pqos1", True, True),

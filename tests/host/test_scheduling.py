@@ -252,7 +252,7 @@ def test_what_somebody_else_did_to_a_thread_stays_until_it_is_adopted(limited: A
     limited.tick()
     tid = limited.vm.tids[VCPUS[0]]
     set_scheduling(tid, 2004)
-    assert OutcomeKind.FOREIGN in kinds(limited.tick())
+    assert OutcomeKind.EXTERNAL in kinds(limited.tick())
     assert not kinds(limited.tick())
     assert limited.threads()[VCPUS[0]] == "rr 4"
     limited.adoptions = 1
@@ -302,7 +302,7 @@ def test_an_operators_real_time_thread_is_no_matter_for_warps(agent: Agent) -> N
     os.sched_setscheduler(tid, os.SCHED_FIFO, os.sched_param(2))
     for _ in range(3):
         result = agent.tick(None, warp=WarpUse.SLICE)
-        assert not [one for one in result.outcomes if one.kind in {OutcomeKind.FOREIGN, OutcomeKind.FAILED}]
+        assert not [one for one in result.outcomes if one.kind in {OutcomeKind.EXTERNAL, OutcomeKind.FAILED}]
         assert not result.problems
     agent.loop.release("test")
     assert scheduling_of(tid) == 1002

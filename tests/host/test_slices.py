@@ -112,7 +112,9 @@ class Agent:
 def agent(qemu: QemuLike, tmp_path: Path) -> Iterator[Agent]:
     made = Agent(qemu, tmp_path / "journal.db")
     if made.host.capabilities.scheduler or any(
-        offer.there for offer in made.host.capabilities.warps if offer.rung in {Mechanism.BVT, Mechanism.GROUP_IDENTITY}
+        offer.there
+        for offer in made.host.capabilities.warps
+        if offer.mechanism in {Mechanism.BVT, Mechanism.GROUP_IDENTITY}
     ):
         pytest.skip("NOT TESTED: this kernel has a better mechanism")
     yield made
@@ -161,7 +163,7 @@ def test_a_slice_of_somebody_else_is_left_alone(agent: Agent) -> None:
     agent.tick()
     tid = agent.vm.tids["CPU 0/TCG"]
     set_slice(tid, 7_000_000)
-    [given_up] = [one for one in agent.tick().outcomes if one.kind is OutcomeKind.FOREIGN]
+    [given_up] = [one for one in agent.tick().outcomes if one.kind is OutcomeKind.EXTERNAL]
     assert given_up.change.key == KnobKey(agent.vm.uuid, Knob.SLICE, 0)
     agent.tick()
     agent.loop.release("test")

@@ -148,7 +148,7 @@ def test_where_it_must_not_be_written_nothing_is_read_offered_or_written(
 ) -> None:
     tree = Tree(tmp_path, release, **settings)
     mechanisms = tree.mechanisms
-    assert {offer.rung for offer in mechanisms.offers if offer.there} <= {Mechanism.SLICE}
+    assert {offer.mechanism for offer in mechanisms.offers if offer.there} <= {Mechanism.SLICE}
     assert mechanisms.read(tree.vm) == {}
     for knob in (Knob.BVT_WARP, Knob.GROUP_IDENTITY):
         with pytest.raises(HostError, match="does not take"):
@@ -211,7 +211,7 @@ def test_what_our_scheduler_needs(tmp_path: Path, without: str, says: str) -> No
     if without:
         (tmp_path / without).unlink()
     offer = offers_of(tree.paths, read_mounts(tree.paths), None, bpftool="sh")[0]
-    assert (offer.rung, offer.there) == (Mechanism.SCHED_EXT, not without)
+    assert (offer.mechanism, offer.there) == (Mechanism.SCHED_EXT, not without)
     assert says in offer.detail
 
 

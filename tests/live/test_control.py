@@ -171,12 +171,12 @@ def test_a_foreign_change_is_noticed_and_respected(vms: dict[str, str], service:
         check=True,
         stdout=subprocess.DEVNULL,
     )
-    [event] = until(lambda: [e for e in service.client.items("/events") if e["kind"] == "foreign-change"], "an alert")
+    [event] = until(lambda: [e for e in service.client.items("/events") if e["kind"] == "external-change"], "an alert")
     assert event["vm"] == CACHE.name
     assert event["severity"] == "warning"
     service.ticks(5)
     assert weight(CACHE) == 5000
-    assert "foreign" in service.cli("status")
+    assert "externally modified" in service.cli("status")
     assert terminate(running) == 0
     assert weight(CACHE) == 5000
     different = {key for key, value in settings_of_all(NAMES).items() if vms[key] != value}

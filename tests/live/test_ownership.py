@@ -174,26 +174,26 @@ def test_what_somebody_changes_is_given_up_and_taken_back_on_the_operators_word(
     service.ticks(5)  # those already under way, and one or two more
     for case in cases:
         shown = knob_of(service, case.vm, case.knob)
-        assert (shown["foreign"], shown["owned"], shown["value"]) == (True, False, case.found), case.knob
+        assert (shown["external"], shown["owned"], shown["value"]) == (True, False, case.found), case.knob
     service.ticks(5)
     for case in cases:
         assert case.read() == case.found, f"{case.knob} was written again"
-    events = [event for event in service.client.items("/events") if event["kind"] == "foreign-change"]
+    events = [event for event in service.client.items("/events") if event["kind"] == "external-change"]
     assert sorted(event["vm"] for event in events) == sorted(case.vm.name for case in cases), "one alert each, once"
     assert {event["severity"] for event in events} == {"warning"}
     kept = {case.knob for case in cases if case.vm is CACHE}
     others = [one for one in service.client.get(f"/vms/{CACHE.name}")["status"]["knobs"] if one["knob"] not in kept]
-    assert not any(one["foreign"] for one in others)
-    assert "foreign" in service.cli("status")
+    assert not any(one["external"] for one in others)
+    assert "externally modified" in service.cli("status")
 
     assert CACHE.name in service.cli("adopt", "--vm", CACHE.name)
     mine = [case for case in cases if case.vm is CACHE]
     for case in mine:
         until(lambda case=case: case.read() == case.wanted, f"{case.knob} to be driven again")
-        until(lambda case=case: not knob_of(service, CACHE, case.knob)["foreign"], "that to be reported")
+        until(lambda case=case: not knob_of(service, CACHE, case.knob)["external"], "that to be reported")
         if case.found != case.wanted:
             until(lambda case=case: knob_of(service, CACHE, case.knob)["original"] == case.found, "the new original")
-    assert all(knob_of(service, BATCH, case.knob)["foreign"] for case in cases if case.vm is BATCH)
+    assert all(knob_of(service, BATCH, case.knob)["external"] for case in cases if case.vm is BATCH)
     service.cli("adopt")
     for case in cases:
         until(lambda case=case: case.read() == case.wanted, f"{case.knob} to be driven again")
@@ -207,7 +207,7 @@ def test_what_somebody_changes_is_given_up_and_taken_back_on_the_operators_word(
 def test_a_change_survives_the_agent_and_its_successor(enforced: dict[str, str], service: Service) -> None:
     """What was given up stays given up when the agent starts again; stopping and starting write nothing there."""
     weight_file(CACHE).write_text("4000")
-    until(lambda: knob_of(service, CACHE, "weight").get("foreign"), "the change to be noticed")
+    until(lambda: knob_of(service, CACHE, "weight").get("external"), "the change to be noticed")
     assert service.processes[-1].poll() is None
     service.processes[-1].terminate()
     assert service.processes[-1].wait(30) == 0

@@ -52,7 +52,7 @@ def test_a_warp_becomes_a_slice_of_the_vcpu_threads_and_is_undone(
     assert {name: one for name, one in slices(CACHE).items() if name in others} == others
     until(lambda: reported(service) == WARP_US, "it to be reported")
     told = service.client.get(f"/hosts/{HOST}")["tick"]["warp"]
-    assert (told["rung"], told["vms"]) == ("slice", 1)
+    assert (told["mechanism"], told["vms"]) == ("slice", 1)
     if undo == "off":
         service.client.request("PATCH", f"/hosts/{HOST}", body={"warp": "off"})
         until(lambda: of_vcpus(CACHE) != {SLICE_NS}, "the slice to be put back")

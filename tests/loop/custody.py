@@ -25,7 +25,7 @@ class Moment:
 
     @classmethod
     def of(cls, walk: Walk) -> Moment:
-        ledger = {key: (one.original, one.intended, one.foreign) for key, one in walk.journal.ledger.items()}
+        ledger = {key: (one.original, one.intended, one.external) for key, one in walk.journal.ledger.items()}
         return cls(walk.stage.host.settings(), ledger)
 
 
@@ -100,7 +100,7 @@ def misconduct(walk: Walk, result: TickResult) -> list[str]:
     found = [
         f"{name(one.change.key, one.change.after)}: claimed to be somebody else's, which it is not"
         for one in result.outcomes
-        if one.kind is OutcomeKind.FOREIGN and one.change.key not in stage.meddled
+        if one.kind is OutcomeKind.EXTERNAL and one.change.key not in stage.meddled
     ]
     undone = {one.change.key for one in result.outcomes if one.kind in _UNDONE}
     for step, kind in director.hits_now:

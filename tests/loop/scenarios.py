@@ -61,11 +61,11 @@ def _network(stage: Stage) -> None:
     stage.placement(irqs=IrqSteering.SERVING)
 
 
-def _warped(*rungs: Mechanism, use: WarpUse = WarpUse.ON) -> Order:
+def _warped(*mechanisms: Mechanism, use: WarpUse = WarpUse.ON) -> Order:
     """A VM with a registered warp, one with another, and one without."""
 
     def build(stage: Stage) -> None:
-        stage.host.rungs = rungs
+        stage.host.mechanisms = mechanisms
         stage.boot("web", vcpus=2, warp_us=27_000)
         stage.boot("db", warp_us=4_000)
         stage.boot("batch", "batch")

@@ -352,7 +352,7 @@ def test_capabilities_are_told_once_and_when_they_change(site: Site) -> None:
 
 def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_the_next_interval(site: Site) -> None:
     a, _ = site.machines
-    a.host.rungs = (Mechanism.SCHED_EXT, Mechanism.BVT)
+    a.host.mechanisms = (Mechanism.SCHED_EXT, Mechanism.BVT)
 
     def events() -> list[str]:
         a.agent.sync()
@@ -378,7 +378,7 @@ def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_th
     assert ticks_of_a_watch() == 0, "nothing is looked at again and again in vain"
     assert a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.BVT_WARP)] == 29_651_000
     told = site.client.get("/hosts/a")["tick"]["warp"]
-    assert (told["rung"], told["vms"]) == ("bvt", 1)
+    assert (told["mechanism"], told["vms"]) == ("bvt", 1)
     assert site.client.get("/vms/web-a")["status"]["warp_us"] == 29_651
     a.agent.stop()
     assert not a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.BVT_WARP)]

@@ -184,14 +184,14 @@ def test_a_group_that_somebody_else_changed_is_given_up_until_adopted(
     else:
         rig.host.resctrl.groups[SHOP].values = dict(values)
     result = rig.tick()
-    [foreign] = [one for one in result.cache.outcomes if one.kind is OutcomeKind.FOREIGN]
-    assert reason in foreign.reason
-    [event] = [one for one in result.events if one.kind == "foreign-change"]
+    [external] = [one for one in result.cache.outcomes if one.kind is OutcomeKind.EXTERNAL]
+    assert reason in external.reason
+    [event] = [one for one in result.events if one.kind == "external-change"]
     assert event.severity is Severity.WARNING
     assert event.message.startswith(f"{SHOP} L3:0=f;1=f: ")
     rig.tick()
     rig.crash()
-    assert not told(rig.tick(), "foreign-change"), "once, and known after a crash"
+    assert not told(rig.tick(), "external-change"), "once, and known after a crash"
     assert (SHOP in rig.host.resctrl.groups) == (values is not None)
     assert values is None or rig.host.ways(SHOP) == "3"
     rig.control(adoptions=1)
@@ -215,7 +215,7 @@ def test_a_group_given_up_stays_as_it_is_when_all_else_goes_back(rig: CacheRig) 
 def test_what_somebody_gives_the_default_group_meanwhile_is_left(rig: CacheRig) -> None:
     rig.tick()
     rig.host.resctrl.root.values[Slot("L3", 0)] = 0xF00
-    assert OutcomeKind.FOREIGN in kinds(rig.tick())
+    assert OutcomeKind.EXTERNAL in kinds(rig.tick())
     rig.loop.release("test")
     assert masks(rig) == {DEFAULT: "f00"}
 
@@ -354,7 +354,7 @@ def test_status_and_metrics_tell_the_ways_in_force(rig: CacheRig) -> None:
     assert metrics.registry.get_sample_value("equipoise_cache_ways", ways) == 4
     status = tick_status(result, 0, 0, True).cache
     assert status is not None
-    assert (status.resource, status.ways, status.shareable, status.foreign) == ("L3", 12, "c00", 1)
+    assert (status.resource, status.ways, status.shareable, status.groups_of_others) == ("L3", 12, "c00", 1)
     told = {group.name: [part.mask for part in group.parts] for group in status.groups}
     assert told[SHOP] == ["f", "f"]
     assert [(group.applications, group.vms) for group in status.groups if group.name == SHOP] == [(["shop"], ["web"])]

@@ -26,7 +26,7 @@ def attacked(rig: Rig) -> Rig:
     queues = (NicQueue("eth0", 40, host.online, frozenset({1}), managed=False),)
     host.topology = replace(Topology.flat(host.online), queues=queues)
     host.irqs = {40: host.online}
-    host.rungs = tuple(rung for rung in Mechanism if rung.value == "sched_ext")
+    host.mechanisms = tuple(mechanism for mechanism in Mechanism if mechanism.value == "sched_ext")
     host.limits = True
     host.boot("web", 2)
     host.boot("hog")

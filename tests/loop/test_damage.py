@@ -221,7 +221,7 @@ def test_what_is_no_journal_is_set_aside_as_it_is(tmp_path: Path) -> None:
         ("UPDATE owned SET original = 'all' WHERE vm = 'vm7'", len(MANY) - 1),
         ("UPDATE owned SET vm = CAST(x'ff' AS TEXT) WHERE vm = 'vm7'", len(MANY) - 1),
         ("UPDATE owned SET boot_id = CAST(x'ff' AS TEXT) WHERE vm = 'vm7'", len(MANY) - 1),
-        ("UPDATE cache SET given_up = '[]'", len(MANY)),
+        ("UPDATE cache SET external = '[]'", len(MANY)),
         ("UPDATE cache SET original = 'no schemata'", len(MANY)),
         ("PRAGMA user_version = 7", len(MANY)),
         ("ALTER TABLE owned DROP COLUMN previous", 0),

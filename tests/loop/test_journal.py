@@ -38,7 +38,7 @@ def entry(original: KnobValue, intended: KnobValue, **flags: bool) -> Entry:
 
 ENTRIES = {
     WEIGHT: entry(1024, 10_000),
-    PIN: entry(frozenset({0, 1, 2, 7}), frozenset({5}), foreign=True),
+    PIN: entry(frozenset({0, 1, 2, 7}), frozenset({5}), external=True),
     EMULATOR: Entry(VmInstance("u2", "ü", 1, 2), "db", Owned(frozenset({0}), frozenset({1}), frozenset({2}))),
 }
 

@@ -166,7 +166,7 @@ def test_killed_at_every_step(tmp_path: Path, step: int, after_write: bool, then
     rig.crash()
     if then == "resume":
         result = rig.tick()
-        assert not [record for record in result.records if record.outcome == "foreign"]
+        assert not [record for record in result.records if record.outcome == "external"]
         assert (rig.value("web"), rig.value("batch")) == (10_000, 2)
     rig.loop.release("test")
     assert rig.host.settings() == before

@@ -157,7 +157,7 @@ def test_a_thread_that_somebody_else_changed_is_given_up_until_it_is_adopted(hos
     key = KnobKey(domain_uuid("web"), Knob.SCHEDULING, 1)
     host.host.change(key, 0)
     result = host.tick()
-    assert [one.change.key for one in result.outcomes if one.kind is OutcomeKind.FOREIGN] == [key]
+    assert [one.change.key for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL] == [key]
     host.tick()
     assert scheduled(host, "web") == [1001, 0]
     change(host, "web", adoptions=1)
@@ -187,7 +187,7 @@ def test_observed_it_is_only_told(host: Rig) -> None:
 
 
 def test_a_real_time_vm_has_no_warp_and_nobody_alarms_for_that(host: Rig) -> None:
-    host.host.rungs = (Mechanism.SLICE,)
+    host.host.mechanisms = (Mechanism.SLICE,)
     shop = Application("shop", (Tier("web", ("web",)),), Sla(10.0))
     host.assignment = replace(host.assignment, applications=(shop,))
     host.control(warp=WarpUse.SLICE)

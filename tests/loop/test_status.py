@@ -29,7 +29,7 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def compare(rig: Rig, result: TickResult, name: str) -> None:
-    owned = sum(not one.owned.foreign for one in rig.journal.entries.values())
+    owned = sum(not one.owned.external for one in rig.journal.entries.values())
     report = {
         "tick": tick_status(result, 2, owned, rig.host.connected).model_dump(mode="json"),
         "vms": [one.model_dump(mode="json") for one in VmStatuses().of(result, rig.journal)],
@@ -68,7 +68,7 @@ def test_values_are_those_that_the_tick_left(rig: Rig) -> None:
 
 def test_a_foreign_value_is_shown_as_such(busy: Rig) -> None:
     busy.host.change(KnobKey(domain_uuid("web"), Knob.WEIGHT), 777)
-    compare(busy, busy.tick(), "foreign")
+    compare(busy, busy.tick(), "external")
 
 
 def test_released(busy: Rig) -> None:
@@ -110,8 +110,8 @@ def test_what_is_kept_from_tick_to_tick_is_told_as_it_is(busy: Rig) -> None:
     busy.host.vms[domain_uuid("web")].cpu_ns += 300_000_000
     assert all(now is then for now, then in zip(kept(), settled, strict=True)), "nothing changed but shares"
     busy.host.vms[domain_uuid("web")].weight = 77
-    [foreign] = [one for vm in kept() if vm.vm == "web" for one in vm.knobs if one.knob == Knob.WEIGHT]
-    assert (foreign.value, foreign.foreign) == ("77", True)
+    [external] = [one for vm in kept() if vm.vm == "web" for one in vm.knobs if one.knob == Knob.WEIGHT]
+    assert (external.value, external.external) == ("77", True)
     busy.control(mode=Mode.RELEASED)
     kept()
     assert not any(one.owned for vm in kept() for one in vm.knobs)

@@ -202,8 +202,8 @@ def test_a_foreign_change_is_given_up_and_never_written_again(rig: Rig) -> None:
     rig.tick()
     rig.host.change(KnobKey(domain_uuid("web"), Knob.WEIGHT), 777)
     result = rig.tick()
-    assert kinds(result) == ["foreign"]
-    assert "foreign-change" in event_kinds(result)
+    assert kinds(result) == ["external"]
+    assert "external-change" in event_kinds(result)
     rig.crash()
     rig.tick()
     assert rig.value("web") == 777

@@ -21,7 +21,7 @@ from tests.loop.conftest import Rig
 @pytest.fixture
 def host(rig: Rig) -> Rig:
     """A critical VM of two vCPUs whose application promises 10 ms, and a batch VM."""
-    rig.host.rungs = (Mechanism.SCHED_EXT, Mechanism.SLICE)
+    rig.host.mechanisms = (Mechanism.SCHED_EXT, Mechanism.SLICE)
     for name, vcpus in (("web", 2), ("hog", 1)):
         rig.host.boot(name, vcpus)
     rig.register("web")
@@ -36,7 +36,7 @@ def status(rig: Rig, result: TickResult) -> tuple[str, int | None]:
     """The mechanism as reported, and the warp in force of the critical VM."""
     told = tick_status(result, 0, 0, True).warp
     [web] = [one for one in VmStatuses().of(result, rig.journal) if one.vm == "web"]
-    return (str(told.rung) if told else "off"), web.warp_us
+    return (str(told.mechanism) if told else "off"), web.warp_us
 
 
 def told(events: tuple[Event, ...]) -> list[str]:
@@ -44,7 +44,7 @@ def told(events: tuple[Event, ...]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("use", "rung", "knob", "value", "by"),
+    ("use", "mechanism", "knob", "value", "by"),
     [
         (WarpUse.ON, Mechanism.BVT, Knob.BVT_WARP, 29_651_000, "the BVT patch"),
         (WarpUse.GROUP_IDENTITY, Mechanism.GROUP_IDENTITY, Knob.GROUP_IDENTITY, 1, "group identity 1"),
@@ -52,9 +52,9 @@ def told(events: tuple[Event, ...]) -> list[str]:
     ],
 )
 def test_a_warp_is_set_explained_reported_and_undone(
-    host: Rig, use: WarpUse, rung: Mechanism, knob: Knob, value: int, by: str
+    host: Rig, use: WarpUse, mechanism: Mechanism, knob: Knob, value: int, by: str
 ) -> None:
-    host.host.rungs = (rung,)
+    host.host.mechanisms = (mechanism,)
     host.control(warp=use)
     before = host.host.settings()
     result = host.tick()
@@ -63,7 +63,7 @@ def test_a_warp_is_set_explained_reported_and_undone(
     [record, *_] = [one for one in result.records if one.knob is knob]
     assert (record.vm, record.outcome) == ("web", OutcomeKind.APPLIED)
     assert record.reason == f"warp auto: SLA 10 ms -> 29,651 us by {by}"
-    assert status(host, result) == (rung, 29_651)
+    assert status(host, result) == (mechanism, 29_651)
     assert not [one for one in host.tick().outcomes if one.change.key.knob in WARPS], "and then it stays"
     host.loop.release("test")
     assert host.host.settings() == before
@@ -85,7 +85,7 @@ def test_on_without_a_mechanism_that_helps_nothing_is_done_and_that_is_said_once
     assert not [one for one in second.events if one.kind == "warp"]
     told = tick_status(second, 0, 0, True).warp
     assert told is not None
-    assert (told.rung, told.vms) == (Mechanism.NONE, 0)
+    assert (told.mechanism, told.vms) == (Mechanism.NONE, 0)
     assert "no mechanism that was measured to help" in told.detail
 
 
@@ -138,7 +138,7 @@ def test_somebody_elses_is_given_up_until_it_is_adopted(host: Rig) -> None:
     key = KnobKey(domain_uuid("web"), Knob.SLICE, 1)
     host.host.change(key, 5_000_000)
     result = host.tick()
-    assert [one.change.key for one in result.outcomes if one.kind is OutcomeKind.FOREIGN] == [key]
+    assert [one.change.key for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL] == [key]
     assert status(host, result) == ("slice", None)
     host.tick()
     assert host.value("web", Knob.SLICE, 1) == 5_000_000
@@ -189,7 +189,7 @@ def test_one_of_another_version_is_replaced_and_gets_the_warps(host: Rig) -> Non
     assert [(one.knob, one.before, one.after) for one in replaced.records] == [(Knob.SCHEDULER, "3", "1")]
     assert host.value("web", Knob.WARP) == 0, "it begins anew"
     result = host.tick()
-    assert not [one for one in result.outcomes if one.kind is OutcomeKind.FOREIGN]
+    assert not [one for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL]
     assert status(host, result) == ("sched_ext", 29_651)
     host.loop.release("test")
     assert host.host.scheduler == UNLOADED
@@ -203,7 +203,7 @@ def test_thrown_out_it_is_told_once_and_it_comes_back(host: Rig) -> None:
     result = host.tick()
     [message] = told(result.events)
     assert message.startswith("warps: the kernel threw our sched_ext scheduler out, failure 1")
-    assert not [one for one in result.outcomes if one.kind is OutcomeKind.FOREIGN]
+    assert not [one for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL]
     assert status(host, result) == ("none", None)
     assert host.value("web", Knob.SLICE) == 0, "what harms does not serve meanwhile"
     later = [host.tick() for _ in range(int(FIRST_RETRY_S) + 3)]
@@ -232,7 +232,7 @@ def test_one_that_somebody_removed_stays_away_until_it_is_adopted(host: Rig) -> 
         host.tick()
     host.host.change(SCHEDULER, UNLOADED)
     result = host.tick()
-    assert [one.change.key for one in result.outcomes if one.kind is OutcomeKind.FOREIGN] == [SCHEDULER]
+    assert [one.change.key for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL] == [SCHEDULER]
     for _ in range(30):
         result = host.tick()
     assert host.host.scheduler == UNLOADED
@@ -247,7 +247,7 @@ def test_beside_somebody_elses_scheduler_nothing_is_written(host: Rig) -> None:
     host.control(warp=WarpUse.SCHED_EXT)
     host.host.others = "scx_lavd"
     result = host.tick()
-    assert "'scx_lavd' of somebody else decides" in told(result.events)[0]
+    assert "'scx_lavd' of another tool decides" in told(result.events)[0]
     assert status(host, result) == ("none", None)
     assert not [key for key, _ in host.host.writes if key.knob in WARPS or key == SCHEDULER]
 
@@ -265,7 +265,7 @@ def test_metrics(host: Rig) -> None:
     }
     assert lines["equipoise_vm_warp_us", "web"] == 29_651
     assert ("equipoise_vm_warp_us", "hog") not in lines
-    rungs = {rung: lines["equipoise_agent_warp_rung", str(rung)] for rung in Mechanism}
-    assert rungs == {rung: float(rung is Mechanism.SCHED_EXT) for rung in Mechanism}
+    mechanisms = {mechanism: lines["equipoise_agent_warp_mechanism", str(mechanism)] for mechanism in Mechanism}
+    assert mechanisms == {mechanism: float(mechanism is Mechanism.SCHED_EXT) for mechanism in Mechanism}
     assert lines["equipoise_sched_ext_events_total", "preemptions"] == 3
     assert lines[("equipoise_sched_ext_borrowed_seconds_total",)] == 2

@@ -10,7 +10,7 @@ from tests.loop.conftest import Rig
 
 
 def test_on_sets_no_slice(rig: Rig) -> None:
-    rig.host.rungs = (Mechanism.SLICE,)
+    rig.host.mechanisms = (Mechanism.SLICE,)
     rig.host.boot("web", 2)
     rig.host.boot("hog")
     rig.register("web")

@@ -364,7 +364,7 @@ class Walk:
     def order(self, number: int) -> None:
         """Give the next order, or tell what happens next."""
         self.director.order = number
-        self.stage.proceed(number, {key for key, one in self.journal.entries.items() if not one.owned.foreign})
+        self.stage.proceed(number, {key for key, one in self.journal.entries.items() if not one.owned.external})
 
     def tick(self) -> TickResult | None:
         """None: the agent was killed in it and started again."""

@@ -46,7 +46,7 @@ def forget(value: int) -> tuple[Action, int, int, object]:
 
 
 def foreign(left: int, found: int) -> tuple[Action, int, int, str]:
-    return Action.GIVE_UP, left, found, f"changed by somebody else: we left {left}, found {found}"
+    return Action.LEAVE, left, found, f"external change: we left {left}, found {found}"
 
 
 # fmt: off
@@ -80,11 +80,11 @@ CASES = [
     ("meddled with, released", 777, goal(10, RELEASED), owned(1024, 10),
      [foreign(10, 777), forget(777)]),
     ("put back by somebody else", 1024, goal(10), owned(1024, 10), [foreign(10, 1024)]),
-    ("given up, wanted", 777, goal(10), owned(1024, 10, foreign=True), []),
-    ("given up, wanted, as wanted by chance", 10, goal(10), owned(1024, 10, foreign=True), []),
-    ("given up, observed", 777, goal(10, OBSERVE), owned(1024, 10, foreign=True), []),
-    ("given up, not wanted", 777, None, owned(1024, 10, foreign=True), [forget(777)]),
-    ("given up, released", 777, goal(10, RELEASED), owned(1024, 10, foreign=True),
+    ("given up, wanted", 777, goal(10), owned(1024, 10, external=True), []),
+    ("given up, wanted, as wanted by chance", 10, goal(10), owned(1024, 10, external=True), []),
+    ("given up, observed", 777, goal(10, OBSERVE), owned(1024, 10, external=True), []),
+    ("given up, not wanted", 777, None, owned(1024, 10, external=True), [forget(777)]),
+    ("given up, released", 777, goal(10, RELEASED), owned(1024, 10, external=True),
      [forget(777)]),
     # the agent died between intention and write, or the write failed: either value may be there
     ("unsettled, written, wanted", 10, goal(10), owned(1024, 10, previous=1024), []),
@@ -104,7 +104,7 @@ CASES = [
     # unread: left alone
     ("unread, wanted", None, goal(10), None, []),
     ("unread, ours", None, None, owned(1024, 10), []),
-    ("unread, given up", None, None, owned(1024, 10, foreign=True), []),
+    ("unread, given up", None, None, owned(1024, 10, external=True), []),
     ("nothing at all", 1024, None, None, []),
 ]
 # fmt: on
@@ -193,8 +193,8 @@ class Host:
                 self.ledger.pop(change.key, None)
             elif change.action is Action.FORGET:
                 del self.ledger[change.key]
-            elif change.action is Action.GIVE_UP:
-                self.ledger[change.key] = replace(self.ledger[change.key], foreign=True)
+            elif change.action is Action.LEAVE:
+                self.ledger[change.key] = replace(self.ledger[change.key], external=True)
         return changes
 
 

@@ -60,14 +60,14 @@ class Kernel:
         changes = diff(plan, Found(self.values, self.online, DEFAULT, {"u": self.adoptions}), dict(self.ledger))
         for change in changes:
             known = self.ledger.get(change.key)
-            if known and known.foreign and change.action is Action.KEEP:
+            if known and known.external and change.action is Action.KEEP:
                 known = None
             if change.action in {Action.WRITE, Action.RESTORE, Action.KEEP}:
                 assert change.original is not None
                 original = known.original if known else change.original
                 self.ledger[change.key] = Owned(original, change.before, change.after)
-            elif change.action is Action.GIVE_UP and known:
-                self.ledger[change.key] = replace(known, foreign=True, adoptions=self.adoptions)
+            elif change.action is Action.LEAVE and known:
+                self.ledger[change.key] = replace(known, external=True, adoptions=self.adoptions)
         for change in changes:
             if change.action is Action.FORGET:
                 self.ledger.pop(change.key, None)
@@ -146,7 +146,7 @@ def test_who_takes_a_vm_out_of_the_idle_class_is_respected() -> None:
     vm.reach(wants((IDLE, 1), (WEIGHT, 2)))
     vm.write(IDLE, 0)
     found = vm.reach(wants((IDLE, 1), (WEIGHT, 2)))
-    assert [change.action for change in found if change.key == IDLE] == [Action.GIVE_UP]
+    assert [change.action for change in found if change.key == IDLE] == [Action.LEAVE]
     vm.reach(wants((IDLE, 1), (WEIGHT, 2)))
     assert (vm.idle, vm.weight) == (0, 2)
     vm.reach(Plan())
@@ -186,7 +186,7 @@ def test_dying_between_any_two_writes_loses_nothing(history: list, dies_after: i
     if not released:
         idle, weight = history[-1]
         found = [*vm.reach(plan_of(idle, weight)), *vm.reach(plan_of(idle, weight))]
-        assert Action.GIVE_UP not in {change.action for change in found}, "our own doing is nobody else's"
+        assert Action.LEAVE not in {change.action for change in found}, "our own doing is nobody else's"
         assert vm.idle == (idle or 0)
         assert vm.idle or vm.weight == (weight or 5000)
     for _ in range(2):
@@ -267,7 +267,7 @@ def test_an_adopted_pin_is_the_operators_also_where_the_emulator_runs() -> None:
     vm.pins[VCPU] = ONE
     for _ in range(2):
         vm.reach(wants((EMULATOR, ONE), (VCPU, ONE)))
-    assert vm.ledger[VCPU].foreign
+    assert vm.ledger[VCPU].external
     vm.adoptions += 1
     for _ in range(3):
         vm.reach(wants((EMULATOR, ONE), (VCPU, ONE)))
@@ -296,4 +296,4 @@ def test_a_part_of_an_original_that_was_on_its_way_back_is_let_go(plan: Plan) ->
     found = Found({VCPU: ZERO}, ALL)
     assert [change.action for change in diff(plan, found, {VCPU: back})] == [Action.FORGET]
     settled = diff(plan, found, {VCPU: replace(back, settled=True)})
-    assert settled[0].action is Action.GIVE_UP, "it was given back, and is somebody else's since"
+    assert settled[0].action is Action.LEAVE, "it was given back, and is somebody else's since"

@@ -70,7 +70,7 @@ def test_its_row_is_whole(knob: Knob) -> None:
 
 @every_knob
 def test_reports_decisions_and_pages_have_it(knob: Knob) -> None:
-    status = {"knob": knob, "index": 3, "value": "1", "original": "0", "owned": True, "foreign": False}
+    status = {"knob": knob, "index": 3, "value": "1", "original": "0", "owned": True, "external": False}
     assert KnobStatus.model_validate(status).knob == knob
     name = FILTERS["setting"](status)
     assert name == knob_name(knob, 3)
@@ -118,7 +118,7 @@ def test_the_difference_writes_it_restores_it_and_leaves_external_changes_alone(
         return  # what the kernel makes of these may pass for ours
     external = next(number for number in range(10) if number not in {before, after} | knob.spec.resets)
     [given_up] = diff(plan, Found({key: external}, ONLINE), owned)
-    assert given_up.action is Action.GIVE_UP
+    assert given_up.action is Action.LEAVE
 
 
 @every_knob

@@ -119,7 +119,7 @@ def test_turns_are_one_measurement() -> None:
 
 
 def warped(p95_us: float, vms: int = 2) -> list[dict[str, Any]]:
-    told = {"rung": "slice", "detail": "EEVDF honours a slice", "vms": vms}
+    told = {"mechanism": "slice", "detail": "EEVDF honours a slice", "vms": vms}
     return [*GOOD, phase("warp", p95_us, 9000) | {"warp": told}]
 
 
@@ -144,9 +144,13 @@ def test_what_a_warp_brought_is_said_whatever_it_is() -> None:
 )
 def test_warps_are_shown_by_what_helps_only(there: set[str], use: WarpUse, words: str) -> None:
     offers = [
-        {"rung": str(rung), "there": rung in there, "detail": f"{rung} {'is there' if rung in there else 'lacks'}"}
-        for rung in Mechanism
-        if rung is not Mechanism.NONE
+        {
+            "mechanism": str(mechanism),
+            "there": mechanism in there,
+            "detail": f"{mechanism} {'is there' if mechanism in there else 'lacks'}",
+        }
+        for mechanism in Mechanism
+        if mechanism is not Mechanism.NONE
     ]
     found, why = warp_to_show(offers)
     assert found is use

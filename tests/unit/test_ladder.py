@@ -32,7 +32,7 @@ OURS = Owned(UNLOADED, UNLOADED, LOADED, settled=True)
 class Host:
     """A host with a warped VM, planned once a second; what the plan asks for happens, or not."""
 
-    rungs: tuple[Mechanism, ...] = ALL
+    mechanisms: tuple[Mechanism, ...] = ALL
     use: WarpUse = WarpUse.SCHED_EXT
     mode: Mode = Mode.ENFORCE
     adoptions: int = 0
@@ -54,14 +54,14 @@ class Host:
         )
         capabilities = replace(
             seen.capabilities,
-            warps=tuple(Offer(rung, rung in self.rungs, f"{rung} was looked for") for rung in ALL),
+            warps=tuple(Offer(one, one in self.mechanisms, f"{one} was looked for") for one in ALL),
             scheduler="equipoise_bvt" if active else self.others,
             scheduler_is_ours=active,
         )
         host = HostSpec("h1", self.mode, adoptions=self.adoptions, warp=self.use)
         seen = replace(seen, now_s=self.now_s, ahead_s=self.ahead_s, host=host, capabilities=capabilities)
         plan, self.memory = plan_warps(seen, SchedulerSeen(self.value, self.owned), self.memory)
-        if self.mode is Mode.ENFORCE and not (self.owned and self.owned.foreign):
+        if self.mode is Mode.ENFORCE and not (self.owned and self.owned.external):
             self._load() if plan.load else self._unload()
         return plan
 
@@ -78,7 +78,7 @@ class Host:
 
 
 @pytest.mark.parametrize(
-    ("rungs", "use", "rung", "notes"),
+    ("mechanisms", "use", "mechanism", "notes"),
     [
         (ALL, WarpUse.ON, Mechanism.BVT, []),
         (
@@ -97,34 +97,35 @@ class Host:
     ],
 )
 def test_what_was_chosen_or_helps_and_needs_no_loading(
-    rungs: tuple[Mechanism, ...], use: WarpUse, rung: Mechanism, notes: list[str]
+    mechanisms: tuple[Mechanism, ...], use: WarpUse, mechanism: Mechanism, notes: list[str]
 ) -> None:
-    plan = Host(rungs, use).plan()
-    assert (plan.rung, plan.load, plan.problem) == (rung, False, "")
-    assert [one.vm for one in plan.vms] == (["web"] if rung is not Mechanism.NONE else [])
+    plan = Host(mechanisms, use).plan()
+    assert (plan.mechanism, plan.load, plan.problem) == (mechanism, False, "")
+    assert [one.vm for one in plan.vms] == (["web"] if mechanism is not Mechanism.NONE else [])
     assert all(words in plan.note for words in notes)
     assert bool(plan.note) == bool(notes)
-    assert rung is not Mechanism.NONE or plan.detail in plan.note
+    assert mechanism is not Mechanism.NONE or plan.detail in plan.note
 
 
-@given(rungs=st.sets(st.sampled_from(ALL)), use=st.sampled_from(WarpUse), refuses=st.booleans())
+@given(mechanisms=st.sets(st.sampled_from(ALL)), use=st.sampled_from(WarpUse), refuses=st.booleans())
 def test_nothing_that_was_not_measured_to_help_is_used_unless_it_was_chosen(
-    rungs: set[Mechanism], use: WarpUse, refuses: bool
+    mechanisms: set[Mechanism], use: WarpUse, refuses: bool
 ) -> None:
-    host = Host(tuple(rungs), use, refuses=refuses)
+    host = Host(tuple(mechanisms), use, refuses=refuses)
     for _ in range(3):
         plan = host.plan()
-        assert plan.rung in {Mechanism.NONE, Mechanism.SCHED_EXT, Mechanism.BVT} or plan.rung.value == use.value
-        assert plan.rung in rungs | {Mechanism.NONE}
-        assert bool(plan.vms) == (plan.rung is not Mechanism.NONE)
+        always = {Mechanism.NONE, Mechanism.SCHED_EXT, Mechanism.BVT}
+        assert plan.mechanism in always or plan.mechanism.value == use.value
+        assert plan.mechanism in mechanisms | {Mechanism.NONE}
+        assert bool(plan.vms) == (plan.mechanism is not Mechanism.NONE)
 
 
 def test_our_scheduler_is_loaded_where_that_was_asked_for_and_then_gives_the_warps() -> None:
     host = Host()
     first = host.plan()
-    assert (first.rung, first.load, first.vms) == (Mechanism.NONE, True, ())
+    assert (first.mechanism, first.load, first.vms) == (Mechanism.NONE, True, ())
     second = host.plan()
-    assert (second.rung, second.load) == (Mechanism.SCHED_EXT, True)
+    assert (second.mechanism, second.load) == (Mechanism.SCHED_EXT, True)
     assert second.vms[0].reason == "warp as registered: 4,000 us by sched_ext"
 
 
@@ -151,32 +152,32 @@ def test_switched_off() -> None:
 
 def test_a_scheduler_that_somebody_loaded_by_hand_is_used_and_left_there() -> None:
     plan = Host(use=WarpUse.ON, value=LOADED).plan()
-    assert (plan.rung, plan.load) == (Mechanism.SCHED_EXT, False)
+    assert (plan.mechanism, plan.load) == (Mechanism.SCHED_EXT, False)
 
 
 def test_beside_somebody_elses_scheduler_there_are_no_warps_and_no_try() -> None:
     plan = Host(others="scx_lavd").plan()
-    assert (plan.rung, plan.load) == (Mechanism.NONE, False)
-    assert "'scx_lavd' of somebody else decides" in plan.problem
+    assert (plan.mechanism, plan.load) == (Mechanism.NONE, False)
+    assert "'scx_lavd' of another tool decides" in plan.problem
 
 
 def test_a_host_without_sched_ext_says_so_and_takes_the_next() -> None:
     plan = Host((Mechanism.BVT, Mechanism.SLICE)).plan()
-    assert (plan.rung, plan.load) == (Mechanism.BVT, False)
+    assert (plan.mechanism, plan.load) == (Mechanism.BVT, False)
     assert plan.problem == "warps: our sched_ext scheduler cannot be loaded: sched_ext was looked for"
 
 
-def test_thrown_out_it_is_said_the_next_rung_serves_and_it_is_tried_again() -> None:
+def test_thrown_out_it_is_said_the_next_mechanism_serves_and_it_is_tried_again() -> None:
     host = Host()
     host.tries(3)
     host.value = EJECTED
     plan = host.plan()
-    assert (plan.rung, plan.load) == (Mechanism.BVT, False)
+    assert (plan.mechanism, plan.load) == (Mechanism.BVT, False)
     assert plan.problem.startswith("warps: the kernel threw our sched_ext scheduler out, failure 1 of at most")
     ejected_s = host.now_s
     [again_s, *_] = host.tries(60)
     assert again_s - ejected_s == FIRST_RETRY_S
-    assert host.plan().rung is Mechanism.SCHED_EXT
+    assert host.plan().mechanism is Mechanism.SCHED_EXT
     assert host.plan().problem == ""
 
 
@@ -197,7 +198,7 @@ def test_one_that_is_thrown_out_again_and_again_is_not_forgiven_in_between() -> 
     host = Host()
     loads = 0
     for _ in range(20_000):
-        loads += host.plan().rung is Mechanism.SCHED_EXT
+        loads += host.plan().mechanism is Mechanism.SCHED_EXT
         if host.value == LOADED and loads and host.now_s % 5 == 0:
             host.value = EJECTED
     assert host.memory.failures == MOST_TRIES
@@ -220,11 +221,11 @@ def test_what_was_left_of_one_that_was_thrown_out_while_no_agent_looked_counts()
     assert "the kernel threw" in plan.problem
 
 
-@pytest.mark.parametrize("owned", [OURS, replace(OURS, foreign=True)], ids=["at once", "later"])
-def test_one_that_somebody_removed_stays_a_goal_to_be_given_up_and_the_next_rung_serves(owned: Owned) -> None:
+@pytest.mark.parametrize("owned", [OURS, replace(OURS, external=True)], ids=["at once", "later"])
+def test_one_that_somebody_removed_stays_a_goal_and_the_next_mechanism_serves(owned: Owned) -> None:
     host = Host(owned=owned, refuses=True, memory=LadderMemory(asked=True, settings=(WarpUse.SCHED_EXT, 0)))
     plan = host.plan()
-    assert (plan.rung, plan.load, plan.problem) == (Mechanism.BVT, True, "")
+    assert (plan.mechanism, plan.load, plan.problem) == (Mechanism.BVT, True, "")
     assert host.memory.failures == 0
 
 

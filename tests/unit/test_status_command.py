@@ -14,7 +14,7 @@ from manager.protocol.client import ManagerClient
 from tests.fakes.manager import Wire
 
 WARP = {
-    "rung": "slice",
+    "mechanism": "slice",
     "detail": "it was set and read back",
     "can": "do this",
     "cannot": "do that",
@@ -24,7 +24,7 @@ WARP = {
 
 
 def knob(name: str, value: str, **changes: Any) -> dict[str, Any]:
-    return {"knob": name, "index": 0, "value": value, "original": None, "owned": False, "foreign": False, **changes}
+    return {"knob": name, "index": 0, "value": value, "original": None, "owned": False, "external": False, **changes}
 
 
 def host(warp: dict[str, Any] | None) -> dict[str, Any]:
@@ -41,13 +41,13 @@ def vm(warp_us: int | None, *knobs: dict[str, Any]) -> dict[str, Any]:
 
 CACHE = {
     "groups": [
-        {"name": "", "applications": [], "parts": [{"domain": 0, "ways": 8, "mask": "ff0"}], "given_up": False},
-        {"name": "equipoise-+batch", "applications": [], "parts": [], "given_up": False},
+        {"name": "", "applications": [], "parts": [{"domain": 0, "ways": 8, "mask": "ff0"}], "external": False},
+        {"name": "equipoise-+batch", "applications": [], "parts": [], "external": False},
         {
             "name": "equipoise-shop",
             "applications": ["shop"],
             "parts": [{"domain": 0, "ways": 4, "mask": "f"}, {"domain": 1, "ways": 2, "mask": "3"}],
-            "given_up": True,
+            "external": True,
         },
     ],
     "notes": ["shop gets 4 of 6 ways in domain 0"],
@@ -115,7 +115,7 @@ def test_a_divided_cache() -> None:
 
 
 def test_what_vms_have_of_the_cache_and_of_memory() -> None:
-    held = {"name": "equipoise-+held", "applications": [], "parts": [], "given_up": False, "bandwidth": "30 %"}
+    held = {"name": "equipoise-+held", "applications": [], "parts": [], "external": False, "bandwidth": "30 %"}
     part = {"domain": 0, "occupancy_bytes": 3 << 20, "bandwidth_total_bytes_per_s": 12.34e9}
     unknown = {"occupancy_bytes": None, "bandwidth_total_bytes_per_s": None, "bandwidth_local_bytes_per_s": None}
     memory = {"domain": 0, "bandwidth_bytes_per_s": 19e9, "maximum_bytes_per_s": 20e9, "saturated": True}
@@ -149,7 +149,7 @@ def test_what_vms_have_of_the_cache_and_of_memory() -> None:
         ),
         (
             WARP,
-            vm(None, knob("slice", "5000000", foreign=True)),
+            vm(None, knob("slice", "5000000", external=True)),
             ["vCPU 0 slice: 5,000,000 ns (externally modified)"],
             ["13,288"],
         ),

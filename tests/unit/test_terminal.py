@@ -165,7 +165,7 @@ class Manager:
         return [spoil(ITEMS[path.rpartition("/")[2]], self._text)]
 
 
-KNOB = {"knob": "weight", "index": 0, "value": "1", "original": "1", "owned": True, "foreign": True}
+KNOB = {"knob": "weight", "index": 0, "value": "1", "original": "1", "owned": True, "external": True}
 ITEMS: dict[str, dict[str, Any]] = {
     "decisions": dict.fromkeys(("at", "host", "vm", "before", "after", "outcome", "reason", "detail"), "x")
     | {"knob": "scheduling", "index": 0},
@@ -183,14 +183,14 @@ ITEMS: dict[str, dict[str, Any]] = {
             "host_cpu_share": 0.5,
             "owned_knobs": 1,
             "libvirt_connected": True,
-            "warp": dict.fromkeys(("rung", "detail", "can", "cannot"), "x") | {"vms": 2},
+            "warp": dict.fromkeys(("mechanism", "detail", "can", "cannot"), "x") | {"vms": 2},
             "cache": {
                 "groups": [
                     {
                         "name": "x",
                         "applications": ["x"],
                         "parts": [{"domain": 0, "ways": 1, "mask": "x"}],
-                        "given_up": True,
+                        "external": True,
                         "bandwidth": "x",
                     }
                 ],

@@ -119,7 +119,7 @@ def test_warps_within_the_bound_are_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rung", "warp_us", "value", "words"),
+    ("mechanism", "warp_us", "value", "words"),
     [
         (Mechanism.SCHED_EXT, 29_651, 29_651, "sched_ext"),
         (Mechanism.BVT, 29_651, 29_651_000, "the BVT patch"),
@@ -130,9 +130,9 @@ def test_warps_within_the_bound_are_left_as_they_are() -> None:
         (Mechanism.SLICE, 1, 3_000_000, "EEVDF slice 3 ms"),
     ],
 )
-def test_one_meaning_in_the_unit_of_each_mechanism(rung: Mechanism, warp_us: int, value: int, words: str) -> None:
-    assert value_of(rung, warp_us) == value
-    assert in_words(rung, value) == words
+def test_one_meaning_in_the_unit_of_each_mechanism(mechanism: Mechanism, warp_us: int, value: int, words: str) -> None:
+    assert value_of(mechanism, warp_us) == value
+    assert in_words(mechanism, value) == words
 
 
 @pytest.mark.parametrize("warp_us", [1, 100, 4_000, 20_000, 50_000, 100_000])

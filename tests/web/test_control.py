@@ -142,7 +142,7 @@ def test_a_name_with_signs_of_markup_is_shown_as_text(desk: Desk, operator: Brow
 
 
 def test_foreign_settings_are_listed_and_taken_back(desk: Desk, operator: Browser) -> None:
-    foreign = {"knob": "weight", "index": 0, "value": "77", "original": "100", "owned": False, "foreign": True}
+    foreign = {"knob": "weight", "index": 0, "value": "77", "original": "100", "owned": False, "external": True}
     ran(desk, knobs=[foreign])
     page = operator.get("/control/vms/web-1")
     assert "weight77" in page.text.replace(" ", "")

@@ -29,7 +29,15 @@ def capabilities(cpus: list[dict[str, Any]], **changes: Any) -> dict[str, Any]:
 
 
 def knob(name: str, value: str, index: int = 0, **changes: Any) -> dict[str, Any]:
-    return {"knob": name, "index": index, "value": value, "original": None, "owned": False, "foreign": False, **changes}
+    return {
+        "knob": name,
+        "index": index,
+        "value": value,
+        "original": None,
+        "owned": False,
+        "external": False,
+        **changes,
+    }
 
 
 def vm(name: str, vm_class: str, *knobs: dict[str, Any], host: str | None = "kvm1") -> dict[str, Any]:
@@ -151,7 +159,7 @@ def test_a_line_of_a_vm_tells_what_is_in_force_and_what_others_changed() -> None
         "web",
         "critical",
         knob("weight", "9100", original="100", owned=True),
-        knob("vcpu_pin", "2", original="0-3", foreign=True),
+        knob("vcpu_pin", "2", original="0-3", external=True),
         knob("quota", "-1"),
     )
     batch = vm(
@@ -161,7 +169,7 @@ def test_a_line_of_a_vm_tells_what_is_in_force_and_what_others_changed() -> None
     lines = {line.vm["name"]: line for line in vm_lines([batch, web, gone], "kvm1", frozenset(range(4)))}
     assert list(lines) == ["gone", "web", "crunch"]
     assert (lines["web"].weight, lines["web"].original, lines["web"].pins) == ("9100", "100", "pinned to 2")
-    assert lines["web"].foreign == ("vCPU 0 pin",)
+    assert lines["web"].external == ("vCPU 0 pin",)
     assert lines["web"].settings == ()
     assert (lines["crunch"].idle, lines["crunch"].pins) == (True, "floats over all")
     assert lines["crunch"].settings == ("CPU quota: 50,000 us a period",)
@@ -176,9 +184,9 @@ def finding(ident: str, status: str, **changes: Any) -> dict[str, Any]:
 def test_the_ladder_says_whom_a_step_is_in_force_for_and_what_the_kernel_has() -> None:
     batch = vm("crunch", "batch", knob("weight", "1", owned=True), knob("idle", "0", owned=True))
     lines = vm_lines([batch, vm("web", "critical", knob("weight", "9", owned=True))], "kvm1", frozenset({0}))
-    rungs = {
-        rung.name: rung
-        for rung in ladder(
+    mechanisms = {
+        mechanism.name: mechanism
+        for mechanism in ladder(
             lines,
             [
                 finding("cpu-weight", "works"),
@@ -190,15 +198,15 @@ def test_the_ladder_says_whom_a_step_is_in_force_for_and_what_the_kernel_has() -
             ],
         )
     }
-    assert (rungs["CPU weight"].in_force, rungs["CPU weight"].offered) == ("2 VMs", "works")
-    assert (rungs["Idle class for batch"].in_force, rungs["Idle class for batch"].offered) == ("", "unknown")
-    assert (rungs["Cache ways"].offered, rungs["Cache ways"].advice) == ("missing", "mount it")
-    assert (rungs["Warp"].offered, rungs["Warp"].in_force) == ("works", "")
-    assert rungs["Pinning"].why == "the agent has not told yet"
+    assert (mechanisms["CPU weight"].in_force, mechanisms["CPU weight"].offered) == ("2 VMs", "works")
+    assert (mechanisms["Idle class for batch"].in_force, mechanisms["Idle class for batch"].offered) == ("", "unknown")
+    assert (mechanisms["Cache ways"].offered, mechanisms["Cache ways"].advice) == ("missing", "mount it")
+    assert (mechanisms["Warp"].offered, mechanisms["Warp"].in_force) == ("works", "")
+    assert mechanisms["Pinning"].why == "the agent has not told yet"
 
 
 @pytest.mark.parametrize(
-    ("rung", "warp_us", "in_force", "offered"),
+    ("mechanism", "warp_us", "in_force", "offered"),
     [
         ("slice", 13_288, "1 VM by EEVDF slice", "works"),
         ("sched_ext", 0, "", "works"),
@@ -206,12 +214,12 @@ def test_the_ladder_says_whom_a_step_is_in_force_for_and_what_the_kernel_has() -
     ],
 )
 def test_the_ladder_names_the_mechanism_of_warps_and_what_it_cannot_do(
-    rung: str, warp_us: int | None, in_force: str, offered: str
+    mechanism: str, warp_us: int | None, in_force: str, offered: str
 ) -> None:
     web = vm("web", "critical")
     web["status"]["warp_us"] = warp_us
     told = {
-        "rung": rung,
+        "mechanism": mechanism,
         "detail": "it was looked for",
         "can": "do this",
         "cannot": "do that",

@@ -20,8 +20,8 @@ def seen(desk: Desk, **changes: Any) -> None:
             "crunch",
             libvirt_uuid="6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a11",
             knobs=[
-                {"knob": "weight", "index": 0, "value": "1", "original": "100", "owned": False, "foreign": True},
-                {"knob": "vcpu_pin", "index": 0, "value": "0-3", "original": None, "owned": False, "foreign": False},
+                {"knob": "weight", "index": 0, "value": "1", "original": "100", "owned": False, "external": True},
+                {"knob": "vcpu_pin", "index": 0, "value": "0-3", "original": None, "owned": False, "external": False},
             ],
         ),
     ]
@@ -147,7 +147,7 @@ def test_what_the_kernel_lacks_is_told_with_what_to_do(desk: Desk) -> None:
     assert [one for one in groups if one.startswith("findings-")] == ["findings-missing", "findings-works"]
     assert "open" in page.by_id("findings-missing").attributes
     assert "mount resctrl" in page.by_id("findings-missing").text
-    cache = " ".join(page.by_id("rung-5").text.split())
+    cache = " ".join(page.by_id("step-5").text.split())
     assert cache.startswith("Cache ways")
     assert "Not on this host: cache-allocation: the CPU cannot mount resctrl" in cache
 
@@ -193,9 +193,15 @@ def test_a_divided_cache_shows_who_has_which_ways(desk: Desk) -> None:
     groups = [
         {"name": "", "parts": [{"domain": 0, "ways": 8, "mask": "ff0"}]},
         {"name": "equipoise-+batch", "vms": ["crunch"], "parts": [{"domain": 0, "ways": 7, "mask": "7f0"}]},
-        {"name": "equipoise-shop", "applications": ["shop"], "vms": ["web-1"], "parts": parts, "given_up": True},
+        {"name": "equipoise-shop", "applications": ["shop"], "vms": ["web-1"], "parts": parts, "external": True},
     ]
-    divided = {"resource": "L3", "ways": 12, "groups": groups, "foreign": 1, "notes": ["shop gets 4 of 6 ways"]}
+    divided = {
+        "resource": "L3",
+        "ways": 12,
+        "groups": groups,
+        "groups_of_others": 1,
+        "notes": ["shop gets 4 of 6 ways"],
+    }
     desk.api.ok("PUT", f"/hosts/{HOST}", {"cache": "on"})
     desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick() | {"cache": divided}, vms=[]), role="host")
     page = desk.browser(Role.VIEWER).get(f"/hosts/{HOST}")
@@ -210,8 +216,8 @@ def test_a_divided_cache_shows_who_has_which_ways(desk: Desk) -> None:
         "7 of 12 ways in domain 0: 4-10",
         "8 of 12 ways in domain 0: 4-11",
     ]
-    assert [row.text for row in page.all("th") if "given up" in row.text] == ["shop given up: somebody else changed it"]
-    assert "1 VM" in page.by_id("rung-5").text
+    assert [row.text for row in page.all("th") if "modified" in row.text] == ["shop externally modified"]
+    assert "1 VM" in page.by_id("step-5").text
 
 
 def test_who_has_how_much_of_the_cache_and_of_the_memory(desk: Desk) -> None:
@@ -235,7 +241,7 @@ def test_who_has_how_much_of_the_cache_and_of_the_memory(desk: Desk) -> None:
     assert "Memory of domain 0: 12 GB/s, at most 20 GB/s measured, all but used up" in page.text
     assert "Memory of domain 1" not in page.text
     assert "memory bandwidth held to 30 %" in page.text
-    assert "1 VM" in page.by_id("rung-6").text
+    assert "1 VM" in page.by_id("step-6").text
     told = " ".join(page.by_id("traffic").text.split())
     assert told.endswith("Of the most measured crunch 0 – 10 GB/s – 50 % web-1 0 3 MiB 2 GB/s – 10 %")
     assert [(one["value"], one["aria-label"]) for one in page.all("meter")] == [

@@ -31,8 +31,8 @@ def tell(desk: Desk, **changes: Any) -> None:
 @pytest.mark.parametrize("knob", OF_A_VM)
 def test_every_page_has_the_number(shop: Desk, operator: Browser, knob: Knob) -> None:
     held = {"knob": knob, "value": "1", "original": "0"}
-    foreign = [{**held, "index": index, "owned": False, "foreign": True} for index in (0, 1)]
-    owned = [{**held, "index": index, "owned": True, "foreign": False} for index in (2, 3)]
+    foreign = [{**held, "index": index, "owned": False, "external": True} for index in (0, 1)]
+    owned = [{**held, "index": index, "owned": True, "external": False} for index in (2, 3)]
     tell(
         shop,
         vms=[status("web-1", knobs=[*foreign, *owned])],

@@ -51,7 +51,7 @@ class PhaseResult:
             "host_cpu_share": round(self.measured.use.host_share, 4),
             "batch_share_of_alone": round(self.measured.use.batch_rate / self.batch_alone_rate, 4),
             "outside_cpu_share": round(self.measured.use.outside_share, 4),
-            "warp": self.warp and {key: self.warp[key] for key in ("rung", "detail", "vms")},
+            "warp": self.warp and {key: self.warp[key] for key in ("mechanism", "detail", "vms")},
             "load_generators_cpu_share": round(sum(load["cpu_share"] for load in loads.values()), 4),
         }
 
@@ -126,7 +126,9 @@ def warp_brought(phases: Sequence[Mapping[str, Any]]) -> list[str]:
     for name, load in by_name["equal"]["services"].items():
         if load["p95_us"] and with_warp[name]["p95_us"]:
             ratio = with_warp[name]["p95_us"] / load["p95_us"]
-            found.append(f"{name}'s p95 with a warp by {warp['rung']} is {ratio:.2f} x that at equal weights without")
+            found.append(
+                f"{name}'s p95 with a warp by {warp['mechanism']} is {ratio:.2f} x that at equal weights without"
+            )
     return found
 
 

@@ -42,16 +42,16 @@ def _journal(subject: Subject) -> CheckResult:
     boot_id = subject.paths.boot_id.read_text().strip()
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=2)) as journal:
-            query = "SELECT count(*), coalesce(sum(is_foreign), 0) FROM owned WHERE boot_id = ?"
-            owned, foreign = journal.execute(query, (boot_id,)).fetchone()
+            query = "SELECT count(*), coalesce(sum(is_external), 0) FROM owned WHERE boot_id = ?"
+            owned, external = journal.execute(query, (boot_id,)).fetchone()
     except sqlite3.Error as error:
         return degraded(
             f"{path} cannot be read: {error}",
             "restart the agent: it sets the file aside and goes on with what can be read of it",
         )
-    if foreign:
+    if external:
         return warning(
-            f"{owned} settings are changed, {foreign} of them were changed again by somebody else and given up",
+            f"{owned} settings are changed, {external} of them were changed again by another tool and are left alone",
             "find out who with `equipoise status` and `equipoise decisions`; `equipoise release` forgets them",
         )
     return works(f"readable; {owned} settings of this boot are changed")

@@ -23,7 +23,7 @@ def _kernel(subject: Subject) -> CheckResult:
     match = _RELEASE.match(release)
     if match and (int(match[1]), int(match[2])) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
-        return warning(f"{detail}: older than {oldest}", f"run {oldest} or newer; 6.12 and newer have the most rungs")
+        return warning(f"{detail}: older than {oldest}", f"run {oldest} or newer; 6.12 and newer have most controls")
     return works(detail)
 
 

@@ -56,7 +56,7 @@ def _part(subject: Subject, what: str, flag: str, kinds: tuple[str, ...], shown:
         return missing(f"the CPU has {what}, but resctrl is not mounted", f"{_MOUNT}, or {_BY_US}")
     if mounted(subject.paths, "resctrl") is None:
         return missing(f"no resctrl is mounted, so no {what}", "see the finding `resctrl`")
-    return missing(f"this CPU has no {what}", "nothing to do: the other rungs work without")
+    return missing(f"this CPU has no {what}", "nothing to do: the other steps work without")
 
 
 def _allocation(subject: Subject) -> CheckResult:
@@ -78,10 +78,10 @@ def _groups(subject: Subject) -> CheckResult:
     if point is None:
         return works("none: resctrl is not mounted")
     names = [name for name in names_in(point) if (point / name).is_dir() and name not in _NOT_GROUPS]
-    foreign = [name for name in names if not name.startswith(_OURS)]
-    if foreign:
+    others = [name for name in names if not name.startswith(_OURS)]
+    if others:
         return warning(
-            f"{len(foreign)} groups of others use up classes and cache ways: {', '.join(foreign[:5])}",
+            f"{len(others)} groups of others use up classes and cache ways: {', '.join(others[:5])}",
             "they are left alone; remove what is not wanted (pqos -R, <cachetune> of domains) to have the ways",
         )
     return works("none of others")

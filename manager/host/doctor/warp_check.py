@@ -58,7 +58,7 @@ def _best(subject: Subject) -> CheckResult:
     """By what warps would be given here without our scheduler, and with it."""
     mounts = read_mounts(subject.paths)
     offers = offers_of(subject.paths, mounts, cpu_controller(mounts))
-    own = next(offer for offer in offers if offer.rung is Mechanism.SCHED_EXT)
+    own = next(offer for offer in offers if offer.mechanism is Mechanism.SCHED_EXT)
     best = standing(offers, WarpUse.ON)
     scheduler = deciding_scheduler(subject.paths)
     if scheduler and not scheduler.startswith(_OURS):
@@ -66,12 +66,12 @@ def _best(subject: Subject) -> CheckResult:
         return missing(other, "stop it, or leave warps switched off")
     if scheduler:
         best = replace(own, there=True)
-    rung = best.rung if best else Mechanism.NONE
-    can, cannot = ABILITIES[rung]
+    mechanism = best.mechanism if best else Mechanism.NONE
+    can, cannot = ABILITIES[mechanism]
     if best:
-        said = f"by {TITLES[rung]}: it can {can}; it cannot {cannot}"
+        said = f"by {TITLES[mechanism]}: it can {can}; it cannot {cannot}"
         switch = 'switch warps on with "warp": "on" for the host (docs/concepts/warp.md)'
-        better = own.there and rung is not Mechanism.SCHED_EXT
+        better = own.there and mechanism is not Mechanism.SCHED_EXT
         return works(said, switch + ', or "sched_ext" for our scheduler, which is better' * better)
     others = chosen_only(offers)
     nothing = "by nothing of this kernel that was measured to help" + f"; {others}" * bool(others)

@@ -106,7 +106,7 @@ class Groups:
     def write(self, name: str, values: Schemata) -> Schemata:
         """Give a group values, all of them or none, and return what it then holds in their slots.
 
-        The default group's may be written too, foreign ones' never. ENODEV: the group is gone.
+        The default group's may be written too, those of other tools never. ENODEV: the group is gone.
         """
         if name != DEFAULT:
             self._ours(name)

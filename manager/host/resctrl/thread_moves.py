@@ -26,13 +26,14 @@ class Moved:
     rounds: int
 
 
-def foreign_group(groups: Groups, tids: Iterable[int]) -> str | None:
-    """The first foreign group that has one of the threads (libvirt's cachetune puts single vCPUs into such); None where
-    none has. Raises HostError.
+def group_of_others(groups: Groups, tids: Iterable[int]) -> str | None:
+    """The first group of another tool that has one of the threads (libvirt's cachetune puts single vCPUs into such).
+
+    None where none has. Raises HostError.
     """
     wanted = frozenset(tids)
-    foreign = (name for name in groups.names() if name != DEFAULT and not is_ours(name))
-    return next((name for name in foreign if not wanted.isdisjoint(groups.tasks(name))), None)
+    others = (name for name in groups.names() if name != DEFAULT and not is_ours(name))
+    return next((name for name in others if not wanted.isdisjoint(groups.tasks(name))), None)
 
 
 def move(groups: Groups, group: str, threads: Callable[[], Iterable[int]]) -> Moved:
@@ -40,12 +41,12 @@ def move(groups: Groups, group: str, threads: Callable[[], Iterable[int]]) -> Mo
 
     That is a group of ours, the default one, or a monitoring group of ours inside the control group they are in.
 
-    ``threads`` lists them as they are now. Raises HostError: EBUSY, before anything is moved, when one is in a foreign
+    ``threads`` lists them as they are now. Raises HostError: EBUSY, before anything is moved, when one is in such a
     group; EAGAIN when new ones appear for ever; otherwise with the kernel's errno. What ``threads`` raises goes on.
     """
     if group != DEFAULT and not is_ours(group.rpartition("/")[2]):
         raise HostError(f"resctrl group {group!r} is not ours", errno.EPERM)
-    other = foreign_group(groups, threads())
+    other = group_of_others(groups, threads())
     if other is not None:
         raise HostError(f"threads of the VM are in resctrl group {other}, which another tool made", errno.EBUSY)
     written = dead = 0

@@ -31,8 +31,8 @@ class Mechanisms:
     def __init__(self, paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None) -> None:
         """Find out what there is. Raises nothing: what cannot be found out counts as not there."""
         self.offers = tuple(offers_of(paths, mounts, cpu))
-        there = {offer.rung for offer in self.offers if offer.there}
-        self._file_knob = next((knob for rung, knob in _FILES.items() if rung in there), None)
+        there = {offer.mechanism for offer in self.offers if offer.there}
+        self._file_knob = next((knob for mechanism, knob in _FILES.items() if mechanism in there), None)
         self._default_slice_ns = default_slice_ns() if Mechanism.SLICE in there else None
         self._link = paths.root / PINS / LINK
         self._sched_ext = SchedExt(paths)

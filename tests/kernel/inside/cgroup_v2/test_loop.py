@@ -164,7 +164,7 @@ def test_a_value_that_another_tool_changed_is_left_to_it(
     agent.tick(assignment)
     assert try_write(vms[0].weight, 555) == 0
     foreign = agent.tick(assignment)
-    assert OutcomeKind.FOREIGN in {record.outcome for record in foreign.records}
+    assert OutcomeKind.EXTERNAL in {record.outcome for record in foreign.records}
     agent.release()
     assert vms[0].weight.read_text() == "555\n"
     assert vms[1].weight.read_text() == "100\n"

@@ -172,7 +172,7 @@ def test_a_quota_that_another_tool_changed_is_left_to_it(agent: Agent, assignmen
     agent.tick(limited)
     agent.tick(limited)
     assert try_write(batch.quota, "70000 100000") == 0
-    assert OutcomeKind.FOREIGN in outcomes(agent, limited)
+    assert OutcomeKind.EXTERNAL in outcomes(agent, limited)
     agent.tick(limited)
     agent.release()
     assert batch.quota.read_text() == "70000 100000\n"

@@ -168,7 +168,7 @@ class Host:
     def check(self, plan: CachePlan) -> None:
         """What is there is what was planned."""
         present = self.groups.read()
-        assert {name for name, group in present.items() if not group.foreign} == set(plan.groups)
+        assert {name for name, group in present.items() if not group.of_others} == set(plan.groups)
         for name, planned in plan.groups.items():
             assert {slot: present[name].values[slot] for slot in planned.values} == planned.values
         wanted = {vm: name for name, planned in plan.groups.items() for vm in planned.vms}

@@ -52,7 +52,7 @@ def until(mechanisms: Mechanisms, state: int) -> None:
 
 
 def test_what_this_kernel_offers(mechanisms: Mechanisms) -> None:
-    offered = {offer.rung: offer.there for offer in mechanisms.offers}
+    offered = {offer.mechanism: offer.there for offer in mechanisms.offers}
     assert offered == {
         Mechanism.SCHED_EXT: True,
         Mechanism.BVT: False,
