@@ -90,6 +90,10 @@ def pages_of(navigation: list[dict[str, Any]]) -> Iterator[str]:
             yield from [target] if isinstance(target, str) else pages_of(target)
 
 
+def test_the_readme_stays_short() -> None:
+    assert len((TOP / "README.md").read_text().splitlines()) <= 150
+
+
 def test_the_navigation_of_the_site_names_every_page_once() -> None:
     site = tomllib.loads((TOP / "zensical.toml").read_text())
     assert sorted(pages_of(site["project"]["nav"])) == sorted(str(page.relative_to(TOP / "docs")) for page in DOCS)
