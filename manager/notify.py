@@ -52,14 +52,14 @@ class Notifier:
 
 
 class Watchdog:
-    """Pings while ``trouble`` finds none, in a thread of its own; else says once what it found, and no more pings.
+    """Pings while ``hanging`` finds none, in a thread of its own; else says once what it found, and no more pings.
 
-    ``trouble`` tells what is wrong, empty for nothing.
+    ``hanging`` tells what is wrong, empty for nothing.
     """
 
-    def __init__(self, notifier: Notifier, trouble: Callable[[], str]) -> None:
+    def __init__(self, notifier: Notifier, hanging: Callable[[], str]) -> None:
         self._notifier = notifier
-        self._trouble = trouble
+        self._hanging = hanging
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -77,7 +77,7 @@ class Watchdog:
     def _run(self) -> None:
         said = ""
         while True:
-            problem = self._trouble()
+            problem = self._hanging()
             if not problem:
                 self._notifier.alive("" if not said else "goes on")
             elif not said:

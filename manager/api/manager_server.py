@@ -51,9 +51,9 @@ class ManagerServer:
         """Where it listens."""
         return self._http.addresses
 
-    def trouble(self) -> str:
+    def hanging(self) -> str:
         """What hangs, empty for nothing."""
-        return self._http.trouble()
+        return self._http.hanging()
 
     def start(self) -> None:
         """Begin; returns at once."""

@@ -136,7 +136,7 @@ def agent(context: click.Context, settings: Settings) -> None:
         faulthandler.enable()  # systemd ends a process that hangs with SIGABRT: where it hung is then in the log
     with stop_signal() as stop, ExitStack() as stack:
         running = _start_agent(settings, stack)
-        watchdog = Watchdog(notifier, running.trouble)
+        watchdog = Watchdog(notifier, running.hanging)
         watchdog.start()
         notifier.ready("controlling")
         wait(stop)
@@ -217,16 +217,12 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     broken: list[str] = []
     policies = {name: found.policy for name, found in load_policies(on_error=broken.append).items()}
     running = Agent(
-        machine.host,
         ControlLoop(machine.host, journal, policies, loop_settings, limits=machine.limits),
-        journal,
         outbox,
         link,
         metrics,
         telemetry=machine.telemetry,
         findings=FindingsWatch(machine.examiner),
-        host_name=settings.text("host_name"),
-        interval_s=settings.number("interval_s"),
         sync_s=settings.number("sync_s"),
     )
     metrics.aside.set_function(lambda: outbox.aside)

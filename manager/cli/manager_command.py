@@ -70,7 +70,7 @@ def manager(settings: Settings) -> None:
         server = make_server(settings, database, load_policies(on_error=log.error), install_dashboard, boot_name())
         server.start()
         notifier = Notifier()
-        watchdog = Watchdog(notifier, server.trouble)
+        watchdog = Watchdog(notifier, server.hanging)
         watchdog.start()
         notifier.ready("serving")
         wait(stop)

@@ -72,8 +72,9 @@ class ControlLoop:
         limits: AgentLimits = DEFAULT_LIMITS,
     ) -> None:
         """``policies`` are the installed ones by name, ``limits`` the most that is done whatever is assigned."""
-        self._host = host
-        self._journal = journal
+        self.host = host
+        self.journal = journal
+        self.settings = settings
         self._observer = Observer(host, journal, settings, limits)
         self._planner = Planner(policies)
         self._cache = CacheKeeper(host.cache, journal, lambda: clock().monotonic_s)
@@ -116,7 +117,7 @@ class ControlLoop:
             changes = self._differences(planned.plan, seen, targets, _values(seen), self._ledger(targets, None))
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
-            cache = rehearse(self._host.cache, self._journal, cache_seen(seen, written_by(changes), _HOST_RELEASED))
+            cache = rehearse(self.host.cache, self.journal, cache_seen(seen, written_by(changes), _HOST_RELEASED))
         notes = tuple(text for _, _, text in self._planner.notes)
         shown = tuple(change for change in changes if change.action not in SILENT)
         problems = (*seen.problems, *planned.problems, *cache.problems)
@@ -126,11 +127,11 @@ class ControlLoop:
         """Forget knobs of processes that ended: the settings ended with them."""
         started = self.clock()
         self.number += 1
-        ended = self._host.ended(self._journal.runs.instances)
+        ended = self.host.ended(self.journal.runs.instances)
         if not ended:
             return started, ()
         try:
-            self._journal.update({}, [key for key, entry in self._journal.entries.items() if entry.instance in ended])
+            self.journal.update({}, [key for key, entry in self.journal.entries.items() if entry.instance in ended])
         except JournalError as error:
             return started, (Problem(ProblemKind.JOURNAL, str(error)),)
         return started, ()
@@ -138,7 +139,7 @@ class ControlLoop:
     def _plan(self, seen: Observation) -> Planned:
         if seen.snapshot.host.mode is Mode.RELEASED:
             return Planned(self._released(_HOST_RELEASED))
-        return self._planner.plan(seen.snapshot, seen.specs, seen.reading, self._journal)
+        return self._planner.plan(seen.snapshot, seen.specs, seen.reading, self.journal)
 
     def _released(self, reason: str) -> Plan:
         """Nothing is wanted: what is owned is restored."""
@@ -154,7 +155,7 @@ class ControlLoop:
             undo_reason = planned.plan.undo_reason if planned.plan else _HOST_RELEASED
             cache = self._cache.tick(cache_seen(seen, written, undo_reason, only))
         counters, uncounted = self._counters()
-        self._host.forget(frozenset(state.instance for state in seen.reading.states.values()))
+        self.host.forget(frozenset(state.instance for state in seen.reading.states.values()))
         problems = (*seen.problems, *planned.problems, *applied.problems, *cache.problems, *uncounted)
         policy = seen.snapshot.host.policy
         return TickResult(
@@ -190,15 +191,15 @@ class ControlLoop:
         # Seen as we left it; what could not be read now may be as it was before.
         unsettled = {key for key, owned in ledger.items() if not owned.settled}
         untouched = (unsettled & values.keys()) - {change.key for change in changes}
-        applied = apply(changes, targets, self._host, self._journal, self.limits)
-        self._journal.settle(untouched)
+        applied = apply(changes, targets, self.host, self.journal, self.limits)
+        self.journal.settle(untouched)
         return applied
 
     def _given(self, plan: Plan, seen: Observation, only: str | None) -> tuple[object, ...]:
         """All that the changes follow from: mostly that of the tick before, for which there was nothing to do."""
         reading, capabilities = seen.reading, seen.snapshot.capabilities
         return (
-            self._journal.revision,
+            self.journal.revision,
             reading.knobs,
             reading.own_knobs,
             [state.instance for state in reading.states.values()],
@@ -213,7 +214,7 @@ class ControlLoop:
 
     def _targets(self, seen: Observation) -> dict[str, Target]:
         adoptions = {vm.name: vm.spec.adoptions for vm in seen.snapshot.vms}
-        targets = {HOST_UUID: Target(self._host.itself, "", seen.snapshot.host.adoptions)}
+        targets = {HOST_UUID: Target(self.host.itself, "", seen.snapshot.host.adoptions)}
         for domain, state in seen.reading.states.items():
             name = seen.names[domain] or ""
             targets[domain] = Target(state.instance, name, adoptions.get(name, 0))
@@ -235,7 +236,7 @@ class ControlLoop:
     def _ledger(self, targets: Mapping[str, Target], only: str | None) -> dict[KnobKey, Owned]:
         return {
             key: entry.owned
-            for key, entry in self._journal.entries.items()
+            for key, entry in self.journal.entries.items()
             if key.uuid in targets
             and entry.instance == targets[key.uuid].instance
             and (only is None or entry.vm == only)
@@ -246,7 +247,7 @@ class ControlLoop:
         if self._planner.warp.mechanism is not Mechanism.SCHED_EXT:
             return {}, ()
         try:
-            return self._host.warp_counters(), ()
+            return self.host.warp_counters(), ()
         except HostError as error:
             return {}, (Problem(ProblemKind.WARP, f"the counters of our scheduler: {error}"),)
 

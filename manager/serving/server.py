@@ -123,7 +123,7 @@ class HttpServer:
         """Where it listens."""
         return [(str(host), int(port)) for host, port in self._addresses]
 
-    def trouble(self) -> str:
+    def hanging(self) -> str:
         """What hangs, empty for nothing: the loop that takes requests, or all threads that answer them."""
         now_s = time.monotonic()
         if now_s - self._turned_s > _HUNG_S:

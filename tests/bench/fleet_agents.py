@@ -119,16 +119,12 @@ class SimulatedAgent:
         self.metrics = AgentMetrics()
         policies = {policy: found.policy for policy, found in load_policies().items()}
         self.agent = Agent(
-            self.host,
             ControlLoop(self.host, self._journal, policies, LoopSettings(name, interval_s, 30.0, 1)),
-            self._journal,
             self._outbox,
             ManagerLink(self._client, name, __version__, folder / "assignment.json", self._outbox),
             self.metrics,
             telemetry=self.telemetry,
             findings=FindingsWatch(FakeExaminer()),
-            host_name=name,
-            interval_s=interval_s,
             sync_s=interval_s,
         )
 
@@ -168,9 +164,9 @@ def drive(
     """Run agents until told to stop: a tick each interval, and an exchange half an interval later."""
     agents = [SimulatedAgent(url, token, name, vms, interval_s, folder / name) for name in names]
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda one: one.agent.sync(), agents))
+        list(pool.map(lambda one: one.agent.reporter.sync(), agents))
         list(pool.map(lambda one: one.tick(), agents))
-        list(pool.map(lambda one: one.agent.exchange(), agents))  # the first report is the longest by far
+        list(pool.map(lambda one: one.agent.reporter.exchange(), agents))  # the first report is the longest by far
         pipe.send(None)
         begun_s = time.monotonic()
         due: list[tuple[float, int, bool]] = []
@@ -182,7 +178,7 @@ def drive(
 
         def act(at_s: float, place: int, ticks: bool) -> None:
             late_s.append(time.monotonic() - at_s)
-            agents[place].tick() if ticks else agents[place].agent.exchange()
+            agents[place].tick() if ticks else agents[place].agent.reporter.exchange()
 
         while True:
             at_s, place, ticks = due[0]

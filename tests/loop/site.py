@@ -76,16 +76,12 @@ class Machine:
             limits=EVERYTHING,
         )
         self.agent = Agent(
-            self.host,
             loop,
-            journal,
             self.outbox,
             ManagerLink(client, name, "0.1.0", folder / "assignment.json", self.outbox),
             self.metrics,
             telemetry=self.telemetry,
             findings=self.findings,
-            host_name=name,
-            interval_s=SLOT_S,
             sync_s=1.0,
         )
 
@@ -141,9 +137,9 @@ class Site:
         """A slot ends; each agent makes the exchanges of an interval, one after the other, and its tick."""
         self.now_s += SLOT_S
         for machine in self.machines:
-            machine.agent.sync()
+            machine.agent.reporter.sync()
         for machine in self.machines:
-            machine.agent.sync()
+            machine.agent.reporter.sync()
         for machine in self.machines:
             machine.agent.tick()
 

@@ -80,13 +80,13 @@ def test_the_manager_knows_what_runs_on_a_host_and_when_that_changes(site: Site)
 
     assert domains() == [("web-a", "web-a")]
     a.host.boot("stranger")
-    a.agent.sync()
+    a.agent.reporter.sync()
     assert domains() == [("stranger", None), ("web-a", "web-a")]
     site.bodies.clear()
     site.pass_slot()
     assert not any(b'"libvirt_name":"stranger"' in body for body in site.bodies), "told once"
     a.host.stop("web-a")
-    a.agent.sync()
+    a.agent.reporter.sync()
     assert domains() == [("stranger", None)]
 
 
@@ -95,7 +95,7 @@ def test_telling_and_asking_are_one_request_where_nobody_else_waits_for_it(site:
 
     def exchange() -> list[str]:
         site.requests.clear()
-        a.agent.exchange()
+        a.agent.reporter.exchange()
         return [one.rpartition("/")[2] for one in site.requests]
 
     assert exchange() == ["report", "slots"]
@@ -107,7 +107,7 @@ def test_telling_and_asking_are_one_request_where_nobody_else_waits_for_it(site:
     a.agent.tick()
     assert a.policy.seen[-1].vms[0].mode is Mode.OBSERVE
     site.up = False
-    a.agent.exchange()
+    a.agent.reporter.exchange()
     assert a.metrics.registry.get_sample_value("equipoise_agent_manager_up") == 0
 
 
@@ -121,11 +121,11 @@ def test_findings_are_told_once_they_are_known(site: Site) -> None:
     while a.findings.latest is None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
-    a.agent.sync()
+    a.agent.reporter.sync()
     [found] = site.client.get("/hosts/a/findings")["findings"]
     assert (found["id"], found["status"], found["advice"]) == (FOUND.id, FOUND.status, FOUND.advice)
     site.bodies.clear()
-    a.agent.sync()
+    a.agent.reporter.sync()
     assert not any(FOUND.advice.encode() in body for body in site.bodies)
     a.findings.stop()
 
@@ -138,12 +138,12 @@ def test_a_tick_says_which_registrations_it_acted_on(site: Site) -> None:
 
     site.client.request("PATCH", "/vms/web-a", body={"mode": "observe"})
     number = int(site.client.request("GET", "/hosts/a/assignment").headers["Equipoise-Orders"])
-    a.agent.sync()
-    a.agent.sync()
+    a.agent.reporter.sync()
+    a.agent.reporter.sync()
     assert acted_on() < number, "known, and not acted on yet"
     assert site.client.get("/vms/web-a")["status"]["mode"] == "enforce"
     a.agent.tick()
-    a.agent.sync()
+    a.agent.reporter.sync()
     assert acted_on() == number
     assert site.client.get("/vms/web-a")["status"]["mode"] == "observe"
 
@@ -154,7 +154,7 @@ def test_of_vms_only_changes_are_told_while_the_manager_knows_them(site: Site) -
     def told() -> tuple[list[str] | None, bool]:
         site.bodies.clear()
         a.agent.tick()
-        a.agent.report()
+        a.agent.reporter.report()
         body = json.loads(site.bodies[0])
         return body["vms"] and [vm["vm"] for vm in body["vms"]], body["vms_changed_only"]
 
@@ -230,9 +230,9 @@ def test_an_answer_that_got_lost_counts_nothing_twice(site: Site) -> None:
         return client
 
     site.app.test_client = losing
-    a.agent.sync()
+    a.agent.reporter.sync()
     assert a.outbox.peek(9, 10**6).last, "nothing was acknowledged"
-    a.agent.sync()
+    a.agent.reporter.sync()
     assert (a.outbox.peek(9, 10**6).last, site.windows()) == (0, [(10, 30)])
 
 
@@ -243,7 +243,7 @@ def test_what_was_measured_last_is_kept_at_the_end(site: Site) -> None:
     a.agent.stop()
     assert [one["end_s"] for one in a.outbox.peek(99, 10**6).fields["window"]] == [site.now_s + 5]
     site.up = True
-    a.agent.sync()
+    a.agent.reporter.sync()
     assert site.windows() == [(10, 30)]
 
 
@@ -302,7 +302,7 @@ def test_the_history_of_ticks_holds_what_they_saw(site: Site) -> None:
     a, _ = site.machines
     a.host.vms[domain_uuid("web-a")].cpu_ns += 10**9
     site.pass_slot()
-    a.agent.sync()
+    a.agent.reporter.sync()
     newest = site.client.items("/hosts/a/ticks", limit=1)[0]
     assert newest["at"] == "2026-03-01T12:00:10Z"
     [vm] = newest["vms"]
@@ -341,7 +341,7 @@ def test_capabilities_are_told_once_and_when_they_change(site: Site) -> None:
 
     def told_by_exchange() -> int:
         site.bodies.clear()
-        machine.agent.sync()
+        machine.agent.reporter.sync()
         return sum(b'"capabilities":{' in body for body in site.bodies)
 
     assert told_by_exchange() == 0, "it was told when the fixture made its first exchange"
@@ -355,7 +355,7 @@ def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_th
     a.host.mechanisms = (Mechanism.SCHED_EXT, Mechanism.BVT)
 
     def events() -> list[str]:
-        a.agent.sync()
+        a.agent.reporter.sync()
         items = site.client.items("/events", host="a", severity="error")
         return [one["message"] for one in items if one["kind"] == "warp"]
 
@@ -384,7 +384,7 @@ def test_our_scheduler_is_watched_while_it_decides_and_its_end_is_told_before_th
     assert not a.host.settings()[KnobKey(domain_uuid("web-a"), Knob.BVT_WARP)]
 
 
-def test_a_mistake_in_the_talk_is_counted_and_the_talk_goes_on(
+def test_a_mistake_in_an_exchange_is_counted_and_exchanges_go_on(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     a, _ = site.machines
@@ -396,12 +396,12 @@ def test_a_mistake_in_the_talk_is_counted_and_the_talk_goes_on(
             raise mistake
         exchanged.set()
 
-    monkeypatch.setattr(a.agent, "exchange", exchange)
+    monkeypatch.setattr(a.agent.reporter, "exchange", exchange)
     a.agent.start()
     assert exchanged.wait(20)
     a.agent.stop()
     assert a.metrics.registry.get_sample_value("equipoise_agent_errors_total", {"kind": "bug"}) == 1
-    assert "talk failed: KeyError('a mistake')" in caplog.text
+    assert "the exchange with the manager failed: KeyError('a mistake')" in caplog.text
 
 
 def test_what_is_logged_in_a_tick_has_its_number(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -410,16 +410,12 @@ def test_the_operator_is_told_of_each_damaged_file_once(
     rig.host.boot("web")
     metrics = AgentMetrics()
     agent = Agent(
-        rig.host,
         rig.loop,
-        rig.journal,
         outbox,
         link,
         metrics,
         telemetry=FakeTelemetry(),
         findings=FindingsWatch(FakeExaminer()),
-        host_name="h1",
-        interval_s=1.0,
         sync_s=1.0,
     )
     rig.tick()

@@ -52,18 +52,14 @@ class Life:
         client = stack.enter_context(closing(ManagerClient("http://manager", "s3cret", Wire(self.manager.handle))))
         self.metrics = AgentMetrics()
         self.agent = Agent(
-            host,
             ControlLoop(
                 host, self.journal, {"priority": PRIORITY}, LoopSettings("h1", 1.0, 30.0, 20), limits=EVERYTHING
             ),
-            self.journal,
             self.outbox,
             ManagerLink(client, "h1", "0.1.0", folder / "assignment.json", self.outbox),
             self.metrics,
             telemetry=FakeTelemetry(),
             findings=FindingsWatch(FakeExaminer()),
-            host_name="h1",
-            interval_s=1.0,
             sync_s=1.0,
         )
 
@@ -72,9 +68,9 @@ class Life:
 
     def go(self, times: int = 1) -> None:
         for _ in range(times):
-            self.agent.fetch()
+            self.agent.reporter.fetch()
             self.agent.tick()
-            self.agent.report()
+            self.agent.reporter.report()
 
     def told(self, kind: str) -> list[str]:
         return [one.message for report in self.manager.reports for one in report.events if one.kind == kind]
@@ -188,7 +184,7 @@ def test_while_the_disk_answers_with_errors_nothing_is_changed_and_all_is_still_
             assert life.weights() == {"web": 1024}
             assert len(life.told("journal")) == 1
             assert len(life.told("outbox")) == 1
-            assert "what is to be told waits in memory" in life.told("outbox")[0]
+            assert "what is to be reported waits in memory" in life.told("outbox")[0]
             failed = [one for report in life.manager.reports for one in report.decisions if one.outcome == "failed"]
             assert {one.vm for one in failed} == {"web"}
             assert len({one.id for one in failed}) == len(failed)

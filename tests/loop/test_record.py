@@ -35,7 +35,7 @@ def history(site: Site) -> None:
         site.pass_slot()
         site.client.request("POST", "/applications/shop/samples", body=body)
     for machine in site.machines:
-        machine.agent.sync()
+        machine.agent.reporter.sync()
 
 
 def fetched(site: Site) -> Recording:

@@ -120,18 +120,18 @@ def test_a_server_whose_threads_all_hang_is_noticed(monkeypatch: pytest.MonkeyPa
     server = HttpServer(app, "127.0.0.1", 0, Lanes(2))
     with closing(server):
         server.start()
-        assert server.trouble() == ""
+        assert server.hanging() == ""
         [(host, port)] = server.addresses
         clients = [socket.create_connection((host, port)) for _ in range(2)]
         for client in clients:
             client.sendall(b"GET / HTTP/1.0\r\n\r\n")
         deadline_s = time.monotonic() + WAIT_S
-        while not server.trouble():
+        while not server.hanging():
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
-        assert "no thread of the HTTP server was free" in server.trouble()
+        assert "no thread of the HTTP server was free" in server.hanging()
         go_on.set()
-        while server.trouble():
+        while server.hanging():
             assert time.monotonic() < deadline_s
             time.sleep(0.05)
         for client in clients:

@@ -163,7 +163,7 @@ def test_kinds_of_the_agent_s_errors_are_those_of_the_metric() -> None:
         for node in ast.walk(tree):
             if not isinstance(node, ast.Call) or not node.args or not isinstance(node.args[0], ast.Constant):
                 continue
-            if ast.unparse(node.func) == "self._metrics.errors.labels":
+            if ast.unparse(node.func) in {"self._metrics.errors.labels", "self.metrics.errors.labels"}:
                 found.add(str(node.args[0].value))
     metrics = (TOP / "docs/reference/metrics.md").read_text()
     [told] = re.findall(r"`equipoise_agent_errors_total` \|.*?`kind`: ([a-z, ]+)", metrics)

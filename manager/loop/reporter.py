@@ -1,0 +1,218 @@
+"""The talk with the manager: what is new is reported, and assignments are fetched."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from manager.errors import JournalError, ManagerUnavailable
+from manager.loop.findings import FindingsWatch
+from manager.loop.link import ManagerLink, Orders, Report
+from manager.loop.observer import system_clock
+from manager.loop.outgoing import Outgoing
+from manager.loop.oversight import Oversight
+from manager.loop.rejections import Rejections
+from manager.loop.schedule import AFTER_SLOT_S
+from manager.loop.tick import ControlLoop
+from manager.model.finding import Findings
+from manager.model.host import Capabilities, VmInstance
+from manager.model.source import SourceStatus
+from manager.protocol.report import TickStatus, VmStatus
+from manager.steady import next_boundary_s
+from manager.telemetry.telemetry_port import Telemetry
+
+_REPORT_AT, _FETCH_AT = 0.1, 0.6
+"""When a report is sent, and the manager asked, in parts of the time between two exchanges, from when a tick is due:
+what one host's agent reports of a slot is known to all others before the next tick. Where no other waits for it, both
+are one request, at the later time."""
+_REPEAT_S = 60.0
+"""What did not change of the host is reported again so often, for a manager that has forgotten the host."""
+_UNANSWERED_S = 10.0
+"""The manager counts as up for so long, and three exchanges, after it answered."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    """What the last tick left for the next report."""
+
+    tick: TickStatus
+    vms: list[VmStatus]
+
+
+@dataclass(frozen=True, slots=True)
+class _HostFacts:
+    """What is reported of the host itself, which seldom changes."""
+
+    capabilities: Capabilities
+    domains: Mapping[str, VmInstance]
+    findings: Findings | None
+
+
+class Reporter:
+    """Exchanges with the manager every ``sync_s``, in a thread of its own: no tick waits for it.
+
+    It is reported to after each tick, and asked half an interval later: one host's response times are at all others
+    by then.
+    """
+
+    def __init__(
+        self,
+        loop: ControlLoop,
+        link: ManagerLink,
+        outgoing: Outgoing,
+        oversight: Oversight,
+        *,
+        telemetry: Telemetry,
+        findings: FindingsWatch,
+        sync_s: float,
+        crashed: Callable[[str, BaseException], None],
+    ) -> None:
+        """``crashed`` takes mistakes of ours. Nothing runs before ``start``."""
+        self._loop, self._link, self._oversight = loop, link, oversight
+        self._telemetry, self._findings = telemetry, findings
+        self._metrics = outgoing.metrics
+        self._sync_s = sync_s
+        self._crashed = crashed
+        self.orders = Orders()
+        self.latest: Latest | None = None
+        self.rejections = Rejections(outgoing.metrics, outgoing.say)
+        self._reported: Latest | None = None
+        self._reported_sources: tuple[SourceStatus, ...] | None = None
+        self._reported_facts: tuple[_HostFacts, float] | None = None
+        self._manager_answers: bool | None = None
+        self._answered_s = float("-inf")
+        self._metrics.manager_up.set_function(self._manager_up)
+        self._stopping = threading.Event()
+        # A loop of its own: a job of a scheduler costs as much as half an exchange.
+        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, after an exchange that is under way."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def sync(self) -> None:
+        """One exchange with the manager."""
+        if self.report():
+            self.fetch()
+
+    def exchange(self) -> None:
+        """One exchange. Where other hosts wait for the report, it comes first, and the question after a pause.
+
+        Else it is one request, because each has its cost.
+        """
+        if not self._link.shared:
+            self.report(ask=True)
+            return
+        begin_s = system_clock().monotonic_s
+        self.report()
+        rest_s = begin_s + (_FETCH_AT - _REPORT_AT) * self._sync_s - system_clock().monotonic_s
+        if not self._stopping.wait(max(rest_s, 0.0)):
+            self.fetch()
+
+    def report(self, *, ask: bool = False) -> bool:
+        """Report what is new, and with ``ask`` take the assignment. False: the manager does not answer."""
+        latest = self.latest
+        sources = self._telemetry.statuses()
+        facts = _HostFacts(self._loop.host.capabilities, dict(self._loop.host.running()), self._findings.latest)
+        news = self._is_news(facts)
+        self._metrics.observe_sources(sources)
+        try:
+            vms, changed_only = self._vms(latest, afresh=news)
+            orders = self._link.send(
+                Report(
+                    replace(facts.capabilities, limits=tuple(self._loop.limits.in_words())) if news else None,
+                    self._tick_news(latest),
+                    vms,
+                    changed_only,
+                    sources if sources != self._reported_sources else None,
+                    self._telemetry.recent(),
+                    tuple(facts.domains.values()) if news else None,
+                    facts.findings if news else None,
+                ),
+                ask=ask,
+            )
+        except (ManagerUnavailable, JournalError) as error:
+            return self._without_manager(error)
+        if news:
+            self._reported_facts = facts, system_clock().monotonic_s
+        self._reported, self._reported_sources = latest, sources
+        return self._obey(orders) if ask else True
+
+    def _tick_news(self, latest: Latest | None) -> TickStatus | None:
+        """The last tick where it is new; and while none comes, the same again with for how long."""
+        stalled_s = self._oversight.stalled_s
+        if latest is not None and stalled_s is not None:
+            return latest.tick.model_copy(update={"stalled_s": stalled_s})
+        return latest.tick if latest is not None and latest is not self._reported else None
+
+    def _vms(self, latest: Latest | None, *, afresh: bool) -> tuple[list[VmStatus] | None, bool]:
+        """All VMs; or, where the same ones were reported before, those that changed since, None: none did.
+
+        And whether these are not all.
+        """
+        if latest is None:
+            return None, False
+        before = self._reported.vms if self._reported is not None else []
+        if not before or afresh or self._link.vms_missing or [vm.vm for vm in before] != [vm.vm for vm in latest.vms]:
+            return latest.vms, False
+        return [now for now, then in zip(latest.vms, before, strict=True) if now is not then] or None, True
+
+    def fetch(self) -> bool:
+        """Ask the manager for the assignment. False: it does not answer."""
+        try:
+            return self._obey(self._link.fetch())
+        except (ManagerUnavailable, JournalError) as error:
+            return self._without_manager(error)
+
+    def _obey(self, orders: Orders) -> bool:
+        self.orders = orders
+        if self._manager_answers is not True:
+            log.info("the manager answers")
+        self._manager_answers = True
+        self.rejections.answered()
+        self._answered_s = system_clock().monotonic_s
+        if self._link.clock_ahead_s is not None:
+            self._metrics.clock_ahead.set(self._link.clock_ahead_s)
+        return True
+
+    def _without_manager(self, error: Exception) -> bool:
+        if self._manager_answers is not False:
+            log.warning("%s; control goes on with what is known", error)
+        self._manager_answers = False
+        self.rejections.unanswered(error)
+        return False
+
+    def _manager_up(self) -> float:
+        """1 where the manager answered last time, and that was not long ago: nobody may have asked it since."""
+        recently = system_clock().monotonic_s - self._answered_s <= 3 * self._sync_s + _UNANSWERED_S
+        return float(self._manager_answers is True and recently)
+
+    def _is_news(self, facts: _HostFacts) -> bool:
+        """Whether they are to be reported: they may be long, and are repeated now and then at most."""
+        if self._reported_facts is None:
+            return True
+        reported, reported_s = self._reported_facts
+        return reported != facts or system_clock().monotonic_s - reported_s > _REPEAT_S
+
+    def _run(self) -> None:
+        """An exchange in every ``sync_s``, until told to stop."""
+        while True:
+            now_s = system_clock().epoch_s
+            due = _REPORT_AT if self._link.shared else _FETCH_AT
+            due_s = next_boundary_s(now_s, self._sync_s, AFTER_SLOT_S) + due * self._sync_s
+            if self._stopping.wait(due_s - now_s):
+                return
+            try:
+                self.exchange()
+            except Exception as error:  # noqa: BLE001 - a mistake must not end the exchanges
+                self._crashed("the exchange with the manager", error)
