@@ -1,4 +1,4 @@
-"""The page of one application: its response times against the SLA, who is guilty, and what was done."""
+"""The page of one application: its response times against the SLA, the likely cause of violations, decisions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from urllib.parse import quote
 from flask import Blueprint, Response, request
 
 from manager.api.auth import VIEWER, allow
+from manager.model.cpus import parse_cpus
 from webui.inside import Json
 from webui.site import Site, page
 
@@ -43,8 +44,10 @@ def add_application(web: Blueprint, site: Site) -> None:
         path = _path(name)
         found = site.api.get(path)
         vms = {one["name"]: one for one in site.api.every("/vms", application=name)}
+        hosts = {vm["status_host"] for vm in vms.values() if vm["status"]}
         return page(
             "application.html",
+            pcpus={host: _pcpus(site.api.get(f"/hosts/{quote(host, safe='')}")["capabilities"]) for host in hosts},
             application=found,
             others=_others(found["window"], found["measured_percentile"]),
             budget=site.api.get(f"{path}/budget"),
@@ -74,6 +77,11 @@ def add_application(web: Blueprint, site: Site) -> None:
 
 def _path(name: str) -> str:
     return f"/applications/{quote(name, safe='')}"
+
+
+def _pcpus(capabilities: Json | None) -> int:
+    """How many pCPUs a host has; 0: not known."""
+    return len(parse_cpus(capabilities["online_cpus"])) if capabilities else 0
 
 
 def _range() -> dict[str, object]:

@@ -56,7 +56,7 @@ def memory_words(cache: Json | None) -> list[str]:
     return [
         f"Memory of domain {one['domain']}: {bandwidth(one['bandwidth_bytes_per_s'])}"
         + (f", at most {bandwidth(one['maximum_bytes_per_s'])} measured" if one["maximum_bytes_per_s"] else "")
-        + (", all but used up" if one["saturated"] else "")
+        + (", saturated" if one["saturated"] else "")
         for one in (cache["memories"] if cache else ())
         if one["bandwidth_bytes_per_s"] is not None
     ]

@@ -1,4 +1,4 @@
-"""Control of what is registered: mode and policy, release, and taking settings back that somebody else changed.
+"""Control of what is registered: mode and policy, release, and adopting settings that were modified externally.
 
 What is asked for is confirmed on a page that shows what it would change on the hosts.
 """
@@ -20,9 +20,9 @@ from webui.inside import ApiAnswer, Inside, Json, RequestRefused
 from webui.site import Site, page
 
 PLANS = {
-    "exact": "exact: these settings are put back",
-    "observed": "observed: what the agent decided last, and did not write",
-    "estimated": "estimated: decided once from what was recorded last, so the agent may decide otherwise",
+    "exact": "exact: these settings are restored",
+    "observed": "observed: the agent's last decision, not written",
+    "estimated": "estimated: from the last recorded minutes; the agent may decide otherwise",
 }
 
 
@@ -52,7 +52,7 @@ def add_control(web: Blueprint, site: Site) -> None:
                     raise
                 status = HTTPStatus(refused.status)
                 changed = status is HTTPStatus.PRECONDITION_FAILED
-                detail = "Somebody changed it meanwhile. This is how it is now." if changed else refused.detail
+                detail = "It was changed meanwhile; the current values are shown." if changed else refused.detail
         found = site.api.call("GET", of.at(name))
         asked = {key: value for key, value in _orders(of).items() if value != found.body[key]}
         parts = parts_of(of.model, found.body | asked, {}, _look(of, site.api))
@@ -75,7 +75,7 @@ def add_control(web: Blueprint, site: Site) -> None:
     @web.post("/control/<any(vms, hosts):kind>/<name>/adopt")
     @allow(OPERATOR)
     def adopt(kind: str, name: str) -> AnyResponse:
-        """Take settings back that somebody else changed."""
+        """Adopt settings that were modified externally."""
         site.api.call("POST", f"{KINDS[kind].at(name)}/adopt")
         return redirect(url_for("web.control", kind=kind, name=name, done=1), HTTPStatus.SEE_OTHER)
 
@@ -107,12 +107,12 @@ def _plan(kind: EditedKind, found: ApiAnswer, asked: Json, api: Inside) -> Order
     except RequestRefused as refused:
         if refused.status in NOT_FOR_A_FORM:
             raise
-        return OrderPreview("", [], [f"Nobody can tell now what would change: {refused.detail}."])
+        return OrderPreview("", [], [f"The effect is unknown: {refused.detail}."])
     return OrderPreview(told["kind"], told["changes"], told["notes"])
 
 
 def _external(kind: EditedKind, it: Json, api: Inside) -> Iterator[tuple[str, Json]]:
-    """Settings that somebody else changed, with their VMs."""
+    """Externally modified settings, with their VMs."""
     vms = [it] if kind.path == "vms" else api.every("/vms", host=it["name"]) if kind.path == "hosts" else ()
     for vm in vms:
         for knob in (vm["status"] or {}).get("knobs", ()):

@@ -30,7 +30,7 @@ class Use(StrEnum):
 USES: Mapping[Use, tuple[str, str]] = {
     Use.CRITICAL: ("C", "a vCPU of a critical VM is pinned here"),
     Use.BATCH: ("B", "a vCPU of a batch VM is pinned here"),
-    Use.SHARED: ("·", "whoever is not pinned elsewhere may run here"),
+    Use.SHARED: ("·", "shared: VMs that are not pinned elsewhere run here"),
     Use.RESERVED: ("R", "reserved: no VM is pinned here"),
     Use.ISOLATED: ("I", "isolated by the kernel: only what is pinned here runs here"),
     Use.UNMANAGED: ("U", "not managed by Equipoise"),

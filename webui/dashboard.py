@@ -10,6 +10,7 @@ from webui import site
 from webui.application_pages import add_application
 from webui.audit_pages import add_audit
 from webui.control_pages import add_control
+from webui.decision_pages import add_decisions
 from webui.editing_pages import add_editing
 from webui.first_pages import add_first
 from webui.fleet_pages import add_fleet
@@ -22,7 +23,6 @@ from webui.report_pages import add_report
 from webui.sign_in_pages import add_account, add_sign_in
 from webui.site import Site
 from webui.what_if_pages import add_what_if
-from webui.why_pages import add_why
 
 
 def install_dashboard(app: Flask, context: ManagerContext, changes: Changes) -> None:
@@ -39,7 +39,7 @@ def install_dashboard(app: Flask, context: ManagerContext, changes: Changes) -> 
         add_application,
         add_report,
         add_hosts,
-        add_why,
+        add_decisions,
         add_what_if,
         add_registered,
         add_editing,

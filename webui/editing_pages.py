@@ -149,7 +149,7 @@ def filled(kind: EditedKind, name: str | None, given: Given) -> Sheet:
         return sheet
     sheet.errors = (check(NamePath, {"name": sheet.name}) if name is None else {}) | check(kind.model, sheet.body)
     if sheet.errors:
-        sheet.status, sheet.detail = HTTPStatus.UNPROCESSABLE_ENTITY, "some fields cannot be used"
+        sheet.status, sheet.detail = HTTPStatus.UNPROCESSABLE_ENTITY, "some fields are invalid"
     return sheet
 
 
@@ -178,7 +178,7 @@ def _compare(kind: EditedKind, sheet: Sheet, api: Inside) -> None:
         if refused.status != HTTPStatus.NOT_FOUND:
             raise
         sheet.etag = ""
-        sheet.detail = f"Somebody deleted this {kind.word} meanwhile. Saving registers it anew."
+        sheet.detail = f"This {kind.word} was deleted meanwhile. Saving registers it again."
         return
     sheet.etag = now.etag or ""
     here, there = (
@@ -186,7 +186,7 @@ def _compare(kind: EditedKind, sheet: Sheet, api: Inside) -> None:
         for one in (sheet.body, kind.registered(now.body))
     )
     sheet.theirs = [(label_of(path), mine, other) for path, mine, other in differences(here, there)]
-    sheet.detail = f"Somebody changed this {kind.word} meanwhile. Saving replaces what is registered now."
+    sheet.detail = f"This {kind.word} was changed meanwhile. Saving replaces the current values."
 
 
 def _begun(kind: EditedKind, name: str | None, api: Inside) -> Sheet:

@@ -1,4 +1,4 @@
-"""The first steps on an empty system: from an agent that reports to an application whose SLA is kept."""
+"""The first steps on an empty system: from an agent that reports to an application that meets its SLA."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS: Mapping[str, str] = {
     "application": "An application has an SLA",
     "sources": "Response times arrive",
     "mode": "Observe or enforce",
-    "done": "What happens now",
+    "done": "Running",
 }
 """What has to be so, one after the other."""
 
@@ -105,8 +105,8 @@ def _new_application(system: System) -> Sheet:
         return Sheet("", {"tiers": [tier], "mode": Mode.OBSERVE.value})
     sheet = filled(_APPLICATIONS, None, request.form)
     if not sheet.body["sla"] and "do" not in request.form:
-        sheet.status, sheet.detail = HTTPStatus.UNPROCESSABLE_ENTITY, "some fields cannot be used"
-        sheet.errors = {**sheet.errors, "sla.response_time_ms": "is required: it is what Equipoise keeps"}
+        sheet.status, sheet.detail = HTTPStatus.UNPROCESSABLE_ENTITY, "some fields are invalid"
+        sheet.errors = {**sheet.errors, "sla.response_time_ms": "is required: it is the target that Equipoise holds"}
     return sheet
 
 

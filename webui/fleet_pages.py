@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from flask import Blueprint, Response, request
 
 from manager.api.auth import VIEWER, allow
 from webui.drawing import Part, Spark, spark, split
-from webui.host_view import Contact, heard
+from webui.host_view import host_health
 from webui.inside import Json
 from webui.site import Site, is_fragment, page
+from webui.words import BADGES
 
 PAGE_ROWS, FIRST_ROWS = 100, 30
 """Applications in a part of the list, and in a page that is just opened: more than a screen shows, and what a browser
@@ -23,16 +23,7 @@ ORDERS: Mapping[str, str] = {
     "rate": "rate",
 }
 _MINUTES = 10
-
-
-@dataclass(frozen=True, slots=True)
-class HostHealth:
-    """Whether a host's agent does what it should. ``advice``: what to do where it does not."""
-
-    mark: str
-    word: str
-    state: str
-    advice: str = ""
+_MOST_URGENT = 5
 
 
 def add_fleet(web: Blueprint, site: Site) -> None:
@@ -47,6 +38,7 @@ def add_fleet(web: Blueprint, site: Site) -> None:
         offset = request.args.get("offset", 0, int)
         rows = PAGE_ROWS if is_fragment() else FIRST_ROWS
         found = site.api.get("/fleet", **wanted, offset=offset, limit=rows, minutes=_MINUTES)
+        health = {one["name"]: host_health(one, site.now_s(), site.interval_s) for one in found["hosts"]}
         return page(
             "fleet.html",
             fleet=found,
@@ -57,9 +49,19 @@ def add_fleet(web: Blueprint, site: Site) -> None:
             orders=ORDERS,
             minutes=_MINUTES,
             lines={one["name"]: _line(one) for one in found["applications"]},
-            health={one["name"]: host_health(one, site) for one in found["hosts"]},
+            attention=_attention(found["applications"]),
+            health=health,
+            failing=[name for name, one in health.items() if one.badge.colour == "missed"],
             splits={one["name"]: cpu_split(one["tick"]) for one in found["hosts"] if one["tick"]},
         )
+
+
+def _attention(applications: Sequence[Json]) -> list[Json]:
+    """The applications that need a human first: what burns its error budget, the fastest first, then violations."""
+    order = list(BADGES["burn"])
+    urgent = [one for one in applications if one["burning"] != "none" or one["sla_state"] == "missed"]
+    urgent.sort(key=lambda one: (order.index(one["burning"]), -(one["burn_rate"] or 0.0)))
+    return urgent[:_MOST_URGENT]
 
 
 def _line(application: Json) -> Spark:
@@ -75,23 +77,3 @@ def cpu_split(tick: Json) -> tuple[Part, ...]:
         vms = [("critical", critical), ("batch", batch)]
     other = max(0.0, tick["host_cpu_share"] - sum(share for _, share in vms))
     return split([*vms, ("other", other), ("idle", 1.0 - tick["host_cpu_share"])])
-
-
-def host_health(host: Json, site: Site) -> HostHealth:
-    """How a host's agent is, from what it told last."""
-    name, tick = host["name"], host["tick"]
-    if host["last_seen_at"] is None or tick is None:
-        return HostHealth("○", "never reported", "no_data", f"start equipoise agent on {name}, with a token for it")
-    contact = heard(host, site.now_s())
-    if contact.contact is Contact.SILENT:
-        return HostHealth(
-            "✗", f"last seen {contact.when}", "missed", f"is equipoise agent running on {name}, and does it reach us?"
-        )
-    if not tick["libvirt_connected"]:
-        return HostHealth("✗", "no libvirt", "missed", f"is libvirtd running on {name}?")
-    if tick["errors"]:
-        return HostHealth("▲", f"{tick['errors']} errors in the last tick", "at_risk", "the page Events says which")
-    duration = f"tick {tick['duration_ms']:.0f} ms"
-    if tick["duration_ms"] > 1000 * site.interval_s:
-        return HostHealth("▲", f"{duration}, too long", "at_risk", f"longer than the interval: what loads {name}?")
-    return HostHealth("✓", duration, "met")

@@ -1,4 +1,4 @@
-"""The pages of hosts: a list of them, and of each its pCPUs, VMs, health, and what its kernel lacks."""
+"""The pages of hosts: a list of them, and of each its pCPUs, VMs, health, and what its kernel offers."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from flask import Blueprint, Response
 
 from manager.api.auth import VIEWER, allow
 from manager.model.cpus import parse_cpus
-from manager.model.finding import FindingStatus
 from webui.cache_view import memory_words, traffic_lines
 from webui.cpu_map import USES, draw_map
-from webui.fleet_pages import cpu_split, host_health
-from webui.host_view import FINDINGS, Contact, cache_lines, grouped, heard, ladder, vm_lines
+from webui.fleet_pages import cpu_split
+from webui.host_view import Contact, cache_lines, controls, grouped, heard, host_health, vm_lines
 from webui.inside import Json, RequestRefused
 from webui.site import Site, page
 
@@ -30,7 +29,12 @@ def add_hosts(web: Blueprint, site: Site) -> None:
     def hosts() -> Response:
         """All hosts, those that are not heard of first."""
         rows = [
-            (host, heard(host, site.now_s()), host_health(host, site), host["tick"] and cpu_split(host["tick"]))
+            (
+                host,
+                heard(host, site.now_s()),
+                host_health(host, site.now_s(), site.interval_s),
+                host["tick"] and cpu_split(host["tick"]),
+            )
             for host in site.api.every("/hosts")
         ]
         rows.sort(key=lambda row: (row[1].contact is not Contact.SILENT, row[0]["name"]))
@@ -51,7 +55,7 @@ def add_hosts(web: Blueprint, site: Site) -> None:
             "host.html",
             host=told,
             heard=heard(told, site.now_s()),
-            health=host_health(told, site),
+            health=host_health(told, site.now_s(), site.interval_s),
             split=told["tick"] and cpu_split(told["tick"]),
             lines=lines,
             unregistered=[one["libvirt_name"] for one in site.api.every(f"{path}/domains", registered=False)],
@@ -59,15 +63,13 @@ def add_hosts(web: Blueprint, site: Site) -> None:
             and draw_map(capabilities, told["placement"]["reserved_cpus"], [line.vm for line in lines if line.running]),
             uses=USES,
             fences=told["placement"]["batch"],
-            ladder=ladder(lines, findings and findings["findings"], tick.get("warp"), tick.get("cache")),
+            controls=controls(lines, findings and findings["findings"], tick.get("warp"), tick.get("cache")),
             cache=tick.get("cache"),
             cache_lines=cache_lines(tick.get("cache")),
             traffic=traffic_lines(tick.get("cache")),
             memories=memory_words(tick.get("cache")),
             findings=findings,
             groups=grouped(findings["findings"]) if findings else [],
-            said=FINDINGS,
-            works=FindingStatus.WORKS,
         )
 
     @web.get("/hosts/<name>/history.csv")

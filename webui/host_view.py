@@ -1,4 +1,4 @@
-"""What the pages of hosts say of an agent, of its VMs, and of the steps that its kernel offers. Pure."""
+"""What the pages of hosts say of an agent, of its VMs, and of the controls that its kernel offers. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from manager.model.finding import FindingStatus
 from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown
 from manager.model.warp import TITLES, Mechanism
 from webui.cpu_map import pins
-from webui.words import ago
+from webui.words import BADGES, Badge, ago, milliseconds
 
 Json = Mapping[str, Any]
 _OTHERS = frozenset(Knob) - PINS - WARPS - {Knob.WEIGHT, Knob.IDLE}
@@ -54,29 +54,24 @@ class VmTableRow:
 
 
 @dataclass(frozen=True, slots=True)
-class MechanismRow:
-    """A step of the ladder: ``in_force`` says for whom, ``offered`` is a finding's status.
-
-    ``driven``: this version sets it.
-    """
+class Control:
+    """A control of the ladder: ``in_force`` says for how many VMs, ``offered`` is a finding's status, ``by`` what."""
 
     name: str
-    driven: bool
     in_force: str
     offered: str
-    why: str
-    advice: str
+    by: str
 
 
-FINDINGS: Mapping[FindingStatus, tuple[str, str, str]] = {
-    FindingStatus.MISSING: ("✗", "missing", "missed"),
-    FindingStatus.IGNORED: ("✗", "ignored by the kernel", "missed"),
-    FindingStatus.DEGRADED: ("▲", "degraded", "at_risk"),
-    FindingStatus.WARNING: ("▲", "warning", "at_risk"),
-    FindingStatus.UNKNOWN: ("○", "unknown", "no_data"),
-    FindingStatus.WORKS: ("✓", "works", "met"),
-}
-"""Mark, word and class of colour of each status of a finding, those that ask for something first."""
+@dataclass(frozen=True, slots=True)
+class HostHealth:
+    """Whether a host's agent does what it should. ``advice``: what to do where it does not."""
+
+    badge: Badge
+    advice: str = ""
+
+
+_UNREPORTED = Badge("○", "never reported", "no_data")
 
 
 def heard(host: Json, now_s: float) -> Heard:
@@ -85,6 +80,29 @@ def heard(host: Json, now_s: float) -> Heard:
         return Heard(Contact.NEVER, None)
     since_s = max(now_s - datetime.fromisoformat(host["last_seen_at"]).timestamp(), 0.0)
     return Heard(Contact.SILENT if host["silent"] else Contact.LIVE, ago(since_s))
+
+
+def host_health(host: Json, now_s: float, interval_s: float) -> HostHealth:
+    """How a host's agent is, from its last report."""
+    name, tick = host["name"], host["tick"]
+    if host["last_seen_at"] is None or tick is None:
+        return HostHealth(_UNREPORTED, f"start equipoise agent on {name}, with a token for it")
+    contact = heard(host, now_s)
+    if contact.contact is Contact.SILENT:
+        return HostHealth(
+            Badge("✗", f"last seen {contact.when}", "missed"),
+            f"check that equipoise agent runs on {name} and reaches the manager",
+        )
+    if not tick["libvirt_connected"]:
+        return HostHealth(Badge("✗", "no libvirt", "missed"), f"check that libvirtd runs on {name}")
+    if tick["errors"]:
+        return HostHealth(Badge("▲", f"{tick['errors']} errors in the last tick", "at_risk"), "see Events")
+    duration = f"tick {milliseconds(tick['duration_ms'])}"
+    if tick["duration_ms"] > 1000 * interval_s:
+        return HostHealth(
+            Badge("▲", f"{duration}, too long", "at_risk"), f"longer than the interval: check the load of {name}"
+        )
+    return HostHealth(Badge("✓", duration, "met"))
 
 
 def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmTableRow]:
@@ -122,55 +140,58 @@ def _pins(status: Json | None, online: CpuSet) -> str:
     return "floats over all" if together >= online else f"kept to {format_cpus(together)}"
 
 
-def ladder(
+def controls(
     lines: Sequence[VmTableRow], findings: Sequence[Json] | None, warp: Json | None = None, cache: Json | None = None
-) -> list[MechanismRow]:
-    """The steps by which response times are brought back, with whom each is in force for and what the kernel offers.
+) -> list[Control]:
+    """The controls by which response times are brought back, with whom each is in force for and what the kernel offers.
 
-    ``findings`` None: the agent has not told. ``warp``: by what warps are given, ``cache``: how the cache is divided,
-    None where they are switched off. Order as in the design, section 4, "Ladder".
+    ``findings`` None: not reported. ``warp``: by what warps are given, ``cache``: how the cache is divided, None where
+    they are switched off. Order as in the design, section 4, "Ladder".
     """
     known = {finding["id"]: finding for finding in findings or ()}
+    knobs = [line.vm["status"]["knobs"] for line in lines if line.running]
+    warped = sum(bool(line.vm["status"].get("warp_us")) for line in lines if line.running)
+    groups = cache["groups"] if cache else ()
 
-    def owned(knob: str, holds: Callable[[str], bool] = bool) -> str:
-        count = sum(
-            any(one["knob"] == knob and one["owned"] and holds(one["value"]) for one in line.vm["status"]["knobs"])
-            for line in lines
-            if line.running
-        )
-        return f"{count} VM{'s' * (count != 1)}" if count else ""
+    def owned(knob: str, holds: Callable[[str], bool] = bool) -> int:
+        return sum(any(one["knob"] == knob and one["owned"] and holds(one["value"]) for one in vm) for vm in knobs)
 
-    def step(name: str, in_force: str | None, *ids: str) -> MechanismRow:
-        """The first of the mechanisms ``ids`` that works; else the first that is known."""
-        driven = in_force is not None
+    def control(name: str, vms: int, *ids: str) -> Control:
+        """With the first of the mechanisms ``ids`` that works, or else that is known."""
         told = [known[one] for one in ids if one in known]
         best = next((one for one in told if one["status"] == FindingStatus.WORKS), told[0] if told else None)
-        if best is None:
-            return MechanismRow(name, driven, in_force or "", FindingStatus.UNKNOWN, "the agent has not told yet", "")
-        return MechanismRow(
-            name, driven, in_force or "", best["status"], f"{best['title']}: {best['detail']}", best["advice"]
-        )
+        offered, by = (best["status"], best["title"]) if best else (FindingStatus.UNKNOWN, "not reported yet")
+        return Control(name, _vms(vms), offered, by)
 
     return [
-        step("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
-        step("Idle class for batch", owned("idle", "1".__eq__), "cpu-idle"),
-        step("Pinning", owned("vcpu_pin"), "affinity"),
-        _warp(step("Warp", "", "warp", "sched-ext", "bvt-kernel", "eevdf-slice"), lines, warp),
-        _cache(step("Cache ways", "", "cache-allocation", "resctrl"), cache),
-        _held(step("Memory bandwidth", "", "memory-bandwidth"), cache),
+        control("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
+        control("Idle class for batch", owned("idle", "1".__eq__), "cpu-idle"),
+        control("Pinning", owned("vcpu_pin"), "affinity"),
+        _warp(control("Warp", warped, "warp", "sched-ext", "bvt-kernel", "eevdf-slice"), warp),
+        control(
+            "Cache ways",
+            sum(len(group["vms"]) for group in groups if group["applications"]),
+            "cache-allocation",
+            "resctrl",
+        ),
+        control(
+            "Memory bandwidth", sum(len(group["vms"]) for group in groups if group["bandwidth"]), "memory-bandwidth"
+        ),
     ]
 
 
-def _warp(step: MechanismRow, lines: Sequence[VmTableRow], warp: Json | None) -> MechanismRow:
-    """The step of warps with the mechanism in force, what that can do, and what it cannot."""
+def _vms(count: int) -> str:
+    return f"{count} VM{'s' * (count != 1)}" if count else ""
+
+
+def _warp(control: Control, warp: Json | None) -> Control:
+    """The control by the mechanism in force, with what that cannot do."""
     if warp is None:
-        return step
-    count = sum(bool(line.vm["status"].get("warp_us")) for line in lines if line.running)
-    title = TITLES[Mechanism(warp["mechanism"])]
-    in_force = f"{count} VM{'s' * (count != 1)} by {title}" if count else ""
-    why = f"{warp['detail']}. It can {warp['can']}; it cannot {warp['cannot']}"
-    offered = FindingStatus.MISSING if warp["mechanism"] == Mechanism.NONE else FindingStatus.WORKS
-    return replace(step, in_force=in_force, offered=offered, why=why, advice="")
+        return control
+    mechanism = Mechanism(warp["mechanism"])
+    offered = FindingStatus.MISSING if mechanism is Mechanism.NONE else FindingStatus.WORKS
+    by = f"{TITLES[mechanism]}: {warp['detail']}; it can {warp['can']}, it cannot {warp['cannot']}"
+    return replace(control, offered=offered, by=by)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,22 +237,10 @@ def _cache_line(group: Json, ways: int) -> CacheLine:
     return CacheLine(of, kind, tuple(group["vms"]), tuple(strips), group["external"], group["bandwidth"])
 
 
-def _cache(step: MechanismRow, cache: Json | None) -> MechanismRow:
-    """The step of cache ways with those in force."""
-    count = sum(len(group["vms"]) for group in cache["groups"] if group["applications"]) if cache else 0
-    return replace(step, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
-
-
-def _held(step: MechanismRow, cache: Json | None) -> MechanismRow:
-    """The step of memory bandwidth with those held back."""
-    count = sum(len(group["vms"]) for group in cache["groups"] if group["bandwidth"]) if cache else 0
-    return replace(step, in_force=f"{count} VM{'s' * (count != 1)}" if count else "")
-
-
 def grouped(findings: Iterable[Json]) -> list[tuple[FindingStatus, list[Json]]]:
     """Findings by status, those that ask for something first, essential ones before others."""
     by = {
         status: sorted((one for one in findings if one["status"] == status), key=lambda one: not one["essential"])
-        for status in FINDINGS
+        for status in map(FindingStatus, BADGES["finding"])
     }
     return [(status, found) for status, found in by.items() if found]

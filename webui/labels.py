@@ -24,7 +24,7 @@ LABELS: Mapping[str, str] = {
     "libvirt_uuid": "libvirt UUID",
     "limit": "Limit (share of each pCPU)",
     "max_pcpus": "CPU limit (pCPUs)",
-    "max_rate_rps": "Agreed load (requests/s)",
+    "max_rate_rps": "Agreed rate (req/s)",
     "pin": "Pin to pCPUs of its own",
     "pinning": "Pin critical VMs",
     "published": "Law exactly as published",
@@ -32,8 +32,8 @@ LABELS: Mapping[str, str] = {
     "rate_query": "Query for the rate (PromQL)",
     "response_time_ms": "Response time (ms)",
     "scheduling": "Scheduling of its vCPUs",
-    "sharing": "Above the agreed load",
-    "sla": "SLA: the promise",
+    "sharing": "Above the agreed rate",
+    "sla": "SLA",
     "sources": "Sources of response times",
     "tag": "syslog tag",
     "tiers": "Tiers",
@@ -48,25 +48,25 @@ LABELS: Mapping[str, str] = {
 
 CHOICES: Mapping[str, str] = {
     "critical": "critical: serves requests under an SLA",
-    "batch": "batch: fills what is left",
+    "batch": "batch: uses the remaining capacity",
     "enforce": "enforce: settings are written",
-    "observe": "observe: decides and records, writes nothing",
-    "released": "released: hands off, settings put back",
+    "observe": "observe: decisions are recorded, nothing is written",
+    "released": "released: not controlled, settings restored",
     "true": "yes",
     "false": "no",
-    "fifo": "fifo: real-time, until it waits",
-    "rr": "rr: real-time, in turn with its like",
-    "other": "other: as all, with a nice value",
-    "fair": "fair: helped as ever",
-    "isolation": "isolation: not helped",
+    "fifo": "fifo: real-time, runs until it blocks",
+    "rr": "rr: real-time, round-robin within its priority",
+    "other": "other: the default, with a nice value",
+    "fair": "fair: keep boosting above the agreed rate",
+    "isolation": "isolation: no boost above the agreed rate",
     "float": "float: on all pCPUs",
     "fence": "fence: off those of critical vCPUs",
     "single": "single: on one pCPU each",
-    "off": "off: as they are",
-    "on": "on: by what the kernel has and helps",
-    "sched_ext": "sched_ext: by our own scheduler, loaded for the whole host",
-    "group_identity": "group identity: of OpenAnolis; nobody measured that it helps",
-    "slice": "slice: EEVDF's; measured to harm more than it helps",
+    "off": "off: unchanged",
+    "on": "on: by the best mechanism of the kernel",
+    "sched_ext": "sched_ext: our scheduler, loaded for the whole host",
+    "group_identity": "group identity: of OpenAnolis, benefit not measured",
+    "slice": "slice: EEVDF's, measured to harm more than it helps",
     "reserved": "reserved: on the reserved pCPUs",
     "serving": "serving: on the pCPUs of critical VMs",
     "request_time": "the whole request",
@@ -85,7 +85,7 @@ CHOICES: Mapping[str, str] = {
 }
 """What values are called; those left out are called by themselves."""
 
-_UNITS: Mapping[str, str] = {"ms": "ms", "s": "s", "rps": "requests/s"}
+_UNITS: Mapping[str, str] = {"ms": "ms", "s": "s", "rps": "req/s"}
 
 
 def label_of(path: str) -> str:

@@ -96,7 +96,7 @@ def _sent(site: Site, model: type[BaseModel], method: str, path: str) -> Sent:
         return Sent()
     body = read_form(model, request.form)
     errors = check(model, body)
-    return Sent(body, errors, "some fields cannot be used") if errors else _asked(site, method, path, body)
+    return Sent(body, errors, "some fields are invalid") if errors else _asked(site, method, path, body)
 
 
 def _asked(site: Site, method: str, path: str, body: Json | None = None) -> Sent:

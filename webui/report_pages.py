@@ -33,8 +33,8 @@ class Totals:
     requests: float | None
 
     @property
-    def kept(self) -> float | None:
-        """The share of judged intervals that kept the SLA; None where none was judged."""
+    def attainment(self) -> float | None:
+        """The share of judged intervals in which the SLA held; None where none was judged."""
         return 1 - self.missed / self.judged if self.judged else None
 
     @property
@@ -73,7 +73,7 @@ def add_report(web: Blueprint, site: Site) -> None:
             violations=sorted(longest[:_MOST_LISTED], key=lambda one: str(one["start"])),
             violations_total=len(longest),
             lengths={one["start"]: _length_s(one) for one in longest[:_MOST_LISTED]},
-            guilty={one["start"]: site.api.get(f"{path}/evidence", at=one["end"]) for one in longest[:_MOST_EXPLAINED]},
+            causes={one["start"]: site.api.get(f"{path}/evidence", at=one["end"]) for one in longest[:_MOST_EXPLAINED]},
         )
 
 

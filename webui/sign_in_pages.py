@@ -73,7 +73,7 @@ def add_account(web: Blueprint, site: Site, context: ManagerContext) -> None:
         if request.method == "POST":
             body = read_form(PasswordIn, request.form)
             errors = check(PasswordIn, body)
-            detail = "some fields cannot be used" if errors else ""
+            detail = "some fields are invalid" if errors else ""
             try:
                 if not errors:
                     site.api.call("PUT", f"/users/{quote(g.principal.name, safe='')}/password", body=body)

@@ -103,6 +103,7 @@ def _entry(
         reason=reasons(changes),
         sla=times.sla if times else None,
         time_ms=times.time_ms if times else None,
+        violated=bool(times and times.sla and times.time_ms and times.time_ms > times.sla.response_time_ms),
         later_s=_INTERVALS * context.slot_s,
         later_ms=times.later_ms if times else None,
         sentence=sentence(first.host, first.vm, changes, times),

@@ -1,4 +1,4 @@
-"""Who is guilty when an application misses its SLA: a verdict with its evidence, or none without evidence.
+"""The likely cause when an application violates its SLA: a verdict with its evidence, or none without evidence.
 
 It is drawn from the ticks of the hosts of the application's VMs, before the violation and during it. The VM is judged
 that waits most: the part of the time in which its vCPUs wanted to run that they waited for a pCPU.
@@ -14,14 +14,13 @@ from dataclasses import dataclass
 
 from manager.model.records import FULL_VCPU, TickRecord, VcpuTick, VmTick
 from manager.model.registration import VmClass
+from manager.model.vcpu_wait import MATERIAL, wait_share
 from manager.model.verdict import VerdictKind
 
 LEAST_TICKS = 2
 """Ticks that a mean needs."""
-WAIT_PART = 0.2
-"""Waiting is material from this part of the time on in which the vCPUs wanted to run: they run a quarter longer, ..."""
 WAIT_PER_VCPU = 0.01
-"""... and from so many seconds a second and vCPU on."""
+"""Waiting is material from ``vcpu_wait.MATERIAL`` on, if it is so many seconds a second and vCPU."""
 RISEN = 1.5
 """Waiting has risen when it is so many times what it was before."""
 RISE = 0.05
@@ -83,7 +82,7 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``vm`` is the guilty neighbour; ``host`` where it happened. ``evidence`` are sentences with numbers."""
+    """``vm`` is the noisy neighbour; ``host`` where it happened. ``evidence`` are sentences with numbers."""
 
     kind: VerdictKind
     evidence: tuple[str, ...]
@@ -114,17 +113,23 @@ def blame(case: Case) -> Verdict:
     worst = max(own, key=lambda one: (one.part, one.waited, one.vm, one.host.host), default=None)
     measures = () if worst is None else _measures(worst)
     if case.rate_rps is not None and case.max_rate_rps is not None and case.rate_rps > case.max_rate_rps:
-        agreed = f"{case.rate_rps:.3g} requests a second, agreed are {case.max_rate_rps:.3g}: the promise does not hold"
+        rates = f"{case.rate_rps:.3g} req/s exceeds the agreed {case.max_rate_rps:.3g} req/s"
         more = (_waiting(worst),) if worst else ()
-        return Verdict(VerdictKind.OVERLOAD, (agreed, *more), None, worst.host.host if worst else None, measures)
+        return Verdict(
+            VerdictKind.OVERLOAD,
+            (f"{rates}, so the SLA does not apply", *more),
+            None,
+            worst.host.host if worst else None,
+            measures,
+        )
     if worst is None:
         return _unknown(_why_nothing(case))
     host = worst.host.host
     if not all(one.host.waits_known for one in own):
         silent = sorted({one.host.host for one in own if not one.host.waits_known})
-        return _unknown(f"the kernel of {', '.join(silent)} does not tell how long vCPUs wait for a pCPU", host)
+        return _unknown(f"the kernel of {', '.join(silent)} does not report vCPU wait (steal)", host)
     vcpus = (case.vcpus or {}).get(worst.vm, 1)
-    if worst.part >= WAIT_PART and worst.waited >= WAIT_PER_VCPU * vcpus:
+    if worst.part >= MATERIAL and worst.waited >= WAIT_PER_VCPU * vcpus:
         return _who_takes_it(case, worst)
     return _own_doing(case, own, worst)
 
@@ -135,20 +140,19 @@ def _own_doing(case: Case, own: Sequence[_Own], worst: _Own) -> Verdict:
     for one in in_order:
         limit = (case.limits_pcpus or {}).get(one.vm)
         if limit and one.used_pcpus >= AT_LIMIT * limit:
-            text = f"{one.vm} uses {one.used_pcpus:.2f} of the {limit:g} pCPUs it may use, and waits little for them"
+            text = f"{one.vm} uses {one.used_pcpus:.2f} of its limit of {limit:g} pCPUs, with little vCPU wait"
             return Verdict(VerdictKind.OVERLOAD, (text, _waiting(one)), None, one.host.host, _measures(one))
     hot = max((one for one in in_order if one.hot), key=_hot_part, default=None)
     if hot is not None:
-        return _who_takes_it(case, hot) if _hot_part(hot) >= WAIT_PART else _imbalance(case, hot)
+        return _who_takes_it(case, hot) if _hot_part(hot) >= MATERIAL else _imbalance(case, hot)
     text = (
-        f"too little waiting to explain it (it counts from {WAIT_PART:.0%} on), and none of its VMs uses all it may:"
-        " look at the application, its disks, the network"
+        f"vCPU wait is below {MATERIAL:.0%} and no VM is at its limit: look at the application, its disks, the network"
     )
     return Verdict(VerdictKind.NOT_CPU, (_waiting(worst), text), None, worst.host.host, _measures(worst))
 
 
 def _hot_part(own: _Own) -> float:
-    return _wait_part(own.hot.used, own.hot.waited) if own.hot else 0.0
+    return wait_share(own.hot.used, own.hot.waited) if own.hot else 0.0
 
 
 def _imbalance(case: Case, own: _Own) -> Verdict:
@@ -212,7 +216,7 @@ def _who_takes_it(case: Case, worst: _Own) -> Verdict:
     top = max(others, key=lambda vm: (amounts[vm], vm), default=None)
     all_others = math.fsum(amounts[vm] for vm in others) + rest
     evidence = [_waiting(worst)]
-    if worst.hot is not None and _hot_part(worst) >= WAIT_PART:
+    if worst.hot is not None and _hot_part(worst) >= MATERIAL:
         evidence.append(_full(worst))
     measures = [*_measures(worst), Measure(host.host, "cpu_share", then.busy if told else None, now.busy)]
     if top is not None and amounts[top] >= least and amounts[top] >= MAIN_PART * all_others and amounts[top] > own:
@@ -230,14 +234,14 @@ def _who_takes_it(case: Case, worst: _Own) -> Verdict:
         measures.append(Measure(top, "cpu_share", before if told else None, now.by_vm[top]))
         return Verdict(VerdictKind.NEIGHBOUR, tuple(evidence), top, host.host, tuple(measures))
     if own >= RISE:
-        evidence.append(f"the application's own VMs use {own:.1%} more of the host's CPU than before")
+        evidence.append(f"the application's own VMs use {own:.1%} of the host's CPU more than before")
     largest = f"the most is {top} with {amounts[top]:.1%}" if top is not None else "no other VM is registered there"
     about = "rise of the CPU use" if risen else "CPU use"
-    evidence.append(f"no single VM explains it: of the {about} of others, {all_others:.1%} of the host, {largest}")
+    evidence.append(f"no single VM explains it: of the {about} of other VMs, {all_others:.1%} of the host, {largest}")
     if now.busy >= FULL:
-        evidence.append(f"the host uses {now.busy:.1%} of its CPU time")
+        evidence.append(f"the host is {now.busy:.1%} busy")
         return Verdict(VerdictKind.HOST_FULL, tuple(evidence), None, host.host, tuple(measures))
-    evidence.append(f"but the host uses only {now.busy:.1%} of its CPU time: look at pins and limits of its VMs")
+    evidence.append(f"but the host is only {now.busy:.1%} busy: check pins and limits of its VMs")
     return Verdict(VerdictKind.UNKNOWN, tuple(evidence), None, host.host, tuple(measures))
 
 
@@ -268,8 +272,8 @@ def _own_vms(host: HostTicks, vms: Iterable[str]) -> list[_Own]:
         if len(during) < LEAST_TICKS:
             continue
         used, waited = _means(during, host.pcpus)
-        earlier = _wait_part(*_means(before, host.pcpus)) if len(before) >= LEAST_TICKS else None
-        found.append(_Own(vm, host, used, waited, _wait_part(used, waited), earlier, _hot(during)))
+        earlier = wait_share(*_means(before, host.pcpus)) if len(before) >= LEAST_TICKS else None
+        found.append(_Own(vm, host, used, waited, wait_share(used, waited), earlier, _hot(during)))
     return found
 
 
@@ -282,10 +286,6 @@ def _means(seen: Sequence[VmTick], pcpus: int) -> tuple[float, float]:
     return used, math.fsum(one.run_delay_share for one in seen) / len(seen)
 
 
-def _wait_part(used_pcpus: float, waited: float) -> float:
-    return waited / (used_pcpus + waited) if waited > 0 else 0.0
-
-
 def _measures(own: _Own) -> tuple[Measure, ...]:
     before = _seen(own.host.before, own.vm)
     used = _means(before, own.host.pcpus)[0] / own.host.pcpus if len(before) >= LEAST_TICKS else None
@@ -296,10 +296,10 @@ def _measures(own: _Own) -> tuple[Measure, ...]:
 
 
 def _waiting(own: _Own) -> str:
-    before = "" if own.part_before is None else f"; before {own.part_before:.0%}"
+    before = "" if own.part_before is None else f" (before: {own.part_before:.0%})"
     return (
-        f"{own.vm} on {own.host.host} waited for a pCPU in {own.part:.0%} of the time it wanted to run"
-        f" ({round(own.waited, 3):g} s a second, while it ran {round(own.used_pcpus, 3):g} s){before}"
+        f"{own.vm} on {own.host.host}: vCPU wait (steal) {own.part:.0%}{before}, while it used"
+        f" {round(own.used_pcpus, 3):g} pCPUs"
     )
 
 
@@ -311,7 +311,7 @@ def _weights(host: HostTicks, vms: Iterable[str]) -> list[str]:
             [one.weight for one in _seen(ticks, vm) if one.weight is not None] for ticks in (host.before, host.during)
         )
         if then and now and then[-1] != now[-1]:
-            found.append(f"the weight of {vm} went from {then[-1]:,} to {now[-1]:,} meanwhile")
+            found.append(f"the weight of {vm} changed from {then[-1]:,} to {now[-1]:,} meanwhile")
     return found
 
 
@@ -326,7 +326,7 @@ def _why_nothing(case: Case) -> str:
         return "no host is known on which its VMs run"
     most = max(len(host.during) for host in case.hosts)
     names = ", ".join(sorted(host.host for host in case.hosts))
-    return f"too few ticks of {names} tell of its VMs during the violation: at most {most}, {LEAST_TICKS} are needed"
+    return f"too few ticks of {names} cover its VMs during the violation: {most} of {LEAST_TICKS} needed"
 
 
 def _unknown(why: str, host: str | None = None) -> Verdict:

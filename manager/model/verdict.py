@@ -1,4 +1,4 @@
-"""Who is guilty of a missed SLA, in a word."""
+"""The likely cause of a violated SLA, in a word."""
 
 from __future__ import annotations
 

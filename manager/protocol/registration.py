@@ -33,15 +33,15 @@ class VmIn(Schema):
     weight: Weight | None = Field(
         default=None, description="in place of the policy's (v1 shares or v2 weight); null: as the policy decides"
     )
-    pin: bool | None = Field(default=None, description="give its vCPUs pCPUs of their own; null: as the host says")
+    pin: bool | None = Field(default=None, description="give its vCPUs pCPUs of their own; null: inherited from host")
     cpus: SomeCpus | None = Field(default=None, description="the pCPUs it may run on, such as 0-3,8; null: all")
     max_pcpus: Annotated[float, Field(ge=0.01, le=8192)] | None = Field(
         default=None, description="CPU seconds a second that it may use; null: no limit"
     )
-    mode: Mode | None = Field(default=None, description="null: as its application and host say")
+    mode: Mode | None = Field(default=None, description="null: inherited from application and host")
     warp_us: WarpUs | None = Field(
         default=None,
-        description="warp in microseconds, or auto: as the SLA says; 0: none; null: as its application says",
+        description="warp in microseconds, or auto: as the SLA says; 0: none; null: inherited from application",
     )
     scheduling: Scheduling | None = Field(
         default=None, description="of the vCPU threads of a critical VM; null: left alone"
@@ -64,10 +64,10 @@ class ApplicationIn(Schema):
 
     tiers: tuple[Tier, ...] = Field(default=(), max_length=50)
     sla: Sla | None = None
-    mode: Mode | None = Field(default=None, description="null: as the host says")
+    mode: Mode | None = Field(default=None, description="null: inherited from host")
     sharing: Sharing | None = Field(
         default=None,
-        description="above max_rate_rps: fair: helped as ever; isolation: not helped; null: as the policy",
+        description="above max_rate_rps: fair: keep boosting; isolation: no boost; null: as the policy",
     )
     warp_us: WarpUs | None = Field(
         default=None,

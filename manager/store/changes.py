@@ -47,7 +47,7 @@ class TopicKind(StrEnum):
     """What a page is about."""
 
     FLEET = "fleet"
-    WHY = "why"
+    DECISIONS = "decisions"
     HOST = "host"
     APPLICATION = "application"
 
@@ -61,11 +61,11 @@ class Topic:
 
 
 def parse_topic(text: str) -> Topic:
-    """A topic as ``fleet``, ``why``, ``host:NAME`` or ``application:NAME``. Raises ValueError."""
+    """A topic as ``fleet``, ``decisions``, ``host:NAME`` or ``application:NAME``. Raises ValueError."""
     kind, separator, name = text.partition(":")
     topic = Topic(TopicKind(kind), name)
     if bool(separator and name) != (topic.kind in {TopicKind.HOST, TopicKind.APPLICATION}):
-        raise ValueError(f"{text!r} is not a topic; use fleet, why, host:NAME or application:NAME")
+        raise ValueError(f"{text!r} is not a topic; use fleet, decisions, host:NAME or application:NAME")
     return topic
 
 
@@ -170,7 +170,7 @@ def _newest(topic: Topic, now: datetime) -> list[ScalarSelect[Any]]:
     match topic.kind:
         case TopicKind.FLEET:
             return [_last(TickRow.id), _last(WindowRow.id), _silent()]
-        case TopicKind.WHY:
+        case TopicKind.DECISIONS:
             return [_last(DecisionRow.id), _last(EventRow.id)]
         case TopicKind.HOST:
             tick = _last(TickRow.at, TickRow.host == topic.name, TickRow.at <= now)

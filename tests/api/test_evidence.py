@@ -81,7 +81,7 @@ def test_a_rate_above_what_was_agreed(site: Api) -> None:
     tell(site, CALM, WORSE)
     found = site.ok("GET", "/applications/shop/evidence")
     assert (found["verdict"], found["vm"]) == ("overload", None)
-    assert "4 requests a second, agreed are 3" in found["evidence"][0]
+    assert "4 req/s exceeds the agreed 3 req/s" in found["evidence"][0]
 
 
 def test_a_vm_at_its_limit(site: Api) -> None:
@@ -115,7 +115,7 @@ def test_nothing_is_said_without_evidence(site: Api) -> None:
     tell(site, CALM, WORSE, capabilities={**CAPABILITIES, "schedstat": False})
     found = site.ok("GET", "/applications/shop/evidence")
     assert (found["verdict"], found["vm"]) == ("unknown", None)
-    assert "does not tell how long vCPUs wait" in found["evidence"][0]
+    assert "does not report vCPU wait" in found["evidence"][0]
     put_before(site, {"tiers": [], "sla": {"response_time_ms": 10}})
     assert site.ok("GET", "/applications/shop/evidence")["evidence"] == ["no VM serves the application"]
     site.ok("PUT", "/applications/shop", {})

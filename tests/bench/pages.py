@@ -206,7 +206,11 @@ def run(parts: Sequence[str], loads: int, seconds: float) -> tuple[list[Load], l
                 painted.append(measure_loads(visits, service, "fleet", "/", applications, loads))
         if "shop" in parts:
             with shop(SLOT_S) as service:
-                for name, path in (("application", "/applications/shop"), ("host", "/hosts/kvm7"), ("why", "/why")):
+                for name, path in (
+                    ("application", "/applications/shop"),
+                    ("host", "/hosts/kvm7"),
+                    ("decisions", "/decisions"),
+                ):
                     painted.append(measure_loads(visits, service, name, path, 3, loads))
         for interval_s in (SLOT_S, 1.0) if "idle" in parts else ():
             with shop(interval_s) as service:

@@ -39,7 +39,7 @@ def tick(database: Database, host: str, second: int) -> None:
 
 def test_topics_are_read_as_they_are_written() -> None:
     assert parse_topic("fleet") == FLEET
-    assert parse_topic("why") == Topic(TopicKind.WHY)
+    assert parse_topic("decisions") == Topic(TopicKind.DECISIONS)
     assert parse_topic("host:kvm1") == Topic(TopicKind.HOST, "kvm1")
     assert parse_topic("application:shop") == Topic(TopicKind.APPLICATION, "shop")
 
@@ -94,7 +94,7 @@ def test_a_host_s_page_is_told_of_that_host_s_ticks_alone(changes: Changes, data
     changes.close()
 
 
-@pytest.mark.parametrize("text", ["fleet", "why", "host:kvm1", "application:shop"])
+@pytest.mark.parametrize("text", ["fleet", "decisions", "host:kvm1", "application:shop"])
 def test_everybody_is_told_of_what_is_registered(changes: Changes, database: Database, text: str) -> None:
     with changes.following(parse_topic(text)) as wait:
         mark = wait("", 0)
@@ -122,7 +122,11 @@ def test_nobody_asks_while_nobody_follows(changes: Changes) -> None:
 
 def test_more_than_allowed_are_refused_until_one_leaves(changes: Changes) -> None:
     with changes.following(FLEET), changes.following(FLEET):
-        with changes.following(parse_topic("why")), pytest.raises(Busy, match="3 pages"), changes.following(FLEET):
+        with (
+            changes.following(parse_topic("decisions")),
+            pytest.raises(Busy, match="3 pages"),
+            changes.following(FLEET),
+        ):
             pass
         with changes.following(FLEET):
             pass

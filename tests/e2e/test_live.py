@@ -10,7 +10,7 @@ from tests.e2e.browser import Visits
 from tests.e2e.service import Service
 
 LIVE = re.compile("^live")
-OVER_THE_RATE = re.compile(r"\b[56]\d\.\d/s")
+OVER_THE_RATE = re.compile(r"\b[56]\d(\.\d)? req/s")
 """30/s before the spike, 60/s in it."""
 
 
@@ -85,12 +85,12 @@ def test_a_silent_agent_is_told_apart_from_a_lost_manager(visits: Visits, own: S
     own.kill("agent")
     for page in (fleet, host):
         expect(page.get_by_role("main")).to_contain_text(re.compile("last seen .* ago", re.I), timeout=90_000)
-        expect(page.get_by_role("main")).to_contain_text(f"running on {own.host}")
+        expect(page.get_by_role("main")).to_contain_text(f"runs on {own.host}")
         expect(connection(page)).to_have_text(LIVE)
     expect(row(fleet, "tick")).to_contain_text("no data", timeout=90_000)
     own.start("agent")
     for page in (fleet, host):
-        expect(page.get_by_role("main")).not_to_contain_text(re.compile("last seen .* ago, is", re.I))
+        expect(page.get_by_role("main")).not_to_contain_text(re.compile("last seen .* ago", re.I))
     expect(row(fleet, "tick")).not_to_contain_text("no data", timeout=60_000)
 
 

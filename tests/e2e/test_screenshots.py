@@ -32,12 +32,12 @@ class Shot:
 
 
 SHOTS = (
-    Shot("fleet", "/", "missed", height=640),
-    Shot("fleet-dark", "/", "missed", height=640, scheme="dark"),
+    Shot("fleet", "/", "violated", height=640),
+    Shot("fleet-dark", "/", "violated", height=640, scheme="dark"),
     Shot("fleet-phone", "/", "shop", width=360, height=720),
     Shot("application", "/applications/shop", "80 ms", charts=4, height=1200),
     Shot("host", "/hosts/kvm7", "encode", charts=1, height=1200),
-    Shot("why", "/why?application=shop", "shop"),
+    Shot("decisions", "/decisions?application=shop", "shop"),
     Shot("what-if", "/what-if?host=kvm7&policy=priority&minutes=60", "estimated", height=1200),
     Shot("register", "/registered", "shop-web-1"),
     Shot("report", "/applications/shop/report", "since the first response time", height=1000),

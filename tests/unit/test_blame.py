@@ -133,10 +133,9 @@ def test_the_verdict(seen: Case, kind: VerdictKind, vm: str | None) -> None:
 def test_the_evidence_has_numbers() -> None:
     found = blame(case(ticks(CALM), ticks(uses(web=WAITING, hog=(0.6, 0)), weights={"web": 50})))
     assert found.evidence == (
-        "web on kvm1 waited for a pCPU in 33% of the time it wanted to run (0.4 s a second, while it ran 0.8 s);"
-        " before 1%",
+        "web on kvm1: vCPU wait (steal) 33% (before: 1%), while it used 0.8 pCPUs",
         "batch VM hog rose from 10.0% to 60.0% of the host's CPU at the same time, 100% of all that rose",
-        "the weight of web went from 100 to 50 meanwhile",
+        "the weight of web changed from 100 to 50 meanwhile",
     )
     shares = {(one.subject, one.what): (one.before, one.during) for one in found.measures}
     assert shares["hog", "cpu_share"] == (pytest.approx(0.1), pytest.approx(0.6))

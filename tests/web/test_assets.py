@@ -75,7 +75,7 @@ def test_the_library_for_charts_comes_with_pages_that_draw_them(shop: Desk) -> N
     browser = shop.browser()
     for path, drawing in (
         ("/", False),
-        ("/why", False),
+        ("/decisions", False),
         ("/applications/shop", True),
         ("/hosts/kvm1", True),
         ("/what-if", True),

@@ -53,8 +53,8 @@ def test_a_release_shows_exactly_what_is_put_back_and_waits_for_the_confirmation
     assert done.status == 303
     assert desk.api.ok("GET", f"/{kind}/{name}")["mode"] == "released"
     told = operator.get(done.response.location)
-    assert "Done" in told.text
-    assert any(link["href"].startswith("/why?") for link in told.all("a"))
+    assert "Saved" in told.text
+    assert any(link["href"].startswith("/decisions?") for link in told.all("a"))
     assert not told.all("a", href=f"{path}?mode=released"), "what is released needs no release"
 
 
@@ -107,7 +107,7 @@ def test_what_somebody_else_changed_meanwhile_is_not_overwritten(desk: Desk, ope
     desk.api.ok("PATCH", f"/hosts/{HOST}", {"mode": "observe"})
     page = operator.post(f"/control/hosts/{HOST}", given)
     assert page.status == 412
-    assert "Somebody changed it meanwhile" in page.text
+    assert "It was changed meanwhile" in page.text
     assert desk.api.ok("GET", f"/hosts/{HOST}")["mode"] == "observe"
     assert operator.post(f"/control/hosts/{HOST}", confirmation(page)).status == 303, "asked again, with what is now"
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import pytest
 
+from manager.model.finding import FindingStatus
+from manager.model.records import OutcomeKind, Severity
+from manager.model.source import SourceState
+from manager.model.verdict import VerdictKind
+from manager.model.window import Burn, SlaState
 from webui.drawing import spark, split
-from webui.words import ago, duration, kept, milliseconds, percent, rate
+from webui.words import BADGES, CAUSES, ago, attainment, budget, burn, duration, milliseconds, percent, rate, vcpu_wait
 
 
 def test_a_line_goes_from_edge_to_edge_with_the_limit_in_it() -> None:
@@ -49,14 +56,21 @@ def test_a_bar_is_never_longer_than_the_whole() -> None:
         (milliseconds(100.0), "100 ms"),
         (milliseconds(0.0), "0 ms"),
         (milliseconds(None), "–"),
-        (rate(24.13), "24.1/s"),
+        (rate(24.13), "24.1 req/s"),
+        (burn(0.04), "0×"),
+        (burn(2.46), "2.5×"),
+        (burn(41.7), "42×"),
+        (burn(None), "–"),
+        (budget(0.381), "38 %"),
+        (budget(-9.5), "used up"),
+        (budget(None), "–"),
         (percent(0.0004), "0 %"),
         (percent(0.031), "3.1 %"),
         (percent(0.05), "5 %"),
         (percent(0.5), "50 %"),
-        (kept(1.0), "100 %"),
-        (kept(0.999_999), "99.99 %"),
-        (kept(0.5), "50 %"),
+        (attainment(1.0), "100 %"),
+        (attainment(0.999_999), "99.99 %"),
+        (attainment(0.5), "50 %"),
         (duration(45), "45 s"),
         (duration(600), "10 min"),
         (duration(5400), "1.5 h"),
@@ -68,3 +82,28 @@ def test_a_bar_is_never_longer_than_the_whole() -> None:
 )
 def test_numbers_have_units_and_no_more_digits_than_they_mean(said: str, words: str) -> None:
     assert said == words
+
+
+@pytest.mark.parametrize(
+    ("states", "kind"),
+    [
+        (SlaState, "sla"),
+        (Burn, "burn"),
+        (FindingStatus, "finding"),
+        (Severity, "severity"),
+        (OutcomeKind, "outcome"),
+    ],
+)
+def test_every_state_has_a_badge(states: type[StrEnum], kind: str) -> None:
+    assert {str(state) for state in states} == BADGES[kind].keys()
+
+
+def test_sources_and_verdicts_have_words() -> None:
+    assert {str(state) for state in SourceState} <= BADGES["source"].keys()
+    assert {str(kind) for kind in VerdictKind} == CAUSES.keys()
+
+
+def test_vcpu_wait_is_a_share_of_runnable_time() -> None:
+    assert vcpu_wait({"cpu_share": 0.25, "run_delay_share": 1.0}, 4) == 0.5
+    assert vcpu_wait({"cpu_share": 0.0, "run_delay_share": 0.0}, 4) == 0.0
+    assert vcpu_wait({"cpu_share": 0.25, "run_delay_share": 1.0}, 0) is None

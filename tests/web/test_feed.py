@@ -90,8 +90,8 @@ def test_a_stream_begins_with_hello_and_makes_room_when_it_is_closed(desk: Desk)
             assert response.status_code == 200
             assert response.mimetype == "text/event-stream"
             assert next(iter(response.response)).startswith(b"event: hello\n")  # type: ignore[arg-type]
-    held = [client.get("/live?topic=why") for _ in range(4)]
-    assert client.get("/live?topic=why").status_code == 503
+    held = [client.get("/live?topic=decisions") for _ in range(4)]
+    assert client.get("/live?topic=decisions").status_code == 503
     for response in held:
         response.close()
 

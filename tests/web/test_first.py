@@ -80,9 +80,9 @@ def test_the_first_steps_lead_to_an_application_whose_sla_is_kept(desk: Desk, op
     page = operator.get("/first")
     assert step(page) == "Observe or enforce"
     assert page.all("a", href="/control/applications/shop?mode=enforce")
-    assert step(operator.get("/first?step=done")) == "What happens now"
+    assert step(operator.get("/first?step=done")) == "Running"
     desk.api.ok("PATCH", "/applications/shop", {"mode": "enforce"})
-    assert step(operator.get("/first")) == "What happens now"
+    assert step(operator.get("/first")) == "Running"
 
 
 def test_an_agent_that_fell_silent_is_told_as_such(desk: Desk, operator: Browser) -> None:
@@ -110,7 +110,7 @@ def test_steps_that_cannot_be_yet_are_not_shown(operator: Browser) -> None:
 def test_picking_tells_what_was_refused_and_keeps_it(desk: Desk, operator: Browser) -> None:
     desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[WEB, FILL], tick=tick()), role="host")
     page = operator.get("/registered/pick")
-    assert "Tick at least one VM" in operator.post("/registered/pick", page.fields()).text
+    assert "Select at least one VM" in operator.post("/registered/pick", page.fields()).text
     web, fill = (f"{HOST}/{one['libvirt_uuid']}" for one in (WEB, FILL))
     chosen = {f"pick {web}": "on", f"class {web}": "critical", f"pick {fill}": "on", f"name {fill}": "bad name"}
     page = operator.post("/registered/pick", page.filled(chosen))

@@ -27,7 +27,7 @@ def test_a_viewer_is_told_whom_to_ask_and_sees_no_form(desk: Desk) -> None:
 def test_an_application_is_one_row_with_state_measure_line_rate_and_hosts(shop: Desk) -> None:
     page = shop.browser(Role.VIEWER).get("/")
     row = " ".join(page.by_id("application-shop").text.split())
-    assert row == "shop ✓ met 4.97 ms of 10 ms 8/s of 5/s over kvm1"
+    assert row == "shop ✓ met 4.97 ms of 10 ms 100 % 100 % 0× 8 req/s of 5 req/s above kvm1"
     [line] = page.all("svg", class_="spark")
     assert line["aria-label"] == "Last 10 minutes: at most 4.97 ms of 10 ms"
     assert "style" not in {name for one in page.elements for name in one.attributes}
@@ -37,10 +37,10 @@ def test_counts_filter_and_stay_in_the_url(shop: Desk) -> None:
     browser = shop.browser(Role.VIEWER)
     assert browser.get("/").all("a", class_="tile", href="/?state=missed")
     page = browser.get("/?state=missed&sort=name")
-    assert "No application fits" in page.text
+    assert "No matching applications" in page.text
     [chosen] = page.all("a", class_="tile", aria_current="true")
     assert chosen["href"] == "/?sort=name"  # takes the condition away
-    assert [one.text for one in page.all("option", value="missed") if "selected" in one.attributes] == ["missed"]
+    assert [one.text for one in page.all("option", value="missed") if "selected" in one.attributes] == ["violated"]
 
 
 def test_many_applications_come_in_parts(desk: Desk) -> None:
@@ -78,9 +78,9 @@ def test_what_stopped_coming_looks_other_than_what_never_came(shop: Desk) -> Non
     shop.api.clock.now_s += 3000
     notice_silence(shop.api)
     page = shop.browser().get("/")
-    assert "last seen 2026-03-01 12:00:00: does its source run?" in page.text
+    assert "last response time 2026-03-01 12:00:00: check its source" in page.text
     assert "last seen 50 min ago" in page.text
-    assert f"is equipoise agent running on {HOST}" in page.text
+    assert f"check that equipoise agent runs on {HOST}" in page.text
     shop.api.ok("PUT", "/applications/new", {"sla": {"response_time_ms": 10}})
     shop.api.ok("PUT", "/hosts/kvm9", {})
     page = shop.browser(Role.OPERATOR).get("/")
@@ -91,10 +91,10 @@ def test_what_stopped_coming_looks_other_than_what_never_came(shop: Desk) -> Non
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"errors": 0}, "✓ tick 12 ms"),
+        ({"errors": 0}, "✓ tick 12.5 ms"),
         ({"errors": 2}, "▲ 2 errors in the last tick"),
         ({"errors": 0, "duration_ms": 6000}, "too long"),
-        ({"errors": 0, "libvirt_connected": False}, "is libvirtd running"),
+        ({"errors": 0, "libvirt_connected": False}, "check that libvirtd runs"),
     ],
 )
 def test_a_host_says_how_its_last_tick_went(shop: Desk, changes: dict[str, object], words: str) -> None:
@@ -112,3 +112,18 @@ def test_the_cpu_is_split_among_the_classes_where_the_agent_tells_them_apart() -
     ]
     older = tick(critical_cpu_share=None, batch_cpu_share=None)
     assert [part.name for part in cpu_split(older)] == ["VMs", "other", "idle"]
+
+
+def test_what_needs_a_human_stands_on_top(shop: Desk) -> None:
+    browser = shop.browser(Role.VIEWER)
+    assert "Needs attention" not in browser.get("/").text
+    sla = shop.api.ok("GET", "/applications/shop")["sla"]
+    shop.api.ok("PATCH", "/applications/shop", {"sla": {**sla, "response_time_ms": 4}})
+    told = browser.get("/").by_id("attention").text.split()
+    words = "shop : ✗ violated 4.97 ms of 4 ms, above its agreed rate; burn rate 100×, error budget used up"
+    assert " ".join(told).replace("shop:", "shop :") == f"Needs attention {words}"
+    shop.api.clock.now_s += 3000
+    notice_silence(shop.api)
+    assert "kvm1: ✗ last seen 50 min ago check that equipoise agent runs" in " ".join(
+        browser.get("/").by_id("attention").text.split()
+    )

@@ -310,7 +310,7 @@ def test_differences_are_named_by_field(ours: Any, theirs: Any, found: list[tupl
     [
         ("sla.response_time_ms", "Response time (ms)"),
         ("law.max_age_s", "Max age (s)"),
-        ("sources[3].rate_rps", "Rate (requests/s)"),
+        ("sources[3].rate_rps", "Rate (req/s)"),
         ("tiers[0].vms[2]", "VMs"),
         ("weight", "Weight"),
         ("min_samples", "Min samples"),

@@ -1,4 +1,4 @@
-"""The map of pCPUs, the ladder and the state of an agent, from what the interface answers."""
+"""The map of pCPUs, the controls and the state of an agent, from what the interface answers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from manager.model.finding import FindingStatus
+from manager.model.warp import TITLES, Mechanism
 from webui.cpu_map import CpuMap, Use, draw_map
-from webui.host_view import FINDINGS, Contact, grouped, heard, ladder, vm_lines
+from webui.host_view import Contact, controls, grouped, heard, vm_lines
 
 NOW_S = 1_772_366_400.0  # 2026-03-01 12:00:00 UTC
 
@@ -181,12 +181,12 @@ def finding(ident: str, status: str, **changes: Any) -> dict[str, Any]:
     return {**told, **changes}
 
 
-def test_the_ladder_says_whom_a_step_is_in_force_for_and_what_the_kernel_has() -> None:
+def test_controls_say_how_many_vms_they_are_in_force_for_and_what_the_kernel_has() -> None:
     batch = vm("crunch", "batch", knob("weight", "1", owned=True), knob("idle", "0", owned=True))
     lines = vm_lines([batch, vm("web", "critical", knob("weight", "9", owned=True))], "kvm1", frozenset({0}))
-    mechanisms = {
-        mechanism.name: mechanism
-        for mechanism in ladder(
+    found = {
+        control.name: control
+        for control in controls(
             lines,
             [
                 finding("cpu-weight", "works"),
@@ -198,22 +198,22 @@ def test_the_ladder_says_whom_a_step_is_in_force_for_and_what_the_kernel_has() -
             ],
         )
     }
-    assert (mechanisms["CPU weight"].in_force, mechanisms["CPU weight"].offered) == ("2 VMs", "works")
-    assert (mechanisms["Idle class for batch"].in_force, mechanisms["Idle class for batch"].offered) == ("", "unknown")
-    assert (mechanisms["Cache ways"].offered, mechanisms["Cache ways"].advice) == ("missing", "mount it")
-    assert (mechanisms["Warp"].offered, mechanisms["Warp"].in_force) == ("works", "")
-    assert mechanisms["Pinning"].why == "the agent has not told yet"
+    assert (found["CPU weight"].in_force, found["CPU weight"].offered) == ("2 VMs", "works")
+    assert (found["Idle class for batch"].in_force, found["Idle class for batch"].offered) == ("", "unknown")
+    assert (found["Cache ways"].offered, found["Cache ways"].by) == ("missing", "cache-allocation")
+    assert (found["Warp"].offered, found["Warp"].in_force, found["Warp"].by) == ("works", "", "eevdf-slice")
+    assert found["Pinning"].by == "not reported yet"
 
 
 @pytest.mark.parametrize(
     ("mechanism", "warp_us", "in_force", "offered"),
     [
-        ("slice", 13_288, "1 VM by EEVDF slice", "works"),
+        ("slice", 13_288, "1 VM", "works"),
         ("sched_ext", 0, "", "works"),
         ("none", None, "", "missing"),
     ],
 )
-def test_the_ladder_names_the_mechanism_of_warps_and_what_it_cannot_do(
+def test_the_control_of_warps_names_its_mechanism_and_what_it_cannot_do(
     mechanism: str, warp_us: int | None, in_force: str, offered: str
 ) -> None:
     web = vm("web", "critical")
@@ -226,9 +226,9 @@ def test_the_ladder_names_the_mechanism_of_warps_and_what_it_cannot_do(
         "vms": 1,
         "counters": {},
     }
-    [found] = [one for one in ladder(vm_lines([web], "kvm1", frozenset({0})), [], told) if one.name == "Warp"]
+    [found] = [one for one in controls(vm_lines([web], "kvm1", frozenset({0})), [], told) if one.name == "Warp"]
     assert (found.in_force, found.offered) == (in_force, offered)
-    assert found.why == "it was looked for. It can do this; it cannot do that"
+    assert found.by == f"{TITLES[Mechanism(mechanism)]}: it was looked for; it can do this, it cannot do that"
 
 
 def test_findings_that_ask_for_something_come_first() -> None:
@@ -244,4 +244,3 @@ def test_findings_that_ask_for_something_come_first() -> None:
         ("works", ["a"]),
     ]
     assert grouped([]) == []
-    assert set(FINDINGS) == set(FindingStatus)

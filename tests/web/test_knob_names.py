@@ -40,7 +40,7 @@ def test_every_page_has_the_number(shop: Desk, operator: Browser, knob: Knob) ->
     )
     names = [knob_name(knob, index) for index in range(4)]
     shop.api.clock.now_s += 60
-    assert set(names[:2]) <= set(heads(operator.get("/why")))
+    assert set(names[:2]) <= set(heads(operator.get("/decisions")))
     released = heads(operator.get("/control/vms/web-1?mode=released"))
     assert set(names) <= set(released), "those to be put back, and those that somebody else changed"
     assert ", ".join(names[:2]) in operator.get(f"/hosts/{HOST}").text

@@ -38,7 +38,7 @@ def test_slices_of_different_vcpus_look_different(shop: Desk) -> None:
     ]
     shop.api.ok("POST", f"/hosts/{HOST}/report", report(decisions=decisions), role="host")
     shop.api.clock.now_s += 60
-    page = shop.browser().get("/why")
+    page = shop.browser().get("/decisions")
     heads = [" ".join(head.text.split()) for head in page.all("th") if "slice" in head.text.lower()]
     assert len(heads) == len(set(heads)) == 2
 

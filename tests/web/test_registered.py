@@ -182,7 +182,7 @@ def test_what_somebody_else_changed_meanwhile_is_shown_and_nothing_is_lost(desk:
     given["max_pcpus"] = "2"
     page = operator.post("/registered/vms/web-1", given)
     assert page.status == 412
-    assert "Somebody changed this VM meanwhile" in page.text
+    assert "This VM was changed meanwhile" in page.text
     assert [cell.text for row in page.all("tr")[1:] for cell in (row,)] == ["Weight–700", "CPU limit (pCPUs)2–"]
     assert page.by_id("f-max_pcpus")["value"] == "2"
     assert desk.api.ok("GET", "/vms/web-1")["max_pcpus"] is None
@@ -197,7 +197,7 @@ def test_what_somebody_deleted_meanwhile_can_be_registered_anew(desk: Desk, oper
     desk.api.ok("DELETE", "/vms/web-2")
     page = operator.post("/registered/vms/web-2", given)
     assert page.status == 412
-    assert "deleted this VM meanwhile" in page.text
+    assert "This VM was deleted meanwhile" in page.text
     assert operator.post("/registered/vms/web-2", page.fields()).status == 303
     assert desk.api.ok("GET", "/vms/web-2")["class"] == "critical"
 

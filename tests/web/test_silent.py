@@ -21,7 +21,7 @@ def says_silent(desk: Desk, browser: Browser) -> dict[str, bool]:
         "hosts of the interface": desk.api.ok("GET", f"/hosts/{HOST}")["silent"],
         "fleet of the interface": glance["silent"],
         "preview": bool(desk.api.ok("GET", f"/hosts/{HOST}/preview")["notes"]),
-        "fleet": "is equipoise agent running" in browser.get("/").text,
+        "fleet": "check that equipoise agent runs" in browser.get("/").text,
         "hosts": "Silent: last seen" in browser.get("/hosts").text,
         "host": "Silent: last seen" in browser.get(f"/hosts/{HOST}").text,
         "first steps": f"{HOST}: last seen" in browser.get("/first?step=agent").text,

@@ -16,12 +16,12 @@ export function localTimes(part) {
   }
 }
 
-const THEMES = { auto: "as the system", light: "light", dark: "dark" };
+const THEMES = { auto: "system", light: "light", dark: "dark" };
 
 function themes() {
   const button = document.getElementById("theme");
   if (!button) return;
-  const label = () => button.setAttribute("aria-label", `Colours: ${THEMES[document.documentElement.dataset.theme]}`);
+  const label = () => button.setAttribute("aria-label", `Theme: ${THEMES[document.documentElement.dataset.theme]}`);
   button.addEventListener("click", () => {
     const names = Object.keys(THEMES);
     const chosen = names[(names.indexOf(document.documentElement.dataset.theme) + 1) % names.length];

@@ -6,6 +6,7 @@ const DASHES = [undefined, [6, 3], [2, 3]];
 const DEFAULT_RANGE = "1h";
 const UNITS_S = { min: 60, h: 3600, d: 86400 };
 const STORIES = 200;
+const LEAST_S = 60;
 
 const seconds = (moment) => Date.parse(moment) / 1000;
 const moment = (time) => new Date(time * 1000).toISOString();
@@ -16,7 +17,9 @@ function range() {
   if (query.get("since") && query.get("until")) return { since: seconds(query.get("since")), until: seconds(query.get("until")) };
   const [, count, unit] = /^(\d+)(min|h|d)$/.exec(query.get("range") ?? DEFAULT_RANGE) ?? [null, 1, "h"];
   const now = Date.now() / 1000;
-  return { since: now - count * UNITS_S[unit], until: now, live: true };
+  // From the first response time on: of the time before there is nothing to show.
+  const first = seconds(document.getElementById("charts").dataset.first) || 0;
+  return { since: Math.max(now - count * UNITS_S[unit], Math.min(first, now - LEAST_S)), until: now, live: true };
 }
 
 class Application {
@@ -31,7 +34,7 @@ class Application {
       new TimeChart(document.getElementById(id), { zoom: (since, until) => this.#zoom(since, until), ...options });
     this.#charts = {
       times: chart("chart-times", { title: `${this.#name} response time`, unit: "ms" }),
-      rate: chart("chart-rate", { title: `${this.#name} rate`, unit: "/s" }),
+      rate: chart("chart-rate", { title: `${this.#name} rate`, unit: "req/s" }),
       cpu: chart("chart-cpu", { title: `${this.#name} CPU`, unit: "pCPU" }),
       weights: chart("chart-weights", { title: `${this.#name} weights`, logarithmic: true }),
     };
@@ -82,7 +85,7 @@ class Application {
     }
     const { steps, sla } = found;
     if (!steps.some((step) => step.count || step.time_ms !== null)) {
-      for (const name of ["times", "rate"]) this.#charts[name].say("No response times in this range. Choose another one, or look at the sources below.");
+      for (const name of ["times", "rate"]) this.#charts[name].say("No response times in this range. Choose another one, or check the sources below.");
       return;
     }
     const times = steps.map((step) => seconds(step.start));
@@ -106,20 +109,20 @@ class Application {
     const rates = [{ label: "rate", color: "--critical" }];
     const rateValues = [steps.map((step) => step.rate_rps)];
     if (sla?.max_rate_rps) {
-      rates.push({ label: "agreed at most", color: "--missed", width: 1, dash: [8, 4] });
+      rates.push({ label: "agreed rate", color: "--missed", width: 1, dash: [8, 4] });
       rateValues.push(constant(sla.max_rate_rps));
     }
     this.#charts.rate.show(rates, { times, values: rateValues, range: limits, spans });
     const missed = steps.reduce((sum, step) => sum + step.missed, 0);
     const judged = steps.reduce((sum, step) => sum + step.judged, 0);
     document.getElementById("in-range").textContent = judged
-      ? `In this range the SLA was missed in ${shown(missed)} of ${shown(judged)} intervals (${shown((100 * missed) / judged)} %). Shaded: missed. ▾: a decision; point at it for its story.`
-      : "In this range no interval had enough response times to be judged.";
+      ? `SLA violated in ${shown(missed)} of ${shown(judged)} intervals (${shown((100 * missed) / judged)} %). Shaded: violated. ▾: decision, hover for details. Drag to zoom.`
+      : "No interval in this range has enough samples to evaluate.";
   }
 
   #tiers({ value: found, reason }, limits, marks) {
     if (!found?.tiers.some((tier) => tier.vms.length)) {
-      const why = found ? "No tick in this range saw its VMs run. Is the agent of their host running?" : `No values: ${reason.message}`;
+      const why = found ? "Its VMs did not run in this range, or the agent of their host did not report." : `No values: ${reason.message}`;
       for (const name of ["cpu", "weights"]) this.#charts[name].say(why);
       return;
     }

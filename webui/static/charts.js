@@ -4,6 +4,7 @@
 const HEIGHT = 220;
 const NEAR_PX = 7;
 const MARK_PX = 7;
+const WIDE = 20; // by so much the largest value exceeds the least on a logarithmic axis
 const NOTHING = "–";
 /** Width of an axis in pixels: room for its longest text, once there are any. */
 const AXIS_SIZE = (_plot, texts) => Math.max(56, 22 + 7 * Math.max(0, ...(texts ?? []).map((text) => text.length)));
@@ -82,10 +83,11 @@ export class TimeChart {
 
   /** Show these lines, in place of others. @param {Line[]} lines @param {Data} data */
   show(lines, data) {
+    const was = this.#data && this.#isWide();
     const same = JSON.stringify(lines) === JSON.stringify(this.#lines);
     this.#lines = lines;
     this.#data = data;
-    if (same && this.#plot) this.#plot.setData(this.#columns());
+    if (same && was === this.#isWide() && this.#plot) this.#plot.setData(this.#columns());
     else this.#build();
   }
 
@@ -120,7 +122,7 @@ export class TimeChart {
   }
 
   #config() {
-    const { unit, logarithmic, top, zoom, stacked } = this.#options;
+    const { unit, top, zoom, stacked } = this.#options;
     const lines = stacked ? [...this.#lines].reverse() : this.#lines;
     const grid = { stroke: css("--line"), width: 1 };
     const axis = { stroke: css("--muted"), grid, ticks: grid, font: "12px system-ui, sans-serif" };
@@ -133,13 +135,13 @@ export class TimeChart {
         focus: { prox: 24 },
       },
       legend: { live: true },
-      scales: { x: { range: () => this.#data.range }, y: logarithmic ? { distr: 3 } : { range } },
+      scales: { x: { range: () => this.#data.range }, y: this.#isWide() ? { distr: 3, range: (_plot, low, high) => [10 ** Math.floor(Math.log10(low)), high * 1.2] } : { range } },
       axes: [
         { ...axis, values: TIMES, space: 70 },
         { ...axis, size: AXIS_SIZE, values: (_plot, ticks) => ticks.map((tick) => (tick === null ? "" : shown(tick))) },
       ],
       series: [
-        { label: "time", value: (_plot, time) => (time === null ? NOTHING : MOMENT.format(time * 1000)) },
+        { label: "time", value: (_plot, time) => (time === null ? "latest" : MOMENT.format(time * 1000)) },
         ...lines.map((line, place) => ({
           label: line.label,
           stroke: css(line.color),
@@ -165,9 +167,16 @@ export class TimeChart {
     };
   }
 
-  /** A line's own value, which in a stack is not where it is drawn. */
+  /** A line's own value, which in a stack is not where it is drawn; the latest where nothing is pointed at. */
   #own(line, at) {
-    return at === null ? null : this.#data.values[line][at];
+    const values = this.#data.values[line];
+    return at === null ? values.findLast((value) => value !== null) : values[at];
+  }
+
+  /** Whether values differ so much that only a logarithmic axis shows all of them. */
+  #isWide() {
+    const known = this.#options.logarithmic ? this.#data.values.flat().filter((value) => value > 0) : [];
+    return known.length > 0 && Math.max(...known) > WIDE * Math.min(...known);
   }
 
   #shade(plot) {

@@ -21,7 +21,7 @@ export function hostCharts(place) {
     try {
       told = await ask(`/hosts/${encodeURIComponent(host)}/history`, { points: POINTS });
     } catch (error) {
-      said.textContent = `The last hour could not be read: ${error.message}`;
+      said.textContent = `No values: ${error.message}`;
       return;
     }
     nextMs += 1000 * told.step_s - 1500; // no more than a step can have changed
@@ -33,7 +33,8 @@ export function hostCharts(place) {
       return;
     }
     const times = steps.map((step) => Date.parse(step.start) / 1000);
-    const range = [Date.parse(told.since) / 1000, Date.parse(told.until) / 1000];
+    const first = times[steps.findIndex((step) => step.batch_share !== null)];
+    const range = [first, Date.parse(told.until) / 1000];
     const line = (name) => steps.map((step) => percent(step[name]));
     split.show(
       ["critical", "batch", "other"].map((label) => ({ label, color: `--${label}`, filled: true, width: 0 })),
@@ -45,7 +46,7 @@ export function hostCharts(place) {
     );
     const [mean, least, most] = [got.reduce((sum, one) => sum + one, 0) / got.length, Math.min(...got), Math.max(...got)];
     const words = [mean, least, most].map((share) => shown(percent(share), "%"));
-    said.textContent = `In the last hour batch VMs got ${words[0]} of the host on average, between ${words[1]} and ${words[2]}.`;
+    said.textContent = `Batch VMs used ${words[0]} of the host on average, between ${words[1]} and ${words[2]}.`;
   }
 
   document.addEventListener("changed", read);

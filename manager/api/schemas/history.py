@@ -244,6 +244,7 @@ class StoryOut(Schema):
     reason: Text
     sla: Sla | None
     time_ms: float | None = Field(description="the percentile of the SLA then; null: no SLA, or unknown")
+    violated: bool = Field(description="the SLA was violated then")
     later_s: float = Field(description="two intervals")
     later_ms: float | None = Field(description="that percentile so much later")
     sentence: str

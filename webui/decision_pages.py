@@ -1,10 +1,11 @@
-"""The pages of what happened: decisions as a story, and events."""
+"""The pages of what happened: decisions and their effect, and events."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import groupby
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -27,8 +28,8 @@ PERIODS: Mapping[str, tuple[str, int | None]] = {
 PAGE = 50
 MAX_NAMES = 1000
 """So many names are offered; others can be typed."""
-MAX_BLAMED = 3
-"""Of so many applications it is told at once who was guilty."""
+MAX_EXPLAINED = 3
+"""Of so many applications the likely cause stands on top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,45 +66,101 @@ def chosen(endpoint: str, filters: Sequence[str], default: str) -> Choice:
     return Choice(endpoint, names, period, given["since"] or None, given["until"] or None, given["cursor"] or None)
 
 
-def add_why(web: Blueprint, site: Site) -> None:
-    """The story of the decisions, and the events."""
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """What was decided on a host in one tick, or consecutive events of a kind, as the interface has them."""
 
-    @web.get("/why")
+    key: str
+    entries: Sequence[Json]
+
+    @property
+    def first(self) -> Json:
+        """What stands for all."""
+        return self.entries[0]
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The applications."""
+        return sorted({entry["application"] for entry in self.entries if entry["application"]})
+
+    @property
+    def violated(self) -> Json | None:
+        """An entry that was decided while an SLA was violated."""
+        return next((entry for entry in self.entries if entry["violated"]), None)
+
+    @property
+    def summary(self) -> str:
+        """Such as «12 settings of 4 VMs»; of one VM what became of it."""
+        if len(self.entries) == 1:
+            return str(self.first["sentence"])
+        vms = len([entry for entry in self.entries if entry["vm"]])
+        host = " and of the host" * (vms < len(self.entries))
+        return f"{sum(len(entry['changes']) for entry in self.entries)} settings of {vms} VM{'s' * (vms != 1)}{host}"
+
+    @property
+    def outcomes(self) -> Sequence[str]:
+        """What came of it, the worst first."""
+        found = {entry["outcome"] for entry in self.entries}
+        return [outcome for outcome in _WORST_FIRST if outcome in found]
+
+
+def moments(entries: Sequence[Json]) -> list[Moment]:
+    """The story by tick and host, newest first."""
+    groups = groupby(entries, lambda entry: (entry["at"], entry["host"], entry["policy"]))
+    return [Moment("".join(filter(str.isalnum, key[0] + key[1])), list(group)) for key, group in groups]
+
+
+def alike(events: Sequence[Json]) -> list[Moment]:
+    """Consecutive events of the same kind, severity and host as one."""
+    groups = groupby(events, lambda event: (event["kind"], event["severity"], event["host"]))
+    return [Moment(found[0]["id"], found) for _, group in groups for found in [list(group)]]
+
+
+_WORST_FIRST = ("failed", "ignored", "external", "vanished", "observed", "restored", "applied")
+
+
+def add_decisions(web: Blueprint, site: Site) -> None:
+    """The decisions and their effect, and the events."""
+
+    @web.get("/decisions")
     @allow(VIEWER)
-    def why() -> Response:
-        """The story of the decisions, newest first."""
-        choice = chosen("web.why", ("application", "host", "vm", "outcome"), "1h")
-        told, refused = _asked(site, "/decisions/story", choice)
+    def decisions() -> Response:
+        """The decisions by tick, newest first."""
+        choice = chosen("web.decisions", ("application", "host", "vm", "outcome"), "1h")
+        found, refused = _asked(site, "/decisions/story", choice)
+        rows = moments(found["items"]) if found else []
+        violated = [] if choice.cursor else [one.violated["application"] for one in rows if one.violated]
         return page(
-            "why.html",
+            "decisions.html",
             choice=choice,
-            told=told,
+            found=found,
+            rows=rows,
             refused=refused,
-            blamed=_blamed(told["items"]) if told and not choice.cursor else [],
-            missed=_missed,
+            violated=list(dict.fromkeys(violated))[:MAX_EXPLAINED],
             periods=PERIODS,
             outcomes=[str(kind) for kind in OutcomeKind],
             known=_known(site),
         )
 
-    @web.get("/why/guilty")
+    @web.get("/decisions/cause")
     @allow(VIEWER)
-    def guilty() -> Response:
-        """The part of an entry that says who is guilty of a missed SLA, with the evidence."""
+    def cause() -> Response:
+        """The likely cause of a violation, with the evidence."""
         application, at = request.args.get("application", ""), request.args.get("at")
         evidence = site.api.get(f"/applications/{quote(application, safe='')}/evidence", at=at or None)
-        return page("guilty.html", application=application, evidence=evidence)
+        return page("cause.html", application=application, evidence=evidence)
 
     @web.get("/events")
     @allow(VIEWER)
     def events() -> Response:
         """What an operator may want to know, newest first."""
         choice = chosen("web.events", ("severity", "host", "vm"), "7d")
-        told, refused = _asked(site, "/events", choice)
+        found, refused = _asked(site, "/events", choice)
         return page(
             "events.html",
             choice=choice,
-            told=told,
+            found=found,
+            rows=alike(found["items"]) if found else [],
             refused=refused,
             periods=PERIODS,
             severities=[str(severity) for severity in Severity],
@@ -119,16 +176,6 @@ def _asked(site: Site, path: str, choice: Choice) -> tuple[Any, RequestRefused |
         if refused.status not in {400, 404, 422}:
             raise
         return None, refused
-
-
-def _missed(entry: Json) -> bool:
-    """Whether the application's SLA was missed when an entry of the story was decided."""
-    return bool(entry["sla"] and entry["time_ms"] and entry["time_ms"] > entry["sla"]["response_time_ms"])
-
-
-def _blamed(entries: Sequence[Json]) -> list[str]:
-    """The applications of which the story tells that they missed their SLA, the latest first."""
-    return list(dict.fromkeys(entry["application"] for entry in entries if _missed(entry)))[:MAX_BLAMED]
 
 
 def _known(site: Site) -> Mapping[str, Sequence[str]]:

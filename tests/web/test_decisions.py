@@ -1,4 +1,4 @@
-"""The story of decisions, who is guilty, and events."""
+"""Decisions and their effect, likely causes, and events."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def story(shop: Desk) -> Browser:
 
 def test_without_decisions_it_says_why_there_may_be_none(desk: Desk) -> None:
     browser = desk.browser(Role.VIEWER)
-    assert "No decisions in the last hour." in browser.get("/why").text
-    assert "No decisions for this choice in the last day." in browser.get("/why?vm=web-1&last=1d").text
+    assert "No decisions in the last hour." in browser.get("/decisions").text
+    assert "No matching decisions in the last day." in browser.get("/decisions?vm=web-1&last=1d").text
 
 
 def test_an_entry_is_a_sentence_that_unfolds_to_its_records(story: Browser) -> None:
-    page = story.get("/why")
+    page = story.get("/decisions")
     ignored, applied = said(page)
     assert ignored.startswith("crunch: CPU weight of crunch from 100 to 1")
     assert "shop: p95 4.97 ms, SLA 10 ms" in applied
@@ -59,7 +59,7 @@ def test_an_entry_is_a_sentence_that_unfolds_to_its_records(story: Browser) -> N
     cells = [" ".join(one.text.split()) for one in page.all("td")]
     assert record(1)["id"] in cells
     assert record(2)["id"] in cells
-    assert "ignored: still 100" in cells
+    assert "ignored by the kernel: still 100" in cells
     assert "a core of its own" in cells
 
 
@@ -79,20 +79,20 @@ def test_an_entry_is_a_sentence_that_unfolds_to_its_records(story: Browser) -> N
     ],
 )
 def test_entries_are_filtered(story: Browser, choice: str, count: int) -> None:
-    assert len(said(story.get(f"/why?{choice}"))) == count
+    assert len(said(story.get(f"/decisions?{choice}"))) == count
 
 
 def test_the_time_back_is_kept_to(shop: Desk) -> None:
     told(shop, decisions=[record(1)])
     browser = shop.browser(Role.VIEWER)
-    assert len(said(browser.get("/why?last=15min"))) == 1
+    assert len(said(browser.get("/decisions?last=15min"))) == 1
     shop.api.clock.now_s += 900
-    assert said(browser.get("/why?last=15min")) == []
-    assert len(said(browser.get("/why?last=nonsense"))) == 1
+    assert said(browser.get("/decisions?last=15min")) == []
+    assert len(said(browser.get("/decisions?last=nonsense"))) == 1
 
 
 def test_the_form_shows_what_was_chosen(story: Browser) -> None:
-    page = story.get("/why?vm=crunch&outcome=ignored&last=6h")
+    page = story.get("/decisions?vm=crunch&outcome=ignored&last=6h")
     given = {name: value for name, value in page.fields().items() if name != "csrf_token"}
     assert given == {"application": "", "host": "", "vm": "crunch", "outcome": "ignored", "last": "6h"}
     known = {one.attributes["value"] for one in page.all("option") if "value" in one.attributes}
@@ -103,33 +103,33 @@ def test_the_form_shows_what_was_chosen(story: Browser) -> None:
     "choice", ["since=yesterday", "host=a%20b", "outcome=splendid", "cursor=x", "application=none"]
 )
 def test_a_choice_that_cannot_be_is_told_with_the_form_to_mend_it(story: Browser, choice: str) -> None:
-    page = story.get(f"/why?{choice}")
+    page = story.get(f"/decisions?{choice}")
     assert page.status == 200
-    assert "This choice cannot be shown" in page.text
+    assert "Invalid filter" in page.text
     assert page.by_id("filter-host")
 
 
 def test_older_entries_are_a_page_away_and_that_page_stands_still(shop: Desk) -> None:
     told(shop, decisions=[record(number) for number in range(60)])
     browser = shop.browser(Role.VIEWER)
-    first = browser.get("/why?host=kvm1")
+    first = browser.get("/decisions?host=kvm1")
     [older] = [link for link in first.all("a") if link.text == "Older"]
-    assert first.all("body")[0]["data-live"] == "why"
+    assert first.all("body")[0]["data-live"] == "decisions"
     second = browser.get(older["href"])
     assert (len(said(first)), len(said(second))) == (50, 10)
     assert "data-live" not in second.all("body")[0].attributes
     assert "host=kvm1" in older["href"]
 
 
-def test_who_was_guilty_is_asked_where_the_sla_was_missed(shop: Desk) -> None:
+def test_the_likely_cause_is_asked_where_the_sla_was_violated(shop: Desk) -> None:
     told(shop, decisions=[record(8), record(61)], windows=[slow(5), slow(10)])
-    page = shop.browser(Role.VIEWER).get("/why")
-    assert [one["hx-get"] for one in page.all("div", hx_trigger="load, again")] == ["/why/guilty?application=shop"]
+    page = shop.browser(Role.VIEWER).get("/decisions")
+    assert [one["hx-get"] for one in page.all("div", hx_trigger="load, again")] == ["/decisions/cause?application=shop"]
     [asked] = page.all("div", hx_trigger="toggle from:closest details once")
-    assert asked["hx-get"] == "/why/guilty?application=shop&at=2026-03-01T12:00:08Z"
+    assert asked["hx-get"] == "/decisions/cause?application=shop&at=2026-03-01T12:00:08Z"
 
 
-def test_the_guilty_vm_is_named_with_the_evidence(shop: Desk) -> None:
+def test_the_noisy_neighbour_is_named_with_the_evidence(shop: Desk) -> None:
     shop.api.ok("PUT", "/vms/crunch", {"class": "batch"})
 
     def tick(second: int, crunch: float, waited: float) -> dict[str, Any]:
@@ -141,28 +141,27 @@ def test_the_guilty_vm_is_named_with_the_evidence(shop: Desk) -> None:
 
     ticks = [tick(second, 0.05, 0.01) for second in (-20, -15, -10, -5)] + [tick(s, 0.6, 0.9) for s in (10, 15, 20)]
     told(shop, ticks=ticks, windows=[slow(end) for end in (10, 15, 20)])
-    page = shop.browser(Role.VIEWER).get("/why/guilty?application=shop")
+    page = shop.browser(Role.VIEWER).get("/decisions/cause?application=shop")
     assert page.status == 200
-    assert "Guilty: crunch on kvm1." in page.text
+    assert "Noisy neighbour: crunch on kvm1." in page.text
     assert "batch VM crunch rose from 5.0% to 60.0%" in page.text
 
 
 def test_without_evidence_nobody_is_named(shop: Desk) -> None:
-    page = shop.browser(Role.VIEWER).get("/why/guilty?application=shop", HX_Request="true")
-    assert "Nobody can be named" in page.source
-    assert "the SLA was not missed" in page.source
+    page = shop.browser(Role.VIEWER).get("/decisions/cause?application=shop", HX_Request="true")
+    assert "No recent violation" in page.source
 
 
 def test_events_are_listed_newest_first_and_filtered(desk: Desk) -> None:
     told(desk, events=[event(1), event(2, severity="error", message="the kernel <refused>", vm="web-1")])
     browser = desk.browser(Role.VIEWER)
     page = browser.get("/events")
-    assert [one["id"][-1] for one in page.all("li", class_="entry")] == ["2", "1"]
+    assert [one["id"][-1] for one in page.all("tr", class_="entry")] == ["2", "1"]
     assert "✗ error" in page.text
     assert "&lt;refused&gt;" in page.source
     only = browser.get("/events?severity=warning")
-    assert [one["id"][-1] for one in only.all("li", class_="entry")] == ["1"]
-    assert "No events for this choice" in browser.get("/events?severity=info").text
+    assert [one["id"][-1] for one in only.all("tr", class_="entry")] == ["1"]
+    assert "No matching events" in browser.get("/events?severity=info").text
     assert "No events in the last 7 days." not in page.text
 
 
@@ -173,7 +172,7 @@ def test_a_message_neither_turns_nor_hides_what_is_read(desk: Desk) -> None:
     assert page.source.replace("\n", "").isprintable()
 
 
-@pytest.mark.parametrize("path", ["/why", "/why/guilty?application=shop", "/events"])
+@pytest.mark.parametrize("path", ["/decisions", "/decisions/cause?application=shop", "/events"])
 def test_who_is_not_signed_in_is_sent_to_the_form(desk: Desk, path: str) -> None:
     response = desk.browser(None).get(path).response
     assert response.status_code == 303

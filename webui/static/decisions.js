@@ -1,4 +1,4 @@
-// Who is guilty is asked anew while something happens, but not with every change: it is a question about minutes.
+// The likely cause is read anew while something happens, but not with every change: it is about minutes.
 
 const EVERY_MS = 15000;
 let askedMs = performance.now();
