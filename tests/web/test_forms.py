@@ -271,7 +271,7 @@ def test_choices_keep_what_is_registered_even_if_it_is_gone() -> None:
 
 
 def test_the_empty_choice_says_what_null_means() -> None:
-    assert of(parts_of(VmIn, {}), "mode").choices[0] == ("", "as its application and host say")
+    assert of(parts_of(VmIn, {}), "mode").choices[0] == ("", "inherited from application and host")
     assert of(parts_of(VmIn, {}), "class").choices[0] == ("", "choose")
     assert of(parts_of(VmIn, {"class": "batch"}), "class").choices[0][0] == "critical"
     assert of(parts_of(VmIn, {}), "host").help == "Host it runs on; empty: wherever it is found"
