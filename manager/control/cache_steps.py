@@ -28,7 +28,7 @@ class CacheStep:
     """One change. ``vm`` is of a move, ``values`` of a write.
 
     ``shares``: there is no way but to let groups share what one is to have alone for an instant. That is needed only
-    where somebody else changed our groups, or has exclusive ways in the middle of the cache.
+    where another tool changed our groups, or has exclusive ways in the middle of the cache.
     """
 
     action: CacheAction

@@ -263,7 +263,7 @@ class _Diff:
 def _part_given_back(value: KnobValue, owned: Owned) -> bool:
     """Whether a pin holds a part of its original, which was on its way back when nobody noted what it became.
 
-    Either the kernel narrowed it to a cpuset (cpuset(7)), or somebody else did since: nothing more is to be done.
+    Either the kernel narrowed it to a cpuset (cpuset(7)), or another tool did since: nothing more is to be done.
     """
     back = not owned.settled and owned.intended == owned.original
     return back and isinstance(value, frozenset) and isinstance(owned.original, frozenset) and value < owned.original

@@ -60,7 +60,7 @@ class SchedulerSeen:
 
     @property
     def taken_away(self) -> bool:
-        """Whether somebody else removed it: then it stays away until that is adopted."""
+        """Whether another tool removed it: then it stays away until that is adopted."""
         owned = self.owned
         if owned is None:
             return False

@@ -75,7 +75,7 @@ def wants_pins(vm: VmView, snapshot: Snapshot) -> bool:
 
 
 def allowed_cpus(spec: VmSpec, original: CpuSet, online: CpuSet) -> CpuSet:
-    """Where a thread may run: its VM's registered pCPUs, within those somebody else restricted it to."""
+    """Where a thread may run: its VM's registered pCPUs, within those another tool restricted it to."""
     allowed = online if spec.cpus is None else spec.cpus & online
     return allowed & original if original & online < online else allowed
 

@@ -26,7 +26,7 @@ class CachePort(Protocol):
         ...
 
     def mount(self) -> bool:
-        """Mount resctrl; False where somebody else was quicker."""
+        """Mount resctrl; False where another tool was quicker."""
         ...
 
     def unmount(self) -> None:

@@ -67,7 +67,7 @@ def _virtual_machine(subject: Subject) -> CheckResult:
         return works("no CPU flag `hypervisor`: real hardware")
     return warning(
         "this host is a virtual machine itself: whoever runs it may take its CPUs away (steal in `vmstat 1`)",
-        "promise response times only on real hardware, or on an instance with dedicated CPUs",
+        "rely on SLAs only on real hardware, or on an instance with dedicated CPUs",
     )
 
 

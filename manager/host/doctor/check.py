@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import libvirt
@@ -70,7 +70,7 @@ class Check:
             verdict = self.look(subject)
         except (OSError, HostError, libvirt.libvirtError, ValueError) as error:
             advice = "run as root on the host itself; if it stays so, the reason says what could not be read or written"
-            verdict = CheckResult(FindingStatus.UNKNOWN, f"could not be found out: {error}", advice)
+            verdict = unknown(f"could not be found out: {error}", advice)
         essential = self.essential or verdict.essential
         return Finding(self.id, self.area, self.title, verdict.status, essential, verdict.detail, verdict.advice)
 
@@ -81,34 +81,13 @@ def run_checks(checks: Iterable[Check], subject: Subject) -> Iterator[Finding]:
         yield check.run(subject)
 
 
-def works(detail: str, advice: str = "") -> CheckResult:
-    """It works."""
-    return CheckResult(FindingStatus.WORKS, detail, advice)
-
-
-def missing(detail: str, advice: str) -> CheckResult:
-    """This host does not have it."""
-    return CheckResult(FindingStatus.MISSING, detail, advice)
-
-
-def ignored(detail: str, advice: str) -> CheckResult:
-    """The kernel takes it and does nothing with it."""
-    return CheckResult(FindingStatus.IGNORED, detail, advice)
-
-
-def degraded(detail: str, advice: str) -> CheckResult:
-    """It works less well than it could."""
-    return CheckResult(FindingStatus.DEGRADED, detail, advice)
-
-
-def warning(detail: str, advice: str) -> CheckResult:
-    """It may disturb or surprise."""
-    return CheckResult(FindingStatus.WARNING, detail, advice)
-
-
-def unknown(detail: str, advice: str) -> CheckResult:
-    """It was not found out."""
-    return CheckResult(FindingStatus.UNKNOWN, detail, advice)
+works = partial(CheckResult, FindingStatus.WORKS)
+missing = partial(CheckResult, FindingStatus.MISSING)
+ignored = partial(CheckResult, FindingStatus.IGNORED)
+degraded = partial(CheckResult, FindingStatus.DEGRADED)
+warning = partial(CheckResult, FindingStatus.WARNING)
+unknown = partial(CheckResult, FindingStatus.UNKNOWN)
+"""Each takes what was seen, and what to do about it."""
 
 
 def not_tried(option: str) -> CheckResult:

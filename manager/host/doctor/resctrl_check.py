@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from manager.host.doctor.check import Check, CheckResult, Subject, missing, warning, works
 from manager.host.doctor.kernel_text import cpu_flags, mounted, names_in, text_of
+from manager.model.cache import is_ours
 
 _AREA = "Cache"
-_OURS = "equipoise"
 _MOUNT = "mount -t resctrl resctrl /sys/fs/resctrl"
 _BY_US = "let the agent do it: the host's fields cache: on and cache_mount: true"
 _NOT_GROUPS = frozenset({"info", "mon_data", "mon_groups"})
 _FLAGS = frozenset({"cat_l3", "cat_l2", "cdp_l3", "mba", "smba", "cqm", "cqm_llc", "cqm_mbm_total", "bmec"})
 
 
-def _hardware(subject: Subject) -> list[str]:
-    return sorted(cpu_flags(subject.paths) & _FLAGS)
-
-
 def _resctrl(subject: Subject) -> CheckResult:
     kinds = (text_of(subject.paths.filesystems) or "").split()
-    hardware = ", ".join(_hardware(subject))
+    hardware = ", ".join(sorted(cpu_flags(subject.paths) & _FLAGS))
     if "resctrl" not in kinds:
         if hardware:
             return missing(
@@ -38,24 +32,18 @@ def _resctrl(subject: Subject) -> CheckResult:
     return works(f"mounted at {point}" + (f"; the CPU has {hardware}" if hardware else ""))
 
 
-def _info(subject: Subject, *kinds: str) -> Path | None:
-    """The first of the folders below ``info`` that is there."""
-    point = mounted(subject.paths, "resctrl")
-    found = [point / "info" / kind for kind in kinds] if point else []
-    return next((folder for folder in found if folder.is_dir()), None)
-
-
 def _part(subject: Subject, what: str, flag: str, kinds: tuple[str, ...], shown: tuple[str, ...]) -> CheckResult:
     """One of resctrl's abilities, with the numbers that info/ has about it; ``flag`` is the CPU's."""
-    folder = _info(subject, *kinds)
+    point = mounted(subject.paths, "resctrl")
+    if point is None and flag in cpu_flags(subject.paths):
+        return missing(f"the CPU has {what}, but resctrl is not mounted", f"{_MOUNT}, or {_BY_US}")
+    if point is None:
+        return missing(f"no resctrl is mounted, so no {what}", "see the finding `resctrl`")
+    folder = next((point / "info" / kind for kind in kinds if (point / "info" / kind).is_dir()), None)
     if folder is not None:
         values = {name: text_of(folder / name) for name in shown}
         numbers = ", ".join(f"{name} {' '.join(value.split())}" for name, value in values.items() if value is not None)
         return works(f"{folder.name}: {numbers}; used where the host's field cache is on")
-    if flag in cpu_flags(subject.paths) and mounted(subject.paths, "resctrl") is None:
-        return missing(f"the CPU has {what}, but resctrl is not mounted", f"{_MOUNT}, or {_BY_US}")
-    if mounted(subject.paths, "resctrl") is None:
-        return missing(f"no resctrl is mounted, so no {what}", "see the finding `resctrl`")
     return missing(f"this CPU has no {what}", "nothing to do: the other steps work without")
 
 
@@ -78,13 +66,13 @@ def _groups(subject: Subject) -> CheckResult:
     if point is None:
         return works("none: resctrl is not mounted")
     names = [name for name in names_in(point) if (point / name).is_dir() and name not in _NOT_GROUPS]
-    others = [name for name in names if not name.startswith(_OURS)]
+    others = [name for name in names if not is_ours(name)]
     if others:
         return warning(
-            f"{len(others)} groups of others use up classes and cache ways: {', '.join(others[:5])}",
+            f"{len(others)} groups of other tools use up classes and cache ways: {', '.join(others[:5])}",
             "they are left alone; remove what is not wanted (pqos -R, <cachetune> of domains) to have the ways",
         )
-    return works("none of others")
+    return works("none of other tools")
 
 
 CHECKS = (
@@ -92,5 +80,5 @@ CHECKS = (
     Check("cache-allocation", _AREA, "Cache allocation", _allocation),
     Check("memory-bandwidth", _AREA, "Memory bandwidth", _bandwidth),
     Check("cache-monitoring", _AREA, "Cache monitoring", _monitoring),
-    Check("resctrl-groups", _AREA, "Groups of others", _groups),
+    Check("resctrl-groups", _AREA, "Groups of other tools", _groups),
 )

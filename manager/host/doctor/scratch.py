@@ -9,20 +9,19 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from manager.errors import HostError
 from manager.host.cgroup import CgroupMounts, cpu_controller, read_mounts
+from manager.host.doctor.check import CheckResult, Subject, unknown
 from manager.host.doctor.kernel_text import text_of
 from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
 
 _PREFIX = "equipoise-doctor-"
 _NAME = re.compile(rf"^{_PREFIX}(\d+)$")
 _REMOVE_S = 2.0
-NOT_ENABLED = "the cpu controller is not enabled for groups below the root"
-SEE_DELEGATION = "see the finding `cgroup-delegation`"
 # Says that it runs, waits to be told, then spins; ends by itself soon, should nobody be left to end it.
 _PROGRAM = """
 import os, time
@@ -49,6 +48,25 @@ def cpu_hierarchy(paths: HostPaths) -> tuple[CgroupMounts, CgroupCpu, Path]:
 def is_enabled(cpu: CgroupCpu, folder: Path) -> bool:
     """Whether groups below a folder have the cpu controller's files: v2 wants it delegated. Raises OSError."""
     return cpu is CGROUP_V1 or "cpu" in (text_of(folder / "cgroup.subtree_control") or "").split()
+
+
+def on_scratch_group(subject: Subject, attempt: Callable[[CgroupCpu, Path], CheckResult]) -> CheckResult:
+    """The result of an attempt on a new group with the CPU controller. Raises HostError, OSError."""
+    _, cpu, root = cpu_hierarchy(subject.paths)
+    if not is_enabled(cpu, root):
+        return unknown(
+            "not tried: the cpu controller is not enabled for groups below the root",
+            "see the finding `cgroup-delegation`",
+        )
+    with scratch_group(root) as group:
+        return attempt(cpu, group)
+
+
+def refused_value(file: Path, text: str) -> str:
+    """Write to a kernel file and read it back: what is wrong, empty where it holds that. Raises OSError."""
+    file.write_text(text)
+    held = file.read_text().strip()
+    return "" if held == text else f"{file.name}: {text} was written and {held} read back"
 
 
 @contextmanager

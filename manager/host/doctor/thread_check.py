@@ -8,10 +8,8 @@ from manager.host.doctor.scratch import scratch_process
 from manager.host.process import affinity, set_affinity
 from manager.host.registry import HostPaths
 from manager.host.sched_ext import deciding_scheduler
-from manager.host.warp.slices import set_slice
+from manager.host.warp.slices import TRIED_NS, set_slice
 from manager.model.cpus import format_cpus, parse_cpus
-
-_SLICE_NS = 300_000
 
 
 def _affinity(subject: Subject) -> CheckResult:
@@ -37,7 +35,7 @@ def _affinity(subject: Subject) -> CheckResult:
 def _slice(subject: Subject) -> CheckResult:
     with scratch_process() as scratch:
         before_ns = read_slice_ns(subject.paths, scratch.pid)
-        set_slice(scratch.pid, _SLICE_NS)
+        set_slice(scratch.pid, TRIED_NS)
         after_ns = read_slice_ns(subject.paths, scratch.pid)
     return judge_slice(before_ns, after_ns, deciding_scheduler(subject.paths))
 
@@ -46,16 +44,16 @@ def judge_slice(before_ns: int | None, after_ns: int | None, scheduler: str) -> 
     """The verdict on a slice that was read, set and read again, under a sched_ext scheduler of that name or none."""
     if after_ns is None or before_ns is None:
         return missing("this kernel shows no slice in /proc/PID/sched", "run Linux 6.12 or newer for slices of threads")
-    if after_ns != _SLICE_NS:
+    if after_ns != TRIED_NS:
         return ignored(
-            f"a slice of {_SLICE_NS / 1e6:g} ms was set and {after_ns / 1e6:g} ms read back",
+            f"a slice of {TRIED_NS / 1e6:g} ms was set and {after_ns / 1e6:g} ms read back",
             "run Linux 6.12 or newer for slices of threads",
         )
     if scheduler:
         return degraded(
             f"taken, but the sched_ext scheduler {scheduler!r} chooses slices itself", "see the finding `sched-ext`"
         )
-    return works(f"a slice of {_SLICE_NS / 1e6:g} ms was set and read back; the default is {before_ns / 1e6:g} ms")
+    return works(f"a slice of {TRIED_NS / 1e6:g} ms was set and read back; the default is {before_ns / 1e6:g} ms")
 
 
 def read_slice_ns(paths: HostPaths, pid: int) -> int | None:

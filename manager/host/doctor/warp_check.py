@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from manager import bpf
 from manager.host.cgroup import cpu_controller, read_mounts
 from manager.host.doctor.check import Check, CheckResult, Subject, ignored, missing, warning, works
 from manager.host.doctor.kernel_text import text_of
-from manager.host.doctor.scratch import cpu_hierarchy, scratch_group
+from manager.host.doctor.scratch import cpu_hierarchy, refused_value, scratch_group
 from manager.host.registry import CGROUP_V1, RT_RUNTIME_FILE
 from manager.host.sched_ext import deciding_scheduler
 from manager.host.warp.bvt_file import FileKind, bvt_file
-from manager.host.warp.offers import offers_of
+from manager.host.warp.offers import OLDEST_SEEN, offers_of
 from manager.model.finding import FindingStatus
 from manager.model.warp import ABILITIES, TITLES, Mechanism, WarpUse, chosen_only, standing
 
 _AREA = "Warp"
-_OURS = "equipoise"
 _TRIED_US = 1000
 _STATUSES = {
     FileKind.NANOSECONDS: FindingStatus.WORKS,
@@ -32,17 +32,18 @@ def _sched_ext(subject: Subject) -> CheckResult:
     paths = subject.paths
     state = text_of(paths.sched_ext_state)
     if state is None:
+        oldest = ".".join(map(str, OLDEST_SEEN))
         return missing(
             "this kernel has no sched_ext",
-            "run Linux 6.17 or newer with CONFIG_SCHED_CLASS_EXT for warp by sched_ext; everything else works without",
+            f"run Linux {oldest} or newer with CONFIG_SCHED_CLASS_EXT for warps by sched_ext; all else works without",
         )
     if state == "disabled":
         return works("there, and no scheduler is loaded")
     name = text_of(paths.sched_ext_ops) or "unknown"
-    if name.startswith(_OURS):
+    if name.startswith(bpf.NAME):
         return works(f"{state}: Equipoise's own scheduler {name!r}")
     return warning(
-        f"{state}: the scheduler {name!r} of somebody else decides, which may ignore CPU weights",
+        f"{state}: the scheduler {name!r} of another tool decides, which may ignore CPU weights",
         f"believe the finding `cpu-weight-acts`; stop {name!r} (its service, often scx.service or scx_loader) if it"
         " ignores them",
     )
@@ -61,8 +62,8 @@ def _best(subject: Subject) -> CheckResult:
     own = next(offer for offer in offers if offer.mechanism is Mechanism.SCHED_EXT)
     best = standing(offers, WarpUse.ON)
     scheduler = deciding_scheduler(subject.paths)
-    if scheduler and not scheduler.startswith(_OURS):
-        other = f"by nothing: the sched_ext scheduler {scheduler!r} of somebody else decides, which no warp reaches"
+    if scheduler and not scheduler.startswith(bpf.NAME):
+        other = f"by nothing: the sched_ext scheduler {scheduler!r} of another tool decides, which no warp reaches"
         return missing(other, "stop it, or leave warps switched off")
     if scheduler:
         best = replace(own, there=True)
@@ -92,10 +93,9 @@ def _real_time(subject: Subject) -> CheckResult:
             "VMs with scheduling fifo or rr are left as they are; give them a warp (docs/concepts/warp.md)",
         )
     with scratch_group(root) as group:
-        (group / RT_RUNTIME_FILE).write_text(f"{_TRIED_US}")
-        held = (group / RT_RUNTIME_FILE).read_text().strip()
-    if held != f"{_TRIED_US}":
-        return ignored(f"{RT_RUNTIME_FILE}: {_TRIED_US} was set and {held} read back", "update the kernel")
+        wrong = refused_value(group / RT_RUNTIME_FILE, f"{_TRIED_US}")
+    if wrong:
+        return ignored(wrong, "update the kernel")
     return works(f"{RT_RUNTIME_FILE} of a group was set and read back: vCPUs can be real-time within a limit")
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from manager.errors import HostError
 from manager.host.cgroup import cpu_controller, read_mounts
-from manager.host.doctor.check import Check, CheckResult, Subject, degraded, ignored, missing, unknown, warning, works
+from manager.host.doctor.check import Check, CheckResult, Subject, degraded, ignored, missing, warning, works
 from manager.host.doctor.kernel_text import text_of
-from manager.host.doctor.scratch import NOT_ENABLED, SEE_DELEGATION, cpu_hierarchy, is_enabled, scratch_group
+from manager.host.doctor.scratch import cpu_hierarchy, is_enabled, on_scratch_group, refused_value
 from manager.host.doctor.weights_act import weights_act
 from manager.host.registry import CGROUP_USAGE, CGROUP_V1, IDLE_FILE, CgroupCpu
+from manager.model.finding import FindingStatus
 
 _AREA = "CPU weights"
 _PARTITIONS = ("machine.slice", "machine")  # libvirt's, with systemd and without
@@ -59,64 +62,45 @@ def _cannot_make(error: OSError) -> CheckResult:
 
 def _weight(subject: Subject) -> CheckResult:
     try:
-        _, cpu, root = cpu_hierarchy(subject.paths)
+        result = on_scratch_group(subject, try_weights)
     except HostError as error:
         return missing(str(error), "see the finding `cgroup`")
-    if not is_enabled(cpu, root):
-        return warning(f"not tried: {NOT_ENABLED}", SEE_DELEGATION)
-    try:
-        with scratch_group(root) as group:
-            return try_weights(cpu, group)
     except OSError as error:
         if error.errno in _REFUSED:
             return _cannot_make(error)
         raise
+    return replace(result, status=FindingStatus.WARNING) if result.status is FindingStatus.UNKNOWN else result
 
 
 def try_weights(cpu: CgroupCpu, group: Path) -> CheckResult:
     """Write the least, the greatest and the default weight to a group, and read each back. Raises OSError."""
-    file = group / cpu.weight_file
+    file, scale = group / cpu.weight_file, cpu.scale
     if not file.exists():
         return missing(f"a new group has no {cpu.weight_file}", "run a kernel with CONFIG_FAIR_GROUP_SCHED")
-    for weight in (cpu.scale.minimum, cpu.scale.maximum, cpu.scale.default):
-        file.write_text(str(weight))
-        held = int(file.read_text())
-        if held != weight:
-            return ignored(
-                f"{cpu.weight_file}: {weight} was written and {held} read back",
-                "look for another program that sets weights of top-level groups, or report this kernel",
-            )
-    return works(f"{cpu.weight_file} takes {cpu.scale.minimum} to {cpu.scale.maximum}, written and read back")
-
-
-def _idle(subject: Subject) -> CheckResult:
-    _, cpu, root = cpu_hierarchy(subject.paths)
-    if not is_enabled(cpu, root):
-        return unknown(f"not tried: {NOT_ENABLED}", SEE_DELEGATION)
-    with scratch_group(root) as group:
-        return try_idle(cpu, group)
+    for weight in (scale.minimum, scale.maximum, scale.default):
+        if wrong := refused_value(file, str(weight)):
+            advice = "look for another program that sets weights of top-level groups, or report this kernel"
+            return ignored(wrong, advice)
+    return works(f"{cpu.weight_file} takes {scale.minimum} to {scale.maximum}, written and read back")
 
 
 def try_idle(cpu: CgroupCpu, group: Path) -> CheckResult:
     """Make a group idle, and not. Raises OSError, ValueError."""
-    file, weight = group / IDLE_FILE, group / cpu.weight_file
+    file, advice = group / IDLE_FILE, "do without the batch idle class on this kernel"
     if not file.exists():
         return missing("a new group has no cpu.idle", "run Linux 5.15 or newer for the batch idle class")
-    file.write_text("1")
-    if int(file.read_text()) != 1:
-        return ignored("cpu.idle: 1 was written and 0 read back", "do without the batch idle class on this kernel")
+    if wrong := refused_value(file, "1"):
+        return ignored(wrong, advice)
     try:
-        weight.write_text(str(cpu.scale.default))
+        (group / cpu.weight_file).write_text(str(cpu.scale.default))
+        held = False
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        refused = True
-    else:
-        refused = False
-    file.write_text("0")
-    if int(file.read_text()) != 0:
-        return degraded("cpu.idle cannot be set back to 0", "do without the batch idle class on this kernel")
-    if not refused:
+        held = True
+    if refused_value(file, "0"):
+        return degraded("cpu.idle cannot be set back to 0", advice)
+    if not held:
         return degraded(
             "cpu.idle is taken, but an idle group's weight can be written: it may not act",
             "compare response times with and without the batch idle class before relying on it",
@@ -124,26 +108,15 @@ def try_idle(cpu: CgroupCpu, group: Path) -> CheckResult:
     return works("cpu.idle is taken, read back, holds the weight meanwhile, and goes back to 0")
 
 
-def _quota(subject: Subject) -> CheckResult:
-    _, cpu, root = cpu_hierarchy(subject.paths)
-    if not is_enabled(cpu, root):
-        return unknown(f"not tried: {NOT_ENABLED}", SEE_DELEGATION)
-    with scratch_group(root) as group:
-        return try_quota(cpu, group)
-
-
 def try_quota(cpu: CgroupCpu, group: Path) -> CheckResult:
     """Give a group half a CPU, and no limit again: Documentation/scheduler/sched-bwc.rst. Raises OSError."""
     file = group / cpu.quota_file
-    half, none = ("50000", "-1") if cpu.period_file else ("50000 100000", "max 100000")
     if not file.exists():
         return missing(f"a new group has no {file.name}", "run a kernel with CONFIG_CFS_BANDWIDTH to limit batch VMs")
-    for wanted in (half, none):
-        file.write_text(wanted)
-        held = file.read_text().strip()
-        if held != wanted:
-            return ignored(f"{file.name}: {wanted} was written and {held} read back", "do not rely on limits here")
-    return works(f"{file.name} takes a limit and gives it up again")
+    for wanted in ("50000", "-1") if cpu.period_file else ("50000 100000", "max 100000"):
+        if wrong := refused_value(file, wanted):
+            return ignored(wrong, "do not rely on limits here")
+    return works(f"{file.name} takes a limit and releases it")
 
 
 def _usage(subject: Subject) -> CheckResult:
@@ -170,8 +143,8 @@ CHECKS = (
     Check("cgroup-delegation", _AREA, "Delegation", _delegation, essential=True),
     Check("cpu-weight", _AREA, "Weights are taken", _weight, essential=True),
     Check("cpu-weight-acts", _AREA, "Weights act", weights_act),
-    Check("cpu-idle", _AREA, "Idle class for batch", _idle),
-    Check("cpu-quota", _AREA, "Limits", _quota),
+    Check("cpu-idle", _AREA, "Idle class for batch", partial(on_scratch_group, attempt=try_idle)),
+    Check("cpu-quota", _AREA, "Limits", partial(on_scratch_group, attempt=try_quota)),
     Check("cpu-usage", _AREA, "CPU time of groups", _usage),
-    Check("schedstat", _AREA, "Waiting for a pCPU", _schedstat),
+    Check("schedstat", _AREA, "vCPU wait", _schedstat),
 )

@@ -9,15 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from manager.host.doctor.check import CheckResult, Subject, ignored, not_tried, unknown, works
-from manager.host.doctor.scratch import (
-    NOT_ENABLED,
-    SEE_DELEGATION,
-    ScratchProcess,
-    cpu_hierarchy,
-    is_enabled,
-    scratch_group,
-    scratch_process,
-)
+from manager.host.doctor.scratch import ScratchProcess, on_scratch_group, scratch_process
 from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
 from manager.host.sched_ext import deciding_scheduler
 from manager.model.cpus import CpuSet
@@ -49,12 +41,12 @@ def weights_act(subject: Subject) -> CheckResult:
     """Try it, and judge. Raises HostError, OSError, ValueError."""
     if subject.quick or subject.gentle:
         return not_tried("--quick" if subject.quick else "--gentle")
-    _, cpu, root = cpu_hierarchy(subject.paths)
-    if not is_enabled(cpu, root):
-        return unknown(f"not tried: {NOT_ENABLED}", SEE_DELEGATION)
-    with scratch_group(root) as group:
-        found = race(cpu, group, least_busy(subject.paths, frozenset(os.sched_getaffinity(0))))
-    return judge(found, deciding_scheduler(subject.paths))
+
+    def attempt(cpu: CgroupCpu, group: Path) -> CheckResult:
+        pcpu = least_busy(subject.paths, frozenset(os.sched_getaffinity(0)))
+        return judge(race(cpu, group, pcpu), deciding_scheduler(subject.paths))
+
+    return on_scratch_group(subject, attempt)
 
 
 def judge(found: Race, scheduler: str) -> CheckResult:
@@ -74,8 +66,7 @@ def judge(found: Race, scheduler: str) -> CheckResult:
         if scheduler
         else "run a kernel with CONFIG_FAIR_GROUP_SCHED"
     )
-    refused = ignored(f"{seen}: {whose} ignores them", advice)
-    return CheckResult(refused.status, refused.detail, refused.advice, essential=True)
+    return ignored(f"{seen}: {whose} ignores them", advice, essential=True)
 
 
 def least_busy(paths: HostPaths, allowed: CpuSet, watch_s: float = _WATCH_S) -> int:

@@ -13,7 +13,7 @@ from manager.host.process import refusal
 
 DEFAULT = 0
 """Stands for the kernel's own slice, which it follows when that changes: sched_runtime 0."""
-_TRIED_NS = 300_000
+TRIED_NS = 300_000
 _SCHED_OTHER = 0
 # Numbers of sched_setattr and sched_getattr: asm/unistd_64.h and its like; aarch64 and riscv64 share the generic table.
 _SYSCALLS = {
@@ -83,7 +83,7 @@ def default_slice_ns() -> int | None:
     def look() -> None:
         try:
             os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))  # it has the policy of who started it
-            for slice_ns in (_TRIED_NS, DEFAULT):
+            for slice_ns in (TRIED_NS, DEFAULT):
                 set_slice(0, slice_ns)
                 seen.append(int(attributes(0).runtime))
         except (HostError, OSError):
@@ -92,7 +92,7 @@ def default_slice_ns() -> int | None:
     thread = threading.Thread(target=look, name="slice")
     thread.start()
     thread.join()
-    return seen[1] if len(seen) == 2 and seen[0] == _TRIED_NS and seen[1] else None
+    return seen[1] if len(seen) == 2 and seen[0] == TRIED_NS and seen[1] else None
 
 
 def _call(which: int, *arguments: object) -> None:
