@@ -48,11 +48,6 @@ class Table:
         """A line between the rows before and those after."""
         self._rows.append(None)
 
-    @property
-    def row_count(self) -> int:
-        """How many rows there are."""
-        return sum(row is not None for row in self._rows)
-
     def __rich__(self) -> RichTable:
         """As rich prints it."""
         table = RichTable(title=_text(self.title) if self.title else None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from flask import Blueprint, Flask
 
 from manager.api.context import ManagerContext
-from manager.store.changes import Changes
+from manager.store.change_feed import Changes
 from webui import site
 from webui.application_pages import add_application
 from webui.audit_pages import add_audit

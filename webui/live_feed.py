@@ -16,7 +16,7 @@ from werkzeug.exceptions import BadRequest, ServiceUnavailable
 
 from manager.api.auth import VIEWER, allow, reader_left
 from manager.errors import Busy
-from manager.store.changes import Changes, parse_topic
+from manager.store.change_feed import Changes, parse_topic
 
 STREAM_S = 30.0
 """How long a stream lasts."""

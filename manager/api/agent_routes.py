@@ -36,9 +36,8 @@ from manager.protocol.convert import host_spec, window_of
 from manager.protocol.headers import ORDERS_HEADER
 from manager.protocol.registration import HostIn
 from manager.protocol.report import EventBody, RecordBody, ReportIn, TickBody, VmStatus
+from manager.store.agent_tenure import note_agent, refusal
 from manager.store.applications import keep_applications
-from manager.store.behind import manager_behind_s
-from manager.store.claims import RefusedVm, Reported, take_statuses
 from manager.store.decision_records import store_new
 from manager.store.hosts import (
     put_findings,
@@ -46,13 +45,14 @@ from manager.store.hosts import (
     replace_domains,
     reporting_host,
 )
+from manager.store.manager_clock import manager_behind_s
 from manager.store.models import DecisionRow, EventRow, HostRow
-from manager.store.registered import get
-from manager.store.served import served_until
-from manager.store.silence import note_clock
+from manager.store.registrations import get
+from manager.store.serving_hosts import served_until
+from manager.store.silent_hosts import note_clock
 from manager.store.source_rows import replace_source_statuses
-from manager.store.tenure import note_agent, refusal
 from manager.store.ticks import list_ticks, store_ticks
+from manager.store.vm_claims import RefusedVm, Reported, take_statuses
 from manager.store.windows import replace_windows
 
 Item = TypeVar("Item", RecordBody, EventBody)

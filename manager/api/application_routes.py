@@ -27,7 +27,7 @@ from manager.protocol.convert import application_body, application_of
 from manager.protocol.registration import ApplicationIn
 from manager.store.applications import applications_of, put_application, remove_application
 from manager.store.models import ApplicationRow, Json
-from manager.store.registered import get, page
+from manager.store.registrations import get, page
 from manager.store.windows import latest_windows
 
 

@@ -17,9 +17,9 @@ from manager.store.applications import applications_for_host, applications_of
 from manager.store.database import orders_number
 from manager.store.hosts import spec_of
 from manager.store.models import HostRow
-from manager.store.registered import get
-from manager.store.served import named_hosts
-from manager.store.silence import ranks_of
+from manager.store.registrations import get
+from manager.store.serving_hosts import named_hosts
+from manager.store.silent_hosts import ranks_of
 from manager.store.source_rows import hosts_of
 from manager.store.vms import vms_for_host
 from manager.store.windows import recent_windows

@@ -19,7 +19,7 @@ from manager.api.schemas.access import AuditOut
 from manager.store import audit
 from manager.store.audit import AuditFilter, actor_of, list_audit
 from manager.store.models import Json
-from manager.store.registered import Row
+from manager.store.registrations import Row
 
 
 def audited(

@@ -25,8 +25,8 @@ from manager.protocol.report import VmStatus
 from manager.store.applications import applications_of
 from manager.store.history import hosts_in, latest_violation, read_periods, vm_classes
 from manager.store.models import ApplicationRow, HostRow
-from manager.store.past import Past, read_past
-from manager.store.registered import find, get
+from manager.store.past_registrations import Past, read_past
+from manager.store.registrations import find, get
 from manager.store.tick_rollups import read_ticks
 from manager.store.vms import VmFilter, list_vms
 

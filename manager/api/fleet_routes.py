@@ -27,7 +27,7 @@ from manager.protocol.report import TickStatus
 from manager.store.applications import sla_of
 from manager.store.error_budgets import ErrorBudgets, Rolled
 from manager.store.models import ApplicationRow, HostRow
-from manager.store.recent import RecentPercentiles, RecentSlot, serving_hosts
+from manager.store.recent_percentiles import RecentPercentiles, RecentSlot, serving_hosts
 from manager.store.windows import latest_windows
 
 _STEPS = 60

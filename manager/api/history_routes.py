@@ -54,7 +54,7 @@ from manager.store.history import (
     vm_classes,
 )
 from manager.store.models import ApplicationRow, HostRow
-from manager.store.registered import find, get
+from manager.store.registrations import find, get
 from manager.store.tick_rollups import read_ticks
 
 _DAY = timedelta(days=1)

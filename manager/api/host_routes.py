@@ -24,10 +24,10 @@ from manager.model.host import Capabilities
 from manager.protocol.convert import host_fields, host_spec
 from manager.protocol.registration import HostIn
 from manager.protocol.report import TickStatus
+from manager.store.agent_tenure import replace_agent
 from manager.store.hosts import adopt_host, put_host, spec_of
 from manager.store.models import HostRow, Json
-from manager.store.registered import delete, get, page
-from manager.store.tenure import replace_agent
+from manager.store.registrations import delete, get, page
 
 
 def hosts_api(context: ManagerContext) -> APIBlueprint:

@@ -17,7 +17,7 @@ from manager.api.queries import NamePath, PageQuery
 from manager.api.schemas.service import JoinIn, JoinOut, JoinTokenIn, JoinTokenOut, JoinTokenSecret
 from manager.store.host_models import JoinTokenRow
 from manager.store.joining import create_join_token, described_join_token, join
-from manager.store.registered import delete, page
+from manager.store.registrations import delete, page
 
 _LASTS = timedelta(days=1)
 

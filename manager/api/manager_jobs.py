@@ -10,7 +10,7 @@ from manager.store.arrivals import Arrivals
 from manager.store.jobs import Job, Run
 from manager.store.retention import Keep, prune, prune_access
 from manager.store.rollups import RollUps
-from manager.store.silence import SilenceWatch
+from manager.store.silent_hosts import SilenceWatch
 from manager.store.tick_rollups import TickRollUps
 
 _HOUR_S, _MINUTE_S = 3600.0, 60.0

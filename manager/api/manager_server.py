@@ -19,10 +19,10 @@ from manager.serving.exchange import Lane
 from manager.serving.server import HttpServer, Lanes
 from manager.settings import Settings
 from manager.store.arrivals import boot_clock
-from manager.store.changes import Changes
-from manager.store.clock_watch import ClockWatch
+from manager.store.change_feed import Changes
 from manager.store.database import Database
 from manager.store.jobs import Jobs
+from manager.store.manager_clock import ClockWatch
 from manager.store.sessions import SessionLimits
 from manager.tls import server_context
 from policies.installed import InstalledPolicy

@@ -36,7 +36,7 @@ from manager.replay.policy_replay import LOOK_BACK_S, replay
 from manager.store.applications import applications_of
 from manager.store.hosts import statuses_on
 from manager.store.models import ApplicationRow, HostRow
-from manager.store.registered import get
+from manager.store.registrations import get
 from manager.store.vms import get_vm
 
 _CERTAINTY = tuple(PreviewKind)

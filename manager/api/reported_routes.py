@@ -20,7 +20,7 @@ from manager.model.finding import Findings
 from manager.model.host import Capabilities
 from manager.store.hosts import get_findings, list_domains
 from manager.store.models import HostRow
-from manager.store.registered import get, page
+from manager.store.registrations import get, page
 
 
 def reported_api(context: ManagerContext) -> APIBlueprint:

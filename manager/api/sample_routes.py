@@ -27,8 +27,8 @@ from manager.protocol.convert import ready_body
 from manager.protocol.samples import SampleLine, SamplesIn, SamplesOut
 from manager.store.applications import application_with_past
 from manager.store.models import ApplicationRow
-from manager.store.registered import get
-from manager.store.served import hosts_to_register, named_hosts, served_until
+from manager.store.registrations import get
+from manager.store.serving_hosts import hosts_to_register, named_hosts, served_until
 from manager.store.source_rows import source_statuses, sources_of
 from manager.store.windows import MAX_COUNT, add_samples, list_windows, slot_start
 

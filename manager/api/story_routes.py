@@ -24,8 +24,8 @@ from manager.store.applications import applications_of
 from manager.store.decision_records import RecordFilter
 from manager.store.history import StoryPlace, list_by_tick, windows_at
 from manager.store.models import ApplicationRow, DecisionRow
-from manager.store.past import Past, read_past, serving
-from manager.store.registered import get
+from manager.store.past_registrations import Past, read_past, serving
+from manager.store.registrations import get
 
 _INTERVALS = 2
 """After so many the percentile is told again; a window is as many slots long."""

@@ -15,7 +15,7 @@ from manager.api.queries import Conditions, NamePath, PageQuery
 from manager.api.schemas.access import PasswordIn, SessionOut, UserIn, UserOut, UserRoleIn
 from manager.errors import InvalidRequest, SignInRefused
 from manager.store.access_models import SessionRow, UserRow
-from manager.store.registered import get, page
+from manager.store.registrations import get, page
 from manager.store.sessions import list_sessions, verify_password
 from manager.store.tokens import PrincipalKind, Role
 from manager.store.users import create_user, described_user, hash_password, remove_user, set_password, set_role

@@ -21,7 +21,7 @@ from manager.api.schemas.registration import MergePatch, VmOut
 from manager.protocol.convert import vm_spec
 from manager.protocol.registration import VmIn
 from manager.store.models import Json, VmRow
-from manager.store.registered import get
+from manager.store.registrations import get
 from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm
 
 

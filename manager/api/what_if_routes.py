@@ -31,7 +31,7 @@ from manager.replay.recording import RecordedVm, Recording
 from manager.store.decision_records import RecordFilter, list_records
 from manager.store.history import newest_ticks
 from manager.store.models import ApplicationRow, DecisionRow, HostRow
-from manager.store.registered import get
+from manager.store.registrations import get
 from manager.store.vms import VmFilter, list_vms
 from manager.store.windows import list_windows
 

@@ -18,7 +18,7 @@ from manager.store.audit import LOCAL, Actor, audited, record
 from manager.store.database import Database, open_database
 from manager.store.host_models import JoinTokenRow
 from manager.store.joining import JOIN, create_join_token, described_join_token
-from manager.store.registered import delete, find, page
+from manager.store.registrations import delete, find, page
 from manager.store.tokens import (
     Role,
     authenticate,

@@ -12,8 +12,8 @@ from manager.cli.options import OnePage, with_settings
 from manager.settings import Settings
 from manager.store.access_models import UserRow
 from manager.store.audit import audited
-from manager.store.registered import delete as delete_registered
-from manager.store.registered import page
+from manager.store.registrations import delete as delete_registered
+from manager.store.registrations import page
 from manager.store.tokens import Role
 from manager.store.users import create_user, described_user, hash_password, set_password
 from manager.terminal import Table, say, show

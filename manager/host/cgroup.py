@@ -65,10 +65,6 @@ class VmCgroup:
         return self.cpu_folder / self.cpu.weight_file if self.cpu_folder and self.cpu else None
 
 
-NO_GROUP = VmCgroup(None, None, None, None)
-"""Of a VM without groups of its own."""
-
-
 def read_mounts(paths: HostPaths) -> CgroupMounts:
     """The cgroup mounts of this mount namespace, with mount points below the root folder.
 

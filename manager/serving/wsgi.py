@@ -44,11 +44,6 @@ class WsgiAnswer:
     pieces: Iterable[bytes]
     close: Callable[[], None]
 
-    @property
-    def sized(self) -> bool:
-        """Whether its length is known beforehand."""
-        return any(name == b"content-length" for name, _ in self.headers)
-
 
 def environ_of(scope: Scope, exchange: Exchange, trusted_proxy: str) -> Environ:
     """The environment of a request, with an empty body.

@@ -13,7 +13,7 @@ from manager.errors import Conflict, InvalidRequest
 from manager.model.registration import Application, Sla, Tier
 from manager.model.source import SOURCES
 from manager.store.models import ApplicationRow, PastApplicationRow, TierRow, TierVmRow, VmRow
-from manager.store.registered import Precondition, find, get, not_found, replace, touch
+from manager.store.registrations import Precondition, find, get, not_found, replace, touch
 from manager.store.source_rows import sources_of
 from manager.store.vms import may_run_on
 

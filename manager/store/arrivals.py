@@ -19,7 +19,7 @@ from manager.store.database import Database, insert_for
 from manager.store.decision_records import store_new
 from manager.store.models import EventRow
 from manager.store.progress_models import ArrivalRow, UptimeRow
-from manager.store.silence import host_event
+from manager.store.silent_hosts import host_event
 
 WINDOWS = "windows"
 HELD, RESUMED = "retention-held", "retention-resumed"

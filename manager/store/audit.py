@@ -17,7 +17,7 @@ from manager.store.access_models import AuditRetentionRow, AuditRow
 from manager.store.database import Database
 from manager.store.decision_records import Position
 from manager.store.models import Json
-from manager.store.registered import Row, find
+from manager.store.registrations import Row, find
 from manager.store.tokens import Principal
 
 LOCAL = "local"

@@ -20,7 +20,7 @@ from sqlalchemy import URL
 from manager.errors import BackupError, DatabaseUnavailable
 from manager.private import make_file
 from manager.sqlite_files import check_pages
-from manager.store.access import KINDS, TABLES, Access, access_of, drop_sessions, replace_access
+from manager.store.backup_access import KINDS, TABLES, Access, access_of, drop_sessions, replace_access
 from manager.store.database import Database, is_known, open_database
 
 _SQLITE, _POSTGRESQL = b"SQLite format 3\0", b"PGDMP"

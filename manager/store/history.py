@@ -25,7 +25,7 @@ from manager.store.models import (
     VmStatusRow,
     WindowRow,
 )
-from manager.store.past import Era, read_past
+from manager.store.past_registrations import Era, read_past
 from manager.store.rollups import period_of
 from manager.store.source_rows import hosts_of
 from manager.store.tick_rollups import tick_of

@@ -18,7 +18,7 @@ from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering, Plac
 from manager.store.database import insert_for, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
-from manager.store.registered import Precondition, get, refuse_bad_host, replace, touch
+from manager.store.registrations import Precondition, get, refuse_bad_host, replace, touch
 
 
 def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Precondition) -> tuple[HostRow, bool]:
@@ -83,11 +83,6 @@ def reporting_host(session: Session, defaults: HostSpec, now: datetime) -> HostR
     if row is None:
         row, _ = put_host(session, defaults, now, lambda _etag: None)
     return row
-
-
-def drop_statuses(session: Session, host: HostRow) -> None:
-    """Forget the statuses of the VMs on a host."""
-    session.execute(delete(VmStatusRow).where(VmStatusRow.host_id == host.id))
 
 
 def put_statuses(session: Session, host: HostRow, statuses: Iterable[Mapping[str, Any]], now: datetime) -> None:

@@ -10,12 +10,12 @@ from sqlalchemy.orm import Session
 
 from manager.errors import Conflict, InvalidRequest, JoinRefused
 from manager.store.access_models import TokenRow
+from manager.store.agent_tenure import forget_agent
 from manager.store.audit import Actor, record
 from manager.store.database import Database
 from manager.store.host_models import JoinTokenRow
 from manager.store.models import HostRow, Json
-from manager.store.registered import find, refuse_bad_host, refuse_bad_name, touch
-from manager.store.tenure import forget_agent
+from manager.store.registrations import find, refuse_bad_host, refuse_bad_name, touch
 from manager.store.tokens import (
     Role,
     create_token,

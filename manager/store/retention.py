@@ -20,7 +20,7 @@ from manager.store.arrivals import Arrived
 from manager.store.database import Database
 from manager.store.host_models import JoinTokenRow, TickRollupRow
 from manager.store.models import DecisionRow, EventRow, PastApplicationRow, RollupRow, TickRow, WindowRow
-from manager.store.throttle import counts_no_more
+from manager.store.sign_in_throttle import counts_no_more
 
 Prunable = TypeVar(
     "Prunable",

@@ -1,9 +1,9 @@
 """Response times rolled up: each finished minute and hour of an application as one row, for charts of long ranges.
 
-What is to be rolled up is noted with the windows themselves, see ``manager.store.unrolled``. A minute is rolled up once
-its slots are settled, by their date or because it has been noted for long enough; should something come later still, it
-is noted and rolled up again. Hours are made of their minutes. Several managers may do the same at once: a row is
-replaced only by one with as many response times.
+What is to be rolled up is noted with the windows themselves, see ``manager.store.rollup_queue``. A minute is rolled up
+once its slots are settled, by their date or because it has been noted for long enough; should something come later
+still, it is noted and rolled up again. Hours are made of their minutes. Several managers may do the same at once: a row
+is replaced only by one with as many response times.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from manager.store.applications import as_it_was
 from manager.store.arrivals import WINDOWS, Arrived
 from manager.store.database import Database, insert_for
 from manager.store.models import ApplicationRow, PastApplicationRow, RollupRow, WindowRow
-from manager.store.past import read_past
+from manager.store.past_registrations import read_past
 from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Keep, remove
-from manager.store.unrolled import HOUR, MINUTE, floor, note_windows, seconds, windows_noted
+from manager.store.rollup_queue import HOUR, MINUTE, floor, note_windows, seconds, windows_noted
 from manager.store.windows import columns_of, window_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written

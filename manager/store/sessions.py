@@ -20,9 +20,9 @@ from manager.rate_limit import Turns
 from manager.store.access_models import SessionRow, TokenRow, UserRow
 from manager.store.audit import actor_of, record
 from manager.store.database import Database
-from manager.store.registered import find
+from manager.store.registrations import find
 from manager.store.sign_in_audit import record_refusal
-from manager.store.throttle import count_try, forgive, network, refuse_try
+from manager.store.sign_in_throttle import count_try, forgive, network, refuse_try
 from manager.store.tokens import MACHINES, Principal, PrincipalKind, Role, has_expired, hash_secret
 from manager.store.users import is_password
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from manager.store.access_models import AuditRow
 from manager.store.audit import UNKNOWN, Actor, record
-from manager.store.throttle import AHEAD, KEEP, count_failures
+from manager.store.sign_in_throttle import AHEAD, KEEP, count_failures
 
 REFUSE = "session.refuse"
 DAY = timedelta(days=1)

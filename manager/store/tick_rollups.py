@@ -1,6 +1,6 @@
 """Ticks rolled up: their mean over each finished minute and hour of a host, for charts of long ranges.
 
-What is to be rolled up is noted with the ticks, see ``manager.store.unrolled``. The ticks of one host come in their
+What is to be rolled up is noted with the ticks, see ``manager.store.rollup_queue``. The ticks of one host come in their
 order, however late: its agent sends what waits oldest first. So a minute is finished once a tick of another one came,
 be that later or, after the clock was set, earlier; what still comes of it then is noted and rolled up again.
 """
@@ -24,7 +24,7 @@ from manager.store.host_models import TickRollupRow
 from manager.store.models import HostRow, TickRow
 from manager.store.progress_models import UnrolledTicksRow
 from manager.store.retention import Keep, remove
-from manager.store.unrolled import HOUR, MINUTE, note_ticks, seconds, ticks_noted
+from manager.store.rollup_queue import HOUR, MINUTE, note_ticks, seconds, ticks_noted
 
 _LENGTHS = MINUTE, HOUR
 _AT_ONCE = {MINUTE: 30, HOUR: 24}  # rows of each length that are made by one transaction

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from manager.store.database import insert_for
 from manager.store.models import TickRow
-from manager.store.unrolled import MINUTE, note_ticks
+from manager.store.rollup_queue import MINUTE, note_ticks
 
 _BEGIN, _END = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 _NONE: Mapping[datetime, datetime] = {}

@@ -17,7 +17,7 @@ from manager.model.fields import NAME_MAX
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
 from manager.store.models import Json
-from manager.store.registered import delete, find, page, refuse_bad_host, refuse_bad_name
+from manager.store.registrations import delete, find, page, refuse_bad_host, refuse_bad_name
 
 _SECRET_BYTES = 32
 _END_BYTES = 6  # of a name that is made unique

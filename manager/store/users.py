@@ -12,8 +12,8 @@ from werkzeug.security import check_password_hash, generate_password_hash
 from manager.errors import Conflict, InvalidRequest
 from manager.store.access_models import SessionRow, UserRow
 from manager.store.models import Json
-from manager.store.registered import Precondition, delete, find, get, not_found, refuse_bad_name, touch
-from manager.store.throttle import forgive
+from manager.store.registrations import Precondition, delete, find, get, not_found, refuse_bad_name, touch
+from manager.store.sign_in_throttle import forgive
 from manager.store.tokens import MACHINES, Role
 
 MIN_PASSWORD = 10

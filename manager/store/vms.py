@@ -13,10 +13,10 @@ from sqlalchemy.orm import Session
 from manager.errors import Conflict
 from manager.model.cpus import format_cpus
 from manager.model.registration import VmClass, VmSpec
-from manager.store.claims import drop_status_elsewhere
 from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
-from manager.store.registered import Precondition, by_name, delete, get, not_found, replace, touch
+from manager.store.registrations import Precondition, by_name, delete, get, not_found, replace, touch
+from manager.store.vm_claims import drop_status_elsewhere
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,8 @@ from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
 from manager.store.database import insert_for
 from manager.store.models import ApplicationRow, WindowRow
-from manager.store.registered import not_found
-from manager.store.unrolled import MINUTE, note_windows
+from manager.store.registrations import not_found
+from manager.store.rollup_queue import MINUTE, note_windows
 
 MAX_COUNT = 2**53
 """Most samples in a window: beyond it JSON readers that know only doubles lose count, and so would a BIGINT."""

@@ -17,7 +17,7 @@ from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.rules import PlacementRules
 from manager.store.database import Database
-from manager.store.silence import SilenceWatch
+from manager.store.silent_hosts import SilenceWatch
 from manager.store.tokens import MACHINES, Role, create_token
 from policies.equal import POLICY as EQUAL
 from policies.installed import InstalledPolicy

@@ -13,7 +13,7 @@ from manager.model.records import Severity
 from manager.store.arrivals import Arrivals
 from manager.store.decision_records import store_new
 from manager.store.models import EventRow, TickRow, WindowRow
-from manager.store.silence import host_event
+from manager.store.silent_hosts import host_event
 from tests.aging import Machine
 from tests.api.conftest import HOST, START, Api, event, moment, record, report, tick_of, window
 

@@ -19,7 +19,7 @@ from manager.model.source import (
 )
 from manager.protocol.convert import application_of
 from manager.protocol.registration import ApplicationIn
-from manager.store.silence import SilenceWatch
+from manager.store.silent_hosts import SilenceWatch
 from tests.api.conftest import HOST, START, Api, report
 
 LEAST: dict[str, dict[str, Any]] = {

@@ -17,7 +17,7 @@ from manager.store.database import Database
 from manager.store.decision_records import Position
 from manager.store.hosts import adopt_host, put_host
 from manager.store.models import HostRow
-from manager.store.registered import delete
+from manager.store.registrations import delete
 from manager.store.sessions import DEFAULT_LIMITS, sign_in, sign_out
 from manager.store.tokens import Role, create_token
 from manager.store.users import create_user

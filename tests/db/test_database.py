@@ -17,7 +17,7 @@ from manager.model.registration import HostSpec
 from manager.store.database import Database, open_database
 from manager.store.hosts import put_host
 from manager.store.models import HostRow
-from manager.store.registered import page
+from manager.store.registrations import page
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 

@@ -16,7 +16,7 @@ from manager.store.database import Database, open_database
 from manager.store.hosts import put_host
 from manager.store.jobs import Job, JobEnd, JobResult, Jobs, Run
 from manager.store.models import EventRow, HostRow
-from manager.store.silence import SilenceWatch, ranks_of
+from manager.store.silent_hosts import SilenceWatch, ranks_of
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 AFTER = timedelta(seconds=30)

@@ -14,7 +14,7 @@ from manager.store.access_models import SessionRow, UserRow
 from manager.store.backup import back_up, restore
 from manager.store.database import Database, open_database
 from manager.store.joining import create_join_token
-from manager.store.registered import get
+from manager.store.registrations import get
 from manager.store.tokens import Role, authenticate, create_token, revoke_token
 from manager.store.users import create_user, remove_user, set_password, set_role
 from tests.db.test_migrations import revisions

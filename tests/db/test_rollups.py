@@ -20,7 +20,7 @@ from manager.store.applications import application_with_past, put_application, r
 from manager.store.database import Database
 from manager.store.history import latest_violation, read_longest, read_periods
 from manager.store.models import ApplicationRow, RollupRow, WindowRow
-from manager.store.registered import get
+from manager.store.registrations import get
 from manager.store.retention import Keep
 from manager.store.rollups import RollUps, period_of
 from manager.store.windows import replace_windows

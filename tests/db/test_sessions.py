@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import select
 
 from manager.errors import Conflict, InvalidRequest, NotFound, SignInRefused, SignInThrottled
-from manager.store import sessions, sign_in_audit, throttle, users
+from manager.store import sessions, sign_in_audit, sign_in_throttle, users
 from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow, UserRow
 from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database
-from manager.store.registered import delete, get
+from manager.store.registrations import delete, get
 from manager.store.retention import prune_access
 from manager.store.sessions import (
     DEFAULT_LIMITS,
@@ -25,7 +25,7 @@ from manager.store.sessions import (
     sign_out,
     verify_password,
 )
-from manager.store.throttle import count_try
+from manager.store.sign_in_throttle import count_try
 from manager.store.tokens import Principal, PrincipalKind, Role, create_token, revoke_token
 from manager.store.users import create_user, hash_password, is_password, set_password, set_role
 from tests.aging import long_ago
@@ -245,14 +245,14 @@ def test_after_five_failures_tries_wait_longer_and_longer(store: Database) -> No
         assert wait_s(store, now + timedelta(seconds=waits[-1] - 0.5)) == 1
         now += timedelta(seconds=waits[-1])
     assert waits == [30, 60, 120, 240, 480]
-    assert now > NOW + throttle.WINDOW
+    assert now > NOW + sign_in_throttle.WINDOW
     fail(store, 2, now)
     assert wait_s(store, now) == 30, "of the first failures none counts any more, of the later ones three"
 
 
 def test_the_longest_wait_is_that_of_the_window(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     fail(store, 5)
-    monkeypatch.setattr(throttle, "FIRST_WAIT", timedelta(hours=1))
+    monkeypatch.setattr(sign_in_throttle, "FIRST_WAIT", timedelta(hours=1))
     assert wait_s(store, NOW) == 900
 
 
@@ -373,7 +373,7 @@ def test_what_counts_no_more_is_removed(store: Database) -> None:
 def test_a_full_table_of_failures_locks_nobody_out_and_the_oldest_are_forgotten(
     store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(throttle, "MOST_ROWS", 20)
+    monkeypatch.setattr(sign_in_throttle, "MOST_ROWS", 20)
     for number in range(30):
         fail(store, 1, after(seconds=number), f"guess-{number}", f"198.51.100.{number}")
     assert enter(store, now=after(seconds=31)).principal == ALICE

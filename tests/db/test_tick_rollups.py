@@ -16,7 +16,7 @@ from manager.store.database import Database
 from manager.store.host_models import TickRollupRow
 from manager.store.hosts import put_host
 from manager.store.models import TickRow
-from manager.store.registered import delete
+from manager.store.registrations import delete
 from manager.store.retention import Keep
 from manager.store.tick_rollups import TickRollUps, read_ticks
 from manager.store.ticks import store_ticks

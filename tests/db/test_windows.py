@@ -18,7 +18,7 @@ from manager.store import windows as store_windows
 from manager.store.applications import put_application
 from manager.store.database import Database
 from manager.store.models import ApplicationRow, WindowRow
-from manager.store.registered import get
+from manager.store.registrations import get
 from manager.store.windows import (
     MAX_COUNT,
     add_samples,

@@ -22,10 +22,10 @@ from manager.store.decision_records import store_new
 from manager.store.host_models import TickRollupRow
 from manager.store.hosts import put_host
 from manager.store.models import ApplicationRow, Base, EventRow, RollupRow, TickRow, WindowRow
-from manager.store.registered import get
+from manager.store.registrations import get
 from manager.store.retention import Keep, prune, prune_access
 from manager.store.rollups import RollUps
-from manager.store.silence import host_event
+from manager.store.silent_hosts import host_event
 from manager.store.tick_rollups import TickRollUps
 from manager.store.ticks import store_ticks
 from manager.store.windows import replace_windows

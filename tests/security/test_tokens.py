@@ -16,7 +16,7 @@ from manager.errors import SignInRefused, SignInThrottled
 from manager.store.access_models import TokenRow
 from manager.store.database import Database, open_database
 from manager.store.sessions import DEFAULT_LIMITS, find_session, sign_in
-from manager.store.throttle import FAILURES
+from manager.store.sign_in_throttle import FAILURES
 from manager.store.tokens import Role, authenticate, create_token
 from manager.store.users import create_user, hash_password
 from tests.api.conftest import START, Api, moment

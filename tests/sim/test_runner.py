@@ -185,7 +185,7 @@ def test_scenarios_in_which_a_policy_is_worse_are_found() -> None:
     [found] = worse([good, bad], "equal")
     assert (found.scenario, found.than) == ("test", "priority")
     assert list(worse([good, bad], "priority")) == []
-    assert worse_table([found], "equal", 1).row_count == 1
+    assert worse_table([found], "equal", 1).__rich__().row_count == 1
     assert "Simulated" in str(comparison_table([good, bad], "Simulated: x").title)
 
 

@@ -16,7 +16,7 @@ from manager.settings import load_settings
 from manager.store.access_models import UserRow
 from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database
-from manager.store.registered import delete
+from manager.store.registrations import delete
 from manager.store.sessions import DEFAULT_LIMITS, sign_in
 from manager.store.tokens import Principal, PrincipalKind, Role
 

@@ -14,7 +14,7 @@ from manager.api.app import create_app
 from manager.api.auth import COOKIE
 from manager.api.context import ManagerContext
 from manager.store.access_models import SessionRow
-from manager.store.changes import Changes
+from manager.store.change_feed import Changes
 from manager.store.database import Database
 from manager.store.sessions import SessionLimits, SignedIn
 from manager.store.tokens import Principal, Role, create_token, hash_secret

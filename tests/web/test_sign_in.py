@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from manager.api.auth import COOKIE
-from manager.store.throttle import FAILURES, FIRST_WAIT
+from manager.store.sign_in_throttle import FAILURES, FIRST_WAIT
 from manager.store.tokens import Role
 from tests.web.desk import Browser, Desk
 from webui.sign_in_pages import local_path

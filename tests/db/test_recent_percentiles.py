@@ -13,11 +13,11 @@ from sqlalchemy import delete, event, select
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
 from manager.model.window import Ready, Window
-from manager.store import recent
+from manager.store import recent_percentiles
 from manager.store.applications import put_application
 from manager.store.database import Database
 from manager.store.models import ApplicationRow, WindowRow
-from manager.store.recent import RecentPercentiles
+from manager.store.recent_percentiles import RecentPercentiles
 from manager.store.windows import recent_windows, replace_windows
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -119,7 +119,7 @@ def test_origins_of_a_slot_are_told_together_and_of_ready_ones_the_latest(lines:
 
 
 def test_of_much_that_is_new_a_part_is_read_for_each_answer(lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "MOST_READ", 20)
+    monkeypatch.setattr(recent_percentiles, "MOST_READ", 20)
     for name in NAMES:
         lines.report(*(window(5.0 * number, 10, name=name) for number in range(1, 100)))
     told = [{name: len(line) for name, line in lines.all().items()} for _ in range(20)]

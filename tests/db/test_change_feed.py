@@ -12,11 +12,11 @@ from manager.model.histogram import Histogram
 from manager.model.registration import Application, HostSpec, VmClass, VmSpec
 from manager.model.window import Window
 from manager.store.applications import put_application
-from manager.store.changes import Changes, Topic, TopicKind, parse_topic
+from manager.store.change_feed import Changes, Topic, TopicKind, parse_topic
 from manager.store.database import Database
 from manager.store.hosts import put_host
 from manager.store.models import ApplicationRow
-from manager.store.registered import get
+from manager.store.registrations import get
 from manager.store.ticks import store_ticks
 from manager.store.vms import put_vm
 from manager.store.windows import replace_windows

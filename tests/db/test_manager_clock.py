@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import select
 
 from manager.clocks import Times
-from manager.store.clock_watch import ClockWatch
 from manager.store.database import Database, open_database
+from manager.store.manager_clock import ClockWatch
 from manager.store.models import EventRow
 
 

@@ -1,4 +1,4 @@
-"""Whether the clock of a manager's machine is set, told as an event like that of a host's."""
+"""The clock of a manager's machine: whether it is set, an event like that of a host's, and whether it is behind."""
 
 from __future__ import annotations
 
@@ -7,14 +7,20 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
 from manager.clocks import Times, jump_between, read_times
+from manager.control.dating import behind_s
+from manager.control.uptime import Boot
 from manager.errors import DatabaseUnavailable
 from manager.model.fields import MANAGER
 from manager.model.records import Severity
+from manager.store.arrivals import clock_ahead_s
 from manager.store.database import Database
 from manager.store.decision_records import store_new
-from manager.store.models import EventRow
-from manager.store.silence import host_event
+from manager.store.models import EventRow, HostRow
+from manager.store.silent_hosts import host_event
 
 _EVERY_S = 1.0
 _MOST_WAITING = 100
@@ -68,3 +74,18 @@ class ClockWatch:
     def _run(self) -> None:
         while not self._stopping.wait(_EVERY_S):
             self.look()
+
+
+def manager_behind_s(
+    session: Session, host: str, ahead_s: float | None, boot: Boot, wall_s: float, skew_s: float
+) -> float:
+    """By how many seconds the manager's clock is behind, and not those of the hosts ahead; never below 0.
+
+    By uptime, and by what hosts find.
+    ``ahead_s``: by how much the host that reports finds its clock ahead, None: it does not tell.
+    """
+    others = select(HostRow.clock_ahead_s).where(
+        HostRow.name != host, HostRow.silent.is_(False), HostRow.clock_ahead_s.is_not(None)
+    )
+    ahead = [seconds for seconds in (*session.scalars(others), ahead_s) if seconds is not None]
+    return behind_s(-clock_ahead_s(session, boot, wall_s), ahead, skew_s)

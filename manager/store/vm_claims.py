@@ -17,7 +17,7 @@ from manager.store.decision_records import store_new
 from manager.store.host_models import ClaimRow
 from manager.store.hosts import put_statuses
 from manager.store.models import EventRow, HostRow, VmRow, VmStatusRow
-from manager.store.silence import host_event
+from manager.store.silent_hosts import host_event
 
 CLAIMED = "vm-claimed"
 """Kind of the event about a VM that is reported by a host which does not have it."""

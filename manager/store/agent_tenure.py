@@ -11,8 +11,8 @@ from manager.errors import Conflict
 from manager.model.records import Severity
 from manager.store.decision_records import store_new
 from manager.store.models import EventRow, HostRow
-from manager.store.registered import get, touch
-from manager.store.silence import host_event
+from manager.store.registrations import get, touch
+from manager.store.silent_hosts import host_event
 
 SECOND, CLONED, REPLACED = "second-agent", "agent-cloned", "agent-replaced"
 _AGAIN = timedelta(minutes=10)

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
+from sqlalchemy import delete as sql_delete
 from sqlalchemy import select
 from sqlalchemy.exc import StatementError
 
@@ -20,9 +21,9 @@ from manager.model.source import HttpProbe, Push
 from manager.model.window import Window
 from manager.store.applications import applications_for_host, applications_of, put_application, remove_application
 from manager.store.database import Database
-from manager.store.hosts import adopt_host, drop_statuses, put_host, put_shares, put_statuses, reporting_host, spec_of
+from manager.store.hosts import adopt_host, put_host, put_shares, put_statuses, reporting_host, spec_of
 from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
-from manager.store.registered import delete, get, page
+from manager.store.registrations import delete, get, page
 from manager.store.source_rows import hosts_of
 from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm, vms_for_host
 from manager.store.windows import add_samples
@@ -210,7 +211,7 @@ def test_removing_an_application_removes_its_tiers_and_not_what_was_measured(dat
 def report(database: Database, host: str, **statuses: str) -> None:
     with database.writing() as session:
         row = reporting_host(session, HostSpec(host), NOW)
-        drop_statuses(session, row)
+        session.execute(sql_delete(VmStatusRow).where(VmStatusRow.host_id == row.id))
         told = [{"vm": vm, "cpu_share": 0.25, "run_delay_share": 0.5, "body": body} for vm, body in statuses.items()]
         put_statuses(session, row, told, NOW)
 
