@@ -1,14 +1,17 @@
-"""What agents send that mean ill: text that acts on terminals, and the name of a host that another agent serves."""
+"""Whole agents that mean ill, go away, or have another name now, and what everybody else sees of them."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import subprocess
 import sys
 import tarfile
 import time
 import unicodedata
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +45,7 @@ load = [{ rate_rps = 20 }]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A manager."""
-    with contextlib.closing(Service(tmp_path_factory.mktemp("manager"))) as made:
+    with contextlib.closing(Service(tmp_path_factory.mktemp("manager"), interval_s=0.5)) as made:
         made.prepare()
         yield made
 
@@ -90,9 +93,9 @@ def test_a_bundle_is_written_through_no_link_of_somebody_else(service: Service, 
 
 
 @contextlib.contextmanager
-def agent(service: Service, folder: Path) -> Iterator[int]:
-    """A simulated one of this host, with a state directory of its own; the port of its metrics page."""
-    folder.mkdir()
+def agent(service: Service, folder: Path, **changed: object) -> Iterator[int]:
+    """A simulated one, with a state directory of its own and ``changed`` settings; the port of its metrics page."""
+    folder.mkdir(exist_ok=True)
     (folder / "shop.toml").write_text(SCENARIO)
     [port] = free_ports(1)
     settings = {
@@ -103,7 +106,7 @@ def agent(service: Service, folder: Path) -> Iterator[int]:
         "host_name": HOST,
         "interval_s": 0.5,
         "sync_s": 0.2,
-    }
+    } | changed
     environ = {name: text for name, text in os.environ.items() if not name.startswith("EQUIPOISE_")}
     environ |= {f"EQUIPOISE_{name.upper()}": str(value) for name, value in settings.items()}
     command = [sys.executable, "-m", "manager.cli", "agent", "--simulate", str(folder / "shop.toml")]
@@ -142,3 +145,52 @@ def test_a_second_agent_of_one_host_name_changes_nothing_of_the_firsts_and_is_to
     assert numbers == sorted(numbers), "the host is what one agent says"
     messages = [one["message"] for one in service.ask("GET", f"/events?host={HOST}&limit=100")["items"]]
     assert any("is served by agent" in message for message in messages)
+
+
+def waiting(folder: Path) -> int:
+    """How many items wait for a manager in an agent's outbox that are said of a host."""
+    file = folder / "state" / "outbox.db"
+    if not file.exists():
+        return 0
+    with contextlib.closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as outbox:
+        return outbox.execute("SELECT count(*) FROM waiting WHERE kind IN ('event', 'decision')").fetchone()[0]
+
+
+def test_a_host_that_got_another_name_reports_on(service: Service, tmp_path: Path) -> None:
+    """What waited for the manager under the former name must not have every report refused."""
+    renamed, token_file = "renamed", tmp_path / "token"
+    body = {"name": renamed, "role": "host", "host": renamed}
+    token_file.write_text(service.ask("POST", "/tokens", body)["token"])
+    [nobody] = free_ports(1)
+    with agent(service, tmp_path / "agent", manager_url=f"http://127.0.0.1:{nobody}"):
+        soon(lambda: waiting(tmp_path / "agent"))
+
+    def ticks() -> list[int]:
+        hosts = {one["name"]: one["tick"] for one in service.ask("GET", "/hosts")["items"]}
+        return [hosts[renamed]["number"]] if hosts.get(renamed) else []
+
+    with agent(service, tmp_path / "agent", host_name=renamed, token_file=token_file):
+        soon(ticks)
+        [first] = ticks()
+        soon(lambda: ticks()[0] >= first + 3)
+    assert waiting(tmp_path / "agent") <= 1, "and what is its own was delivered"
+
+
+def page(service: Service, path: str) -> str:
+    """A page of the dashboard, as an administrator's browser gets it."""
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+    form = urllib.parse.urlencode({"name": "local-admin", "password": service.token(), "next": path})
+    with opener.open(f"{service.url}/sign-in", form.encode()) as answer:
+        return answer.read().decode()
+
+
+def test_a_host_is_silent_on_pages_when_the_interface_says_so(service: Service) -> None:
+    """With intervals of half a second that is after 3 s, whatever ``stale_s`` is."""
+    service.ask("POST", "/hosts/quiet/report", report())
+    soon(lambda: service.ask("GET", "/hosts/quiet")["silent"])
+    assert "Silent: last seen" in page(service, "/hosts/quiet")
+    service.ask("POST", "/hosts/quiet/report", report())
+    soon(lambda: not service.ask("GET", "/hosts/quiet")["silent"])
+    shown = page(service, "/hosts/quiet")
+    assert "quiet" in shown
+    assert "Silent: last seen" not in shown
