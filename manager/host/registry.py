@@ -63,41 +63,39 @@ CGROUP_USAGE = (
 )
 
 
+class Below:
+    """A file or folder below the root."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, paths: HostPaths, _owner: type[HostPaths]) -> Path:
+        return paths.root / self._path
+
+
 @dataclass(frozen=True, slots=True)
 class HostPaths:
     """Files of procfs, sysfs and libvirt's run-time folder below ``root``."""
 
     root: Path
 
-    @property
-    def mountinfo(self) -> Path:
-        """Mounts of this mount namespace, proc_pid_mountinfo(5)."""
-        return self.root / "proc/self/mountinfo"
+    mountinfo = Below("proc/self/mountinfo")
+    """Mounts of this mount namespace, proc_pid_mountinfo(5)."""
 
-    @property
-    def stat(self) -> Path:
-        """CPU times in clock ticks, proc_stat(5)."""
-        return self.root / "proc/stat"
+    stat = Below("proc/stat")
+    """CPU times in clock ticks, proc_stat(5)."""
 
-    @property
-    def boot_id(self) -> Path:
-        """A UUID that changes at each boot, random(4)."""
-        return self.root / "proc/sys/kernel/random/boot_id"
+    boot_id = Below("proc/sys/kernel/random/boot_id")
+    """A UUID that changes at each boot, random(4)."""
 
-    @property
-    def kernel_release(self) -> Path:
-        """What uname -r prints."""
-        return self.root / "proc/sys/kernel/osrelease"
+    kernel_release = Below("proc/sys/kernel/osrelease")
+    """What uname -r prints."""
 
-    @property
-    def online_cpus(self) -> Path:
-        """CPU list, Documentation/ABI/testing/sysfs-devices-system-cpu."""
-        return self.root / "sys/devices/system/cpu/online"
+    online_cpus = Below("sys/devices/system/cpu/online")
+    """CPU list, Documentation/ABI/testing/sysfs-devices-system-cpu."""
 
-    @property
-    def sched_ext_ops(self) -> Path:
-        """Name of the loaded sched_ext scheduler, absent where there is none: Documentation/scheduler/sched-ext.rst."""
-        return self.root / "sys/kernel/sched_ext/root/ops"
+    sched_ext_ops = Below("sys/kernel/sched_ext/root/ops")
+    """Name of the loaded sched_ext scheduler, absent where there is none: Documentation/scheduler/sched-ext.rst."""
 
     def process(self, pid: int) -> Path:
         """A process's folder, proc(5)."""
@@ -111,10 +109,8 @@ class HostPaths:
         """Where it notes how that domain is doing (virDomainObjFormat, src/conf/domain_conf.c)."""
         return self.pid_files / f"{libvirt_name}.xml"
 
-    @property
-    def pid_files(self) -> Path:
-        """The folder of both."""
-        return self.root / "run/libvirt/qemu"
+    pid_files = Below("run/libvirt/qemu")
+    """The folder of both."""
 
     def cpu(self, number: int) -> Path:
         """A CPU's folder: topology/ and cache/ (Documentation/admin-guide/cputopology.rst), cpu_capacity (0 to 1024,
@@ -127,18 +123,14 @@ class HostPaths:
         """CPU list of each core type of a hybrid x86 processor, tools/perf/Documentation/intel-hybrid.txt."""
         return tuple(self.root / f"sys/devices/{name}/cpus" for name in ("cpu_core", "cpu_atom", "cpu_lowpower"))
 
-    @property
-    def nodes(self) -> Path:
-        """Folder with node*/cpulist, a CPU list, Documentation/ABI/stable/sysfs-devices-node."""
-        return self.root / "sys/devices/system/node"
+    nodes = Below("sys/devices/system/node")
+    """Folder with node*/cpulist, a CPU list, Documentation/ABI/stable/sysfs-devices-node."""
 
-    @property
-    def interfaces(self) -> Path:
-        """Folder of network interfaces; ``device`` links to its hardware, Documentation/ABI/testing/sysfs-class-net.
+    interfaces = Below("sys/class/net")
+    """Folder of network interfaces; ``device`` links to its hardware, Documentation/ABI/testing/sysfs-class-net.
 
-        Of a PCI device: msi_irqs/ and irq, Documentation/ABI/testing/sysfs-bus-pci.
-        """
-        return self.root / "sys/class/net"
+    Of a PCI device: msi_irqs/ and irq, Documentation/ABI/testing/sysfs-bus-pci.
+    """
 
     def irq(self, number: int) -> Path:
         """An interrupt's folder with CPU lists, Documentation/core-api/irq/irq-affinity.rst."""
@@ -148,125 +140,81 @@ class HostPaths:
         """Names under which drivers handle an interrupt, by commas, Documentation/ABI/testing/sysfs-kernel-irq."""
         return self.root / f"sys/kernel/irq/{number}/actions"
 
-    @property
-    def own_status(self) -> Path:
-        """State of the reading process, its capabilities among it, proc_pid_status(5)."""
-        return self.root / "proc/self/status"
+    own_status = Below("proc/self/status")
+    """State of the reading process, its capabilities among it, proc_pid_status(5)."""
 
-    @property
-    def own_namespaces(self) -> Path:
-        """A link for each namespace of the reading process, namespaces(7)."""
-        return self.root / "proc/self/ns"
+    own_namespaces = Below("proc/self/ns")
+    """A link for each namespace of the reading process, namespaces(7)."""
 
-    @property
-    def processes(self) -> Path:
-        """A folder for each process, proc(5)."""
-        return self.root / "proc"
+    processes = Below("proc")
+    """A folder for each process, proc(5)."""
 
-    @property
-    def cpuinfo(self) -> Path:
-        """What the CPUs can do, proc_cpuinfo(5)."""
-        return self.root / "proc/cpuinfo"
+    cpuinfo = Below("proc/cpuinfo")
+    """What the CPUs can do, proc_cpuinfo(5)."""
 
-    @property
-    def filesystems(self) -> Path:
-        """The kinds of file systems this kernel has, proc_filesystems(5)."""
-        return self.root / "proc/filesystems"
+    filesystems = Below("proc/filesystems")
+    """The kinds of file systems this kernel has, proc_filesystems(5)."""
 
-    @property
-    def resctrl(self) -> Path:
-        """Where resctrl is mounted by custom, Documentation/filesystems/resctrl.rst."""
-        return self.root / "sys/fs/resctrl"
+    resctrl = Below("sys/fs/resctrl")
+    """Where resctrl is mounted by custom, Documentation/filesystems/resctrl.rst."""
 
-    @property
-    def locks(self) -> Path:
-        """The file locks that are held, proc_locks(5)."""
-        return self.root / "proc/locks"
+    locks = Below("proc/locks")
+    """The file locks that are held, proc_locks(5)."""
 
     @property
     def container_marks(self) -> tuple[Path, ...]:
         """Files that Docker, Podman and systemd-nspawn leave in a container."""
         return (self.root / ".dockerenv", self.root / "run/.containerenv", self.root / "run/systemd/container")
 
-    @property
-    def sched_ext_state(self) -> Path:
-        """``enabled``, ``disabled`` or a state between, Documentation/scheduler/sched-ext.rst."""
-        return self.root / "sys/kernel/sched_ext/state"
+    sched_ext_state = Below("sys/kernel/sched_ext/state")
+    """``enabled``, ``disabled`` or a state between, Documentation/scheduler/sched-ext.rst."""
 
-    @property
-    def sched_features(self) -> Path:
-        """Scheduler features, those switched off with NO_ before them: Documentation/scheduler/sched-debug.rst."""
-        return self.root / "sys/kernel/debug/sched/features"
+    sched_features = Below("sys/kernel/debug/sched/features")
+    """Scheduler features, those switched off with NO_ before them: Documentation/scheduler/sched-debug.rst."""
 
-    @property
-    def group_identity_enabled(self) -> Path:
-        """There on OpenAnolis and Alibaba Cloud Linux; 1 where cpu.bvt_warp_ns acts, as a class index."""
-        return self.root / "proc/sys/kernel/sched_group_identity_enabled"
+    group_identity_enabled = Below("proc/sys/kernel/sched_group_identity_enabled")
+    """There on OpenAnolis and Alibaba Cloud Linux; 1 where cpu.bvt_warp_ns acts, as a class index."""
 
-    @property
-    def bvt_place_epsilon(self) -> Path:
-        """There on a kernel with Leverich's BVT patch, where cpu.bvt_warp_ns is in nanoseconds."""
-        return self.root / "proc/sys/kernel/sched_bvt_place_epsilon"
+    bvt_place_epsilon = Below("proc/sys/kernel/sched_bvt_place_epsilon")
+    """There on a kernel with Leverich's BVT patch, where cpu.bvt_warp_ns is in nanoseconds."""
 
-    @property
-    def numa_balancing(self) -> Path:
-        """0: off; 1: the kernel moves memory to where it is used. Documentation/admin-guide/sysctl/kernel.rst."""
-        return self.root / "proc/sys/kernel/numa_balancing"
+    numa_balancing = Below("proc/sys/kernel/numa_balancing")
+    """0: off; 1: the kernel moves memory to where it is used. Documentation/admin-guide/sysctl/kernel.rst."""
 
-    @property
-    def autogroup(self) -> Path:
-        """1: processes in the root cgroup are grouped by session, sched(7)."""
-        return self.root / "proc/sys/kernel/sched_autogroup_enabled"
+    autogroup = Below("proc/sys/kernel/sched_autogroup_enabled")
+    """1: processes in the root cgroup are grouped by session, sched(7)."""
 
-    @property
-    def rt_runtime_us(self) -> Path:
-        """Microseconds of each sched_rt_period_us that real-time tasks may use; -1: all of them. sched(7)."""
-        return self.root / "proc/sys/kernel/sched_rt_runtime_us"
+    rt_runtime_us = Below("proc/sys/kernel/sched_rt_runtime_us")
+    """Microseconds of each sched_rt_period_us that real-time tasks may use; -1: all of them. sched(7)."""
 
-    @property
-    def btf(self) -> Path:
-        """Types of the running kernel, which BPF programs are fitted to: Documentation/bpf/btf.rst."""
-        return self.root / "sys/kernel/btf/vmlinux"
+    btf = Below("sys/kernel/btf/vmlinux")
+    """Types of the running kernel, which BPF programs are fitted to: Documentation/bpf/btf.rst."""
 
-    @property
-    def kvm(self) -> Path:
-        """The device of Documentation/virt/kvm/api.rst."""
-        return self.root / "dev/kvm"
+    kvm = Below("dev/kvm")
+    """The device of Documentation/virt/kvm/api.rst."""
 
     @property
     def kvm_nested(self) -> tuple[Path, ...]:
         """Y or 1 where guests may run guests: Documentation/virt/kvm/x86/running-nested-guests.rst."""
         return tuple(self.root / "sys/module" / module / "parameters/nested" for module in ("kvm_intel", "kvm_amd"))
 
-    @property
-    def clocksource(self) -> Path:
-        """Folder of the time sources, Documentation/timers/timekeeping.rst; Linux has this one."""
-        return self.root / "sys/devices/system/clocksource/clocksource0"
+    clocksource = Below("sys/devices/system/clocksource/clocksource0")
+    """Folder of the time sources, Documentation/timers/timekeeping.rst; Linux has this one."""
 
-    @property
-    def cpufreq(self) -> Path:
-        """A folder ``policyN`` for each set of CPUs with one clock, Documentation/admin-guide/pm/cpufreq.rst."""
-        return self.root / "sys/devices/system/cpu/cpufreq"
+    cpufreq = Below("sys/devices/system/cpu/cpufreq")
+    """A folder ``policyN`` for each set of CPUs with one clock, Documentation/admin-guide/pm/cpufreq.rst."""
 
-    @property
-    def smt(self) -> Path:
-        """``control`` and ``active``, Documentation/ABI/testing/sysfs-devices-system-cpu."""
-        return self.root / "sys/devices/system/cpu/smt"
+    smt = Below("sys/devices/system/cpu/smt")
+    """``control`` and ``active``, Documentation/ABI/testing/sysfs-devices-system-cpu."""
 
-    @property
-    def isolated_cpus(self) -> Path:
-        """CPU list of isolcpus=, Documentation/ABI/testing/sysfs-devices-system-cpu."""
-        return self.root / "sys/devices/system/cpu/isolated"
+    isolated_cpus = Below("sys/devices/system/cpu/isolated")
+    """CPU list of isolcpus=, Documentation/ABI/testing/sysfs-devices-system-cpu."""
 
-    @property
-    def nohz_full_cpus(self) -> Path:
-        """CPU list of nohz_full=, Documentation/ABI/testing/sysfs-devices-system-cpu."""
-        return self.root / "sys/devices/system/cpu/nohz_full"
+    nohz_full_cpus = Below("sys/devices/system/cpu/nohz_full")
+    """CPU list of nohz_full=, Documentation/ABI/testing/sysfs-devices-system-cpu."""
 
-    @property
-    def online_nodes(self) -> Path:
-        """List of memory nodes, in the format of a CPU list: Documentation/ABI/stable/sysfs-devices-node."""
-        return self.root / "sys/devices/system/node/online"
+    online_nodes = Below("sys/devices/system/node/online")
+    """List of memory nodes, in the format of a CPU list: Documentation/ABI/stable/sysfs-devices-node."""
 
     def cpuidle(self, cpu: int) -> Path:
         """A folder ``stateN`` for each idle state of a CPU; latency in us. Documentation/admin-guide/pm/cpuidle.rst."""
