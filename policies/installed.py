@@ -35,7 +35,7 @@ def load_policies(
         origin = _origin(point)
         try:
             policy = point.load()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - foreign code may raise anything at import
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - third-party code may raise anything at import
             on_error(f"policy {point.name!r} of {origin} cannot be loaded: {type(error).__name__}: {error}")
             continue
         if not _is_policy(policy, point.name):

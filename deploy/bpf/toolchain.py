@@ -38,7 +38,7 @@ class Toolchain:
         """Compile the scheduler into the file ``into``: the same bytes whenever and wherever. Raises LabError."""
         libraries = {"LD_LIBRARY_PATH": ":".join(str(self.root / each) for each in _LIBRARIES)}
         clang = self.root / "usr/lib/llvm-19/bin/clang"
-        # In the name that the kernel tells, so that one build is told from another.
+        # In the name that the kernel shows, so that builds can be distinguished.
         digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(SOURCES.glob("*.bpf.[ch]")))).hexdigest()
         with tempfile.TemporaryDirectory() as scratch:
             compiled = Path(scratch) / "compiled.o"

@@ -47,7 +47,7 @@ def only_user(
 ) -> Iterator[None]:
     """Have the lab for oneself while the block runs; a block within one of the same process changes nothing.
 
-    While somebody else has it, ``say`` is told who and since when, at once and every ``remind_s`` seconds. Raises
+    While another process has it, ``say`` gets who and since when, at once and every ``remind_s`` seconds. Raises
     LabError with that where it is not to ``wait``.
     """
     base.mkdir(mode=0o755, parents=True, exist_ok=True)

@@ -36,7 +36,7 @@ BOOT_OPTIONS = (
     # A stall in the guest is what the lab is about: no reports of it on the console, each of which costs CPU time.
     "console=ttyS0 quiet panic=-1 nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
 )
-# Emulated TSCs differ a little at boot; without the promise a guest with several vCPUs falls back to reading the time
+# Emulated TSCs differ a little at boot; without this flag a guest with several vCPUs falls back to reading the time
 # from the HPET, that is through QEMU's main loop. The timer check fails on a busy host; mitigations protect nobody.
 TCG_BOOT_OPTIONS = "tsc=reliable no_timer_check mitigations=off"
 # The CPU is all that TCG can emulate (RDRAND spares the boot a wait for entropy) without cmpxchg16b, under which

@@ -114,7 +114,7 @@ class VmHandle:
             raise HostError(f"{self.instance.libvirt_name}: unreadable counters: {error}", errno.EIO) from error
 
     def _find_plugged(self) -> None:
-        """Look at the threads again if their number had changed at the last reading: no event tells of a vCPU.
+        """Look at the threads again if their number had changed at the last reading: no event reports a vCPU.
 
         Not at once, because libvirt gives a vCPU that it plugs an affinity soon after its thread was started.
         """

@@ -154,7 +154,7 @@ class HypervisorWatch:
         return self._first_listing.wait(timeout_s)
 
     def look_again(self) -> None:
-        """List soon, as something changed that no event tells of, such as an address. Returns at once."""
+        """List soon, as something changed without an event, such as an address. Returns at once."""
         self._asked.set()
         self._changed.set()
 

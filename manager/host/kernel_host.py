@@ -148,7 +148,7 @@ class KernelHost:
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
         """Which of these QEMU processes have ended; none of those of which that cannot be known.
 
-        One call tells of all that are held open.
+        One call covers all that are held open.
         """
         readable = {descriptor for descriptor, _ in self._exits.poll(0)}
         return {instance for instance in instances if self._has_ended(instance, readable)}

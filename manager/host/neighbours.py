@@ -25,7 +25,7 @@ _BUFFER = 1 << 18
 MOST_ENTRIES = 16_384
 """More than that is not read: the kernel keeps 1,024 of IPv4 and as many of IPv6 by default (gc_thresh3)."""
 MOST_OF_ONE = 256
-"""So many addresses of one hardware address are told."""
+"""So many addresses of one hardware address are returned."""
 _TIMEOUT_S = 2.0
 
 

@@ -39,7 +39,7 @@ def discover(paths: HostPaths) -> Topology:
     Raises HostError when the list of online CPUs cannot be read or is empty.
 
     The last-level cache is the L3. Without one it is the outermost cache that several cores share, such as the L2 of a
-    cluster; where none is, or none is told, the CPUs of one socket and memory node stand for it.
+    cluster; where none is, or none is known, the CPUs of one socket and memory node stand for it.
 
     Isolated are the CPUs of isolcpus=. Those of nohz_full= alone are not: the kernel still balances load onto them.
     Nor does this file tell of cpusets that became isolated partitions later.
@@ -181,7 +181,7 @@ def _capacities(paths: HostPaths, online: CpuSet) -> dict[int, float]:
 def _queues(paths: HostPaths, online: CpuSet) -> tuple[NicQueue, ...]:
     """Interrupts of interfaces that have hardware, without those that carry no packets as far as their names tell.
 
-    One that several interfaces share is listed once. ``managed`` is told by the mode of smp_affinity_list, which
+    One that several interfaces share is listed once. ``managed`` follows from the mode of smp_affinity_list, which
     recent kernels make read-only then (kernel/irq/proc.c, register_irq_proc(); seen with 6.18). Older ones do not
     tell: there only a write shows it, failing with EIO or EPERM. An interrupt of which no affinity can be read is left
     out.

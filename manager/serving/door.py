@@ -65,7 +65,7 @@ class DoorSocket(socket.socket):
         return self.key if self.family == socket.AF_UNIX else super().getpeername()
 
     def cut(self) -> None:
-        """End it, whatever is under way; whoever reads or writes is told by the kernel."""
+        """End it, whatever is under way; the kernel notifies whoever reads or writes."""
         with contextlib.suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
 

@@ -20,7 +20,7 @@ MAX_BODY_BYTES = 8 * 1024 * 1024
 """What the manager takes of the body of a request whose sender it knows."""
 
 OPEN_BODY_BYTES = 16 * 1024
-"""What it takes of anybody else: a token to join with, a name and a password."""
+"""What it accepts from unknown senders: a token to join with, a name and a password."""
 
 
 class Lane(StrEnum):

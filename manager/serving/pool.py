@@ -56,7 +56,7 @@ class Pool:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(work())
-                except Exception as error:  # noqa: BLE001 - whoever waits for the result is told
+                except Exception as error:  # noqa: BLE001 - whoever waits for the result gets it
                     future.set_exception(error)
             del job, future, work  # a thread that waits keeps nobody's body
             with self._lock:

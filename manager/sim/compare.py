@@ -82,7 +82,7 @@ def _run(job: tuple[Scenario, str, int], on_done: Callable[[], None]) -> RunResu
 class Summary:
     """Runs of one scenario, or of several, under one policy: means over runs, but the worst of ``worst_excess``.
 
-    ``violated_s`` is the time in which SLAs were missed, summed over applications and runs.
+    ``violated_s`` is the time in which SLAs were violated, summed over applications and runs.
     """
 
     scenario: str

@@ -15,7 +15,7 @@ from manager.sim.services import AppSlot
 class AppInterval:
     """An application in one interval.
 
-    ``time_ms`` is the percentile that the SLA is about: of requests answered and given up, or, where there are none,
+    ``time_ms`` is the percentile that the SLA is about: of requests answered and timed out, or, where there are none,
     the age of the oldest that waits; None where nothing was to be answered.
     """
 
@@ -38,7 +38,7 @@ def app_interval(slot: AppSlot, sla: Sla, interval_s: float) -> AppInterval:
 class AppResult:
     """An application over the whole run; lists have a value for each interval.
 
-    ``violated_share``: intervals in which the SLA was missed, of all; ``mean_excess`` is over those.
+    ``violated_share``: intervals in which the SLA was violated, of all; ``mean_excess`` is over those.
     """
 
     name: str
@@ -144,7 +144,7 @@ class RunResult:
 
     @property
     def mean_excess(self) -> float:
-        """Over all intervals of all applications in which an SLA was missed."""
+        """Over all intervals of all applications in which an SLA was violated."""
         missed = [app.violated_share * len(app.time_ms) for app in self.applications]
         total = sum(app.mean_excess * count for app, count in zip(self.applications, missed, strict=True))
         return total / sum(missed) if sum(missed) else 0.0

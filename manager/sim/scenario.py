@@ -273,7 +273,7 @@ class Scenario:
         return (*critical, *batch)
 
     def assignment(self, policy: str, published: bool = False) -> Assignment:
-        """What an agent would be told, under ``policy``, with the law as printed or as the scenario has it."""
+        """What an agent would be assigned, under ``policy``, with the law as printed or as the scenario has it."""
         law = replace(self.law, published=True) if published else self.law
         applications = tuple(
             Application(

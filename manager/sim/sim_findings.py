@@ -43,7 +43,7 @@ class SimExaminer:
                 ("affinity", "Pinning", "Pinning of threads", works, True, "vCPUs stay where they are pinned", ""),
                 ("sched-ext", "Warp", "sched_ext", missing, False, "no warp", _NONE),
                 *self._cache(),
-                ("libvirt", "Virtualization", "libvirt", works, True, "a model of libvirtd", ""),
+                ("libvirt", "Virtualisation", "libvirt", works, True, "a model of libvirtd", ""),
             )
         )
 

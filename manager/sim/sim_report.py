@@ -51,7 +51,7 @@ def _without_name(one: VmResult | GroupResult) -> dict[str, object]:
 def run_tables(result: RunResult) -> list[Table]:
     """One run: applications, and VMs."""
     title = f"Simulated: {result.scenario} under {result.policy}, {result.duration_s:g} s, seed {result.seed}"
-    apps = Table("application", "SLA", "missed", "mean excess", "worst", "answered", "given up", "failed", title=title)
+    apps = Table("application", "SLA", "missed", "mean excess", "worst", "answered", "timed out", "failed", title=title)
     for app in result.applications:
         apps.add_row(
             app.name,

@@ -102,7 +102,7 @@ class Simulation:
         return self.result()
 
     def release(self) -> TickResult:
-        """Put everything back, as an agent does that is stopped."""
+        """Restore everything, as an agent does that is stopped."""
         return self._loop.release("agent stopped")
 
     def result(self) -> RunResult:

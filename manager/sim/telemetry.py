@@ -29,7 +29,7 @@ class SimTelemetry:
     """Keeps the slots of the last ``keep_s`` seconds. Only applications of the scenario have any."""
 
     def __init__(self, world: World, keep_s: float) -> None:
-        """Whoever drives the world tells of each slot that ends."""
+        """Whoever drives the world reports each slot that ends."""
         self._world = world
         self._keep_s = keep_s
         self._sources = {name: _Source(deque()) for name in world.apps}
@@ -58,14 +58,14 @@ class SimTelemetry:
             self._sources[name].open = window
 
     def forget_slots(self) -> None:
-        """The clock was set back: what was kept for decisions is of the future now. What is to be told of stays."""
+        """The clock was set back: what was kept for decisions is of the future now. What is to be reported stays."""
         for source in self._sources.values():
             source.slots.clear()
 
     def configure(
         self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
     ) -> None:
-        """Only registered applications are told of. Slots and addresses are those of the simulation."""
+        """Only registered applications are reported. Slots and addresses are those of the simulation."""
         del slot_s, addresses
         self._configured = frozenset(application.name for application in applications)
 

@@ -58,7 +58,7 @@ MOST_KEPT = 20_000
 class BucketCounter:
     """Turns readings of all series of a query into what was observed since the reading before.
 
-    Series are told apart by a hash of their labels, as these may be long.
+    Series are distinguished by a hash of their labels, as these may be long.
     """
 
     def __init__(self) -> None:

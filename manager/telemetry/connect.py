@@ -34,7 +34,7 @@ async def look_up(host: str) -> list[str]:
 class Names:
     """What the names that a source connects to mean. Belongs to one asyncio loop.
 
-    There is one look-up at a time, also when those who waited for it have given up: each holds a thread.
+    There is one look-up at a time, also after those who waited for it timed out: each holds a thread.
     """
 
     def __init__(self, reach: Reach, look_up: LookUp = look_up) -> None:

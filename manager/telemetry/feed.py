@@ -108,7 +108,7 @@ class Feed:
         """Something from an address that sent more than it may, which was not looked at."""
         with self._lock:
             self._refused += 1
-            self._say(f"more than {per_s:g} response times a second came from one address, the rest is left out")
+            self._say(f"more than {per_s:g} response times per second came from one address; the rest is left out")
 
     def error(self, reason: str) -> None:
         """A request that failed or was not answered in time."""

@@ -69,7 +69,7 @@ class TextConnection:
 
 @dataclass(slots=True)
 class OwnGets:
-    """Gets of the probe: those sent, and those of them that are answered or given up."""
+    """Gets of the probe: those sent, and those of them that were answered or timed out."""
 
     sent: int = 0
     finished: int = 0
@@ -189,7 +189,7 @@ class MemcachedSource:
     def __init__(
         self, spec: MemcachedProbe, feed: Feed, clock: Callable[[], float], reach: Reach = DEFAULT_REACH
     ) -> None:
-        """``clock`` tells seconds since the epoch; what lies between two readings is told by the monotonic clock."""
+        """``clock`` returns seconds since the epoch; time between two readings is that of the monotonic clock."""
         self._spec = spec
         self._names = Names(reach)
         self._feed = feed

@@ -73,7 +73,7 @@ class _Wanted:
 class Sources:
     """``Telemetry`` on this machine: probes, logs, queries and pushes.
 
-    ``pages`` is the WSGI application of posts, which somebody else serves.
+    ``pages`` is the WSGI application of posts, which its caller serves.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ class WindowStore:
     closed, and never changes again.
 
     Slots are dated by the wall clock, so they begin anew where that is set: what was counted before stays as it was
-    dated then, and is told of, but is used for no decision once it lies in the future.
+    dated then, and is reported, but is used for no decision once it lies in the future.
     """
 
     def __init__(

@@ -89,7 +89,7 @@ def test_it_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     nowhere = Path("/nonexistent")
     subject = Subject(HostPaths(nowhere), "test:///default", nowhere, nowhere, "journal.db")
     for check in CHECKS:
-        if check.area == "Virtualization":
+        if check.area == "Virtualisation":
             check.run(subject)
     assert asked == ["test:///default"]
 

@@ -95,7 +95,7 @@ def test_all_holds_when_it_does() -> None:
 @pytest.mark.parametrize(
     ("number", "replaced", "says"),
     [
-        (0, run("priority", (50, 60), (50, 90)), "static: wiki-2 misses its SLA in the spike (90 of 100 ms)"),
+        (0, run("priority", (50, 60), (50, 90)), "static: wiki-2 violates its SLA in the spike (90 of 100 ms)"),
         (1, run("fair", (50, 110), (50, 90)), "fair: both keep the SLA in the spike (110 and 90 ms)"),
         (1, run("fair", (50, 40), (50, 90)), "fair: their p95 are alike (2.25 x, at most 1.5 x)"),
         (2, run("isolation", (50, 40), (50, 85)), "isolation: wiki-2 pays, its p95 is 2.1 x wiki-1's; with fair 1.1 x"),

@@ -39,7 +39,7 @@ from manager.errors import EquipoiseError
     help="Where `spike` draws its picture (PNG).",
 )
 @click.option("--keep", is_flag=True, help="Leave VMs and Equipoise running at the end, and print how to reach them.")
-@click.option("--no-wait", is_flag=True, help="Fail if somebody else uses the lab, rather than wait for its end.")
+@click.option("--no-wait", is_flag=True, help="Fail if another process uses the lab, instead of waiting for its end.")
 def main(
     scenario: str, duration: float | None, json_file: Path | None, picture: Path, keep: bool, no_wait: bool
 ) -> None:

@@ -84,7 +84,7 @@ def to_json(
 
 
 def verdicts(phases: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]]:
-    """What was promised of this demonstration, and whether this run kept it."""
+    """The targets of this demonstration, and whether this run met them."""
     by_name = {phase["name"]: phase for phase in phases}
 
     def p95(phase: str, service: str) -> float:
@@ -115,7 +115,7 @@ def verdicts(phases: Sequence[Mapping[str, Any]]) -> list[tuple[bool, str]]:
 
 
 def warp_brought(phases: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What warps brought beside equal weights: nothing is promised of it, since it depends on the mechanism."""
+    """What warps brought beside equal weights: there is no target, since it depends on the mechanism."""
     by_name = {phase["name"]: phase for phase in phases}
     if "warp" not in by_name:
         return []
@@ -184,7 +184,7 @@ def print_verdicts(
     parts: Mapping[str, Mapping[str, Any]],
     found: Sequence[tuple[bool, str]],
 ) -> None:
-    """Which ``parts`` of a demonstration other programs spoiled, what of it holds, and whether all was put back."""
+    """Which ``parts`` of a demonstration other programs spoiled, what of it holds, and whether all was restored."""
     for name, part in parts.items():
         foreign = part["outside_cpu_share"] - part["load_generators_cpu_share"] / max(len(result["load_cpus"]), 1)
         if foreign > MAX_FOREIGN_SHARE:

@@ -137,7 +137,7 @@ class Equipoise:
         return len(self.client.items("/decisions"))
 
     def stop(self) -> None:
-        """End it with SIGTERM, on which it puts everything back. Raises LabError when that does not end cleanly."""
+        """End it with SIGTERM, on which it restores everything. Raises LabError when that does not end cleanly."""
         if self._client is not None:
             self._client.close()
         if self._process.poll() is None:

@@ -8,7 +8,7 @@ from typing import Any
 from manager.model.warp import TITLES, Mechanism, WarpUse
 
 _USES = {Mechanism.SCHED_EXT: WarpUse.SCHED_EXT, Mechanism.BVT: WarpUse.ON}
-"""What the host is told for each of them, the best first."""
+"""What the host is set to for each of them, the best first."""
 
 
 def warp_to_show(offers: Sequence[Mapping[str, Any]]) -> tuple[WarpUse, str]:

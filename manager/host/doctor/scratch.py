@@ -22,7 +22,7 @@ from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
 _PREFIX = "equipoise-doctor-"
 _NAME = re.compile(rf"^{_PREFIX}(\d+)$")
 _REMOVE_S = 2.0
-# Says that it runs, waits to be told, then spins; ends by itself soon, should nobody be left to end it.
+# Says that it runs, waits for a line, then spins; ends by itself soon, should nobody be left to end it.
 _PROGRAM = """
 import os, time
 os.write(1, b"r")
@@ -123,7 +123,7 @@ def remove_groups(top: Path) -> None:
 
 
 class ScratchProcess:
-    """A process that sleeps until it is told to spin."""
+    """A process that sleeps until it is to spin."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process

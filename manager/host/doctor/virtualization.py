@@ -10,7 +10,7 @@ from collections import Counter
 from manager.host.doctor.check import Check, CheckResult, Subject, degraded, missing, unknown, warning, works
 from manager.host.doctor.kernel_text import text_of
 
-_AREA = "Virtualization"
+_AREA = "Virtualisation"
 _KVM_GET_API_VERSION = 0xAE00
 _KVM_API_VERSION = 12  # Documentation/virt/kvm/api.rst, 4.1: the only one there ever will be
 _SHOWN = 5

@@ -1,4 +1,4 @@
-"""Two kernels have a file cpu.bvt_warp_ns and mean something else by it: telling them apart, or not, before any write.
+"""Two kernels have a file cpu.bvt_warp_ns and mean something else by it: which of the two, if any, before any write.
 
 The patch of Leverich and Kozyrakis takes nanoseconds. OpenAnolis and Alibaba Cloud Linux call "group identity" what
 takes a class of -2 to 2 in the same file; some of their kernels crash when it is written, others have it switched off.
