@@ -15,9 +15,9 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import OPERATOR, allow
 from manager.api.queries import NamePath
-from manager.api.schemas.access import UserIn
-from manager.api.schemas.service import TokenIn
-from manager.protocol.registration import ApplicationIn, HostIn, VmIn
+from manager.api.schemas.access_shapes import UserIn
+from manager.api.schemas.service_shapes import TokenIn
+from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
 from webui.filled import Given, check, covers, differences, press, read_form
 from webui.forms import Choices, Look, parts_of, summary_of
 from webui.inside import Inside, Json, RequestRefused

@@ -54,7 +54,7 @@ class VmTableRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Control:
+class ControlRow:
     """A control of the ladder: ``in_force`` says for how many VMs, ``offered`` is a finding's status, ``by`` what."""
 
     name: str
@@ -142,7 +142,7 @@ def _pins(status: Json | None, online: CpuSet) -> str:
 
 def controls(
     lines: Sequence[VmTableRow], findings: Sequence[Json] | None, warp: Json | None = None, cache: Json | None = None
-) -> list[Control]:
+) -> list[ControlRow]:
     """The controls by which response times are brought back, with whom each is in force for and what the kernel offers.
 
     ``findings`` None: not reported. ``warp``: by what warps are given, ``cache``: how the cache is divided, None where
@@ -156,12 +156,12 @@ def controls(
     def owned(knob: str, holds: Callable[[str], bool] = bool) -> int:
         return sum(any(one["knob"] == knob and one["owned"] and holds(one["value"]) for one in vm) for vm in knobs)
 
-    def control(name: str, vms: int, *ids: str) -> Control:
+    def control(name: str, vms: int, *ids: str) -> ControlRow:
         """With the first of the mechanisms ``ids`` that works, or else that is known."""
         told = [known[one] for one in ids if one in known]
         best = next((one for one in told if one["status"] == FindingStatus.WORKS), told[0] if told else None)
         offered, by = (best["status"], best["title"]) if best else (FindingStatus.UNKNOWN, "not reported yet")
-        return Control(name, _vms(vms), offered, by)
+        return ControlRow(name, _vms(vms), offered, by)
 
     return [
         control("CPU weight", owned("weight"), "cpu-weight-acts", "cpu-weight"),
@@ -184,7 +184,7 @@ def _vms(count: int) -> str:
     return f"{count} VM{'s' * (count != 1)}" if count else ""
 
 
-def _warp(control: Control, warp: Json | None) -> Control:
+def _warp(control: ControlRow, warp: Json | None) -> ControlRow:
     """The control by the mechanism in force, with what that cannot do."""
     if warp is None:
         return control

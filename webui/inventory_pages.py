@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import OPERATOR, allow
 from manager.api.queries import NamePath
-from manager.protocol.registration import VmIn
+from manager.protocol.registration_in import VmIn
 from webui.editing_pages import KINDS, NOT_FOR_A_FORM
 from webui.filled import check
 from webui.inside import Json, RequestRefused

@@ -11,8 +11,8 @@ from pydantic import BaseModel
 from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import ADMIN, allow
-from manager.api.schemas.access import PasswordIn, UserIn, UserRoleIn
-from manager.api.schemas.service import TokenIn
+from manager.api.schemas.access_shapes import PasswordIn, UserIn, UserRoleIn
+from manager.api.schemas.service_shapes import TokenIn
 from webui.filled import PASSWORD, check, discreet, read_form
 from webui.forms import Look, Part, parts_of, summary_of
 from webui.inside import ApiAnswer, Json, RequestRefused

@@ -12,7 +12,7 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import OPEN, VIEWER, allow, cookie_arguments, session_of, session_secret
 from manager.api.context import ManagerContext
-from manager.api.schemas.access import PasswordIn
+from manager.api.schemas.access_shapes import PasswordIn
 from manager.errors import SignInRefused, SignInThrottled
 from manager.store import sessions
 from manager.store.sessions import SignedIn

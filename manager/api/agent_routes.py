@@ -34,7 +34,7 @@ from manager.model.host import Capabilities
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
 from manager.protocol.convert import host_spec, window_of
 from manager.protocol.headers import ORDERS_HEADER
-from manager.protocol.registration import HostIn
+from manager.protocol.registration_in import HostIn
 from manager.protocol.report import EventBody, RecordBody, ReportIn, TickBody, VmStatus
 from manager.store.agent_tenure import note_agent, refusal
 from manager.store.applications import keep_applications

@@ -33,7 +33,7 @@ from manager.api.token_routes import tokens_api
 from manager.api.user_routes import users_api
 from manager.api.vm_routes import vms_api
 from manager.api.what_if_routes import what_if_api
-from manager.protocol.samples import Problem
+from manager.protocol.samples import ProblemDetails
 from manager.serving.exchange import MAX_BODY_BYTES
 
 _HEADERS = {
@@ -62,7 +62,7 @@ def create_app(context: ManagerContext, metrics: Metrics | None = None) -> OpenA
         "equipoise",
         info=Info(title="Equipoise", version=__version__, description=_DESCRIPTION),
         openapi_extensions={"components": components()},
-        validation_error_model=Problem,
+        validation_error_model=ProblemDetails,
         doc_ui=False,
         static_folder=None,
     )

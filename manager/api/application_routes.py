@@ -17,14 +17,14 @@ from manager.api.pages import ApplicationPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, PageQuery
 from manager.api.sample_routes import window_out
-from manager.api.schemas.registration import ApplicationOut, MergePatch
+from manager.api.schemas.registration_shapes import ApplicationOut, MergePatch
 from manager.api.validation import FieldError, InvalidFields
 from manager.control.sla import sla_state, watched_percentile
 from manager.control.source_rules import contradictions
 from manager.model.registration import Application
 from manager.model.window import Window
 from manager.protocol.convert import application_body, application_of
-from manager.protocol.registration import ApplicationIn
+from manager.protocol.registration_in import ApplicationIn
 from manager.store.applications import applications_of, put_application, remove_application
 from manager.store.models import ApplicationRow, Json
 from manager.store.registrations import get, page

@@ -15,7 +15,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.pages import AuditPage
 from manager.api.paging import cut, read_cursor, record_cursor, record_place
 from manager.api.queries import AuditQuery
-from manager.api.schemas.access import AuditOut
+from manager.api.schemas.access_shapes import AuditOut
 from manager.store import audit
 from manager.store.audit import AuditFilter, actor_of, list_audit
 from manager.store.models import Json

@@ -21,21 +21,21 @@ from werkzeug.exceptions import UnsupportedMediaType
 from manager.api import pages
 from manager.api.auth import COOKIE, CSRF_HEADER, READS, Access, allow
 from manager.api.problem_details import MEDIA_TYPE
-from manager.api.schemas import access, fleet, history, preview, service
-from manager.api.schemas import registration as registered
-from manager.api.schemas.registration import MergePatch
+from manager.api.schemas import access_shapes, fleet_shapes, history_shapes, preview_shapes, service_shapes
+from manager.api.schemas import registration_shapes as registered
+from manager.api.schemas.registration_shapes import MergePatch
 from manager.api.validation import read_json, read_text
 from manager.model.fields import Schema, json_of
-from manager.protocol import assignment, registration, report, samples
-from manager.protocol.samples import Problem
+from manager.protocol import assignment, registration_in, report, samples
+from manager.protocol.samples import ProblemDetails
 
 View = Callable[..., Response]
 
 PREFIX = "/api/v1"
 _REFERENCE = "#/components/schemas/{model}"
 _SHAPES = (
-    *(assignment, registration, report, samples),
-    *(access, fleet, history, preview, registered, service, pages),
+    *(assignment, registration_in, report, samples),
+    *(access_shapes, fleet_shapes, history_shapes, preview_shapes, registered, service_shapes, pages),
 )
 
 
@@ -99,8 +99,8 @@ def no_content() -> Response:
 
 
 def answers(*documented: tuple[int, type | None]) -> dict[str | int, Any]:
-    """The documented answers of a route; every other one is a Problem."""
-    problem = {"content": {MEDIA_TYPE: {"schema": reference(Problem)}}}
+    """The documented answers of a route; every other one has ProblemDetails."""
+    problem = {"content": {MEDIA_TYPE: {"schema": reference(ProblemDetails)}}}
     responses: dict[str | int, Any] = {}
     for status, model in documented:
         description = {200: "OK", 201: "Created", 204: "Removed", 304: "Not Modified"}[status]
@@ -126,7 +126,7 @@ def security_of(access: Access, method: str) -> list[dict[str, list[str]]]:
 def components() -> dict[str, Any]:
     """The OpenAPI document's components: all shapes that are exchanged, and who may ask."""
     kinds = (kind for module in _SHAPES for kind in vars(module).values() if isinstance(kind, type))
-    models = {kind for kind in kinds if issubclass(kind, Schema | MergePatch | Problem)} - {Schema, pages.Page}
+    models = {kind for kind in kinds if issubclass(kind, Schema | MergePatch | ProblemDetails)} - {Schema, pages.Page}
     ordered = sorted((kind for kind in models if kind.__name__[0] != "_"), key=lambda kind: kind.__name__)
     _, definitions = models_json_schema([(kind, "validation") for kind in ordered], ref_template=_REFERENCE)
     return {

@@ -14,7 +14,7 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.history_routes import pcpus_of, violation_out
 from manager.api.queries import EvidenceQuery, NamePath
-from manager.api.schemas.history import EvidenceOut, MeasureOut
+from manager.api.schemas.history_shapes import EvidenceOut, MeasureOut
 from manager.control.blame import Case, HostTicks, Verdict, blame
 from manager.control.budget import Period, Span, joined
 from manager.model.fields import timestamp

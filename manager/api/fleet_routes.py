@@ -16,7 +16,7 @@ from sqlalchemy import select
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint
-from manager.api.schemas.fleet import FleetApplication, FleetHost, FleetOut
+from manager.api.schemas.fleet_shapes import FleetApplication, FleetHost, FleetOut
 from manager.control.budget import HOUR_S
 from manager.control.error_budget import PERIOD_S, WINDOWS_S, Judged, burning
 from manager.control.sla import sla_state, watched_percentile

@@ -10,7 +10,7 @@ from manager.api.auth import OPEN, allow
 from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.manager_metrics import Metrics
-from manager.api.schemas.service import HealthOut
+from manager.api.schemas.service_shapes import HealthOut
 
 
 def health_api(context: ManagerContext) -> APIBlueprint:

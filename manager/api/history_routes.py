@@ -13,7 +13,7 @@ from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.queries import HistoryQuery, NamePath
-from manager.api.schemas.history import (
+from manager.api.schemas.history_shapes import (
     BudgetOut,
     BudgetsOut,
     HistoryOut,

@@ -16,13 +16,13 @@ from manager.api.merge import patched
 from manager.api.pages import HostPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, PageQuery
-from manager.api.schemas.registration import HostOut, MergePatch
+from manager.api.schemas.registration_shapes import HostOut, MergePatch
 from manager.api.validation import shown
 from manager.errors import InvalidRequest
 from manager.model.fields import adapter_of
 from manager.model.host import Capabilities
 from manager.protocol.convert import host_fields, host_spec
-from manager.protocol.registration import HostIn
+from manager.protocol.registration_in import HostIn
 from manager.protocol.report import TickStatus
 from manager.store.agent_tenure import replace_agent
 from manager.store.hosts import adopt_host, put_host, spec_of

@@ -14,7 +14,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint, no_conten
 from manager.api.pages import JoinTokenPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import NamePath, PageQuery
-from manager.api.schemas.service import JoinIn, JoinOut, JoinTokenIn, JoinTokenOut, JoinTokenSecret
+from manager.api.schemas.service_shapes import JoinIn, JoinOut, JoinTokenIn, JoinTokenOut, JoinTokenSecret
 from manager.store.host_models import JoinTokenRow
 from manager.store.joining import create_join_token, described_join_token, join
 from manager.store.registrations import delete, page

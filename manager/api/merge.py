@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from manager.api.schemas.registration import MergePatch
+from manager.api.schemas.registration_shapes import MergePatch
 from manager.api.validation import read_json
 
 Model = TypeVar("Model", bound=BaseModel)

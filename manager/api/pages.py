@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from manager.api.schemas.access import AuditOut, SessionOut, UserOut
-from manager.api.schemas.history import StoryOut
-from manager.api.schemas.registration import ApplicationOut, DomainOut, HostOut, SourceOut, VmOut, WindowOut
-from manager.api.schemas.service import JoinTokenOut, PolicyOut, TokenOut
+from manager.api.schemas.access_shapes import AuditOut, SessionOut, UserOut
+from manager.api.schemas.history_shapes import StoryOut
+from manager.api.schemas.registration_shapes import ApplicationOut, DomainOut, HostOut, SourceOut, VmOut, WindowOut
+from manager.api.schemas.service_shapes import JoinTokenOut, PolicyOut, TokenOut
 from manager.model.fields import Name, Schema
 from manager.model.host import Capabilities
 from manager.protocol.report import EventBody, RecordBody, TickBody

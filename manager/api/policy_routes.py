@@ -11,7 +11,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.pages import PolicyPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import NamePath, PageQuery
-from manager.api.schemas.service import PolicyOut
+from manager.api.schemas.service_shapes import PolicyOut
 from manager.errors import NotFound
 
 

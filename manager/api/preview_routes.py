@@ -20,7 +20,7 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.host_routes import refuse_unknown_policy
 from manager.api.queries import HostPreviewQuery, ModePreviewQuery, NamePath
-from manager.api.schemas.preview import PreviewChange, PreviewKind, PreviewOut
+from manager.api.schemas.preview_shapes import PreviewChange, PreviewKind, PreviewOut
 from manager.api.what_if_routes import recorded
 from manager.control.resolve import effective_mode
 from manager.errors import NotFound

@@ -23,7 +23,7 @@ from manager.errors import (
     TooManyRequests,
 )
 from manager.logs import REQUEST_ID
-from manager.protocol.samples import Problem
+from manager.protocol.samples import ProblemDetails
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_S = 5
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def problem(status: HTTPStatus, detail: str, errors: Sequence[FieldError] = ()) -> Response:
     """An error's answer."""
-    body = Problem(
+    body = ProblemDetails(
         title=status.phrase,
         status=status,
         detail=detail,

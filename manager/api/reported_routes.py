@@ -13,7 +13,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.pages import CapabilitiesPage, DomainPage, HostCapabilities
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import DomainQuery, NamePath, PageQuery
-from manager.api.schemas.registration import DomainOut
+from manager.api.schemas.registration_shapes import DomainOut
 from manager.errors import NotFound
 from manager.model.fields import adapter_of
 from manager.model.finding import Findings

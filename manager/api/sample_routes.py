@@ -16,7 +16,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
 from manager.api.pages import SourcePage, WindowPage
 from manager.api.paging import cut, name_place, read_cursor, time_place
 from manager.api.queries import NamePath, PageQuery, WindowQuery
-from manager.api.schemas.registration import SourceOut, WindowOut
+from manager.api.schemas.registration_shapes import SourceOut, WindowOut
 from manager.api.validation import read_json, read_lines, shown
 from manager.errors import InvalidRequest, TooManyRequests
 from manager.model.fields import adapter_of, timestamp

@@ -15,7 +15,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.pages import StoryPage
 from manager.api.paging import cut, read_cursor, time_place
 from manager.api.queries import StoryQuery
-from manager.api.schemas.history import StoryChange, StoryOut
+from manager.api.schemas.history_shapes import StoryChange, StoryOut
 from manager.control.story import DecidedChange, TimesAround, outcome_of, reasons, sentence
 from manager.model.fields import timestamp
 from manager.model.registration import Sla

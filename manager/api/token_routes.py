@@ -12,7 +12,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint, no_conten
 from manager.api.pages import TokenPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import NamePath, PageQuery
-from manager.api.schemas.service import TokenIn, TokenOut, TokenSecret
+from manager.api.schemas.service_shapes import TokenIn, TokenOut, TokenSecret
 from manager.store.access_models import TokenRow
 from manager.store.tokens import Role, create_token, described_token, list_tokens, revoke_token
 

@@ -12,7 +12,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint, no_conten
 from manager.api.pages import SessionPage, UserPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, PageQuery
-from manager.api.schemas.access import PasswordIn, SessionOut, UserIn, UserOut, UserRoleIn
+from manager.api.schemas.access_shapes import PasswordIn, SessionOut, UserIn, UserOut, UserRoleIn
 from manager.errors import InvalidRequest, SignInRefused
 from manager.store.access_models import SessionRow, UserRow
 from manager.store.registrations import get, page

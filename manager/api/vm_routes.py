@@ -17,9 +17,9 @@ from manager.api.merge import patched
 from manager.api.pages import VmPage
 from manager.api.paging import cut, name_place, read_cursor
 from manager.api.queries import Conditions, NamePath, VmQuery
-from manager.api.schemas.registration import MergePatch, VmOut
+from manager.api.schemas.registration_shapes import MergePatch, VmOut
 from manager.protocol.convert import vm_spec
-from manager.protocol.registration import VmIn
+from manager.protocol.registration_in import VmIn
 from manager.store.models import Json, VmRow
 from manager.store.registrations import get
 from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm

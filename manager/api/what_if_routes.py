@@ -17,7 +17,7 @@ from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
 from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.queries import NamePath, WhatIfQuery
-from manager.api.schemas.history import WhatIfApplication, WhatIfChange, WhatIfOut, WhatIfVm
+from manager.api.schemas.history_shapes import WhatIfApplication, WhatIfChange, WhatIfOut, WhatIfVm
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
 from manager.model.fields import adapter_of, timestamp

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 
 from manager.model.fields import Count, Name, Schema, Text
-from manager.protocol.registration import ApplicationIn, HostIn, VmIn
+from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
 from manager.protocol.report import ReadyBody
 
 

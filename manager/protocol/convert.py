@@ -12,7 +12,7 @@ from manager.model.host import VmInstance
 from manager.model.registration import Application, Assignment, HostSpec, VmSpec
 from manager.model.window import Ready, Window
 from manager.protocol.assignment import AssignedApplication, AssignedWindow, AssignmentOut
-from manager.protocol.registration import ApplicationIn, HostIn, VmIn
+from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
 from manager.protocol.report import (
     DomainBody,
     EventBody,

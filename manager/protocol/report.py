@@ -272,7 +272,7 @@ class BusyVcpu(Schema):
     full: Count = Field(description="vCPUs of its VM that wanted to run for 90 % of it or more")
 
 
-class VmTick(Schema):
+class VmTickBody(Schema):
     """A managed VM in one tick, before anything was changed."""
 
     vm: Name
@@ -294,7 +294,7 @@ class TickBody(Schema):
     policy: Name
     mode: Mode
     host_cpu_share: Share
-    vms: list[VmTick] = Field(max_length=5000)
+    vms: list[VmTickBody] = Field(max_length=5000)
 
 
 class ReportIn(Schema):

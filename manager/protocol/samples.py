@@ -37,7 +37,7 @@ class SamplesOut(Schema):
     late: Count
 
 
-class Problem(BaseModel):
+class ProblemDetails(BaseModel):
     """Every error, as application/problem+json (RFC 9457)."""
 
     type: str = "about:blank"

@@ -17,7 +17,7 @@ SOURCE = "simulated"
 
 
 @dataclass(slots=True)
-class _Source:
+class _SimSource:
     slots: deque[Window]
     open: Window | None = None
     accepted: int = 0
@@ -32,7 +32,7 @@ class SimTelemetry:
         """Whoever drives the world reports each slot that ends."""
         self._world = world
         self._keep_s = keep_s
-        self._sources = {name: _Source(deque()) for name in world.apps}
+        self._sources = {name: _SimSource(deque()) for name in world.apps}
         self._configured = frozenset(world.apps)
         self._closed: list[Window] = []
 
@@ -106,7 +106,7 @@ class SimTelemetry:
     def close(self) -> None:
         """Nothing runs by itself."""
 
-    def _state(self, source: _Source) -> SourceState:
+    def _state(self, source: _SimSource) -> SourceState:
         if source.last_sample_s is None:
             return SourceState.STARTING
         return SourceState.OK if source.working else SourceState.SILENT

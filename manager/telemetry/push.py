@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from manager.protocol.samples import Problem, SampleLine, SamplesIn, SamplesOut
+from manager.protocol.samples import ProblemDetails, SampleLine, SamplesIn, SamplesOut
 from manager.rate_limit import RateLimit
 from manager.serving.exchange import EXCHANGE, UNIX, Exchange
 from manager.telemetry.feed import Feed
@@ -232,7 +232,7 @@ def refuse(refusal: Refusal, headers: list[tuple[str, str]], start_response: Sta
     if refusal.wait_s:
         headers.append(("Retry-After", str(math.ceil(refusal.wait_s))))
     errors = [{"field": refusal.field, "message": refusal.detail}] if refusal.field else []
-    body = Problem(title=status.phrase, status=status, detail=refusal.detail, field=refusal.field, errors=errors)
+    body = ProblemDetails(title=status.phrase, status=status, detail=refusal.detail, field=refusal.field, errors=errors)
     answer = body.model_dump_json().encode()
     more = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(answer))), *HARDENING]
     start_response(f"{status.value} {status.phrase}", [*headers, *more])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manager.api.schemas.registration import HostOut
+from manager.api.schemas.registration_shapes import HostOut
 from manager.protocol.assignment import AssignmentOut
 from manager.protocol.convert import assignment_of
 from tests.api.conftest import (

@@ -10,7 +10,7 @@ from werkzeug.test import TestResponse
 
 from manager.api.app import MAX_BODY_BYTES
 from manager.errors import DatabaseUnavailable
-from manager.protocol.samples import Problem
+from manager.protocol.samples import ProblemDetails
 from manager.store.database import open_database
 from tests.api.conftest import Api, make_api
 
@@ -26,7 +26,7 @@ def problem(response: TestResponse, code: int) -> dict[str, Any]:
     assert response.status_code == code, response.get_data(as_text=True)
     assert response.mimetype == "application/problem+json"
     body: dict[str, Any] = response.get_json()
-    Problem.model_validate(body)
+    ProblemDetails.model_validate(body)
     assert (body["status"], body["type"]) == (code, "about:blank")
     assert body["title"]
     return body

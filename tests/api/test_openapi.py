@@ -57,7 +57,7 @@ def test_every_operation_says_what_it_does_and_what_it_needs(document: dict[str,
 def test_every_reference_leads_somewhere_and_every_schema_is_used(document: dict[str, Any]) -> None:
     known = set(document["components"]["schemas"])
     assert set(re.findall(r"#/components/schemas/(\w+)", str(document))) == known
-    assert {"VmIn", "VmOut", "Problem", "SamplesIn"} <= known
+    assert {"VmIn", "VmOut", "ProblemDetails", "SamplesIn"} <= known
     assert not {"Schema", "Page"} & known
 
 

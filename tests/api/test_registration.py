@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manager.api.schemas.registration import ApplicationOut, HostOut, VmOut
+from manager.api.schemas.registration_shapes import ApplicationOut, HostOut, VmOut
 from tests.api.conftest import LAW, PLACEMENT, Api, report, status
 
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"

@@ -18,7 +18,7 @@ from manager.model.source import (
     TimeField,
 )
 from manager.protocol.convert import application_of
-from manager.protocol.registration import ApplicationIn
+from manager.protocol.registration_in import ApplicationIn
 from manager.store.silent_hosts import SilenceWatch
 from tests.api.conftest import HOST, START, Api, report
 

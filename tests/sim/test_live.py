@@ -7,7 +7,7 @@ import pytest
 from manager.control.judged_windows import slot_number
 from manager.host.port import HostPort
 from manager.model.source import SourceKind, SourceState
-from manager.protocol.registration import ApplicationIn, HostIn, VmIn
+from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
 from manager.sim.live import LiveSimulation, registrations
 from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind
 from manager.sim.scenario_files import load_scenario

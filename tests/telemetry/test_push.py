@@ -17,7 +17,7 @@ import pytest
 
 from manager.model.histogram import bucket_of
 from manager.model.source import Push, SourceState
-from manager.protocol.samples import Problem, SamplesOut
+from manager.protocol.samples import ProblemDetails, SamplesOut
 from manager.serving.server import HttpServer, Lanes
 from manager.telemetry.own import is_own_address
 from manager.telemetry.push import MOST_BYTES, PushPages, PushRoute
@@ -127,7 +127,7 @@ def test_a_body_that_cannot_be_used_names_the_field_and_counts_nothing(
     pages: Pages, fed: Fed, body: bytes, kind: str, status: int, field: str | None
 ) -> None:
     answered, headers, content = pages.call(body, kind)
-    problem = Problem.model_validate_json(content)
+    problem = ProblemDetails.model_validate_json(content)
     assert (answered, problem.status, problem.field) == (status, status, field)
     assert headers["Content-Type"] == "application/problem+json"
     assert int(headers["Content-Length"]) == len(content)
@@ -196,7 +196,11 @@ def test_the_machines_own_addresses_are_known() -> None:
 )
 def test_what_is_not_there(pages: Pages, method: str, path: str, status: int, allow: str | None) -> None:
     answered, headers, content = pages.call(b"{}", method=method, path=path)
-    assert (answered, headers.get("Allow"), Problem.model_validate_json(content).status) == (status, allow, status)
+    assert (answered, headers.get("Allow"), ProblemDetails.model_validate_json(content).status) == (
+        status,
+        allow,
+        status,
+    )
 
 
 def test_of_several_sources_the_first_that_believes_counts(pages: Pages, fed: Fed) -> None:

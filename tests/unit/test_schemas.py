@@ -16,7 +16,7 @@ from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.warp import WarpUse
 from manager.protocol.convert import host_fields, host_spec, vm_fields, vm_spec
-from manager.protocol.registration import HostIn, VmIn
+from manager.protocol.registration_in import HostIn, VmIn
 
 moment: TypeAdapter[datetime] = TypeAdapter(Moment)
 

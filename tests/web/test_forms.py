@@ -9,9 +9,9 @@ import pytest
 from pydantic import BaseModel
 from werkzeug.datastructures import MultiDict
 
-from manager.api.schemas.access import UserIn
-from manager.api.schemas.service import TokenIn
-from manager.protocol.registration import ApplicationIn, HostIn, VmIn
+from manager.api.schemas.access_shapes import UserIn
+from manager.api.schemas.service_shapes import TokenIn
+from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
 from webui.filled import check, differences, press, read_form, shown
 from webui.forms import FieldGroup, Input, Look, Rows, inputs_of, parts_of, summary_of
 from webui.labels import label_of, range_words

@@ -8,7 +8,7 @@ from manager.model.fields import Buckets, Name, Schema, Text
 from manager.model.host import Capabilities
 from manager.model.source import SourceKind, SourceStatus
 from manager.model.window import SlaState
-from manager.protocol.registration import ApplicationIn, HostIn, VmIn
+from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
 from manager.protocol.report import DomainBody, ReadyBody, TickStatus, VmStatus
 
 
