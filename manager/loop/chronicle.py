@@ -9,6 +9,7 @@ from manager.loop.apply import Outcome
 from manager.loop.cache_reading import CacheOutcome
 from manager.model.decision import Action
 from manager.model.knobs import KnobKey, knob_name, knob_text
+from manager.model.problem import Problem
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
 from manager.model.registration import Mode
 
@@ -145,10 +146,15 @@ class Chronicle:
             if one.kind is OutcomeKind.EXTERNAL
         )
 
-    def lasting(self, problems: Sequence[tuple[Severity, str, str]], now_s: float) -> tuple[Event, ...]:
+    def lasting(
+        self, problems: Sequence[Problem], notes: Sequence[tuple[Severity, str, str]], now_s: float
+    ) -> tuple[Event, ...]:
         """Events for problems and notes (severity, kind, text) that were not there at the last call."""
-        events = tuple(
-            new_event(self._host, now_s, *problem) for problem in problems if problem[2] not in self._lasting
-        )
-        self._lasting = frozenset(text for _, _, text in problems)
-        return events
+        news = [
+            (problem.kind.severity, str(problem.kind), problem.text)
+            for problem in problems
+            if problem.text not in self._lasting
+        ]
+        news += [note for note in notes if note[2] not in self._lasting]
+        self._lasting = frozenset([problem.text for problem in problems] + [text for _, _, text in notes])
+        return tuple(new_event(self._host, now_s, *event) for event in news)

@@ -260,14 +260,12 @@ class ControlLoop:
         now_s: float,
     ) -> tuple[Event, ...]:
         managed = {domain: spec.name for domain, spec in seen.specs.items()}
-        lasting = [(problem.kind.severity, str(problem.kind), problem.text) for problem in problems]
-        lasting += self._planner.notes
-        lasting += [(Severity.WARNING, "cache", text) for text in cache.notes]
+        notes = [*self._planner.notes, *((Severity.WARNING, "cache", text) for text in cache.notes)]
         return (
             *self._chronicle.comings_and_goings(managed, seen.reading.errors, now_s),
             *self._chronicle.external_changes(outcomes, seen.names, now_s),
             *self._chronicle.external_groups(cache.outcomes, now_s),
-            *self._chronicle.lasting(lasting, now_s),
+            *self._chronicle.lasting(problems, notes, now_s),
         )
 
 
