@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import groupby
@@ -11,6 +11,9 @@ from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.knobs import Knob, knob_name
+from webui.drawing import Part, split
+from webui.pcpu_use import pcpu_uses, vcpu_uses
+from webui.words import percent
 
 Json = Mapping[str, Any]
 
@@ -41,13 +44,17 @@ USES: Mapping[Use, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A pCPU. ``label`` is who has it, in few letters; ``notes`` are lesser marks; ``text`` says all in words."""
+    """A pCPU. ``label`` is who has it, in few letters; ``notes`` are lesser marks; ``text`` says all in words.
+
+    ``parts`` is its use by class, for a bar.
+    """
 
     number: int
     use: Use
     label: str
     notes: tuple[str, ...]
     text: str
+    parts: tuple[Part, ...] = ()
 
     @property
     def mark(self) -> str:
@@ -130,8 +137,13 @@ def pins(status: Json | None, knob: Knob = Knob.VCPU_PIN) -> list[tuple[int, Cpu
     return sorted((one["index"], parse_cpus(one["value"])) for one in knobs if one["knob"] == knob)
 
 
-def draw_map(capabilities: Json, reserved: str, vms: Sequence[Json]) -> CpuMap:
-    """The map from a host's ``capabilities``, its placement's ``reserved_cpus``, and the VMs seen on it."""
+def draw_map(
+    capabilities: Json, reserved: str, vms: Sequence[Json], busy: Mapping[str, Sequence[float]] | None = None
+) -> CpuMap:
+    """The map from a host's ``capabilities``, its placement's ``reserved_cpus``, and the VMs seen on it.
+
+    ``busy``: the use of each vCPU of VMs that have a busy one.
+    """
     online, managed = parse_cpus(capabilities["online_cpus"]), parse_cpus(capabilities["managed_cpus"])
     known = {cpu["number"]: cpu for cpu in capabilities["topology"]["cpus"]}
     places = [known.get(number) or _nowhere(number) for number in sorted(online | known.keys())]
@@ -141,6 +153,7 @@ def draw_map(capabilities: Json, reserved: str, vms: Sequence[Json]) -> CpuMap:
         for number in parse_cpus(queue["serving"]):
             queues[number].append(queue)
     kept = parse_cpus(reserved)
+    uses = pcpu_uses(_threads(vms, online, busy or {}), online)
 
     def cell(place: Json) -> Cell:
         number = place["number"]
@@ -170,11 +183,26 @@ def draw_map(capabilities: Json, reserved: str, vms: Sequence[Json]) -> CpuMap:
             )
             if holds
         ]
-        return Cell(number, use, _short(names), tuple(notes), _words(place, use, own, here, number in kept))
+        shares = uses.get(number, {})
+        text = _words(place, use, own, here, number in kept)
+        if any(shares.values()):
+            text += "; " + ", ".join(f"{kind} {percent(share)}" for kind, share in shares.items() if share)
+        parts = split([*shares.items(), ("idle", 1 - sum(shares.values()))])
+        return Cell(number, use, _short(names), tuple(notes), text, parts)
 
     gone = sorted(frozenset(range(max(online, default=-1) + 1)) - online - known.keys())
     offline = tuple(Cell(number, Use.OFFLINE, "", (), f"pCPU {number}: offline") for number in gone)
     return CpuMap(_grouped(places, cell), offline, roaming)
+
+
+def _threads(
+    vms: Iterable[Json], online: CpuSet, busy: Mapping[str, Sequence[float]]
+) -> Iterator[tuple[str, CpuSet, float]]:
+    """All vCPUs: the class, where each may run, and the share of the time that it runs."""
+    for vm in vms:
+        bound = dict(pins(vm["status"]))
+        for index, share in enumerate(vcpu_uses(vm, len(online), busy)):
+            yield vm["class"], bound.get(index, online), share
 
 
 def _nowhere(number: int) -> Json:

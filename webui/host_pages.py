@@ -60,7 +60,12 @@ def add_hosts(web: Blueprint, site: Site) -> None:
             lines=lines,
             unregistered=[one["libvirt_name"] for one in site.api.every(f"{path}/domains", registered=False)],
             map=capabilities
-            and draw_map(capabilities, told["placement"]["reserved_cpus"], [line.vm for line in lines if line.running]),
+            and draw_map(
+                capabilities,
+                told["placement"]["reserved_cpus"],
+                [line.vm for line in lines if line.running],
+                {one["vm"]: one["used"] for one in tick.get("busy_vcpus", ())},
+            ),
             uses=USES,
             fences=told["placement"]["batch"],
             controls=controls(lines, findings and findings["findings"], tick.get("warp"), tick.get("cache")),

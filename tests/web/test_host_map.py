@@ -244,3 +244,21 @@ def test_findings_that_ask_for_something_come_first() -> None:
         ("works", ["a"]),
     ]
     assert grouped([]) == []
+
+
+def test_each_pcpu_shows_its_use_by_class_where_vms_float_too() -> None:
+    web = vm("web", "critical", knob("vcpu_pin", "0"))
+    web["status"] |= {"vcpus": 1, "cpu_share": 0.15}
+    crunch = vm("crunch", "batch", knob("vcpu_pin", "0-3"), knob("vcpu_pin", "0-3", 1))
+    crunch["status"] |= {"vcpus": 2, "cpu_share": 0.5}
+    cpus = capabilities([place(number) for number in range(4)])
+    cells = draw_map(cpus, "", [web, crunch], {"crunch": [0.8, 0.9]}).cells
+    shares = [{part.name: round(part.share, 3) for part in cell.parts} for cell in cells]
+    assert shares[0] == {"critical": 0.6, "batch": 0.2, "idle": 0.2}
+    assert shares[1:] == [{"critical": 0.0, "batch": 0.5, "idle": 0.5}] * 3
+    assert cells[0].text.endswith("; critical 60 %, batch 20 %")
+
+
+def test_use_that_nothing_is_known_of_is_idle() -> None:
+    [cell] = draw_map(capabilities([place(0)]), "", [vm("web", "critical", knob("vcpu_pin", "0"))]).cells
+    assert {part.name: part.share for part in cell.parts} == {"critical": 0.0, "batch": 0.0, "idle": 1.0}

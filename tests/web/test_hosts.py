@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 from typing import Any
 
+import pytest
+
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, notice_silence, report, status, tick, tick_of
 from tests.web.desk import Desk
@@ -53,7 +55,7 @@ def test_a_host_shows_its_pcpus_vms_and_health(desk: Desk) -> None:
     seen(desk)
     page = desk.browser(Role.VIEWER).get(f"/hosts/{HOST}")
     assert page.status == 200
-    assert page.by_id("pcpu-1")["aria-label"].endswith("web-1: vCPU 0; serves eth0 interrupt 40")
+    assert page.by_id("pcpu-1")["aria-label"].endswith("web-1: vCPU 0; serves eth0 interrupt 40; critical 100 %")
     assert "50 % of the speed" in page.by_id("pcpu-3")["aria-label"]
     assert "unmanaged" in page.by_id("pcpu-0")["class"]
     web, crunch = (" ".join(page.by_id(f"vm-{name}").text.split()) for name in ("web-1", "crunch"))
@@ -65,6 +67,14 @@ def test_a_host_shows_its_pcpus_vms_and_health(desk: Desk) -> None:
     assert "12.5 ms, 2 errors" in page.text
     assert "Settings changed5; restored on release" in page.text
     assert "no resctrl" in page.text
+
+
+@pytest.mark.parametrize(("waited", "words"), [(1.0, "▲ 50 %"), (0.1, "9.1 %")])
+def test_vcpu_wait_is_marked_where_it_hurts(shop: Desk, waited: float, words: str) -> None:
+    told = {"cpu_share": 0.25, "run_delay_share": waited}
+    shop.api.ok("POST", f"/hosts/{HOST}/report", report(vms=[status("web-1", **told)]), role="host")
+    row = " ".join(shop.browser().get(f"/hosts/{HOST}").by_id("vm-web-1").text.split())
+    assert f"25 % {words}" in row
 
 
 def test_a_viewer_is_offered_nothing_to_change(desk: Desk) -> None:
