@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import datetime, timedelta
 from functools import cache
 from http import HTTPStatus
@@ -29,13 +29,14 @@ from manager.api.protocol_headers import clock_ahead_s, refuse_other_protocols, 
 from manager.api.queries import AssignmentConditions, NamePath, TickQuery
 from manager.control.dating import dated, latest_end
 from manager.errors import Conflict
-from manager.model.fields import adapter_of, json_of
+from manager.model.fields import adapter_of, json_of, timestamp
 from manager.model.host import Capabilities
+from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
 from manager.protocol.convert import host_spec, window_of
 from manager.protocol.headers import ORDERS_HEADER
 from manager.protocol.registration_in import HostIn
-from manager.protocol.report import EventBody, RecordBody, ReportIn, TickBody, VmStatus
+from manager.protocol.report import ReportIn, VmStatus
 from manager.store.agent_tenure import note_agent, refusal
 from manager.store.applications import keep_applications
 from manager.store.decision_records import store_new
@@ -55,7 +56,7 @@ from manager.store.ticks import list_ticks, store_ticks
 from manager.store.vm_claims import RefusedVm, Reported, take_statuses
 from manager.store.windows import replace_windows
 
-Item = TypeVar("Item", RecordBody, EventBody)
+Item = TypeVar("Item", DecisionRecord, Event)
 
 _REPORT_BODY: dict[str, Any] = {"required": True, "content": {"application/json": {"schema": reference(ReportIn)}}}
 
@@ -103,7 +104,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
             get(session, HostRow, path.name)
             found = list_ticks(session, path.name, query.since, query.until, query.limit + 1, after, context.latest)
         rows, following = cut(found, query.limit, lambda row: row.at.isoformat())
-        return answer(TickPage(items=[TickBody.model_validate_json(row.body) for row in rows], next=following))
+        return answer(TickPage(items=[adapter_of(TickRecord).validate_json(row.body) for row in rows], next=following))
 
     @api.get("/hosts/<name>/assignment", responses=answers((200, AssignmentOut), (304, None)))
     @endpoint(VIEWER_OR_OWN_HOST)
@@ -225,8 +226,8 @@ def _take(
         }
         replace_source_statuses(session, row, statuses, now)
 
-    def date(items: Iterable[TickBody | RecordBody | EventBody]) -> dict[datetime, datetime]:
-        return dated([one.at for one in items], now, ahead_s, timedelta(seconds=context.skew_s))
+    def date(items: Iterable[TickRecord | DecisionRecord | Event]) -> dict[datetime, datetime]:
+        return dated([timestamp(one.time_s) for one in items], now, ahead_s, timedelta(seconds=context.skew_s))
 
     ends = served_until(session, name, here.values()) if body.windows else {}
     windows = [
@@ -264,7 +265,7 @@ def _take_statuses(
         refused = take_statuses(session, host, told, now, context.silent, whole=not body.vms_changed_only)
     if not body.ticks:
         return False, refused
-    newest = max(body.ticks, key=lambda tick: tick.at)
+    newest = max(body.ticks, key=lambda tick: tick.time_s)
     shares = {vm.vm: (vm.cpu_share, vm.run_delay_share) for vm in newest.vms}
     return not put_shares(session, host, shares, now), refused
 
@@ -275,33 +276,32 @@ def _status_fields(vm: VmStatus) -> dict[str, object]:
     return {"vm": vm.vm, "cpu_share": vm.cpu_share, "run_delay_share": vm.run_delay_share, "body": body}
 
 
-Dating = Callable[[Iterable[TickBody | RecordBody | EventBody]], Mapping[datetime, datetime]]
+Dating = Callable[[Iterable[TickRecord | DecisionRecord | Event]], Mapping[datetime, datetime]]
 """The dates that count of what was reported, by those that are claimed."""
 
 
 def _rows(items: Sequence[Item], columns: Callable[[Item], dict[str, object]], date: Dating) -> list[dict[str, object]]:
     dates = date(items)
-    return [
-        columns(one) | {"at": dates[one.at], "claimed_at": None if dates[one.at] == one.at else one.at} for one in items
-    ]
+    rows: list[dict[str, object]] = []
+    for item in items:
+        claimed = timestamp(item.time_s)
+        at = dates[claimed]
+        rows.append(columns(item) | {"at": at, "claimed_at": None if at == claimed else claimed})
+    return rows
 
 
-def _tick_bodies(ticks: Sequence[TickBody], date: Dating) -> tuple[dict[datetime, str], dict[datetime, datetime]]:
+def _tick_bodies(ticks: Sequence[TickRecord], date: Dating) -> tuple[dict[datetime, str], dict[datetime, datetime]]:
     """As JSON text by the dates that count, and by those the dates that were claimed, where they are others."""
     dates = date(ticks)
-    bodies = {
-        dates[tick.at]: (tick if dates[tick.at] == tick.at else tick.model_copy(update={"at": dates[tick.at]}))
-        for tick in ticks
-    }
+    bodies = {(at := dates[timestamp(tick.time_s)]): replace(tick, time_s=at.timestamp()) for tick in ticks}
     claimed = {date: moment for moment, date in dates.items() if date != moment}
-    return {at: one.model_dump_json() for at, one in bodies.items()}, claimed
+    return {at: json_of(tick).decode() for at, tick in bodies.items()}, claimed
 
 
-def _decision_row(body: RecordBody) -> dict[str, object]:
-    fields = dict(body)
-    return {"record_id": fields.pop("id"), "knob_index": fields.pop("index"), **fields}
+def _decision_row(record: DecisionRecord) -> dict[str, object]:
+    columns = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "time_s"}
+    return {"knob_index": columns.pop("index"), **columns}
 
 
-def _event_row(body: EventBody) -> dict[str, object]:
-    fields = dict(body)
-    return {"record_id": fields.pop("id"), **fields}
+def _event_row(event: Event) -> dict[str, object]:
+    return {field.name: getattr(event, field.name) for field in fields(event) if field.name != "time_s"}

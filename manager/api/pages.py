@@ -8,7 +8,7 @@ from manager.api.schemas.registration_shapes import ApplicationOut, DomainOut, H
 from manager.api.schemas.service_shapes import JoinTokenOut, PolicyOut, TokenOut
 from manager.model.fields import Name, Schema
 from manager.model.host import Capabilities
-from manager.protocol.report import EventBody, RecordBody, TickBody
+from manager.model.records import DecisionRecord, Event, TickRecord
 
 
 class Page(Schema):
@@ -50,7 +50,7 @@ class SourcePage(Page):
 class TickPage(Page):
     """Ticks of a host, newest first."""
 
-    items: list[TickBody]
+    items: list[TickRecord]
 
 
 class PolicyPage(Page):
@@ -62,7 +62,7 @@ class PolicyPage(Page):
 class RecordPage(Page):
     """Decisions, newest first."""
 
-    items: list[RecordBody]
+    items: list[DecisionRecord]
 
 
 class StoryPage(Page):
@@ -74,7 +74,7 @@ class StoryPage(Page):
 class EventPage(Page):
     """Events, newest first."""
 
-    items: list[EventBody]
+    items: list[Event]
 
 
 class DomainPage(Page):

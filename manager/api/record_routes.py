@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TypeVar
 
 from flask import Response
@@ -14,7 +15,7 @@ from manager.api.endpoint import answer, answers, blueprint, endpoint
 from manager.api.pages import EventPage, RecordPage
 from manager.api.paging import cut, read_cursor, record_cursor, record_place
 from manager.api.queries import DecisionQuery, EventQuery, RecordQuery
-from manager.protocol.report import EventBody, RecordBody
+from manager.model.records import DecisionRecord, Event
 from manager.store.decision_records import RecordFilter, list_records
 from manager.store.models import DecisionRow, EventRow
 
@@ -39,7 +40,7 @@ def records_api(context: ManagerContext) -> APIBlueprint:
         """Decisions about single settings, with reason and outcome."""
         more = [] if query.knob is None else [DecisionRow.knob == query.knob]
         rows, following = find(DecisionRow, query, *more)
-        return answer(RecordPage(items=[_record_body(row) for row in rows], next=following))
+        return answer(RecordPage(items=[_record_of(row) for row in rows], next=following))
 
     @api.get("/events", responses=answers((200, EventPage)))
     @endpoint(VIEWER)
@@ -47,36 +48,17 @@ def records_api(context: ManagerContext) -> APIBlueprint:
         """What an operator may want to know."""
         more = [] if query.severity is None else [EventRow.severity == query.severity]
         rows, following = find(EventRow, query, *more)
-        return answer(EventPage(items=[_event_body(row) for row in rows], next=following))
+        return answer(EventPage(items=[_event_of(row) for row in rows], next=following))
 
     return api
 
 
-def _record_body(row: DecisionRow) -> RecordBody:
-    return RecordBody(
-        id=row.record_id,
-        at=row.at,
-        host=row.host,
-        vm=row.vm,
-        knob=row.knob,
-        index=row.knob_index,
-        before=row.before,
-        after=row.after,
-        reason=row.reason,
-        policy=row.policy,
-        mode=row.mode,
-        outcome=row.outcome,
-        detail=row.detail,
+def _record_of(row: DecisionRow) -> DecisionRecord:
+    names = (field.name for field in fields(DecisionRecord) if field.name not in {"time_s", "index"})
+    return DecisionRecord(
+        time_s=row.at.timestamp(), index=row.knob_index, **{name: getattr(row, name) for name in names}
     )
 
 
-def _event_body(row: EventRow) -> EventBody:
-    return EventBody(
-        id=row.record_id,
-        at=row.at,
-        host=row.host,
-        severity=row.severity,
-        kind=row.kind,
-        message=row.message,
-        vm=row.vm,
-    )
+def _event_of(row: EventRow) -> Event:
+    return Event(row.record_id, row.at.timestamp(), row.host, row.severity, row.kind, row.message, row.vm)

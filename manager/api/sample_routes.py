@@ -23,7 +23,6 @@ from manager.model.fields import adapter_of, timestamp
 from manager.model.histogram import Histogram, bucket_of
 from manager.model.source import ON_EVERY_HOST, SourceStatus
 from manager.model.window import Window
-from manager.protocol.convert import ready_body
 from manager.protocol.samples import SampleLine, SamplesIn, SamplesOut
 from manager.store.applications import application_with_past
 from manager.store.models import ApplicationRow
@@ -172,7 +171,7 @@ def window_out(window: Window, with_buckets: bool = False) -> WindowOut:
         p95_ms=window.percentile_ms(95),
         p99_ms=window.percentile_ms(99),
         buckets=dict(window.histogram.buckets) if with_buckets else None,
-        ready=ready_body(window.ready) if with_buckets else None,
+        ready=window.ready if with_buckets else None,
     )
 
 

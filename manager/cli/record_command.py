@@ -19,13 +19,14 @@ from manager.errors import ManagerUnavailable, RecordingError
 from manager.model.fields import adapter_of, timestamp
 from manager.model.host import Capabilities
 from manager.model.knobs import Knob
+from manager.model.records import DecisionRecord, TickRecord
 from manager.model.window import Window
 from manager.protocol.assignment import AssignmentOut
 from manager.protocol.client import ManagerClient
 from manager.protocol.convert import assignment_of, window_of
-from manager.protocol.report import RecordBody, TickBody, WindowBody
+from manager.protocol.report import WindowBody
 from manager.replay.policy_replay import LOOK_BACK_S
-from manager.replay.recording import RecordedVm, Recording, decision_of, tick_of, write_lines
+from manager.replay.recording import RecordedVm, Recording, write_lines
 from manager.settings import Settings
 from manager.terminal import progress, say, say_json_lines
 
@@ -108,7 +109,7 @@ def fetch(client: ManagerClient, host: str, from_s: float, to_s: float) -> Recor
     """
     since, until = _text(from_s), _text(to_s)
     found = client.items(f"/hosts/{host}/ticks", since=since, until=until)
-    ticks = [tick_of(TickBody.model_validate(one)) for one in found]
+    ticks = [adapter_of(TickRecord).validate_python(one) for one in found]
     if not ticks:
         raise RecordingError(f"no ticks of host {host} from {since} until {until}: did its agent run then?")
     assignment, _ = assignment_of(AssignmentOut.model_validate(client.get(f"/hosts/{host}/assignment")))
@@ -128,7 +129,7 @@ def fetch(client: ManagerClient, host: str, from_s: float, to_s: float) -> Recor
         tuple(_vm(one) for one in client.items("/vms") if one["name"] in managed and one["status"]),
         tuple(ticks[::-1]),
         tuple(sorted(windows, key=lambda window: window.end_s)),
-        tuple(decision_of(RecordBody.model_validate(decision)) for decision in decisions[::-1]),
+        tuple(adapter_of(DecisionRecord).validate_python(decision) for decision in decisions[::-1]),
     )
 
 

@@ -8,15 +8,18 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from manager.errors import ManagerRefused
 from manager.loop.outbox import Fields, ItemKind
+from manager.model.fields import adapter_of, as_text
+from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.protocol.assignment import RefusedItem
-from manager.protocol.convert import event_body, record_body, slot_body, tick_body
-from manager.protocol.report import ReportIn
+from manager.protocol.convert import slot_body
+from manager.protocol.report import ReportIn, WindowBody
 
 Answer = TypeVar("Answer")
+Item = WindowBody | TickRecord | DecisionRecord | Event
 
 _LISTS: Mapping[ItemKind, str] = {
     ItemKind.WINDOW: "windows",
@@ -25,12 +28,13 @@ _LISTS: Mapping[ItemKind, str] = {
     ItemKind.EVENT: "events",
 }
 _KINDS = {name: kind for kind, name in _LISTS.items()}
-_CONVERT: Mapping[ItemKind, Callable[[Fields], BaseModel]] = {
+_CONVERT: Mapping[ItemKind, Callable[[Fields], Item]] = {
     ItemKind.WINDOW: slot_body,
-    ItemKind.TICK: tick_body,
-    ItemKind.DECISION: record_body,
-    ItemKind.EVENT: event_body,
+    ItemKind.TICK: adapter_of(TickRecord).validate_python,
+    ItemKind.DECISION: adapter_of(DecisionRecord).validate_python,
+    ItemKind.EVENT: adapter_of(Event).validate_python,
 }
+_TEXTS = ("reason", "detail", "message")
 _UNACCEPTABLE = frozenset(
     {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
 )
@@ -50,7 +54,7 @@ class Parcel:
     """An item as it is sent; ``fields`` as it waits, None: it does not."""
 
     kind: ItemKind
-    body: BaseModel
+    body: Item
     fields: Fields | None = None
 
 
@@ -110,7 +114,7 @@ def parcels_of(waiting: Mapping[ItemKind, Iterable[Fields]], host: str) -> tuple
                 rejected.append(Rejected(kind, f"it is of host {fields['host']}, and this one is {host}", fields))
                 continue
             try:
-                parcels.append(Parcel(kind, _CONVERT[kind](fields), fields))
+                parcels.append(Parcel(kind, _CONVERT[kind](_clean(fields)), fields))
             except (ValidationError, LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
                 rejected.append(Rejected(kind, " ".join(str(error).split()), fields))
     return parcels, rejected
@@ -155,3 +159,8 @@ def deliver(
 
 def _rejected(parcel: Parcel, why: str) -> Rejected:
     return Rejected(parcel.kind, why, parcel.fields)
+
+
+def _clean(fields: Fields) -> Fields:
+    """What the kernel or somebody else's policy said, as it is exchanged."""
+    return fields | {name: as_text(fields[name]) for name in _TEXTS if name in fields}

@@ -167,6 +167,10 @@ def bounds_of(kind: type) -> dict[str, tuple[float, float]]:
     return {name: (field["minimum"], field["maximum"]) for name, field in fields.items() if "maximum" in field}
 
 
+WIRE = ConfigDict(**CLOSED, validate_by_name=True, validate_by_alias=True)
+"""Of values that are kept by the names of their fields, too."""
+
+
 class Schema(BaseModel):
     """Base of shapes that are exchanged and nothing else."""
 

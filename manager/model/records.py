@@ -4,8 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from manager.model.fields import WIRE, Count, EpochS, Name, Share, Text, Weight
 from manager.model.knobs import Knob
+from manager.model.registration import Mode
+
+KnobIndex = Annotated[
+    int,
+    Field(ge=0, le=2**31 - 1, description="number of the vCPU, I/O thread, interrupt or group, 0 where it is of none"),
+]
+RecordId = Annotated[str, Field(pattern=r"^[0-9a-f-]{36}$", description="a UUID in lower case")]
 
 BUSY_VCPU = 0.75
 """A vCPU that wants to run for this part of an interval, running or waiting, is told of."""
@@ -46,32 +57,34 @@ class DecisionRecord:
     outcome is not what was wanted.
     """
 
-    record_id: str
-    time_s: float
-    host: str
-    vm: str | None
+    record_id: Annotated[RecordId, Field(alias="id")]
+    time_s: Annotated[EpochS, Field(alias="at")]
+    host: Name
+    vm: Annotated[Name | None, Field(description="null: a setting of the host itself")]
     knob: Knob
-    index: int
-    before: str
-    after: str
-    reason: str
-    policy: str
-    mode: str
+    index: KnobIndex
+    before: Text
+    after: Text
+    reason: Text
+    policy: Name
+    mode: Mode
     outcome: OutcomeKind
-    detail: str = ""
+    detail: Text = ""
+    __pydantic_config__: ClassVar = WIRE
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something an operator may want to know; ``vm`` is None when it concerns the host."""
 
-    event_id: str
-    time_s: float
-    host: str
+    record_id: Annotated[RecordId, Field(alias="id")]
+    time_s: Annotated[EpochS, Field(alias="at")]
+    host: Name
     severity: Severity
-    kind: str
-    message: str
-    vm: str | None = None
+    kind: Name
+    message: Text
+    vm: Name | None = None
+    __pydantic_config__: ClassVar = WIRE
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +94,11 @@ class VcpuTick:
     ``full``: how many vCPUs of the VM wanted to run for FULL_VCPU of it, or more.
     """
 
-    index: int
-    used: float
-    waited: float
-    full: int
+    index: Annotated[int, Field(ge=0, le=8192)]
+    used: Annotated[Share, Field(description="ran")]
+    waited: Annotated[Share, Field(description="vCPU wait (steal): wanted to run, but had no pCPU")]
+    full: Annotated[Count, Field(description="vCPUs of its VM that wanted to run for 90 % of it or more")]
+    __pydantic_config__: ClassVar = WIRE
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +108,28 @@ class VmTick:
     ``vcpu`` None: no vCPU wanted to run for BUSY_VCPU of the interval, or that is not known.
     """
 
-    vm: str
-    cpu_share: float
-    run_delay_share: float
-    weight: int | None
-    mode: str
-    vcpu: VcpuTick | None = None
+    vm: Name
+    cpu_share: Share
+    run_delay_share: Annotated[float, Field(ge=0)]
+    weight: Annotated[Weight | None, Field(description="null: it has none of its own")]
+    mode: Mode
+    vcpu: Annotated[
+        VcpuTick | None,
+        Field(
+            exclude_if=lambda vcpu: vcpu is None,
+            description="its vCPU that wanted to run most; absent: none did for 75 % of the interval",
+        ),
+    ] = None
+    __pydantic_config__: ClassVar = WIRE
 
 
 @dataclass(frozen=True, slots=True)
 class TickRecord:
     """What one tick saw: the host's use, 0 .. 1, in the interval before ``time_s`` (seconds since the epoch)."""
 
-    time_s: float
-    policy: str
-    mode: str
-    host_cpu_share: float
-    vms: tuple[VmTick, ...]
+    time_s: Annotated[EpochS, Field(alias="at")]
+    policy: Name
+    mode: Mode
+    host_cpu_share: Share
+    vms: Annotated[tuple[VmTick, ...], Field(max_length=5000)]
+    __pydantic_config__: ClassVar = WIRE

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from manager.model.fields import CLOSED, Percentile
 from manager.model.histogram import Histogram
 
 
@@ -30,8 +34,9 @@ class SlaState(StrEnum):
 class Ready:
     """A percentile that a source computed itself, in milliseconds: of no use for any other percentile."""
 
-    percentile: float
-    time_ms: float
+    percentile: Percentile
+    time_ms: Annotated[float, Field(ge=0, le=1e9)]
+    __pydantic_config__: ClassVar = CLOSED
 
 
 @dataclass(frozen=True, slots=True)

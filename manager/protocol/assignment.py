@@ -7,8 +7,8 @@ from typing import Annotated
 from pydantic import AwareDatetime, Field
 
 from manager.model.fields import Count, Name, Schema, Text
+from manager.model.window import Ready
 from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
-from manager.protocol.report import ReadyBody
 
 
 class AssignedVm(VmIn):
@@ -25,7 +25,7 @@ class AssignedWindow(Schema):
     end: AwareDatetime
     buckets: dict[int, Annotated[int, Field(ge=0)]]
     requests: float | None = None
-    ready: ReadyBody | None = None
+    ready: Ready | None = None
 
 
 class AssignedApplication(ApplicationIn):

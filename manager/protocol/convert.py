@@ -6,19 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from manager.model.cpus import format_cpus, parse_cpus
-from manager.model.fields import as_text, timestamp
+from manager.model.fields import timestamp
 from manager.model.histogram import Histogram
 from manager.model.host import VmInstance
 from manager.model.registration import Application, Assignment, HostSpec, VmSpec
-from manager.model.window import Ready, Window
+from manager.model.window import Window
 from manager.protocol.assignment import AssignedApplication, AssignedWindow, AssignmentOut
 from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
 from manager.protocol.report import (
     DomainBody,
-    EventBody,
-    ReadyBody,
-    RecordBody,
-    TickBody,
     WindowBody,
 )
 
@@ -115,15 +111,14 @@ def assigned_window(slot: Window) -> AssignedWindow:
         end=timestamp(slot.end_s),
         buckets=dict(slot.histogram.buckets),
         requests=slot.requests,
-        ready=ready_body(slot.ready),
+        ready=slot.ready,
     )
 
 
 def window_of(application: str, body: WindowBody | AssignedWindow) -> Window:
     """Response times of one slot of an application."""
-    ready = Ready(body.ready.percentile, body.ready.time_ms) if body.ready else None
     histogram = Histogram(dict(body.buckets))
-    return Window(application, body.start.timestamp(), body.end.timestamp(), histogram, body.requests, ready)
+    return Window(application, body.start.timestamp(), body.end.timestamp(), histogram, body.requests, body.ready)
 
 
 def window_body(window: Window) -> WindowBody:
@@ -134,36 +129,13 @@ def window_body(window: Window) -> WindowBody:
         end=timestamp(window.end_s),
         buckets=dict(window.histogram.buckets),
         requests=window.requests,
-        ready=ready_body(window.ready),
+        ready=window.ready,
     )
-
-
-def ready_body(ready: Ready | None) -> ReadyBody | None:
-    """A percentile that a source answered itself."""
-    return ReadyBody(percentile=ready.percentile, time_ms=ready.time_ms) if ready else None
 
 
 def domain_body(instance: VmInstance) -> DomainBody:
     """A running domain. Raises pydantic.ValidationError."""
     return DomainBody(libvirt_name=instance.libvirt_name, libvirt_uuid=instance.uuid)
-
-
-def record_body(row: Mapping[str, Any]) -> RecordBody:
-    """A DecisionRecord, given as a mapping of its fields. Raises pydantic.ValidationError."""
-    fields = dict(row)
-    texts = {name: as_text(fields.pop(name)) for name in ("reason", "detail")}
-    return RecordBody.model_validate(
-        {"id": fields.pop("record_id"), "at": timestamp(fields.pop("time_s")), **texts, **fields}
-    )
-
-
-def event_body(row: Mapping[str, Any]) -> EventBody:
-    """An Event, given as a mapping of its fields. Raises pydantic.ValidationError."""
-    fields = dict(row)
-    message = as_text(fields.pop("message"))
-    return EventBody.model_validate(
-        {"id": fields.pop("event_id"), "at": timestamp(fields.pop("time_s")), "message": message, **fields}
-    )
 
 
 def slot_body(row: Mapping[str, Any]) -> WindowBody:
@@ -172,9 +144,3 @@ def slot_body(row: Mapping[str, Any]) -> WindowBody:
     start, end = timestamp(fields.pop("start_s")), timestamp(fields.pop("end_s"))
     buckets = fields.pop("histogram")["buckets"]
     return WindowBody.model_validate({"start": start, "end": end, "buckets": buckets, **fields})
-
-
-def tick_body(row: Mapping[str, Any]) -> TickBody:
-    """A TickRecord, given as a mapping of its fields. Raises pydantic.ValidationError."""
-    fields = dict(row)
-    return TickBody.model_validate({"at": timestamp(fields.pop("time_s")), **fields})

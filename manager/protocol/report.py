@@ -12,26 +12,19 @@ from manager.model.fields import (
     DomainName,
     Moment,
     Name,
-    Percentile,
     Schema,
     Share,
     Text,
     Uuid,
-    Weight,
 )
 from manager.model.finding import Findings
 from manager.model.host import Capabilities
 from manager.model.knobs import Knob
-from manager.model.records import OutcomeKind, Severity
+from manager.model.records import DecisionRecord, Event, KnobIndex, TickRecord
 from manager.model.registration import Mode
 from manager.model.source import SourceStatus
 from manager.model.warp import Mechanism
-
-KnobIndex = Annotated[
-    int,
-    Field(ge=0, le=2**31 - 1, description="number of the vCPU, I/O thread, interrupt or group, 0 where it is of none"),
-]
-
+from manager.model.window import Ready
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]
 
@@ -215,43 +208,6 @@ class TickStatus(Schema):
     )
 
 
-class RecordBody(Schema):
-    """A decision about one knob, and what came of it."""
-
-    id: Annotated[str, Field(pattern=r"^[0-9a-f-]{36}$", description="a UUID in lower case")]
-    at: Moment
-    host: Name
-    vm: Name | None = Field(default=None, description="null: a setting of the host itself")
-    knob: Knob
-    index: KnobIndex
-    before: Text
-    after: Text
-    reason: Text
-    policy: Name
-    mode: Mode
-    outcome: OutcomeKind
-    detail: Text = ""
-
-
-class EventBody(Schema):
-    """Something an operator may want to know."""
-
-    id: Annotated[str, Field(pattern=r"^[0-9a-f-]{36}$", description="a UUID in lower case")]
-    at: Moment
-    host: Name
-    severity: Severity
-    kind: Name
-    message: Text
-    vm: Name | None = None
-
-
-class ReadyBody(Schema):
-    """A percentile that a source answered itself."""
-
-    percentile: Percentile
-    time_ms: Annotated[float, Field(ge=0, le=1e9)]
-
-
 class WindowBody(Schema):
     """All that a host's agent knows of one slot of an application; it replaces what it said of the slot before."""
 
@@ -260,41 +216,7 @@ class WindowBody(Schema):
     end: Moment
     buckets: Buckets
     requests: Annotated[float, Field(ge=0, le=1e15)] | None = Field(default=None, description="null: unknown")
-    ready: ReadyBody | None = None
-
-
-class BusyVcpu(Schema):
-    """A vCPU, with what it did as parts of an interval."""
-
-    index: int = Field(ge=0, le=8192)
-    used: Share = Field(description="ran")
-    waited: Share = Field(description="vCPU wait (steal): wanted to run, but had no pCPU")
-    full: Count = Field(description="vCPUs of its VM that wanted to run for 90 % of it or more")
-
-
-class VmTickBody(Schema):
-    """A managed VM in one tick, before anything was changed."""
-
-    vm: Name
-    cpu_share: Share
-    run_delay_share: Annotated[float, Field(ge=0)]
-    weight: Weight | None = Field(description="null: it has none of its own")
-    mode: Mode
-    vcpu: BusyVcpu | None = Field(
-        default=None,
-        exclude_if=lambda vcpu: vcpu is None,
-        description="its vCPU that wanted to run most; absent: none did for 75 % of the interval",
-    )
-
-
-class TickBody(Schema):
-    """What one tick saw."""
-
-    at: Moment
-    policy: Name
-    mode: Mode
-    host_cpu_share: Share
-    vms: list[VmTickBody] = Field(max_length=5000)
+    ready: Ready | None = None
 
 
 class ReportIn(Schema):
@@ -318,7 +240,7 @@ class ReportIn(Schema):
     )
     findings: Findings | None = Field(default=None, description="null: not looked again since last time")
     windows: list[WindowBody] = Field(default_factory=list, max_length=1000)
-    ticks: list[TickBody] = Field(default_factory=list, max_length=500)
-    decisions: list[RecordBody] = Field(default_factory=list, max_length=1000)
-    events: list[EventBody] = Field(default_factory=list, max_length=1000)
+    ticks: list[TickRecord] = Field(default_factory=list, max_length=500)
+    decisions: list[DecisionRecord] = Field(default_factory=list, max_length=1000)
+    events: list[Event] = Field(default_factory=list, max_length=1000)
     asks: bool = Field(default=False, description="whether the answer is to hold the slots, as the route for them does")

@@ -9,29 +9,20 @@ docs/how-to/replay.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, TypeVar
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from manager.errors import RecordingError
 from manager.model.fields import Moment, Name, Schema, Weight, json_of, timestamp
 from manager.model.host import Capabilities
-from manager.model.records import DecisionRecord, TickRecord, VcpuTick, VmTick
+from manager.model.records import DecisionRecord, TickRecord
 from manager.model.registration import Assignment
 from manager.model.window import Window
 from manager.protocol.assignment import AssignedApplication, AssignedHost, AssignedVm, AssignmentOut
-from manager.protocol.convert import (
-    application_body,
-    assignment_of,
-    host_fields,
-    record_body,
-    tick_body,
-    vm_fields,
-    window_body,
-    window_of,
-)
-from manager.protocol.report import RecordBody, TickBody, WindowBody
+from manager.protocol.convert import application_body, assignment_of, host_fields, vm_fields, window_body, window_of
+from manager.protocol.report import WindowBody
 
 FORMAT, VERSION = "equipoise-recording", 1
 
@@ -93,7 +84,8 @@ class VmLine(Schema):
     original_weight: Weight | None = None
 
 
-class _Tick(TickBody):
+@dataclass(frozen=True, slots=True)
+class _Tick(TickRecord):
     kind: Literal["tick"] = "tick"
 
 
@@ -101,7 +93,8 @@ class _Window(WindowBody):
     kind: Literal["window"] = "window"
 
 
-class _Decision(RecordBody):
+@dataclass(frozen=True, slots=True)
+class _Decision(DecisionRecord):
     kind: Literal["decision"] = "decision"
 
 
@@ -114,8 +107,9 @@ _Line = Annotated[
     _Header | _Assignment | _Capabilities | VmLine | _Tick | _Window | _Decision | _End, Field(discriminator="kind")
 ]
 _LINE: TypeAdapter[_Line] = TypeAdapter(_Line)
-Offered = TypeVar("Offered", bound=Capabilities)
-Kind = TypeVar("Kind", bound="BaseModel | _Capabilities")
+Plain = Capabilities | TickRecord | DecisionRecord
+Value = TypeVar("Value", bound=Plain)
+Kind = TypeVar("Kind", bound=BaseModel | Plain)
 
 
 def write_lines(recording: Recording) -> Iterator[str]:
@@ -151,7 +145,7 @@ def read_lines(lines: Iterable[str]) -> Recording:
     return _recording([line for _, line in found])
 
 
-def _bodies(recording: Recording) -> Iterator[BaseModel | _Capabilities]:
+def _bodies(recording: Recording) -> Iterator[BaseModel | Plain]:
     assignment = recording.assignment
     times = {"from": timestamp(recording.from_s), "to": timestamp(recording.to_s)}
     yield _Header.model_validate({"host": assignment.host.name, "slot_s": assignment.slot_s, **times})
@@ -160,11 +154,11 @@ def _bodies(recording: Recording) -> Iterator[BaseModel | _Capabilities]:
     for vm in recording.vms:
         yield VmLine(**asdict(vm))
     for tick in recording.ticks:
-        yield _Tick(**tick_body(asdict(tick)).model_dump())
+        yield _as(_Tick, tick)
     for window in recording.windows:
         yield _Window(**window_body(window).model_dump())
     for record in recording.decisions:
-        yield _Decision(**record_body(asdict(record)).model_dump())
+        yield _as(_Decision, record)
 
 
 def _assignment_line(assignment: Assignment) -> _Assignment:
@@ -209,11 +203,11 @@ def _recording(lines: list[_Line]) -> Recording:
         raise RecordingError(f"the header is of host {header.host}, the assignment of {assignment.host.name}")
     if assignment.slot_s != header.slot_s:
         raise RecordingError(f"slot_s is {header.slot_s:g} in the header and {assignment.slot_s:g} in the assignment")
-    ticks = [tick_of(line) for line in _of(lines, _Tick)]
+    ticks = [_as(TickRecord, line) for line in _of(lines, _Tick)]
     if not ticks:
         raise RecordingError(f"no tick of host {header.host} is in it")
     windows = [window_of(line.application, line) for line in _of(lines, _Window)]
-    decisions = [decision_of(line) for line in _of(lines, _Decision)]
+    decisions = [_as(DecisionRecord, line) for line in _of(lines, _Decision)]
     return Recording(
         from_s=header.from_.timestamp(),
         to_s=header.to.timestamp(),
@@ -237,36 +231,7 @@ def _only(lines: Iterable[_Line], kind: type[Kind], name: str) -> Kind:
     return found[0]
 
 
-def tick_of(body: TickBody) -> TickRecord:
-    """What one tick saw."""
-    vms = (
-        VmTick(
-            *(vm.vm, vm.cpu_share, vm.run_delay_share, vm.weight, vm.mode),
-            VcpuTick(**vm.vcpu.model_dump()) if vm.vcpu else None,
-        )
-        for vm in body.vms
-    )
-    return TickRecord(body.at.timestamp(), body.policy, body.mode, body.host_cpu_share, tuple(vms))
-
-
-def decision_of(body: RecordBody) -> DecisionRecord:
-    """A decision about one knob."""
-    return DecisionRecord(
-        record_id=body.id,
-        time_s=body.at.timestamp(),
-        host=body.host,
-        vm=body.vm,
-        knob=body.knob,
-        index=body.index,
-        before=body.before,
-        after=body.after,
-        reason=body.reason,
-        policy=body.policy,
-        mode=body.mode,
-        outcome=body.outcome,
-        detail=body.detail,
-    )
-
-
-def _as(kind: type[Offered], capabilities: Capabilities) -> Offered:
-    return kind(**{name: getattr(capabilities, name) for name in Capabilities.__slots__})
+def _as(kind: type[Value], value: Plain) -> Value:
+    """The same value as a line of a recording, or the other way round."""
+    values: dict[str, Any] = {field.name: getattr(value, field.name) for field in fields(kind) if field.name != "kind"}
+    return kind(**values)

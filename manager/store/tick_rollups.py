@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session, aliased
 
 from manager.control.tick_means import mean_tick
 from manager.model.records import TickRecord, VcpuTick, VmTick
+from manager.model.registration import Mode
 from manager.store.arrivals import Arrived
 from manager.store.database import Database, insert_for
 from manager.store.host_models import TickRollupRow
@@ -119,13 +120,13 @@ def tick_of(body: str) -> TickRecord:
             vm["cpu_share"],
             vm["run_delay_share"],
             vm["weight"],
-            vm["mode"],
+            Mode(vm["mode"]),
             VcpuTick(**vm["vcpu"]) if vm.get("vcpu") else None,
         )
         for vm in fields["vms"]
     )
     at_s = datetime.fromisoformat(fields["at"]).timestamp()
-    return TickRecord(at_s, fields["policy"], fields["mode"], fields["host_cpu_share"], tuple(vms))
+    return TickRecord(at_s, fields["policy"], Mode(fields["mode"]), fields["host_cpu_share"], tuple(vms))
 
 
 def _places(

@@ -77,7 +77,7 @@ def test_and_the_others_are_stored(postgresql_api: Api, case: tuple[dict[str, li
         headers={
             "Authorization": f"Bearer {postgresql_api.secrets['host']}",
             "Content-Type": "application/json",
-            "Equipoise-Protocol": "2",
+            "Equipoise-Protocol": "1",
         },
     )
     assert answer.status_code == 200, answer.text
@@ -105,7 +105,7 @@ def test_several_are_named_by_their_places_in_what_was_sent(sqlite_api: Api) -> 
         ("windows[0].start", "shop"),
         ("windows[1].requests", "shop"),
     ]
-    assert [one.id for one in accepted.body.decisions] == [record(1)["id"], record(4)["id"]]
+    assert [one.record_id for one in accepted.body.decisions] == [record(1)["id"], record(4)["id"]]
     assert len(accepted.body.windows) == 1
 
 

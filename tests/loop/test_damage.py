@@ -109,7 +109,7 @@ def journalled(folder: Path) -> tuple[dict[KnobKey, Entry], list[str]]:
 
 def waiting(folder: Path) -> list[str]:
     with closing(Outbox(folder / "outbox.db", 10_000)) as outbox:
-        return [one["event_id"] for one in outbox.peek(10_000, 10**9).fields[ItemKind.EVENT]]
+        return [one["record_id"] for one in outbox.peek(10_000, 10**9).fields[ItemKind.EVENT]]
 
 
 def lose_replica(folder: Path) -> None:
@@ -279,7 +279,7 @@ def test_damage_in_use_costs_an_outbox_the_rows_that_cannot_be_read_and_no_other
             file.write(bytes(PAGE))
         outbox._database.execute("PRAGMA shrink_memory")
         fields = outbox.peek(10_000, 10**9).fields
-        kept = [one["event_id"] for one in fields[ItemKind.EVENT]]
+        kept = [one["record_id"] for one in fields[ItemKind.EVENT]]
         assert 270 < len(kept) < 300
         assert len(outbox.take_damages()) == 1
         outbox.put([event(1000)])
@@ -394,7 +394,7 @@ def test_whatever_the_bytes_are_the_agents_files_can_be_used(sound: Path, spoils
             assert late in again.entries
         with closing(Outbox(crash / "outbox.db", 10_000)) as box:
             box.put([event(400)])
-            ids = [one.get("event_id") for one in box.peek(10_000, 10**9).fields[ItemKind.EVENT]]
+            ids = [one.get("record_id") for one in box.peek(10_000, 10**9).fields[ItemKind.EVENT]]
             assert "event 400" in ids
         with closing(Journal(crash / "journal.db", BOOT)) as again:
             assert late in again.entries

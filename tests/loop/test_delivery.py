@@ -63,7 +63,7 @@ def made(folder: Path, manager: Picky, host: str = "h1") -> tuple[ManagerLink, O
 def aside(folder: Path) -> list[tuple[str, str]]:
     with closing(sqlite3.connect(folder / "outbox.db")) as file:
         rows = file.execute("SELECT body, why FROM set_aside ORDER BY seq")
-        return [(json.loads(body)["event_id"], why) for body, why in rows]
+        return [(json.loads(body)["record_id"], why) for body, why in rows]
 
 
 @pytest.mark.parametrize("way", ["answers", "names", "422", "413", "400"])
@@ -74,9 +74,9 @@ def test_bad_items_are_found_and_set_aside_and_all_others_delivered(tmp_path: Pa
     events = [event(n, message="bad" if n in bad else "good") for n in range(100)]
     outbox.put(events)
     link.send(NOTHING)
-    assert manager.stored == {one.event_id for n, one in enumerate(events) if n not in bad}
+    assert manager.stored == {one.record_id for n, one in enumerate(events) if n not in bad}
     assert outbox.peek(9, 10**6).last == 0, "nothing waits"
-    assert sorted(one for one, _ in aside(tmp_path)) == sorted(events[n].event_id for n in bad)
+    assert sorted(one for one, _ in aside(tmp_path)) == sorted(events[n].record_id for n in bad)
     assert outbox.aside == len(bad) == len(link.take_rejected())
     assert manager.requests <= 2 * len(bad) * 8
     outbox.close()
@@ -91,7 +91,7 @@ def test_whatever_is_bad_the_rest_arrives(tmp_path_factory: pytest.TempPathFacto
     events = [event(n, message="good" if one else "bad") for n, one in enumerate(good)]
     outbox.put(events)
     link.send(NOTHING)
-    assert manager.stored == {one.event_id for one, is_good in zip(events, good, strict=True) if is_good}
+    assert manager.stored == {one.record_id for one, is_good in zip(events, good, strict=True) if is_good}
     outbox.close()
 
 
@@ -101,7 +101,7 @@ def test_a_part_that_an_older_manager_refuses_keeps_no_item_back(tmp_path: Path)
     link, outbox = made(tmp_path, manager)
     outbox.put([event(1), event(2)])
     link.send(replace(NOTHING, vms=[], vms_changed_only=True))
-    assert manager.stored == {event(1).event_id, event(2).event_id}
+    assert manager.stored == {event(1).record_id, event(2).record_id}
     assert [one.what for one in link.take_rejected()] == ["vms"]
     outbox.close()
 
@@ -111,8 +111,8 @@ def test_items_of_another_hosts_name_are_set_aside(tmp_path: Path) -> None:
     link, outbox = made(tmp_path, manager)
     outbox.put([event(1), event(2, host="old"), event(3)])
     link.send(NOTHING)
-    assert manager.stored == {event(1).event_id, event(3).event_id}
-    assert aside(tmp_path) == [(event(2).event_id, "it is of host old, and this one is h1")]
+    assert manager.stored == {event(1).record_id, event(3).record_id}
+    assert aside(tmp_path) == [(event(2).record_id, "it is of host old, and this one is h1")]
     outbox.close()
 
 
@@ -131,7 +131,7 @@ def test_other_errors_lose_nothing(tmp_path: Path) -> None:
 def test_what_is_set_aside_is_bounded_and_kept_once(tmp_path: Path) -> None:
     outbox = Outbox(tmp_path / "outbox.db", 100)
     for most in (5, 5, MOST_ASIDE + 5):
-        outbox.set_aside([("event", {"event_id": str(n)}, "why") for n in range(most)])
+        outbox.set_aside([("event", {"record_id": str(n)}, "why") for n in range(most)])
         assert outbox.aside == min(most, MOST_ASIDE)
     outbox.close()
     assert [one for one, _ in aside(tmp_path)][-1] == str(MOST_ASIDE + 4)

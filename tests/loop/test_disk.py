@@ -187,7 +187,7 @@ def test_while_the_disk_answers_with_errors_nothing_is_changed_and_all_is_still_
             assert "what is to be reported waits in memory" in life.told("outbox")[0]
             failed = [one for report in life.manager.reports for one in report.decisions if one.outcome == "failed"]
             assert {one.vm for one in failed} == {"web"}
-            assert len({one.id for one in failed}) == len(failed)
+            assert len({one.record_id for one in failed}) == len(failed)
         life.go(3)
         assert life.weights() == {"web": 10_000}
         assert life.told("outbox")[1:] == ["the outbox can be written again"]

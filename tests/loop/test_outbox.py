@@ -53,7 +53,7 @@ def waiting(outbox: Outbox, limit: int = 100) -> list[str]:
 
 
 def ids(fields: Mapping[ItemKind, list[dict[str, Any]]]) -> list[str]:
-    return [one["record_id"] for one in fields[ItemKind.DECISION]] + [one["event_id"] for one in fields[ItemKind.EVENT]]
+    return [one["record_id"] for one in (*fields[ItemKind.DECISION], *fields[ItemKind.EVENT])]
 
 
 @pytest.fixture

@@ -44,12 +44,12 @@ def record(number: int) -> DecisionRecord:
 
 
 def event(number: int = 0, message: str = "said") -> Event:
-    return replace(new_event("h1", END_S, Severity.INFO, "vm-found", message), event_id=record(number).record_id)
+    return replace(new_event("h1", END_S, Severity.INFO, "vm-found", message), record_id=record(number).record_id)
 
 
 def sent(manager: Manager) -> list[str]:
     """Ids of all records and events in the reports, in their order."""
-    return [one.id for report in manager.reports for one in (*report.decisions, *report.events)]
+    return [one.record_id for report in manager.reports for one in (*report.decisions, *report.events)]
 
 
 def test_a_report_is_sent_also_when_there_is_nothing_to_tell(manager, link, report) -> None:
@@ -89,7 +89,7 @@ def test_records_and_events_arrive_as_they_were(manager, link, outbox, report) -
     link.send(report)
     [body] = manager.reports
     [decision], [told] = body.decisions, body.events
-    assert (decision.id, decision.at.timestamp(), decision.vm, decision.before, decision.after) == (
+    assert (decision.record_id, decision.time_s, decision.vm, decision.before, decision.after) == (
         record(1).record_id,
         END_S,
         "web",
@@ -97,7 +97,7 @@ def test_records_and_events_arrive_as_they_were(manager, link, outbox, report) -
         "2",
     )
     assert (decision.knob, decision.outcome, decision.mode) == (Knob.WEIGHT, OutcomeKind.APPLIED, Mode.ENFORCE)
-    assert (told.id, told.severity, told.kind, told.message, told.vm) == (
+    assert (told.record_id, told.severity, told.kind, told.message, told.vm) == (
         record(2).record_id,
         Severity.INFO,
         "vm-found",
@@ -225,7 +225,7 @@ def test_windows_ticks_and_sources_arrive_as_they_were(manager, link, outbox, re
     [body] = manager.reports
     assert [window_of(one.application, one) for one in body.windows] == [WINDOW, replace(WINDOW, end_s=END_S + 1)]
     [sent_tick], [source] = body.ticks, body.sources
-    assert (sent_tick.at.timestamp(), sent_tick.policy, sent_tick.vms[0].weight) == (END_S, "fair", None)
+    assert (sent_tick.time_s, sent_tick.policy, sent_tick.vms[0].weight) == (END_S, "fair", None)
     assert (source.source, source.kind, source.state, source.last_sample_s, source.detail) == (
         "probe",
         "http_probe",

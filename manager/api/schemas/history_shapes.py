@@ -9,11 +9,10 @@ from pydantic import AwareDatetime, ConfigDict, Field
 from manager.model.fields import Count, Name, Schema, Text
 from manager.model.knobs import Knob
 from manager.model.law import Law
-from manager.model.records import OutcomeKind
+from manager.model.records import KnobIndex, OutcomeKind
 from manager.model.registration import Mode, Sla, VmClass
 from manager.model.verdict import VerdictKind
 from manager.model.window import SlaState
-from manager.protocol.report import KnobIndex
 
 Line = list[float | None]
 _ALIGNED = "one value a step, null: unknown"

@@ -7,9 +7,9 @@ from pydantic import AwareDatetime, Field, JsonValue, RootModel
 from manager.model.fields import Buckets, Name, Schema, Text
 from manager.model.host import Capabilities
 from manager.model.source import SourceKind, SourceStatus
-from manager.model.window import SlaState
+from manager.model.window import Ready, SlaState
 from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
-from manager.protocol.report import DomainBody, ReadyBody, TickStatus, VmStatus
+from manager.protocol.report import DomainBody, TickStatus, VmStatus
 
 
 class VmOut(VmIn):
@@ -50,9 +50,7 @@ class WindowOut(Schema):
     p95_ms: float | None = None
     p99_ms: float | None = None
     buckets: Buckets | None = Field(default=None, description="null: not asked for with `buckets=true`")
-    ready: ReadyBody | None = Field(
-        default=None, description="a percentile that a source answered itself; as `buckets`"
-    )
+    ready: Ready | None = Field(default=None, description="a percentile that a source answered itself; as `buckets`")
 
 
 class ApplicationOut(ApplicationIn):
