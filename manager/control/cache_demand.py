@@ -33,7 +33,9 @@ class JudgedWays:
 
 def domains_of(cpus: CpuSet, domains: Mapping[int, CpuSet], cache: CacheResource) -> frozenset[int]:
     """The domains that pCPUs are in; all of them where that is not known."""
-    return frozenset(one for one in cache.domains if domains.get(one, frozenset()) & cpus) or frozenset(cache.domains)
+    return frozenset(domain for domain in cache.domains if domains.get(domain, frozenset()) & cpus) or frozenset(
+        cache.domains
+    )
 
 
 def demand_of(
@@ -51,8 +53,8 @@ def demand_of(
     views = [view for view in snapshot.vms if view.name in placed and view.mode in modes]
     claims: list[Claim] = []
     notes: list[str] = []
-    for one in snapshot.applications:
-        claim = _claim(one, views, placed, judged)
+    for application in snapshot.applications:
+        claim = _claim(application, views, placed, judged)
         if claim is None or PREFIX + claim.app in external:
             continue
         try:

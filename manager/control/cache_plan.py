@@ -194,13 +194,13 @@ def _cluster(
             found = {domain: one for domain, one in divided.items() if one is not None}
             if len(found) == len(divided):
                 notes = [note for one in found.values() for note in one.notes]
-                shared = [one.apps for one in clusters if len(one.claims) > 1]
+                shared = [cluster.apps for cluster in clusters if len(cluster.claims) > 1]
                 return clusters, found, [*(f"{', '.join(apps)} share a group" for apps in shared), *notes]
         if len(clusters) == 1:
             break
         clusters = _merged(clusters, cache)
     rest = {domain: _divide(cache, domain, (), others, present, cache.minimum) for domain in cache.domains}
-    notes = [f"{', '.join(one.apps)} get no ways: others leave no room for them" for one in clusters]
+    notes = [f"{', '.join(cluster.apps)} get no ways: others leave no room for them" for cluster in clusters]
     return [], {domain: one for domain, one in rest.items() if one is not None}, notes
 
 
@@ -240,7 +240,7 @@ def _divide(
     Ways of groups of others are avoided, unless there is no room elsewhere and they are not exclusive.
     """
     slot = Slot(cache.name, domain)
-    here = [one for one in clusters if domain in one.domains]
+    here = [cluster for cluster in clusters if domain in cluster.domains]
     taken = union(Mask(group.values.get(slot, 0)) for group in others if group.exclusive)
     theirs = union(Mask(group.values.get(slot, 0)) for group in others)
     wanted = {one.name: max(_wanted(one, cache, domain, clusters), cache.minimum) for one in here}

@@ -163,5 +163,7 @@ class _GroupValues:
 
     def _has_any(self, name: str, slot: Slot) -> Mask:
         """The same of data and code together: they are in the same ways."""
-        alike = (Slot(one.name, slot.domain) for one in self._caches.values() if one.name[:2] == slot.resource[:2])
+        alike = (
+            Slot(cache.name, slot.domain) for cache in self._caches.values() if cache.name[:2] == slot.resource[:2]
+        )
         return union(self._has(name, one) for one in alike)

@@ -213,7 +213,7 @@ class Search:
         board = self.board
         seat, vm, choices = board.seats[rider], board.riders[rider].vm, board.riders[rider].choices
         own = {board.seats[member] for member in board.members[vm]}
-        neighbours = {board.riders[one].vm for one in board.occupants[seat]} - {vm}
+        neighbours = {board.riders[occupant].vm for occupant in board.occupants[seat]} - {vm}
         limit = board.stretch(rider) * (1 - EPSILON) / board.ease[rider]
         self.tries -= 1 + len(board.gauge) // (4 * CHEAP)
         for there, gauge in enumerate(board.gauge):

@@ -152,7 +152,9 @@ def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
         for domain, spec in result.specs.items():
             policies = [one for key, one in result.knobs(domain).items() if key.knob is Knob.SCHEDULING]
             if policies:
-                real_time.add_metric([spec.name], sum(isinstance(one, int) and is_real_time(one) for one in policies))
+                real_time.add_metric(
+                    [spec.name], sum(isinstance(policy, int) and is_real_time(policy) for policy in policies)
+                )
             for key, value in result.knobs(domain).items():
                 if not isinstance(value, int):
                     if key.knob is Knob.VCPU_PIN and len(value) == 1:
@@ -217,11 +219,11 @@ def _memory_metrics(result: TickResult | None) -> Iterator[Metric]:
     )
     if result is not None:
         for vm, parts in result.cache.measured.vms.items():
-            for one in parts:
-                domain = str(one.domain)
-                if one.occupancy_bytes is not None:
-                    occupancy.add_metric([vm, domain], one.occupancy_bytes)
-                for scope, rate in (("total", one.total), ("local", one.local)):
+            for part in parts:
+                domain = str(part.domain)
+                if part.occupancy_bytes is not None:
+                    occupancy.add_metric([vm, domain], part.occupancy_bytes)
+                for scope, rate in (("total", part.total), ("local", part.local)):
                     if rate is not None:
                         traffic.add_metric([vm, domain, scope], rate)
         for memory in result.cache.measured.memories:

@@ -82,9 +82,9 @@ def apply(
 def written_values(outcomes: Iterable[Outcome]) -> dict[str, dict[KnobKey, KnobValue]]:
     """What was written, by domain UUID."""
     written: dict[str, dict[KnobKey, KnobValue]] = {}
-    for one in outcomes:
-        if one.kind in _WRITTEN:
-            written.setdefault(one.change.key.uuid, {})[one.change.key] = one.change.after
+    for outcome in outcomes:
+        if outcome.kind in _WRITTEN:
+            written.setdefault(outcome.change.key.uuid, {})[outcome.change.key] = outcome.change.after
     return written
 
 

@@ -41,7 +41,7 @@ def read_assignment(content: bytes, before: Assignment | None) -> Assigned:
     if bad and before is not None:
         names = {(kind, name) for kind, name, _ in bad}
         kept_vms = tuple(vm for vm in before.vms if ("vms", vm.name) in names)
-        kept = tuple(one for one in before.applications if ("applications", one.name) in names)
+        kept = tuple(application for application in before.applications if ("applications", application.name) in names)
         vm_specs, known = (*assignment.vms, *kept_vms), (*assignment.applications, *kept)
         assignment = replace(assignment, vms=vm_specs, applications=known)
     problems = [f"{_WHAT[kind]} {name or 'without a name'} is not understood: {why}" for kind, name, why in bad]
@@ -54,13 +54,13 @@ def _sound(
     """Those that can be converted; and of the others kind, name and why."""
     good: list[Any] = []
     bad: list[tuple[str, str, str]] = []
-    for one in items:
+    for item in items:
         try:
-            convert(one)
+            convert(item)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            bad.append((kind, one.name, str(error)))
+            bad.append((kind, item.name, str(error)))
         else:
-            good.append(one)
+            good.append(item)
     return good, bad
 
 

@@ -113,10 +113,13 @@ class CacheKeeper:
             reading = CacheReading(offered, present, homes, note.external, port.domains())
             planned = self._plan(seen, reading, note)
             outcomes = (*external, *self._apply(port, seen, reading, planned, note))
-            problems = (*problems, *(_problem(one.detail) for one in outcomes if one.kind is OutcomeKind.FAILED))
+            problems = (
+                *problems,
+                *(_problem(outcome.detail) for outcome in outcomes if outcome.kind is OutcomeKind.FAILED),
+            )
             if planned.steps:
                 present = port.groups()
-            moved = {one.vm: one.group for one in outcomes if one.vm and one.kind in DONE}
+            moved = {outcome.vm: outcome.group for outcome in outcomes if outcome.vm and outcome.kind in DONE}
             measured, unwatched = self._watch.tick(port, seen, reading, present, moved)
             problems = (*problems, *unwatched)
             self._give_back(port, seen, planned.plan, present, outcomes, measured)
@@ -268,7 +271,7 @@ class CacheKeeper:
         measured: Measured,
     ) -> None:
         """Where nothing is divided: ours are only what another tool changed, and the mount while it may be needed."""
-        if seen.only is not None or len(plan.groups) != 1 or any(one.kind in _UNDONE for one in outcomes):
+        if seen.only is not None or len(plan.groups) != 1 or any(outcome.kind in _UNDONE for outcome in outcomes):
             return
         note = self._journal.cache
         if note is None or not note.external or not (seen.wanted or not present.keys().isdisjoint(note.external)):

@@ -122,7 +122,7 @@ class CacheReading:
         caches = self.offered.divided[:1]
         none = frozenset[int]()
         return {
-            spec.name: Placed(uuid, none.union(*(domains_of(seen.cpus[uuid], self.domains, one) for one in caches)))
+            spec.name: Placed(uuid, none.union(*(domains_of(seen.cpus[uuid], self.domains, cache) for cache in caches)))
             for uuid, spec in seen.specs.items()
             if uuid in self.homes and not self.stays(uuid)
         }

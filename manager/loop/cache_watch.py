@@ -87,7 +87,7 @@ class CacheWatch:
         names = {vm.key: vm.name for vm in watched}
         vms = {names[key]: rates[path] for key, path in plan.of.items() if path in rates}
         self._rates = {vm.name: vm.rate for vm in watched}
-        self._rates |= {vm: sum(one.total or 0.0 for one in parts) for vm, parts in vms.items()}
+        self._rates |= {vm: sum(part.total or 0.0 for part in parts) for vm, parts in vms.items()}
         memories = self._judge(totals([rates[name] for name in present if name in rates]), seen, vms)
         left = f"not measured, as RMIDs are few: {', '.join(plan.left_out)}"
         notes = (*_unable(seen, reading.offered), *([left] if plan.left_out else []), *self._notes())

@@ -72,27 +72,27 @@ class Chronicle:
         self, outcomes: Sequence[CacheOutcome], names: Mapping[str, str | None], policy: str, now_s: float
     ) -> tuple[DecisionRecord, ...]:
         """A record for each step of the cache's, but not again for what keeps being observed or keeps failing alike."""
-        told = self._groups
-        lasting = [one for one in outcomes if one.kind in _REPEATED]
+        before = self._groups
+        lasting = [outcome for outcome in outcomes if outcome.kind in _REPEATED]
         self._groups = {(one.knob, one.group, one.vm): one for one in lasting}
         return tuple(
             DecisionRecord(
                 record_id=str(uuid.uuid4()),
                 time_s=now_s,
                 host=self._host,
-                vm=None if one.vm is None else names.get(one.vm),
-                knob=one.knob,
+                vm=None if outcome.vm is None else names.get(outcome.vm),
+                knob=outcome.knob,
                 index=0,
-                before=one.before,
-                after=one.after,
-                reason=one.reason,
+                before=outcome.before,
+                after=outcome.after,
+                reason=outcome.reason,
                 policy=policy,
-                mode=Mode.OBSERVE if one.kind is OutcomeKind.OBSERVED else Mode.ENFORCE,
-                outcome=one.kind,
-                detail=one.detail,
+                mode=Mode.OBSERVE if outcome.kind is OutcomeKind.OBSERVED else Mode.ENFORCE,
+                outcome=outcome.kind,
+                detail=outcome.detail,
             )
-            for one in outcomes
-            if one.kind not in _REPEATED or told.get((one.knob, one.group, one.vm)) != one
+            for outcome in outcomes
+            if outcome.kind not in _REPEATED or before.get((outcome.knob, outcome.group, outcome.vm)) != outcome
         )
 
     def comings_and_goings(self, names: Mapping[str, str], unread: Iterable[str], now_s: float) -> tuple[Event, ...]:
@@ -140,10 +140,11 @@ class Chronicle:
                 now_s,
                 Severity.WARNING,
                 "external-change",
-                f"{one.before}: {one.reason}{', now ' if one.after else ''}{one.after}; {one.detail}",
+                f"{outcome.before}: {outcome.reason}{', now ' if outcome.after else ''}{outcome.after};"
+                f" {outcome.detail}",
             )
-            for one in outcomes
-            if one.kind is OutcomeKind.EXTERNAL
+            for outcome in outcomes
+            if outcome.kind is OutcomeKind.EXTERNAL
         )
 
     def lasting(

@@ -68,7 +68,7 @@ class ReportLoad:
     def body(self, agent_version: str, *, asks: bool) -> ReportIn:
         """The report."""
         lists: dict[str, Any] = {
-            _LISTS[kind]: [one.body for one in self.parcels if one.kind is kind] for kind in ItemKind
+            _LISTS[kind]: [parcel.body for parcel in self.parcels if parcel.kind is kind] for kind in ItemKind
         }
         return ReportIn(agent_version=agent_version, asks=asks, **self.parts, **lists)
 

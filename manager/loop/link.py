@@ -161,7 +161,7 @@ class ManagerLink:
             return self._orders
         read = _understood(answer, lambda content: read_assignment(content, before.assignment))
         assignment, slots = read.assignment, read.slots
-        self._rejected += [Rejected("assignment", one) for one in read.problems]
+        self._rejected += [Rejected("assignment", problem) for problem in read.problems]
         if assignment != self._saved and self._save(answer.content):
             self._saved = assignment
         self._digest, self._told = read.digest, {}
@@ -214,7 +214,10 @@ class ManagerLink:
     def _take(self, answer: Answer, assignment: Assignment, slots: Slots) -> None:
         before = self._orders
         same_slots = before.assignment is not None and before.assignment.slot_s == assignment.slot_s
-        known = {one.name: before.slots.get(one.name, ()) if same_slots else () for one in assignment.applications}
+        known = {
+            application.name: before.slots.get(application.name, ()) if same_slots else ()
+            for application in assignment.applications
+        }
         self._orders = Orders(assignment, remember(known, slots, assignment.slot_s), _orders_number(answer))
 
     def _slots_in(self, said: Mapping[str, Any]) -> tuple[str, Slots, bool]:

@@ -44,9 +44,9 @@ def rehearse(port: CachePort | None, journal: Journal, seen: CacheSeen) -> Cache
 def written_by(changes: Iterable[Change]) -> dict[str, dict[KnobKey, KnobValue]]:
     """What settings would then hold, by domain UUID."""
     written: dict[str, dict[KnobKey, KnobValue]] = {}
-    for one in changes:
-        if one.action in {Action.WRITE, Action.RESTORE}:
-            written.setdefault(one.key.uuid, {})[one.key] = one.after
+    for change in changes:
+        if change.action in {Action.WRITE, Action.RESTORE}:
+            written.setdefault(change.key.uuid, {})[change.key] = change.after
     return written
 
 

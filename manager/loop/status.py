@@ -83,10 +83,12 @@ def _observed(result: TickResult) -> dict[str, list[KnobChange]]:
         if step.kind is OutcomeKind.OBSERVED:
             told = {"now": as_text(step.before), "then": as_text(step.after), "reason": as_text(step.reason)}
             found.setdefault(step.vm or HOST_UUID, []).append(KnobChange(knob=step.knob, index=0, **told))
-    for one in result.outcomes:
-        if one.kind is OutcomeKind.OBSERVED:
-            key, now, then = one.change.key, knob_text(one.change.before), knob_text(one.change.after)
-            change = KnobChange(knob=key.knob, index=key.index, now=now, then=then, reason=as_text(one.change.reason))
+    for outcome in result.outcomes:
+        if outcome.kind is OutcomeKind.OBSERVED:
+            key, now, then = outcome.change.key, knob_text(outcome.change.before), knob_text(outcome.change.after)
+            change = KnobChange(
+                knob=key.knob, index=key.index, now=now, then=then, reason=as_text(outcome.change.reason)
+            )
             found.setdefault(key.uuid, []).append(change)
     return found
 
@@ -160,7 +162,7 @@ def _busy_vcpus(result: TickResult) -> list[VcpusStatus]:
         VcpusStatus.model_construct(  # ours, and many: not looked at once more
             vm=view.name,
             used=[round(one, 3) for one in view.vcpu_pcpus[:MOST_VCPUS]],
-            waited=[round(one, 3) for one in view.vcpu_waits[:MOST_VCPUS]],
+            waited=[round(vcpu_wait, 3) for vcpu_wait in view.vcpu_waits[:MOST_VCPUS]],
         )
         for view in busy_vms(result.snapshot.vms, MOST_BUSY_VMS)
     ]
@@ -245,24 +247,24 @@ def _cache(result: TickResult) -> CacheStatus | None:
                     "vm": vm,
                     "parts": [
                         {
-                            "domain": one.domain,
-                            "occupancy_bytes": one.occupancy_bytes,
-                            "bandwidth_total_bytes_per_s": one.total,
-                            "bandwidth_local_bytes_per_s": one.local,
+                            "domain": part.domain,
+                            "occupancy_bytes": part.occupancy_bytes,
+                            "bandwidth_total_bytes_per_s": part.total,
+                            "bandwidth_local_bytes_per_s": part.local,
                         }
-                        for one in parts
+                        for part in parts
                     ],
                 }
                 for vm, parts in sorted(seen.measured.vms.items())
             ],
             "memories": [
                 {
-                    "domain": one.domain,
-                    "bandwidth_bytes_per_s": one.rate,
-                    "maximum_bytes_per_s": one.maximum,
-                    "saturated": one.saturated,
+                    "domain": memory.domain,
+                    "bandwidth_bytes_per_s": memory.rate,
+                    "maximum_bytes_per_s": memory.maximum,
+                    "saturated": memory.saturated,
                 }
-                for one in seen.measured.memories
+                for memory in seen.measured.memories
             ],
         }
     )

@@ -192,7 +192,10 @@ class _Run:
                 weights[view.name] = weight
         self._weights = weights
         return ReplayStep(
-            tick.time_s, tuple(steps), {one.application.name: one.sla_state for one in snapshot.applications}, problem
+            tick.time_s,
+            tuple(steps),
+            {application.application.name: application.sla_state for application in snapshot.applications},
+            problem,
         )
 
     def _decide(self, snapshot: Snapshot) -> tuple[Decision | None, str]:

@@ -167,7 +167,8 @@ def _assignment_line(assignment: Assignment) -> _Assignment:
         host=AssignedHost(name=host.name, adoptions=host.adoptions, **host_fields(host)),
         vms=[AssignedVm(name=vm.name, adoptions=vm.adoptions, **vm_fields(vm)) for vm in assignment.vms],
         applications=[
-            AssignedApplication(name=one.name, **dict(application_body(one))) for one in assignment.applications
+            AssignedApplication(name=application.name, **dict(application_body(application)))
+            for application in assignment.applications
         ],
         slot_s=assignment.slot_s,
     )

@@ -99,28 +99,28 @@ class Summary:
 
 def summarise(results: Sequence[RunResult], scenario: str) -> Summary:
     """Sum up runs of one policy, at least one."""
-    progress = [one.batch_progress for one in results if one.batch_progress is not None]
+    progress = [result.batch_progress for result in results if result.batch_progress is not None]
     missed = [(app.violated_share * len(app.time_ms), app.mean_excess) for one in results for app in one.applications]
     total = sum(count for count, _ in missed)
     return Summary(
         scenario=scenario,
         policy=results[0].policy,
         runs=len(results),
-        violated_share=fmean(one.violated_share for one in results),
+        violated_share=fmean(result.violated_share for result in results),
         violated_s=sum(app.violated_share * one.duration_s for one in results for app in one.applications),
-        worst_excess=max(one.worst_excess for one in results),
+        worst_excess=max(result.worst_excess for result in results),
         mean_excess=sum(count * excess for count, excess in missed) / total if total else 0.0,
         batch_progress=fmean(progress) if progress else None,
-        weight_changes_per_hour=fmean(one.weight_changes_per_hour for one in results),
-        host_cpu_share=fmean(fmean(one.host_cpu_share) for one in results),
+        weight_changes_per_hour=fmean(result.weight_changes_per_hour for result in results),
+        host_cpu_share=fmean(fmean(result.host_cpu_share) for result in results),
     )
 
 
 def by_scenario(results: Sequence[RunResult]) -> list[Summary]:
     """One summary for each scenario and policy, in the order of the results."""
     groups: dict[tuple[str, str], list[RunResult]] = {}
-    for one in results:
-        groups.setdefault((one.scenario, one.policy), []).append(one)
+    for result in results:
+        groups.setdefault((result.scenario, result.policy), []).append(result)
     return [summarise(group, scenario) for (scenario, _), group in groups.items()]
 
 
@@ -129,7 +129,7 @@ def by_policy(results: Sequence[RunResult]) -> list[Summary]:
     groups: dict[str, list[RunResult]] = {}
     for one in results:
         groups.setdefault(one.policy, []).append(one)
-    scenarios = len({one.scenario for one in results})
+    scenarios = len({result.scenario for result in results})
     return [summarise(group, f"{scenarios} scenarios") for group in groups.values()]
 
 
@@ -146,10 +146,10 @@ class Worse:
 
 def worse(summaries: Sequence[Summary], policy: str) -> Iterator[Worse]:
     """The scenarios in which ``policy`` is worse than another, with the best other one; the worst first."""
-    mine = {one.scenario: one for one in summaries if one.policy == policy}
+    mine = {summary.scenario: summary for summary in summaries if summary.policy == policy}
     found: list[Worse] = []
     for scenario, own in mine.items():
-        others = [one for one in summaries if one.scenario == scenario and one.policy != policy]
+        others = [summary for summary in summaries if summary.scenario == scenario and summary.policy != policy]
         best = min(others, key=lambda one: one.violated_share, default=own)
         if own.violated_share > best.violated_share + WORSE_BY:
             found.append(Worse(scenario, policy, best.policy, own.violated_share, best.violated_share))

@@ -60,9 +60,9 @@ class Taker:
 
 def shares(takers: Sequence[Taker], way_bytes: float) -> list[float]:
     """The bytes of the cache that each has."""
-    weights = [max(one.pcpus * one.use.traffic_gbps, _LEAST_PRESSURE) for one in takers]
+    weights = [max(taker.pcpus * taker.use.traffic_gbps, _LEAST_PRESSURE) for taker in takers]
     ways: dict[tuple[int, ...], int] = defaultdict(int)
-    for way in range(max((one.ways.bit_length() for one in takers), default=0)):
+    for way in range(max((taker.ways.bit_length() for taker in takers), default=0)):
         ways[tuple(number for number, one in enumerate(takers) if one.ways >> way & 1)] += 1
     got = [0.0] * len(takers)
     for _ in range(_ROUNDS):
@@ -94,7 +94,7 @@ def traffic(
         for one, gbps in zip(takers, asked, strict=True):
             by_group[one.group] += gbps
         part = {group: min(1.0, limits_gbps.get(group, gbps) / gbps) for group, gbps in by_group.items() if gbps}
-        parts = [part.get(one.group, 1.0) for one in takers]
+        parts = [part.get(taker.group, 1.0) for taker in takers]
         found = [(slow / cut, gbps * cut) for slow, gbps, cut in zip(slower, asked, parts, strict=True)]
         return found, sum(gbps for _, gbps in found)
 
@@ -214,11 +214,13 @@ class SimMemory:
     def _limits_gbps(self, domain: int) -> dict[str, float]:
         """By group, without those that have all there is."""
         found = {}
-        for one in self.offered.bandwidths:
-            scale = self.spec.bandwidth_gbps / 100 if one.unit is BandwidthUnit.PERCENT else UNIT_GB[one.unit]
+        for bandwidth in self.offered.bandwidths:
+            scale = (
+                self.spec.bandwidth_gbps / 100 if bandwidth.unit is BandwidthUnit.PERCENT else UNIT_GB[bandwidth.unit]
+            )
             for group, values in self.values.items():
-                value = values[Slot(one.name, domain)]
-                if value < one.most:
+                value = values[Slot(bandwidth.name, domain)]
+                if value < bandwidth.most:
                     found[group] = value * scale
         return found
 

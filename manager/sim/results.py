@@ -57,7 +57,7 @@ class AppResult:
 def app_result(name: str, sla: Sla, slots: Sequence[AppSlot], interval_s: float) -> AppResult:
     """Sum up the slots of an application."""
     intervals = [app_interval(slot, sla, interval_s) for slot in slots]
-    missed = [one.excess for one in intervals if one.excess > 0]
+    missed = [interval.excess for interval in intervals if interval.excess > 0]
     return AppResult(
         name=name,
         sla_ms=sla.response_time_ms,
@@ -68,8 +68,8 @@ def app_result(name: str, sla: Sla, slots: Sequence[AppSlot], interval_s: float)
         answered=sum(slot.answered for slot in slots),
         timed_out=sum(slot.timed_out for slot in slots),
         failed=sum(slot.failed for slot in slots),
-        time_ms=tuple(one.time_ms for one in intervals),
-        rate_rps=tuple(one.rate_rps for one in intervals),
+        time_ms=tuple(interval.time_ms for interval in intervals),
+        rate_rps=tuple(interval.rate_rps for interval in intervals),
     )
 
 

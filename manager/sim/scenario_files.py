@@ -87,9 +87,9 @@ def _scenario(fields: Fields, name: str) -> Scenario:
         settle_s=fields.number("settle_s", 0, _LONGEST_S, usual.settle_s),
         seed=fields.whole("seed", 0, 2**63, usual.seed),
         pinning=fields.flag("pinning", usual.pinning),
-        applications=tuple(_application(one) for one in fields.tables("applications", least=1)),
-        batch=tuple(_batch(one) for one in fields.tables("batch")),
-        faults=tuple(_fault(one) for one in fields.tables("faults")),
+        applications=tuple(_application(table) for table in fields.tables("applications", least=1)),
+        batch=tuple(_batch(table) for table in fields.tables("batch")),
+        faults=tuple(_fault(table) for table in fields.tables("faults")),
         law=Law() if law is None else _law(law),
         noise=None if noise is None else _noise(noise),
         scheduler=Scheduler() if scheduler is None else _scheduler(scheduler),
@@ -110,8 +110,8 @@ def _application(fields: Fields) -> AppSpec:
         sla=Sla(
             fields.number("response_time_ms", 1e-3, 100_000), fields.number("percentile", 1, 99.99, 95.0), max_rate
         ),
-        tiers=tuple(_tier(one) for one in fields.tables("tiers", least=1)),
-        load=tuple(_segment(one) for one in fields.tables("load", least=1)),
+        tiers=tuple(_tier(table) for table in fields.tables("tiers", least=1)),
+        load=tuple(_segment(table) for table in fields.tables("load", least=1)),
         sharing=fields.choice("sharing", Sharing) if fields.has("sharing") else None,
         timeout_s=fields.number("timeout_s", 0.001, 1000, 30.0),
         route=fields.choice("source", SampleRoute, SampleRoute.LOCAL),

@@ -116,7 +116,7 @@ class SimCache:
         if held is None:
             raise _error(f"write schemata of {group}", errno.ENODEV)
         caches = {one.name: one for one in self._memory.offered.caches}
-        limits = {one.name: one for one in self._memory.offered.bandwidths}
+        limits = {bandwidth.name: bandwidth for bandwidth in self._memory.offered.bandwidths}
         legal = {}
         for slot, value in values.items():
             cache = caches.get(slot.resource)
@@ -141,8 +141,8 @@ class SimCache:
         """Nothing is held open."""
 
     def _use(self, counters: Collection[Counter], domain: int) -> CacheUse:
-        moved = round(sum(one.moved.get(domain, 0.0) for one in counters) / self._speed)
-        occupied = round(sum(one.occupied.get(domain, 0.0) for one in counters))
+        moved = round(sum(counter.moved.get(domain, 0.0) for counter in counters) / self._speed)
+        occupied = round(sum(counter.occupied.get(domain, 0.0) for counter in counters))
         return CacheUse(domain, occupied, moved, moved)
 
     @staticmethod

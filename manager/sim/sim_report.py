@@ -38,7 +38,7 @@ def run_json(result: RunResult) -> dict[str, object]:
         "weight_changes_per_hour": result.weight_changes_per_hour,
         "applications": applications,
         "vms": {vm.name: _without_name(vm) for vm in result.vms},
-        "cache": {one.name or "default": _without_name(one) for one in result.groups},
+        "cache": {group.name or "default": _without_name(group) for group in result.groups},
         "host_cpu_share": result.host_cpu_share,
         "notes": result.notes,
     }
@@ -70,11 +70,11 @@ def run_tables(result: RunResult) -> list[Table]:
     for vm in result.vms:
         if vm.critical:
             curves.add_row(f"{vm.name} weight", *_curve(vm.weights))
-    for one in result.groups:
-        name = one.name or "default group"
-        curves.add_row(f"{name} ways", *_curve(one.ways))
-        if len(set(one.bandwidth)) > 1:
-            curves.add_row(f"{name} bandwidth", *_curve(one.bandwidth))
+    for group in result.groups:
+        name = group.name or "default group"
+        curves.add_row(f"{name} ways", *_curve(group.ways))
+        if len(set(group.bandwidth)) > 1:
+            curves.add_row(f"{name} bandwidth", *_curve(group.bandwidth))
     vms = Table("VM", "host CPU", "of alone", "slower by", "weight", "changes/h", title="Simulated: VMs")
     for vm in result.vms:
         vms.add_row(
@@ -108,22 +108,22 @@ def comparison_table(summaries: Sequence[Summary], title: str) -> Table:
         caption="SLA missed: share of the time, mean over applications. batch: CPU time against running alone.",
     )
     before = ""
-    for one in summaries:
-        if before and before != one.scenario:
+    for summary in summaries:
+        if before and before != summary.scenario:
             table.add_section()
         table.add_row(
-            one.scenario if one.scenario != before else "",
-            one.policy,
-            str(one.runs),
-            f"{one.violated_share:.2%}",
-            f"{one.violated_s:.0f}",
-            f"{one.mean_excess:+.0%}",
-            f"{one.worst_excess:+.0%}",
-            "-" if one.batch_progress is None else f"{one.batch_progress:.0%}",
-            f"{one.weight_changes_per_hour:.0f}",
-            f"{one.host_cpu_share:.0%}",
+            summary.scenario if summary.scenario != before else "",
+            summary.policy,
+            str(summary.runs),
+            f"{summary.violated_share:.2%}",
+            f"{summary.violated_s:.0f}",
+            f"{summary.mean_excess:+.0%}",
+            f"{summary.worst_excess:+.0%}",
+            "-" if summary.batch_progress is None else f"{summary.batch_progress:.0%}",
+            f"{summary.weight_changes_per_hour:.0f}",
+            f"{summary.host_cpu_share:.0%}",
         )
-        before = one.scenario
+        before = summary.scenario
     return table
 
 
@@ -144,9 +144,9 @@ def worse_table(found: Sequence[Worse], policy: str, scenarios: int) -> Table:
 def scenario_table(scenarios: Sequence[Scenario]) -> Table:
     """What there is to simulate."""
     table = Table("scenario", "pCPUs", "minutes", "applications", "what happens", title="Scenarios")
-    for one in scenarios:
-        apps = ", ".join(f"{app.name} {_rates(app.load)}" for app in one.applications)
-        table.add_row(one.name, str(one.pcpus), f"{one.duration_s / 60:g}", apps, one.summary)
+    for scenario in scenarios:
+        apps = ", ".join(f"{app.name} {_rates(app.load)}" for app in scenario.applications)
+        table.add_row(scenario.name, str(scenario.pcpus), f"{scenario.duration_s / 60:g}", apps, scenario.summary)
     return table
 
 

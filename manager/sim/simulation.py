@@ -152,7 +152,7 @@ class Simulation:
         )
 
     def _group(self, name: str, settled_h: float) -> GroupResult:
-        course = [one.get(name, (0, 0)) for one in self._groups]
+        course = [group.get(name, (0, 0)) for group in self._groups]
         first = round(self.scenario.settle_s / self.scenario.interval_s)
         changes = sum(before != after for before, after in itertools.pairwise(course[first:]))
         ways, bandwidth = zip(*course, strict=True)
