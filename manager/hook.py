@@ -1,4 +1,4 @@
-"""Where libvirt's hook tells of VMs that start, and waits: a socket for root, since who is let in has ticks made.
+"""Where libvirt's hook announces VMs that start, and waits: a socket for root, since who is let in has ticks made.
 
 A line ``started UUID NAME`` is what it says; that the connection ends is the answer. The hook is deploy/libvirt/hooks.
 """

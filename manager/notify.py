@@ -1,4 +1,4 @@
-"""What systemd is told of this process, sd_notify(3): one datagram to the socket that it names in the environment."""
+"""Notifies systemd of this process, sd_notify(3): one datagram to the socket that it names in the environment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Notifier:
                 outlet.settimeout(1.0)
                 outlet.sendto("\n".join(lines).encode(), self._address)
         except OSError as error:
-            log.warning("systemd cannot be told %s: %s", lines, error)
+            log.warning("systemd cannot be notified of %s: %s", lines, error)
 
 
 class Watchdog:

@@ -22,7 +22,7 @@ def claim_folder(path: Path, own: Collection[str], *, of_another: bool = False, 
     """Make a folder that its owner alone can use, or close the one that is there, with all ``files`` in it, to others.
 
     ``own`` are names by which a folder that others may read is known for ours; one that holds other things is not
-    closed to them. ``of_another``: root also takes one that belongs to somebody else. Raises OSError; UnsafeFile for a
+    closed to them. ``of_another``: root also takes one that belongs to another user. Raises OSError; UnsafeFile for a
     folder whose content others may have written or may still exchange, saying what to do.
     """
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -31,7 +31,7 @@ _OUTSIDE = frozenset(
         sqlite3.SQLITE_READONLY,
     }
 )
-"""Of these not the file is to blame, but what is around it."""
+"""Not the file is the cause of these, but what is around it."""
 
 _UNREADABLE = (sqlite3.Error, UnicodeError)
 """What reading raises: errors and names of columns are decoded, too."""

@@ -110,7 +110,7 @@ class SteadyScheduler:
         on_crash: Callable[[str, BaseException], None] = lambda _name, _error: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``threads`` tells how many each pool has. ``on_overrun`` is told of a job that was due while it still ran,
+        """``threads``: how many each pool has. ``on_overrun`` is called with a job that was due while it still ran,
         ``on_crash`` of one that raised.
         """
         self._zone = SteadyZone(clock)

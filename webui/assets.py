@@ -1,7 +1,7 @@
 """Scripts, styles and pictures. Their addresses hold a mark of the content of all: browsers ask for each only once.
 
 They alone are compressed. Pages and what the interface answers hold secrets beside what a reader's address may have put
-there, and the length of such an answer, compressed, tells of its secrets (Gluck, Harris, Prado: "BREACH", 2013).
+there, and the length of such an answer, compressed, reveals its secrets (Gluck, Harris, Prado: "BREACH", 2013).
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ _SHAPES: Mapping[str, type[BaseModel]] = {
 class Sheet:
     """A form while it is worked on: its values, and what is wrong with them.
 
-    ``theirs`` are the fields that somebody else registered otherwise meanwhile: (field, here, there).
+    ``theirs`` are the fields that another user has registered otherwise since: (field, here, there).
     """
 
     name: str
@@ -168,7 +168,7 @@ def save(kind: EditedKind, sheet: Sheet, api: Inside) -> bool:
 
 
 def _compare(kind: EditedKind, sheet: Sheet, api: Inside) -> None:
-    """Somebody else was quicker: show what is registered now, so that saving again is a choice."""
+    """Another user was quicker: show what is registered now, so that saving again is a choice."""
     if not sheet.etag:
         sheet.errors = {"name": f"there is a {kind.word} named {sheet.name!r} already"}
         return

@@ -23,7 +23,7 @@ STREAM_S = 30.0
 ALIVE_S = 10.0
 """Silence after which a stream says that it is there."""
 LEAST_S = 1.0
-"""Time between two changes that are told, and between two looks whether the page is still there."""
+"""Time between two changes that are sent, and between two looks whether the page is still there."""
 
 
 def add_feed(web: Blueprint, changes: Changes) -> None:

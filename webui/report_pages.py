@@ -16,7 +16,7 @@ from webui.inside import Json, RequestRefused
 from webui.site import Site, page
 
 _LONGEST = timedelta(days=30)  # of the default period
-_POINTS = 720  # an hour each of 30 days; violations less than a step apart are told as one
+_POINTS = 720  # an hour each of 30 days; violations less than a step apart are shown as one
 _MOST_LISTED = 50
 _MOST_EXPLAINED = 8
 _CHART_WIDTH, _CHART_HEIGHT = 720.0, 160.0

@@ -117,7 +117,7 @@ def local_path(target: str) -> str:
 
 
 def refuse_other_sites(given: Request) -> None:
-    """Raises Forbidden for a form that another site sent: it would sign its reader in as somebody else."""
+    """Raises Forbidden for a form that another site sent: it would sign its reader in as another user."""
     site = given.headers.get("Sec-Fetch-Site", "same-origin")
     origin = given.headers.get("Origin", "")
     if site not in {"same-origin", "none"} or (origin and urlsplit(origin).netloc != given.host):

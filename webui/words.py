@@ -137,7 +137,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Requests a second."""
+    """A rate of requests, in req/s."""
     return NOTHING if value is None else f"{_digits(value)} req/s"
 
 

@@ -1,4 +1,4 @@
-"""Shapes of what agents are told."""
+"""Shapes of assignments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class AssignedVm(VmIn):
     """A VM the host's agent is to manage if it finds it."""
 
     name: Name
-    adoptions: Count = Field(default=0, description="how often settings that somebody else changed were taken back")
+    adoptions: Count = Field(default=0, description="how often externally modified settings were adopted")
 
 
 class AssignedWindow(Schema):
@@ -77,7 +77,7 @@ class ReportOut(Schema):
     stored_windows: Count
     vms_missing: bool = Field(
         default=False,
-        description="whether the newest tick is not of the VMs that the host told of: it is to tell of all",
+        description="whether the newest tick has other VMs than the host reported: its next report needs all",
     )
     slots: SlotsOut | None = Field(default=None, description="as they are now, if the report asked for them")
     refused: list[RefusedItem] = Field(

@@ -55,7 +55,7 @@ class Connection:
         """Nothing is asked yet. Raises ManagerUnavailable for what is no http or https URL.
 
         By https, whoever has no certificate for the URL's name from ``authorities`` (None: those that the system
-        believes) is told nothing.
+        trusts) gets no request.
         """
         try:
             parsed = urlsplit(url)
@@ -148,7 +148,7 @@ class ManagerClient:
         except ssl.SSLCertVerificationError as error:
             why = f"its certificate is not believed: {error.verify_message or error}"
             hint = "manager_ca_file names the authorities to believe, and manager_url a name that the certificate has"
-            raise ManagerUnavailable(f"the manager at {self._url} is told nothing, {why}. {hint}") from error
+            raise ManagerUnavailable(f"the manager at {self._url} gets no request, {why}. {hint}") from error
         except (OSError, HTTPException) as error:
             raise ManagerUnavailable(f"the manager at {self._url} does not answer: {error}") from error
         if not 200 <= answer.status < 300 and answer.status != HTTPStatus.NOT_MODIFIED:

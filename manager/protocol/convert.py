@@ -100,12 +100,12 @@ def application_body(application: Application) -> ApplicationIn:
 
 
 def assigned_application(application: Application) -> AssignedApplication:
-    """An application as an agent is told of it, without slots."""
+    """An application of an assignment, without slots."""
     return AssignedApplication(name=application.name, **dict(application_body(application)))
 
 
 def assigned_window(slot: Window) -> AssignedWindow:
-    """A slot as an agent is told of it."""
+    """A slot of an assignment."""
     return AssignedWindow(
         start=timestamp(slot.start_s),
         end=timestamp(slot.end_s),

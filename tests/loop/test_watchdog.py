@@ -86,7 +86,7 @@ def test_without_systemd_or_with_a_dead_one_nothing_happens(tmp_path: Path, capl
     Notifier({}).ready("x")
     assert caplog.text == ""
     Notifier({"NOTIFY_SOCKET": str(tmp_path / "gone")}).ready()
-    assert "systemd cannot be told ['READY=1']" in caplog.text
+    assert "systemd cannot be notified of ['READY=1']" in caplog.text
 
 
 def test_pings_end_while_something_hangs_and_come_again(address: str) -> None:

@@ -164,7 +164,7 @@ def test_only_the_manager_with_a_certificate_for_its_name_is_told_anything(
     }
     for words, (pem, host) in cases.items():
         asked = client(serve(pem), ours.certificate, host)
-        with pytest.raises(ManagerUnavailable, match=f"is told nothing, .*({words})") as refused:
+        with pytest.raises(ManagerUnavailable, match=f"gets no request, .*({words})") as refused:
             asked.get("/health")
         assert "manager_ca_file names the authorities to believe" in str(refused.value)
         assert "s3cret" not in str(refused.value)
