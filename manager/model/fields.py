@@ -24,6 +24,7 @@ from pydantic_core import core_schema
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET
+from manager.plain import plain_lines
 
 Value = TypeVar("Value")
 
@@ -45,9 +46,7 @@ MAX_TEXT = 2000
 
 def as_text(said: str) -> str:
     """Text as it is exchanged, whatever a third party's policy or the kernel put into it."""
-    if said.isprintable():
-        return said[:MAX_TEXT]
-    return "".join(char if char.isprintable() or char in "\n\t" else " " for char in said)[:MAX_TEXT]
+    return (said if said.isprintable() else plain_lines(said))[:MAX_TEXT]
 
 
 Text = Annotated[

@@ -231,7 +231,7 @@ def test_windows_ticks_and_sources_arrive_as_they_were(manager, link, outbox, re
         "http_probe",
         "failing",
         END_S,
-        "no  route",
+        "no\\x00 route",
     )
     assert [source.accepted, source.malformed, source.refused, source.late, source.errors] == [1, 2, 3, 4, 5]
 
