@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import datetime
 
 from flask import Response
 from flask_openapi3.blueprint import APIBlueprint
@@ -24,7 +25,7 @@ from manager.model.host import Capabilities
 from manager.protocol.convert import host_fields, host_spec
 from manager.protocol.registration_in import HostIn
 from manager.protocol.report import TickStatus
-from manager.store.agent_tenure import replace_agent
+from manager.store.agent_tenure import replace_agent, rival_of
 from manager.store.hosts import adopt_host, put_host, spec_of
 from manager.store.models import HostRow, Json
 from manager.store.registrations import delete, get, page
@@ -42,7 +43,7 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
         with database.reading() as session:
             rows = page(session, HostRow, read_cursor(query, name_place), query.limit + 1)
         rows, following = cut(rows, query.limit, lambda row: row.name)
-        return answer(HostPage(items=[_host_out(row) for row in rows], next=following))
+        return answer(HostPage(items=[_host_out(row, context.now()) for row in rows], next=following))
 
     @api.get("/hosts/<name>", responses=answers((200, HostOut)))
     @endpoint(VIEWER_OR_OWN_HOST)
@@ -50,7 +51,7 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
         """One host."""
         with database.reading() as session:
             row = get(session, HostRow, path.name)
-        return answer(_host_out(row), etag=row.etag)
+        return answer(_host_out(row, context.now()), etag=row.etag)
 
     @api.put("/hosts/<name>", responses=answers((200, HostOut), (201, HostOut)))
     @endpoint(OPERATOR)
@@ -60,7 +61,7 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
         spec = host_spec(path.name, body)
         with audited(context, "host.put", HostRow, path.name, _described) as session:
             row, created = put_host(session, spec, context.now(), header.check)
-        return written(_host_out(row), created, row.etag)
+        return written(_host_out(row, context.now()), created, row.etag)
 
     @api.patch("/hosts/<name>", responses=answers((200, HostOut)))
     @endpoint(OPERATOR)
@@ -73,7 +74,7 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
             if wanted.policy != current.policy:
                 refuse_unknown_policy(wanted.policy, context.policies)
             row, _ = put_host(session, host_spec(path.name, wanted), context.now(), header.check)
-        return answer(_host_out(row), etag=row.etag)
+        return answer(_host_out(row, context.now()), etag=row.etag)
 
     @api.delete("/hosts/<name>", responses=answers((204, None)))
     @endpoint(OPERATOR)
@@ -89,7 +90,7 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
         """Take settings of the host itself back that somebody else changed: its agent stops leaving them alone."""
         with audited(context, "host.adopt", HostRow, path.name, _described) as session:
             row = adopt_host(session, path.name, context.now())
-        return answer(_host_out(row), etag=row.etag)
+        return answer(_host_out(row, context.now()), etag=row.etag)
 
     @api.post("/hosts/<name>/replace-agent", responses=answers((200, HostOut)))
     @endpoint(OPERATOR)
@@ -97,7 +98,7 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
         """Let the agent that was refused last serve the host, in place of the one that does; 409: there is none."""
         with audited(context, "host.replace", HostRow, path.name, _described) as session:
             row = replace_agent(session, path.name, context.now())
-        return answer(_host_out(row), etag=row.etag)
+        return answer(_host_out(row, context.now()), etag=row.etag)
 
     return api
 
@@ -112,7 +113,7 @@ def _described(_session: Session, row: HostRow) -> Json:
     return HostIn(**host_fields(spec_of(row))).model_dump(mode="json")
 
 
-def _host_out(row: HostRow) -> HostOut:
+def _host_out(row: HostRow, now: datetime) -> HostOut:
     return HostOut(
         name=row.name,
         **host_fields(spec_of(row)),
@@ -123,7 +124,7 @@ def _host_out(row: HostRow) -> HostOut:
         clock_ahead_s=row.clock_ahead_s,
         agent_version=row.agent_version,
         agent_instance=row.agent_instance,
-        rival_instance=row.rival_instance,
+        rival_instance=rival_of(row, now),
         tick=None if row.tick is None else TickStatus.model_validate(row.tick),
         capabilities=None if row.capabilities is None else adapter_of(Capabilities).validate_python(row.capabilities),
     )

@@ -119,6 +119,7 @@ class EventQuery(RecordQuery):
     """Which events."""
 
     severity: Severity | None = None
+    kind: Name | None = Field(default=None, description="such as second-agent")
 
 
 class AuditQuery(PageQuery):

@@ -47,6 +47,7 @@ def records_api(context: ManagerContext) -> APIBlueprint:
     def list_events(query: EventQuery) -> Response:
         """What an operator may want to know."""
         more = [] if query.severity is None else [EventRow.severity == query.severity]
+        more += [] if query.kind is None else [EventRow.kind == query.kind]
         rows, following = find(EventRow, query, *more)
         return answer(EventPage(items=[_event_of(row) for row in rows], next=following))
 

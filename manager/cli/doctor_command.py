@@ -21,12 +21,14 @@ from manager.cli.options import (
     CLIENT_SETTINGS,
     JOURNAL_FILE,
     LIMIT_SETTINGS,
+    OUTBOX_FILE,
     OnePage,
     client_for,
     lock_path,
     read_token,
     with_settings,
 )
+from manager.cli.report_check import look_at_reports, second_agent
 from manager.errors import ManagerUnavailable, SettingsError
 from manager.host.doctor.agent_check import AREA
 from manager.host.doctor.check import Check, CheckResult, Subject, degraded, run_checks, unknown, warning, works
@@ -119,8 +121,10 @@ def _ending_tidily() -> Iterator[None]:
 
 def manager_checks(settings: Settings) -> tuple[Check, ...]:
     """What concerns the manager that the settings name."""
+    outbox, host = settings.state_dir / OUTBOX_FILE, settings.text("host_name")
     return (
         Check("manager", AREA, "Manager", lambda _subject: _manager(settings)),
+        Check("reports", AREA, "Reports", lambda _subject: look_at_reports(outbox, host)),
         Check("clock", AREA, "Clock", lambda _subject: _clock(settings, time.time)),
     )
 
@@ -139,11 +143,12 @@ def _manager(settings: Settings) -> CheckResult:
     for read in (read_token, partial(read_token, default_file=AGENT_TOKEN_FILE)):
         try:
             with _client(settings, read(settings)) as client:
-                client.get(f"/hosts/{name}")
+                host = client.get(f"/hosts/{name}")
         except (ManagerUnavailable, SettingsError) as error:
             refused.append(str(error))
         else:
-            return works(f"{url} answers, version {version}, and takes the token")
+            second = second_agent(host, settings.state_dir)
+            return second or works(f"{url} answers, version {version}, and takes the token")
     return degraded(
         f"{url} answers, version {version}, but not for host {name}: {refused[0]}",
         f"make a token on the manager's machine: equipoise token create --role host --host {name} --name {name}",

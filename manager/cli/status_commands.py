@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
 
@@ -13,12 +13,16 @@ import click
 from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
 from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown, value_shown
 from manager.model.records import FULL_VCPU
+from manager.protocol.client import ManagerClient
 from manager.settings import Settings
 from manager.terminal import Table, say, say_json, show
 
 _USES = ("occupancy_bytes", "bandwidth_total_bytes_per_s", "bandwidth_local_bytes_per_s")
 _TOLD_CLOCK_S = 0.5  # a clock that differs by less does no harm to intervals of seconds
 _AHEAD_S = 60.0
+_SHOWN = timedelta(days=1)
+_OF_REPORTS = ("host-renamed", "items-refused")
+_MOST_EVENTS = 1000
 _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
 
 _STATUS_EPILOG = """
@@ -26,8 +30,9 @@ OUTPUT
   A table of hosts, one of applications, and one of managed VMs with their settings: what each holds, and what it was
   before Equipoise changed it. `externally modified` marks a setting that another tool changed since, which is left
   alone. Then a line for each host with warps, by which mechanism; for each group of a divided cache; for each warning
-  of a host, such as that it is simulated; and for each source of response times that is not well. With --json, one
-  object with the keys hosts, applications, vms and sources, each a list as the REST API answers it.
+  of a host, such as that it is simulated; for each host of whose reports items were refused, or whose name changed, in
+  the last day; and for each source of response times that is not well. With --json, one object with the keys hosts,
+  applications, vms, sources and events, each a list as the REST API answers it.
 
 EXAMPLES
   equipoise status
@@ -53,7 +58,8 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         if application["sources"]
         for source in client.items(f"/applications/{application['name']}/sources")
     ]
-    found = {"hosts": hosts, "applications": applications, "vms": vms, "sources": sources}
+    events = _events_of_reports(client, host)
+    found = {"hosts": hosts, "applications": applications, "vms": vms, "sources": sources, "events": events}
     if as_json:
         say_json(found)
         return
@@ -62,11 +68,22 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         *filter(None, map(_warps, hosts)),
         *_caches(hosts),
         *_warnings(hosts),
+        *(f"{event['host']}: {event['message']} ({_ago(event['at'])})" for event in events),
         *chain.from_iterable(map(_busy_vcpus, hosts)),
         *filter(None, map(_ailing, sources)),
     )
     for line in told:
         say(line)
+
+
+def _events_of_reports(client: ManagerClient, host: str) -> list[dict[str, Any]]:
+    """The newest event of each host about items that were set aside, and about another name, of the last day."""
+    since = (datetime.now(UTC) - _SHOWN).isoformat()
+    newest: dict[tuple[str, str], dict[str, Any]] = {}
+    for kind in _OF_REPORTS:
+        for event in client.items("/events", limit=_MOST_EVENTS, host=host, kind=kind, since=since):
+            newest.setdefault((event["host"], kind), event)
+    return list(newest.values())
 
 
 def _hosts_table(hosts: list[dict[str, Any]]) -> Table:

@@ -17,6 +17,7 @@ from manager.store.silent_hosts import host_event
 SECOND, CLONED, REPLACED = "second-agent", "agent-cloned", "agent-replaced"
 _AGAIN = timedelta(minutes=10)
 _ANOTHER = timedelta(minutes=1)
+_SHOWN = _AGAIN + _ANOTHER
 
 
 def tenure_of(host: HostRow) -> Tenure:
@@ -65,6 +66,14 @@ def note_agent(session: Session, host: HostRow, who: Who | None, now: datetime, 
     if after != before:
         _keep(host, after)
     return words if verdict is ReportOrigin.RIVAL else ""
+
+
+def rival_of(host: HostRow, now: datetime) -> str | None:
+    """The id of a second agent that is refused, None where none reported in the last minutes.
+
+    One that goes on is told of in an event at least every ``_AGAIN``, so that one of long ago has gone.
+    """
+    return host.rival_instance if host.rival_at is not None and abs(now - host.rival_at) <= _SHOWN else None
 
 
 def replace_agent(session: Session, name: str, now: datetime) -> HostRow:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,13 +22,16 @@ import pytest
 from manager import terminal
 from manager.cli import doctor_command
 from manager.cli.doctor_command import manager_checks, print_findings, report
+from manager.cli.report_check import second_agent
 from manager.errors import HostError, VmVanished
 from manager.host.doctor import bpf_check
 from manager.host.doctor.check import Check, CheckResult, Subject, run_checks, works
 from manager.host.doctor.checks import CHECKS
 from manager.host.registry import HostPaths
 from manager.loop.lock import HostLock
+from manager.loop.outbox import Outbox
 from manager.model.finding import Finding, FindingStatus
+from manager.model.records import Event, Severity
 from manager.settings import load_settings
 from tests.host.conftest import REAL
 
@@ -306,3 +312,46 @@ def test_the_clock_is_compared(
 def test_without_a_manager_the_clock_is_unknown(ask: Callable[[str, str], Finding]) -> None:
     found = ask("clock", "http://127.0.0.1:9")
     assert (found.status, found.broken) == ("unknown", False)
+
+
+FIRST, SECOND = "11111111-0000-4000-8000-000000000000", "22222222-0000-4000-8000-000000000000"
+
+
+def test_a_second_agent_is_told_of_on_both_machines(tmp_path: Path) -> None:
+    host = {"name": "h1", "agent_instance": FIRST, "rival_instance": None}
+    assert second_agent(host, tmp_path) is None
+    for own, says in ((None, "is refused"), (FIRST, "this machine's is the first"), (SECOND, "is the refused one")):
+        if own:
+            (tmp_path / "instance").write_text(f"{own}\n")
+        found = second_agent(host | {"rival_instance": SECOND}, tmp_path)
+        assert found is not None
+        assert (found.status, found.detail.endswith(says)) == ("degraded", True), found.detail
+        assert "equipoise host replace h1" in found.advice
+
+
+def test_items_that_were_set_aside_and_another_name_are_told_of(
+    tmp_path: Path, ask: Callable[[str, str], Finding]
+) -> None:
+    assert ask("reports", "http://127.0.0.1:9").status == "works", "there is no outbox"
+    outbox = Outbox(tmp_path / "outbox.db", 100)
+    outbox.claim("former")
+    found = ask("reports", "http://127.0.0.1:9")
+    assert (found.status, "former when the agent started last, and is h1" in found.detail) == ("warning", True)
+    outbox.put([event_of("former"), event_of("former")])
+    outbox.claim("h1")
+    found = ask("reports", "http://127.0.0.1:9")
+    assert (found.status, "2: it is of host former, and this one is h1" in found.detail) == ("warning", True)
+    outbox.set_aside([("event", {"host": "h1", "number": number}, f"why {number}") for number in range(5)])
+    found = ask("reports", "http://127.0.0.1:9")
+    assert "7 items were not accepted and are set aside: 1: why 4; 1: why 3; 1: why 2; and 3 more" in found.detail
+    with closing(sqlite3.connect(tmp_path / "outbox.db")) as database:  # as the advice says
+        database.execute("DELETE FROM set_aside")
+        database.commit()
+    assert ask("reports", "http://127.0.0.1:9").status == "works"
+    outbox.close()
+    (tmp_path / "outbox.db").write_bytes(b"no database" * 1000)
+    assert ask("reports", "http://127.0.0.1:9").status == "degraded"
+
+
+def event_of(host: str) -> Event:
+    return Event(str(uuid.uuid4()), 1.0, host, Severity.INFO, "told", "something")

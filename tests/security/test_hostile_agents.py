@@ -173,6 +173,7 @@ def test_a_host_that_got_another_name_reports_on(service: Service, tmp_path: Pat
         soon(ticks)
         [first] = ticks()
         soon(lambda: ticks()[0] >= first + 3)
+    assert f"renamed: this host was {HOST} and is renamed now" in command(service, "status").output
     assert waiting(tmp_path / "agent") <= 1, "and what is its own was delivered"
 
 

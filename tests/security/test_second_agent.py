@@ -60,6 +60,11 @@ def test_the_second_is_refused_while_the_first_reports_and_takes_over_when_it_is
     assert "equipoise_second_agent_reports_total 20.0" in api.call("GET", "//metrics", role="").text
     shown = api.ok("GET", f"/hosts/{HOST}")
     assert (shown["agent_instance"], shown["rival_instance"]) == (FIRST, SECOND)
+    for passed_s, rival in ((600, SECOND), (61, None)):  # the second has gone: it is shown for a while
+        for _ in range(passed_s // 30 + 1):
+            api.clock.now_s += passed_s / (passed_s // 30 + 1)
+            tell(api)
+        assert api.ok("GET", f"/hosts/{HOST}")["rival_instance"] == rival
     api.clock.now_s += 31
     tell(api, SECOND, "boot-9", vm="other")
     assert (vms(api), said(api)) == (["other"], ["second-agent", "agent-replaced"])

@@ -177,7 +177,7 @@ def test_warps(
     said: list[str],
     unsaid: list[str],
 ) -> None:
-    lists = {"/hosts": [host(told)], "/vms": [one], "/applications": []}
+    lists = {"/hosts": [host(told)], "/vms": [one], "/applications": [], "/events": []}
 
     def handle(request: httpx.Request) -> httpx.Response:
         path = request.url.path.removeprefix("/api/v1")
@@ -204,7 +204,12 @@ def test_the_time_of_an_application_is_that_of_its_slas_percentile(monkeypatch: 
         "sources": [],
         "tiers": [],
     }
-    lists = {"/hosts": [], "/vms": [], "/applications": [shop, shop | {"window": None, "measured_ms": None}]}
+    lists = {
+        "/hosts": [],
+        "/vms": [],
+        "/applications": [shop, shop | {"window": None, "measured_ms": None}],
+        "/events": [],
+    }
 
     def handle(request: httpx.Request) -> httpx.Response:
         return httpx.Response(200, json={"items": lists[request.url.path.removeprefix("/api/v1")], "next": None})
@@ -222,3 +227,27 @@ def test_a_second_agent_that_was_refused_is_shown() -> None:
     warned = status_commands._warnings([host(None) | {"rival_instance": "2222"}])
     assert warned == ["kvm1: a second agent, 2222, was refused; `equipoise host replace kvm1` prefers it"]
     assert status_commands._warnings([host(None) | {"rival_instance": None}]) == []
+
+
+def test_what_was_refused_of_reports_is_shown_once_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = datetime.now(UTC).isoformat()
+
+    def event(host: str, message: str) -> dict[str, Any]:
+        return {"host": host, "at": now, "message": message}
+
+    events = {
+        "items-refused": [event("kvm1", "the newest"), event("kvm1", "one before"), event("kvm2", "of another")],
+        "host-renamed": [event("kvm1", "this host was kvm0")],
+    }
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        found = events[request.url.params["kind"]] if request.url.path.endswith("/events") else []
+        return httpx.Response(200, json={"items": found, "next": None})
+
+    client = ManagerClient("http://manager", "", Wire(handle))
+    monkeypatch.setattr(status_commands, "connect", lambda _settings: client)
+    result = CliRunner().invoke(main, ["status"], env={"COLUMNS": "200"})
+    client.close()
+    assert result.exit_code == 0, result.output
+    lines = [line.partition(" (")[0] for line in result.output.splitlines() if line.startswith("kvm")]
+    assert lines == ["kvm1: this host was kvm0", "kvm1: the newest", "kvm2: of another"]

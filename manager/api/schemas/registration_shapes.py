@@ -78,7 +78,9 @@ class HostOut(HostIn):
     )
     agent_version: Text | None = None
     agent_instance: Text | None = Field(default=None, description="id of the agent that serves it; null: unknown")
-    rival_instance: Text | None = Field(default=None, description="of another one, which was refused; null: none was")
+    rival_instance: Text | None = Field(
+        default=None, description="of another one, refused in the last 11 minutes; null: none was"
+    )
     tick: TickStatus | None = None
     capabilities: Capabilities | None = None
 
