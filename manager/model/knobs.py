@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, NamedTuple
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
@@ -261,10 +262,31 @@ class KnobSpec:
 
 
 _CGROUP = "Documentation/admin-guide/cgroup-v2.rst"
-_RT_GROUP = "Documentation/scheduler/sched-rt-group.rst"
 _RESCTRL = "Documentation/filesystems/resctrl.rst"
-_REAL_TIME_LIMIT = Number("us a second", UNLIMITED, LIMIT_PERIOD_US, usual=0, names={UNLIMITED: "none"})
 _SCHEDULER = {UNLOADED: "not loaded", LOADED: "loaded", EJECTED: "ejected", OUTDATED: "another version"}
+
+_pin = partial(
+    KnobSpec,
+    family=Family.PIN,
+    value=Cpus(),
+    control=Control.PIN,
+    interface="sched_setaffinity(2)",
+    document="Documentation/admin-guide/cgroup-v1/cpusets.rst",
+    probe="affinity",
+    order=Order.WIDEN_FIRST,
+    undo=Undo.INHERITED,
+)
+_real_time_limit = partial(
+    KnobSpec,
+    family=Family.SCHEDULING,
+    value=Number("us a second", UNLIMITED, LIMIT_PERIOD_US, usual=0, names={UNLIMITED: "none"}),
+    control=Control.REAL_TIME,
+    interface="cpu.rt_runtime_us (v1)",
+    document="Documentation/scheduler/sched-rt-group.rst",
+    probe="real-time-limit",
+    order=Order.NESTED,
+    undo=Undo.IF_THERE,
+)
 
 KNOBS: Mapping[Knob, KnobSpec] = {
     Knob.IDLE: KnobSpec(
@@ -300,45 +322,11 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         _CGROUP,
         "cpu-weight",
     ),
-    Knob.VCPU_PIN: KnobSpec(
-        "pin",
-        "pCPUs that the thread of a vCPU may run on.",
-        Scope.VCPU,
-        Family.PIN,
-        Cpus(),
-        Control.PIN,
-        "sched_setaffinity(2)",
-        "Documentation/admin-guide/cgroup-v1/cpusets.rst",
-        "affinity",
-        Order.WIDEN_FIRST,
-        Undo.INHERITED,
+    Knob.VCPU_PIN: _pin("pin", "pCPUs that the thread of a vCPU may run on.", Scope.VCPU),
+    Knob.EMULATOR_PIN: _pin(
+        "emulator pin", "pCPUs that all other threads of QEMU may run on, and that new threads inherit.", Scope.VM
     ),
-    Knob.EMULATOR_PIN: KnobSpec(
-        "emulator pin",
-        "pCPUs that all other threads of QEMU may run on, and that new threads inherit.",
-        Scope.VM,
-        Family.PIN,
-        Cpus(),
-        Control.PIN,
-        "sched_setaffinity(2)",
-        "Documentation/admin-guide/cgroup-v1/cpusets.rst",
-        "affinity",
-        Order.WIDEN_FIRST,
-        Undo.INHERITED,
-    ),
-    Knob.IOTHREAD_PIN: KnobSpec(
-        "pin",
-        "pCPUs that an I/O thread of QEMU may run on.",
-        Scope.IO_THREAD,
-        Family.PIN,
-        Cpus(),
-        Control.PIN,
-        "sched_setaffinity(2)",
-        "Documentation/admin-guide/cgroup-v1/cpusets.rst",
-        "affinity",
-        Order.WIDEN_FIRST,
-        Undo.INHERITED,
-    ),
+    Knob.IOTHREAD_PIN: _pin("pin", "pCPUs that an I/O thread of QEMU may run on.", Scope.IO_THREAD),
     Knob.IRQ_AFFINITY: KnobSpec(
         "affinity",
         "pCPUs that an interrupt of a network interface may be delivered to.",
@@ -427,31 +415,13 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         Undo.IF_THERE,
         control_of=lambda value: Control.REAL_TIME if is_real_time(value) else Control.NICE,
     ),
-    Knob.RT_RUNTIME: KnobSpec(
+    Knob.RT_RUNTIME: _real_time_limit(
         "real-time limit",
         "CPU time of each pCPU that real-time threads in a VM's group, or in one above VMs, may use.",
         Scope.GROUP,
-        Family.SCHEDULING,
-        _REAL_TIME_LIMIT,
-        Control.REAL_TIME,
-        "cpu.rt_runtime_us (v1)",
-        _RT_GROUP,
-        "real-time-limit",
-        Order.NESTED,
-        Undo.IF_THERE,
     ),
-    Knob.VCPU_RT_RUNTIME: KnobSpec(
-        "real-time limit",
-        "CPU time of each pCPU that a vCPU's thread may use while it is real-time.",
-        Scope.VCPU,
-        Family.SCHEDULING,
-        _REAL_TIME_LIMIT,
-        Control.REAL_TIME,
-        "cpu.rt_runtime_us (v1)",
-        _RT_GROUP,
-        "real-time-limit",
-        Order.NESTED,
-        Undo.IF_THERE,
+    Knob.VCPU_RT_RUNTIME: _real_time_limit(
+        "real-time limit", "CPU time of each pCPU that a vCPU's thread may use while it is real-time.", Scope.VCPU
     ),
     Knob.CACHE_WAYS: KnobSpec(
         "cache ways",

@@ -13,9 +13,9 @@ _USES = {Mechanism.SCHED_EXT: WarpUse.SCHED_EXT, Mechanism.BVT: WarpUse.ON}
 
 def warp_to_show(offers: Sequence[Mapping[str, Any]]) -> tuple[WarpUse, str]:
     """How the host's ``warp`` is set in that phase, ``off`` where it is left out, and why; by what the agent tells."""
-    by_rung = {offer["mechanism"]: offer for offer in offers}
+    by_mechanism = {offer["mechanism"]: offer for offer in offers}
     for mechanism, use in _USES.items():
-        if by_rung.get(mechanism, {}).get("there"):
+        if by_mechanism.get(mechanism, {}).get("there"):
             return use, f"by {TITLES[mechanism]}"
-    lacking = "; ".join(by_rung[mechanism]["detail"] for mechanism in _USES if mechanism in by_rung)
+    lacking = "; ".join(by_mechanism[mechanism]["detail"] for mechanism in _USES if mechanism in by_mechanism)
     return WarpUse.OFF, "no mechanism that was measured to help is here" + f": {lacking}" * bool(lacking)
