@@ -14,7 +14,7 @@ from webui.inside import Json, RequestRefused
 from webui.labels import label_of
 from webui.site import Site, page
 
-_FILTERS = ("who", "object_kind", "object", "since", "until")
+_FILTERS = ("actor", "object_kind", "object", "since", "until")
 
 
 def add_audit(web: Blueprint, site: Site) -> None:

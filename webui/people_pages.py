@@ -71,7 +71,7 @@ def add_people(web: Blueprint, site: Site) -> None:
         user = site.api.get(at)
         detail = roles.detail or secrets.detail or gone.detail
         parts = parts_of(UserRoleIn, roles.body or user, roles.errors)
-        fields = {PASSWORD, "present_password"} if user["name"] == g.principal.name else {PASSWORD}
+        fields = {PASSWORD, "current_password"} if user["name"] == g.principal.name else {PASSWORD}
         new = parts_of(PasswordIn, {}, secrets.errors, Look(only=frozenset(fields)))
         status = HTTPStatus.UNPROCESSABLE_ENTITY if detail else HTTPStatus.OK
         summary = summary_of((*parts, *new), roles.errors | secrets.errors)

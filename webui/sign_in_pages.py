@@ -83,7 +83,7 @@ def add_account(web: Blueprint, site: Site, context: ManagerContext) -> None:
                     return _with_cookie(context, redirect(target, HTTPStatus.SEE_OTHER), signed_in)
             except RequestRefused as refused:
                 errors, detail = discreet(refused.errors), refused.detail
-        look = Look(labels={"password": "New password"}, needed=frozenset({"present_password"}))
+        look = Look(labels={"password": "New password"}, needed=frozenset({"current_password"}))
         parts = parts_of(PasswordIn, {}, errors, look)
         return page(
             "account.html",

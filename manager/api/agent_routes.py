@@ -34,7 +34,7 @@ from manager.model.host import Capabilities
 from manager.model.records import DecisionRecord, Event, TickRecord
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
 from manager.protocol.convert import host_spec, window_of
-from manager.protocol.headers import ORDERS_HEADER
+from manager.protocol.headers import REVISION_HEADER
 from manager.protocol.registration_in import HostIn
 from manager.protocol.report import ReportIn, VmStatus
 from manager.store.agent_tenure import note_agent, refusal
@@ -86,13 +86,13 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
             metrics.agent_refused()
             raise Conflict(taken)
         stored, number = taken.stored, None
-        if accepted.body.asks:
+        if accepted.body.wants_slots:
             with database.reading() as session:
                 stored.slots, number = assignments.slots(session, path.name)
         _count(metrics, accepted, taken)
         response = answer(stored)
         if number is not None:
-            response.headers[ORDERS_HEADER] = str(number)
+            response.headers[REVISION_HEADER] = str(number)
         return told(response, context)
 
     @api.get("/hosts/<name>/ticks", responses=answers((200, TickPage)))
@@ -138,14 +138,14 @@ def _refuse_rival(session: Session, context: ManagerContext, name: str) -> None:
             raise Conflict(why)
 
 
-def _unless_known(found: BaseModel, header: AssignmentConditions, orders: int) -> Response:
+def _unless_known(found: BaseModel, header: AssignmentConditions, revision: int) -> Response:
     """The answer, or 304 where the agent has it already."""
     response = answer(found)
     etag = hashlib.sha256(response.get_data()).hexdigest()
     if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
         response = Response(status=HTTPStatus.NOT_MODIFIED)
     response.set_etag(etag)
-    response.headers[ORDERS_HEADER] = str(orders)
+    response.headers[REVISION_HEADER] = str(revision)
     return response
 
 
@@ -154,7 +154,7 @@ class _Taken:
     """What was stored of a report, and VMs that were not."""
 
     stored: ReportOut
-    foreign: list[RefusedVm]
+    refused_vms: list[RefusedVm]
 
 
 def _store(context: ManagerContext, assignments: Assignments, name: str, accepted: Accepted) -> _Taken | str:
@@ -165,15 +165,15 @@ def _store(context: ManagerContext, assignments: Assignments, name: str, accepte
         rival = note_agent(session, host, who(), now, context.silent)
         if rival:
             return rival
-        stored, foreign = _take(session, context, assignments, host, accepted.body, now, ahead_s)
+        stored, refused_vms = _take(session, context, assignments, host, accepted.body, now, ahead_s)
     stored.refused = accepted.refused
-    return _Taken(stored, foreign)
+    return _Taken(stored, refused_vms)
 
 
 def _count(metrics: Metrics, accepted: Accepted, taken: _Taken) -> None:
     stored = taken.stored
     metrics.items_refused(one.field for one in accepted.refused)
-    metrics.claims_refused(one.why for one in taken.foreign)
+    metrics.claims_refused(one.why for one in taken.refused_vms)
     metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
     metrics.windows_taken("stored", stored.stored_windows)
     metrics.windows_taken("future", accepted.future)
@@ -210,7 +210,7 @@ def _take(
         row.capabilities = adapter_of(Capabilities).dump_python(body.capabilities, mode="json")
     if body.tick is not None:
         row.tick = body.tick.model_dump(mode="json")
-    missing, foreign = _take_statuses(session, context, row, body, now)
+    missing, refused_vms = _take_statuses(session, context, row, body, now)
     if body.domains is not None:
         replace_domains(session, row, {domain.libvirt_uuid: domain.libvirt_name for domain in body.domains})
     if body.findings is not None:
@@ -244,7 +244,7 @@ def _take(
         ),
         vms_missing=missing,
     )
-    return stored, foreign
+    return stored, refused_vms
 
 
 def _serves(ends: Mapping[int, datetime | None], application: int | None, end: datetime) -> bool:

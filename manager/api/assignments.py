@@ -14,7 +14,7 @@ from manager.model.registration import Application
 from manager.protocol.assignment import AssignedHost, AssignedVm, AssignedWindow, AssignmentOut, SlotsOut
 from manager.protocol.convert import assigned_application, assigned_window, host_fields
 from manager.store.applications import applications_for_host, applications_of
-from manager.store.database import orders_number
+from manager.store.database import registration_revision
 from manager.store.hosts import spec_of
 from manager.store.models import HostRow
 from manager.store.registrations import get
@@ -33,7 +33,7 @@ Hosts = Mapping[str, frozenset[str]]
 
 @dataclass(frozen=True, slots=True)
 class _Registered:
-    """What is registered for a host, applications by the numbers of their rows; see ``orders_number``."""
+    """What is registered for a host, applications by the numbers of their rows; see ``registration_revision``."""
 
     number: int
     host: AssignedHost
@@ -72,7 +72,7 @@ class Assignments:
     def applications(self, session: Session, host: str) -> Collection[int]:
         """The row numbers of the applications that concern a host. Nothing is remembered of those that write."""
         known = self._registered.get(host)
-        if known is not None and known.number == orders_number(session):
+        if known is not None and known.number == registration_revision(session):
             return known.applications.keys()
         return [row.id for row in applications_for_host(session, host)]
 
@@ -103,7 +103,7 @@ class Assignments:
         return {name: [assigned_window(slot) for slot in slots] for name, slots in found.items()}
 
     def _now(self, session: Session, host: str) -> _Told:
-        registered = self._of(session, host, orders_number(session))
+        registered = self._of(session, host, registration_revision(session))
         hosts = hosts_of(session, registered.names)
         now = self._context.now()
         going_out = {number: one.name for number, one in registered.applications.items() if one.sources}

@@ -38,7 +38,7 @@ def audit_api(context: ManagerContext) -> APIBlueprint:
     @endpoint(OPERATOR)
     def list_audit_(query: AuditQuery) -> Response:
         """What people registered, removed and took back, and when they signed in and out, newest first."""
-        wanted = AuditFilter(query.who, query.object_kind, query.object, query.since, query.until)
+        wanted = AuditFilter(query.actor, query.object_kind, query.object, query.since, query.until)
         with context.database.reading() as session:
             rows = list_audit(session, wanted, read_cursor(query, record_place), query.limit + 1)
         shown, following = cut(rows, query.limit, lambda row: record_cursor(row.at, row.id))

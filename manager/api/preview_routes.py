@@ -247,7 +247,7 @@ class _Preview:
             weight = None if status is None else _weight(status)
             if weight is not None and vm.decided and vm.replayed is not None and str(vm.replayed) != weight.value:
                 change = KnobChange(
-                    knob=Knob.WEIGHT, index=0, now=weight.value, then=str(vm.replayed), reason=as_text(vm.reason)
+                    knob=Knob.WEIGHT, index=0, current=weight.value, planned=str(vm.replayed), reason=as_text(vm.reason)
                 )
                 self._add(vm.vm, [change])
         self.notes.append(
@@ -292,7 +292,7 @@ def _modes(wanted: Assignment) -> Mapping[str, Mode]:
 def _restored(status: VmStatus, reason: str) -> list[KnobChange]:
     """The settings that are ours and not as they were."""
     return [
-        KnobChange(knob=knob.knob, index=knob.index, now=knob.value, then=knob.original, reason=reason)
+        KnobChange(knob=knob.knob, index=knob.index, current=knob.value, planned=knob.original, reason=reason)
         for knob in status.knobs
         if knob.owned and knob.original is not None and knob.original != knob.value
     ]
@@ -305,14 +305,16 @@ def _removed(cache: CacheStatus | None, reason: str) -> list[KnobChange]:
         if group.name and not group.external and cache:
             parts = ";".join(f"{part.domain}={part.mask}" for part in group.parts)
             now = f"{group.name} {cache.resource}:{parts}"
-            found.append(KnobChange(knob=Knob.CACHE_WAYS, index=0, now=now, then="", reason=reason))
+            found.append(KnobChange(knob=Knob.CACHE_WAYS, index=0, current=now, planned="", reason=reason))
     return found
 
 
 def _leaving(cache: CacheStatus | None, vm: str, reason: str) -> list[KnobChange]:
     """The group of the cache that a VM is in."""
     names = [group.name for group in cache.groups if vm in group.vms and not group.external] if cache else []
-    return [KnobChange(knob=Knob.CACHE_GROUP, index=0, now=name, then="", reason=reason) for name in names if name]
+    return [
+        KnobChange(knob=Knob.CACHE_GROUP, index=0, current=name, planned="", reason=reason) for name in names if name
+    ]
 
 
 def _weight(status: VmStatus) -> KnobStatus | None:

@@ -125,7 +125,7 @@ class EventQuery(RecordQuery):
 class AuditQuery(PageQuery):
     """Which rows of the audit."""
 
-    who: Name | None = Field(default=None, description="name of who did it")
+    actor: Name | None = Field(default=None, description="name of who did it")
     object_kind: Name | None = Field(default=None, description="such as vm")
     object: Name | None = Field(default=None, description="name of what it was done to")
     since: Moment | None = Field(default=None, description="of this time or later")

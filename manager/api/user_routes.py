@@ -66,7 +66,7 @@ def users_api(context: ManagerContext) -> APIBlueprint:
         """Give a user a new password, which ends the user's sessions. One's own needs the present one, too."""
         password_hash = hash_password(body.password)
         if g.principal.kind is PrincipalKind.USER and g.principal.name == path.name:
-            _verify(path.name, body.present_password)
+            _verify(path.name, body.current_password)
         with audited(context, "user.password", UserRow, path.name, described_user) as session:
             set_password(session, path.name, password_hash, context.now())
         return no_content()
@@ -87,13 +87,13 @@ def users_api(context: ManagerContext) -> APIBlueprint:
             rows = list_sessions(session, g.principal, context.now(), context.sessions)
         return answer(SessionPage(items=[_session_out(row) for row in rows]))
 
-    def _verify(name: str, present_password: str | None) -> None:
-        if present_password is None:
-            raise InvalidRequest("present_password", "is required to change one's own password")
+    def _verify(name: str, current_password: str | None) -> None:
+        if current_password is None:
+            raise InvalidRequest("current_password", "is required to change one's own password")
         try:
-            verify_password(database, name, present_password, request.remote_addr or "", context.now())
+            verify_password(database, name, current_password, request.remote_addr or "", context.now())
         except SignInRefused as error:
-            raise InvalidRequest("present_password", str(error)) from None
+            raise InvalidRequest("current_password", str(error)) from None
 
     return api
 

@@ -11,7 +11,7 @@ from manager.cli.offline import release_offline
 from manager.cli.options import CLIENT_SETTINGS, Failure, OnePage, connect, with_settings
 from manager.errors import ManagerUnavailable, SettingsError
 from manager.protocol.client import ManagerClient
-from manager.protocol.headers import ORDERS_HEADER
+from manager.protocol.headers import REVISION_HEADER
 from manager.settings import Settings
 from manager.terminal import say
 
@@ -150,12 +150,12 @@ def _wait(client: ManagerClient, host: str, vm: str, *, restored: bool) -> None:
         host = client.get(f"/vms/{vm}")["status_host"]
         if host is None:
             return
-    number = int(client.request("GET", f"/hosts/{host}/assignment").headers[ORDERS_HEADER])
+    number = int(client.request("GET", f"/hosts/{host}/assignment").headers[REVISION_HEADER])
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
         tick = client.get(f"/hosts/{host}")["tick"]
         # Null: an agent that was just started acts on what it remembers.
-        if tick and (tick["orders"] or 0) >= number and not (restored and _changed(client, tick, vm)):
+        if tick and (tick["assignment_revision"] or 0) >= number and not (restored and _changed(client, tick, vm)):
             return
         time.sleep(0.2)
     raise Failure(

@@ -18,7 +18,7 @@ from manager.model.fields import timestamp
 from manager.model.window import Window, merge
 from manager.protocol.client import Answer, ManagerClient
 from manager.protocol.convert import window_of
-from manager.protocol.headers import ORDERS_HEADER
+from manager.protocol.headers import REVISION_HEADER
 from manager.protocol.report import WindowBody
 
 _PATIENCE = 2
@@ -115,7 +115,7 @@ class Sweep:
         """Since when every host has these ways, in seconds since the epoch by their clocks; or why one does not."""
         application = self._target.application
         wanted = {
-            host: int(self._client.request("GET", f"/hosts/{host}/assignment").headers[ORDERS_HEADER])
+            host: int(self._client.request("GET", f"/hosts/{host}/assignment").headers[REVISION_HEADER])
             for host in self._target.hosts
         }
         acted: dict[str, int] = {}
@@ -125,7 +125,7 @@ class Sweep:
                 if problem := problem_of(host, application):
                     raise Failure(problem)
                 tick = host["tick"]
-                if (tick["orders"] or 0) < wanted[host["name"]]:
+                if (tick["assignment_revision"] or 0) < wanted[host["name"]]:
                     continue
                 found = own_ways(tick["cache"], application)
                 if found == {ways}:

@@ -9,7 +9,7 @@ from typing import Any
 
 from manager.cli.options import Failure
 from manager.protocol.client import ManagerClient
-from manager.protocol.headers import ORDERS_HEADER
+from manager.protocol.headers import REVISION_HEADER
 
 LOOK_S = 0.5
 TICK_WAIT_S = 60.0
@@ -111,7 +111,7 @@ def problem_of(host: dict[str, Any], application: str) -> str:
     name, tick = host["name"], host["tick"]
     if problem := _unwilling(host):
         return problem
-    if tick["mode"] != "enforce" or tick["orders"] is None or tick["cache"] is None:
+    if tick["mode"] != "enforce" or tick["assignment_revision"] is None or tick["cache"] is None:
         return f"the agent of {name} did not act on what is registered, or is too old to: see `equipoise status`"
     cache = tick["cache"]
     if not cache["resource"]:
@@ -177,12 +177,12 @@ def _reluctant(vms: Sequence[dict[str, Any]], application: str) -> str:
 
 def _fresh(client: ManagerClient, name: str, timing: Timing) -> dict[str, Any]:
     """A host after a new tick that acted on what is registered now. Raises Failure where none comes."""
-    number = int(client.request("GET", f"/hosts/{name}/assignment").headers[ORDERS_HEADER])
+    number = int(client.request("GET", f"/hosts/{name}/assignment").headers[REVISION_HEADER])
     host: dict[str, Any] = client.get(f"/hosts/{name}")
     first, begin_s = host["tick"], timing.now_s()
     if first is None:
         raise Failure(f"the agent of {name} has never reported: is it running?")
-    while host["tick"]["number"] == first["number"] or (host["tick"]["orders"] or math.inf) < number:
+    while host["tick"]["number"] == first["number"] or (host["tick"]["assignment_revision"] or math.inf) < number:
         _refuse(mute(host))
         if timing.now_s() > begin_s + TICK_WAIT_S:
             raise Failure(f"the agent of {name} reported no new tick within {TICK_WAIT_S:g} s: is it running?")

@@ -65,12 +65,12 @@ class ReportLoad:
     parts: Mapping[str, Any]
     parcels: Sequence[Parcel]
 
-    def body(self, agent_version: str, *, asks: bool) -> ReportIn:
+    def body(self, agent_version: str, *, wants_slots: bool) -> ReportIn:
         """The report."""
         lists: dict[str, Any] = {
             _LISTS[kind]: [parcel.body for parcel in self.parcels if parcel.kind is kind] for kind in ItemKind
         }
-        return ReportIn(agent_version=agent_version, asks=asks, **self.parts, **lists)
+        return ReportIn(agent_version=agent_version, wants_slots=wants_slots, **self.parts, **lists)
 
     def place(self, field: str) -> int | None:
         """Which of the parcels a field such as ``decisions[3].host`` is of, None: none of them."""

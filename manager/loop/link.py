@@ -36,9 +36,9 @@ from manager.protocol.headers import (
     BOOT_HEADER,
     CLOCK_HEADER,
     INSTANCE_HEADER,
-    ORDERS_HEADER,
     PROTOCOL,
     PROTOCOL_HEADER,
+    REVISION_HEADER,
 )
 from manager.protocol.report import TickStatus, VmStatus
 from manager.sqlite_files import Damage, set_aside
@@ -261,16 +261,18 @@ class ManagerLink:
             parcels, unsendable = parcels_of(waiting.fields, self._host)
             self._reject(unsendable)
             load = ReportLoad(parts, [*parcels, *(Parcel(ItemKind.WINDOW, one) for one in now)])
-            response, slots, stored = deliver(load, lambda one: self._post(one, asks=ask and last), self._reject)  # noqa: B023 - called at once
+            response, slots, stored = deliver(load, lambda one: self._post(one, wants_slots=ask and last), self._reject)  # noqa: B023 - called at once
             self._outbox.drop_through(waiting.last)
             self.vms_missing = stored.vms_missing
             if last:
                 done = not ask or (slots is not None and self._take_slots(response, slots))
                 return self._orders if done else self.fetch()
 
-    def _post(self, load: ReportLoad, *, asks: bool) -> tuple[tuple[Answer, Any, ReportOut], Sequence[RefusedItem]]:
+    def _post(
+        self, load: ReportLoad, *, wants_slots: bool
+    ) -> tuple[tuple[Answer, Any, ReportOut], Sequence[RefusedItem]]:
         """One report. Raises ManagerRefused, ManagerUnavailable."""
-        body = load.body(self._version, asks=asks)
+        body = load.body(self._version, wants_slots=wants_slots)
         response = self._exchange("POST", "report", content=body.model_dump_json(by_alias=True))
         try:
             slots, stored = _slots_apart(response)
@@ -327,7 +329,7 @@ def _slots_apart(answer: Answer) -> tuple[Any, ReportOut]:
 
 
 def _orders_number(answer: Answer) -> int | None:
-    number = answer.headers.get(ORDERS_HEADER, "")
+    number = answer.headers.get(REVISION_HEADER, "")
     return int(number) if number.isdecimal() else None
 
 

@@ -81,13 +81,17 @@ def _observed(result: TickResult) -> dict[str, list[KnobChange]]:
     found: dict[str, list[KnobChange]] = {}
     for step in result.cache.outcomes:
         if step.kind is OutcomeKind.OBSERVED:
-            told = {"now": as_text(step.before), "then": as_text(step.after), "reason": as_text(step.reason)}
+            told = {"current": as_text(step.before), "planned": as_text(step.after), "reason": as_text(step.reason)}
             found.setdefault(step.vm or HOST_UUID, []).append(KnobChange(knob=step.knob, index=0, **told))
     for outcome in result.outcomes:
         if outcome.kind is OutcomeKind.OBSERVED:
-            key, now, then = outcome.change.key, knob_text(outcome.change.before), knob_text(outcome.change.after)
+            key, current, planned = (
+                outcome.change.key,
+                knob_text(outcome.change.before),
+                knob_text(outcome.change.after),
+            )
             change = KnobChange(
-                knob=key.knob, index=key.index, now=now, then=then, reason=as_text(outcome.change.reason)
+                knob=key.knob, index=key.index, current=current, planned=planned, reason=as_text(outcome.change.reason)
             )
             found.setdefault(key.uuid, []).append(change)
     return found
@@ -121,10 +125,10 @@ def tick_status(
     overruns: int,
     owned_knobs: int,
     connected: bool,
-    orders: int | None = None,
+    assignment_revision: int | None = None,
     discovery_age_s: float | None = None,
 ) -> TickStatus:
-    """The tick itself. ``orders`` is the number of the registrations that it acted on, None where that is unknown.
+    """The tick itself. ``assignment_revision`` is that of the assignment it acted on, None: unknown.
 
     ``discovery_age_s``: since libvirt last listed all domains.
     """
@@ -148,7 +152,7 @@ def tick_status(
         batch_cpu_share=min(shares[False], 1.0),
         batch=_batch(result),
         observed=_observed(result).get(HOST_UUID, []),
-        orders=orders,
+        assignment_revision=assignment_revision,
         discovery_age_s=discovery_age_s,
         busy_vcpus=_busy_vcpus(result),
         warp=_warp(result),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-ORDERS_HEADER = "Equipoise-Orders"
-"""Header of an assignment: the number of the registrations it is made of, also where it is answered with 304."""
+REVISION_HEADER = "Equipoise-Revision"
+"""Header of an assignment: the revision of the registrations it is made of, also of a 304."""
 
 PROTOCOL_HEADER = "Equipoise-Protocol"
 """Header of what agent and manager tell each other: the number of the protocol they speak."""

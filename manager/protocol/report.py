@@ -50,8 +50,8 @@ class KnobChange(Schema):
 
     knob: Knob
     index: KnobIndex
-    now: Text
-    then: Text
+    current: Text
+    planned: Text
     reason: Text
 
 
@@ -191,7 +191,9 @@ class TickStatus(Schema):
     observed: list[KnobChange] = Field(
         default_factory=list, description="of the host itself: what is not written because of mode observe"
     )
-    orders: Count | None = Field(default=None, description="number of the registrations it acted on; null: unknown")
+    assignment_revision: Count | None = Field(
+        default=None, description="revision of the assignment it acted on; null: unknown"
+    )
     warp: WarpStatus | None = Field(default=None, description="null: switched off")
     cache: CacheStatus | None = Field(default=None, description="null: switched off")
     stalled_s: Annotated[float, Field(ge=0)] | None = Field(
@@ -243,4 +245,4 @@ class ReportIn(Schema):
     ticks: list[TickRecord] = Field(default_factory=list, max_length=500)
     decisions: list[DecisionRecord] = Field(default_factory=list, max_length=1000)
     events: list[Event] = Field(default_factory=list, max_length=1000)
-    asks: bool = Field(default=False, description="whether the answer is to hold the slots, as the route for them does")
+    wants_slots: bool = Field(default=False, description="answer with `slots`, as the route for them does")

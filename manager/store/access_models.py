@@ -66,14 +66,14 @@ class AuditRow(Base):
 
     __tablename__ = "audit"
     __table_args__ = (
-        *(Index(None, *columns, "at", "id") for columns in ((), ("who",), ("object",))),
-        *(Index(None, column, "id") for column in ("who", "object")),
+        *(Index(None, *columns, "at", "id") for columns in ((), ("actor",), ("object",))),
+        *(Index(None, column, "id") for column in ("actor", "object")),
     )
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     at: Mapped[datetime]
-    who_kind: Mapped[str]
-    who: Mapped[str]
+    actor_kind: Mapped[str]
+    actor: Mapped[str]
     role: Mapped[str]
     address: Mapped[str]
     action: Mapped[str]

@@ -47,7 +47,7 @@ def actor_of(principal: Principal, address: str) -> Actor:
 class AuditFilter:
     """Which rows to list; None means any. ``since`` is inclusive, ``until`` is not."""
 
-    who: str | None = None
+    actor: str | None = None
     object_kind: str | None = None
     object: str | None = None
     since: datetime | None = None
@@ -67,8 +67,8 @@ def record(
     session.add(
         AuditRow(
             at=now,
-            who_kind=actor.kind,
-            who=actor.name,
+            actor_kind=actor.kind,
+            actor=actor.name,
             role=actor.role,
             address=actor.address,
             action=action,
@@ -116,8 +116,8 @@ def list_audit(session: Session, wanted: AuditFilter, after: Position | None, li
         query = query.where(AuditRow.at < wanted.until)
     if after is not None:
         query = query.where(AuditRow.id < after.id)
-    if wanted.who is not None:
-        query = query.where(AuditRow.who == wanted.who)
+    if wanted.actor is not None:
+        query = query.where(AuditRow.actor == wanted.actor)
     if wanted.object_kind is not None:
         query = query.where(AuditRow.object_kind == wanted.object_kind)
     if wanted.object is not None:

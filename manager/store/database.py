@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from manager.errors import DatabaseUnavailable, SettingsError
 from manager.private import make_file
 from manager.sqlite_files import Damage, is_broken
-from manager.store.host_models import OrdersRow
+from manager.store.host_models import RevisionRow
 from manager.store.models import Base
 from manager.store.recovery import mark, recover_database
 
@@ -201,23 +201,23 @@ def is_known(revision: str) -> bool:
 def lock_registrations(session: Session) -> None:
     """Until the end of the transaction, let no other one register anything. Writers on SQLite are alone anyway.
 
-    What is registered then has another number, see ``orders_number``.
+    What is registered then has another revision, see ``registration_revision``.
     """
     if _is_postgresql(session):
         session.execute(select(func.pg_advisory_xact_lock(_REGISTRATION_LOCK)))
-    counted = insert_for(session, OrdersRow).values(id=1, number=time.time_ns() // 1000)
-    following = OrdersRow.number + 1
+    counted = insert_for(session, RevisionRow).values(id=1, number=time.time_ns() // 1000)
+    following = RevisionRow.number + 1
     greater = case((following > counted.excluded.number, following), else_=counted.excluded.number)
     session.execute(counted.on_conflict_do_update(index_elements=["id"], set_={"number": greater}))
 
 
-def orders_number(session: Session) -> int:
+def registration_revision(session: Session) -> int:
     """Grows with each transaction that registers anything: who has seen a number knows of all before it.
 
     It is the time of the last one in microseconds, so that no number comes again, not even of a database that was
     restored: what was remembered by a number would be of something else.
     """
-    return session.scalar(select(OrdersRow.number)) or 0
+    return session.scalar(select(RevisionRow.number)) or 0
 
 
 def insert_for(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:

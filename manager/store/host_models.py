@@ -45,10 +45,10 @@ class FindingsRow(Base):
     body: Mapped[str]
 
 
-class OrdersRow(Base):
+class RevisionRow(Base):
     """Counts the changes of all that is registered, in the one row that it has."""
 
-    __tablename__ = "orders"
+    __tablename__ = "revision"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     number: Mapped[int] = mapped_column(BigInteger)

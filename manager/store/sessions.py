@@ -163,7 +163,7 @@ def verify_password(database: Database, name: str, password: str, address: str, 
     """Have a user prove who it is once more. Raises SignInThrottled or SignInRefused."""
     count_try(database, name, address, now)
     if _proven_hash(database, name, password) is None:
-        raise SignInRefused("this is not the present password")
+        raise SignInRefused("this is not the current password")
     with database.writing() as session:
         forgive(session, name)
 

@@ -38,7 +38,7 @@ def record_refusal(session: Session, name: str, address: str, now: datetime) -> 
 def _rows(session: Session, name: str, since: datetime, now: datetime, *, summaries: bool = False) -> int:
     """How many rows of such a name there are, or how many of those are summaries."""
     query = select(func.count(AuditRow.id)).where(
-        AuditRow.who == name, AuditRow.at > since, AuditRow.at <= now + AHEAD, AuditRow.action == REFUSE
+        AuditRow.actor == name, AuditRow.at > since, AuditRow.at <= now + AHEAD, AuditRow.action == REFUSE
     )
     if summaries:
         query = query.where(AuditRow.after.is_not(None))

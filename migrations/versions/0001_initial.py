@@ -47,7 +47,7 @@ END $$""",  # noqa: S608 - of constants
 _TABLES = (
     "hosts", "vms", "vm_status", "applications", "tiers", "tier_vms", "past_applications", "windows",
     "rollups", "source_status", "ticks", "decisions", "events", "tokens", "users", "sessions",
-    "sign_in_failures", "audit", "audit_retention", "domains", "vm_claims", "findings", "orders", "jobs",
+    "sign_in_failures", "audit", "audit_retention", "domains", "vm_claims", "findings", "revision", "jobs",
     "tick_rollups", "join_tokens", "unrolled_windows", "unrolled_ticks", "uptimes", "arrivals",
 )  # fmt: skip
 
@@ -238,8 +238,8 @@ def upgrade() -> None:
     _numbered(
         "audit",
         sa.Column("at", _TIME, nullable=False),
-        sa.Column("who_kind", sa.String(), nullable=False),
-        sa.Column("who", sa.String(), nullable=False),
+        sa.Column("actor_kind", sa.String(), nullable=False),
+        sa.Column("actor", sa.String(), nullable=False),
         sa.Column("role", sa.String(), nullable=False),
         sa.Column("address", sa.String(), nullable=False),
         sa.Column("action", sa.String(), nullable=False),
@@ -250,8 +250,8 @@ def upgrade() -> None:
         sa.Index(None, "at", "id"),
         sa.Index(None, "object", "at", "id"),
         sa.Index(None, "object", "id"),
-        sa.Index(None, "who", "at", "id"),
-        sa.Index(None, "who", "id"),
+        sa.Index(None, "actor", "at", "id"),
+        sa.Index(None, "actor", "id"),
     )
     _numbered(
         "audit_retention",
@@ -277,7 +277,7 @@ def upgrade() -> None:
         sa.Column("body", sa.String(), nullable=False),
     )
     op.create_table(
-        "orders",
+        "revision",
         sa.Column("id", sa.Integer(), primary_key=True),
         sa.Column("number", sa.BigInteger(), nullable=False),
     )

@@ -148,7 +148,7 @@ def tick(**changes: Any) -> dict[str, Any]:
         "batch_cpu_share": 0.25,
         "batch": {"cpu_share": 0.25, "floor": 0.01, "window_s": 60.0, "raised": False},
         "observed": [],
-        "orders": 3,
+        "assignment_revision": 3,
         "warp": None,
         "cache": None,
         "stalled_s": None,

@@ -14,7 +14,7 @@ from typing import Any
 from manager.cli.sweep_checks import Timing
 from manager.model.histogram import Histogram
 from manager.protocol.client import Answer, ManagerClient
-from manager.protocol.headers import ORDERS_HEADER
+from manager.protocol.headers import REVISION_HEADER
 from tests.api.conftest import CAPABILITIES, HOST, START, Api, moment, notice_silence, report, status, tick
 
 WAYS = 11
@@ -100,7 +100,12 @@ class Agents:
             [shop] = [one for one in body["applications"] if one["name"] == "shop"] or [{"cache": None}]
             own = ways_of(shop["cache"], self.most)
             told = self.shape(host, cache_of(own)) if body["host"]["cache"] == "on" else None
-            seen = tick(number=self.number, at=moment(now_s), orders=int(answer.headers[ORDERS_HEADER]), cache=told)
+            seen = tick(
+                number=self.number,
+                at=moment(now_s),
+                assignment_revision=int(answer.headers[REVISION_HEADER]),
+                cache=told,
+            )
             seen |= {"mode": body["host"]["mode"], "duration_ms": 100}
             vm = {HOST: "web-1", "kvm2": "web-2"}[host]
             windows = [self.window(now_s)] if host == HOST and self.count else []

@@ -226,11 +226,11 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
 def test_a_report_can_ask_for_the_slots_as_they_are_after_it(shop: Api) -> None:
     shop.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
     shop.ok("POST", "/applications/shop/samples", {"times_ms": [1, 2, 3]}, role="host")
-    answered = shop.call("POST", f"/hosts/{HOST}/report", report(asks=True), role="host")
+    answered = shop.call("POST", f"/hosts/{HOST}/report", report(wants_slots=True), role="host")
     alone = shop.call("GET", f"/hosts/{HOST}/slots", role="host")
     assert answered.get_json()["slots"] == alone.get_json()
     assert len(alone.get_json()["windows"]["shop"]) == 1
-    assert answered.headers["Equipoise-Orders"] == alone.headers["Equipoise-Orders"]
+    assert answered.headers["Equipoise-Revision"] == alone.headers["Equipoise-Revision"]
 
 
 @pytest.mark.parametrize(("other", "shared"), [(HOST, False), (None, False), ("kvm2", True)])

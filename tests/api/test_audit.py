@@ -39,7 +39,7 @@ def test_every_write_is_audited(sqlite_api: Api, route: Route) -> None:
     sqlite_api.ok(route.method, route.path, route.body)
     row, *rest = audit(sqlite_api)
     assert len(rest) == before
-    assert (row["at"], row["who_kind"], row["who"]) == ("2026-03-01T12:00:01Z", "token", "the-admin")
+    assert (row["at"], row["actor_kind"], row["actor"]) == ("2026-03-01T12:00:01Z", "token", "the-admin")
     assert (row["role"], row["address"]) == ("admin", "127.0.0.1")
     kind = route.rule.split("/")[3].removesuffix("s")
     assert row["object_kind"] == kind
@@ -124,7 +124,7 @@ def test_it_is_read_in_parts_and_narrowed(sqlite_api: Api) -> None:
     def objects(query: str) -> list[str]:
         return [row["object"] for row in audit(sqlite_api, query)]
 
-    assert objects("?who=the-operator") == ["vm3", "vm1"]
+    assert objects("?actor=the-operator") == ["vm3", "vm1"]
     assert objects("?object=vm2&object_kind=vm") == ["vm2"]
     assert objects("?object_kind=host") == []
     assert objects("?since=2026-03-01T12:00:02Z&until=2026-03-01T12:00:04Z") == ["vm2", "vm1"]

@@ -104,7 +104,7 @@ def test_who_may_make_them_and_what_the_audit_tells(api: Api) -> None:
     made = api.ok("POST", "/hosts/kvm9/join", {"token": secret}, role="")["token"]
     api.ok("DELETE", "/join-tokens/rack-4")
     audit = api.ok("GET", "/audit")["items"]
-    told = [(one["action"], one["object"], one["who_kind"], one["who"], one["role"]) for one in reversed(audit)]
+    told = [(one["action"], one["object"], one["actor_kind"], one["actor"], one["role"]) for one in reversed(audit)]
     assert told == [
         ("join-token.create", "rack-4", "token", "the-admin", "admin"),
         ("token.create", "agent-kvm9", "token", "rack-4", "join"),

@@ -8,8 +8,8 @@ import pytest
 
 from tests.api.conftest import HOST, Api, notice_silence, report, status, tick, tick_of, window
 
-WEIGHT = {"vm": "web-1", "knob": "weight", "index": 0, "now": "10000", "then": "100"}
-PIN = {"vm": "web-1", "knob": "vcpu_pin", "index": 0, "now": "1", "then": "0-3"}
+WEIGHT = {"vm": "web-1", "knob": "weight", "index": 0, "current": "10000", "planned": "100"}
+PIN = {"vm": "web-1", "knob": "vcpu_pin", "index": 0, "current": "1", "planned": "0-3"}
 
 
 def preview(api: Api, query: str = "", path: str = f"/hosts/{HOST}") -> dict[str, Any]:
@@ -18,7 +18,7 @@ def preview(api: Api, query: str = "", path: str = f"/hosts/{HOST}") -> dict[str
 
 
 def plain(found: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{name: one[name] for name in ("vm", "knob", "index", "now", "then")} for one in found["changes"]]
+    return [{name: one[name] for name in ("vm", "knob", "index", "current", "planned")} for one in found["changes"]]
 
 
 def knob(value: str, original: str | None, **changes: Any) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def test_release_puts_back_what_is_ours_and_not_as_it_was(shop: Api) -> None:
     ran(shop, "enforce", status("web-1"), status("db-1", knobs=kept), status("gone", knobs=[knob("9", "100")]))
     for mode in ("released", "observe"):
         found = preview(shop, f"?mode={mode}")
-        assert plain(found) == [WEIGHT | {"vm": "gone", "now": "9"}, WEIGHT, PIN]
+        assert plain(found) == [WEIGHT | {"vm": "gone", "current": "9"}, WEIGHT, PIN]
         assert (found["mode"], found["kind"], found["notes"]) == (mode, "exact", [])
 
 
@@ -65,8 +65,8 @@ def test_what_is_so_already_changes_nothing(shop: Api) -> None:
 
 
 def test_what_an_observing_agent_would_do_is_what_enforcing_does(shop: Api) -> None:
-    wanted = {"knob": "weight", "index": 0, "now": "100", "then": "10000", "reason": "priority: critical VM"}
-    steered = {"knob": "irq_affinity", "index": 40, "now": "0-3", "then": "0", "reason": "steered"}
+    wanted = {"knob": "weight", "index": 0, "current": "100", "planned": "10000", "reason": "priority: critical VM"}
+    steered = {"knob": "irq_affinity", "index": 40, "current": "0-3", "planned": "0", "reason": "steered"}
     shop.ok("PUT", f"/hosts/{HOST}", {"mode": "observe", "placement": {"irqs": "reserved", "reserved_cpus": "0"}})
     seen = status("web-1", knobs=[knob("100", None)], mode="observe", observed=[wanted])
     ran(shop, "observe", seen, observed=[steered])
@@ -84,7 +84,7 @@ def test_what_nobody_decided_yet_is_estimated(shop: Api, before: str, query: str
     ran(shop, before, status("web-1", knobs=[knob(weight, original)], mode=before), *others)
     found = preview(shop, query)
     assert found["kind"] == "estimated"
-    assert plain(found) == [WEIGHT | {"now": weight, "then": then}]
+    assert plain(found) == [WEIGHT | {"current": weight, "planned": then}]
     assert "20 ticks of the last 20 s" in found["notes"][0]
     assert "weights alone" in found["notes"][0]
 
@@ -125,7 +125,7 @@ def test_a_vm_is_previewed_alone(shop: Api) -> None:
     ran(shop, "enforce", status("web-1", knobs=[knob("100", None)], mode="released"))
     enforced = preview(shop, path="/vms/web-1")
     assert (enforced["mode"], enforced["kind"]) == ("enforce", "estimated")
-    assert plain(enforced) == [WEIGHT | {"now": "100", "then": "10000"}]
+    assert plain(enforced) == [WEIGHT | {"current": "100", "planned": "10000"}]
 
 
 def test_the_most_cautious_mode_holds(shop: Api) -> None:
@@ -138,7 +138,7 @@ def test_the_most_cautious_mode_holds(shop: Api) -> None:
 
 def test_an_application_is_previewed_on_all_hosts_where_its_vms_run(shop: Api) -> None:
     shop.ok("PATCH", "/applications/shop", {"mode": "observe"})
-    weight = {"knob": "weight", "index": 0, "now": "100", "then": "10000", "reason": "critical"}
+    weight = {"knob": "weight", "index": 0, "current": "100", "planned": "10000", "reason": "critical"}
     ran(shop, "enforce", status("web-1", knobs=[knob("100", None)], mode="observe", observed=[weight]))
     found = preview(shop, "?mode=enforce", "/applications/shop")
     assert (found["host"], found["mode"], found["kind"], found["notes"]) == (HOST, "enforce", "observed", [])
@@ -164,8 +164,8 @@ CACHE = {
     "groups_of_others": 0,
     "notes": [],
 }
-REMOVED = {"vm": None, "knob": "cache_ways", "index": 0, "now": "equipoise-shop L3:0=f;1=ff0", "then": ""}
-LEFT = {"vm": "web-1", "knob": "cache_group", "index": 0, "now": "equipoise-shop", "then": ""}
+REMOVED = {"vm": None, "knob": "cache_ways", "index": 0, "current": "equipoise-shop L3:0=f;1=ff0", "planned": ""}
+LEFT = {"vm": "web-1", "knob": "cache_group", "index": 0, "current": "equipoise-shop", "planned": ""}
 
 
 def test_groups_of_the_cache_that_are_ours_go_with_the_mode(shop: Api) -> None:
@@ -181,8 +181,14 @@ def test_groups_of_the_cache_that_are_ours_go_with_the_mode(shop: Api) -> None:
 
 
 def test_what_an_observing_agent_would_do_about_the_cache_is_shown(shop: Api) -> None:
-    written = {"knob": "cache_ways", "index": 0, "now": "", "then": "equipoise-shop L3:0=f", "reason": "for shop"}
-    moved = {"knob": "cache_group", "index": 0, "now": "", "then": "equipoise-shop", "reason": "for shop"}
+    written = {
+        "knob": "cache_ways",
+        "index": 0,
+        "current": "",
+        "planned": "equipoise-shop L3:0=f",
+        "reason": "for shop",
+    }
+    moved = {"knob": "cache_group", "index": 0, "current": "", "planned": "equipoise-shop", "reason": "for shop"}
     shop.ok("PUT", f"/hosts/{HOST}", {"mode": "observe", "cache": "on"})
     seen = status("web-1", knobs=[], mode="observe", observed=[moved])
     ran(shop, "observe", seen, observed=[written], cache=CACHE | {"groups": []})

@@ -116,13 +116,13 @@ def test_findings_are_those_of_the_last_look(api: Api) -> None:
 def test_what_an_older_agent_does_not_tell_is_unknown(api: Api) -> None:
     api.ok("PUT", "/vms/web-1", {"class": "critical"})
     old_tick, old_status = tick(), status("web-1")
-    for name in ("critical_cpu_share", "batch_cpu_share", "batch", "observed", "orders"):
+    for name in ("critical_cpu_share", "batch_cpu_share", "batch", "observed", "assignment_revision"):
         del old_tick[name]
     for name in ("mode", "observed"):
         del old_status[name]
     api.ok("POST", f"/hosts/{HOST}/report", report(tick=old_tick, vms=[old_status]))
     found = api.ok("GET", f"/hosts/{HOST}")["tick"]
-    assert (found["critical_cpu_share"], found["batch"], found["orders"]) == (None, None, None)
+    assert (found["critical_cpu_share"], found["batch"], found["assignment_revision"]) == (None, None, None)
     assert api.ok("GET", "/vms/web-1")["status"]["mode"] is None
 
 
@@ -131,7 +131,7 @@ def test_an_assignment_tells_the_number_of_what_is_registered(api: Api) -> None:
 
     def number(**headers: str) -> tuple[int, int]:
         response = api.call("GET", f"/hosts/{HOST}/assignment", role="host", **headers)
-        return response.status_code, int(response.headers["Equipoise-Orders"])
+        return response.status_code, int(response.headers["Equipoise-Revision"])
 
     etag = api.call("GET", f"/hosts/{HOST}/assignment").headers["ETag"]
     _, first = number()

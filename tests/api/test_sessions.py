@@ -126,7 +126,7 @@ def test_a_caller_within_the_process_says_who_asks(sqlite_api: Api) -> None:
 
     assert put(alice).status_code == 201
     [row] = sqlite_api.ok("GET", "/audit")["items"]
-    assert (row["who_kind"], row["who"], row["role"], row["address"]) == ("user", "alice", "operator", "192.0.2.9")
+    assert (row["actor_kind"], row["actor"], row["role"], row["address"]) == ("user", "alice", "operator", "192.0.2.9")
     assert put(replace(alice, role=Role.VIEWER)).status_code == 403
     assert put("alice").status_code == 401
     assert put(None, **{"equipoise.principal": "alice", "Equipoise-Principal": "alice"}).status_code == 401

@@ -103,10 +103,10 @@ def test_another_role_and_removal_end_sessions(alice: Person) -> None:
 def test_the_own_password_is_changed_with_the_present_one(alice: Person) -> None:
     new = {"password": "battery staple"}
     for wrong in (None, "", "wrong"):
-        response = alice.call("PUT", "/users/alice/password", new | {"present_password": wrong})
-        assert (response.status_code, response.get_json()["field"]) == (422, "present_password")
+        response = alice.call("PUT", "/users/alice/password", new | {"current_password": wrong})
+        assert (response.status_code, response.get_json()["field"]) == (422, "current_password")
     assert alice.call("GET", "/vms").status_code == 200
-    response = alice.call("PUT", "/users/alice/password", new | {"present_password": ALICE["password"]})
+    response = alice.call("PUT", "/users/alice/password", new | {"current_password": ALICE["password"]})
     assert response.status_code == 204
     assert alice.call("GET", "/vms").status_code == 401, "every session ends"
     with pytest.raises(SignInRefused):
@@ -114,11 +114,11 @@ def test_the_own_password_is_changed_with_the_present_one(alice: Person) -> None
     assert Person(alice.api, password="battery staple").call("GET", "/vms").status_code == 200
 
 
-def test_whoever_guesses_the_present_password_has_to_wait(alice: Person) -> None:
-    body = {"password": "battery staple", "present_password": "wrong"}
+def test_whoever_guesses_the_current_password_has_to_wait(alice: Person) -> None:
+    body = {"password": "battery staple", "current_password": "wrong"}
     for _ in range(5):
         assert alice.call("PUT", "/users/alice/password", body).status_code == 422
-    response = alice.call("PUT", "/users/alice/password", body | {"present_password": ALICE["password"]})
+    response = alice.call("PUT", "/users/alice/password", body | {"current_password": ALICE["password"]})
     assert (response.status_code, response.headers["Retry-After"]) == (429, "30")
     assert "try again in 30 s" in response.get_json()["detail"]
 
@@ -127,7 +127,7 @@ def test_a_password_of_others_is_for_administrators(alice: Person) -> None:
     api, new = alice.api, {"password": "battery staple"}
     api.ok("POST", "/users", {"name": "root", "role": "admin", "password": "another horse"})
     api.ok("POST", "/tokens", {"name": "alice", "role": "viewer"})
-    response = alice.call("PUT", "/users/root/password", new | {"present_password": ALICE["password"]})
+    response = alice.call("PUT", "/users/root/password", new | {"current_password": ALICE["password"]})
     assert response.get_json()["detail"] == "user 'alice' has role operator; this needs role admin"
     root = Person(api, "root", "another horse")
     assert root.call("PUT", "/users/alice/password", new).status_code == 204
@@ -138,7 +138,7 @@ def test_a_password_of_others_is_for_administrators(alice: Person) -> None:
 def test_a_token_of_the_same_name_is_not_the_user(alice: Person) -> None:
     made = alice.api.ok("POST", "/tokens", {"name": "alice", "role": "viewer"})
     alice.api.secrets["namesake"] = made["token"]
-    body = {"password": "battery staple", "present_password": ALICE["password"]}
+    body = {"password": "battery staple", "current_password": ALICE["password"]}
     alice.api.refused(403, "PUT", "/users/alice/password", body, role="namesake")
 
 

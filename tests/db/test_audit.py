@@ -61,7 +61,7 @@ def test_each_change_is_recorded_with_what_was_and_what_is(database: Database) -
         ("host.delete", enforce, None),
     ], "and nothing of the second put, which changed nothing"
     row = entries(database)[0]
-    assert (row.at, row.who_kind, row.who, row.role, row.address) == (NOW, "user", "alice", "operator", "192.0.2.7")
+    assert (row.at, row.actor_kind, row.actor, row.role, row.address) == (NOW, "user", "alice", "operator", "192.0.2.7")
     assert (row.object_kind, row.object) == ("host", "kvm7")
 
 
@@ -99,7 +99,7 @@ def test_lists_go_newest_first_and_can_be_narrowed(database: Database) -> None:
         return [(row.at - NOW).seconds for row in entries(database, **wanted)]
 
     assert seconds() == [3, 2, 1, 0]
-    assert seconds(who="alice") == [2, 0]
+    assert seconds(actor="alice") == [2, 0]
     assert seconds(object="a") == [2, 0]
     assert seconds(object="a", object_kind="vm") == [0]
     assert seconds(since=NOW + timedelta(seconds=1), until=NOW + timedelta(seconds=3)) == [2, 1]
@@ -122,7 +122,7 @@ def test_who_signs_in_and_out_or_fails_to_is_recorded(database: Database) -> Non
             enter(name, "wrong")
     sign_out(database, enter("ops", secret), "192.0.2.8", NOW)
     sign_out(database, "unknown", "192.0.2.8", NOW)
-    found = [(row.action, row.who_kind, row.who, row.role, row.address, row.object) for row in entries(database)]
+    found = [(row.action, row.actor_kind, row.actor, row.role, row.address, row.object) for row in entries(database)]
     assert found == [
         ("session.delete", "token", "ops", "admin", "192.0.2.8", "ops"),
         ("session.create", "token", "ops", "admin", "192.0.2.7", "ops"),

@@ -29,7 +29,7 @@ MOMENT = datetime(2026, 3, 1, 12, tzinfo=UTC)
 ROWS = 3
 EMPTY = frozenset({"alembic_version", "audit_retention"})
 """The latter has rows only within transactions."""
-SINGLE = frozenset({"orders"})
+SINGLE = frozenset({"revision"})
 STATUS = {"vm": "v", "knobs": []}
 
 GIVEN: dict[tuple[str, str], object] = {

@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 import pytest
 
 from manager.model.registration import HostSpec
-from manager.store.database import Database, orders_number
-from manager.store.host_models import OrdersRow
+from manager.store.database import Database, registration_revision
+from manager.store.host_models import RevisionRow
 from manager.store.hosts import put_host, reporting_host
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -17,7 +17,7 @@ NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 def number(database: Database) -> int:
     with database.reading() as session:
-        return orders_number(session)
+        return registration_revision(session)
 
 
 def test_it_grows_with_what_is_kept(database: Database) -> None:
@@ -41,7 +41,7 @@ def test_no_registration_is_missed(database: Database) -> None:
     def register(name: str) -> int:
         with database.registering() as session:
             put_host(session, HostSpec(name), NOW, lambda _etag: None)
-            return orders_number(session)
+            return registration_revision(session)
 
     with ThreadPoolExecutor(4) as pool:
         numbers = list(pool.map(register, [f"host-{one}" for one in range(12)]))
@@ -54,9 +54,9 @@ def test_no_number_comes_again(database: Database, held: int) -> None:
     seen = set()
     for _ in range(2):
         with database.writing() as session:
-            session.merge(OrdersRow(id=1, number=held))
+            session.merge(RevisionRow(id=1, number=held))
         for _ in range(3):
             with database.registering() as session:
-                assert orders_number(session) > held
+                assert registration_revision(session) > held
             seen.add(number(database))
     assert len(seen) == (6 if held == 5 else 3)

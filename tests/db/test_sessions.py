@@ -319,7 +319,7 @@ def test_the_name_that_failed_is_not_kept(store: Database) -> None:
 def test_a_user_proves_who_it_is_once_more(store: Database) -> None:
     verify_password(store, "alice", PASSWORD, ADDRESS, NOW)
     for _ in range(5):
-        with pytest.raises(SignInRefused, match="not the present password"):
+        with pytest.raises(SignInRefused, match="not the current password"):
             verify_password(store, "alice", "wrong", ADDRESS, NOW)
     with pytest.raises(SignInThrottled):
         verify_password(store, "alice", PASSWORD, ADDRESS, NOW)
@@ -402,7 +402,7 @@ def test_a_flood_of_failures_adds_few_rows_to_the_audit_and_they_count_it(
         refused(minute)
     refused(75, "alice")
     [named, *guesses] = entries()
-    assert named.who == "alice", "what others guessed hides nothing"
+    assert named.actor == "alice", "what others guessed hides nothing"
     assert len(guesses) == 10 + 3
     assert guesses[0].after == {"failures": 30, "since": after(minutes=40).isoformat()}
     refused(3 * 24 * 60)

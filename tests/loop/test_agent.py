@@ -134,10 +134,10 @@ def test_a_tick_says_which_registrations_it_acted_on(site: Site) -> None:
     a, _ = site.machines
 
     def acted_on() -> int:
-        return int(site.client.get("/hosts/a")["tick"]["orders"])
+        return int(site.client.get("/hosts/a")["tick"]["assignment_revision"])
 
     site.client.request("PATCH", "/vms/web-a", body={"mode": "observe"})
-    number = int(site.client.request("GET", "/hosts/a/assignment").headers["Equipoise-Orders"])
+    number = int(site.client.request("GET", "/hosts/a/assignment").headers["Equipoise-Revision"])
     a.agent.reporter.sync()
     a.agent.reporter.sync()
     assert acted_on() < number, "known, and not acted on yet"

@@ -127,7 +127,7 @@ def test_orders_come_with_the_answer_to_a_report_that_asks(manager: Manager, lin
     def answered(digest: str, shared: bool) -> httpx.Response:
         said = stored(httpx.Request("POST", "/")).json()
         said["slots"] = slots(digest, {"700": 5}, "").json() | {"shared": shared}
-        return httpx.Response(200, json=said, headers={"Equipoise-Orders": "7"})
+        return httpx.Response(200, json=said, headers={"Equipoise-Revision": "7"})
 
     assert link.shared, "as long as nobody told otherwise"
     again = ASSIGNMENT | {"digest": "b"}
@@ -141,7 +141,7 @@ def test_orders_come_with_the_answer_to_a_report_that_asks(manager: Manager, lin
     assert link.shared
     asked = [f"{one.method} {one.url.path.rpartition('/')[2]}" for one in manager.requests]
     assert asked == ["GET assignment", *["POST report"] * 3, "GET assignment"]
-    assert [one.asks for one in manager.reports] == [True, False, True]
+    assert [one.wants_slots for one in manager.reports] == [True, False, True]
 
 
 def test_a_manager_without_etags_is_asked_for_everything(manager: Manager, link: ManagerLink) -> None:
@@ -153,7 +153,7 @@ def test_a_manager_without_etags_is_asked_for_everything(manager: Manager, link:
 def test_the_number_of_what_is_registered_is_known_also_of_orders_that_are_not_sent_again(manager, link) -> None:
     def numbered(status: int, number: str) -> httpx.Response:
         body = ASSIGNMENT if status == 200 else None
-        return httpx.Response(status, json=body, headers={"ETag": '"1"', "Equipoise-Orders": number})
+        return httpx.Response(status, json=body, headers={"ETag": '"1"', "Equipoise-Revision": number})
 
     manager.will(numbered(200, "7"), numbered(304, "7"), numbered(304, "9"), numbered(304, "none"))
     first = link.fetch()

@@ -197,13 +197,13 @@ def test_what_is_observed_is_reported_at_each_tick_and_is_what_enforcing_does(ri
     result = rig.tick()
     told = tick_status(result, 0, 0, True).observed
     [web, hog] = sorted(VmStatuses().of(result, rig.journal), key=lambda one: one.vm == "hog")
-    assert [(one.knob, one.now, one.then) for one in web.observed if one.knob == Knob.CACHE_GROUP] == [
+    assert [(one.knob, one.current, one.planned) for one in web.observed if one.knob == Knob.CACHE_GROUP] == [
         (Knob.CACHE_GROUP, "", SHOP)
     ]
-    assert [one.then for one in hog.observed if one.knob == Knob.CACHE_GROUP] == [BATCH_GROUP]
-    assert (Knob.CACHE_WAYS, f"{SHOP} L3:0=f;1=f", "for shop") in [(one.knob, one.then, one.reason) for one in told]
+    assert [one.planned for one in hog.observed if one.knob == Knob.CACHE_GROUP] == [BATCH_GROUP]
+    assert (Knob.CACHE_WAYS, f"{SHOP} L3:0=f;1=f", "for shop") in [(one.knob, one.planned, one.reason) for one in told]
     rig.control(mode=Mode.ENFORCE)
     done = rig.tick()
     written = [one.after for one in done.cache.outcomes if one.vm is None]
-    assert [one.then for one in told] == written
+    assert [one.planned for one in told] == written
     assert tick_status(rig.tick(), 0, 0, True).observed == []

@@ -127,11 +127,15 @@ def test_batch_vms_below_their_floor_are_told_of(rig: Rig) -> None:
     for _ in range(2):
         rig.host.vms[domain_uuid("hog")].cpu_ns += 400_000_000
         rig.host.vms[domain_uuid("hog")].delay_ns += 500_000_000
-        status = tick_status(rig.tick(), 0, 0, True, orders=5)
+        status = tick_status(rig.tick(), 0, 0, True, assignment_revision=5)
     assert status.batch is not None
     assert status.batch.cpu_share == pytest.approx(0.1)
     assert (status.batch.floor, status.batch.window_s, status.batch.raised) == (0.4, 1.0, True)
-    assert (status.batch_cpu_share, status.critical_cpu_share, status.orders) == (pytest.approx(0.1), 0.0, 5)
+    assert (status.batch_cpu_share, status.critical_cpu_share, status.assignment_revision) == (
+        pytest.approx(0.1),
+        0.0,
+        5,
+    )
     rig.control(mode=Mode.RELEASED)
     assert tick_status(rig.tick(), 0, 0, True).batch is None, "nothing is decided any more"
 
@@ -147,9 +151,9 @@ def test_what_is_observed_is_told_at_every_tick(rig: Rig) -> None:
         result = rig.tick()
         [vm] = VmStatuses().of(result, rig.journal)
         [weight] = [one for one in vm.observed if one.knob is Knob.WEIGHT]
-        assert (vm.mode, weight.now, weight.then) == (Mode.OBSERVE, "1024", "10000")
+        assert (vm.mode, weight.current, weight.planned) == (Mode.OBSERVE, "1024", "10000")
         [irq] = tick_status(result, 0, 0, True).observed
-        assert (irq.knob, irq.index, irq.now, irq.then) == (Knob.IRQ_AFFINITY, 40, "1-2", "0")
+        assert (irq.knob, irq.index, irq.current, irq.planned) == (Knob.IRQ_AFFINITY, 40, "1-2", "0")
     rig.control(mode=Mode.ENFORCE)
     [vm] = VmStatuses().of(rig.tick(), rig.journal)
     assert (vm.mode, vm.observed) == (Mode.ENFORCE, [])

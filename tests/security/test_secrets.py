@@ -38,7 +38,7 @@ def test_what_is_sent_in_a_wrong_place_is_not_quoted(desk: Desk, caplog: pytest.
     for method, path, body in (
         ("POST", "/users", {"name": "a", "role": "viewer", "password": MARK}),  # too short
         ("POST", "/users", {"name": "a", "role": "viewer", "password": [PASSWORD]}),
-        ("PUT", "/users/a/password", {"password": PASSWORD, "present_password": {"x": PASSWORD}}),
+        ("PUT", "/users/a/password", {"password": PASSWORD, "current_password": {"x": PASSWORD}}),
         ("PUT", "/users/a/password", {"password": PASSWORD * 20}),
     ):
         answers.append(api.call(method, path, body).get_data(as_text=True))

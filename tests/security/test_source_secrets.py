@@ -58,8 +58,8 @@ def test_what_an_earlier_version_took_is_shown_without_it(sqlite_api: Api) -> No
         session.execute(text("UPDATE applications SET sources = :old"), {"old": old})
         session.execute(
             text(
-                "INSERT INTO audit (at, who_kind, who, role, address, action, object_kind, object, after)"
-                " SELECT at, who_kind, who, role, address, action, object_kind, object, :after FROM audit LIMIT 1"
+                "INSERT INTO audit (at, actor_kind, actor, role, address, action, object_kind, object, after)"
+                " SELECT at, actor_kind, actor, role, address, action, object_kind, object, :after FROM audit LIMIT 1"
             ),
             {"after": json.dumps({"sources": json.loads(old)})},
         )

@@ -63,7 +63,7 @@ def test_users_are_made_listed_given_passwords_and_removed(database: Database) -
     assert call("delete", "alice").exit_code == 1
     with database.reading() as session:
         done = list_audit(session, AuditFilter(object_kind="user"), None, 9)
-    assert [(row.who_kind, row.who, row.action) for row in done] == [
+    assert [(row.actor_kind, row.actor, row.action) for row in done] == [
         ("local", "carol", "user.delete"),
         ("local", "carol", "user.password"),
         ("local", "carol", "user.create"),
@@ -88,7 +88,7 @@ def test_tokens_made_here_are_audited(database: Database) -> None:
     for arguments in (("create", "--role", "viewer", "--name", "t"), ("revoke", "t")):
         assert CliRunner().invoke(main, ["token", *arguments]).exit_code == 0
     with database.reading() as session:
-        done = [(row.who, row.action) for row in list_audit(session, AuditFilter(), None, 9)]
+        done = [(row.actor, row.action) for row in list_audit(session, AuditFilter(), None, 9)]
     assert done == [("carol", "token.delete"), ("carol", "token.create")]
 
 

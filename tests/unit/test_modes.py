@@ -20,7 +20,7 @@ VM = {"status_host": "h1", "status": {"knobs": []}}
 
 
 def tick(orders: int | None, owned_knobs: int = 0, number: int = 1) -> dict[str, Any]:
-    return {"orders": orders, "owned_knobs": owned_knobs, "mode": "enforce", "number": number}
+    return {"assignment_revision": orders, "owned_knobs": owned_knobs, "mode": "enforce", "number": number}
 
 
 def changed(owned: bool) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Manager:
             return httpx.Response(200, json={})
         self.reads.append(path)
         if path.endswith("/assignment"):
-            return httpx.Response(200, json={}, headers={"Equipoise-Orders": str(NUMBER)})
+            return httpx.Response(200, json={}, headers={"Equipoise-Revision": str(NUMBER)})
         answers = self.vms if path.startswith("/vms/") else self.ticks
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
         return httpx.Response(200, json=answer if path.startswith("/vms/") else {"tick": answer})

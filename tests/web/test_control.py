@@ -77,7 +77,7 @@ def test_another_policy_is_estimated_and_labelled_so(desk: Desk, operator: Brows
 
 
 def test_what_was_observed_is_shown_before_it_is_enforced(desk: Desk, operator: Browser) -> None:
-    weight = {"knob": "weight", "index": 0, "now": "100", "then": "9000", "reason": "fair: p95"}
+    weight = {"knob": "weight", "index": 0, "current": "100", "planned": "9000", "reason": "fair: p95"}
     ran(desk, "observe", observed=[weight], knobs=[])
     page = operator.get(f"/control/hosts/{HOST}?mode=enforce")
     assert [tag.text for tag in page.all("span", class_="tag")] == ["observed"]

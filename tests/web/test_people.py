@@ -59,7 +59,7 @@ def test_a_role_is_changed(desk: Desk, admin: Browser) -> None:
 
 def test_a_password_is_set_anew(desk: Desk, admin: Browser) -> None:
     path = "/people/users/ada"
-    assert "present_password" not in admin.get(path).fields()
+    assert "current_password" not in admin.get(path).fields()
     refused = admin.post(path, {"form": "password", "password": "short"})
     assert "10 to 200 characters" in refused.message_at("password")
     assert admin.post(path, {"form": "password", "password": "another long one"}).status == 303
@@ -109,7 +109,7 @@ def test_the_audit_tells_who_changed_what(desk: Desk, admin: Browser) -> None:
     assert "Weight: – → 300" in rows[1]
     assert len(operator.get("/audit?object=cache").all("tr")) == 3
     assert "No matching entries" in operator.get("/audit?object=none").text
-    assert len(operator.get("/audit?who=operator-who-looks&object_kind=vm").all("tr")) == 3
+    assert len(operator.get("/audit?actor=operator-who-looks&object_kind=vm").all("tr")) == 3
     assert "No matching entries" in operator.get("/audit?since=2100-01-01T00:00").text
     assert admin.get("/audit").status == 200
 

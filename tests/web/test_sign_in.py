@@ -143,7 +143,7 @@ def test_a_new_password_ends_all_sessions_but_goes_on_in_this_browser(desk: Desk
     elsewhere = desk.browser(None)
     for browser in (ada, elsewhere):
         sign_in(browser)
-    changed = ada.post("/account", {"present_password": PASSWORD, "password": "a new long password"})
+    changed = ada.post("/account", {"current_password": PASSWORD, "password": "a new long password"})
     assert changed.status == 303
     assert "Password changed" in ada.get(changed.response.location).text
     assert elsewhere.get("/account").status == 303
@@ -154,15 +154,15 @@ def test_a_new_password_ends_all_sessions_but_goes_on_in_this_browser(desk: Desk
     ("present", "new", "field", "message"),
     [
         (PASSWORD, "tooshort", "password", "allowed: 10 to 200 characters"),
-        ("wrong", "a new long password", "present_password", "not the present password"),
-        ("", "a new long password", "present_password", "is required"),
+        ("wrong", "a new long password", "current_password", "not the current password"),
+        ("", "a new long password", "current_password", "is required"),
     ],
 )
 def test_a_password_that_cannot_be_is_refused_at_its_field(
     ada: Browser, present: str, new: str, field: str, message: str
 ) -> None:
     sign_in(ada)
-    page = ada.post("/account", {"present_password": present, "password": new})
+    page = ada.post("/account", {"current_password": present, "password": new})
     assert page.status == 422
     assert message in page.message_at(field)
     assert new not in page.source
@@ -176,7 +176,7 @@ def test_every_role_has_an_account(desk: Desk) -> None:
 def test_the_form_of_a_password_asks_for_the_present_one_first(ada: Browser) -> None:
     sign_in(ada)
     page = ada.get("/account")
-    assert [one.text for one in page.all("label")] == ["Present password", "New password"]
+    assert [one.text for one in page.all("label")] == ["Current password", "New password"]
     secrets = [(one["name"], one["autocomplete"]) for one in page.all("input", type="password")]
-    assert secrets == [("present_password", "current-password"), ("password", "new-password")]
+    assert secrets == [("current_password", "current-password"), ("password", "new-password")]
     assert all("required" in one.attributes for one in page.all("input", type="password"))

@@ -13,7 +13,7 @@ _SECRET = {"format": "password", "writeOnly": True}  # as OpenAPI says; errors d
 Password = Annotated[
     str, Field(min_length=10, max_length=200, description="10 to 200 characters", json_schema_extra=_SECRET)
 ]
-PresentPassword = Annotated[str, Field(max_length=200, description="up to 200 characters", json_schema_extra=_SECRET)]
+CurrentPassword = Annotated[str, Field(max_length=200, description="up to 200 characters", json_schema_extra=_SECRET)]
 
 
 class UserRoleIn(Schema):
@@ -39,9 +39,9 @@ class UserOut(UserRoleIn):
 
 
 class PasswordIn(Schema):
-    """A new password. ``present_password`` is needed for one's own, and ignored for that of others."""
+    """A new password. ``current_password`` is needed for one's own, and ignored for that of others."""
 
-    present_password: PresentPassword | None = None
+    current_password: CurrentPassword | None = None
     password: Password
 
 
@@ -59,10 +59,10 @@ class AuditOut(Schema):
 
     id: int
     at: AwareDatetime
-    who_kind: Literal["user", "token", "local", "unknown"] = Field(
+    actor_kind: Literal["user", "token", "local", "unknown"] = Field(
         description="local: somebody on the manager's machine; unknown: somebody who could not sign in"
     )
-    who: Text = Field(description="empty: nobody has the name that was given")
+    actor: Text = Field(description="empty: nobody has the name that was given")
     role: Text
     address: Text = Field(description="empty: none, as on the manager's machine")
     action: Text = Field(description="such as vm.put")
