@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +12,7 @@ from flask import Blueprint, Response, request
 from manager.api.auth import VIEWER, allow
 from manager.model.cpus import parse_cpus
 from webui.inside import Json
-from webui.site import Site, page
+from webui.site import Site, csv_file, page
 
 RANGES: Mapping[str, str] = {
     "15min": "15 minutes",
@@ -65,14 +63,14 @@ def add_application(web: Blueprint, site: Site) -> None:
     def times_csv(name: str) -> Response:
         """Response times and rate of a range of time, a line each step."""
         found = site.api.get(f"{_path(name)}/history", **_range())
-        return _csv(f"{name}-times", _TIMES, ([step[column] for column in _TIMES] for step in found["steps"]))
+        return csv_file(f"{name}-times", _TIMES, ([step[column] for column in _TIMES] for step in found["steps"]))
 
     @web.get("/applications/<name>/tiers.csv")
     @allow(VIEWER)
     def tiers_csv(name: str) -> Response:
         """CPU use and weights of a range of time, a line each step and VM."""
         found = site.api.get(f"{_path(name)}/tiers-history", **_range())
-        return _csv(f"{name}-tiers", _TIERS, _tier_rows(found))
+        return csv_file(f"{name}-tiers", _TIERS, _tier_rows(found))
 
 
 def _path(name: str) -> str:
@@ -108,13 +106,3 @@ def _tier_rows(found: Json) -> Iterator[Sequence[Any]]:
                 values = [vm[name][place] for name in ("cpu_share", "run_delay_share", "weight", "mode")]
                 if any(value is not None for value in values):
                     yield [start, tier["tier"], vm["vm"], vm["host"], *values]
-
-
-def _csv(name: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
-    """A table as a file. Nothing in it begins like a formula: names and times do not."""
-    text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(columns)
-    writer.writerows(rows)
-    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
-    return Response(text.getvalue(), mimetype="text/csv", headers=headers)

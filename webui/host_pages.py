@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from io import StringIO
 from typing import Any
 from urllib.parse import quote
 
@@ -15,10 +13,11 @@ from webui.cache_view import memory_words, traffic_lines
 from webui.cpu_map import USES, draw_map
 from webui.fleet_pages import cpu_split
 from webui.host_view import Contact, cache_lines, controls, grouped, heard, host_health, vm_lines
-from webui.inside import Json, RequestRefused
-from webui.site import Site, page
+from webui.inside import RequestRefused
+from webui.site import Site, csv_file, page
 
 CSV_STEPS = 2000
+_COLUMNS = ("start", "ticks", "host_cpu_share", "critical_share", "batch_share", "other_share")
 
 
 def add_hosts(web: Blueprint, site: Site) -> None:
@@ -82,18 +81,7 @@ def add_hosts(web: Blueprint, site: Site) -> None:
     def host_csv(name: str) -> Response:
         """The last hour of a host as a file."""
         history = site.api.get(f"/hosts/{quote(name, safe='')}/history", points=CSV_STEPS)
-        headers = {"Content-Disposition": f'attachment; filename="{history["host"]}.csv"'}
-        return Response(_csv(history), mimetype="text/csv", headers=headers)
-
-
-def _csv(history: Json) -> str:
-    """Shares of the host's CPU by step, as fractions of 1; empty where no tick tells."""
-    columns = ("start", "ticks", "host_cpu_share", "critical_share", "batch_share", "other_share")
-    text = StringIO()
-    lines = csv.writer(text)
-    lines.writerow(columns)
-    lines.writerows([step[column] for column in columns] for step in history["steps"])
-    return text.getvalue()
+        return csv_file(history["host"], _COLUMNS, ([step[column] for column in _COLUMNS] for step in history["steps"]))
 
 
 def _findings(site: Site, path: str) -> Any:
