@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from webui.words import NOTHING
+from manager.model.numbers import NOTHING
 
 Json = Mapping[str, Any]
 

@@ -11,9 +11,10 @@ from typing import Any
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
 from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown
+from manager.model.numbers import milliseconds
 from manager.model.warp import TITLES, Mechanism
 from webui.cpu_map import pins
-from webui.words import BADGES, Badge, ago, milliseconds
+from webui.words import BADGES, Badge, ago
 
 Json = Mapping[str, Any]
 _OTHERS = frozenset(Knob) - PINS - WARPS - {Knob.WEIGHT, Knob.IDLE}

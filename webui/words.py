@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from manager.model.knobs import knob_name
+from manager.model.numbers import NOTHING, digits, fixed, milliseconds
 from manager.model.vcpu_wait import MATERIAL, wait_share
-
-NOTHING = "–"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +126,9 @@ def cause(evidence: Mapping[str, Any]) -> str:
     return CAUSES[evidence["verdict"]].format_map({name: value or "" for name, value in evidence.items()})
 
 
-def milliseconds(value: float | None) -> str:
-    """A response time, such as ``0.84 ms``, ``5 ms``, ``12.3 ms``, ``612 ms``, ``42 s``."""
-    if value is None:
-        return NOTHING
-    if value >= 10_000:
-        return f"{_plain(value / 1000, 1)} s"
-    return f"{_digits(value)} ms"
-
-
 def rate(value: float | None) -> str:
     """A rate of requests, in req/s."""
-    return NOTHING if value is None else f"{_digits(value)} req/s"
+    return NOTHING if value is None else f"{digits(value)} req/s"
 
 
 def percent(share: float | None) -> str:
@@ -146,12 +136,12 @@ def percent(share: float | None) -> str:
     if share is None:
         return NOTHING
     shown = round(share * 100, 1)
-    return f"{_plain(shown, 0 if shown >= 10 else 1)} %"
+    return f"{fixed(shown, 0 if shown >= 10 else 1)} %"
 
 
 def attainment(share: float | None) -> str:
     """The share of intervals in which an SLA held: never rounded up to all of it."""
-    return NOTHING if share is None else f"{_plain(100 if share >= 1 else min(share * 100, 99.99), 2)} %"
+    return NOTHING if share is None else f"{fixed(100 if share >= 1 else min(share * 100, 99.99), 2)} %"
 
 
 def budget(share: float | None) -> str:
@@ -161,14 +151,14 @@ def budget(share: float | None) -> str:
 
 def burn(rate_: float | None) -> str:
     """A burn rate, such as ``2.5×``: so many times what the budget allows."""
-    return NOTHING if rate_ is None else f"{_plain(rate_, 0 if rate_ >= 10 else 1)}×"
+    return NOTHING if rate_ is None else f"{fixed(rate_, 0 if rate_ >= 10 else 1)}×"
 
 
 def duration(seconds: float) -> str:
     """A length of time, such as ``45 s``, ``12 min``, ``3.5 h``."""
     if seconds < 120:
-        return f"{_digits(seconds)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{_plain(seconds / 3600, 1)} h"
+        return f"{digits(seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{fixed(seconds / 3600, 1)} h"
 
 
 def number(value: float | None) -> str:
@@ -203,16 +193,6 @@ def setting(one: Mapping[str, Any]) -> str:
 
 def _moment(value: str | datetime | None) -> datetime | None:
     return datetime.fromisoformat(value) if isinstance(value, str) else value
-
-
-def _digits(value: float) -> str:
-    return _plain(value, 0 if value >= 100 else 1 if value >= 10 else 2)
-
-
-def _plain(value: float, digits: int) -> str:
-    """With at most so many digits behind the point, and none that say nothing: ``5``, not ``5.0``."""
-    text = f"{value:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if digits else text
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from manager.model.knobs import Knob, Order, knob_name
+from manager.model.numbers import milliseconds
 from manager.model.records import OutcomeKind
 from manager.model.registration import Sla
 
@@ -85,11 +86,6 @@ def sentence(host: str, vm: str | None, changes: Sequence[DecidedChange], times:
     if times and times.later_ms is not None:
         text += f"; {times.later_s:g} s later {milliseconds(times.later_ms)}"
     return text
-
-
-def milliseconds(time_ms: float) -> str:
-    """Such as ``431 ms``, ``1,250 ms`` or ``0.82 ms``."""
-    return f"{time_ms:,.0f} ms" if time_ms >= 100 else f"{time_ms:.3g} ms"
 
 
 def _promise(times: TimesAround | None) -> list[str]:

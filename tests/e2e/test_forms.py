@@ -232,7 +232,7 @@ def test_a_tokens_secret_is_shown_once_and_works_until_it_is_revoked(visits: Vis
     path = "/hosts/kvm9/assignment"
     with pytest.raises(ManagerUnavailable, match="there is no host"):  # known, and let in
         own.ask("GET", path, token=secret)
-    page.get_by_role("link", name="Saved").click()
+    page.get_by_role("link", name="Done").click()
     expect(page.get_by_role("main")).not_to_contain_text(secret)
     page.get_by_role("link", name="Revoke agent-of-kvm9").click()
     page.get_by_role("button", name="Revoke agent-of-kvm9").click()

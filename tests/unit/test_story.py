@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from manager.control.story import DecidedChange, TimesAround, milliseconds, outcome_of, reasons, sentence
+from manager.control.story import DecidedChange, TimesAround, outcome_of, reasons, sentence
 from manager.model.knobs import Knob
+from manager.model.numbers import milliseconds
 from manager.model.records import OutcomeKind
 from manager.model.registration import Sla
 
@@ -52,7 +53,7 @@ def pin(index: int, before: str = "0-3", after: str = "1") -> DecidedChange:
             "web",
             [change()],
             times(time_ms=None, later_ms=0.8234, sla=Sla(2, 99)),
-            "shop: p99 unknown, SLA 2 ms, CPU weight of web from 9,100 to 24,300; 10 s later 0.823 ms",
+            "shop: p99 unknown, SLA 2 ms, CPU weight of web from 9,100 to 24,300; 10 s later 0.82 ms",
         ),
         ("web", [change()], times(None, None, None), "shop: CPU weight of web from 9,100 to 24,300"),
         ("hog", [change(Knob.IDLE, "0", "1")], None, "hog: idle class of hog from off to on"),

@@ -7,12 +7,13 @@ from enum import StrEnum
 import pytest
 
 from manager.model.finding import FindingStatus
+from manager.model.numbers import milliseconds
 from manager.model.records import OutcomeKind, Severity
 from manager.model.source import SourceState
 from manager.model.verdict import VerdictKind
 from manager.model.window import Burn, SlaState
 from webui.drawing import spark, split
-from webui.words import BADGES, CAUSES, ago, attainment, budget, burn, duration, milliseconds, percent, rate, vcpu_wait
+from webui.words import BADGES, CAUSES, ago, attainment, budget, burn, duration, percent, rate, vcpu_wait
 
 
 def test_a_line_goes_from_edge_to_edge_with_the_limit_in_it() -> None:

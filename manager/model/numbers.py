@@ -1,0 +1,26 @@
+"""How numbers are written for people."""
+
+from __future__ import annotations
+
+NOTHING = "–"
+"""What stands for a number that is not known."""
+
+
+def milliseconds(value: float | None) -> str:
+    """A response time, such as ``0.84 ms``, ``5 ms``, ``12.3 ms``, ``612 ms``, ``42 s``."""
+    if value is None:
+        return NOTHING
+    if value >= 10_000:
+        return f"{fixed(value / 1000, 1)} s"
+    return f"{digits(value)} ms"
+
+
+def digits(value: float) -> str:
+    """With three significant digits or so, and separated thousands."""
+    return fixed(value, 0 if value >= 100 else 1 if value >= 10 else 2)
+
+
+def fixed(value: float, digits: int) -> str:
+    """With at most so many digits behind the point, and none that say nothing: ``5``, not ``5.0``."""
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if digits else text
