@@ -95,8 +95,8 @@ def _past(session: Session, name: str) -> PastApplicationRow | None:
 
 def _registered_vms(session: Session, wanted: Application) -> dict[str, int]:
     """Row numbers of the application's VMs by name."""
-    found = session.execute(select(VmRow.name, VmRow.id).where(VmRow.name.in_(wanted.vms)))
-    vms = {row[0]: row[1] for row in found}
+    numbered = session.execute(select(VmRow.name, VmRow.id).where(VmRow.name.in_(wanted.vms)))
+    vms = {row[0]: row[1] for row in numbered}
     users = session.execute(
         select(VmRow.name, ApplicationRow.name)
         .join(TierVmRow, TierVmRow.vm_id == VmRow.id)
@@ -162,8 +162,8 @@ def applications_for_host(session: Session, host: str) -> Sequence[ApplicationRo
     )
     is_served = ApplicationRow.id.in_(served)
     query = select(ApplicationRow, is_served).where(or_(is_served, ApplicationRow.sources.is_not(None)))
-    found = session.execute(query.order_by(ApplicationRow.name))
-    return [row for row, here in found if here or any(source.host == host for source in sources_of(row))]
+    rows = session.execute(query.order_by(ApplicationRow.name))
+    return [row for row, here in rows if here or any(source.host == host for source in sources_of(row))]
 
 
 def keep_applications(session: Session, numbers: Collection[int]) -> dict[str, int]:

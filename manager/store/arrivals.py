@@ -65,8 +65,8 @@ class Arrivals:
 
 def _note_held(session: Session, ahead: timedelta, wall_s: float) -> None:
     """An event when the clock is so far ahead that only uptime counts, and one when that is over: once each."""
-    told = select(EventRow.kind).where(EventRow.host == MANAGER, EventRow.kind.in_((HELD, RESUMED)))
-    held = session.scalars(told.order_by(EventRow.id.desc()).limit(1)).first() == HELD
+    held_events = select(EventRow.kind).where(EventRow.host == MANAGER, EventRow.kind.in_((HELD, RESUMED)))
+    held = session.scalars(held_events.order_by(EventRow.id.desc()).limit(1)).first() == HELD
     if held == (ahead > _HELD):
         return
     at = datetime.fromtimestamp(wall_s, UTC)

@@ -85,13 +85,13 @@ def back_up(database: Database, path: Path, say: Say) -> Backup:
         with part.open("rb") as file:
             os.fsync(file.fileno())
         say("reading it back")
-        found = inspect(part)
+        read_back = inspect(part)
         part.rename(path)
     except (OSError, sqlite3.Error) as error:
         raise BackupError(f"the backup {path} cannot be written: {error}") from error
     finally:
         part.unlink(missing_ok=True)
-    return Backup(path, found.kind, found.revision, found.size_bytes)
+    return Backup(path, read_back.kind, read_back.revision, read_back.size_bytes)
 
 
 def restore(database: Database, path: Path, say: Say, *, force: bool = False, with_access: bool = False) -> Backup:
@@ -103,16 +103,16 @@ def restore(database: Database, path: Path, say: Say, *, force: bool = False, wi
     Raises BackupError, before anything is changed: for a file of the other kind of database, of a newer version, or
     that is no backup; without ``force`` for a database that has tables. Raises DatabaseUnavailable.
     """
-    found = inspect(path)
+    backup = inspect(path)
     kind = "postgresql" if database.file is None else "sqlite"
-    if found.kind != kind:
-        raise BackupError(f"{path} is of {found.kind}, and the database of {kind}")
-    if not is_known(found.revision):
-        raise BackupError(f"{path} is of a newer version (revision {found.revision}): upgrade Equipoise first")
+    if backup.kind != kind:
+        raise BackupError(f"{path} is of {backup.kind}, and the database of {kind}")
+    if not is_known(backup.revision):
+        raise BackupError(f"{path} is of a newer version (revision {backup.revision}): upgrade Equipoise first")
     if not force and database.current() is not None:
         raise BackupError("the database is not empty: --force replaces all that is in it")
     access = None if with_access else _access(database, say)
-    say(f"restoring revision {found.revision}")
+    say(f"restoring revision {backup.revision}")
     try:
         if database.file is not None:
             _restore_file(path, database.file, access, say)
@@ -123,7 +123,7 @@ def restore(database: Database, path: Path, say: Say, *, force: bool = False, wi
             _admit(database, access, say)
     except (OSError, sqlite3.Error) as error:
         raise BackupError(f"{path} cannot be restored: {error}") from error
-    return found
+    return backup
 
 
 def _access(database: Database, say: Say) -> Access:

@@ -27,7 +27,7 @@ TABLES: tuple[str, ...] = ("sessions", *KINDS)
 
 def access_of(database: Database) -> Access:
     """Who has access now, also in tables of an older version, or without any. Raises DatabaseUnavailable."""
-    found: dict[str, Sequence[Mapping[str, Any]]] = {}
+    access: dict[str, Sequence[Mapping[str, Any]]] = {}
     with database.reading() as session:
         inspector = inspect(session.connection())
         there = {*inspector.get_table_names()}
@@ -35,8 +35,8 @@ def access_of(database: Database) -> Access:
             if table.name in there:
                 names = {column["name"] for column in inspector.get_columns(table.name)} - {"id"}
                 columns = [column for column in table.columns if column.name in names]
-                found[table.name] = [dict(row) for row in session.execute(select(*columns)).mappings()]
-    return found
+                access[table.name] = [dict(row) for row in session.execute(select(*columns)).mappings()]
+    return access
 
 
 def replace_access(database: Database, access: Access) -> None:

@@ -64,16 +64,16 @@ def list_records(
         query = query.where(kind.host == wanted.host)
     if wanted.vm is not None:
         query = query.where(kind.vm == wanted.vm)
-    found: list[RecordRow] = []
+    records: list[RecordRow] = []
     if after is None or after.at < latest:
         until = latest if wanted.until is None else min(wanted.until, latest)
-        found += session.scalars(newest_first(query, kind, wanted.since, until, after).limit(limit))
+        records += session.scalars(newest_first(query, kind, wanted.since, until, after).limit(limit))
         after = None
-    if len(found) < limit and latest < _END:
+    if len(records) < limit and latest < _END:
         since = latest if wanted.since is None else max(wanted.since, latest)
         ahead = newest_first(query, kind, since, wanted.until, after)
-        found += session.scalars(ahead.limit(limit - len(found)))
-    return found
+        records += session.scalars(ahead.limit(limit - len(records)))
+    return records
 
 
 def newest_first(

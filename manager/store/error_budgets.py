@@ -41,12 +41,12 @@ class ErrorBudgets:
         with self._lock:
             fresh = {number: rolled for number, (at, rolled) in self._known.items() if abs(now - at) < _REMEMBERED}
         wanted = [number for number in applications if number not in fresh]
-        found = _rolled(session, wanted, now)
+        budgets = _rolled(session, wanted, now)
         with self._lock:
             self._known = {
                 number: (at, rolled) for number, (at, rolled) in self._known.items() if abs(now - at) < _REMEMBERED
-            } | {number: (now, rolled) for number, rolled in found.items()}
-        return {number: found.get(number) or fresh[number] for number in applications}
+            } | {number: (now, rolled) for number, rolled in budgets.items()}
+        return {number: budgets.get(number) or fresh[number] for number in applications}
 
 
 def _rolled(session: Session, applications: Collection[int], now: datetime) -> dict[int, Rolled]:
@@ -59,14 +59,14 @@ def _rolled(session: Session, applications: Collection[int], now: datetime) -> d
     rest: dict[int, Rolled] = {}
     for end, numbers in by_end.items():
         rest |= _sums(session, numbers, MINUTE_S, end, now, (PERIOD_S,))
-    found: dict[int, Rolled] = {}
+    totals: dict[int, Rolled] = {}
     for number in applications:
-        parts = [one[number] for one in (hours, minutes, rest) if number in one]
+        parts = [counts[number] for counts in (hours, minutes, rest) if number in counts]
         windows = {
             length: sum((part.windows.get(length, Judged()) for part in parts), Judged()) for length in WINDOWS_S
         }
-        found[number] = Rolled(windows, max((part.until for part in parts if part.until), default=None))
-    return found
+        totals[number] = Rolled(windows, max((part.until for part in parts if part.until), default=None))
+    return totals
 
 
 def _sums(

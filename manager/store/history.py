@@ -58,7 +58,7 @@ def read_periods(
     and of very much of it, as just after an upgrade, only the newest. So does what is not over ``now``: it was rolled
     up by a clock that was ahead.
     """
-    found: list[Period] = []
+    periods: list[Period] = []
     for length_s in (HOUR_S, MINUTE_S):
         if length_s > period_s or period_s < MINUTE_S:
             continue
@@ -69,10 +69,10 @@ def read_periods(
             RollupRow.start < until,
             RollupRow.start <= now - timedelta(seconds=length_s),
         )
-        found += [period_of(application.name, row) for row in session.scalars(query.order_by(RollupRow.start))]
-        if found:
-            since = datetime.fromtimestamp(found[-1].window.end_s, UTC)
-    return found + _judged(session, application, since, until, slot_length, min_samples)
+        periods += [period_of(application.name, row) for row in session.scalars(query.order_by(RollupRow.start))]
+        if periods:
+            since = datetime.fromtimestamp(periods[-1].window.end_s, UTC)
+    return periods + _judged(session, application, since, until, slot_length, min_samples)
 
 
 def read_longest(
@@ -137,8 +137,8 @@ def latest_violation(
         return spans[-1]
     # Of the minute in which ``until`` lies, the violations may all have begun later.
     bad = session.scalars(missed.where(RollupRow.missed > 0).order_by(RollupRow.start.desc()).limit(2))
-    found = (span for row in bad for span in reversed(period_of(application.name, row).violations))
-    return next((span for span in found if span.start_s < until.timestamp()), None)
+    violations = (span for row in bad for span in reversed(period_of(application.name, row).violations))
+    return next((span for span in violations if span.start_s < until.timestamp()), None)
 
 
 def first_measured(session: Session, application: ApplicationRow) -> datetime | None:
@@ -146,8 +146,8 @@ def first_measured(session: Session, application: ApplicationRow) -> datetime | 
     rolled = select(func.min(RollupRow.start)).where(RollupRow.application_id == application.id)
     slots = select(func.min(WindowRow.slot)).where(WindowRow.application_id == application.id)
     queries = (slots, *(rolled.where(RollupRow.length_s == int(length_s)) for length_s in (MINUTE_S, HOUR_S)))
-    found = [first for first in map(session.scalar, queries) if first is not None]
-    return next((first for first in found if first < min(found) + timedelta(seconds=HOUR_S)), None)
+    moments = [first for first in map(session.scalar, queries) if first is not None]
+    return next((first for first in moments if first < min(moments) + timedelta(seconds=HOUR_S)), None)
 
 
 def windows_at(
@@ -221,16 +221,16 @@ def list_by_tick(
         query = query.where(or_(*(_in_era(era, begin) for era, begin in zip(eras, begins, strict=False))))
     if outcome is not None:
         query = query.where(DecisionRow.outcome == outcome)
-    found: list[list[DecisionRow]] = []
+    groups: list[list[DecisionRow]] = []
     if after is None or after.at < latest:
         until = latest if wanted.until is None else min(wanted.until, latest)
-        found = _by_tick(session, newest_first(query, DecisionRow, wanted.since, until, None), after, limit)
+        groups = _by_tick(session, newest_first(query, DecisionRow, wanted.since, until, None), after, limit)
         after = None
-    if len(found) < limit and latest < _END:
+    if len(groups) < limit and latest < _END:
         since = latest if wanted.since is None else max(wanted.since, latest)
         ahead = newest_first(query, DecisionRow, since, wanted.until, None)
-        found += _by_tick(session, ahead, after, limit - len(found))
-    return found
+        groups += _by_tick(session, ahead, after, limit - len(groups))
+    return groups
 
 
 def _by_tick(

@@ -90,7 +90,7 @@ def put_statuses(session: Session, host: HostRow, statuses: Iterable[Mapping[str
 
     A VM that another host reported before (it was migrated) now is on this one.
     """
-    rows = [{"host_id": host.id, "at": now, **one} for one in sorted(statuses, key=itemgetter("vm"))]
+    rows = [{"host_id": host.id, "at": now, **status} for status in sorted(statuses, key=itemgetter("vm"))]
     if rows:
         insert = insert_for(session, VmStatusRow)
         moved = {name: insert.excluded[name] for name in rows[0] if name != "vm"}
@@ -102,16 +102,16 @@ def put_shares(session: Session, host: HostRow, shares: Mapping[str, tuple[float
 
     False: the statuses of the host are not of these VMs.
     """
-    known = set(session.scalars(select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)))
+    reported = set(session.scalars(select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)))
     rows = [
         {"name": vm, "cpu_share": used, "run_delay_share": waited, "at": now}
         for vm, (used, waited) in sorted(shares.items())
-        if vm in known
+        if vm in reported
     ]
     if rows:
         here = (VmStatusRow.vm == bindparam("name"), VmStatusRow.host_id == host.id)
         session.connection().execute(update(VmStatusRow).where(*here), rows)
-    return known == shares.keys()
+    return reported == shares.keys()
 
 
 def statuses_on(session: Session, host: HostRow) -> list[str]:
@@ -163,8 +163,8 @@ def list_domains(
     place = (HostRow.name, DomainRow.libvirt_uuid)
     if after is not None:
         query = query.where(tuple_(*place) > tuple_(*map(literal, after)))
-    found = session.execute(query.order_by(*place).limit(limit))
-    return [(name, uuid, libvirt_name, registered_as) for name, uuid, libvirt_name, registered_as in found]
+    rows = session.execute(query.order_by(*place).limit(limit))
+    return [(name, uuid, libvirt_name, registered_as) for name, uuid, libvirt_name, registered_as in rows]
 
 
 def put_findings(session: Session, host: HostRow, body: str) -> None:

@@ -30,7 +30,7 @@ from sqlalchemy import (
     text,
 )
 from sqlalchemy.engine import Dialect
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
 from manager.model.knobs import Knob
@@ -345,20 +345,31 @@ class TickRow(Base):
     claimed_at: Mapped[datetime | None]
 
 
-class DecisionRow(Base):
-    """One decision about one knob, of the host itself where ``vm`` is null.
+class Recorded(Base):
+    """What decisions and events have, of the host itself where ``vm`` is null.
 
     ``record_id`` is the agent's UUID, by which a repeated report is recognised; ``claimed_at`` as in ``ticks``.
     """
 
-    __tablename__ = "decisions"
-    __table_args__ = (Index(None, "at", "id"), Index(None, "host", "at", "id"), Index(None, "vm", "at", "id"))
+    __abstract__ = True
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True)
     record_id: Mapped[str] = mapped_column(unique=True)
     at: Mapped[datetime]
     host: Mapped[str]
     vm: Mapped[str | None]
+    claimed_at: Mapped[datetime | None]
+
+    @declared_attr.directive
+    def __table_args__(cls) -> tuple[Index, ...]:  # noqa: N805 - a class
+        return tuple(Index(None, *columns, "at", "id") for columns in ((), ("host",), ("vm",)))
+
+
+class DecisionRow(Recorded):
+    """One decision about one knob."""
+
+    __tablename__ = "decisions"
+
     knob: Mapped[Knob]
     knob_index: Mapped[int]
     before: Mapped[str]
@@ -368,21 +379,13 @@ class DecisionRow(Base):
     mode: Mapped[Mode]
     outcome: Mapped[OutcomeKind]
     detail: Mapped[str]
-    claimed_at: Mapped[datetime | None]
 
 
-class EventRow(Base):
-    """Something an operator may want to know. ``claimed_at``: as in ``ticks``."""
+class EventRow(Recorded):
+    """Something an operator may want to know."""
 
     __tablename__ = "events"
-    __table_args__ = (Index(None, "at", "id"), Index(None, "host", "at", "id"), Index(None, "vm", "at", "id"))
 
-    id: Mapped[int] = mapped_column(Serial, primary_key=True)
-    record_id: Mapped[str] = mapped_column(unique=True)
-    at: Mapped[datetime]
-    host: Mapped[str]
-    vm: Mapped[str | None]
     severity: Mapped[Severity]
     kind: Mapped[str]
     message: Mapped[str]
-    claimed_at: Mapped[datetime | None]

@@ -75,15 +75,15 @@ def serving(
     )
     now: dict[str, ApplicationRow] = {row[0]: row[1] for row in session.execute(query)}
     changed = session.scalars(select(ApplicationRow).where(ApplicationRow.name.in_(past.changes))).all()
-    found = {}
+    applications = {}
     for vm, at in places:
         before = {row.name: _before(past, row.name, at) for row in changed}
         row = next((row for row in changed if vm in (before[row.name] or ())), None)
         if row is None and vm in now and before.get(now[vm].name) is None:
             row = now[vm]
         if row is not None:
-            found[vm, at] = row
-    return found
+            applications[vm, at] = row
+    return applications
 
 
 def _before(past: Past, name: str, at: datetime) -> frozenset[str] | None:

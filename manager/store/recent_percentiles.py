@@ -166,9 +166,9 @@ def _sums(session: Session, numbers: Iterable[int], since: datetime, now: dateti
 def _sum(line: Collection[_Known]) -> _SlotState | None:
     if not line:
         return None
-    states = [known.state for known in line]
+    states = [slots.state for slots in line]
     return _SlotState(
-        sum(one.origins for one in states), sum(one.samples for one in states), max(one.end for one in states)
+        sum(slot.origins for slot in states), sum(slot.samples for slot in states), max(slot.end for slot in states)
     )
 
 

@@ -151,7 +151,10 @@ def period_of(application: str, row: RollupRow) -> Period:
     histogram = Histogram({int(bucket): count for bucket, count in row.buckets.items()})
     ready = Ready(**row.ready) if row.ready else None
     window = Window(application, start_s, start_s + row.length_s, histogram, row.requests, ready)
-    spans = (Span(start_s + one["start_s"], start_s + one["end_s"], one["missed"]) for one in row.violations or ())
+    spans = (
+        Span(start_s + violation["start_s"], start_s + violation["end_s"], violation["missed"])
+        for violation in row.violations or ()
+    )
     return Period(start_s, window, row.slots, row.judged, row.missed, tuple(spans))
 
 
@@ -188,8 +191,12 @@ def _row(number: int, start: datetime, length: timedelta, periods: Sequence[Peri
     whole = total("", periods, start_s, start_s + length.total_seconds())
     columns = columns_of(whole.window)
     spans = [
-        {"start_s": round(one.start_s - start_s, 6), "end_s": round(one.end_s - start_s, 6), "missed": one.missed}
-        for one in whole.violations
+        {
+            "start_s": round(violation.start_s - start_s, 6),
+            "end_s": round(violation.end_s - start_s, 6),
+            "missed": violation.missed,
+        }
+        for violation in whole.violations
     ]
     return {
         "application_id": number,

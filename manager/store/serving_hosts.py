@@ -57,7 +57,7 @@ def named_hosts(session: Session, names: Mapping[int, str], now: datetime) -> di
     Where that is none, and there is but one host in the fleet, it is that one. ``names`` are those of applications by
     the numbers of their rows.
     """
-    found: dict[str, set[str]] = {name: set() for name in names.values()}
+    hosts_of: dict[str, set[str]] = {name: set() for name in names.values()}
     query = (
         select(TierRow.application_id, VmRow.host)
         .join(TierVmRow, TierVmRow.tier_id == TierRow.id)
@@ -65,11 +65,11 @@ def named_hosts(session: Session, names: Mapping[int, str], now: datetime) -> di
         .where(TierRow.application_id.in_(names), VmRow.host.is_not(None))
     )
     for number, host in session.execute(query):
-        found[names[number]].add(str(host))
-    if not all(found.values()):
+        hosts_of[names[number]].add(str(host))
+    if not all(hosts_of.values()):
         alone = only_host(session, now)
-        found = {name: hosts or ({alone} if alone else set()) for name, hosts in found.items()}
-    return {name: frozenset(hosts) for name, hosts in found.items()}
+        hosts_of = {name: hosts or ({alone} if alone else set()) for name, hosts in hosts_of.items()}
+    return {name: frozenset(hosts) for name, hosts in hosts_of.items()}
 
 
 def only_host(session: Session, now: datetime) -> str | None:

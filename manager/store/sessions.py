@@ -72,14 +72,14 @@ def sign_in(
     Raises SignInThrottled, or SignInRefused, the same and after about the same time whatever is wrong; Busy.
     """
     refuse_try(database, name, address, now)
-    known = name if re.fullmatch(NAME_PATTERN, name) else ""
+    known_name = name if re.fullmatch(NAME_PATTERN, name) else ""
     with turns.turn(network(address, 24, 48)) if turns else nullcontext():
         count_try(database, name, address, now)
-        proven_hash = _proven_hash(database, known, password)
+        proven_hash = _proven_hash(database, known_name, password)
     secret = secrets.token_urlsafe(_SECRET_BYTES)
     with database.registering() as session:  # nobody may change the user or the token meanwhile
-        user = find(session, UserRow, known)
-        token = find(session, TokenRow, known)
+        user = find(session, UserRow, known_name)
+        token = find(session, TokenRow, known_name)
         principal = None
         if user is not None and user.password_hash == proven_hash:
             principal = _principal(user)
@@ -87,7 +87,7 @@ def sign_in(
         elif token is not None and _may_sign_in(token, password, now):
             principal = _principal(token)
         if principal is None:
-            shown = known if user or token else ""  # a name that nobody has may be a password in the wrong field
+            shown = known_name if user or token else ""  # a name that nobody has may be a password in the wrong field
             record_refusal(session, shown, address, now)
         else:
             forgive(session, name)
@@ -117,10 +117,10 @@ def find_session(
     Notes the use, at most once a minute; ``used`` false: only asks whether it goes on.
     """
     with database.reading() as session:
-        found = _find(session, secret)
-    if found is None:
+        session_and_owner = _find(session, secret)
+    if session_and_owner is None:
         return None
-    row, owner = found
+    row, owner = session_and_owner
     if min(row.expires_at, row.last_seen_at + limits.idle) <= now:
         return None
     if row.last_seen_at > now + _AHEAD:
@@ -136,9 +136,9 @@ def find_session(
 def sign_out(database: Database, secret: str, address: str, now: datetime) -> None:
     """End the session of a secret, if there is one."""
     with database.writing() as session:
-        found = _find(session, secret)
-        if found is not None:
-            row, owner = found
+        session_and_owner = _find(session, secret)
+        if session_and_owner is not None:
+            row, owner = session_and_owner
             session.execute(delete(SessionRow).where(SessionRow.id == row.id))
             record(session, actor_of(_principal(owner), address), "session.delete", owner.name, now)
 
@@ -182,8 +182,8 @@ def _find(session: Session, secret: str) -> tuple[SessionRow, UserRow | TokenRow
         .outerjoin(TokenRow, TokenRow.id == SessionRow.token_id)
         .where(SessionRow.secret_hash == hash_secret(secret))
     )
-    found = session.execute(query).one_or_none()
-    return None if found is None else (found[0], found[1] or found[2])
+    row = session.execute(query).one_or_none()
+    return None if row is None else (row[0], row[1] or row[2])
 
 
 def _may_sign_in(token: TokenRow, password: str, now: datetime) -> bool:

@@ -61,11 +61,11 @@ class SilenceWatch:
                 name for name, (_, silent) in hosts.items() if not silent and steady_s - heard[name].steady_s > after_s
             }
             back = {name for name in again if hosts[name][1]}
-            found = []
+            events = []
             if fell or back:
                 rows = select(HostRow).where(HostRow.name.in_(fell | back)).with_for_update(skip_locked=True)
-                found = [self._note(host, now) for host in session.scalars(rows) if host.silent is (host.name in back)]
-            count = store_new(session, EventRow, found)
+                events = [self._note(host, now) for host in session.scalars(rows) if host.silent is (host.name in back)]
+            count = store_new(session, EventRow, events)
         self._heard, self._looked_s = heard, steady_s
         return count
 

@@ -23,7 +23,7 @@ def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[
 
     ``names`` are those of applications by the numbers of their rows.
     """
-    found: dict[str, set[str]] = {name: set() for name in names.values()}
+    hosts_by_name: dict[str, set[str]] = {name: set() for name in names.values()}
     query = (
         select(TierRow.application_id, VmRow.host, HostRow.name)
         .join(TierVmRow, TierVmRow.tier_id == TierRow.id)
@@ -33,8 +33,8 @@ def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[
         .where(TierRow.application_id.in_(names), or_(VmRow.host.is_not(None), HostRow.name.is_not(None)))
     )
     for number, registered, seen in session.execute(query):
-        found[names[number]].add(registered or seen)
-    return {name: frozenset(hosts) for name, hosts in found.items()}
+        hosts_by_name[names[number]].add(registered or seen)
+    return {name: frozenset(hosts) for name, hosts in hosts_by_name.items()}
 
 
 def replace_source_statuses(

@@ -137,7 +137,7 @@ def _places(
     The longest that is at most ``coarse_s`` long tells; of what comes after it the shorter ones do, and before it,
     where it is not kept any more, the longer ones.
     """
-    found: list[tuple[type[TickRow] | type[TickRollupRow], int]] = []
+    places: list[tuple[type[TickRow] | type[TickRollupRow], int]] = []
     for length in reversed(_LENGTHS):
         end = until if length.total_seconds() <= coarse_s else min(_oldest(session, host, since, length), until)
         query = select(TickRollupRow.id, TickRollupRow.start).where(
@@ -148,10 +148,10 @@ def _places(
             TickRollupRow.at >= since,
         )
         rows = session.execute(query.order_by(TickRollupRow.start)).all()
-        found += [(TickRollupRow, number) for number, _ in rows]
+        places += [(TickRollupRow, number) for number, _ in rows]
         since = rows[-1].start + length if rows else since
     ticks = select(TickRow.id).where(TickRow.host == host, TickRow.at >= since, TickRow.at < until)
-    return [*found, *((TickRow, number) for number in session.scalars(ticks.order_by(TickRow.at)))]
+    return [*places, *((TickRow, number) for number in session.scalars(ticks.order_by(TickRow.at)))]
 
 
 def _oldest(session: Session, host: str, since: datetime, length: timedelta) -> datetime:
@@ -160,8 +160,8 @@ def _oldest(session: Session, host: str, since: datetime, length: timedelta) -> 
         TickRollupRow.host == host, TickRollupRow.length_s < seconds(length), TickRollupRow.start >= since
     )
     ticks = select(func.min(TickRow.at)).where(TickRow.host == host, TickRow.at >= since)
-    found = [first for first in map(session.scalar, (minutes, ticks)) if first is not None]
-    return min(found, default=datetime.max.replace(tzinfo=UTC))
+    oldest = [first for first in map(session.scalar, (minutes, ticks)) if first is not None]
+    return min(oldest, default=datetime.max.replace(tzinfo=UTC))
 
 
 def _parts(session: Session, host: str, length: timedelta, start: datetime) -> list[tuple[TickRecord, int]]:

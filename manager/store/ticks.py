@@ -45,13 +45,13 @@ def list_ticks(
     What is dated ``latest`` or later, by a clock that was ahead, comes after all else.
     """
     begin, end = since or _BEGIN, until or _END
-    found: list[TickRow] = []
+    rows: list[TickRow] = []
     if after is None or after < latest:
-        found += _newest_first(session, host, begin, min(end, latest, after or _END), limit)
+        rows += _newest_first(session, host, begin, min(end, latest, after or _END), limit)
         after = None
-    if len(found) < limit and latest < end:
-        found += _newest_first(session, host, max(begin, latest), min(end, after or _END), limit - len(found))
-    return found
+    if len(rows) < limit and latest < end:
+        rows += _newest_first(session, host, max(begin, latest), min(end, after or _END), limit - len(rows))
+    return rows
 
 
 def _newest_first(session: Session, host: str, since: datetime, until: datetime, limit: int) -> Sequence[TickRow]:

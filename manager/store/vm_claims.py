@@ -56,28 +56,30 @@ def take_statuses(
     ``whole``: there are no others on the host. A host that has not reported for ``live`` has no VM that another one
     reports. A VM that nobody registered counts as registered for no host: it may just have been removed.
     """
-    registered, changed_at = _registered(session, {one.vm for one in reported})
-    holders = _holders(session, host, {one.vm for one in reported}, now, live)
+    registered, changed_at = _registered(session, {status.vm for status in reported})
+    holders = _holders(session, host, {status.vm for status in reported}, now, live)
     refused: list[RefusedVm] = []
     taken: list[Reported] = []
-    for one in reported:
-        known, holder = registered.get(one.vm, _UNREGISTERED), holders.get(one.vm)
-        why = foul(known, host.name, one.uuid, holder)
+    for status in reported:
+        registration, holder = registered.get(status.vm, _UNREGISTERED), holders.get(status.vm)
+        why = foul(registration, host.name, status.uuid, holder)
         if why is None:
-            taken.append(one)
+            taken.append(status)
         else:
-            other = holder if why is Foul.RUNS_ELSEWHERE else known.host
-            refused.append(RefusedVm(one.vm, why, told_of(why, one.vm, host.name, other, known, one.uuid), other))
-    not_here = {one.vm for one in refused}
+            other = holder if why is Foul.RUNS_ELSEWHERE else registration.host
+            refused.append(
+                RefusedVm(status.vm, why, told_of(why, status.vm, host.name, other, registration, status.uuid), other)
+            )
+    not_here = {status.vm for status in refused}
     gone = select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)
-    gone = gone.where(VmStatusRow.vm.not_in([one.vm for one in taken]) if whole else VmStatusRow.vm.in_(not_here))
+    gone = gone.where(VmStatusRow.vm.not_in([status.vm for status in taken]) if whole else VmStatusRow.vm.in_(not_here))
     left = session.scalars(gone).all()
     if left:
         session.execute(delete(VmStatusRow).where(VmStatusRow.host_id == host.id, VmStatusRow.vm.in_(left)))
-    moved = _holder_ids(session, host, {one.vm for one in taken})
-    put_statuses(session, host, [one.columns for one in taken], now)
+    moved = _holder_ids(session, host, {status.vm for status in taken})
+    put_statuses(session, host, [status.columns for status in taken], now)
     note_left(session, [*((vm, host.id) for vm in left), *moved], now)
-    _forget(session, host, not_here if whole else None, {one.vm for one in taken})
+    _forget(session, host, not_here if whole else None, {status.vm for status in taken})
     _tell(session, host, refused, changed_at, now)
     return refused
 
@@ -92,20 +94,22 @@ def _registered(session: Session, names: Collection[str]) -> tuple[dict[str, Reg
 def _holders(session: Session, host: HostRow, names: Collection[str], now: datetime, live: timedelta) -> dict[str, str]:
     """The other hosts that report VMs of these names and still answer, by VM."""
     query = select(VmStatusRow.vm, HostRow.name, HostRow.last_seen_at).join(HostRow, HostRow.id == VmStatusRow.host_id)
-    found = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
-    return {vm: name for vm, name, seen_at in found if seen_at is not None and abs(now - seen_at) <= live}
+    rows = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
+    return {vm: name for vm, name, seen_at in rows if seen_at is not None and abs(now - seen_at) <= live}
 
 
 def _holder_ids(session: Session, host: HostRow, names: Collection[str]) -> list[tuple[str, int]]:
     query = select(VmStatusRow.vm, VmStatusRow.host_id)
-    found = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
-    return [(vm, number) for vm, number in found]
+    rows = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
+    return [(vm, number) for vm, number in rows]
 
 
 def note_left(session: Session, places: Sequence[tuple[str, int]], now: datetime) -> None:
     """VMs, by name and their host's row number, are not there any more. Those that nobody registered are left out."""
-    known = set(session.scalars(select(VmRow.name).where(VmRow.name.in_([vm for vm, _ in places])))) if places else ()
-    rows = [{"vm": vm, "host_id": number, "left_at": now} for vm, number in sorted(places) if vm in known]
+    registered_names = (
+        set(session.scalars(select(VmRow.name).where(VmRow.name.in_([vm for vm, _ in places])))) if places else ()
+    )
+    rows = [{"vm": vm, "host_id": number, "left_at": now} for vm, number in sorted(places) if vm in registered_names]
     if rows:
         insert = insert_for(session, ClaimRow)
         update = {"left_at": insert.excluded.left_at}
@@ -133,22 +137,22 @@ def _tell(
     session: Session, host: HostRow, refused: Sequence[RefusedVm], changed_at: Mapping[str, datetime], now: datetime
 ) -> None:
     """An event on the lists of both hosts, when a claim lasts, and again now and then."""
-    refused = [one for one in refused if one.vm in changed_at]
+    refused = [refusal for refusal in refused if refusal.vm in changed_at]
     if not refused:
         return
     insert = insert_for(session, ClaimRow).on_conflict_do_nothing(index_elements=["vm", "host_id"])
-    session.execute(insert, [{"vm": vm, "host_id": host.id} for vm in sorted(one.vm for one in refused)])
-    by_name = {one.vm: one for one in refused}
+    session.execute(insert, [{"vm": vm, "host_id": host.id} for vm in sorted(refusal.vm for refusal in refused)])
+    by_name = {refusal.vm: refusal for refusal in refused}
     events: list[dict[str, object]] = []
     for row in session.scalars(select(ClaimRow).where(ClaimRow.host_id == host.id, ClaimRow.vm.in_(by_name))):
-        one = by_name[row.vm]
+        refusal = by_name[row.vm]
         row.refused_at = row.refused_at or now
         settling = abs(now - changed_at[row.vm]) < _SETTLES
-        settling |= one.why is Foul.RUNS_ELSEWHERE and abs(now - row.refused_at) < _SETTLES
+        settling |= refusal.why is Foul.RUNS_ELSEWHERE and abs(now - row.refused_at) < _SETTLES
         if settling or (row.told_at is not None and abs(now - row.told_at) < _AGAIN):
             continue
         row.told_at = now
-        severity = Severity.WARNING if one.why is Foul.RUNS_ELSEWHERE else Severity.ERROR
-        hosts = dict.fromkeys([host.name, one.other or host.name])
-        events += [host_event(name, now, severity, CLAIMED, one.text) | {"vm": row.vm} for name in hosts]
+        severity = Severity.WARNING if refusal.why is Foul.RUNS_ELSEWHERE else Severity.ERROR
+        hosts = dict.fromkeys([host.name, refusal.other or host.name])
+        events += [host_event(name, now, severity, CLAIMED, refusal.text) | {"vm": row.vm} for name in hosts]
     store_new(session, EventRow, events)

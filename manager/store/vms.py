@@ -107,10 +107,10 @@ def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) 
 
 def get_vm(session: Session, name: str) -> dict[str, Any]:
     """One VM as in ``list_vms``. Raises NotFound."""
-    found = _mappings(session, _details().where(VmRow.name == name))
-    if not found:
+    mappings = _mappings(session, _details().where(VmRow.name == name))
+    if not mappings:
         raise not_found(VmRow, name)
-    return found[0]
+    return mappings[0]
 
 
 def vms_for_host(session: Session, host: str) -> list[dict[str, Any]]:

@@ -61,16 +61,16 @@ def add_samples(session: Session, application: str, windows: Collection[Window],
     for window in windows:
         slot = slot_start(_time(window.end_s), slot_length)
         place = (WindowRow.application_id == row.id, WindowRow.slot == slot, WindowRow.origin == PUSHED)
-        known = session.scalars(select(WindowRow).where(*place)).one_or_none()
-        merged = merge([window_of(application, known), window]) if known else window
+        stored = session.scalars(select(WindowRow).where(*place)).one_or_none()
+        merged = merge([window_of(application, stored), window]) if stored else window
         if merged.histogram.count > MAX_COUNT:
             text = f"{window.histogram.count} more samples in this window; allowed: {MAX_COUNT} in all"
             raise InvalidRequest("buckets", text)
-        if known is None:
-            known = WindowRow(application_id=row.id, slot=slot, origin=PUSHED)
-            session.add(known)
+        if stored is None:
+            stored = WindowRow(application_id=row.id, slot=slot, origin=PUSHED)
+            session.add(stored)
         for column, value in columns_of(merged).items():
-            setattr(known, column, value)
+            setattr(stored, column, value)
     slots = {slot_start(_time(window.end_s), slot_length) for window in windows}
     note_windows(session, MINUTE, ((row.id, slot, PUSHED) for slot in slots))
 
@@ -99,8 +99,8 @@ def replace_windows(
         slot = slot_start(_time(window.end_s), slot_length)
         row = {"application_id": number, "slot": slot, "origin": origin, **columns_of(window)}
         row["ahead"] = slot > latest - slot_length
-        known = rows.setdefault((number, slot), row)
-        if (known["count"], known["end_at"]) <= (row["count"], row["end_at"]):
+        fullest = rows.setdefault((number, slot), row)
+        if (fullest["count"], fullest["end_at"]) <= (row["count"], row["end_at"]):
             rows[number, slot] = row
     if rows:
         note_windows(session, MINUTE, ((number, slot, origin) for number, slot in rows))
