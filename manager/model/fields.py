@@ -52,8 +52,9 @@ def as_text(said: str) -> str:
 Text = Annotated[
     str,
     Field(max_length=MAX_TEXT, pattern=r"^[^\x00]*$", description="up to 2000 characters, none of them NUL"),
-    PlainSerializer(as_text, when_used="json"),
 ]
+SafeText = Annotated[Text, PlainSerializer(as_text, when_used="json")]
+"""Text of a third party that an agent reports: made acceptable where it is written."""
 Uuid = Annotated[
     str,
     Field(

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from manager.model.fields import CLOSED, EpochS, Name, Text
+from manager.model.fields import CLOSED, EpochS, Name, SafeText
 
 
 class FindingStatus(StrEnum):
@@ -39,12 +39,12 @@ class Finding:
     """
 
     id: Name
-    area: Text
-    title: Text
+    area: SafeText
+    title: SafeText
     status: FindingStatus
     essential: Annotated[bool, Field(description="without it Equipoise cannot control the host")]
-    detail: Text
-    advice: Annotated[Text, Field(description="empty: there is nothing to do")] = ""
+    detail: SafeText
+    advice: Annotated[SafeText, Field(description="empty: there is nothing to do")] = ""
     __pydantic_config__: ClassVar = CLOSED
 
     @property

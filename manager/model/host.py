@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, NamedTuple
 from pydantic import Field
 
 from manager.model.cpus import CpuSet
-from manager.model.fields import CLOSED, Count, Cpus, Text
+from manager.model.fields import CLOSED, Count, Cpus, SafeText
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.topology import Topology
 from manager.model.warp import Offer
@@ -45,8 +45,8 @@ CPU_WEIGHT_V2 = WeightScale(1, 10_000, default=100, critical=10_000, critical_mi
 class Capabilities:
     """What the host's kernel and libvirt offer, as probed by its agent."""
 
-    kernel: Text
-    libvirt: Text
+    kernel: SafeText
+    libvirt: SafeText
     cgroup_version: Annotated[
         int, Field(ge=0, le=2, description="version that carries the cpu controller; 0: none usable")
     ]
@@ -54,14 +54,14 @@ class Capabilities:
     online_cpus: Cpus
     managed_cpus: Annotated[Cpus, Field(description="which may be given to VMs")]
     schedstat: Annotated[bool, Field(description="run-queue delay of vCPU threads can be read")]
-    warnings: tuple[Text, ...] = ()
+    warnings: tuple[SafeText, ...] = ()
     idle_class: Annotated[bool, Field(description="the kernel has cpu.idle")] = False
     topology: Topology = field(default_factory=Topology)
     warps: Annotated[tuple[Offer, ...], Field(description="mechanisms for warps, the best first")] = ()
-    scheduler: Annotated[Text, Field(description="sched_ext scheduler that decides; empty: none")] = ""
+    scheduler: Annotated[SafeText, Field(description="sched_ext scheduler that decides; empty: none")] = ""
     scheduler_is_ours: bool = False
     limits_real_time: Annotated[bool, Field(description="the kernel limits real-time threads by cgroup")] = False
-    limits: Annotated[tuple[Text, ...], Field(description="what the agent's settings forbid")] = ()
+    limits: Annotated[tuple[SafeText, ...], Field(description="what the agent's settings forbid")] = ()
     __pydantic_config__: ClassVar = CLOSED
 
 

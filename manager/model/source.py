@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, TypeAdapter
 
-from manager.model.fields import CLOSED, Count, EpochS, Name, Percentile, Text
+from manager.model.fields import CLOSED, Count, EpochS, Name, Percentile, SafeText
 from manager.model.url import secret_of
 
 
@@ -196,5 +196,5 @@ class SourceStatus:
     refused: Annotated[Count, Field(description="from addresses that are not believed")] = 0
     late: Annotated[Count, Field(description="older than the windows that are kept open")] = 0
     errors: Annotated[Count, Field(description="requests that failed, or were not answered in time")] = 0
-    detail: Text = ""
+    detail: SafeText = ""
     __pydantic_config__: ClassVar = CLOSED

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from manager.model.cpus import CpuSet
-from manager.model.fields import CLOSED, Count, Cpus, Text
+from manager.model.fields import CLOSED, Count, Cpus, SafeText
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class NicQueue:
     ``managed``: the kernel placed it itself and refuses another affinity.
     """
 
-    interface: Text
+    interface: SafeText
     irq: Count
     cpus: Cpus
     serving: Cpus

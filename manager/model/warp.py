@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
-from manager.model.fields import CLOSED, Text
+from manager.model.fields import CLOSED, SafeText
 
 AUTO: Literal["auto"] = "auto"
 WarpWish = int | Literal["auto"]
@@ -100,7 +100,7 @@ class Offer:
 
     mechanism: Mechanism
     there: Annotated[bool, Field(description="whether this host has it")]
-    detail: Annotated[Text, Field(description="what was seen")]
+    detail: Annotated[SafeText, Field(description="what was seen")]
     __pydantic_config__: ClassVar = CLOSED
 
 
