@@ -45,7 +45,7 @@ load = [{ rate_rps = 20 }]
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A manager."""
-    with contextlib.closing(Service(tmp_path_factory.mktemp("manager"), interval_s=0.5)) as made:
+    with contextlib.closing(Service(tmp_path_factory.mktemp("manager"))) as made:
         made.prepare()
         yield made
 
@@ -104,7 +104,7 @@ def agent(service: Service, folder: Path, **changed: object) -> Iterator[int]:
         "token_file": service.folder / "state" / AGENT_TOKEN_FILE,
         "agent_listen_port": port,
         "host_name": HOST,
-        "interval_s": 0.5,
+        "interval_s": 0.25,
         "sync_s": 0.2,
     } | changed
     environ = {name: text for name, text in os.environ.items() if not name.startswith("EQUIPOISE_")}
@@ -186,7 +186,7 @@ def page(service: Service, path: str) -> str:
 
 
 def test_a_host_is_silent_on_pages_when_the_interface_says_so(service: Service) -> None:
-    """With intervals of half a second that is after 3 s, whatever ``stale_s`` is."""
+    """With intervals of a second that is after 6 s, whatever ``stale_s`` is."""
     service.ask("POST", "/hosts/quiet/report", report())
     soon(lambda: service.ask("GET", "/hosts/quiet")["silent"])
     assert "Silent: last seen" in page(service, "/hosts/quiet")
