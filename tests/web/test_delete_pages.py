@@ -70,7 +70,7 @@ def test_a_hosts_history_is_kept_and_so_are_its_tokens(kept: Desk) -> None:
 
 def test_a_vms_history_is_kept(kept: Desk) -> None:
     kept.api.ok("PUT", "/applications/shop", {"sla": {"response_time_ms": 10}})
-    assert "somebody else changed since stays as it is" in delete(kept, "vms/web-1").text
+    assert "an externally modified setting stays as it is" in delete(kept, "vms/web-1").text
 
 
 def test_a_removed_users_tokens_stay(desk: Desk) -> None:
