@@ -16,7 +16,7 @@ from tests.live.test_control import CRITICAL, smallest
 
 pytestmark = pytest.mark.live
 
-OLDER = "1ccb1a7c61f04ab94a066e3e6d4c82980a12cc69"
+OLDER = "1e71b87056b5d270b75ba3cf4bc94eef9b001190"
 """A commit of main: the last change which older versions cannot follow, in what agents and managers exchange, in
 the journal, or, until the first release, in the first migration. Who makes such a change moves it."""
 REVISION = "0001"
