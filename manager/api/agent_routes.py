@@ -1,4 +1,4 @@
-"""What the agent of a host tells the manager, and what it is told."""
+"""Reports of agents, and their assignments."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _REPORT_BODY: dict[str, Any] = {"required": True, "content": {"application/json"
 
 def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
     """The routes that agents use."""
-    api = blueprint("agents", "What the agent of a host reports and is told.")
+    api = blueprint("agents", "Reports of agents, and their assignments.")
     database, assignments = context.database, Assignments(context)
 
     @api.post(

@@ -1,4 +1,4 @@
-"""Who is guilty of a missed SLA."""
+"""The likely cause of a violated SLA."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _MOST_VMS = 1000
 
 def evidence_api(context: ManagerContext) -> APIBlueprint:
     """The route of evidence."""
-    api = blueprint("evidence", "Who is guilty of a missed SLA.")
+    api = blueprint("evidence", "The likely cause of a violated SLA.")
 
     @api.get("/applications/<name>/evidence", responses=answers((200, EvidenceOut)))
     @endpoint(VIEWER)
@@ -82,7 +82,7 @@ def evidence_api(context: ManagerContext) -> APIBlueprint:
 
 def _not_missed(sla: Sla | None, at: datetime, ever: bool) -> Verdict:
     when = "in the last 30 days" if ever else f"in the minute until {at}"
-    text = f"the SLA was not missed {when}" if sla else "the application has no SLA"
+    text = f"the SLA was not violated {when}" if sla else "the application has no SLA"
     return Verdict(VerdictKind.UNKNOWN, (text,))
 
 

@@ -44,7 +44,7 @@ class FleetQuery(Schema):
     search: Annotated[str, Field(max_length=63)] | None = Field(default=None, description="part of the name")
     sort: Literal["worst", "name", "used", "rate"] = Field(
         default="worst",
-        description="worst: by state, then as used; used: of the promised time, the most first; rate: highest first",
+        description="worst: by state, then as used; used: measured time by target, highest first; rate: highest first",
     )
     limit: Annotated[int, Field(ge=1, le=1000)] = 100
     offset: Annotated[int, Field(ge=0, le=1_000_000, description="how many to pass over")] = 0
@@ -67,9 +67,9 @@ class _Glance:
 
     @property
     def used(self) -> float:
-        """The measured time by the promised one; below 0 where either is unknown."""
-        measured_ms, promised_ms = self.measured_ms, self.row.sla_response_time_ms
-        return -1.0 if measured_ms is None or promised_ms is None else measured_ms / promised_ms
+        """The measured time by the SLA's target; below 0 where either is unknown."""
+        measured_ms, target_ms = self.measured_ms, self.row.sla_response_time_ms
+        return -1.0 if measured_ms is None or target_ms is None else measured_ms / target_ms
 
     @property
     def rate_rps(self) -> float | None:

@@ -72,7 +72,7 @@ def history_api(context: ManagerContext) -> APIBlueprint:
     @api.get("/applications/<name>/history", responses=answers((200, HistoryOut)))
     @endpoint(VIEWER)
     def get_application_history(path: NamePath, query: HistoryQuery) -> Response:
-        """Response times of an application in steps, and when its SLA was missed."""
+        """Response times of an application in steps, and when its SLA was violated."""
         since, until = _range(query, context.now())
         steps = _steps(context, query, since, until)
         with database.reading() as session:
@@ -96,7 +96,7 @@ def history_api(context: ManagerContext) -> APIBlueprint:
     @api.get("/applications/<name>/budget", responses=answers((200, BudgetsOut)))
     @endpoint(VIEWER)
     def get_budget(path: NamePath) -> Response:
-        """How often and for how long the SLA was missed in the last hour, day and 30 days."""
+        """How often and for how long the SLA was violated in the last hour, day and 30 days."""
         now_s = context.clock()
         with database.reading() as session:
             row = application_with_past(session, path.name)

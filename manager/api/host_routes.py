@@ -87,7 +87,7 @@ def hosts_api(context: ManagerContext) -> APIBlueprint:
     @api.post("/hosts/<name>/adopt", responses=answers((200, HostOut)))
     @endpoint(OPERATOR)
     def adopt_host_(path: NamePath) -> Response:
-        """Take settings of the host itself back that somebody else changed: its agent stops leaving them alone."""
+        """Adopt externally modified settings of the host itself: its agent controls them again."""
         with audited(context, "host.adopt", HostRow, path.name, _described) as session:
             row = adopt_host(session, path.name, context.now())
         return answer(_host_out(row, context.now()), etag=row.etag)

@@ -234,9 +234,7 @@ class _Fleet(Collector):
             None,
             ["application", "percentile"],
         )
-        promise = GaugeMetricFamily(
-            "equipoise_application_sla_seconds", "Response time promised by the SLA", None, label
-        )
+        target = GaugeMetricFamily("equipoise_application_sla_seconds", "Target of the SLA", None, label)
         rate = GaugeMetricFamily(
             "equipoise_application_rate_rps", "Requests per second of the latest window", None, label
         )
@@ -253,7 +251,7 @@ class _Fleet(Collector):
             window = windows.get(row.name)
             sla = sla_of(row)
             if sla is not None:
-                promise.add_metric([row.name], sla.response_time_ms / 1000)
+                target.add_metric([row.name], sla.response_time_ms / 1000)
             if window is not None:
                 if window.rate_rps is not None:
                     rate.add_metric([row.name], window.rate_rps)
@@ -265,7 +263,7 @@ class _Fleet(Collector):
             current = sla_state(window, sla, now_s, self._context.stale_s, self._context.min_samples)
             for possible in SlaState:
                 state.add_metric([row.name, possible], 1.0 if possible is current else 0.0)
-        return [measured, promise, rate, count, state]
+        return [measured, target, rate, count, state]
 
     def _error_budgets(self, session: Session) -> list[Metric]:
         label = ["application"]

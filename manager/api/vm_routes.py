@@ -73,7 +73,7 @@ def vms_api(context: ManagerContext) -> APIBlueprint:
     @api.post("/vms/<name>/adopt", responses=answers((200, VmOut)))
     @endpoint(OPERATOR)
     def adopt_vm_(path: NamePath) -> Response:
-        """Take settings of a VM back that somebody else changed: its agent stops leaving them alone."""
+        """Adopt externally modified settings of a VM: its agent controls them again."""
         with audited(context, "vm.adopt", VmRow, path.name, _described) as session:
             row = adopt_vm(session, path.name, context.now())
             vm = get_vm(session, path.name)
@@ -82,7 +82,7 @@ def vms_api(context: ManagerContext) -> APIBlueprint:
     @api.delete("/vms/<name>", responses=answers((204, None)))
     @endpoint(OPERATOR)
     def delete_vm_(path: NamePath, header: Conditions) -> Response:
-        """Forget a VM; its agent puts its settings back. One that serves an application cannot be forgotten."""
+        """Remove a VM; its agent restores its settings. A VM that serves an application cannot be removed."""
         with audited(context, "vm.delete", VmRow, path.name, _described) as session:
             delete_vm(session, path.name, header.check)
         return no_content()

@@ -105,7 +105,7 @@ _AGENT_EPILOG = """
 WHAT IT DOES
   Follows the running domains through libvirt and, once an interval, sets the CPU weights and pins of the registered
   VMs as the host's policy wants them. The original of each value is in the journal before it is changed. On SIGTERM,
-  and when told to with `equipoise release`, everything is put back; after a crash the next start goes on from the
+  and when told to with `equipoise release`, every setting is restored; after a crash the next start goes on from the
   journal. It runs the response-time sources of its host, see docs/how-to/sources.md. It needs root. It keeps
   controlling while the manager is away, and while libvirtd restarts.
 
@@ -145,7 +145,7 @@ def agent(context: click.Context, settings: Settings) -> None:
         watchdog.close()
         left = running.stop()
     if left:
-        raise EquipoiseError(f"{left} settings could not be put back; `equipoise release` tries again")
+        raise EquipoiseError(f"{left} settings could not be restored; `equipoise release` tries again")
     log.info("agent stopped, everything is as it was")
 
 

@@ -56,7 +56,7 @@ EXAMPLES
   equipoise run                         manager and agent on this machine
   equipoise status                      what is managed, changed, and how the SLAs are
   equipoise decisions --vm shop-cache   why that VM has the weight it has
-  equipoise release                     put every changed setting of this host back
+  equipoise release                     restore every changed setting of this host
 """
 
 

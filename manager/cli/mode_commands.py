@@ -1,4 +1,4 @@
-"""How far Equipoise may go on a host, for one VM, and with settings that somebody else changed."""
+"""How far Equipoise may go on a host, for one VM, and with externally modified settings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WAIT_S = 60
 _RELEASE_EPILOG = """
 WHAT IT DOES
   Sets the host's mode, or with --vm that VM's, to `released` and waits until the agent has put every setting back to
-  the value it had before Equipoise changed it. Settings that somebody else changed since are left as they are. It
+  the value it had before Equipoise changed it. Externally modified settings are left as they are. It
   stays released, also across restarts, until `equipoise enforce`. When no agent runs on this machine, the journal is
   used directly; that needs root but neither the manager nor libvirtd. Doing it twice does no harm. With --local only
   that is done, and an agent that starts later goes on: this is how its unit of systemd cleans up after it.
@@ -36,13 +36,13 @@ EXAMPLES
 @with_settings(*CLIENT_SETTINGS, "host_name", "root_dir")
 @click.option("--host", default="", metavar="NAME", help="Release this host. [default: this machine]")
 @click.option("--vm", default="", metavar="NAME", help="Release only this VM, wherever it runs.")
-@click.option("--local", is_flag=True, help="Only put back what this machine's journal holds; the mode stays.")
+@click.option("--local", is_flag=True, help="Only restore what this machine's journal holds; the mode stays.")
 def release(settings: Settings, host: str, vm: str, local: bool) -> None:
-    """Put every changed setting of a host, or of one VM, back."""
+    """Restore every changed setting of a host, or of one VM."""
     if local:
         restored = release_offline(settings, vm)
         if restored is None:
-            raise Failure("an agent runs here, or simulates a host: stop it, which puts everything back, too")
+            raise Failure("an agent runs here, or simulates a host: stop it, which restores everything, too")
         say(restored)
         return
     name = host or settings.text("host_name")
@@ -55,7 +55,7 @@ def release(settings: Settings, host: str, vm: str, local: bool) -> None:
         SettingsError,
     ) as error:  # also without a token: the host itself may be released already
         if outcome is None:
-            hint = "; stopping the agent puts everything back, too: `systemctl stop equipoise-agent`, or SIGTERM"
+            hint = "; stopping the agent restores everything, too: `systemctl stop equipoise-agent`, or SIGTERM"
             raise Failure(f"{error}{hint}") from error
         say(f"{outcome} (the mode that the manager keeps is unchanged: {error})")
         return
@@ -68,8 +68,8 @@ def release(settings: Settings, host: str, vm: str, local: bool) -> None:
 _MODE_EPILOG = """
 MODES
   enforce    settings are changed
-  observe    the whole loop runs and records what it would do, nothing is written; what was changed is put back first
-  released   nothing is done; what was changed is put back first (`equipoise release`)
+  observe    the whole loop runs and records what it would do, nothing is written; changed settings are restored first
+  released   nothing is done; changed settings are restored first (`equipoise release`)
 
   The most cautious of a host's, an application's and a VM's mode holds.
 """
@@ -95,10 +95,9 @@ def observe(settings: Settings, host: str, vm: str) -> None:
 
 _ADOPT_EPILOG = """
 WHAT IT DOES
-  When somebody else changes a setting that Equipoise drives (virsh, another tool), the agent gives that setting up
-  within a tick, says so, and never writes it again. This command takes such settings back: the value found there
-  counts as the original from now on, and is what `equipoise release` puts back. Settings that no other tool changed are
-  not concerned.
+  When another tool, such as virsh, changes a setting that Equipoise controls, the agent reports it within a tick and
+  leaves the setting alone. This command adopts such settings: the value they hold now becomes the original, which
+  `equipoise release` restores. Settings that no other tool changed are not affected.
 
 EXAMPLES
   equipoise status                what is marked `externally modified` is left alone
@@ -112,7 +111,7 @@ EXAMPLES
 @click.option("--host", default="", metavar="NAME", help="The host. [default: this machine]")
 @click.option("--vm", default="", metavar="NAME", help="Only this VM. [default: the host and all its VMs]")
 def adopt(settings: Settings, host: str, vm: str) -> None:
-    """Take settings back that somebody else changed."""
+    """Control externally modified settings again."""
     client = connect(settings)
     name = host or settings.text("host_name")
     names = [vm] if vm else [one["name"] for one in client.items("/vms", host=name) if _external(one)]

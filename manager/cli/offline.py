@@ -36,7 +36,7 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
     path = settings.state_dir / JOURNAL_FILE
     try:
         if not (path.exists() or replica_of(path).exists()):
-            return f"nothing to put back: there is no journal {path}"
+            return f"nothing to restore: there is no journal {path}"
         host = KernelHost(HostPaths(Path(settings.text("root_dir"))), None)
         reserve = path.with_name(RESERVE_FILE)
         journal = Journal(path, host.boot_id, Reserve(reserve) if reserve.exists() else None)
@@ -46,12 +46,12 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
         failed = [outcome for outcome in outcomes if outcome.kind is OutcomeKind.FAILED]
         if failed or result.problems:
             reasons = [one.detail for one in failed] + [problem.text for problem in result.problems]
-            raise EquipoiseError(f"not everything could be put back: {'; '.join(reasons)}")
+            raise EquipoiseError(f"not everything could be restored: {'; '.join(reasons)}")
         damage = "".join(f"; {one.text}" for one in journal.take_damages())
         restored = sum(outcome.kind is OutcomeKind.RESTORED for outcome in outcomes)
         external = sum(outcome.kind is OutcomeKind.EXTERNAL for outcome in outcomes)
-        note = f", {external} left as somebody else changed them" if external else ""
+        note = f", {external} externally modified and left alone" if external else ""
         journal.close()
-        return f"{restored} settings put back{note}{damage}"
+        return f"{restored} settings restored{note}{damage}"
     finally:
         lock.close()

@@ -30,7 +30,7 @@ POLICY
 
 _RUN_EPILOG = f"""{_ABOUT}
 OUTPUT
-  For each application the share of intervals in which its SLA was missed, by how much, and the curves of response
+  For each application the share of intervals in which its SLA was violated, by how much, and the curves of response
   times, rate and weights; for each VM its CPU time and, for batch, how it compares with running alone. Where the
   scenario has a cache, the ways and limits of each group of resctrl, and how much slower each VM was for what it had of
   cache and memory. With --json the values of every interval.
@@ -43,9 +43,9 @@ EXAMPLES
 
 _COMPARE_EPILOG = f"""{_ABOUT}
 OUTPUT
-  A line for each scenario and policy: how long SLAs were missed and by how much, how far batch came, how often weights
-  were changed. With several scenarios also the sum over all, and those in which the first policy given (`fair`, if
-  none is) misses SLAs for longer than another.
+  A line for each scenario and policy: how long SLAs were violated and by how much, how far batch came, how often
+  weights were changed. With several scenarios also the sum over all, and those in which the first policy given
+  (`fair`, if none is) violates SLAs for longer than another.
 
 EXAMPLES
   equipoise sim compare spike flash-crowd

@@ -120,7 +120,7 @@ def problem_of(host: dict[str, Any], application: str) -> str:
     for group in cache["groups"]:
         if application in group["applications"]:
             if group["external"]:
-                return f"{name}: somebody else changed the group of {application}: `equipoise adopt --host {name}`"
+                return f"{name}: another tool changed the group of {application}: `equipoise adopt --host {name}`"
             others = [one for one in group["applications"] if one != application]
             if others:
                 return (
@@ -206,7 +206,7 @@ def _running(client: ManagerClient, application: str) -> list[dict[str, Any]]:
 def _refuse_without_load(found: dict[str, Any]) -> None:
     """Raises Failure."""
     if found["window"] is None:
-        raise Failure(f"nobody tells response times of {found['name']}: it needs a source (docs/how-to/sources.md)")
+        raise Failure(f"{found['name']} has no response times: it needs a source (docs/how-to/sources.md)")
     if found["sla_state"] == "no_data":
         raise Failure(f"{found['name']} has too few response times now: it is swept under the load that it has")
 

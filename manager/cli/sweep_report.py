@@ -95,9 +95,13 @@ def remarks(report: SweepReport) -> Iterator[str]:
     """What the table means, what it does not, and what became of the former value."""
     target, swept = report.target, report.swept
     yield f"Knee, by p{target.percentile:g}: {report.curve.why}."
-    promise = f"The SLA, p{target.percentile:g} <= {target.sla_ms:g} ms"
+    target_text = f"The SLA, p{target.percentile:g} <= {target.sla_ms:g} ms"
     fewest = report.fewest_for_sla
-    yield f"{promise}, was met from {fewest} ways on." if fewest else f"{promise}, was missed with the most ways."
+    yield (
+        f"{target_text}, was met from {fewest} ways on."
+        if fewest
+        else f"{target_text}, was violated with the most ways."
+    )
     rates = [step.window.rate_rps for step in swept.steps if step.window and step.window.rate_rps]
     if rates and max(rates) > _STEADY * min(rates):
         yield f"The load was not the same throughout: {min(rates):.0f}/s to {max(rates):.0f}/s."
@@ -108,7 +112,7 @@ def remarks(report: SweepReport) -> Iterator[str]:
     if swept.ended:
         yield f"It ended early: {swept.ended}."
     if swept.left:
-        yield f"NOT put back: {swept.left}. Do it by"
+        yield f"NOT restored: {swept.left}. Do it by"
         yield f"  {report.command}"
     elif swept.kept:
         yield f"Somebody else changed the cache of {target.application} meanwhile: it is left as it is."

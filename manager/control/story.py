@@ -28,7 +28,7 @@ _ENDINGS = {
     OutcomeKind.EXTERNAL: "left alone: another tool changed it",
     OutcomeKind.VANISHED: "the VM had ended",
     OutcomeKind.OBSERVED: "observed only, nothing written",
-    OutcomeKind.RESTORED: "put back",
+    OutcomeKind.RESTORED: "restored",
     OutcomeKind.APPLIED: "",
 }
 

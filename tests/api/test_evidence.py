@@ -72,7 +72,7 @@ def test_the_latest_violation_is_found_and_an_earlier_one_on_demand(site: Api) -
     assert site.ok("GET", f"/applications/shop/evidence?at={moment(-35)}")["verdict"] == "neighbour"
     before = site.ok("GET", f"/applications/shop/evidence?at={moment(-200)}")
     assert (before["verdict"], before["violation"], before["vm"]) == ("unknown", None, None)
-    assert "was not missed in the minute until" in before["evidence"][0]
+    assert "was not violated in the minute until" in before["evidence"][0]
 
 
 def test_a_rate_above_what_was_agreed(site: Api) -> None:
@@ -89,7 +89,7 @@ def test_a_vm_at_its_limit(site: Api) -> None:
     tell(site, CALM, [vm("web-1", 0.24, 0.01), vm("hog", 0.1)])
     found = site.ok("GET", "/applications/shop/evidence")
     assert (found["verdict"], found["host"]) == ("overload", HOST)
-    assert "0.96 of the 1 pCPUs" in found["evidence"][0]
+    assert "0.96 of its limit of 1 pCPUs" in found["evidence"][0]
 
 
 def test_one_full_vcpu_of_two(site: Api) -> None:
@@ -111,7 +111,7 @@ def test_not_the_cpu(site: Api) -> None:
 
 
 def test_nothing_is_said_without_evidence(site: Api) -> None:
-    assert "was not missed in the last 30 days" in site.ok("GET", "/applications/shop/evidence")["evidence"][0]
+    assert "was not violated in the last 30 days" in site.ok("GET", "/applications/shop/evidence")["evidence"][0]
     tell(site, CALM, WORSE, capabilities={**CAPABILITIES, "schedstat": False})
     found = site.ok("GET", "/applications/shop/evidence")
     assert (found["verdict"], found["vm"]) == ("unknown", None)

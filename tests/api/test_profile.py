@@ -332,7 +332,7 @@ def test_what_was_never_told_of_is_refused(agents: Agents) -> None:
     assert refused == "the agent of kvm2 has never reported: is it running?"
     api.ok("PATCH", CACHE, {"tiers": []})
     api.ok("PATCH", "/applications/bar", {"tiers": [{"name": "web", "vms": ["web-1"]}]})
-    assert "nobody tells response times of bar" in refusal(lambda: examine(agents.client(), "bar", (), agents.timing()))
+    assert "bar has no response times" in refusal(lambda: examine(agents.client(), "bar", (), agents.timing()))
 
 
 def test_others_keep_their_ways(agents: Agents) -> None:

@@ -157,7 +157,7 @@ def test_on_a_copy_of_this_machine(tmp_path: Path) -> None:
     assert parts["again"].strip() == "same token"
     assert "agent-" in parts["tokens"]
     assert "/etc/equipoise/token" in parts["settings"]
-    assert "nothing to put back" in parts["uninstall"]
+    assert "nothing to restore" in parts["uninstall"]
     assert "gone" in parts["uninstall"].splitlines()
     assert {"manager.toml", "equipoise.toml", "token", "equipoise.db"} <= set(parts["uninstall"].split())
     assert {"no data", "no user"} <= set(parts["purge"].splitlines())

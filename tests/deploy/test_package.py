@@ -82,7 +82,7 @@ def test_installed_again_removed_and_purged(package: Path, tmp_path: Path) -> No
         "equipoise:equipoise 700 /var/lib/equipoise-manager",
     } <= set(parts["installed"].splitlines())
     assert "interval_s = 2" in parts["again"].splitlines()
-    assert "nothing to put back" in parts["removed"]
+    assert "nothing to restore" in parts["removed"]
     assert "cannot access '/opt/equipoise'" in parts["removed"]
     assert {"kept", "equipoise.toml"} <= set(parts["removed"].split())
     assert {"no data", "no user"} <= set(parts["purged"].splitlines())

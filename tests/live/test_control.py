@@ -147,7 +147,7 @@ def test_release_without_agent_manager_and_registration(vms: dict[str, str], ser
     assert dying.wait(30) == -signal.SIGKILL
     assert settings_of_all(NAMES) != vms
     terminate(manager)
-    assert "put back" in service.cli("release")
+    assert "restored" in service.cli("release")
     assert settings_of_all(NAMES) == vms
     service.cli("release")
 

@@ -112,10 +112,10 @@ def test_one_vm_is_released_without_an_agent(before: dict[str, str], service: Se
     agent.kill()
     assert agent.wait(30) == -signal.SIGKILL
     assert in_force(), "nobody undoes what a killed agent did"
-    assert "put back" in service.cli("release", "--vm", CACHE.name)
+    assert "restored" in service.cli("release", "--vm", CACHE.name)
     assert held(CACHE) == settings_of_vm(before, CACHE)
     assert weight(BATCH) in {1, 2}
-    assert "0 settings put back" in service.cli("release", "--vm", CACHE.name)
+    assert "0 settings restored" in service.cli("release", "--vm", CACHE.name)
     again = service.spawn("-m", "manager.cli", "agent")
     tick = service.tick_number()
     until(lambda: service.tick_number() != tick, "the next agent to report")

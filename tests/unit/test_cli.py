@@ -92,5 +92,5 @@ def test_releasing_this_host_needs_no_token_and_no_manager(tmp_path: Path) -> No
     (tmp_path / "run").mkdir()
     result = call("release", "--root-dir", str(tmp_path), "--host-name", "h1")
     assert result.exit_code == 0
-    assert "nothing to put back" in result.output
+    assert "nothing to restore" in result.output
     assert "no token" in result.output

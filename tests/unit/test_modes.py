@@ -127,7 +127,7 @@ def test_a_local_release_asks_no_manager_and_leaves_the_mode(call: Any, monkeypa
     held = call(manager, "release", "--local")
     assert held.exit_code == 1
     assert "an agent runs here" in held.output
-    monkeypatch.setattr(mode_commands, "release_offline", lambda *_arguments: "3 settings put back")
+    monkeypatch.setattr(mode_commands, "release_offline", lambda *_arguments: "3 settings restored")
     done = call(manager, "release", "--local")
-    assert (done.exit_code, done.output) == (0, "3 settings put back\n")
+    assert (done.exit_code, done.output) == (0, "3 settings restored\n")
     assert (manager.patches, manager.reads) == ([], [])

@@ -84,14 +84,14 @@ def test_the_fewest_ways_for_the_sla_are_those_from_which_on_it_is_met() -> None
     assert report(step(8, 5.0), SweepStep(4, lacks="x"), step(2, 5.0)).fewest_for_sla == 2
     missed = report(step(8, 20.0), step(2, 5.0))
     assert missed.fewest_for_sla is None
-    assert "The SLA, p99 <= 10 ms, was missed with the most ways." in list(remarks(missed))
+    assert "The SLA, p99 <= 10 ms, was violated with the most ways." in list(remarks(missed))
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({}, "The cache of shop is none of its own again."),
-        ({"left": "503"}, "NOT put back: 503. Do it by"),
+        ({"left": "503"}, "NOT restored: 503. Do it by"),
         ({"kept": True}, "Somebody else changed the cache of shop meanwhile: it is left as it is."),
         ({"ended": "interrupted"}, "It ended early: interrupted."),
     ],

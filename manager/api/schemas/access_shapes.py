@@ -55,14 +55,14 @@ class SessionOut(Schema):
 
 
 class AuditOut(Schema):
-    """What somebody did."""
+    """One action in the audit."""
 
     id: int
     at: AwareDatetime
     actor_kind: Literal["user", "token", "local", "unknown"] = Field(
-        description="local: somebody on the manager's machine; unknown: somebody who could not sign in"
+        description="local: a command on the manager's machine; unknown: a failed sign-in"
     )
-    actor: Text = Field(description="empty: nobody has the name that was given")
+    actor: Text = Field(description="empty: no user has the name of a failed sign-in")
     role: Text
     address: Text = Field(description="empty: none, as on the manager's machine")
     action: Text = Field(description="such as vm.put")

@@ -31,15 +31,15 @@ class StepOut(Schema):
     p99_ms: float | None
     time_ms: float | None = Field(description="the percentile of the SLA; null: no SLA, or unknown")
     judged: Count = Field(description="slots with enough response times")
-    missed: Count = Field(description="of these, those that missed the SLA that was in force")
+    missed: Count = Field(description="of these, those that violated the SLA then in force")
 
 
 class ViolationOut(Schema):
-    """A time in which an SLA was missed."""
+    """A time in which an SLA was violated."""
 
     start: AwareDatetime
     end: AwareDatetime
-    missed: Count = Field(description="slots that missed it")
+    missed: Count = Field(description="slots that violated it")
 
 
 class HistoryOut(Schema):
@@ -55,7 +55,7 @@ class HistoryOut(Schema):
 
 
 class BudgetOut(Schema):
-    """How much of a promise was kept in a time until now."""
+    """SLA attainment over a time until now."""
 
     length_s: Count
     since: AwareDatetime
@@ -151,15 +151,15 @@ class MeasureOut(Schema):
 
 
 class EvidenceOut(Schema):
-    """Who is guilty of a violation, with the evidence in sentences and numbers."""
+    """The likely cause of a violation, with the evidence in sentences and numbers."""
 
     application: Name
     at: AwareDatetime
     sla: Sla | None
-    violation: ViolationOut | None = Field(description="null: the SLA was not missed then")
+    violation: ViolationOut | None = Field(description="null: the SLA was not violated then")
     rate_rps: float | None = Field(description="during it; null: unknown")
     verdict: VerdictKind
-    vm: Name | None = Field(description="the guilty neighbour")
+    vm: Name | None = Field(description="the noisy neighbour")
     host: Name | None
     evidence: list[str]
     measures: list[MeasureOut]
