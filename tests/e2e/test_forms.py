@@ -262,7 +262,7 @@ def test_first_steps_lead_from_an_agent_to_an_sla(visits: Visits, fresh: Service
     save(page, "Save the application")
     expect(page.get_by_role("heading", name=re.compile("Response times arrive|Observe or enforce"))).to_be_visible()
     page.goto("/first?step=mode")
-    page.get_by_role("link", name="Look at the plan and enforce").click()
+    page.get_by_role("link", name="Preview and enforce").click()
     save(page, "Confirm")
     expect(done(page)).to_contain_text("Saved")
     page.goto("/")
