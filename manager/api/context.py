@@ -11,6 +11,7 @@ from manager.control.uptime import Boot
 from manager.rate_limit import RateLimit, Turns
 from manager.store.arrivals import boot_clock
 from manager.store.database import Database
+from manager.store.error_budgets import ErrorBudgets
 from manager.store.sessions import DEFAULT_LIMITS, SessionLimits
 from policies.installed import InstalledPolicy
 
@@ -48,6 +49,7 @@ class ManagerContext:
     samples: RateLimit = field(default_factory=lambda: RateLimit(0))
     tries: RateLimit = field(default_factory=lambda: RateLimit(0))
     turns: Turns = field(default_factory=Turns)
+    budgets: ErrorBudgets = field(default_factory=ErrorBudgets)
 
     def now(self) -> datetime:
         """The current time, in UTC."""

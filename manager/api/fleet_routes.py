@@ -25,7 +25,7 @@ from manager.model.registration import Mode
 from manager.model.window import SlaState, Window
 from manager.protocol.report import TickStatus
 from manager.store.applications import sla_of
-from manager.store.error_budgets import ErrorBudgets, Rolled
+from manager.store.error_budgets import Rolled
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.recent_percentiles import RecentPercentiles, RecentSlot, serving_hosts
 from manager.store.windows import latest_windows
@@ -88,7 +88,7 @@ _ORDERS: Mapping[str, Callable[[_Glance], tuple[float, ...]]] = {
 def fleet_api(context: ManagerContext) -> APIBlueprint:
     """The route of the fleet."""
     api = blueprint("fleet", "All applications and hosts at a glance.")
-    recent, budgets = RecentPercentiles(), ErrorBudgets()
+    recent = RecentPercentiles()
 
     @api.get("/fleet", responses=answers((200, FleetOut)))
     @endpoint(VIEWER)
@@ -107,7 +107,7 @@ def fleet_api(context: ManagerContext) -> APIBlueprint:
             since = now - timedelta(minutes=query.minutes)
             percentiles = {one.row.id: watched_percentile(sla_of(one.row)) for one in shown}
             series = recent.of(session, percentiles, min(since, now - _UNROLLED), now)
-            rolled = budgets.of(session, percentiles, now)
+            rolled = context.budgets.of(session, percentiles, now)
             host_rows = session.execute(select(*_HOST_COLUMNS).order_by(HostRow.name)).all()
         step = (now - since) / _STEPS
         return answer(

@@ -31,7 +31,6 @@ from manager.model.window import SlaState
 from manager.protocol.report import TickStatus
 from manager.store.applications import sla_of
 from manager.store.arrivals import clock_ahead_s
-from manager.store.error_budgets import ErrorBudgets
 from manager.store.jobs import JobEnd, JobResult
 from manager.store.models import ApplicationRow, HostRow
 from manager.store.windows import latest_windows
@@ -161,7 +160,6 @@ class _Fleet(Collector):
 
     def __init__(self, context: ManagerContext) -> None:
         self._context = context
-        self._budgets = ErrorBudgets()
         self.job_ages_s: Callable[[], Mapping[str, float]] = dict
 
     def describe(self) -> Iterable[Metric]:
@@ -288,7 +286,7 @@ class _Fleet(Collector):
             if sla_of(row)
         }
         target = self._context.attainment_target
-        for number, rolled in self._budgets.of(session, names, self._context.now()).items():
+        for number, rolled in self._context.budgets.of(session, names, self._context.now()).items():
             month = rolled.windows[PERIOD_S]
             if month.attainment is not None:
                 attainment.add_metric([names[number]], month.attainment)

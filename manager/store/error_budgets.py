@@ -48,6 +48,11 @@ class ErrorBudgets:
             } | {number: (now, rolled) for number, rolled in budgets.items()}
         return {number: budgets.get(number) or fresh[number] for number in applications}
 
+    def forget(self) -> None:
+        """Nothing is remembered any more: row numbers are those of other applications now."""
+        with self._lock:
+            self._known = {}
+
 
 def _rolled(session: Session, applications: Collection[int], now: datetime) -> dict[int, Rolled]:
     hours = _sums(session, applications, HOUR_S, now - timedelta(seconds=PERIOD_S), now, (PERIOD_S,))

@@ -17,6 +17,7 @@ from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.rules import PlacementRules
 from manager.store.database import Database
+from manager.store.error_budgets import ErrorBudgets
 from manager.store.silent_hosts import SilenceWatch
 from manager.store.tokens import MACHINES, Role, create_token
 from policies.equal import POLICY as EQUAL
@@ -71,6 +72,7 @@ class Api:
     database: Database
     clock: Clock
     secrets: dict[str, str] = field(default_factory=dict)
+    budgets: ErrorBudgets = field(default_factory=ErrorBudgets)
     silence: SilenceWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -274,7 +276,8 @@ def make_api(database: Database) -> Api:
     """An application for a migrated database."""
     clock = Clock()
     policies = {policy.name: InstalledPolicy(policy, "equipoise") for policy in (EQUAL, PRIORITY)}
-    return Api(create_app(ManagerContext(database, policies, stale_s=30, min_samples=20, clock=clock)), database, clock)
+    context = ManagerContext(database, policies, stale_s=30, min_samples=20, clock=clock)
+    return Api(create_app(context), database, clock, budgets=context.budgets)
 
 
 @pytest.fixture(scope="session")
@@ -287,6 +290,7 @@ def get_api(migrated: Callable[[str], Database]) -> Callable[[str], Api]:
         if kind not in made:
             made[kind] = make_api(database)
         made[kind].clock.now_s = START.timestamp()
+        made[kind].budgets.forget()
         made[kind].make_tokens()
         return made[kind]
 
