@@ -63,6 +63,12 @@ def _url(text: str) -> str:
     return text
 
 
+def _base_url(text: str) -> str:
+    if "?" in text or "#" in text:  # the path of Prometheus' interface is put behind it
+        raise ValueError("has a query or a fragment; allowed: http(s)://HOST:PORT and a path")
+    return text
+
+
 Address = Annotated[
     str, Field(min_length=1, max_length=253, description="an IP address or a host name"), AfterValidator(_address)
 ]
@@ -146,7 +152,7 @@ class HttpProbe(_Source):
 class PrometheusQuery(_Source):
     """A query on a Prometheus server for cumulative buckets by `le`, or for a `percentile`; both in seconds."""
 
-    url: Url
+    url: Annotated[Url, AfterValidator(_base_url)]
     query: Query
     percentile: Annotated[Percentile | None, Field(description="what the query answers; null: buckets")] = None
     rate_query: Annotated[Query | None, Field(description="answers requests per second")] = None

@@ -110,6 +110,7 @@ READY = source("prometheus", percentile=99)
         ([source("nginx_syslog", tag="a" * 33)], "sources[0].tag", ["1 to 32 letters, digits, underscores"]),
         ([source("prometheus", every_s=0.9)], "sources[0].every_s", ["at least 1 and at most 300"]),
         ([source("prometheus", query="")], "sources[0].query", ["PromQL"]),
+        ([source("prometheus", url="http://p:9090/?x=")], "sources[0].url", ["query or a fragment", "HOST:PORT"]),
         ([source("prometheus", percentile=100)], "sources[0].percentile", ["less than 100"]),
         ([source("push", allow=["10.0.0.1/8"])], "sources[0].allow[0]", ["10.0.0.1/8", "a network such as"]),
         ([source("push", allow=["lan"])], "sources[0].allow[0]", ['"lan"', "a network such as"]),
