@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
+from pydantic import ValidationError
 from sqlalchemy import delete, or_, select
 from sqlalchemy.orm import Session
 
 from manager.model.source import SOURCES, Source
 from manager.store.database import insert_for
-from manager.store.models import ApplicationRow, HostRow, SourceStatusRow, TierRow, TierVmRow, VmRow, VmStatusRow
+from manager.store.models import ApplicationRow, HostRow, Json, SourceStatusRow, TierRow, TierVmRow, VmRow, VmStatusRow
+
+log = logging.getLogger(__name__)
 
 
 def sources_of(row: ApplicationRow) -> tuple[Source, ...]:
-    """The sources of an application."""
-    return SOURCES.validate_python(row.sources or ())
+    """The sources of an application. One that today's rules refuse is left out and logged: the others are served."""
+    try:
+        return SOURCES.validate_python(row.sources or ())
+    except ValidationError:
+        return tuple(source for stored in row.sources or () for source in _valid(row.name, stored))
+
+
+def _valid(application: str, stored: Json) -> tuple[Source, ...]:
+    try:
+        return SOURCES.validate_python((stored,))
+    except ValidationError as error:
+        reasons = "; ".join(f"{'.'.join(map(str, part['loc'][2:]))}: {part['msg']}" for part in error.errors())
+        log.error("application %s: source %r is left out: %s", application, stored.get("name"), reasons)
+        return ()
 
 
 def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[str]]:

@@ -34,8 +34,8 @@ def objects(database: Database) -> list[str]:
 @pytest.mark.parametrize(
     "statement",
     [
-        "UPDATE audit SET who = 'nobody'",
-        "UPDATE audit SET who = who WHERE object = 'vm1'",
+        "UPDATE audit SET actor = 'nobody'",
+        "UPDATE audit SET actor = actor WHERE object = 'vm1'",
         "DELETE FROM audit",
         "DELETE FROM audit WHERE object = 'vm2'",
     ],

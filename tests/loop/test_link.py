@@ -174,7 +174,7 @@ def test_domains_and_findings_are_told_and_what_cannot_be_is_left_out(manager, l
     assert "b\\nb" in caplog.text
     assert first.findings.time_s == 1_000.0
     [finding] = first.findings.findings
-    assert (finding.id, finding.status, finding.detail) == (FOUND.id, FOUND.status, "x " * 1000)
+    assert (finding.id, finding.status, finding.detail) == (FOUND.id, FOUND.status, "x\\x00" * 400)
     assert (second.domains, second.findings) == (None, None)
 
 

@@ -145,7 +145,8 @@ def test_the_line_reaches_a_person_past_what_pytest_captures(tmp_path: Path) -> 
     printed = tmp_path / "printed"
     with other_user(tmp_path) as other, printed.open("wb") as file:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, str(tmp_path)]
-        environment = os.environ | {"PYTHONPATH": str(TOP)}
+        own = {name: text for name, text in os.environ.items() if not name.startswith("SLIPCOVER")}
+        environment = own | {"PYTHONPATH": str(TOP)}
         with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=file, stderr=file) as tests:
             until_printed(printed, rf"tests/run live: {words_of(other)}: waiting for its end\n", tests)
             other.kill()

@@ -220,6 +220,7 @@ ITEMS: dict[str, dict[str, Any]] = {
         "sources": [{"name": "x"}],
     },
     "sources": {"source": "x", "host": "x", "status": {"state": "x", "detail": "x"}},
+    "events": {"at": "2026-01-01T00:00:00Z", "host": "x", "message": "x"},
     "vms": {
         "name": "x",
         "class": "x",
