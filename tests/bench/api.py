@@ -70,7 +70,7 @@ def serve(url: str, pipe: Connection) -> None:
     database = open_database(url)
     database.upgrade()
     with database.registering() as session:
-        forget(session, datetime.now(UTC) + timedelta(days=1), sys.maxsize)
+        forget(session, datetime.now(UTC) + timedelta(days=1), sys.maxsize, sys.maxsize)
         for table in reversed(Base.metadata.sorted_tables):
             if table.name != AuditRow.__tablename__:
                 session.execute(delete(table))

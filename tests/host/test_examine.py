@@ -38,7 +38,7 @@ def test_it_finds_what_the_command_finds_and_tries_weights_once(
         monkeypatch.delenv(name)
     one = doctor(tmp_path)
     first = {found.id: found for found in one.look()}
-    assert list(first) == [*(check.id for check in CHECKS), "manager", "clock"]
+    assert list(first) == [*(check.id for check in CHECKS), "manager", "reports", "clock"]
     assert first["libvirt"].status is FindingStatus.WORKS
     assert "not tried, because of" not in first["cpu-weight-acts"].detail + first["load-outside"].detail
     second = {found.id: found for found in one.look()}

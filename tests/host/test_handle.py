@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
-from manager.host.cgroup import NO_GROUP, VmCgroup, find_vm_cgroup, read_mounts
+from manager.host.cgroup import VmCgroup, find_vm_cgroup, read_mounts
 from manager.host.handle import VmHandle
 from manager.host.registry import CGROUP_USAGE, CGROUP_V1, CGROUP_V2, CgroupUsage
 from manager.model.cpus import MAX_CPU
@@ -33,6 +33,9 @@ def vcpu_key(vm: QemuLike, index: int = 0) -> KnobKey:
 
 def emulator_key(vm: QemuLike) -> KnobKey:
     return KnobKey(vm.uuid, Knob.EMULATOR_PIN)
+
+
+NO_GROUP = VmCgroup(None, None, None, None)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from manager.errors import HostError
 from manager.host.resctrl.groups import Groups
 from manager.host.resctrl.info import discover
 from manager.host.resctrl.mount import ensure_mounted, unmount_ours
-from manager.host.resctrl.thread_moves import Moved, foreign_group, move
+from manager.host.resctrl.thread_moves import Moved, group_of_others, move
 from manager.model.cache import (
     DEFAULT,
     BandwidthResource,
@@ -237,8 +237,8 @@ def test_a_vm_in_a_foreign_group_is_reported_and_not_moved() -> None:
     tree.tasks[11] = tree.groups["vcpus-0"]
     groups = Groups(tree)
     groups.create(OURS)
-    assert foreign_group(groups, [10, 11]) == "vcpus-0"
-    assert foreign_group(groups, [10]) is None
+    assert group_of_others(groups, [10, 11]) == "vcpus-0"
+    assert group_of_others(groups, [10]) is None
     with pytest.raises(HostError, match="in resctrl group vcpus-0, which another tool made") as caught:
         move(groups, OURS, threads_of(tree, 10, 11))
     assert caught.value.errno == errno.EBUSY

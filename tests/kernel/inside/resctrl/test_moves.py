@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
-from manager.host.resctrl.thread_moves import Moved, foreign_group, move
+from manager.host.resctrl.thread_moves import Moved, group_of_others, move
 from manager.model.cache import DEFAULT
 from tests.kernel.inside.resctrl.host import THREADS, Host, Vm
 
@@ -121,8 +121,8 @@ def test_a_vm_in_a_group_of_others_stays_there(host: Host, foreign: Path) -> Non
     host.groups.create(OURS)
     vcpu = host.vms["shop"].tids["CPU 1/KVM"]
     (foreign / "tasks").write_text(f"{vcpu}\n")
-    assert foreign_group(host.groups, host.threads("shop")) == "pqos1"
-    assert foreign_group(host.groups, host.threads("mail")) is None
+    assert group_of_others(host.groups, host.threads("shop")) == "pqos1"
+    assert group_of_others(host.groups, host.threads("mail")) is None
     with pytest.raises(HostError, match="in resctrl group pqos1, which another tool made") as caught:
         move(host.groups, OURS, lambda: host.threads("shop"))
     assert caught.value.errno == errno.EBUSY
