@@ -165,7 +165,7 @@ def host_use(now: Reading, before: Reading | None, managed_share: float) -> Host
     return HostUse(min(max(busy_ns / total_ns, 0.0), 1.0) if total_ns > 0 else 0.0, managed_share)
 
 
-def build_snapshot(
+def build_snapshot(  # noqa: PLR0913 - all that a snapshot is made of
     assignment: Assignment,
     slots: Mapping[str, Sequence[Window]],
     matched: Mapping[str, VmSpec],

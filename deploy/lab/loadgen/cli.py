@@ -91,7 +91,7 @@ def _whole(field: str) -> click.IntRange:
     "--set-share", type=_number("set_share"), default=_MEMCACHED.set_share, metavar="X", help="memcached: part of sets."
 )
 @click.pass_context
-def main(
+def main(  # noqa: PLR0913 - one for each option
     context: click.Context,
     target: str,
     rate: float | None,
