@@ -47,6 +47,7 @@ def cgroup_v2_machine() -> Machine:
     """
     return Machine(
         mounts=(("cgroup2", "/sys/fs/cgroup"),),
+        packages=("pytest", "libvirt-python", "pydantic"),
         qemu=fair_qemu,
         hardware=counting(instruction_ns=4, cpus=2),
         timeout_s=PATIENCE_S,
@@ -58,7 +59,7 @@ def sched_ext_machine(cpus: int) -> Machine:
     return Machine(
         mounts=(("cgroup2", "/sys/fs/cgroup"), ("bpf", "/sys/fs/bpf"), ("debugfs", "/sys/kernel/debug")),
         fetch=fetch_sched_ext_kernel,
-        packages=("pytest",),
+        packages=("pytest", "pydantic"),
         files=warp_files,
         qemu=fair_qemu if cpus > 1 else installed_qemu,
         hardware=counting(instruction_ns=1, cpus=cpus),
@@ -70,7 +71,7 @@ def resctrl_machine(fetch: Fetch) -> Machine:
     """A guest with two sockets, each with a cache that can be divided."""
     return Machine(
         fetch=fetch,
-        packages=("pytest",),
+        packages=("pytest", "pydantic"),
         hardware=(
             *("-accel", "tcg,thread=single", "-smp", "4,sockets=2,cores=2"),
             # model 63: a Haswell server. level 16: CPUID's leaf 0x10 is asked for. Without cx16 there is no code that
