@@ -153,12 +153,13 @@ def agent(starting_agent: StartingAgent) -> Agent:
     )
 
 
-def judge(cost: Cost, least_probes: int = 5) -> None:
+def judge(cost: Cost, least_probes: int = 5, turned_away: int = 0) -> None:
     print(f"held {cost.held / MIB:.1f} MiB, slowest {cost.slowest_s:.2f} s, {len(cost.answers)} probes")
     assert cost.held < MOST_BYTES
     assert cost.slowest_s < MOST_S
     assert len(cost.answers) >= least_probes
-    assert set(cost.answers) == {200}
+    assert set(cost.answers) <= {200, 0}
+    assert cost.answers.count(0) <= turned_away
 
 
 def lasting(seconds: float) -> Iterator[None]:
@@ -183,7 +184,7 @@ def test_half_sent_requests_of_the_address_that_asks_for_health(manager: Target)
         flood.send(1000, b"GET /healthz HTTP/1.1\r\nHost: x\r\nX-Begun: ")
         for _ in lasting(1):
             flood.more(b"x")
-    judge(cost)
+    judge(cost, turned_away=1)  # one that comes amid a thousand of its own address is told at once to come again
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["one", "many"])
