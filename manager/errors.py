@@ -1,27 +1,4 @@
-"""Every error Equipoise raises on purpose.
-
-EquipoiseError
-├── SettingsError           a setting is unknown, malformed or out of range
-├── InvalidRequest          a request names an unusable value; carries the field
-├── NotFound, Conflict      of registered objects
-├── JoinRefused             a host may not join with this token
-├── SignInRefused           an unknown name or a wrong password
-├── SignInThrottled         too many of these; carries when to try again
-├── TooManyRequests         one source asks for more than its part; carries when to try again
-├── Busy                    as many as are allowed do this already
-├── ProtocolRefused         an agent speaks another protocol
-├── DatabaseUnavailable     the manager's database cannot be used
-├── BackupError             a backup cannot be written, is none, or may not be restored
-├── HostError               the kernel or libvirt refused; carries errno where there is one
-│   ├── VmVanished          the VM went away: normal, never counted as a failure
-│   └── DomainHangs         libvirt's calls about one domain do not return
-├── JournalError            originals could not be made durable; nothing may be written
-├── ManagerUnavailable      the manager did not answer the agent or the command line
-│   └── ManagerRefused      it answered with an error; carries status and bad fields
-├── RecordingError          a file of a host's history cannot be read or made
-├── AlreadyRunning          another agent controls this host
-└── UnsafeFile              others could read or exchange a file or folder that must be the service's alone
-"""
+"""Every error Equipoise raises on purpose."""
 
 from __future__ import annotations
 
@@ -59,19 +36,19 @@ class JoinRefused(EquipoiseError):
 
 
 class SignInRefused(EquipoiseError):
-    """The name is unknown or the password is wrong; which of the two is not told."""
+    """The name is unknown or the password is wrong; the text does not say which."""
 
 
 class SignInThrottled(EquipoiseError):
-    """Too many tries to sign in failed. ``retry_after_s`` is how long to wait, in seconds."""
+    """Too many attempts to sign in failed. ``retry_after_s`` is how long to wait, in seconds."""
 
     def __init__(self, retry_after_s: int) -> None:
-        super().__init__(f"too many failed tries to sign in: try again in {retry_after_s} s")
+        super().__init__(f"too many failed attempts to sign in: try again in {retry_after_s} s")
         self.retry_after_s = retry_after_s
 
 
 class TooManyRequests(EquipoiseError):
-    """One source asks for more than its part. ``retry_after_s`` is how long to wait, in whole seconds."""
+    """A source exceeds its rate limit. ``retry_after_s`` is how long to wait, in whole seconds."""
 
     def __init__(self, what: str, wait_s: float) -> None:
         self.retry_after_s = math.ceil(wait_s)
@@ -79,11 +56,11 @@ class TooManyRequests(EquipoiseError):
 
 
 class Busy(EquipoiseError):
-    """As many as are allowed do this already: try again later."""
+    """The limit of simultaneous operations is reached: try again later."""
 
 
 class ProtocolRefused(EquipoiseError):
-    """An agent speaks another protocol than this manager."""
+    """An agent uses another protocol than this manager."""
 
 
 class DatabaseUnavailable(EquipoiseError):
@@ -91,7 +68,7 @@ class DatabaseUnavailable(EquipoiseError):
 
 
 class BackupError(EquipoiseError):
-    """A backup cannot be written, is none or damaged, or may not be restored; then nothing was changed."""
+    """A backup cannot be written, is damaged, or may not be restored; nothing was changed."""
 
 
 class HostError(EquipoiseError):
@@ -107,7 +84,7 @@ class VmVanished(HostError):
 
 
 class DomainHangs(HostError):
-    """No call of libvirt about that domain returns now, or none may be made as too many wait already."""
+    """Calls of libvirt about that domain do not return, or too many wait already."""
 
 
 class JournalError(EquipoiseError):
@@ -119,7 +96,7 @@ class ManagerUnavailable(EquipoiseError):
 
 
 class ManagerRefused(ManagerUnavailable):
-    """The manager answered with an error. ``status`` is that of HTTP; ``fields`` are bad ones with what is wrong."""
+    """The manager answered with an error. ``status``: of HTTP; ``fields``: bad ones, with the reason."""
 
     def __init__(self, message: str, status: int, fields: Sequence[tuple[str, str]] = ()) -> None:
         super().__init__(message)

@@ -1,12 +1,13 @@
-"""Where libvirt's hook announces VMs that start, and waits: a socket for root, since who is let in has ticks made.
+"""The socket at which libvirt's hook (deploy/libvirt/hooks) announces starting VMs and waits; for root alone.
 
-A line ``started UUID NAME`` is what it says; that the connection ends is the answer. The hook is deploy/libvirt/hooks.
+The request is a line ``started UUID NAME``; closing the connection is the answer.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 import socketserver
 import threading
 from collections.abc import Callable
@@ -44,7 +45,7 @@ class _HookServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
         super().__init__(str(path), _Request)
 
     def server_bind(self) -> None:
-        # Which the file then has from its first moment on: unix_bind() of Linux.
+        # So Linux creates the file with this mode.
         os.fchmod(self.socket.fileno(), 0o600)
         super().server_bind()
 
@@ -53,19 +54,25 @@ class _HookServer(socketserver.ThreadingMixIn, socketserver.UnixStreamServer):
 
 
 class HookSocket:
-    """Listens from its creation on, in threads of its own."""
+    """Listens from its creation on, in its own threads."""
 
     def __init__(self, path: Path, started: Callable[[str, str], None]) -> None:
-        """``started`` is called with a domain's UUID and name, and returns when libvirt may go on. Raises OSError."""
+        """``started`` gets a domain's UUID and name, and returns when libvirt may continue. Raises OSError."""
         path.unlink(missing_ok=True)
         self._path = path
         self._server = _HookServer(path, started)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="hook", daemon=True)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="hook", daemon=True)
         self._thread.start()
 
+    def _run(self) -> None:
+        while not self._closing:
+            self._server.handle_request()  # serve_forever would wake up twice a second
+
     def close(self) -> None:
-        """Listen no more, and take the socket away: hooks then do nothing."""
-        self._server.shutdown()
+        """Stop, and remove the socket: hooks then do nothing."""
+        self._closing = True
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._server.server_close()
         self._path.unlink(missing_ok=True)

@@ -1,7 +1,4 @@
-"""What a line of the log is: text for people, or JSON for what gathers logs; with what it was written in the course of.
-
-A request is known by its id and a tick by its number: both go to every line that is logged meanwhile by its thread.
-"""
+"""Log lines as text or JSON, each with the request or tick during which it was written."""
 
 from __future__ import annotations
 
@@ -16,17 +13,17 @@ from typing import Any
 from manager.plain import plain
 
 REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
-"""Of the request that is being answered; empty outside one."""
+"""Of the current request; empty outside one."""
 TICK_NUMBER: ContextVar[str] = ContextVar("tick", default="")
-"""Number of the tick that is being done; empty outside one."""
+"""Number of the current tick; empty outside one."""
 
 _TEXT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-_KNOWN = {"request_id": REQUEST_ID, "tick": TICK_NUMBER}
+_MARKS = {"request_id": REQUEST_ID, "tick": TICK_NUMBER}
 
 
 @contextmanager
 def within(what: ContextVar[str], name: str) -> Iterator[None]:
-    """Mark the lines that are logged in the block."""
+    """Mark the lines logged in the block."""
     token = what.set(name)
     try:
         yield
@@ -39,19 +36,19 @@ def formatter(kind: str) -> logging.Formatter:
     return JsonLines() if kind == "json" else TextLines(_TEXT)
 
 
-def _course() -> dict[str, str]:
-    return {name: value for name, variable in _KNOWN.items() if (value := variable.get())}
+def _marks() -> dict[str, str]:
+    return {name: value for name, variable in _MARKS.items() if (value := variable.get())}
 
 
 class TextLines(logging.Formatter):
-    """One line each, with the request or the tick at the end; lines of a traceback are indented.
+    """One plain line each, with the request or tick at the end; tracebacks are indented.
 
-    So nothing that is quoted, of a guest or a client, can pass for another line of the log or act on a terminal.
+    So no quoted text can pass for another line or act on a terminal.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
         """The line without a traceback."""
-        marks = "".join(f" [{name} {value}]" for name, value in _course().items())
+        marks = "".join(f" [{name} {value}]" for name, value in _marks().items())
         return plain(super().formatMessage(record) + marks)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the library's name
@@ -68,9 +65,7 @@ def _indented(lines: str) -> str:
 
 
 class JsonLines(logging.Formatter):
-    """One object a line: ``at`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, and where they are known
-    ``request_id``, ``tick`` and ``exception``.
-    """
+    """An object per line: at (RFC 3339, UTC), level, logger, message, and if any request_id, tick and exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         """The whole line, traceback included."""
@@ -79,7 +74,7 @@ class JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **_course(),
+            **_marks(),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

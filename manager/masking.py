@@ -1,4 +1,4 @@
-"""Secrets in text, made unreadable wherever they are recognised: rather too much than too little."""
+"""Hides what looks like a secret in texts: rather too much than too little."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _PATTERNS = tuple(
 
 
 def masked(text: str) -> str:
-    """The text without what is recognised as a secret."""
+    """The text without recognised secrets."""
     for pattern in _PATTERNS:
         text = pattern.sub(lambda match: match[1] + HIDDEN, text)
     return text
 
 
 def masker(known: Iterable[str], least: int = 6) -> Callable[[str], str]:
-    """``masked``, which also hides what is ``known`` to be secret; texts shorter than ``least`` are no secrets."""
+    """``masked``, which also hides ``known`` secrets of at least ``least`` characters."""
     secrets = sorted({known_secret for known_secret in known if len(known_secret) >= least}, key=len, reverse=True)
 
     def hide(text: str) -> str:
@@ -53,7 +53,7 @@ def masker(known: Iterable[str], least: int = 6) -> Callable[[str], str]:
 
 
 def masked_json(value: Any, hide: Callable[[str], str] = masked) -> Any:
-    """Plain values without secrets: all of what has the name of one, and in all other texts what is recognised."""
+    """JSON values without secrets: texts with a secret's name, and recognised secrets in other texts."""
     if isinstance(value, dict):
         return {
             name: HIDDEN if isinstance(member, str) and member and _is_secret(name) else masked_json(member, hide)

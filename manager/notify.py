@@ -1,4 +1,4 @@
-"""Notifies systemd of this process, sd_notify(3): one datagram to the socket that it names in the environment."""
+"""Notifications to systemd, sd_notify(3), and its watchdog."""
 
 from __future__ import annotations
 
@@ -12,31 +12,30 @@ log = logging.getLogger(__name__)
 
 
 class Notifier:
-    """Tells systemd; where it does not listen, nothing happens. Thread-safe."""
+    """Notifies systemd, if it listens. Thread-safe."""
 
     def __init__(self, environment: Mapping[str, str] = os.environ) -> None:
         address = environment.get("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address
-        told_pid = environment.get("WATCHDOG_PID", "")
-        ours = not told_pid or told_pid == str(os.getpid())
+        ours = environment.get("WATCHDOG_PID", "") in {"", str(os.getpid())}
         usec = environment.get("WATCHDOG_USEC", "")
         self.watchdog_s = int(usec) / 1e6 if ours and usec.isdecimal() and int(usec) else None
-        """After so long without a ping systemd ends this process; None: it does not watch."""
+        """Time without a ping after which systemd ends this process; None: it does not watch."""
 
     def ready(self, status: str = "") -> None:
-        """The start is over."""
+        """Started."""
         self._send("READY=1", status)
 
     def stopping(self, status: str = "") -> None:
-        """The end has begun."""
+        """Stopping."""
         self._send("STOPPING=1", status)
 
     def alive(self, status: str = "") -> None:
-        """What is watched goes on."""
+        """A ping."""
         self._send("WATCHDOG=1", status)
 
     def status(self, text: str) -> None:
-        """One line that `systemctl status` shows."""
+        """A line for `systemctl status`."""
         self._send("", text)
 
     def _send(self, state: str, status: str) -> None:
@@ -52,10 +51,7 @@ class Notifier:
 
 
 class Watchdog:
-    """Pings while ``hanging`` finds none, in a thread of its own; else says once what it found, and no more pings.
-
-    ``hanging`` tells what is wrong, empty for nothing.
-    """
+    """Pings in a thread of its own while ``hanging`` returns nothing; else reports once what hangs."""
 
     def __init__(self, notifier: Notifier, hanging: Callable[[], str]) -> None:
         self._notifier = notifier
@@ -64,25 +60,25 @@ class Watchdog:
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
     def start(self) -> None:
-        """Begin, where systemd watches."""
+        """Start, if systemd watches."""
         if self._notifier.watchdog_s is not None:
             self._thread.start()
 
     def close(self) -> None:
-        """End; what comes then has the time that the unit gives it."""
+        """End; the unit limits the rest of the stop."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        said = ""
+        reported = ""
         while True:
             problem = self._hanging()
             if not problem:
-                self._notifier.alive("" if not said else "goes on")
-            elif not said:
-                log.critical("%s: systemd is not told any more that all is well", problem)
+                self._notifier.alive("recovered" if reported else "")
+            elif not reported:
+                log.critical("%s: no more watchdog pings to systemd", problem)
                 self._notifier.status(problem)
-            said = problem
+            reported = problem
             if self._stop.wait((self._notifier.watchdog_s or 1.0) / 4):
                 return

@@ -1,15 +1,14 @@
-"""Text of others, such as of agents, guests, libvirt and servers, as one line that does nothing.
+"""Untrusted text as one line that acts on nothing.
 
-What a terminal, a log or a page acts on is written as JSON and Python write it (``\\x1b``, ``\\u202e``): control
-characters, line and paragraph separators, what turns the direction of writing, what has no width, halves of surrogate
-pairs, and characters that Unicode has not assigned. Spaces other than the plain one, too: they pass for it.
+Unprintable characters (control characters, line separators, direction and zero-width marks, surrogates, unassigned
+ones) and unusual spaces are written as in JSON and Python (``\\x1b``, ``\\u202e``).
 """
 
 from __future__ import annotations
 
 
 def plain(text: str) -> str:
-    """``text`` as one line of printable characters. Whatever is printable stays as it is, backslashes too."""
+    """``text`` as one printable line; printable characters, backslashes included, stay."""
     return (
         text
         if text.isprintable()
@@ -20,5 +19,5 @@ def plain(text: str) -> str:
 
 
 def plain_lines(text: str) -> str:
-    """The same where lines are kept: for what is no line of a log or a table, such as a page of HTML."""
+    """The same, keeping lines."""
     return "\n".join(map(plain, text.replace("\r\n", "\n").split("\n")))

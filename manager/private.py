@@ -1,4 +1,4 @@
-"""Files and folders that are the service's alone, whatever the umask is and whatever was there before."""
+"""Files and folders that only the service can use, whatever the umask and whatever was there before."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 _OF_FILE_SYSTEM = frozenset({"lost+found"})
-"""What is in the topmost folder of a new one."""
 
 
 def claim_folder(path: Path, own: Collection[str], *, of_another: bool = False, files: bool = True) -> None:
-    """Make a folder that its owner alone can use, or close the one that is there, with all ``files`` in it, to others.
+    """Create a folder that only its owner can use, or close an existing one, with its ``files``, to others.
 
-    ``own`` are names by which a folder that others may read is known for ours; one that holds other things is not
-    closed to them. ``of_another``: root also takes one that belongs to another user. Raises OSError; UnsafeFile for a
-    folder whose content others may have written or may still exchange, saying what to do.
+    ``own``: names that mark a readable folder as ours; one with other content is refused. ``of_another``: root also
+    accepts another user's. Raises OSError; UnsafeFile for a folder whose content others may have written or can still
+    exchange, saying what to do.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileExistsError):
@@ -60,7 +59,7 @@ def _refuse_shared(path: Path, status: os.stat_result, names: Collection[str], o
 
 
 def _claim_file(path: Path, folder: int, name: str, owners: set[int]) -> None:
-    """Others may not read it from now on. Raises UnsafeFile for what they own."""
+    """Close a file to others. Raises UnsafeFile for theirs."""
     with suppress(FileNotFoundError):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         if status.st_uid not in owners:
@@ -83,26 +82,26 @@ def _opened(path: Path | str, flags: int, folder: int | None = None) -> Iterator
 
 
 def open_new(path: Path) -> BinaryIO:
-    """A new file, open to be written, which its owner alone can read. Raises OSError, also where anything is there."""
+    """A new file, open for writing, that only its owner can read. Raises OSError, also if it exists."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, FILE_MODE), "wb")
 
 
 def make_file(path: Path) -> None:
-    """An empty file for who opens it by its name, unless there is one: SQLite gives its log the same mode."""
+    """Create an empty file, unless there is one: SQLite gives its log the same mode."""
     with suppress(FileExistsError):
         open_new(path).close()
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, durable on return: who reads it finds the old one or the new one. Raises OSError."""
+    """Replace a file atomically and durably. Raises OSError."""
     new = path.with_name(path.name + ".new")
     new.unlink(missing_ok=True)
     try:
         with open_new(new) as file:
             file.write(content)
             file.flush()
-            os.fsync(file.fileno())  # or a power cut may leave an empty one
+            os.fsync(file.fileno())  # else a power cut may leave an empty one
         new.replace(path)
     except OSError:
         with suppress(OSError):
@@ -111,7 +110,7 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def is_private(status: os.stat_result) -> bool:
-    """Whether it is a regular file of this user's that nobody else could open."""
+    """Whether it is a regular file of this user that others cannot open."""
     return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _OTHERS
 
 

@@ -1,8 +1,7 @@
-"""How much one source may ask for a second, so that a flood of it leaves the others theirs.
+"""Rate limits per source, so that a flood from one leaves the others theirs.
 
 Each key has a bucket of tokens (Turner: "New directions in communications", IEEE Communications Magazine 24(10), 1986):
-it fills at a rate, up to what comes in ``BURST_S`` at that rate, and what is taken may leave it in debt, which is paid
-back before more is given. So on average no key gets more than the rate, however large its single requests are.
+it fills at a rate, up to ``BURST_S`` of that rate, and may go into debt, which is repaid before more is granted.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _HALF_LIFE_S = 60.0
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    """Somebody who waits for a turn: ``asked`` is how often that key asked lately."""
+    """A waiting caller; ``asked``: how often its key asked lately."""
 
     asked: float
     has_turn: bool = False
@@ -32,25 +31,25 @@ class _Waiting:
 
 
 class Turns:
-    """Lets one at a time do what takes much memory, and a few wait for it. Thread-safe.
+    """Lets one caller at a time use much memory, while a few wait. Thread-safe.
 
-    Who asked least lately is next, and displaces who asked most: a flood displaces itself, not a rare visitor.
+    The caller that asked least lately is next, and displaces the one that asked most: a flood displaces itself.
     """
 
     def __init__(self, waiting: int = 2, wait_s: float = 3.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """``wait_s``: how long one waits at most."""
+        """``wait_s``: the longest wait."""
         self._most_waiting = waiting
         self._wait_s = wait_s
         self._clock = clock
         self._changed = threading.Condition()
         self._taken = False
         self._waiting: list[_Waiting] = []
-        # By key: how often it asked, and when last. Half of it counts after each _HALF_LIFE_S.
+        # By key: how often it asked, halved every _HALF_LIFE_S, and when last.
         self._asked: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     @contextmanager
     def turn(self, key: Hashable = None) -> Iterator[None]:
-        """Within it, it is the caller's turn. Raises Busy where those who wait asked less, or it takes too long."""
+        """The caller's turn. Raises Busy where waiting callers asked less, or after ``wait_s``."""
         with self._changed:
             self._take(key)
         try:
@@ -75,10 +74,10 @@ class Turns:
             if mine in self._waiting:
                 self._waiting.remove(mine)
         if not mine.has_turn:
-            raise Busy("too many do this at the same time: try again in a moment")
+            raise Busy("too many requests of this kind at the same time: try again in a moment")
 
     def _next(self) -> None:
-        """Give the turn to who asked least, and of those who came first."""
+        """Give the turn to the caller that asked least, and of these to the first."""
         if self._waiting and not self._taken:
             least = min(self._waiting, key=lambda turn: turn.asked)
             self._waiting.remove(least)
@@ -97,43 +96,43 @@ class Turns:
 
 
 class RateLimit:
-    """Buckets by key, counted by this process alone. Thread-safe; ``clock`` tells seconds that only grow."""
+    """Buckets by key, of this process. Thread-safe; ``clock`` is monotonic, in seconds."""
 
     def __init__(self, per_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         """``per_s`` 0: no limit."""
         self._per_s = per_s
         self._clock = clock
         self._lock = threading.Lock()
-        # By key: tokens that were left, and when. The last that was asked for is at the end.
+        # By key: tokens left, and when; the most recently used at the end.
         self._left: OrderedDict[Hashable, tuple[float, float]] = OrderedDict()
 
     @property
     def per_s(self) -> float:
-        """What a key may take a second; 0: as much as it likes."""
+        """The rate of a key; 0: unlimited."""
         return self._per_s
 
     def wait_s(self, key: Hashable) -> float:
-        """For how long a key has to wait until it may take something; 0: it may now."""
+        """How long a key must wait before it may take; 0: it may now."""
         if not self._per_s:
             return 0.0
         with self._lock:
             left = self._now(key)[0]
-        # Without a rest of debt that a rounded clock would leave.
+        # A rounded clock may leave a tiny debt.
         return -left / self._per_s if left <= -1e-9 else 0.0
 
     def take(self, key: Hashable, amount: float = 1.0) -> None:
-        """Take something, also what is not there: then the key has to wait for it afterwards."""
+        """Take tokens, even more than there are: then the key must wait afterwards."""
         if not self._per_s:
             return
         with self._lock:
             left, now_s = self._now(key)
             self._left[key] = (left - amount, now_s)
             self._left.move_to_end(key)
-            if len(self._left) > _MOST_KEYS:  # the one that was quiet for longest, so its bucket is as good as full
+            if len(self._left) > _MOST_KEYS:  # the longest unused, whose bucket is nearly full
                 self._left.popitem(last=False)
 
     def ask(self, key: Hashable, amount: float = 1.0) -> float:
-        """``take`` unless the key has to wait; then for how long, as ``wait_s``."""
+        """``take``, unless the key must wait; returns ``wait_s``."""
         wait_s = self.wait_s(key)
         if not wait_s:
             self.take(key, amount)

@@ -1,7 +1,6 @@
-"""The settings: one typed, bounded table, and where each value in force came from.
+"""The settings: typed, bounded tables, and the source of each value in force.
 
-Sources, later ones winning: the default, the TOML file, the environment (``EQUIPOISE_<NAME>``), a command-line flag.
-A name that is not in the table, or a value outside its type or range, is refused with the name and the range.
+Later sources win: the default, the TOML file, the environment (``EQUIPOISE_<NAME>``), a command-line flag.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class Setting:
 
     @property
     def range_text(self) -> str:
-        """The range as a person writes it, such as ``0.2 to 300`` or ``debug, info, warning or error``."""
+        """The range in words, such as ``0.2 to 300`` or ``debug, info, warning or error``."""
         if self.choices:
             return f"{', '.join(self.choices[:-1])} or {self.choices[-1]}"
         if self.minimum is not None and self.maximum is not None:
@@ -56,61 +55,70 @@ class Setting:
 
         Raises SettingsError naming the setting, the value, the range and the source.
         """
-        value: Value
+        kind = type(self.default)
+        readable = {str: str, int: str | int, float: str | int | float}[kind]
         try:
-            if isinstance(raw, bool) or not isinstance(raw, str | int | float):
+            if isinstance(raw, bool) or not isinstance(raw, readable):
                 raise ValueError
-            if isinstance(self.default, str):
-                if not isinstance(raw, str):
-                    raise ValueError
-                value = raw
-            elif isinstance(self.default, int):
-                if isinstance(raw, float):
-                    raise ValueError
-                value = int(raw)
-            else:
-                value = float(raw)
+            value = kind(raw)
+            low, high = (value if bound is None else bound for bound in (self.minimum, self.maximum))
+            if value not in (self.choices or (value,)) or not low <= value <= high:  # type: ignore[operator]
+                raise ValueError
         except (ValueError, OverflowError):  # a whole number may be too large for a float
-            raise self._refusal(raw, source) from None
-        if self.choices and value not in self.choices:
-            raise self._refusal(raw, source)
-        if not isinstance(value, str):
-            low = self.minimum if self.minimum is not None else value
-            high = self.maximum if self.maximum is not None else value
-            if not low <= value <= high:  # also refuses NaN
-                raise self._refusal(raw, source)
+            raise SettingsError(
+                f"setting {self.name} = {raw!r} (from {source}) is refused: use {self.range_text}"
+            ) from None
         return value
-
-    def _refusal(self, raw: object, source: str) -> SettingsError:
-        return SettingsError(f"setting {self.name} = {raw!r} (from {source}) is refused: use {self.range_text}")
 
 
 def _plain(bound: float) -> str:
     return str(int(bound)) if bound == int(bound) else str(bound)
 
 
-SETTINGS: tuple[Setting, ...] = (
+SHARED_SETTINGS = (
     Setting("state_dir", "/var/lib/equipoise", "folder of the database, the journal, tokens and the agent's cache"),
+    Setting("samples_per_s", 20_000.0, "response times per second that one source may send; 0: any number", 0, 1e9),
+    Setting("interval_s", 5.0, "length of a control interval, and of a window of response times, in seconds", 0.2, 300),
+    Setting("stale_s", 30.0, "age in seconds at which a window of response times counts as no data", 1, 3600),
+    Setting("min_samples", 20, "response times a window needs before its percentile is believed", 1, 100_000),
+    Setting("log_level", "info", "least severity that is logged", choices=LOG_LEVELS),
+    Setting("log_format", "text", "lines of the log: for people; json: one object a line", choices=LOG_FORMATS),
+)
+MANAGER_SETTINGS = (
     Setting("database_url", "", "SQLAlchemy URL of the manager's database; empty: SQLite in state_dir"),
     Setting("listen_host", "127.0.0.1", "address the manager listens on"),
     Setting("listen_port", 8750, "TCP port the manager listens on", 1, 65535),
     Setting("api_threads", 8, "threads that answer REST requests", 1, 128),
     Setting("live_streams", 32, "pages of the dashboard with live updates at once; others poll", 0, 256),
     Setting("requests_per_s", 100.0, "req/s of a token or user that are answered; 0: any number", 0, 1e6),
-    Setting("samples_per_s", 20_000.0, "response times per second that one source may send; 0: any number", 0, 1e9),
     Setting("tls_certificate", "", "PEM file of the manager's certificate and its chain; empty: no TLS of its own"),
     Setting("tls_key", "", "PEM file of that certificate's key, without a passphrase; empty: it is in tls_certificate"),
     Setting("trusted_proxy", "", "IP address of the proxy whose X-Forwarded-For and -Proto are believed; empty: none"),
     Setting("secure_cookies", "auto", "sessions by https only: auto: if they began so; always", choices=COOKIE_CHOICES),
     Setting("session_hours", 12, "hours after which a session of the dashboard ends", 1, 720),
     Setting("session_idle_min", 120, "minutes without a request after which it ends", 5, 1440),
+    Setting(
+        "attainment_target",
+        0.99,
+        "share of intervals in which each SLA is to hold; the rest is its error budget",
+        0.5,
+        0.99999,
+    ),
+    Setting("retention_days", 30.0, "days that decisions and events are kept", 0.01, 3650),
+    Setting("raw_days", 1.0, "days that windows and ticks are kept as they were reported", 0.1, 3650),
+    Setting("audit_days", 400.0, "days that the audit of who changed what is kept", 1, 3650),
+    Setting("minutes_days", 30.0, "days that response times and ticks are kept rolled up by minute", 1, 3650),
+    Setting("hours_days", 730.0, "days that response times and ticks are kept rolled up by hour", 1, 3650),
+    Setting("silent_intervals", 6, "intervals without a report after which a host counts as silent", 3, 10_000),
+    Setting("clock_bound_s", 1.0, "seconds by which a host's clock may differ without an event", 0.01, 3600),
+)
+AGENT_SETTINGS = (
     Setting("manager_url", "http://127.0.0.1:8750", "where agent and command line find the manager"),
     Setting("manager_ca_file", "", "PEM file of the authorities for the manager's certificate; empty: the system's"),
     Setting("token_file", "", "file holding the bearer token; empty: the one `equipoise run` made in state_dir"),
     Setting("host_name", socket.gethostname() or "localhost", "name this host is registered under"),
     Setting("libvirt_uri", "qemu:///system", "libvirt connection of the agent"),
     Setting("root_dir", "/", "root of the /proc, /sys and /run that the agent reads (for tests and containers)"),
-    Setting("interval_s", 5.0, "length of a control interval, and of a window of response times, in seconds", 0.2, 300),
     Setting("reconcile_s", 30.0, "seconds between full listings of the domains, besides lifecycle events", 1, 3600),
     Setting(
         "discovery_limit_s",
@@ -136,35 +144,17 @@ SETTINGS: tuple[Setting, ...] = (
     Setting("push_token_file", "", "file of the token with which posts are believed from anywhere; empty: none is"),
     Setting("syslog_listen_host", "127.0.0.1", "IP address the agent receives NGINX log lines at"),
     Setting("syslog_listen_port", 5514, "UDP port the agent receives NGINX log lines at; 0 switches it off", 0, 65535),
-    Setting("stale_s", 30.0, "age in seconds at which a window of response times counts as no data", 1, 3600),
-    Setting("min_samples", 20, "response times a window needs before its percentile is believed", 1, 100_000),
-    Setting(
-        "attainment_target",
-        0.99,
-        "share of intervals in which each SLA is to hold; the rest is its error budget",
-        0.5,
-        0.99999,
-    ),
     Setting("outbox_rows", 100_000, "records the agent keeps for a manager that is away", 100, 10_000_000),
-    Setting("retention_days", 30.0, "days that decisions and events are kept", 0.01, 3650),
-    Setting("raw_days", 1.0, "days that windows and ticks are kept as they were reported", 0.1, 3650),
-    Setting("audit_days", 400.0, "days that the audit of who changed what is kept", 1, 3650),
-    Setting("minutes_days", 30.0, "days that response times and ticks are kept rolled up by minute", 1, 3650),
-    Setting("hours_days", 730.0, "days that response times and ticks are kept rolled up by hour", 1, 3650),
-    Setting("silent_intervals", 6, "intervals without a report after which a host counts as silent", 3, 10_000),
-    Setting("clock_bound_s", 1.0, "seconds by which a host's clock may differ without an event", 0.01, 3600),
     Setting("simulate", "", "scenario that the agent simulates in place of this host; empty: none, the host is real"),
     Setting("simulate_speed", 1.0, "seconds of a simulated host in one of the clock", 0.1, 100),
-    Setting("log_level", "info", "least severity that is logged", choices=LOG_LEVELS),
-    Setting("log_format", "text", "lines of the log: for people; json: one object a line", choices=LOG_FORMATS),
 )
-
+SETTINGS: tuple[Setting, ...] = (*SHARED_SETTINGS, *MANAGER_SETTINGS, *AGENT_SETTINGS)
 BY_NAME: Mapping[str, Setting] = {setting.name: setting for setting in SETTINGS}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All settings in force. ``sources`` says for each name where its value came from."""
+    """All settings in force, with the source of each value."""
 
     values: Mapping[str, Value]
     sources: Mapping[str, str]
@@ -182,19 +172,19 @@ class Settings:
         return float(self.values[name])
 
     def shown(self, name: str) -> Value:
-        """A setting as others may see it: without the password that a URL may hold."""
+        """A setting without the password that a URL may hold."""
         value = self.values[name]
         return _URL_PASSWORD.sub(r"\1\2***", value) if isinstance(value, str) else value
 
     @property
     def limits(self) -> AgentLimits:
-        """The most that the agent does."""
+        """The limits of the agent."""
         allowed = (USUAL | parse_allow(self.text("allow"))) - parse_deny(self.text("deny"))
         return AgentLimits(Mode(self.text("max_mode")), allowed, self.number("min_pcpus"))
 
     @property
     def log_dirs(self) -> tuple[str, ...]:
-        """The folders that logs may be in."""
+        """Folders of log files."""
         return parse_folders(self.text("log_dirs"))
 
     @property
@@ -217,21 +207,31 @@ def parse_folders(text: str) -> tuple[str, ...]:
     return folders
 
 
+def _check_host_name(text: str) -> None:
+    if text == MANAGER:
+        raise ValueError(f"{text!r} stands for the manager in events")
+    if not re.fullmatch(NAME_PATTERN, text):
+        raise ValueError(
+            f"{text!r}: use 1 to 63 letters, digits, dots, dashes and underscores, a letter or digit first"
+        )
+
+
 _READ: Mapping[str, Callable[[str], object]] = {
+    "host_name": _check_host_name,
     "managed_cpus": parse_cpus,
     "log_dirs": parse_folders,
     "probe_networks": parse_reach,
     "allow": parse_allow,
     "deny": parse_deny,
 }
-"""What else a text has to be."""
+"""Further checks of texts; they raise ValueError."""
 
 
 def load_settings(config_file: Path | None, environ: Mapping[str, str], flags: Mapping[str, Value | None]) -> Settings:
     """Combine all sources.
 
-    ``config_file`` None means the default file, which may be absent; a named one must exist. ``flags`` holds the
-    settings given on the command line; None values were not given. Raises SettingsError for the first bad setting.
+    ``config_file`` None: the default file, if it exists. ``flags``: those of the command line; None: not given. Raises
+    SettingsError for the first bad setting.
     """
     values: dict[str, Value] = {setting.name: setting.default for setting in SETTINGS}
     sources = dict.fromkeys(values, "default")
@@ -251,16 +251,6 @@ def load_settings(config_file: Path | None, environ: Mapping[str, str], flags: M
     for name, raw_flag in flags.items():
         if raw_flag is not None:
             take(name, raw_flag, f"flag --{name.replace('_', '-')}")
-    if not re.fullmatch(NAME_PATTERN, str(values["host_name"])):
-        raise SettingsError(
-            f"setting host_name = {values['host_name']!r} (from {sources['host_name']}) is refused: use 1 to 63"
-            " letters, digits, dots, dashes and underscores, a letter or digit first"
-        )
-    if values["host_name"] == MANAGER:
-        raise SettingsError(
-            f"setting host_name = {MANAGER!r} (from {sources['host_name']}) is refused: the manager's own events have"
-            " that name in place of a host's; set another"
-        )
     for name, read in _READ.items():
         try:
             read(str(values[name]))

@@ -1,4 +1,4 @@
-"""SQLite files that may be damaged: how that is noticed, and how they are set aside and made anew.
+"""SQLite files that may be damaged: noticing that, setting them aside, and rebuilding them.
 
 A damaged file is renamed and never deleted, and only when its successor is whole.
 """
@@ -89,6 +89,11 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
 
 
+def read_only(path: Path) -> sqlite3.Connection:
+    """A connection that changes nothing. Raises sqlite3.Error."""
+    return sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)
+
+
 def check_pages(connection: sqlite3.Connection) -> None:
     """Raises DamagedError, or sqlite3.Error, for a file whose pages do not hang together, or its indexes not fit."""
     for [finding] in connection.execute("PRAGMA integrity_check(1)"):
@@ -108,7 +113,7 @@ def check_rows(connection: sqlite3.Connection, fits: Fits) -> None:
 
 
 def rebuild(path: Path, create: Create, why: str, fill: Callable[[sqlite3.Connection], str]) -> Damage:
-    """Set a damaged file aside for one that ``create`` makes and ``fill`` writes to, who tells what it has.
+    """Set a damaged file aside for one that ``create`` makes and ``fill`` writes to and describes.
 
     Raises OSError, sqlite3.Error: then all is as it was.
     """
@@ -126,17 +131,17 @@ def rebuild(path: Path, create: Create, why: str, fill: Callable[[sqlite3.Connec
 
 
 def recover(path: Path, create: Create, why: str, fits: Fits) -> Damage:
-    """Make a file anew from the rows that can be read of it. Raises OSError, sqlite3.Error: then all is as it was."""
+    """Rebuild a file from the rows that can be read of it. Raises OSError, sqlite3.Error: then all is as it was."""
 
     def fill(target: sqlite3.Connection) -> str:
         rows = 0
-        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
+        with closing(read_only(path)) as source:
             source.execute("PRAGMA writable_schema = ON")  # with which SQLite opens also what lost its end
             source.text_factory = lambda content: content.decode(errors="surrogateescape")  # which no row may hold
             for table, columns in _tables(target).items():
                 with suppress(*_UNREADABLE):
                     rows += _copied(source, target, table, columns, fits)
-        # Rows whose parents could not be read are of no use to anybody.
+        # Rows whose parents could not be read are of no use.
         while orphans := target.execute("PRAGMA foreign_key_check").fetchall():
             for table, rowid, *_ in orphans:
                 target.execute(f'DELETE FROM "{table}" WHERE rowid = ?', (rowid,))  # noqa: S608
@@ -146,12 +151,12 @@ def recover(path: Path, create: Create, why: str, fits: Fits) -> Damage:
 
 
 def finish(path: Path) -> Damage | None:
-    """Go on where somebody was killed who rebuilt a file. Raises OSError."""
+    """Go on where rebuilding a file was interrupted. Raises OSError."""
     return _swap(path, "rebuilding it was interrupted", "") if _beside(path, _WHOLE).exists() else None
 
 
 def set_aside(path: Path) -> Path:
-    """Rename a file, and its log of SQLite's if it has one; what it is called now. Raises OSError."""
+    """Rename a file, and SQLite's log of it; returns the new name. Raises OSError."""
     stem = f"{path.name}{ASIDE}{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     names = (path.with_name(stem if not number else f"{stem}-{number}") for number in range(1000))
     aside = next(name for name in names if not name.exists())
@@ -200,7 +205,7 @@ def _tables(database: sqlite3.Connection) -> dict[str, list[str]]:
 def _copied(
     source: sqlite3.Connection, target: sqlite3.Connection, table: str, columns: Iterable[str], fits: Fits
 ) -> int:
-    """Copy what can be read of a table, and tell how many rows that were; of SQLite's own none."""
+    """Copy what can be read of a table; returns how many rows that were, without SQLite's own."""
     there = {row[1] for row in source.execute(f'PRAGMA table_info("{table}")')}
     columns = [name for name in columns if name in there]
     names, places = ", ".join(f'"{name}"' for name in columns), ", ".join("?" * len(columns))

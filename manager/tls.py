@@ -1,4 +1,4 @@
-"""TLS of the manager's own, and how those who ask it know that it is the manager."""
+"""TLS contexts of the manager and its clients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from manager.errors import SettingsError
 
 
 def server_context(certificate: str, key: str) -> ssl.SSLContext | None:
-    """For a server with a certificate chain and its key, PEM files; None without a certificate: no TLS.
+    """For a server with PEM files of a certificate chain and its key; TLS 1.2 or newer. None without a certificate.
 
-    Raises SettingsError naming the file that cannot be used. TLS 1.2 is the least, as of Python's defaults.
+    Raises SettingsError naming the file that cannot be used.
     """
     if not certificate:
         if key:
@@ -22,7 +22,7 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext | None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # A passphrase cannot be asked for: without an answer OpenSSL would read one from the terminal.
+        # An empty passphrase, so that OpenSSL does not ask for one on the terminal.
         context.load_cert_chain(certificate, key or None, password=lambda: "")
     except (ssl.SSLError, ValueError) as error:
         files = certificate + (f" and tls_key {key}" if key else "")
@@ -31,10 +31,7 @@ def server_context(certificate: str, key: str) -> ssl.SSLContext | None:
 
 
 def client_context(authorities: str) -> ssl.SSLContext:
-    """For a client that believes the authorities of a PEM file, or where that is empty those of the system.
-
-    Raises SettingsError where the file cannot be used.
-    """
+    """For a client that trusts the authorities of a PEM file, or of the system if empty. Raises SettingsError."""
     if authorities:
         _readable("manager_ca_file", authorities)
     try:

@@ -30,6 +30,7 @@ from manager.model.decision import ApplicationView, Decision, Memory, Note, Snap
 from manager.model.host import WeightScale
 from manager.model.law import Law
 from manager.model.registration import Sharing, Sla
+from manager.model.units import percent
 
 IDLE_PCPUS = 0.05
 """VMs of an application that use less than this of a pCPU have nothing to do: that nothing is measured is no fault."""
@@ -79,31 +80,35 @@ class JudgedApp:
     note: str = ""
 
 
-def decide(name: str, sharing: Sharing, snapshot: Snapshot, memory: Memory) -> Decision:
-    """Weights for all managed VMs under policy ``name``; applications without one of their own share as ``sharing``."""
-    scale = snapshot.capabilities.weights
-    if scale is None:
-        return Decision()
-    before = memory if isinstance(memory, Kept) else Kept()
-    law = snapshot.host.law
-    judged = {
-        view.application.name: _judge(view, view.application.sharing or sharing, snapshot, before)
-        for view in snapshot.applications
-        if view.application.sla is not None
-    }
-    smoothing = 1.0 if law.published else law.smoothing
-    shares = {vm.name: average(before.cpu_shares.get(vm.name), vm.cpu_share, smoothing) for vm in snapshot.vms}
-    critical, off = _critical_goals(name, snapshot, scale, judged, shares, before)
-    kept = Kept({app: judgement.held for app, judgement in judged.items()}, shares, off)
-    notes = tuple(Note(app, judgement.note) for app, judgement in sorted(judged.items()) if judgement.note)
-    goals = {goal.vm: goal for goal in (*critical, *_batch_goals(name, snapshot, scale))}
-    return Decision(tuple(goals[vm.name] for vm in snapshot.vms if vm.name in goals), kept, notes)
+@dataclass(frozen=True, slots=True)
+class Feedback:
+    """A policy by which applications without a ``sharing`` of their own share as it says."""
+
+    name: str
+    summary: str
+    sharing: Sharing
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
+        """A weight for every managed VM; nothing where the host has no weights."""
+        scale = snapshot.capabilities.weights
+        if scale is None:
+            return Decision()
+        before = memory if isinstance(memory, Kept) else Kept()
+        law = snapshot.host.law
+        judged = {
+            view.application.name: _judge(view, sla, view.application.sharing or self.sharing, snapshot, before)
+            for view in snapshot.applications
+            if (sla := view.application.sla) is not None
+        }
+        smoothing = 1.0 if law.published else law.smoothing
+        shares = {vm.name: average(before.cpu_shares.get(vm.name), vm.cpu_share, smoothing) for vm in snapshot.vms}
+        goals, off = _goals(self.name, snapshot, scale, judged, shares, before)
+        kept = Kept({app: judgement.held for app, judgement in judged.items()}, shares, off)
+        notes = tuple(Note(app, judgement.note) for app, judgement in sorted(judged.items()) if judgement.note)
+        return Decision(tuple(goals), kept, notes)
 
 
-def _judge(view: ApplicationView, sharing: Sharing, snapshot: Snapshot, before: Kept) -> JudgedApp:
-    sla = view.application.sla
-    if sla is None:
-        raise ValueError(f"application {view.application.name} has no SLA to be judged by")
+def _judge(view: ApplicationView, sla: Sla, sharing: Sharing, snapshot: Snapshot, before: Kept) -> JudgedApp:
     law, now_s, steady_s = snapshot.host.law, snapshot.now_s, snapshot.steady_s
     held = before.applications.get(view.application.name, AppMemory(at_s=steady_s))
     if sharing is Sharing.ISOLATION and sla.max_rate_rps is not None:
@@ -188,7 +193,7 @@ def _judge_unknown(held: AppMemory, law: Law, steady_s: float) -> JudgedApp:
     return JudgedApp(replace(held, miss=None), "no response times: as under priority", fallback=True, note=note)
 
 
-def _critical_goals(
+def _goals(
     name: str,
     snapshot: Snapshot,
     scale: WeightScale,
@@ -196,7 +201,7 @@ def _critical_goals(
     shares: Mapping[str, float],
     before: Kept,
 ) -> tuple[list[WeightGoal], dict[str, int]]:
-    """Goals of the critical VMs, and how long each has been outside the dead band."""
+    """Goals of all VMs, and how long each critical one has been outside the dead band."""
     law = snapshot.host.law
     demands: dict[str, float] = {}
     tiers: dict[tuple[str | None, str | None], float] = {}
@@ -211,11 +216,11 @@ def _critical_goals(
     goals: list[WeightGoal] = []
     off: dict[str, int] = {}
     for vm in snapshot.vms:
-        if not vm.critical:
-            continue
         judgement = judged.get(vm.application or "")
         if vm.spec.weight is not None:
             goals.append(WeightGoal(vm.name, vm.spec.weight, f"{name}: weight registered for this VM"))
+        elif not vm.critical:
+            goals.append(WeightGoal(vm.name, scale.batch, f"{name}: batch VM"))
         elif judgement is None or judgement.fallback or (judgement.factor is not None and not largest):
             why = (
                 judgement.reason if judgement and judgement.fallback else "no SLA or no CPU use yet: as under priority"
@@ -225,7 +230,7 @@ def _critical_goals(
             goals.append(_kept_goal(name, vm, judgement, scale))
         else:
             wanted = weight_of(demands[vm.name], largest, scale)
-            text = f"{name}: {judgement.reason}, CPU {shares[vm.name]:.1%} of the host"
+            text = f"{name}: {judgement.reason}, CPU {percent(shares[vm.name], 1)} of the host"
             if not law.published and not judgement.held.over:
                 wanted, off[vm.name] = _steady(vm, wanted, law, before)
             goals.append(WeightGoal(vm.name, wanted, text))
@@ -258,13 +263,3 @@ def _steady(vm: VmView, wanted: int, law: Law, before: Kept) -> tuple[int, int]:
     if abs(count) < LASTING_INTERVALS and within(current, wanted, 2 * law.dead_band):
         return current, count
     return step_towards(current, wanted, law.max_step), count
-
-
-def _batch_goals(name: str, snapshot: Snapshot, scale: WeightScale) -> list[WeightGoal]:
-    return [
-        WeightGoal(vm.name, scale.batch, f"{name}: batch VM")
-        if vm.spec.weight is None
-        else WeightGoal(vm.name, vm.spec.weight, f"{name}: weight registered for this VM")
-        for vm in snapshot.vms
-        if not vm.critical
-    ]

@@ -6,23 +6,11 @@ IM 2013, section V.C.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from manager.model.decision import Decision, Memory, Snapshot
 from manager.model.registration import Sharing
-from policies.feedback import decide
+from policies.feedback import Feedback
 
-
-@dataclass(frozen=True, slots=True)
-class Isolation:
-    """Weights driven by measured response times; see ``policies.feedback``."""
-
-    name: str = "isolation"
-    summary: str = "Feedback as `fair`, but an application above its agreed rate gets the least weight of critical VMs."
-
-    def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
-        """A weight for every managed VM; nothing where the host has no weights."""
-        return decide(self.name, Sharing.ISOLATION, snapshot, memory)
-
-
-POLICY = Isolation()
+POLICY = Feedback(
+    "isolation",
+    "Feedback as `fair`, but an application above its agreed rate gets the least weight of critical VMs.",
+    Sharing.ISOLATION,
+)

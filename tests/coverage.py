@@ -10,7 +10,7 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-FLOOR_PERCENT = 83.5
+FLOOR_PERCENT = 85.3
 """Just below what it was when it was last raised. Raise it with the coverage; it is never lowered."""
 
 

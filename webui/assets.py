@@ -15,11 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Response, request
 from markupsafe import Markup
 from werkzeug.exceptions import NotFound
 
 from manager.api.auth import OPEN, allow
+from webui.site import web
 
 FOLDER = Path(__file__).parent / "static"
 _FOR_EVER = "public, max-age=31536000, immutable"
@@ -37,15 +38,15 @@ class Asset:
 
 def load(folder: Path) -> dict[str, Asset]:
     """All files of a folder, by path below it."""
-    found: dict[str, Asset] = {}
+    assets: dict[str, Asset] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             content = path.read_bytes()
             packed = gzip.compress(content, mtime=0)
             kind = mimetypes.guess_type(path.name)[0] or "text/plain"
             short = len(packed) < _LEAST_SAVED * len(content)
-            found[path.relative_to(folder).as_posix()] = Asset(content, packed if short else None, kind)
-    return found
+            assets[path.relative_to(folder).as_posix()] = Asset(content, packed if short else None, kind)
+    return assets
 
 
 def mark_of(assets: Mapping[str, Asset]) -> str:
@@ -54,6 +55,10 @@ def mark_of(assets: Mapping[str, Asset]) -> str:
     for name, asset in sorted(assets.items()):
         digest.update(f"{name}\0{len(asset.content)}\0".encode() + asset.content)
     return digest.hexdigest()[:16]
+
+
+ASSETS = load(FOLDER)
+_MARK = mark_of(ASSETS)
 
 
 def inlined(asset: Asset) -> Markup:
@@ -66,27 +71,25 @@ def source_of(asset: Asset) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(asset.content).digest()).decode()}'"
 
 
-def install_assets(web: Blueprint, assets: Mapping[str, Asset]) -> None:
-    """The route ``static``; ``url_for`` needs only a ``filename``."""
-    current = mark_of(assets)
+@web.app_url_defaults
+def _with_mark(endpoint: str, values: dict[str, Any]) -> None:
+    """``url_for`` of a file needs only a ``filename``."""
+    if endpoint == "web.static":
+        values.setdefault("mark", _MARK)
 
-    @web.app_url_defaults
-    def with_mark(endpoint: str, values: dict[str, Any]) -> None:
-        if endpoint == f"{web.name}.static":
-            values.setdefault("mark", current)
 
-    @web.get("/static/<mark>/<path:filename>")
-    @allow(OPEN)
-    def static(mark: str, filename: str) -> Response:
-        """A file. Where another version is asked for, as by a page from before an upgrade, it is not to be kept."""
-        asset = assets.get(filename)
-        if asset is None:
-            raise NotFound
-        packed = asset.packed if request.accept_encodings.quality("gzip") > 0 else None
-        response = Response(packed or asset.content, mimetype=asset.mimetype)
-        response.headers["Cache-Control"] = _FOR_EVER if mark == current else "no-store"
-        if asset.packed is not None:
-            response.vary.add("Accept-Encoding")
-        if packed is not None:
-            response.content_encoding = "gzip"
-        return response
+@web.get("/static/<mark>/<path:filename>")
+@allow(OPEN)
+def static(mark: str, filename: str) -> Response:
+    """A file. Where another version is asked for, as by a page from before an upgrade, it is not to be kept."""
+    asset = ASSETS.get(filename)
+    if asset is None:
+        raise NotFound
+    packed = asset.packed if request.accept_encodings.quality("gzip") > 0 else None
+    response = Response(packed or asset.content, mimetype=asset.mimetype)
+    response.headers["Cache-Control"] = _FOR_EVER if mark == _MARK else "no-store"
+    if asset.packed is not None:
+        response.vary.add("Accept-Encoding")
+    if packed is not None:
+        response.content_encoding = "gzip"
+    return response

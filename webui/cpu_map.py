@@ -12,7 +12,6 @@ from typing import Any
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.knobs import Knob, knob_name
 from webui.drawing import Part, split
-from webui.pcpu_use import pcpu_uses, vcpu_uses
 from webui.words import percent
 
 Json = Mapping[str, Any]
@@ -46,7 +45,7 @@ USES: Mapping[Use, tuple[str, str]] = {
 class Cell:
     """A pCPU. ``label`` is who has it, in few letters; ``notes`` are lesser marks; ``text`` says all in words.
 
-    ``parts`` is its use by class, for a bar.
+    ``parts`` is its use by class, for a bar. ``busy`` is its measured use by everything, None: not known.
     """
 
     number: int
@@ -55,6 +54,7 @@ class Cell:
     notes: tuple[str, ...]
     text: str
     parts: tuple[Part, ...] = ()
+    busy: float | None = None
 
     @property
     def mark(self) -> str:
@@ -63,27 +63,21 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Cache:
-    """A last-level cache and its cores, each with its siblings (SMT threads)."""
+class Box:
+    """A socket, NUMA node, last-level cache (``l3``) or core, with what is in it; ``offline``: what has no place."""
 
+    kind: str
     title: str
-    cores: tuple[tuple[Cell, ...], ...]
+    inside: tuple[Box | Cell, ...]
 
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A NUMA node."""
-
-    title: str
-    caches: tuple[Cache, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Socket:
-    """A processor."""
-
-    title: str
-    nodes: tuple[Node, ...]
+    @property
+    def cells(self) -> Iterator[Cell]:
+        """Its pCPUs in the order of the map."""
+        for part in self.inside:
+            if isinstance(part, Box):
+                yield from part.cells
+            else:
+                yield part
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,30 +90,28 @@ class Roaming:
 
 @dataclass(frozen=True, slots=True)
 class CpuMap:
-    """All pCPUs in place, those that are offline, and the VMs that have none of their own."""
+    """All pCPUs in place, and the VMs that have none of their own."""
 
-    sockets: tuple[Socket, ...]
-    offline: tuple[Cell, ...]
+    boxes: tuple[Box, ...]
     roaming: tuple[Roaming, ...]
+    estimated: bool = False
+    """Whether the split by class of a pCPU is estimated."""
 
     @property
     def cells(self) -> tuple[Cell, ...]:
         """All pCPUs in the order of the map."""
-        placed = (
-            cell
-            for socket in self.sockets
-            for node in socket.nodes
-            for cache in node.caches
-            for core in cache.cores
-            for cell in core
-        )
-        return (*placed, *self.offline)
+        return tuple(cell for box in self.boxes for cell in box.cells)
 
     @property
     def uses(self) -> tuple[Use, ...]:
         """Those that occur, in the order of the legend."""
         found = {cell.use for cell in self.cells}
         return tuple(use for use in USES if use in found)
+
+    @property
+    def measured(self) -> bool:
+        """Whether the use of a pCPU by everything is known."""
+        return any(cell.busy is not None for cell in self.cells)
 
     @property
     def dense(self) -> bool:
@@ -137,13 +129,8 @@ def pins(status: Json | None, knob: Knob = Knob.VCPU_PIN) -> list[tuple[int, Cpu
     return sorted((one["index"], parse_cpus(one["value"])) for one in knobs if one["knob"] == knob)
 
 
-def draw_map(
-    capabilities: Json, reserved: str, vms: Sequence[Json], busy: Mapping[str, Sequence[float]] | None = None
-) -> CpuMap:
-    """The map from a host's ``capabilities``, its placement's ``reserved_cpus``, and the VMs seen on it.
-
-    ``busy``: the use of each vCPU of VMs that have a busy one.
-    """
+def draw_map(capabilities: Json, reserved: str, vms: Sequence[Json], tick: Json | None = None) -> CpuMap:
+    """The map from a host's ``capabilities``, its placement's ``reserved_cpus``, the VMs seen on it, and its tick."""
     online, managed = parse_cpus(capabilities["online_cpus"]), parse_cpus(capabilities["managed_cpus"])
     known = {cpu["number"]: cpu for cpu in capabilities["topology"]["cpus"]}
     places = [known.get(number) or _nowhere(number) for number in sorted(online | known.keys())]
@@ -153,7 +140,10 @@ def draw_map(
         for number in parse_cpus(queue["serving"]):
             queues[number].append(queue)
     kept = parse_cpus(reserved)
-    uses = pcpu_uses(_threads(vms, online, busy or {}), online)
+    vcpus = list(_vcpus(vms, online, {busy["vm"]: busy["used"] for busy in (tick or {}).get("busy_vcpus", ())}))
+    measured = (tick or {}).get("busy_pcpus", {})
+    uses = pcpu_uses(vcpus, online)
+    floated = frozenset[int]().union(*(cpus for _, cpus, share in vcpus if share and len(cpus & online) > 1))
 
     def cell(place: Json) -> Cell:
         number = place["number"]
@@ -169,40 +159,58 @@ def draw_map(
             )
             if holds
         )
-        here = queues.get(number, [])
-        own = riders.get(number, ())
-        names = sorted({vm for vm, part in own if part.startswith("vCPU")})
-        notes = [
-            note
-            for note, holds in (
-                ("irq", here),
-                ("emu", any(part == "emulator" for _, part in own)),
-                ("res", number in kept and use is not Use.RESERVED),
-                ("iso", place["isolated"] and use is not Use.ISOLATED),
-                ("slow", place["capacity"] < 1),
+        threads: defaultdict[str, list[str]] = defaultdict(list)
+        for vm, thread in sorted(riders.get(number, ()), key=lambda rider: rider[0]):
+            threads[vm].append(thread)
+        names = [vm for vm, bound in threads.items() if any(thread.startswith("vCPU") for thread in bound)]
+        serving = ", ".join(f"{queue['interface']} interrupt {queue['irq']}" for queue in queues[number])
+        notes = {
+            note: words
+            for note, words, holds in (
+                ("interrupts", f"serves {serving}", serving),
+                ("emulator", "", any("emulator" in bound for bound in threads.values())),
+                ("reserved", "reserved", number in kept and use is not Use.RESERVED),
+                ("isolated", "isolated by the kernel", place["isolated"] and use is not Use.ISOLATED),
+                ("slow", f"{percent(place['capacity'])} of the speed of the fastest", place["capacity"] < 1),
             )
             if holds
+        }
+        busy = measured.get(str(number))
+        shares = within(uses.get(number, {}), busy)
+        used = ", ".join(f"{kind} {percent(share)}" for kind, share in shares.items() if share)
+        words = [
+            f"pCPU {number}: {USES[use][1]}",
+            f"core {place['core']}, L3 {place['l3']}, NUMA node {place['node']}, socket {place['socket']}",
+            *(f"{vm}: {', '.join(bound)}" for vm, bound in threads.items()),
+            *notes.values(),
+            "" if busy is None else f"measured: {percent(busy)} busy",
+            f"estimated: {used}" if used and number in floated else used,
         ]
-        shares = uses.get(number, {})
-        text = _words(place, use, own, here, number in kept)
-        if any(shares.values()):
-            text += "; " + ", ".join(f"{kind} {percent(share)}" for kind, share in shares.items() if share)
+        label = names[0] if len(names) == 1 else f"{len(names)} VMs" if names else ""
         parts = split([*shares.items(), ("idle", 1 - sum(shares.values()))])
-        return Cell(number, use, _short(names), tuple(notes), text, parts)
+        return Cell(number, use, label, tuple(notes), "; ".join(filter(None, words)), parts, busy)
 
+    boxes = _boxes(places, cell)
     gone = sorted(frozenset(range(max(online, default=-1) + 1)) - online - known.keys())
-    offline = tuple(Cell(number, Use.OFFLINE, "", (), f"pCPU {number}: offline") for number in gone)
-    return CpuMap(_grouped(places, cell), offline, roaming)
+    if gone:
+        cores = (Box("core", "", (Cell(number, Use.OFFLINE, "", (), f"pCPU {number}: offline"),)) for number in gone)
+        boxes = (*boxes, Box("offline", "Offline", tuple(cores)))
+    return CpuMap(boxes, roaming, bool(floated))
 
 
-def _threads(
+def _vcpus(
     vms: Iterable[Json], online: CpuSet, busy: Mapping[str, Sequence[float]]
 ) -> Iterator[tuple[str, CpuSet, float]]:
-    """All vCPUs: the class, where each may run, and the share of the time that it runs."""
+    """All vCPUs: the class, where each may run, and the share of the time that it ran.
+
+    That is as reported where one of the VM is busy, else the mean of all.
+    """
     for vm in vms:
-        bound = dict(pins(vm["status"]))
-        for index, share in enumerate(vcpu_uses(vm, len(online), busy)):
-            yield vm["class"], bound.get(index, online), share
+        bound, status, used = dict(pins(vm["status"])), vm["status"], busy.get(vm["name"], ())
+        count = status.get("vcpus", 0)
+        mean = status.get("cpu_share", 0.0) * len(online) / max(count, 1)
+        for index in range(count):
+            yield vm["class"], bound.get(index, online), used[index] if index < len(used) else mean
 
 
 def _nowhere(number: int) -> Json:
@@ -237,51 +245,50 @@ def _who(
     )
 
 
-def _grouped(places: Sequence[Json], cell: Callable[[Json], Cell]) -> tuple[Socket, ...]:
+_LEVELS = (("socket", "Socket {}"), ("node", "NUMA node {}"), ("l3", "L3 cache of pCPUs {cpus}"), ("core", ""))
+
+
+def _boxes(
+    places: Iterable[Json], cell: Callable[[Json], Cell], levels: Sequence[tuple[str, str]] = _LEVELS
+) -> tuple[Box, ...]:
     """The places as sockets of nodes of caches of cores."""
-
-    def by(field: str, members: Iterable[Json]) -> list[tuple[int, list[Json]]]:
-        ordered = sorted(members, key=lambda place: (place[field], place["number"]))
-        return [(key, list(group)) for key, group in groupby(ordered, key=lambda place: int(place[field]))]
-
-    return tuple(
-        Socket(
-            f"Socket {socket}",
-            tuple(
-                Node(
-                    f"NUMA node {node}",
-                    tuple(
-                        Cache(
-                            f"L3 of {format_cpus(place['number'] for place in behind)}",
-                            tuple(tuple(cell(place) for place in siblings) for _, siblings in by("core", behind)),
-                        )
-                        for _, behind in by("l3", near)
-                    ),
-                )
-                for node, near in by("node", inside)
-            ),
-        )
-        for socket, inside in by("socket", places)
-    )
+    (kind, title), *below = levels
+    boxes = []
+    ordered = sorted(places, key=lambda place: (place[kind], place["number"]))
+    for key, grouped in groupby(ordered, key=lambda place: int(place[kind])):
+        members = list(grouped)
+        words = title.format(key, cpus=format_cpus(place["number"] for place in members))
+        inside = _boxes(members, cell, below) if below else tuple(map(cell, members))
+        boxes.append(Box(kind, words, inside))
+    return tuple(boxes)
 
 
-def _short(names: Sequence[str]) -> str:
-    return "" if not names else names[0] if len(names) == 1 else f"{len(names)} VMs"
+def pcpu_uses(threads: Iterable[tuple[str, CpuSet, float]], online: CpuSet) -> Mapping[int, Mapping[str, float]]:
+    """What vCPUs (class, the pCPUs on which each may run, the share of the time that it runs) use of each pCPU.
+
+    A pinned vCPU uses its own pCPU. What floats is spread over the pCPUs on which it may run, by what the pinned ones
+    leave of them: an estimate, since nothing tells where it ran.
+    """
+    uses = {cpu: {"critical": 0.0, "batch": 0.0} for cpu in online}
+    floating = []
+    for kind, cpus, share in threads:
+        allowed = cpus & online
+        if len(allowed) == 1:
+            uses[next(iter(allowed))][kind] += share
+        elif allowed:
+            floating.append((kind, allowed, share))
+    left = {cpu: max(1.0 - sum(parts.values()), 0.0) for cpu, parts in uses.items()}
+    for kind, allowed, share in floating:
+        room = sum(left[cpu] for cpu in allowed)
+        for cpu in allowed:
+            uses[cpu][kind] += share * (left[cpu] / room if room else 1 / len(allowed))
+    return uses
 
 
-def _words(place: Json, use: Use, own: Iterable[tuple[str, str]], queues: Sequence[Json], reserved: bool) -> str:
-    where = f"core {place['core']}, L3 {place['l3']}, NUMA node {place['node']}, socket {place['socket']}"
-    said = [f"pCPU {place['number']}: {USES[use][1]}", where]
-    threads: defaultdict[str, list[str]] = defaultdict(list)
-    for vm, part in own:
-        threads[vm].append(part)
-    said += [f"{vm}: {', '.join(parts)}" for vm, parts in sorted(threads.items())]
-    if queues:
-        said.append("serves " + ", ".join(f"{queue['interface']} interrupt {queue['irq']}" for queue in queues))
-    if reserved and use is not Use.RESERVED:
-        said.append("reserved")
-    if place["isolated"] and use is not Use.ISOLATED:
-        said.append("isolated by the kernel")
-    if place["capacity"] < 1:
-        said.append(f"{place['capacity']:.0%} of the speed of the fastest".replace("%", " %"))
-    return "; ".join(said)
+def within(shares: Mapping[str, float], busy: float | None) -> Mapping[str, float]:
+    """Use by class as far as a pCPU was ``busy``, and ``other`` for what no managed VM used; None: not measured."""
+    if busy is None:
+        return shares
+    used = sum(shares.values())
+    fitting = {kind: share * min(busy / used, 1.0) if used else 0.0 for kind, share in shares.items()}
+    return {**fitting, "other": max(busy - used, 0.0)}

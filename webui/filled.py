@@ -9,14 +9,18 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 
-from pydantic import BaseModel
+from flask import abort
 from werkzeug.datastructures import MultiDict
 
 from manager.api.validation import InvalidFields, read_json
-from webui.inside import Json
-from webui.labels import label_of
+from manager.model.fields import adapter_of
+from webui import rest
+from webui.rest import ApiAnswer, Json, RequestRefused
+from webui.words import label_of
 
 Given = MultiDict[str, str]
 Schema = Mapping[str, Any]
@@ -24,25 +28,75 @@ Schema = Mapping[str, Any]
 PASSWORD = "password"  # noqa: S105 - how the names of such fields end
 _NUMBER = re.compile(r"[-+]?\d{1,300}(\.\d+)?([eE][-+]?\d{1,2})?", re.ASCII)
 _MAX_ROWS = 1000
+_NOT_FOR_A_FORM = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND})
+"""Refusals that no other values would change."""
 
 
-def read_form(model: type[BaseModel], given: Given) -> Json:
+@dataclass(slots=True)
+class Sheet:
+    """A form while it is worked on: its values, what is wrong with them, and the answer once they were sent.
+
+    ``theirs`` are the fields that another user has registered otherwise since: (field, here, there).
+    """
+
+    name: str = ""
+    body: Json = field(default_factory=dict)
+    etag: str = ""
+    errors: Mapping[str, str] = field(default_factory=dict)
+    detail: str = ""
+    theirs: list[tuple[str, str, str]] = field(default_factory=list)
+    focus: str = ""
+    status: int = HTTPStatus.OK
+    answer: ApiAnswer | None = None
+
+    def invalid(self, errors: Mapping[str, str]) -> bool:
+        """Refuse the values if these are errors of its fields; whether there is any error."""
+        self.errors = {**self.errors, **errors}
+        if self.errors:
+            self.status, self.detail = HTTPStatus.UNPROCESSABLE_ENTITY, "some fields are invalid"
+        return bool(self.errors)
+
+    def send(self, method: str, path: str, *, body: object = None, new: bool = False) -> bool:
+        """Ask the interface; False: it refused, and the sheet says why. Raises RequestRefused where rights lack."""
+        try:
+            self.answer = rest.call(method, path, body=body, etag=self.etag, new=new)
+        except RequestRefused as refused:
+            if refused.status in _NOT_FOR_A_FORM:
+                raise
+            self.status, self.detail, self.errors = refused.status, refused.detail, _discreet(refused.errors)
+        return self.answer is not None
+
+    def submit(self, model: type, given: Given, method: str, path: str) -> bool:
+        """Send what was filled in, unless the shape refuses it already; False: it was refused."""
+        self.body = read_form(model, given)
+        return not self.invalid(check(model, self.body)) and self.send(method, path, body=self.body)
+
+
+def etag_of(given: Given) -> str:
+    """The version that a form was made from, empty for a new object. Aborts with 400 where it cannot be one."""
+    etag = given.get("etag", "")
+    if not re.fullmatch(r"[\w.-]{0,100}", etag, re.ASCII):
+        abort(HTTPStatus.BAD_REQUEST)
+    return etag
+
+
+def read_form(model: type, given: Given) -> Json:
     """The body that was filled in."""
-    schema = model.model_json_schema()
+    schema = adapter_of(model).json_schema()
     body: Json = _read(schema, schema.get("$defs", {}), "", given)
     return body
 
 
-def check(model: type[BaseModel], body: Json) -> dict[str, str]:
+def check(model: type, body: Json) -> dict[str, str]:
     """What the shape refuses of a body: messages by field, those of the interface itself."""
     try:
         read_json(model, json.dumps(body).encode())
     except InvalidFields as refused:
-        return discreet({one.field: one.message for one in refused.errors})
+        return _discreet({error.field: error.message for error in refused.errors})
     return {}
 
 
-def discreet(errors: Mapping[str, str]) -> dict[str, str]:
+def _discreet(errors: Mapping[str, str]) -> dict[str, str]:
     """The errors without the passwords that they quote."""
     quoted = " is refused: "
     return {

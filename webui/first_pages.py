@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 
-from flask import Blueprint, redirect, request, url_for
+from flask import redirect, request, url_for
 from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import OPERATOR, allow
 from manager.api.queries import NamePath
 from manager.model.registration import Mode
-from webui.editing_pages import KINDS, Sheet, filled, free_vms, save
-from webui.forms import Look, Part, parts_of, summary_of
+from webui import rest
+from webui.editing_pages import KINDS, filled, free_vms, save
+from webui.filled import Sheet
+from webui.forms import Look, Part, form_page, parts_of
 from webui.host_view import Contact, heard
-from webui.inside import Inside, Json
-from webui.site import Site, page
+from webui.rest import Json
+from webui.site import now_s, web
 
 STEPS: Mapping[str, str] = {
     "agent": "An agent reports",
@@ -53,48 +55,42 @@ class System:
         return next((step for step, so in done.items() if not so), "done")
 
 
-def add_first(web: Blueprint, site: Site) -> None:
-    """The page ``/first``."""
-
-    @web.route("/first", methods=["GET", "POST"])
-    @allow(OPERATOR)
-    def register_first() -> AnyResponse:
-        """What to do next, from what there is; ``step`` and ``application`` lead to other ones."""
-        system = look(site)
-        step = request.values.get("step", system.step)
-        if step not in STEPS or (system.application is None and step in {"sources", "mode"}):
-            step = system.step
-        sheet = None
-        if step == "application":
-            sheet = _new_application(system)
-        elif step == "sources" and system.application:
-            sheet = _sources_of(system.application["name"], site.api)
-        sent = request.method == "POST" and "do" not in request.form
-        if sheet and sent and not sheet.detail and save(_APPLICATIONS, sheet, site.api):
-            return redirect(url_for("web.register_first", application=sheet.name), HTTPStatus.SEE_OTHER)
-        parts = _parts(step, sheet, system) if sheet else ()
-        return page(
-            "first.html",
-            sheet.status if sheet else HTTPStatus.OK,
-            steps=STEPS,
-            step=step,
-            reached=list(STEPS).index(system.step),
-            system=system,
-            sheet=sheet,
-            parts=parts,
-            summary=summary_of(parts, sheet.errors) if sheet else [],
-            hosts=sorted({vm["status_host"] for vm in system.vms if vm["status_host"]}),
-        )
+@web.route("/first", methods=["GET", "POST"])
+@allow(OPERATOR)
+def register_first() -> AnyResponse:
+    """What to do next, from what there is; ``step`` and ``application`` lead to other ones."""
+    system = look()
+    step = request.values.get("step", system.step)
+    if step not in STEPS or (system.application is None and step in {"sources", "mode"}):
+        step = system.step
+    sheet = Sheet()
+    if step == "application":
+        sheet = _new_application(system)
+    elif step == "sources" and system.application:
+        sheet = _sources_of(system.application["name"])
+    sent = request.method == "POST" and "do" not in request.form
+    if sheet.body and sent and not sheet.detail and save(_APPLICATIONS, sheet):
+        return redirect(url_for("web.register_first", application=sheet.name), HTTPStatus.SEE_OTHER)
+    return form_page(
+        "first.html",
+        sheet,
+        _parts(step, sheet, system) if sheet.body else (),
+        steps=STEPS,
+        step=step,
+        reached=list(STEPS).index(system.step),
+        system=system,
+        hosts=sorted({vm["status_host"] for vm in system.vms if vm["status_host"]}),
+    )
 
 
-def look(site: Site) -> System:
+def look() -> System:
     """What there is now."""
-    hosts = list(site.api.every("/hosts"))
-    reporting = [one for one in hosts if heard(one, site.now_s()).contact is Contact.LIVE]
-    applications = [one for one in site.api.every("/applications") if one["sla"]]
+    hosts = list(rest.every("/hosts"))
+    reporting = [host for host in hosts if heard(host, now_s()).contact is Contact.LIVE]
+    applications = [application for application in rest.every("/applications") if application["sla"]]
     asked = request.values.get("application")
-    chosen = next((one for one in applications if one["name"] == asked), applications[0] if applications else None)
-    return System(reporting, [one for one in hosts if one not in reporting], list(site.api.every("/vms")), chosen)
+    chosen = next((row for row in applications if row["name"] == asked), applications[0] if applications else None)
+    return System(reporting, [host for host in hosts if host not in reporting], list(rest.every("/vms")), chosen)
 
 
 def _new_application(system: System) -> Sheet:
@@ -105,19 +101,17 @@ def _new_application(system: System) -> Sheet:
         return Sheet("", {"tiers": [tier], "mode": Mode.OBSERVE.value})
     sheet = filled(_APPLICATIONS, None, request.form)
     if not sheet.body["sla"] and "do" not in request.form:
-        sheet.status, sheet.detail = HTTPStatus.UNPROCESSABLE_ENTITY, "some fields are invalid"
-        sheet.errors = {**sheet.errors, "sla.response_time_ms": "is required: it is the target that Equipoise holds"}
+        sheet.invalid({"sla.response_time_ms": "is required: it is the target that Equipoise holds"})
     return sheet
 
 
-def _sources_of(name: str, api: Inside) -> Sheet:
+def _sources_of(name: str) -> Sheet:
     """The form of an application's sources."""
-    found = api.call("GET", _APPLICATIONS.at(name))
-    body = _APPLICATIONS.registered(found.body)
+    now = _APPLICATIONS.registered(name)
     if request.method == "GET":
-        return Sheet(name, body, found.etag or "")
+        return now
     sheet = filled(_APPLICATIONS, name, request.form)
-    sheet.body = body | {"sources": sheet.body["sources"]}
+    sheet.body = now.body | {"sources": sheet.body["sources"]}
     return sheet
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
+from flask import Response
 
-from webui.filled import PASSWORD, Schema, covers, holds_rows, resolved, row_schema, text_of
-from webui.inside import Json
-from webui.labels import CHOICES, label_of, range_words
+from manager.model.fields import adapter_of
+from webui.filled import PASSWORD, Schema, Sheet, covers, holds_rows, resolved, row_schema, text_of
+from webui.rest import Json
+from webui.site import page
+from webui.words import CHOICES, label_of, range_words
 
 Choices = tuple[tuple[str, str], ...]
 """Values and the words for them."""
@@ -41,7 +43,10 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class FieldGroup:
-    """Fields that belong together: ``removable`` as a row of a list, ``folded`` away unless ``open``."""
+    """Fields that belong together, or the rows of a list.
+
+    ``removable``: a row of a list; ``folded``: away unless ``open``; ``kinds``: rows that can be added, with words.
+    """
 
     path: str
     label: str
@@ -51,28 +56,11 @@ class FieldGroup:
     removable: bool = False
     folded: bool = False
     open: bool = False
+    kinds: Choices = ()
     part: str = "group"
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """A list of groups, to which one can be added, of one of ``kinds`` where there are several."""
-
-    path: str
-    label: str
-    help: str
-    rows: tuple[FieldGroup, ...]
-    error: str = ""
-    kinds: Choices = ()
-    part: str = "rows"
-
-    @property
-    def one(self) -> str:
-        """The word for one row."""
-        return self.label.removesuffix("s").lower()
-
-
-Part = Input | FieldGroup | Rows
+Part = Input | FieldGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +82,10 @@ class Look:
 
 
 def parts_of(
-    model: type[BaseModel], body: Json, errors: Mapping[str, str] | None = None, look: Look | None = None
+    model: type, body: Json, errors: Mapping[str, str] | None = None, look: Look | None = None
 ) -> tuple[Part, ...]:
     """The form of a shape, showing ``body``, with ``errors`` at their fields."""
-    schema = model.model_json_schema()
+    schema = adapter_of(model).json_schema()
     look = look or Look()
     maker = _Maker(schema.get("$defs", {}), errors or {}, look)
     made = [part for part in maker.properties(schema, "", body) if not look.only or part.path in look.only]
@@ -109,28 +97,26 @@ def parts_of(
 
 def summary_of(parts: Sequence[Part], errors: Mapping[str, str]) -> list[tuple[str, str, str]]:
     """Errors as (path of the field that shows it, empty where none does; label, that of its row before it; message)."""
-    inputs = [(one, row) for one, row in _labelled(parts) if one.kind != "hidden"]
-    found = []
-    for path, message in errors.items():
-        at = next(((one.path, f"{row}{one.label}") for one, row in inputs if covers(one.path, path)), None)
-        found.append((*(at or ("", label_of(path))), message))
-    return found
+    inputs = [(shown.path, f"{row}{shown.label}") for shown, row in inputs_of(parts) if shown.kind != "hidden"]
+    return [
+        (*next((shown for shown in inputs if covers(shown[0], path)), ("", label_of(path))), message)
+        for path, message in errors.items()
+    ]
 
 
-def inputs_of(parts: Sequence[Part]) -> list[Input]:
-    """All fields of a form, in its order."""
-    return [one for one, _ in _labelled(parts)]
+def form_page(template: str, sheet: Sheet, parts: Sequence[Part], **values: object) -> Response:
+    """A page with a form, and what was refused of it."""
+    summary = summary_of(parts, sheet.errors)
+    return page(template, sheet.status, sheet=sheet, parts=parts, summary=summary, **values)
 
 
-def _labelled(parts: Sequence[Part], row: str = "") -> Iterator[tuple[Input, str]]:
+def inputs_of(parts: Sequence[Part], row: str = "") -> Iterator[tuple[Input, str]]:
     """All fields, with the label of the row of a list that they are in."""
     for part in parts:
         if isinstance(part, Input):
             yield part, row
-        elif isinstance(part, FieldGroup):
-            yield from _labelled(part.parts, f"{part.label}: " if part.removable else row)
         else:
-            yield from _labelled(part.rows, row)
+            yield from inputs_of(part.parts, f"{part.label}: " if part.removable else row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +152,7 @@ class _Maker:
             return self.rows(found, path, value if isinstance(value, list) else [])
         return self.input(found, nullable, path, value, required)
 
-    def rows(self, schema: Schema, path: str, value: Sequence[Any]) -> Rows:
+    def rows(self, schema: Schema, path: str, value: Sequence[Any]) -> FieldGroup:
         kinds = schema["items"].get("discriminator", {}).get("mapping", {})
         made = []
         for place, row in enumerate(value):
@@ -175,8 +161,11 @@ class _Maker:
             label = CHOICES.get(str(body.get("type")), f"{label_of(path).removesuffix('s')} {place + 1}")
             parts = self.properties(inner, at, body)
             made.append(FieldGroup(at, label, _sentence(inner), parts, self.errors.get(at, ""), removable=True))
-        choices = tuple((kind, CHOICES.get(kind, kind)) for kind in kinds)
-        return Rows(path, label_of(path), _sentence(schema), tuple(made), self.errors.get(path, ""), choices)
+        label = label_of(path)
+        addable = tuple((kind, CHOICES.get(kind, kind)) for kind in kinds) or (
+            ("", f"a {label.removesuffix('s').lower()}"),
+        )
+        return FieldGroup(path, label, _sentence(schema), tuple(made), self.errors.get(path, ""), kinds=addable)
 
     def input(self, schema: Schema, nullable: bool, path: str, value: Any, required: bool) -> Input:
         plain = re.sub(r"\[\d+\]", "[]", path)

@@ -1,94 +1,139 @@
-"""The pages of hosts: a list of them, and of each its pCPUs, VMs, health, and what its kernel offers."""
+"""The pages of hosts: a list, of each its pCPUs, VMs, health, and controls, and its last minutes as a what-if."""
 
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import quote
 
-from flask import Blueprint, Response
+from flask import Response, request
 
 from manager.api.auth import VIEWER, allow
+from manager.api.history_routes import HostHistoryOut
 from manager.model.cpus import parse_cpus
-from webui.cache_view import memory_words, traffic_lines
+from webui import rest
 from webui.cpu_map import USES, draw_map
 from webui.fleet_pages import cpu_split
-from webui.host_view import Contact, cache_lines, controls, grouped, heard, host_health, vm_lines
-from webui.inside import RequestRefused
-from webui.site import Site, csv_file, page
+from webui.host_view import (
+    Contact,
+    cache_lines,
+    controls,
+    grouped,
+    heard,
+    host_health,
+    traffic_lines,
+    vm_lines,
+)
+from webui.rest import Json, RequestRefused
+from webui.site import csv_file, is_fragment, now_s, page, site, web
 
 CSV_STEPS = 2000
-_COLUMNS = ("start", "ticks", "host_cpu_share", "critical_share", "batch_share", "other_share")
+MINUTES = (5, 15, 30, 60)
+_COLUMNS = tuple(HostHistoryOut.model_json_schema()["$defs"]["HostStep"]["properties"])
 
 
-def add_hosts(web: Blueprint, site: Site) -> None:
-    """The list of hosts, and the page of one."""
-
-    @web.get("/hosts")
-    @allow(VIEWER)
-    def hosts() -> Response:
-        """All hosts, those that are not heard of first."""
-        rows = [
-            (
-                host,
-                heard(host, site.now_s()),
-                host_health(host, site.now_s(), site.interval_s),
-                host["tick"] and cpu_split(host["tick"]),
-            )
-            for host in site.api.every("/hosts")
-        ]
-        rows.sort(key=lambda row: (row[1].contact is not Contact.SILENT, row[0]["name"]))
-        return page("hosts.html", rows=rows)
-
-    @web.get("/hosts/<name>")
-    @allow(VIEWER)
-    def host(name: str) -> Response:
-        """One host: 404 where there is none."""
-        path = f"/hosts/{quote(name, safe='')}"
-        told = site.api.get(path)
-        vms = list(site.api.every("/vms", host=name))
-        capabilities, findings = told["capabilities"], _findings(site, path)
-        online = parse_cpus(capabilities["online_cpus"]) if capabilities else frozenset[int]()
-        lines = vm_lines(vms, name, online)
-        tick = told["tick"] or {}
-        return page(
-            "host.html",
-            host=told,
-            heard=heard(told, site.now_s()),
-            health=host_health(told, site.now_s(), site.interval_s),
-            split=told["tick"] and cpu_split(told["tick"]),
-            lines=lines,
-            unregistered=[one["libvirt_name"] for one in site.api.every(f"{path}/domains", registered=False)],
-            map=capabilities
-            and draw_map(
-                capabilities,
-                told["placement"]["reserved_cpus"],
-                [line.vm for line in lines if line.running],
-                {one["vm"]: one["used"] for one in tick.get("busy_vcpus", ())},
-            ),
-            uses=USES,
-            fences=told["placement"]["batch"],
-            controls=controls(lines, findings and findings["findings"], tick.get("warp"), tick.get("cache")),
-            cache=tick.get("cache"),
-            cache_lines=cache_lines(tick.get("cache")),
-            traffic=traffic_lines(tick.get("cache")),
-            memories=memory_words(tick.get("cache")),
-            findings=findings,
-            groups=grouped(findings["findings"]) if findings else [],
+@web.get("/hosts")
+@allow(VIEWER)
+def hosts() -> Response:
+    """All hosts, those that are not heard of first."""
+    rows = [
+        (
+            host,
+            heard(host, now_s()),
+            host_health(host, now_s(), site().context.slot_s),
+            host["tick"] and cpu_split(host["tick"]),
         )
-
-    @web.get("/hosts/<name>/history.csv")
-    @allow(VIEWER)
-    def host_csv(name: str) -> Response:
-        """The last hour of a host as a file."""
-        history = site.api.get(f"/hosts/{quote(name, safe='')}/history", points=CSV_STEPS)
-        return csv_file(history["host"], _COLUMNS, ([step[column] for column in _COLUMNS] for step in history["steps"]))
+        for host in rest.every("/hosts")
+    ]
+    rows.sort(key=lambda row: (row[1].contact is not Contact.SILENT, row[0]["name"]))
+    return page("hosts.html", rows=rows)
 
 
-def _findings(site: Site, path: str) -> Any:
-    """What the host's doctor found; None where the agent has not told."""
+@web.get("/hosts/<name>")
+@allow(VIEWER)
+def host(name: str) -> Response:
+    """One host: 404 where there is none."""
+    path = rest.at("hosts", name)
+    answer = rest.get(path)
+    capabilities, checks = answer["capabilities"], _checks(path)
+    online = parse_cpus(capabilities["online_cpus"]) if capabilities else frozenset[int]()
+    lines = vm_lines(rest.every("/vms", host=name), name, online)
+    tick = answer["tick"] or {}
+    cache = tick.get("cache")
+    return page(
+        "host.html",
+        host=answer,
+        heard=heard(answer, now_s()),
+        health=host_health(answer, now_s(), site().context.slot_s),
+        split=tick and cpu_split(tick),
+        lines=lines,
+        unregistered=[domain["libvirt_name"] for domain in rest.every(f"{path}/domains", registered=False)],
+        map=capabilities
+        and draw_map(
+            capabilities,
+            answer["placement"]["reserved_cpus"],
+            [line.vm for line in lines if line.running],
+            tick,
+        ),
+        uses=USES,
+        fences=answer["placement"]["batch"],
+        controls=controls(lines, checks and checks["findings"], tick.get("warp"), cache),
+        cache=cache,
+        cache_lines=cache_lines(cache),
+        traffic=traffic_lines(cache),
+        findings=checks,
+        groups=grouped(checks["findings"]) if checks else [],
+    )
+
+
+@web.get("/hosts/<name>/history.csv")
+@allow(VIEWER)
+def host_csv(name: str) -> Response:
+    """The last hour of a host as a file."""
+    history = rest.get(rest.at("hosts", name, "history"), points=CSV_STEPS)
+    return csv_file(history["host"], _COLUMNS, ([step[column] for column in _COLUMNS] for step in history["steps"]))
+
+
+def _checks(path: str) -> Any:
+    """What the host's doctor found; None where the agent has not reported it."""
     try:
-        return site.api.get(f"{path}/findings")
+        return rest.get(f"{path}/findings")
     except RequestRefused as refused:
         if refused.status == 404:
             return None
         raise
+
+
+@web.get("/what-if")
+@allow(VIEWER)
+def what_if() -> Response:
+    """The choice of host, policy and minutes; with all three, the estimate, or why there is none.
+
+    Without a host one is proposed whose agent is heard of; if it can be, one on which ``application`` runs.
+    """
+    host, policy = request.args.get("host", ""), request.args.get("policy", "")
+    minutes = request.args.get("minutes", str(MINUTES[-1]))
+    estimate = refusal = None
+    if host and policy:
+        try:
+            estimate = rest.get(rest.at("hosts", host, "what-if"), policy=policy, minutes=minutes)
+        except RequestRefused as refused:
+            refusal = refused
+    hosts = [] if is_fragment() else list(rest.every("/hosts"))
+    if hosts and not host:
+        application = request.args.get("application")
+        runs = {vm["status_host"] for vm in rest.every("/vms", application=application)} if application else ()
+
+        def last(one: Json) -> tuple[bool, bool]:
+            return heard(one, now_s()).contact is not Contact.LIVE, one["name"] not in runs
+
+        host = min(hosts, key=last)["name"]
+    return page(
+        "what_if.html",
+        host=host,
+        policy=policy,
+        minutes=minutes,
+        choices=MINUTES,
+        estimate=estimate,
+        refused=refusal,
+        hosts=[(row["name"], row["policy"]) for row in hosts],
+        policies=[] if is_fragment() else list(rest.every("/policies")),
+    )

@@ -64,17 +64,6 @@ class ControlRow:
     by: str
 
 
-@dataclass(frozen=True, slots=True)
-class HostHealth:
-    """Whether a host's agent does what it should. ``advice``: what to do where it does not."""
-
-    badge: Badge
-    advice: str = ""
-
-
-_UNREPORTED = Badge("○", "never reported", "no_data")
-
-
 def heard(host: Json, now_s: float) -> Heard:
     """Whether the agent of a host is heard of, as the interface tells it, and when last, as of ``now_s``."""
     if host["last_seen_at"] is None:
@@ -83,27 +72,23 @@ def heard(host: Json, now_s: float) -> Heard:
     return Heard(Contact.SILENT if host["silent"] else Contact.LIVE, ago(since_s))
 
 
-def host_health(host: Json, now_s: float, interval_s: float) -> HostHealth:
-    """How a host's agent is, from its last report."""
+def host_health(host: Json, now_s: float, interval_s: float) -> tuple[Badge, str]:
+    """Whether a host's agent does what it should, from its last report, and what to do where it does not."""
     name, tick = host["name"], host["tick"]
-    if host["last_seen_at"] is None or tick is None:
-        return HostHealth(_UNREPORTED, f"start equipoise agent on {name}, with a token for it")
     contact = heard(host, now_s)
+    if contact.contact is Contact.NEVER or tick is None:
+        return Badge("no_data", "never reported"), f"start equipoise agent on {name}, with a token for it"
     if contact.contact is Contact.SILENT:
-        return HostHealth(
-            Badge("✗", f"last seen {contact.when}", "missed"),
-            f"check that equipoise agent runs on {name} and reaches the manager",
-        )
+        advice = f"check that equipoise agent runs on {name} and reaches the manager"
+        return Badge("violated", f"last seen {contact.when}"), advice
     if not tick["libvirt_connected"]:
-        return HostHealth(Badge("✗", "no libvirt", "missed"), f"check that libvirtd runs on {name}")
+        return Badge("violated", "no libvirt"), f"check that libvirtd runs on {name}"
     if tick["errors"]:
-        return HostHealth(Badge("▲", f"{tick['errors']} errors in the last tick", "at_risk"), "see Events")
-    duration = f"tick {milliseconds(tick['duration_ms'])}"
+        return Badge("at_risk", f"{tick['errors']} errors in the last tick"), "see Events"
     if tick["duration_ms"] > 1000 * interval_s:
-        return HostHealth(
-            Badge("▲", f"{duration}, too long", "at_risk"), f"longer than the interval: check the load of {name}"
-        )
-    return HostHealth(Badge("✓", duration, "met"))
+        took = f"tick {milliseconds(tick['duration_ms'])}, too long"
+        return Badge("at_risk", took), f"longer than the interval: check the load of {name}"
+    return Badge("met", "healthy"), ""
 
 
 def vm_lines(vms: Iterable[Json], host: str, online: CpuSet) -> list[VmTableRow]:
@@ -196,27 +181,16 @@ def _warp(control: ControlRow, warp: Json | None) -> ControlRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Strip:
-    """The ways of one domain of the cache, from the first on: whether they are the group's; and that in words."""
-
-    domain: int
-    ways: tuple[bool, ...]
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
 class CacheLine:
-    """A group of resctrl: whose it is, and its ways; ``kind`` is critical, batch or other.
+    """A group of resctrl: whose it is, ``kind`` is critical, batch or other, and its ways of each domain.
 
-    ``bandwidth``: to which its memory traffic is held, empty: not.
+    ``strips``: for each way of the domain whether it is the group's, and that in words.
     """
 
     of: str
     kind: str
-    vms: tuple[str, ...]
-    strips: tuple[Strip, ...]
-    external: bool
-    bandwidth: str = ""
+    group: Json
+    strips: tuple[tuple[tuple[bool, ...], str], ...]
 
 
 def cache_lines(cache: Json | None) -> list[CacheLine]:
@@ -231,11 +205,10 @@ def _cache_line(group: Json, ways: int) -> CacheLine:
     of += ", held back" if group["bandwidth"] else ""
     strips = []
     for part in group["parts"]:
-        bits = int(part["mask"], 16)
-        own = frozenset(way for way in range(ways) if bits >> way & 1)
-        words = f"{len(own)} of {ways} ways in domain {part['domain']}: {format_cpus(own) or 'none'}"
-        strips.append(Strip(part["domain"], tuple(way in own for way in range(ways)), words))
-    return CacheLine(of, kind, tuple(group["vms"]), tuple(strips), group["external"], group["bandwidth"])
+        owned = tuple(bool(int(part["mask"], 16) >> way & 1) for way in range(ways))
+        cpus = format_cpus(way for way, is_owned in enumerate(owned) if is_owned) or "none"
+        strips.append((owned, f"{sum(owned)} of {ways} ways in domain {part['domain']}: {cpus}"))
+    return CacheLine(of, kind, group, tuple(strips))
 
 
 def grouped(findings: Iterable[Json]) -> list[tuple[FindingStatus, list[Json]]]:
@@ -245,3 +218,22 @@ def grouped(findings: Iterable[Json]) -> list[tuple[FindingStatus, list[Json]]]:
         for status in map(FindingStatus, BADGES["finding"])
     }
     return [(status, found) for status, found in by.items() if found]
+
+
+def traffic_lines(cache: Json | None) -> list[tuple[str, Json, float | None]]:
+    """VM, what it has in a domain, and its share of the most traffic measured there (None: not known).
+
+    A line for each VM and domain that anything is known of, the most traffic first.
+    """
+    parts = [(vm["vm"], part) for vm in cache["vms"] for part in vm["parts"]] if cache else []
+    known = [(vm, part) for vm, part in parts if any(part[name] is not None for name in part if name != "domain")]
+    known.sort(key=lambda line: (-(line[1]["bandwidth_total_bytes_per_s"] or 0), line[0], line[1]["domain"]))
+    most: dict[int, float] = {}
+    for memory in cache["memories"] if cache else ():
+        most[memory["domain"]] = max(memory["bandwidth_bytes_per_s"] or 0.0, memory["maximum_bytes_per_s"] or 0.0)
+    lines = []
+    for vm, part in known:
+        total = part["bandwidth_total_bytes_per_s"]
+        whole = max(most.get(part["domain"], 0.0), total or 0.0)
+        lines.append((vm, part, None if total is None or not whole else total / whole))
+    return lines

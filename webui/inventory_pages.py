@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from http import HTTPStatus
 
-from flask import Blueprint, redirect, request, url_for
+from flask import redirect, request, url_for
 from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import OPERATOR, allow
 from manager.api.queries import NamePath
-from manager.protocol.registration_in import VmIn
-from webui.editing_pages import KINDS, NOT_FOR_A_FORM
-from webui.filled import check
-from webui.inside import Json, RequestRefused
-from webui.labels import label_of
-from webui.site import Site, page
+from manager.model.registration import VmIn
+from webui import rest
+from webui.editing_pages import KINDS
+from webui.filled import Sheet, check
+from webui.rest import Json
+from webui.site import page, web
+from webui.words import label_of
 
 _MOST_ROWS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class ListedRows:
-    """Rows of a list, and how many more there are than a page shows."""
-
-    rows: Sequence[Json]
-    left_out: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,97 +45,88 @@ class Candidate:
         return body | ({"class": self.vm_class} if self.vm_class else {})
 
 
-def add_registered(web: Blueprint, site: Site) -> None:
-    """The page ``/registered``, and picking VMs from what the hosts report."""
+@web.get("/registered")
+@allow(OPERATOR)
+def registered() -> AnyResponse:
+    """All that is registered; ``search`` is a part of a name."""
+    search = request.args.get("search", "").strip()
+    lists = {path: [row for row in rest.every(f"/{path}") if search.lower() in row["name"].lower()] for path in KINDS}
+    return page(
+        "registered.html",
+        lists=lists,
+        most=_MOST_ROWS,
+        search=search,
+        done=_done(request.args, lists),
+        picked="picked" in request.args,
+    )
 
-    @web.get("/registered")
-    @allow(OPERATOR)
-    def registered() -> AnyResponse:
-        """All that is registered; ``search`` is a part of a name."""
-        search = request.args.get("search", "").strip()
-        lists = {path: _search(site.api.every(f"/{path}"), search) for path in KINDS}
-        done = _done(request.args, lists)
-        return page("registered.html", lists=lists, search=search, done=done, picked="picked" in request.args)
 
-    @web.route("/registered/pick", methods=["GET", "POST"])
-    @allow(OPERATOR)
-    def pick() -> AnyResponse:
-        """Register some of the VMs that run, several at once."""
-        names = {vm["name"] for vm in site.api.every("/vms")}
-        found = candidates(list(site.api.every("/domains", registered=False)), names)
-        status, saved = HTTPStatus.OK, 0
-        if request.method == "POST":
-            found, saved = register(site, found, request.form)
-            if saved and not any(one.error for one in found):
-                target = "register_first" if "first" in request.form else "registered"
-                return redirect(url_for(f"web.{target}", picked=saved), HTTPStatus.SEE_OTHER)
-            status = HTTPStatus.UNPROCESSABLE_ENTITY
-        hosts = list(site.api.every("/hosts"))
-        nothing = request.method == "POST" and not saved and not any(one.error for one in found)
-        return page("pick.html", status, found=found, saved=saved, nothing=nothing, hosts=hosts)
+@web.route("/registered/pick", methods=["GET", "POST"])
+@allow(OPERATOR)
+def pick() -> AnyResponse:
+    """Register some of the VMs that run, several at once."""
+    names = {vm["name"] for vm in rest.every("/vms")}
+    rows = candidates(list(rest.every("/domains", registered=False)), names)
+    status, saved, nothing = HTTPStatus.OK, 0, False
+    if request.method == "POST":
+        rows, saved = register(rows, request.form)
+        wrong = any(row.error for row in rows)
+        if saved and not wrong:
+            target = "register_first" if "first" in request.form else "registered"
+            return redirect(url_for(f"web.{target}", picked=saved), HTTPStatus.SEE_OTHER)
+        status, nothing = HTTPStatus.UNPROCESSABLE_ENTITY, not saved and not wrong
+    return page("pick.html", status, found=rows, saved=saved, nothing=nothing, hosts=list(rest.every("/hosts")))
 
 
 def candidates(domains: Sequence[Json], taken: set[str]) -> list[Candidate]:
     """Domains with names that registrations may have and none has: a domain's own, if that may be."""
     taken = set(taken)
-    names = [one["libvirt_name"] for one in domains]
-    found: list[Candidate] = []
-    for one in sorted(domains, key=lambda one: (one["libvirt_name"], one["host"])):
-        same = names.count(one["libvirt_name"]) > 1  # on several hosts: only the UUID tells them apart
-        base = re.sub(r"[^A-Za-z0-9._-]", "-", one["libvirt_name"]).lstrip("._-")[:50] or "vm"
-        name, number = (f"{base}-{one['host']}"[:60] if same else base), 2
+    names = [domain["libvirt_name"] for domain in domains]
+    rows: list[Candidate] = []
+    for domain in sorted(domains, key=lambda domain: (domain["libvirt_name"], domain["host"])):
+        host, libvirt_name, uuid = domain["host"], domain["libvirt_name"], domain["libvirt_uuid"]
+        same = names.count(libvirt_name) > 1  # on several hosts: only the UUID tells them apart
+        base = re.sub(r"[^A-Za-z0-9._-]", "-", libvirt_name).lstrip("._-")[:50] or "vm"
+        name, number = (f"{base}-{host}"[:60] if same else base), 2
         while name in taken:
             name, number = f"{base}-{number}", number + 1
         taken.add(name)
-        key = f"{one['host']}/{one['libvirt_uuid']}"
-        found.append(
-            Candidate(len(found), key, one["host"], one["libvirt_name"], one["libvirt_uuid"], name, by_uuid=same)
-        )
-    return found
+        rows.append(Candidate(len(rows), f"{host}/{uuid}", host, libvirt_name, uuid, name, by_uuid=same))
+    return rows
 
 
-def register(site: Site, found: Sequence[Candidate], given: Mapping[str, str]) -> tuple[list[Candidate], int]:
+def register(rows: Sequence[Candidate], given: Mapping[str, str]) -> tuple[list[Candidate], int]:
     """Register those that were chosen: answers those that are left, with why, and how many are not."""
     left: list[Candidate] = []
-    for one in found:
+    for row in rows:
         asked = replace(
-            one,
-            name=given.get(f"name {one.key}", one.name).strip(),
-            chosen=f"pick {one.key}" in given,
-            vm_class=given.get(f"class {one.key}", ""),
+            row,
+            name=given.get(f"name {row.key}", row.name).strip(),
+            chosen=f"pick {row.key}" in given,
+            vm_class=given.get(f"class {row.key}", ""),
         )
-        error = _refusal(site, asked) if asked.chosen else ""
+        error = _refusal(asked) if asked.chosen else ""
         if error or not asked.chosen:
             left.append(replace(asked, error=error))
-    return left, len(found) - len(left)
+    return left, len(rows) - len(left)
 
 
-def _refusal(site: Site, one: Candidate) -> str:
+def _refusal(row: Candidate) -> str:
     """Register it; says why not, or nothing."""
-    errors = check(NamePath, {"name": one.name}) | check(VmIn, one.body())
-    if errors:
-        return "; ".join(f"{label_of(path)}: {message}" for path, message in errors.items())
-    try:
-        site.api.call("PUT", KINDS["vms"].at(one.name), body=one.body(), new=True)
-    except RequestRefused as refused:
-        if refused.status in NOT_FOR_A_FORM:
-            raise
-        taken = refused.status == HTTPStatus.PRECONDITION_FAILED
-        return f"there is a VM named {one.name!r} already" if taken else refused.detail
-    return ""
+    sheet = Sheet(row.name, row.body())
+    if sheet.invalid(check(NamePath, {"name": row.name}) | check(VmIn, sheet.body)):
+        return "; ".join(f"{label_of(path)}: {message}" for path, message in sheet.errors.items())
+    sheet.send("PUT", KINDS["vms"].at(row.name), body=sheet.body, new=True)
+    taken = sheet.status == HTTPStatus.PRECONDITION_FAILED
+    return f"there is a VM named {row.name!r} already" if taken else sheet.detail
 
 
-def _search(all_: Iterable[Json], text: str) -> ListedRows:
-    rows = [one for one in all_ if text.lower() in one["name"].lower()]
-    return ListedRows(rows[:_MOST_ROWS], max(0, len(rows) - _MOST_ROWS))
-
-
-def _done(given: Mapping[str, str], lists: Mapping[str, ListedRows]) -> Json | None:
+def _done(given: Mapping[str, str], lists: Mapping[str, Sequence[Json]]) -> Json | None:
     """What the page before did, told only as far as it is seen to be so: anybody can make a link to this page."""
     for how in ("saved", "deleted"):
         kind, name = KINDS.get(given.get(how, "")), given.get("name", "")
         if kind is not None:
-            there = any(one["name"] == name for one in lists[kind.path].rows)
+            there = any(row["name"] == name for row in lists[kind.path])
             if there == (how == "saved"):
                 return {"what": kind.word, "name": name, "how": f"is {how}", "control": there}
     return None

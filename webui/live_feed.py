@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
-from flask import Blueprint, Response, request
+from flask import Response, request
 from werkzeug.exceptions import BadRequest, ServiceUnavailable
 
 from manager.api.auth import VIEWER, allow, reader_left
 from manager.errors import Busy
-from manager.store.change_feed import Changes, parse_topic
+from manager.store.change_feed import parse_topic
+from webui.site import site, web
 
 STREAM_S = 30.0
 """How long a stream lasts."""
@@ -26,28 +27,23 @@ LEAST_S = 1.0
 """Time between two changes that are sent, and between two looks whether the page is still there."""
 
 
-def add_feed(web: Blueprint, changes: Changes) -> None:
-    """The stream of changes."""
-
-    @web.get("/live")
-    @allow(VIEWER)
-    def live() -> Response:
-        """Changes of a topic; 503 where too many follow already."""
-        try:
-            topic = parse_topic(request.args.get("topic", ""))
-        except ValueError as error:
-            raise BadRequest(str(error)) from None
-        gone = reader_left(request)
-        held = ExitStack()
-        try:
-            wait = held.enter_context(changes.following(topic))
-        except Busy as error:
-            raise ServiceUnavailable(str(error)) from None
-        seen = request.args.get("seen")
-        told = tell(lambda mark, timeout_s: None if gone() or changes.closed else wait(mark, timeout_s), seen)
-        response = Response(told, mimetype="text/event-stream", headers={"X-Accel-Buffering": "no"})
-        response.call_on_close(held.close)
-        return response
+@web.get("/live")
+@allow(VIEWER)
+def live() -> Response:
+    """Changes of a topic; 503 where too many follow already."""
+    changes, gone, held = site().changes, reader_left(request), ExitStack()
+    try:
+        topic = parse_topic(request.args.get("topic", ""))
+        wait = held.enter_context(changes.following(topic))
+    except ValueError as error:
+        raise BadRequest(str(error)) from None
+    except Busy as error:
+        raise ServiceUnavailable(str(error)) from None
+    seen = request.args.get("seen")
+    events = tell(lambda mark, timeout_s: None if gone() or changes.closed else wait(mark, timeout_s), seen)
+    response = Response(events, mimetype="text/event-stream", headers={"X-Accel-Buffering": "no"})
+    response.call_on_close(held.close)
+    return response
 
 
 def tell(

@@ -1,7 +1,8 @@
-"""How numbers, times and states are written on pages."""
+"""How numbers, times, states, and the fields of forms are written on pages."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,64 +12,62 @@ from manager.model.knobs import knob_name
 from manager.model.numbers import NOTHING, digits, fixed, milliseconds
 from manager.model.vcpu_wait import MATERIAL, wait_share
 
+_MARKS = {"met": "✓", "at_risk": "▲", "violated": "✗", "no_data": "○", "info": "●"}
+
 
 @dataclass(frozen=True, slots=True)
 class Badge:
     """A state as pages show it, readable without colour. ``colour``: a class of style.css, that of an SLA's state."""
 
-    mark: str
-    word: str
     colour: str
+    word: str
 
-
-def _good(word: str) -> Badge:
-    return Badge("✓", word, "met")
-
-
-def _warning(word: str) -> Badge:
-    return Badge("▲", word, "at_risk")
-
-
-def _bad(word: str) -> Badge:
-    return Badge("✗", word, "missed")
-
-
-def _unknown(word: str) -> Badge:
-    return Badge("○", word, "no_data")
+    @property
+    def mark(self) -> str:
+        """The sign before the word."""
+        return _MARKS[self.colour]
 
 
 BADGES: Mapping[str, Mapping[str, Badge]] = {
     "sla": {
-        "missed": _bad("violated"),
-        "at_risk": _warning("at risk"),
-        "no_data": _unknown("no data"),
-        "met": _good("met"),
+        "violated": Badge("violated", "violated"),
+        "at_risk": Badge("at_risk", "at risk"),
+        "no_data": Badge("no_data", "no data"),
+        "met": Badge("met", "met"),
     },
-    "burn": {"fast": _bad("burning fast"), "slow": _warning("burning"), "none": _good("within budget")},
+    "burn": {
+        "fast": Badge("violated", "burning fast"),
+        "slow": Badge("at_risk", "burning"),
+        "none": Badge("met", "within budget"),
+    },
     "finding": {
-        "missing": _bad("missing"),
-        "ignored": _bad("ignored by the kernel"),
-        "degraded": _warning("degraded"),
-        "warning": _warning("warning"),
-        "unknown": _unknown("unknown"),
-        "works": _good("works"),
+        "missing": Badge("violated", "missing"),
+        "ignored": Badge("violated", "ignored by the kernel"),
+        "degraded": Badge("at_risk", "degraded"),
+        "warning": Badge("at_risk", "warning"),
+        "unknown": Badge("no_data", "unknown"),
+        "works": Badge("met", "works"),
     },
     "source": {
-        "ok": _good("ok"),
-        "starting": _unknown("starting"),
-        "silent": _warning("silent"),
-        "failing": _bad("failing"),
-        "unreported": _unknown("not reported"),
+        "ok": Badge("met", "ok"),
+        "starting": Badge("no_data", "starting"),
+        "silent": Badge("at_risk", "silent"),
+        "failing": Badge("violated", "failing"),
+        "unreported": Badge("no_data", "not reported"),
     },
-    "severity": {"error": _bad("error"), "warning": _warning("warning"), "info": Badge("●", "info", "no_data")},
+    "severity": {
+        "error": Badge("violated", "error"),
+        "warning": Badge("at_risk", "warning"),
+        "info": Badge("info", "info"),
+    },
     "outcome": {
-        "applied": _good("applied"),
-        "restored": _good("restored"),
-        "observed": _unknown("observed only"),
-        "ignored": _bad("ignored by the kernel"),
-        "failed": _bad("failed"),
-        "external": _warning("externally modified"),
-        "vanished": _unknown("VM ended"),
+        "applied": Badge("met", "applied"),
+        "restored": Badge("met", "restored"),
+        "observed": Badge("no_data", "observed only"),
+        "ignored": Badge("violated", "ignored by the kernel"),
+        "failed": Badge("violated", "failed"),
+        "external": Badge("at_risk", "externally modified"),
+        "vanished": Badge("no_data", "VM ended"),
     },
 }
 """All states that pages show: of an SLA, a burn rate, a host check, a source, an event and a decision.
@@ -88,10 +87,21 @@ CAUSES: Mapping[str, str] = {
 
 MEASURES: Mapping[str, str] = {
     "cpu_share": "CPU, share of the host",
-    "wait_part": "vCPU wait (steal), share of runnable time",
+    "wait_share": "vCPU wait (steal), share of runnable time",
     "vcpu_used": "full vCPU: CPU, share of the time",
     "vcpu_wait": "full vCPU: vCPU wait (steal), share of the time",
 }
+
+PERIODS: Mapping[str, tuple[str, int | None]] = {
+    "15min": ("15 minutes", 900),
+    "1h": ("hour", 3600),
+    "6h": ("6 hours", 6 * 3600),
+    "1d": ("day", 86_400),
+    "7d": ("7 days", 7 * 86_400),
+    "30d": ("30 days", 30 * 86_400),
+    "all": ("all that is kept", None),
+}
+"""Times back from now that a reader can choose, as URLs name them: what they are called, and seconds."""
 
 INHERITED: Mapping[str, str] = {
     "vms": "inherited from application and host",
@@ -154,6 +164,16 @@ def burn(rate_: float | None) -> str:
     return NOTHING if rate_ is None else f"{fixed(rate_, 0 if rate_ >= 10 else 1)}×"
 
 
+def bandwidth(value: float | None) -> str:
+    """Bytes a second, such as ``12.3 GB/s``."""
+    return NOTHING if value is None else f"{value / 1e9:.3g} GB/s"
+
+
+def size(value: float | None) -> str:
+    """Bytes, such as ``12.3 MiB``."""
+    return NOTHING if value is None else f"{value / (1 << 20):.3g} MiB"
+
+
 def duration(seconds: float) -> str:
     """A length of time, such as ``45 s``, ``12 min``, ``3.5 h``."""
     if seconds < 120:
@@ -166,16 +186,14 @@ def number(value: float | None) -> str:
     return NOTHING if value is None else f"{value:,.0f}"
 
 
-def clock(value: str | datetime | None) -> str:
+def clock(value: str | None, show: str = "%H:%M:%S") -> str:
     """The time of day, UTC, as the page shows it before the browser turns it into local time."""
-    moment = _moment(value)
-    return NOTHING if moment is None else moment.strftime("%H:%M:%S")
+    return datetime.fromisoformat(value).strftime(show) if value else NOTHING
 
 
-def day_and_clock(value: str | datetime | None) -> str:
+def moment(value: str | None) -> str:
     """Date and time of day, UTC."""
-    moment = _moment(value)
-    return NOTHING if moment is None else moment.strftime("%Y-%m-%d %H:%M:%S")
+    return clock(value, "%Y-%m-%d %H:%M:%S")
 
 
 def ago(seconds: float) -> str:
@@ -191,8 +209,110 @@ def setting(one: Mapping[str, Any]) -> str:
     return knob_name(one["knob"], one["index"])
 
 
-def _moment(value: str | datetime | None) -> datetime | None:
-    return datetime.fromisoformat(value) if isinstance(value, str) else value
+LABELS: Mapping[str, str] = {
+    "allow": "Networks that may post",
+    "bandwidth_warning": "Warn above this share of the memory bandwidth",
+    "batch": "Where batch VMs run",
+    "batch_idle": "Idle class for batch VMs",
+    "cache": "Last-level cache",
+    "cache_mount": "Mount resctrl for it",
+    "cpus": "pCPUs",
+    "credential": "Credential on the host",
+    "every_s": "Interval (s)",
+    "expires_at": "Expires at (such as 2027-01-31T12:00:00Z)",
+    "irqs": "Network interrupts",
+    "law": "Feedback law",
+    "libvirt_name": "libvirt name",
+    "libvirt_uuid": "libvirt UUID",
+    "limit": "Limit (share of each pCPU)",
+    "max_pcpus": "CPU limit (pCPUs)",
+    "max_rate_rps": "Agreed rate (req/s)",
+    "pin": "Pin to pCPUs of its own",
+    "pinning": "Pin critical VMs",
+    "published": "Law exactly as published",
+    "query": "Query (PromQL)",
+    "rate_query": "Query for the rate (PromQL)",
+    "scheduling": "Scheduling of its vCPUs",
+    "sharing": "Above the agreed rate",
+    "sla": "SLA",
+    "sources": "Sources of response times",
+    "tag": "syslog tag",
+    "time": "Time that counts",
+    "url": "URL",
+    "vms": "VMs",
+    "warp": "Warps",
+    "warp_max_us": "Largest warp (us)",
+    "warp_us": "Warp (us)",
+}
+"""What fields are called that their name alone does not tell well."""
+
+CHOICES: Mapping[str, str] = {
+    "critical": "critical: serves requests under an SLA",
+    "batch": "batch: uses the remaining capacity",
+    "enforce": "enforce: settings are written",
+    "observe": "observe: decisions are recorded, nothing is written",
+    "released": "released: not controlled, settings restored",
+    "true": "yes",
+    "false": "no",
+    "fifo": "fifo: real-time, runs until it blocks",
+    "rr": "rr: real-time, round-robin within its priority",
+    "other": "other: the default, with a nice value",
+    "fair": "fair: keep boosting above the agreed rate",
+    "isolation": "isolation: no boost above the agreed rate",
+    "float": "float: on all pCPUs",
+    "fence": "fence: off those of critical vCPUs",
+    "single": "single: on one pCPU each",
+    "off": "off: unchanged",
+    "on": "on: by the best mechanism of the kernel",
+    "sched_ext": "sched_ext: our scheduler, loaded for the whole host",
+    "group_identity": "group identity: of OpenAnolis, benefit not measured",
+    "slice": "slice: EEVDF's, measured to harm more than it helps",
+    "reserved": "reserved: on the reserved pCPUs",
+    "serving": "serving: on the pCPUs of critical VMs",
+    "request_time": "the whole request",
+    "upstream_response_time": "the servers behind NGINX",
+    "nginx_syslog": "NGINX by syslog",
+    "nginx_file": "NGINX log file",
+    "memcached_probe": "memcached probe",
+    "http_probe": "HTTP probe",
+    "prometheus": "Prometheus",
+    "push": "posts to the agent",
+    "viewer": "viewer: reads everything",
+    "operator": "operator: also registers and controls",
+    "admin": "admin: also users and tokens",
+    "host": "host: the agent of one host",
+    "source": "source: response times of one application",
+}
+"""What values are called; those left out are called by themselves."""
+
+_UNITS: Mapping[str, str] = {"ms": "ms", "s": "s", "rps": "req/s"}
+
+
+def label_of(path: str) -> str:
+    """The label of a field by its path: words with the unit in parentheses."""
+    name = re.sub(r"\[\d*\]", "", path).rsplit(".", 1)[-1]
+    if name in LABELS:
+        return LABELS[name]
+    words, _, last = name.rpartition("_")
+    unit = _UNITS.get(last) if words else None
+    text = (words if unit else name).replace("_", " ")
+    return text[:1].upper() + text[1:] + (f" ({unit})" if unit else "")
+
+
+def range_words(schema: Mapping[str, Any]) -> str:
+    """The range of a number, such as ``0.01 to 8192`` or ``more than 0, at most 100``; empty where there is none."""
+    if schema.get("type") not in {"integer", "number"}:
+        return ""
+    whole = "a whole number, " if schema["type"] == "integer" else ""
+    if "minimum" in schema and "maximum" in schema:
+        return f"{whole}{schema['minimum']:,.15g} to {schema['maximum']:,.15g}"
+    words = {
+        "minimum": "at least",
+        "exclusiveMinimum": "more than",
+        "maximum": "at most",
+        "exclusiveMaximum": "less than",
+    }
+    return whole + ", ".join(f"{word} {schema[key]:,.15g}" for key, word in words.items() if key in schema)
 
 
 FILTERS: Mapping[str, Callable[..., Any]] = {
@@ -206,7 +326,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "duration": duration,
     "ago": ago,
     "clock": clock,
-    "moment": day_and_clock,
+    "moment": moment,
     "setting": setting,
     "badge": badge,
     "above_agreed": above_agreed,
@@ -215,4 +335,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "hurts": MATERIAL.__le__,
     "measure": MEASURES.__getitem__,
     "mode": mode,
+    "label": label_of,
+    "bandwidth": bandwidth,
+    "size": size,
 }

@@ -1,4 +1,4 @@
-"""What of a report is accepted: one item that cannot be is named and left out, all others are taken."""
+"""Which items of a report are accepted: invalid ones are named and left out, the others are stored."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 
 from manager.api.validation import FieldError, field_error, refusal, shown
-from manager.model.fields import json_of
+from manager.model.fields import json_of, timestamp
+from manager.model.window import Window
 from manager.protocol.assignment import RefusedItem
-from manager.protocol.report import ReportIn, WindowBody
+from manager.protocol.report import ReportIn
 from manager.protocol.sparing import read_sparing
 from manager.store.windows import MAX_COUNT
 
@@ -25,7 +26,7 @@ _MOST_ID = 100
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """What is to be stored of a report, and what is not, with the reasons; ``future`` windows ended too late."""
+    """The accepted part of a report, the refused items with reasons, and how many windows end in the ``future``."""
 
     body: ReportIn
     refused: list[RefusedItem]
@@ -33,10 +34,10 @@ class Accepted:
 
 
 def read_report(host: str, content: bytes, latest: Callable[[datetime], datetime]) -> Accepted:
-    """A report of an agent of ``host``. ``latest`` answers until when a window may end that is said to end then.
+    """A report of an agent of ``host``. ``latest`` returns the latest end allowed for a window that claims an end.
 
-    Items of another host, listed twice, impossible, or out of range are left out, as are capabilities, a tick or
-    findings that cannot be accepted. Raises BadRequest for what is no JSON, InvalidFields for what is no report.
+    Items of another host, duplicates, and impossible or out-of-range items are left out, and so are invalid
+    capabilities, ticks and findings. Raises BadRequest for malformed JSON, InvalidFields for other invalid fields.
     """
     try:
         read = read_sparing(ReportIn, content, LISTS, PARTS, strict=True)
@@ -45,44 +46,45 @@ def read_report(host: str, content: bytes, latest: Callable[[datetime], datetime
     refused: list[RefusedItem] = []
     for spoilt in read.spoilt:
         name, index = spoilt.place
-        found = field_error(ReportIn, spoilt.error)
-        refused.append(_refused(found, _id_of(spoilt.value) if index is not None else name))
-    future = sum(window.end > latest(window.end) for window in read.model.windows)
-    kept: dict[str, list[Any]] = {}
+        invalid = field_error(ReportIn, spoilt.error)
+        refused.append(_refused(invalid, _id_of(spoilt.value) if index is not None else name))
+    ends = [timestamp(window.end_s) for window in read.model.windows]
+    future = sum(end > latest(end) for end in ends)
+    accepted: dict[str, list[Any]] = {}
     for name, items, judge in _judges(host, read.model, latest):
-        bad = {index: text for index, one in enumerate(items) if (text := judge(one))}
+        bad = {index: reason for index, item in enumerate(items) if (reason := judge(item))}
         for index, (field, message) in bad.items():
             place = f"{name}[{read.number(name, index)}].{field}"
             refused.append(_refused(FieldError(place, message), _id_of(from_json(json_of(items[index])))))
         if bad:
-            kept[name] = [one for index, one in enumerate(items) if index not in bad]
-    return Accepted(read.model.model_copy(update=kept) if kept else read.model, refused, future)
+            accepted[name] = [item for index, item in enumerate(items) if index not in bad]
+    return Accepted(read.model.model_copy(update=accepted) if accepted else read.model, refused, future)
 
 
 Judge = Callable[[Any], tuple[str, str] | None]
-"""Tells of an item which field is refused and why, None: it is accepted. Asked in the order of the list."""
+"""The refused field of an item and why; None: it is accepted. Called in the order of the list."""
 
 
 def _judges(
     host: str, body: ReportIn, latest: Callable[[datetime], datetime]
 ) -> Iterator[tuple[str, Sequence[Any], Judge]]:
-    def of_this_host(one: Any) -> tuple[str, str] | None:
-        refused = f"{shown(one.host)} is refused; allowed: {host}, which is reporting"
-        return None if one.host == host else ("host", refused)
+    def of_this_host(item: Any) -> tuple[str, str] | None:
+        refused = f"{shown(item.host)} is refused; allowed: {host}, which is reporting"
+        return None if item.host == host else ("host", refused)
 
     yield "decisions", body.decisions, of_this_host
     yield "events", body.events, of_this_host
-    yield "vms", body.vms or (), _once("vm", lambda one: str(one.vm))
-    yield "domains", body.domains or (), _once("libvirt_uuid", lambda one: str(one.libvirt_uuid))
-    yield "sources", body.sources or (), _once("source", lambda one: f"{one.application} {one.source}")
-    yield "windows", body.windows, lambda one: _possible(one, latest(one.end))
+    yield "vms", body.vms or (), _once("vm", lambda vm: str(vm.vm))
+    yield "domains", body.domains or (), _once("libvirt_uuid", lambda domain: str(domain.libvirt_uuid))
+    yield "sources", body.sources or (), _once("source", lambda source: f"{source.application} {source.source}")
+    yield "windows", body.windows, lambda window: _possible(window, latest(timestamp(window.end_s)))
 
 
 def _once(field: str, name_of: Callable[[Any], str]) -> Judge:
     seen: set[str] = set()
 
-    def judge(one: Any) -> tuple[str, str] | None:
-        name = name_of(one)
+    def judge(item: Any) -> tuple[str, str] | None:
+        name = name_of(item)
         if name in seen:
             return field, f"{shown(name)} is refused: it is listed twice"
         seen.add(name)
@@ -91,12 +93,13 @@ def _once(field: str, name_of: Callable[[Any], str]) -> Judge:
     return judge
 
 
-def _possible(window: WindowBody, latest: datetime) -> tuple[str, str] | None:
-    if window.end > latest:
-        return "end", f"{shown(window.end)} is refused; allowed: at most {latest}, by the clocks of host and manager"
-    if window.start > window.end:
-        return "start", f"{shown(window.start)} is refused; allowed: at most the end, {window.end}"
-    count = sum(window.buckets.values())
+def _possible(window: Window, latest: datetime) -> tuple[str, str] | None:
+    start, end = timestamp(window.start_s), timestamp(window.end_s)
+    if end > latest:
+        return "end", f"{shown(end)} is refused; allowed: at most {latest}, by the clocks of host and manager"
+    if start > end:
+        return "start", f"{shown(start)} is refused; allowed: at most the end, {end}"
+    count = window.histogram.count
     if count > MAX_COUNT:
         return "buckets", f"{count} response times are refused; allowed: {MAX_COUNT} in all"
     return None
@@ -111,8 +114,8 @@ def _short(text: str) -> str:
 
 
 def _id_of(item: Any) -> str:
-    """What an agent may find an item by, as far as it has anything like it."""
+    """A value by which an agent can identify an item; empty if it has none."""
     if not isinstance(item, dict):
         return ""
-    found = (item[name] for name in ("id", "vm", "libvirt_uuid", "source", "application", "at") if name in item)
-    return str(next(found, "")).replace("\0", " ")[:_MOST_ID]
+    values = (item[name] for name in ("id", "vm", "libvirt_uuid", "source", "application", "at") if name in item)
+    return str(next(values, "")).replace("\0", " ")[:_MOST_ID]

@@ -1,179 +1,175 @@
-"""Reports of agents, and their assignments."""
+"""Reports of agents and their assignments, with protocol check and the manager's time."""
 
 from __future__ import annotations
 
 import hashlib
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cache
 from http import HTTPStatus
-from typing import Any, TypeVar
 
 from flask import Response, request
-from flask_openapi3.blueprint import APIBlueprint
-from pydantic import BaseModel
 from sqlalchemy.orm import Session
-from werkzeug.exceptions import UnsupportedMediaType
 from werkzeug.http import parse_etags
 
 from manager.api.acceptance import Accepted, read_report
 from manager.api.assignments import Assignments
-from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER, VIEWER_OR_OWN_HOST
+from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
-from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
+from manager.api.endpoint import RouteGroup, answer, json_body
 from manager.api.manager_metrics import Metrics
-from manager.api.pages import TickPage
-from manager.api.paging import cut, read_cursor, time_place
-from manager.api.protocol_headers import clock_ahead_s, refuse_other_protocols, told, who
-from manager.api.queries import AssignmentConditions, NamePath, TickQuery
+from manager.api.queries import AssignmentConditions, NamePath
+from manager.api.validation import shown
 from manager.control.dating import dated, latest_end
-from manager.errors import Conflict
-from manager.model.fields import adapter_of, json_of, timestamp
+from manager.control.tenure_rules import Who
+from manager.errors import Conflict, ProtocolRefused
+from manager.model.fields import adapter_of, fields_of, json_of, timestamp
 from manager.model.host import Capabilities
 from manager.model.records import DecisionRecord, Event, TickRecord
+from manager.model.registration import HostSpec
 from manager.protocol.assignment import AssignmentOut, ReportOut, SlotsOut
-from manager.protocol.convert import host_spec, window_of
-from manager.protocol.headers import REVISION_HEADER
-from manager.protocol.registration_in import HostIn
+from manager.protocol.headers import (
+    AHEAD_HEADER,
+    BOOT_HEADER,
+    CLOCK_HEADER,
+    INSTANCE_HEADER,
+    PROTOCOL,
+    PROTOCOL_HEADER,
+    REVISION_HEADER,
+)
 from manager.protocol.report import ReportIn, VmStatus
 from manager.store.agent_tenure import note_agent, refusal
 from manager.store.applications import keep_applications
-from manager.store.decision_records import store_new
-from manager.store.hosts import (
-    put_findings,
-    put_shares,
-    replace_domains,
-    reporting_host,
-)
+from manager.store.decision_records import store_new, store_ticks
+from manager.store.hosts import put_findings, put_shares, replace_domains, reporting_host
 from manager.store.manager_clock import manager_behind_s
 from manager.store.models import DecisionRow, EventRow, HostRow
 from manager.store.registrations import get
 from manager.store.serving_hosts import served_until
 from manager.store.silent_hosts import note_clock
 from manager.store.source_rows import replace_source_statuses
-from manager.store.ticks import list_ticks, store_ticks
 from manager.store.vm_claims import RefusedVm, Reported, take_statuses
 from manager.store.windows import replace_windows
 
-Item = TypeVar("Item", DecisionRecord, Event)
+_MOST_AHEAD_S = 1e10
+_ID = re.compile(r"[A-Za-z0-9-]{1,64}")
 
-_REPORT_BODY: dict[str, Any] = {"required": True, "content": {"application/json": {"schema": reference(ReportIn)}}}
+Dating = Callable[[Iterable[TickRecord | DecisionRecord | Event]], Mapping[datetime, datetime]]
+"""The effective dates of reported items, by the claimed dates."""
 
 
-def agents_api(context: ManagerContext, metrics: Metrics) -> APIBlueprint:
+def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
     """The routes that agents use."""
-    api = blueprint("agents", "Reports of agents, and their assignments.")
+    api = RouteGroup("agents", "Reports of agents, and their assignments.")
     database, assignments = context.database, Assignments(context)
 
-    @api.post(
-        "/hosts/<name>/report", responses=answers((200, ReportOut)), openapi_extensions={"requestBody": _REPORT_BODY}
+    @api.at(
+        "POST /hosts/<name>/report",
+        ADMIN_OR_OWN_HOST,
+        ReportOut,
+        content={"application/json": api.reference(ReportIn)},
     )
-    @endpoint(ADMIN_OR_OWN_HOST)
     def report(path: NamePath) -> Response:
-        """Take an agent's report. An unknown host is registered with the default settings.
+        """Store an agent's report. An unknown host is registered with the default settings.
 
-        Items that cannot be accepted are left out and named in the answer, as windows that are of the future by the
-        host's own clock, too; all others are taken, or none. Windows of applications that the host does not serve are
-        left out. Fields that are not known are passed over.
+        Invalid items are left out and named in the answer, and so are windows in the future even by the host's own
+        clock; all others are stored, or none. Windows of applications that the host does not serve are left out.
+        Unknown fields are ignored.
         """
-        refuse_other_protocols()
-        if not request.is_json:
-            raise UnsupportedMediaType("send the body as application/json")
-        accepted = read_report(path.name, request.get_data(cache=False), _latest(context, path.name))
-        taken = _store(context, assignments, path.name, accepted)
-        if isinstance(taken, str):
+        _refuse_other_protocols()
+        accepted = read_report(path.name, json_body(), _latest(context, path.name))
+        now = context.now()
+        with database.writing() as session:
+            host = reporting_host(session, HostSpec(path.name), now)
+            rival = note_agent(session, host, _who(), now, context.silent)
+            taken = None if rival else _take(session, context, assignments, host, accepted.body, now)
+        if taken is None:
             metrics.agent_refused()
-            raise Conflict(taken)
-        stored, number = taken.stored, None
+            raise Conflict(rival)
+        stored, refused_vms = taken
+        stored.refused = accepted.refused
+        _count(metrics, accepted, stored, refused_vms)
+        revision = None
         if accepted.body.wants_slots:
             with database.reading() as session:
-                stored.slots, number = assignments.slots(session, path.name)
-        _count(metrics, accepted, taken)
-        response = answer(stored)
-        if number is not None:
-            response.headers[REVISION_HEADER] = str(number)
-        return told(response, context)
+                stored.slots, revision = assignments.slots(session, path.name)
+        return _to_agent(answer(stored), context, revision)
 
-    @api.get("/hosts/<name>/ticks", responses=answers((200, TickPage)))
-    @endpoint(VIEWER)
-    def get_ticks(path: NamePath, query: TickQuery) -> Response:
-        """What the ticks of a host saw, newest first."""
-        after = read_cursor(query, time_place)
-        with database.reading() as session:
-            get(session, HostRow, path.name)
-            found = list_ticks(session, path.name, query.since, query.until, query.limit + 1, after, context.latest)
-        rows, following = cut(found, query.limit, lambda row: row.at.isoformat())
-        return answer(TickPage(items=[adapter_of(TickRecord).validate_json(row.body) for row in rows], next=following))
-
-    @api.get("/hosts/<name>/assignment", responses=answers((200, AssignmentOut), (304, None)))
-    @endpoint(VIEWER_OR_OWN_HOST)
+    @api.at("GET /hosts/<name>/assignment", VIEWER_OR_OWN_HOST, AssignmentOut, 200, 304)
     def get_assignment(path: NamePath, header: AssignmentConditions) -> Response:
-        """All that the agent of a host needs to know. With If-None-Match: only if it changed."""
-        refuse_other_protocols()
-        with database.reading() as session:
-            _refuse_rival(session, context, path.name)
-            found, number = assignments.whole(session, path.name)
-        return told(_unless_known(found, header, number), context)
+        """The assignment of a host. With If-None-Match: only if it changed."""
+        return current(path.name, header, assignments.whole)
 
-    @api.get("/hosts/<name>/slots", responses=answers((200, SlotsOut), (304, None)))
-    @endpoint(VIEWER_OR_OWN_HOST)
+    @api.at("GET /hosts/<name>/slots", VIEWER_OR_OWN_HOST, SlotsOut, 200, 304)
     def get_slots(path: NamePath, header: AssignmentConditions) -> Response:
-        """Of that only what changes all the time: the slots of response times. With If-None-Match: only if they did."""
-        refuse_other_protocols()
+        """The response times of the assignment, which change all the time. With If-None-Match: only if they changed."""
+        return current(path.name, header, assignments.slots)
+
+    def current(
+        name: str, header: AssignmentConditions, read: Callable[[Session, str], tuple[object, int]]
+    ) -> Response:
+        """The assignment of a host, or 304 if the agent has it already.
+
+        Raises Conflict for an agent that does not serve the host.
+        """
+        _refuse_other_protocols()
         with database.reading() as session:
-            _refuse_rival(session, context, path.name)
-            found, number = assignments.slots(session, path.name)
-        return told(_unless_known(found, header, number), context)
+            agent = _who()
+            if agent is not None:
+                why = refusal(get(session, HostRow, name), agent, context.now(), context.silent)
+                if why:
+                    raise Conflict(why)
+            body, revision = read(session, name)
+        response = answer(body)
+        etag = hashlib.sha256(response.get_data()).hexdigest()
+        if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
+            response = Response(status=HTTPStatus.NOT_MODIFIED)
+        response.set_etag(etag)
+        return _to_agent(response, context, revision)
 
     return api
 
 
-def _refuse_rival(session: Session, context: ManagerContext, name: str) -> None:
-    """Raises Conflict for an agent that is not the one which serves the host."""
-    agent = who()
-    if agent is not None:
-        why = refusal(get(session, HostRow, name), agent, context.now(), context.silent)
-        if why:
-            raise Conflict(why)
+def _refuse_other_protocols() -> None:
+    """Raises ProtocolRefused for an agent of another protocol; requests without the header are accepted."""
+    spoken = request.headers.get(PROTOCOL_HEADER, str(PROTOCOL))
+    if spoken != str(PROTOCOL):
+        raise ProtocolRefused(
+            f"{PROTOCOL_HEADER} {shown(spoken)} is refused; allowed: {PROTOCOL}; install the same version of Equipoise"
+            " on the manager and this host"
+        )
 
 
-def _unless_known(found: BaseModel, header: AssignmentConditions, revision: int) -> Response:
-    """The answer, or 304 where the agent has it already."""
-    response = answer(found)
-    etag = hashlib.sha256(response.get_data()).hexdigest()
-    if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
-        response = Response(status=HTTPStatus.NOT_MODIFIED)
-    response.set_etag(etag)
-    response.headers[REVISION_HEADER] = str(revision)
+def _who() -> Who | None:
+    """The agent that sent the request; None: it was not an agent."""
+    instance, boot = request.headers.get(INSTANCE_HEADER, ""), request.headers.get(BOOT_HEADER, "")
+    return Who(instance, boot) if _ID.fullmatch(instance) and _ID.fullmatch(boot) else None
+
+
+def _clock_ahead_s() -> float | None:
+    """By how many seconds the agent measured its clock ahead of the manager's; None: unknown."""
+    try:
+        ahead_s = float(request.headers.get(AHEAD_HEADER, "nan"))
+    except ValueError:
+        return None
+    return ahead_s if math.isfinite(ahead_s) and abs(ahead_s) < _MOST_AHEAD_S else None
+
+
+def _to_agent(response: Response, context: ManagerContext, revision: int | None) -> Response:
+    """An answer to an agent, with the protocol, the time, and the revision of the assignment."""
+    response.headers[PROTOCOL_HEADER] = str(PROTOCOL)
+    response.headers[CLOCK_HEADER] = f"{context.clock():.6f}"
+    if revision is not None:
+        response.headers[REVISION_HEADER] = str(revision)
     return response
 
 
-@dataclass(frozen=True, slots=True)
-class _Taken:
-    """What was stored of a report, and VMs that were not."""
-
-    stored: ReportOut
-    refused_vms: list[RefusedVm]
-
-
-def _store(context: ManagerContext, assignments: Assignments, name: str, accepted: Accepted) -> _Taken | str:
-    """Store a report in one transaction, or tell why its agent is refused."""
-    now, ahead_s = context.now(), clock_ahead_s()
-    with context.database.writing() as session:
-        host = reporting_host(session, host_spec(name, HostIn()), now)
-        rival = note_agent(session, host, who(), now, context.silent)
-        if rival:
-            return rival
-        stored, refused_vms = _take(session, context, assignments, host, accepted.body, now, ahead_s)
-    stored.refused = accepted.refused
-    return _Taken(stored, refused_vms)
-
-
-def _count(metrics: Metrics, accepted: Accepted, taken: _Taken) -> None:
-    stored = taken.stored
-    metrics.items_refused(one.field for one in accepted.refused)
-    metrics.claims_refused(one.why for one in taken.refused_vms)
+def _count(metrics: Metrics, accepted: Accepted, stored: ReportOut, refused_vms: Sequence[RefusedVm]) -> None:
+    metrics.items_refused(item.field for item in accepted.refused)
+    metrics.claims_refused(refused.why for refused in refused_vms)
     metrics.records_stored(stored.stored_decisions, stored.stored_events, stored.stored_ticks)
     metrics.windows_taken("stored", stored.stored_windows)
     metrics.windows_taken("future", accepted.future)
@@ -181,8 +177,8 @@ def _count(metrics: Metrics, accepted: Accepted, taken: _Taken) -> None:
 
 
 def _latest(context: ManagerContext, host: str) -> Callable[[datetime], datetime]:
-    """Until when a window of a host may end, as ``latest_end`` says; the database is asked for those that are ahead."""
-    now, ahead_s, skew = context.now(), clock_ahead_s(), timedelta(seconds=context.skew_s)
+    """The latest end of a window of a host, see ``latest_end``; only ends in the future query the database."""
+    now, ahead_s, skew = context.now(), _clock_ahead_s(), timedelta(seconds=context.skew_s)
 
     @cache
     def ahead() -> datetime:
@@ -194,15 +190,10 @@ def _latest(context: ManagerContext, host: str) -> Callable[[datetime], datetime
 
 
 def _take(
-    session: Session,
-    context: ManagerContext,
-    assignments: Assignments,
-    row: HostRow,
-    body: ReportIn,
-    now: datetime,
-    ahead_s: float | None,
+    session: Session, context: ManagerContext, assignments: Assignments, row: HostRow, body: ReportIn, now: datetime
 ) -> tuple[ReportOut, list[RefusedVm]]:
-    name = row.name
+    """Store a report; returns the answer, and the VMs that belong to another host."""
+    name, ahead_s, skew = row.name, _clock_ahead_s(), timedelta(seconds=context.skew_s)
     row.last_seen_at = now
     store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
     row.agent_version = body.agent_version
@@ -227,21 +218,17 @@ def _take(
         replace_source_statuses(session, row, statuses, now)
 
     def date(items: Iterable[TickRecord | DecisionRecord | Event]) -> dict[datetime, datetime]:
-        return dated([timestamp(one.time_s) for one in items], now, ahead_s, timedelta(seconds=context.skew_s))
+        return dated([timestamp(item.time_s) for item in items], now, ahead_s, skew)
 
     ends = served_until(session, name, here.values()) if body.windows else {}
     windows = [
-        window_of(window.application, window)
-        for window in body.windows
-        if _serves(ends, here.get(window.application), window.end)
+        window for window in body.windows if _serves(ends, here.get(window.application), timestamp(window.end_s))
     ]
     stored = ReportOut(
-        stored_decisions=store_new(session, DecisionRow, _rows(body.decisions, _decision_row, date)),
-        stored_events=store_new(session, EventRow, _rows(body.events, _event_row, date)),
+        stored_decisions=store_new(session, DecisionRow, _rows(body.decisions, date)),
+        stored_events=store_new(session, EventRow, _rows(body.events, date)),
         stored_ticks=store_ticks(session, name, *_tick_bodies(body.ticks, date)),
-        stored_windows=replace_windows(
-            session, name, here, windows, context.slot_length, now + timedelta(seconds=context.skew_s)
-        ),
+        stored_windows=replace_windows(session, name, here, windows, context.slot_length, now + skew),
         vms_missing=missing,
     )
     return stored, refused_vms
@@ -258,11 +245,11 @@ def _serves(ends: Mapping[int, datetime | None], application: int | None, end: d
 def _take_statuses(
     session: Session, context: ManagerContext, host: HostRow, body: ReportIn, now: datetime
 ) -> tuple[bool, list[RefusedVm]]:
-    """Whether the newest tick is not of the VMs whose statuses are known; and the VMs that are not this host's."""
+    """Whether statuses of VMs in the newest tick are missing, or too many; and the VMs that belong to another host."""
     refused: list[RefusedVm] = []
     if body.vms is not None:
-        told = [Reported(one.vm, one.libvirt_uuid, _status_fields(one)) for one in body.vms]
-        refused = take_statuses(session, host, told, now, context.silent, whole=not body.vms_changed_only)
+        reported = [Reported(status.vm, status.libvirt_uuid, _status_columns(status)) for status in body.vms]
+        refused = take_statuses(session, host, reported, now, context.silent, whole=not body.vms_changed_only)
     if not body.ticks:
         return False, refused
     newest = max(body.ticks, key=lambda tick: tick.time_s)
@@ -270,38 +257,27 @@ def _take_statuses(
     return not put_shares(session, host, shares, now), refused
 
 
-def _status_fields(vm: VmStatus) -> dict[str, object]:
-    """The columns of a status; its shares have their own, because they change all the time."""
+def _status_columns(vm: VmStatus) -> dict[str, object]:
+    """The columns of a status; its shares have separate columns, because they change all the time."""
     body = vm.model_dump_json(exclude={"cpu_share", "run_delay_share"})
     return {"vm": vm.vm, "cpu_share": vm.cpu_share, "run_delay_share": vm.run_delay_share, "body": body}
 
 
-Dating = Callable[[Iterable[TickRecord | DecisionRecord | Event]], Mapping[datetime, datetime]]
-"""The dates that count of what was reported, by those that are claimed."""
-
-
-def _rows(items: Sequence[Item], columns: Callable[[Item], dict[str, object]], date: Dating) -> list[dict[str, object]]:
+def _rows(items: Sequence[DecisionRecord | Event], date: Dating) -> list[dict[str, object]]:
+    """Columns of decisions or events by name."""
     dates = date(items)
     rows: list[dict[str, object]] = []
     for item in items:
-        claimed = timestamp(item.time_s)
+        columns = fields_of(type(item), item)
+        claimed = timestamp(columns.pop("time_s"))
         at = dates[claimed]
-        rows.append(columns(item) | {"at": at, "claimed_at": None if at == claimed else claimed})
+        rows.append({**columns, "at": at, "claimed_at": None if at == claimed else claimed})
     return rows
 
 
 def _tick_bodies(ticks: Sequence[TickRecord], date: Dating) -> tuple[dict[datetime, str], dict[datetime, datetime]]:
-    """As JSON text by the dates that count, and by those the dates that were claimed, where they are others."""
+    """Ticks as JSON text by effective date; and the claimed dates that differ, by effective date."""
     dates = date(ticks)
     bodies = {(at := dates[timestamp(tick.time_s)]): replace(tick, time_s=at.timestamp()) for tick in ticks}
     claimed = {date: moment for moment, date in dates.items() if date != moment}
     return {at: json_of(tick).decode() for at, tick in bodies.items()}, claimed
-
-
-def _decision_row(record: DecisionRecord) -> dict[str, object]:
-    columns = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "time_s"}
-    return {"knob_index": columns.pop("index"), **columns}
-
-
-def _event_row(event: Event) -> dict[str, object]:
-    return {field.name: getattr(event, field.name) for field in fields(event) if field.name != "time_s"}

@@ -1,55 +1,60 @@
-"""Who may do what: bearer tokens and sessions, and for each route the role it needs.
+"""Authentication by bearer token or session, and the role that each route needs.
 
-A route says so with ``allow`` (``endpoint`` does it for the routes of the interface); one that says nothing is for
-administrators. Only health and metrics are open. The pages of the interactive documentation also take a token as the
-password of HTTP Basic authentication, with any user name, because that is what a browser can ask for; no other route
-does, so a page of another site cannot use the browser's memory of it to change anything. A session's cookie does not
-suffice for writes either: they carry the session's CSRF token.
+A route declares its access with ``allow`` (``endpoint`` does it for the routes of the API); a route without it is for
+administrators. Only health and metrics are open. The pages of the interactive documentation also accept a token as the
+password of HTTP Basic authentication, with any user name, because a browser can prompt for that. No other route does,
+so that another site's page cannot use credentials the browser remembers to change anything. Nor does a session's cookie
+suffice for writes: they also need the session's CSRF token.
 
-After the check ``g.principal`` is who asks, and within a session ``g.csrf_token`` what its forms send along.
+After the check, ``g.principal`` is the authenticated principal, and ``g.csrf_token`` the session's token for its forms.
 """
 
 from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from flask import Flask, Request, Response, g, request
+from sqlalchemy.orm import Session
 from werkzeug.datastructures import Authorization, WWWAuthenticate
 from werkzeug.exceptions import Forbidden, RequestEntityTooLarge, Unauthorized
 
 from manager.api.context import ManagerContext
 from manager.errors import TooManyRequests
 from manager.serving.exchange import EXCHANGE, MAX_BODY_BYTES, OPEN_BODY_BYTES, Exchange
+from manager.store import audit
+from manager.store.models import Json
+from manager.store.registrations import Row
 from manager.store.sessions import SignedIn, find_session
 from manager.store.tokens import Principal, PrincipalKind, Role, authenticate
 
 View = TypeVar("View", bound=Callable[..., Any])
 
 PRINCIPAL_KEY = "equipoise.principal"
-"""Key of the WSGI environment under which a caller within the process says who asks. No header can set it."""
+"""Key of the WSGI environment for the principal of a request made within the process. No header can set it."""
 
 COOKIE = "equipoise_session"
 CSRF_HEADER = "X-CSRF-Token"
 CSRF_FIELD = "csrf_token"
 PROBES = frozenset({"/healthz", "/readyz", "/api/v1/health"})
-"""What probes ask: it is answered by threads of its own, and no flood of it makes one fail."""
+"""Paths for probes: they have their own threads and no rate limit."""
 READS = frozenset({"GET", "HEAD", "OPTIONS"})
 
-_METRICS_COST = 10.0  # requests, as which a page of metrics counts: it asks the database for the whole fleet
+_METRICS_COST = 10.0  # in requests: a scrape reads the whole fleet from the database
 _REALM = "Equipoise manager"  # in two words, because only then it is quoted, as RFC 9110 wants
 _RANKS = (Role.VIEWER, Role.OPERATOR, Role.ADMIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may use a route: nobody below ``role``, except host tokens and users where that is said.
+    """Who may use a route: ``role`` and above (None: everybody), and those that the other fields admit.
 
     ``own_host``: a host token, if its host is the ``name`` in the path. ``any_host``: every host token.
     ``own_application``: a source token, if that is the ``name`` in the path. ``own_user``: a user, if that is its name.
-    ``browser``: HTTP Basic will do. ``session``: a session will do in place of a token.
+    ``browser``: HTTP Basic is accepted. ``session``: a session is accepted in place of a token.
     """
 
     role: Role | None
@@ -73,7 +78,7 @@ VIEWER_IN_BROWSER = Access(Role.VIEWER, browser=True, session=True)
 
 
 def allow(access: Access) -> Callable[[View], View]:
-    """Mark a view with who may use it."""
+    """Set the access of a view."""
 
     def mark(view: View) -> View:
         view.access = access  # type: ignore[attr-defined]
@@ -83,11 +88,11 @@ def allow(access: Access) -> Callable[[View], View]:
 
 
 def install_auth(app: Flask, context: ManagerContext) -> None:
-    """Check every request that matches a route before anything else is done with it."""
+    """Check every request that matches a route before it is handled."""
 
     def check() -> Response | None:
         if request.endpoint is None:
-            return None  # no such route, or not with this method: says so without telling more
+            return None  # no such route or method: answered without details
         access: Access = getattr(app.view_functions[request.endpoint], "access", ADMIN)
         exchange: Exchange | None = request.environ.get(EXCHANGE)
         limit_bytes = OPEN_BODY_BYTES
@@ -102,20 +107,28 @@ def install_auth(app: Flask, context: ManagerContext) -> None:
         if (request.content_length or 0) > limit_bytes:
             raise RequestEntityTooLarge(f"a body of more than {limit_bytes} bytes is refused")
         if exchange is not None and exchange.undecided:
-            exchange.allow_body(limit_bytes)
+            exchange.limit_bytes = limit_bytes
             return Response()
         if access.role is not None and signed.csrf_token is not None:
-            refuse_forgery(signed.csrf_token)  # which may read the body
+            refuse_forgery(signed.csrf_token)  # may read the body
             g.csrf_token = signed.csrf_token
         return None
 
     app.before_request(check)
 
 
-def cookie_arguments(context: ManagerContext) -> dict[str, Any]:
-    """How the session's cookie is set and deleted, but for its value: arguments of ``Response.set_cookie``.
+def audited(
+    context: ManagerContext, action: str, kind: type[Row], name: str, describe: Callable[[Session, Row], Json]
+) -> AbstractContextManager[Session]:
+    """``manager.store.audit.audited`` for the principal of the request."""
+    actor = audit.actor_of(g.principal, request.remote_addr or "")
+    return audit.audited(context.database, actor, action, kind, name, describe, context.now())
 
-    By https, or where the setting says always, browsers send it by https alone, and only to the host that set it.
+
+def cookie_arguments(context: ManagerContext) -> dict[str, Any]:
+    """Arguments of ``Response.set_cookie`` for the session's cookie, without its value.
+
+    Over https, or with the setting ``always``, browsers send it only over https and to the host that set it.
     """
     secure = context.secure_cookies or request.is_secure
     name = f"__Host-{COOKIE}" if secure else COOKIE
@@ -123,27 +136,27 @@ def cookie_arguments(context: ManagerContext) -> dict[str, Any]:
 
 
 def session_secret(context: ManagerContext) -> str | None:
-    """What the session's cookie of the request holds, if there is one."""
+    """The value of the request's session cookie, if there is one."""
     return request.cookies.get(cookie_arguments(context)["key"])
 
 
 def session_of(context: ManagerContext, *, used: bool = True) -> SignedIn | None:
-    """The session of the request, if there is one that goes on; ``used`` as for ``find_session``."""
+    """The request's session, if it has not ended; ``used`` as for ``find_session``."""
     secret = session_secret(context)
     return find_session(context.database, secret, context.now(), context.sessions, used=used) if secret else None
 
 
-def credentials(given: Request) -> Authorization | None:
-    """What the header Authorization holds, None where that cannot be read."""
+def credentials(incoming: Request) -> Authorization | None:
+    """The Authorization header; None if it is absent or malformed."""
     try:
-        return given.authorization
-    except ValueError:  # of Werkzeug, for Basic with what is not ASCII
+        return incoming.authorization
+    except ValueError:  # from Werkzeug, for Basic that is not ASCII
         return None
 
 
-def reader_left(given: Request) -> Callable[[], bool]:
-    """What tells, also later, whether nobody reads the answer any more."""
-    exchange: Exchange | None = given.environ.get(EXCHANGE)
+def reader_left(incoming: Request) -> Callable[[], bool]:
+    """A function that returns, also later, whether the client has disconnected."""
+    exchange: Exchange | None = incoming.environ.get(EXCHANGE)
     return lambda: exchange is not None and exchange.gone
 
 
@@ -151,40 +164,40 @@ def refuse_forgery(csrf_token: str) -> None:
     """Raises Forbidden unless the request only reads, or carries the token."""
     if request.method in READS:
         return
-    given = request.headers.get(CSRF_HEADER) or request.form.get(CSRF_FIELD, "")
-    if not hmac.compare_digest(given.encode(), csrf_token.encode()):
+    received = request.headers.get(CSRF_HEADER) or request.form.get(CSRF_FIELD, "")
+    if not hmac.compare_digest(received.encode(), csrf_token.encode()):
         raise Forbidden(f"writes in a session need its CSRF token, in header {CSRF_HEADER} or form field {CSRF_FIELD}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Signed:
-    """Who asks, and within a session the token that its writes carry."""
+    """An authenticated principal, and within a session its CSRF token."""
 
     principal: Principal
     csrf_token: str | None = None
 
 
 def _signed(context: ManagerContext, access: Access, exchange: Exchange | None) -> _Signed:
-    """Who asks. Raises Unauthorized, or TooManyRequests where this one, or its address without a token, floods."""
+    """The authenticated principal. Raises Unauthorized, or TooManyRequests above the rate of principal or address."""
     inside = request.environ.get(PRINCIPAL_KEY)
     if isinstance(inside, Principal):
-        return _Signed(inside)  # the page that it is for was counted
+        return _Signed(inside)  # the page that makes this request was counted
     if exchange is not None and isinstance(exchange.kept, _Signed):
-        return exchange.kept  # asked before the body was read
+        return exchange.kept  # authenticated before the body was read
     try:
-        signed = _found(context, access)
+        signed = _authenticated(context, access)
     except Unauthorized:
         _count(context, "address", request.remote_addr or "")
         raise
     _count(context, signed.principal.kind, signed.principal.name)
     if exchange is not None:
         exchange.kept = signed
-        exchange.trust()
+        exchange.trusted = True
     return signed
 
 
 def _count_open(context: ManagerContext) -> None:
-    """Count a request that needs no token. Raises TooManyRequests; probes are never refused."""
+    """Count a request without a token. Raises TooManyRequests; probes are never refused."""
     if request.path in PROBES:
         return
     address = request.remote_addr or ""
@@ -193,23 +206,23 @@ def _count_open(context: ManagerContext) -> None:
     else:
         wait_s = context.tries.ask(address)
     if wait_s:
-        raise TooManyRequests(f"address {address!r} asks too often without a token", wait_s)
+        raise TooManyRequests(f"address {address!r} exceeds the rate limit without a token", wait_s)
 
 
 def _count(context: ManagerContext, kind: str, name: str) -> None:
     wait_s = context.requests.ask((kind, name))
     if wait_s:
-        most = f"{context.requests.per_s:g} requests a second are answered in the long run"
-        raise TooManyRequests(f"{kind} {name!r} asks too often, {most}", wait_s)
+        limit = f"{context.requests.per_s:g} req/s on average"
+        raise TooManyRequests(f"{kind} {name!r} exceeds the rate limit of {limit}", wait_s)
 
 
-def _found(context: ManagerContext, access: Access) -> _Signed:
-    given = credentials(request)
+def _authenticated(context: ManagerContext, access: Access) -> _Signed:
+    authorization = credentials(request)
     secret = None
-    if given is not None and given.type == "bearer":
-        secret = given.token
-    elif given is not None and given.type == "basic" and access.browser:
-        secret = given.password
+    if authorization is not None and authorization.type == "bearer":
+        secret = authorization.token
+    elif authorization is not None and authorization.type == "basic" and access.browser:
+        secret = authorization.password
     if secret:
         principal = authenticate(context.database, secret, context.now())
         csrf_token = None

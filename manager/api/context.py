@@ -1,4 +1,4 @@
-"""What the REST interface is given: everything that is not a request."""
+"""The state that all routes of the REST interface share."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from policies.installed import InstalledPolicy
 
 @dataclass(frozen=True, slots=True)
 class ManagerContext:
-    """Database, installed policies, settings, and clocks: one of seconds since the epoch, and one that nobody sets.
+    """Database, installed policies, settings, and clocks: ``clock`` in seconds since the epoch, ``boot`` monotonic.
 
     ``stale_s``, ``min_samples`` and ``attainment_target`` are the settings of that name; ``slot_s`` is the length
-    of a window of response times, ``skew_s`` how far the clocks of others may be ahead (``clock_bound_s``: without
-    an event), and ``late_s`` how old posted response times may be. Windows and ticks are kept for ``keep_slots``,
-    and for ``keep_minutes`` rolled up by minute. Who has not reported for ``silent`` does not answer any more.
-    ``requests`` bounds what each token and user asks for, ``samples`` the response times that each posts of an
-    application, ``tries`` what an address without a token may try: to join, to sign in; ``turns`` how many
-    passwords are looked at at the same time. ``secure_cookies``: sessions are by https only, however they begin.
+    of a window of response times, ``skew_s`` how far ahead clocks of agents and clients may be (``clock_bound_s``:
+    without an event), and ``late_s`` how old posted response times may be. Windows and ticks are kept for
+    ``keep_slots``, their roll-ups by minute for ``keep_minutes``. A host without a report for ``silent`` is silent.
+    ``requests`` limits the requests of each token and user, ``samples`` the response times that each posts for an
+    application, ``tries`` attempts to join or sign in per address, and ``turns`` simultaneous password checks.
+    ``secure_cookies``: sessions use https only, even if they begin over http.
     """
 
     database: Database
@@ -57,10 +57,10 @@ class ManagerContext:
 
     @property
     def latest(self) -> datetime:
-        """Until when response times may end; what is later, by a clock that is ahead, tells nothing about now."""
+        """The latest end of response times that count; later ones come from a clock that is ahead."""
         return datetime.fromtimestamp(self.clock() + self.skew_s, UTC)
 
     @property
     def slot_length(self) -> timedelta:
-        """``slot_s`` as a length of time."""
+        """``slot_s`` as a timedelta."""
         return timedelta(seconds=self.slot_s)

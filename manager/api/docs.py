@@ -1,16 +1,19 @@
-"""The OpenAPI document and its interactive page, served from installed files: nothing comes from another site."""
+"""The OpenAPI document and its interactive page, served from installed files without external sites."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib.resources import files
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, send_from_directory
 from flask_openapi3.openapi import OpenAPI
+from pydantic import TypeAdapter
 
-from manager.api.auth import ADMIN, VIEWER_IN_BROWSER, allow
-from manager.api.endpoint import PREFIX, security_of
+from manager.api.auth import ADMIN, COOKIE, CSRF_HEADER, READS, VIEWER_IN_BROWSER, Access, allow
+from manager.api.endpoint import PREFIX, REFERENCE
+from manager.model.fields import adapter_of
 
 _PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -32,12 +35,27 @@ _CONTENT_POLICY = (
     "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
+_SECURITY = {
+    "bearer": {"type": "http", "scheme": "bearer"},
+    "session": {
+        "type": "apiKey",
+        "in": "cookie",
+        "name": COOKIE,
+        "description": f"of a user who signed in to the dashboard; over https `__Host-{COOKIE}`",
+    },
+    "csrf": {
+        "type": "apiKey",
+        "in": "header",
+        "name": CSRF_HEADER,
+        "description": "the session's CSRF token, contained in its pages",
+    },
+}
 
 
-def docs_pages(app: OpenAPI) -> Blueprint:
-    """The document of all routes that there are by now, the page, and the files of the Swagger UI package."""
+def docs_pages(app: OpenAPI, shapes: Iterable[type]) -> Blueprint:
+    """The OpenAPI document of all routes so far, with the schemas of ``shapes``, and the pages of the Swagger UI."""
     pages = Blueprint("docs", __name__, url_prefix=PREFIX)
-    document = _described(app)
+    document = _document(app, shapes)
 
     @pages.get("/openapi.json")
     @allow(VIEWER_IN_BROWSER)
@@ -62,12 +80,23 @@ def docs_pages(app: OpenAPI) -> Blueprint:
     return pages
 
 
-def _described(app: OpenAPI) -> dict[str, Any]:
-    """The OpenAPI document, with what each operation needs as its view says."""
+def _document(app: OpenAPI, shapes: Iterable[type]) -> dict[str, Any]:
+    """The OpenAPI document with the schemas of the shapes, and the security that each operation requires."""
     document: dict[str, Any] = app.api_doc
+    ordered = sorted(shapes, key=lambda shape: shape.__name__)
+    _, definitions = TypeAdapter[Any].json_schemas(
+        ((shape, "validation", adapter_of(shape)) for shape in ordered), ref_template=REFERENCE
+    )
+    document["components"] = {"schemas": definitions["$defs"], "securitySchemes": _SECURITY}
     for rule in app.url_map.iter_rules():
         access = getattr(app.view_functions[rule.endpoint], "access", ADMIN)
         for method, operation in document["paths"].get(re.sub(r"<(\w+)>", r"{\1}", rule.rule), {}).items():
             if method.upper() in (rule.methods or ()) and access.role is not None:
-                operation["security"] = security_of(access, method.upper())
+                operation["security"] = _security_of(access, method.upper())
     return document
+
+
+def _security_of(access: Access, method: str) -> list[dict[str, list[str]]]:
+    """The alternatives for an operation: a token, or a session where that is accepted."""
+    session: dict[str, list[str]] = {"session": []} if method in READS else {"session": [], "csrf": []}
+    return [{"bearer": []}, *([session] if access.session else [])]

@@ -1,94 +1,134 @@
-"""How a route is declared: who may use it, what it reads, and what it answers.
+"""Declares routes: access, inputs and answers.
 
 flask-openapi3 turns the annotations of a view (``path``, ``query``, ``header``, ``body``) into the OpenAPI document.
-Requests are read here, strictly and with errors that name the field; the document's schemas come from pydantic as they
-are, because the copies the library makes of them leave keywords out and mix up what is read with what is answered.
+Requests are validated here, strictly and with errors that name the field; the document's schemas come directly from
+pydantic, because the library's copies lack keywords and mix up inputs and answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import is_dataclass
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Any, TypeVar, get_type_hints
 
 from flask import Response, request
 from flask_openapi3.blueprint import APIBlueprint
 from flask_openapi3.models.tag import Tag
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
+from pydantic import BaseModel, RootModel, create_model
 from werkzeug.exceptions import UnsupportedMediaType
 
-from manager.api import pages
-from manager.api.auth import COOKIE, CSRF_HEADER, READS, Access, allow
+from manager.api.auth import Access, allow
 from manager.api.problem_details import MEDIA_TYPE
-from manager.api.schemas import access_shapes, fleet_shapes, history_shapes, preview_shapes, service_shapes
-from manager.api.schemas import registration_shapes as registered
-from manager.api.schemas.registration_shapes import MergePatch
 from manager.api.validation import read_json, read_text
-from manager.model.fields import Schema, json_of
-from manager.protocol import assignment, registration_in, report, samples
+from manager.model.fields import json_of
 from manager.protocol.samples import ProblemDetails
 
-View = Callable[..., Response]
+View = TypeVar("View", bound=Callable[..., Any])
 
 PREFIX = "/api/v1"
-_REFERENCE = "#/components/schemas/{model}"
-_SHAPES = (
-    *(assignment, registration_in, report, samples),
-    *(access_shapes, fleet_shapes, history_shapes, preview_shapes, registered, service_shapes, pages),
-)
+REFERENCE = "#/components/schemas/{model}"
+_JSON = "application/json"
+_STATUSES = {200: "OK", 201: "Created", 204: "Removed", 304: "Not Modified"}
 
 
-def blueprint(name: str, description: str) -> APIBlueprint:
-    """The routes of one kind of object, below ``PREFIX``."""
-    return APIBlueprint(
-        name,
-        __name__,
-        url_prefix=PREFIX,
-        abp_tags=[Tag(name=name, description=description)],
-        operation_id_callback=lambda *, name, path, method: name.strip("_"),  # noqa: ARG005 - views have unique names
-    )
+class RouteGroup:
+    """The routes of one kind of object, below ``PREFIX``. ``shapes``: their bodies and answers."""
 
+    def __init__(self, name: str, description: str) -> None:
+        self.shapes: set[type] = set()
+        self.blueprint = APIBlueprint(
+            name,
+            __name__,
+            url_prefix=PREFIX,
+            abp_tags=[Tag(name=name, description=description)],
+            operation_id_callback=lambda *, name, path, method: name.strip("_"),  # noqa: ARG005 - views have unique names
+        )
 
-def endpoint(access: Access) -> Callable[[View], View]:
-    """Let a view be used as ``access`` says, and call it with what its annotated parameters describe."""
+    def at(
+        self,
+        route: str,
+        access: Access,
+        shape: type | None = None,
+        *statuses: int,
+        content: Mapping[str, object] | None = None,
+    ) -> Callable[[View], View]:
+        """Register the decorated view for ``route``, such as ``GET /hosts``, with ``access``.
 
-    def decorate(view: View) -> View:
-        models = {name: model for name, model in get_type_hints(view).items() if name != "return"}
+        Its annotated parameters are read from the request. Its return type is the answer's shape, None for 204; a view
+        that returns a Response names the ``shape`` and the ``statuses`` of success (default: 200), and a view that
+        reads the body itself has ``content``: schemas by media type.
+        """
+        method, path = route.split()
 
-        @wraps(view)
-        def checked(**url_values: str) -> Response:
-            return view(**{name: _read(name, model, url_values) for name, model in models.items()})
+        def decorate(view: View) -> View:
+            models = get_type_hints(view)
+            returned = models.pop("return")
+            answered = shape or (None if returned is type(None) else returned)
 
-        # The library's mark for views that read their request themselves.
-        checked.__delay_validate_request__ = True  # type: ignore[attr-defined]
-        return allow(access)(checked)
+            @wraps(view)
+            def checked(**url_values: str) -> Response:
+                body = view(**{name: _read(name, model, url_values) for name, model in models.items()})
+                return body if isinstance(body, Response) else no_content() if body is None else answer(body)
 
-    return decorate
+            # The library's attribute for views that read their request themselves.
+            checked.__delay_validate_request__ = True  # type: ignore[attr-defined]
+            if "body" in models:
+                body_shape: Any = models["body"]
+                self.shapes.add(body_shape)
+                if isinstance(body_shape, type) and is_dataclass(body_shape):  # the library documents models only
+                    documented = create_model(body_shape.__name__, __base__=RootModel[body_shape])
+                    checked.__annotations__ = {**view.__annotations__, "body": documented}
+            bodies = {kind: {"schema": schema} for kind, schema in (content or {}).items()}
+            getattr(self.blueprint, method.lower())(
+                path,
+                responses=self._answers(answered, statuses or ((200,) if answered else (204,))),
+                openapi_extensions={"requestBody": {"required": True, "content": bodies}} if bodies else None,
+            )(allow(access)(checked))
+            return view
+
+        return decorate
+
+    def reference(self, shape: type) -> dict[str, str]:
+        """A reference to the schema of a shape in the OpenAPI document."""
+        self.shapes.add(shape)
+        return {"$ref": REFERENCE.format(model=re.sub(r"\W", "_", shape.__name__))}
+
+    def _answers(self, shape: type | None, statuses: tuple[int, ...]) -> dict[str | int, Any]:
+        """The documented answers of a route; errors have ProblemDetails."""
+        responses: dict[str | int, Any] = {status: {"description": _STATUSES[status]} for status in statuses}
+        if shape is not None:
+            for status in {200, 201} & responses.keys():
+                responses[status]["content"] = {_JSON: {"schema": self.reference(shape)}}
+        problem = {"content": {MEDIA_TYPE: {"schema": self.reference(ProblemDetails)}}}
+        responses[422] = {"description": "A field is refused", **problem}
+        responses["default"] = {"description": "Any other error", **problem}
+        return responses
 
 
 def _read(part: str, model: type[BaseModel], url_values: dict[str, str]) -> BaseModel:
     if part == "body":
-        if not request.is_json:
-            raise UnsupportedMediaType("send the body as application/json")
-        return read_json(model, request.get_data(cache=False))
+        return read_json(model, json_body())
     if part == "header":
         names = (field.alias for field in model.model_fields.values() if field.alias)
         return read_text(model, {name: request.headers[name] for name in names if name in request.headers})
     return read_text(model, url_values if part == "path" else request.args.to_dict())
 
 
+def json_body() -> bytes:
+    """The request's body. Raises UnsupportedMediaType if its Content-Type is not JSON."""
+    if not request.is_json:
+        raise UnsupportedMediaType(f"send the body as {_JSON}")
+    return request.get_data(cache=False)
+
+
 def answer(body: object, status: int = 200, etag: str | None = None) -> Response:
-    """A JSON answer."""
-    response = Response(json_of(body), status, mimetype="application/json")
+    """A JSON answer; bytes are JSON already."""
+    response = Response(body if isinstance(body, bytes) else json_of(body), status, mimetype=_JSON)
     if etag is not None:
         response.set_etag(etag)
     return response
-
-
-def written(body: object, created: bool, etag: str) -> Response:
-    """The answer to a PUT."""
-    return answer(body, 201 if created else 200, etag)
 
 
 def no_content() -> Response:
@@ -96,54 +136,3 @@ def no_content() -> Response:
     response = Response(status=204)
     del response.headers["Content-Type"]
     return response
-
-
-def answers(*documented: tuple[int, type | None]) -> dict[str | int, Any]:
-    """The documented answers of a route; every other one has ProblemDetails."""
-    problem = {"content": {MEDIA_TYPE: {"schema": reference(ProblemDetails)}}}
-    responses: dict[str | int, Any] = {}
-    for status, model in documented:
-        description = {200: "OK", 201: "Created", 204: "Removed", 304: "Not Modified"}[status]
-        responses[status] = {"description": description}
-        if model is not None:
-            responses[status]["content"] = {"application/json": {"schema": reference(model)}}
-    responses[422] = {"description": "A field is refused", **problem}
-    responses["default"] = {"description": "Any other error", **problem}
-    return responses
-
-
-def reference(model: type) -> dict[str, str]:
-    """Refers to the schema of a shape in the OpenAPI document."""
-    return {"$ref": _REFERENCE.format(model=model.__name__)}
-
-
-def security_of(access: Access, method: str) -> list[dict[str, list[str]]]:
-    """What an operation needs, by the names in ``components``: either a token, or where a session will do, that."""
-    session: dict[str, list[str]] = {"session": []} if method in READS else {"session": [], "csrf": []}
-    return [{"bearer": []}, *([session] if access.session else [])]
-
-
-def components() -> dict[str, Any]:
-    """The OpenAPI document's components: all shapes that are exchanged, and who may ask."""
-    kinds = (kind for module in _SHAPES for kind in vars(module).values() if isinstance(kind, type))
-    models = {kind for kind in kinds if issubclass(kind, Schema | MergePatch | ProblemDetails)} - {Schema, pages.Page}
-    ordered = sorted((kind for kind in models if kind.__name__[0] != "_"), key=lambda kind: kind.__name__)
-    _, definitions = models_json_schema([(kind, "validation") for kind in ordered], ref_template=_REFERENCE)
-    return {
-        "schemas": definitions["$defs"],
-        "securitySchemes": {
-            "bearer": {"type": "http", "scheme": "bearer"},
-            "session": {
-                "type": "apiKey",
-                "in": "cookie",
-                "name": COOKIE,
-                "description": f"of somebody who signed in to the dashboard; by https `__Host-{COOKIE}`",
-            },
-            "csrf": {
-                "type": "apiKey",
-                "in": "header",
-                "name": CSRF_HEADER,
-                "description": "the session's token, which its pages hold",
-            },
-        },
-    }

@@ -1,130 +1,172 @@
-"""Hosts: how they are to be controlled, and what their agents said of them."""
+"""Hosts: their settings, and what their agents reported."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from operator import itemgetter
 
 from flask import Response
-from flask_openapi3.blueprint import APIBlueprint
+from pydantic import TypeAdapter
 from sqlalchemy.orm import Session
 
-from manager.api.audit_routes import audited
-from manager.api.auth import OPERATOR, VIEWER, VIEWER_OR_OWN_HOST
+from manager.api.auth import OPERATOR, VIEWER, VIEWER_OR_OWN_HOST, audited
 from manager.api.context import ManagerContext
-from manager.api.endpoint import answer, answers, blueprint, endpoint, no_content, written
-from manager.api.merge import patched
-from manager.api.pages import HostPage
-from manager.api.paging import cut, name_place, read_cursor
-from manager.api.queries import Conditions, NamePath, PageQuery
-from manager.api.schemas.registration_shapes import HostOut, MergePatch
+from manager.api.endpoint import RouteGroup, answer
+from manager.api.merge import named, patched
+from manager.api.paging import Page, part, part_by_name, read_cursor
+from manager.api.queries import Conditions, DomainQuery, NamePath, PageQuery
+from manager.api.schemas.registration_shapes import DomainOut, HostOut, MergePatch
 from manager.api.validation import shown
-from manager.errors import InvalidRequest
-from manager.model.fields import adapter_of
+from manager.errors import InvalidRequest, NotFound
+from manager.model.fields import Name, Schema, Text, adapter_of, fields_of, json_fields
+from manager.model.finding import Findings
 from manager.model.host import Capabilities
-from manager.protocol.convert import host_fields, host_spec
-from manager.protocol.registration_in import HostIn
+from manager.model.registration import HostIn, HostSpec
 from manager.protocol.report import TickStatus
 from manager.store.agent_tenure import replace_agent, rival_of
-from manager.store.hosts import adopt_host, put_host, spec_of
+from manager.store.hosts import adopt_host, get_findings, list_domains, put_host
 from manager.store.models import HostRow, Json
-from manager.store.registrations import delete, get, page
+from manager.store.registrations import delete, get
+
+_DOMAIN = TypeAdapter(tuple[Text, Text])
+"""Cursors of lists by host and UUID."""
 
 
-def hosts_api(context: ManagerContext) -> APIBlueprint:
+class HostCapabilities(Schema):
+    """A host and its capabilities; null: its agent never reported."""
+
+    host: Name
+    capabilities: Capabilities | None
+
+
+def hosts_api(context: ManagerContext) -> RouteGroup:
     """The routes of hosts."""
-    api = blueprint("hosts", "KVM machines, each with one agent.")
+    api = RouteGroup("hosts", "KVM machines, each with one agent.")
     database = context.database
 
-    @api.get("/hosts", responses=answers((200, HostPage)))
-    @endpoint(VIEWER)
-    def list_hosts(query: PageQuery) -> Response:
-        """All hosts by name."""
-        with database.reading() as session:
-            rows = page(session, HostRow, read_cursor(query, name_place), query.limit + 1)
-        rows, following = cut(rows, query.limit, lambda row: row.name)
-        return answer(HostPage(items=[_host_out(row, context.now()) for row in rows], next=following))
+    def host_out(row: HostRow) -> HostOut:
+        capabilities = None if row.capabilities is None else adapter_of(Capabilities).validate_python(row.capabilities)
+        tick = None if row.tick is None else TickStatus.model_validate(row.tick)
+        reported = {"rival_instance": rival_of(row, context.now()), "tick": tick, "capabilities": capabilities}
+        return HostOut(**fields_of(HostOut, row) | reported)
 
-    @api.get("/hosts/<name>", responses=answers((200, HostOut)))
-    @endpoint(VIEWER_OR_OWN_HOST)
+    def answered(row: HostRow, created: bool = False) -> Response:
+        return answer(host_out(row), 201 if created else 200, row.etag)
+
+    @api.at("GET /hosts", VIEWER)
+    def list_hosts(query: PageQuery) -> Page[HostOut]:
+        """All hosts by name."""
+        return part_by_name(Page[HostOut], query, database, HostRow, host_out)
+
+    @api.at("GET /hosts/<name>", VIEWER_OR_OWN_HOST, HostOut)
     def get_host(path: NamePath) -> Response:
         """One host."""
         with database.reading() as session:
-            row = get(session, HostRow, path.name)
-        return answer(_host_out(row, context.now()), etag=row.etag)
+            return answered(get(session, HostRow, path.name))
 
-    @api.put("/hosts/<name>", responses=answers((200, HostOut), (201, HostOut)))
-    @endpoint(OPERATOR)
+    @api.at("PUT /hosts/<name>", OPERATOR, HostOut, 200, 201)
     def put_host_(path: NamePath, header: Conditions, body: HostIn) -> Response:
-        """Set how a host is to be controlled; its agent need not have reported yet."""
+        """Register a host; its agent need not have reported yet."""
         refuse_unknown_policy(body.policy, context.policies)
-        spec = host_spec(path.name, body)
         with audited(context, "host.put", HostRow, path.name, _described) as session:
-            row, created = put_host(session, spec, context.now(), header.check)
-        return written(_host_out(row, context.now()), created, row.etag)
+            return answered(*put_host(session, named(HostSpec, path.name, body), context.now(), header.check))
 
-    @api.patch("/hosts/<name>", responses=answers((200, HostOut)))
-    @endpoint(OPERATOR)
+    @api.at("PATCH /hosts/<name>", OPERATOR, HostOut)
     def patch_host(path: NamePath, header: Conditions, body: MergePatch) -> Response:
-        """Change single fields of how a host is to be controlled."""
+        """Change fields of a host."""
         with audited(context, "host.patch", HostRow, path.name, _described) as session:
-            current = HostIn(**host_fields(spec_of(get(session, HostRow, path.name))))
+            current = _body(get(session, HostRow, path.name))
             wanted = patched(current, body)
-            # One that is not installed any more must not keep its host from being released.
+            # A policy that is no longer installed must not prevent the release of its host.
             if wanted.policy != current.policy:
                 refuse_unknown_policy(wanted.policy, context.policies)
-            row, _ = put_host(session, host_spec(path.name, wanted), context.now(), header.check)
-        return answer(_host_out(row, context.now()), etag=row.etag)
+            row, _ = put_host(session, named(HostSpec, path.name, wanted), context.now(), header.check)
+            return answered(row)
 
-    @api.delete("/hosts/<name>", responses=answers((204, None)))
-    @endpoint(OPERATOR)
-    def delete_host(path: NamePath, header: Conditions) -> Response:
-        """Forget a host. It comes back with the default settings when its agent reports again."""
+    @api.at("DELETE /hosts/<name>", OPERATOR)
+    def delete_host(path: NamePath, header: Conditions) -> None:
+        """Remove a host. It is registered again with the default settings when its agent reports."""
         with audited(context, "host.delete", HostRow, path.name, _described) as session:
             delete(session, HostRow, path.name, header.check)
-        return no_content()
 
-    @api.post("/hosts/<name>/adopt", responses=answers((200, HostOut)))
-    @endpoint(OPERATOR)
+    @api.at("POST /hosts/<name>/adopt", OPERATOR, HostOut)
     def adopt_host_(path: NamePath) -> Response:
         """Adopt externally modified settings of the host itself: its agent controls them again."""
         with audited(context, "host.adopt", HostRow, path.name, _described) as session:
-            row = adopt_host(session, path.name, context.now())
-        return answer(_host_out(row, context.now()), etag=row.etag)
+            return answered(adopt_host(session, path.name, context.now()))
 
-    @api.post("/hosts/<name>/replace-agent", responses=answers((200, HostOut)))
-    @endpoint(OPERATOR)
+    @api.at("POST /hosts/<name>/replace-agent", OPERATOR, HostOut)
     def replace_host_agent(path: NamePath) -> Response:
-        """Let the agent that was refused last serve the host, in place of the one that does; 409: there is none."""
+        """Let the agent that was refused last serve the host instead of the current one; 409: none was refused."""
         with audited(context, "host.replace", HostRow, path.name, _described) as session:
-            row = replace_agent(session, path.name, context.now())
-        return answer(_host_out(row, context.now()), etag=row.etag)
+            return answered(replace_agent(session, path.name, context.now()))
 
     return api
 
 
 def refuse_unknown_policy(name: str, installed: Collection[str]) -> None:
-    """Raises InvalidRequest for a policy that nobody installed."""
+    """Raises InvalidRequest for a policy that is not installed."""
     if name not in installed:
         raise InvalidRequest("policy", f"{shown(name)} is not installed; allowed: {', '.join(sorted(installed))}")
 
 
+def _body(row: HostRow) -> HostIn:
+    return HostIn(**fields_of(HostIn, row))
+
+
 def _described(_session: Session, row: HostRow) -> Json:
-    return HostIn(**host_fields(spec_of(row))).model_dump(mode="json")
+    return json_fields(_body(row))
 
 
-def _host_out(row: HostRow, now: datetime) -> HostOut:
-    return HostOut(
-        name=row.name,
-        **host_fields(spec_of(row)),
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        last_seen_at=row.last_seen_at,
-        silent=row.silent,
-        clock_ahead_s=row.clock_ahead_s,
-        agent_version=row.agent_version,
-        agent_instance=row.agent_instance,
-        rival_instance=rival_of(row, now),
-        tick=None if row.tick is None else TickStatus.model_validate(row.tick),
-        capabilities=None if row.capabilities is None else adapter_of(Capabilities).validate_python(row.capabilities),
-    )
+def reported_api(context: ManagerContext) -> RouteGroup:
+    """The routes of what agents reported: capabilities, domains, and the doctor's findings."""
+    api = RouteGroup("reported", "Reports of agents on their hosts.")
+    database = context.database
+
+    @api.at("GET /hosts/<name>/capabilities", VIEWER_OR_OWN_HOST)
+    def get_host_capabilities(path: NamePath) -> Capabilities:
+        """The capabilities of a host, as its agent last reported."""
+        with database.reading() as session:
+            row = get(session, HostRow, path.name)
+        if row.capabilities is None:
+            raise NotFound(f"the agent of host {path.name!r} never reported")
+        return adapter_of(Capabilities).validate_python(row.capabilities)
+
+    def domains(query: DomainQuery, host: str | None) -> Page[DomainOut]:
+        with database.reading() as session:
+            if host is not None:
+                get(session, HostRow, host)
+            rows = list_domains(session, host, query.registered, read_cursor(query, _DOMAIN), query.limit + 1)
+        return part(Page[DomainOut], query, rows, itemgetter(0, 1))
+
+    @api.at("GET /hosts/<name>/domains", VIEWER_OR_OWN_HOST)
+    def get_host_domains(path: NamePath, query: DomainQuery) -> Page[DomainOut]:
+        """The domains that run on a host, by UUID. Unregistered domains are never touched."""
+        return domains(query, path.name)
+
+    @api.at("GET /domains", VIEWER)
+    def list_domains_(query: DomainQuery) -> Page[DomainOut]:
+        """The domains that run on all hosts, by host and UUID."""
+        return domains(query, None)
+
+    @api.at("GET /hosts/<name>/findings", VIEWER_OR_OWN_HOST)
+    def get_host_findings(path: NamePath) -> Findings:
+        """The doctor's findings on a host, as its agent last reported."""
+        with database.reading() as session:
+            body = get_findings(session, path.name)
+        if body is None:
+            raise NotFound(f"the agent of host {path.name!r} never reported findings")
+        return adapter_of(Findings).validate_json(body)
+
+    @api.at("GET /capabilities", VIEWER)
+    def list_capabilities(query: PageQuery) -> Page[HostCapabilities]:
+        """The capabilities of all hosts, by name."""
+        return part_by_name(
+            Page[HostCapabilities],
+            query,
+            database,
+            HostRow,
+            lambda row: HostCapabilities.model_validate({"host": row.name, "capabilities": row.capabilities}),
+        )
+
+    return api

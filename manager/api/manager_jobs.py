@@ -1,4 +1,4 @@
-"""The jobs that the manager does by the clock."""
+"""The manager's scheduled jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from manager.api.context import ManagerContext
 from manager.settings import Settings
 from manager.store.arrivals import Arrivals
 from manager.store.jobs import Job, Run
-from manager.store.retention import Keep, prune, prune_access
+from manager.store.retention import Cleanup, Keep, prune, prune_access
 from manager.store.rollups import RollUps
 from manager.store.silent_hosts import SilenceWatch
 from manager.store.tick_rollups import TickRollUps
@@ -17,7 +17,7 @@ _HOUR_S, _MINUTE_S = 3600.0, 60.0
 
 
 def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
-    """All jobs of a manager; they write nothing before they are run."""
+    """All scheduled jobs of a manager."""
     database = context.database
     records, audit = (timedelta(days=settings.number(name)) for name in ("retention_days", "audit_days"))
     keep = Keep(context.keep_slots, context.keep_minutes, timedelta(days=settings.number("hours_days")))
@@ -26,15 +26,17 @@ def make_jobs(settings: Settings, context: ManagerContext) -> tuple[Job, ...]:
     silence = SilenceWatch(context.silent)
     arrived = Arrivals(database, context.clock, context.boot)
 
+    def cleanup(run: Run) -> Cleanup:
+        return Cleanup(database, run.now, arrived, run.stopped)
+
     def retain(run: Run) -> int:
-        gone = prune(database, run.now, records, arrived, run.stopped)
-        return gone + prune_access(database, run.now, audit, arrived, run.stopped)
+        return prune(cleanup(run), records) + prune_access(cleanup(run), audit)
 
     def roll_up(run: Run) -> int:
-        return rollups.roll_up(run.now, run.stopped) + rollups.forget(run.now, arrived, run.stopped)
+        return rollups.roll_up(run.now, run.stopped) + rollups.forget(cleanup(run))
 
     def roll_up_ticks(run: Run) -> int:
-        return ticks.roll_up(run.stopped) + ticks.forget(run.now, arrived, run.stopped)
+        return ticks.roll_up(run.stopped) + ticks.forget(cleanup(run))
 
     def watch(run: Run) -> int:
         return silence.look(database, run.now, run.since)

@@ -1,7 +1,7 @@
-"""What Prometheus reads from the manager.
+"""The manager's metrics for Prometheus.
 
-Labels are routes, methods, statuses, and registered names: nothing a stranger sends becomes one. Hosts and applications
-are read from the database at each scrape, so every manager of a fleet tells the same.
+Labels are routes, methods, statuses and registered names: nothing that a client sends becomes one. Hosts and
+applications are read from the database at each scrape, so every manager of a fleet reports the same.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from http import HTTPStatus
 
 from flask import Flask, Response, request
@@ -29,7 +30,6 @@ from manager.control.sla import sla_state, watched_percentile
 from manager.errors import DatabaseUnavailable
 from manager.model.window import SlaState
 from manager.protocol.report import TickStatus
-from manager.store.applications import sla_of
 from manager.store.arrivals import clock_ahead_s
 from manager.store.jobs import JobEnd, JobResult
 from manager.store.models import ApplicationRow, HostRow
@@ -38,6 +38,46 @@ from manager.store.windows import latest_windows
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 1.0, 5.0)
 _STARTED = "equipoise.started_s"
 _METHODS = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "PATCH", "POST", "DELETE"})
+
+_OVERRUNS = "equipoise_host_tick_overruns"
+_FAMILIES: tuple[tuple[str, tuple[str, ...], str], ...] = (
+    ("equipoise_host_last_seen_age_seconds", ("host",), "Time since an agent's last report"),
+    ("equipoise_host_tick_duration_seconds", ("host",), "Duration of the last tick"),
+    (_OVERRUNS, ("host",), "Ticks skipped because the previous one took too long"),
+    ("equipoise_host_tick_errors", ("host",), "Errors in the last tick"),
+    ("equipoise_host_silent", ("host",), "1 while a host does not report"),
+    ("equipoise_host_clock_ahead_seconds", ("host",), "How far its clock is ahead"),
+    (
+        "equipoise_application_response_time_seconds",
+        ("application", "percentile"),
+        "The SLA's percentile in the latest window, 95 without an SLA",
+    ),
+    ("equipoise_application_sla_seconds", ("application",), "Target of the SLA"),
+    ("equipoise_application_rate_rps", ("application",), "Requests per second of the latest window"),
+    ("equipoise_application_window_samples", ("application",), "Response times in the latest window"),
+    ("equipoise_application_sla_state", ("application", "state"), "1 for the state the SLA is in"),
+    (
+        "equipoise_application_sla_attainment_ratio",
+        ("application",),
+        "Share of intervals of 30 days in which the SLA held",
+    ),
+    ("equipoise_application_error_budget_remaining_ratio", ("application",), "Remaining error budget of 30 days"),
+    (
+        "equipoise_application_burn_rate",
+        ("application", "window"),
+        "Violated intervals of the window as a multiple of what the attainment target allows",
+    ),
+    ("equipoise_job_age_seconds", ("job",), "Time since the last run in the fleet began"),
+    (
+        "equipoise_retention_clock_ahead_seconds",
+        (),
+        "How far the time of day is ahead of uptime, compared with its usual lead",
+    ),
+)
+"""What is read from the database: name, labels, and help."""
+
+_Sample = tuple[str, list[str], float | None]
+"""Name of a family, values of its labels, and the value; None: there is none."""
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +92,8 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._fleet = _Fleet(context)
         self._registry.register(self._fleet)
-        self._requests = Counter(
-            "equipoise_api_requests", "REST requests answered", ["method", "route", "status"], registry=self._registry
-        )
+        counter = partial(Counter, registry=self._registry)
+        self._requests = counter("equipoise_api_requests", "REST requests answered", ["method", "route", "status"])
         self._durations = Histogram(
             "equipoise_api_request_duration_seconds",
             "Time from reading a request to its answer",
@@ -62,35 +101,18 @@ class Metrics:
             buckets=_BUCKETS_S,
             registry=self._registry,
         )
-        self._errors = Counter(
-            "equipoise_api_errors", "REST requests answered with an error", ["kind"], registry=self._registry
-        )
-        self._records = Counter(
-            "equipoise_records_stored", "Decisions, events and ticks stored", ["kind"], registry=self._registry
-        )
-        self._windows = Counter(
-            "equipoise_windows", "Windows that agents reported", ["result"], registry=self._registry
-        )
-        self._refused = Counter(
-            "equipoise_report_items_refused", "Items of reports that were left out", ["field"], registry=self._registry
+        self._errors = counter("equipoise_api_errors", "REST requests answered with an error", ["kind"])
+        self._records = counter("equipoise_records_stored", "Decisions, events and ticks stored", ["kind"])
+        self._windows = counter("equipoise_windows", "Windows that agents reported", ["result"])
+        self._refused = counter("equipoise_report_items_refused", "Refused items of reports", ["field"])
+        self._second = counter("equipoise_second_agent_reports", "Reports of agents that do not serve their host")
+        self._claims = counter("equipoise_vm_claims_refused", "VMs reported by a host that does not run them", ["why"])
+        self._jobs = counter("equipoise_jobs", "Scheduled jobs that this manager requested", ["job", "result"])
+        self._job_seconds = Summary(
+            "equipoise_job_duration_seconds", "Duration of scheduled jobs", ["job"], registry=self._registry
         )
         for name in (*LISTS, *PARTS):
             self._refused.labels(name)
-        self._second = Counter(
-            "equipoise_second_agent_reports", "Reports of agents that do not serve their host", registry=self._registry
-        )
-        self._claims = Counter(
-            "equipoise_vm_claims_refused",
-            "VMs reported by a host that does not have them",
-            ["why"],
-            registry=self._registry,
-        )
-        self._jobs = Counter(
-            "equipoise_jobs", "Scheduled jobs that this manager asked for", ["job", "result"], registry=self._registry
-        )
-        self._job_seconds = Summary(
-            "equipoise_job_duration_seconds", "Length of the runs of scheduled jobs", ["job"], registry=self._registry
-        )
         self.records_stored(0, 0, 0)
         for why in Foul:
             self._claims.labels(why)
@@ -163,145 +185,85 @@ class _Fleet(Collector):
         self.job_ages_s: Callable[[], Mapping[str, float]] = dict
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: otherwise registering would ask the database."""
+        """Nothing: otherwise registering would query the database."""
         return []
 
     def collect(self) -> Iterator[Metric]:
         """The metrics; without a database only that it is down."""
         up = GaugeMetricFamily("equipoise_database_up", "Whether the manager's database answers")
+        families = {name: _family(name, help_text, labels) for name, labels, help_text in _FAMILIES}
         try:
             with self._context.database.reading() as session:
-                found = [
-                    *self._hosts(session),
-                    *self._applications(session),
-                    *self._error_budgets(session),
-                    self._jobs(),
-                    self._clock(session),
-                ]
+                for name, labels, value in self._samples(session):
+                    if value is not None:
+                        families[name].add_metric(labels, value)
         except DatabaseUnavailable as error:
             log.error("scraped without a database: %s", error)
-            found = []
-        up.add_metric([], 1.0 if found else 0.0)
+            families = {}
+        up.add_metric([], 1.0 if families else 0.0)
         yield up
-        yield from found
+        yield from families.values()
 
-    def _hosts(self, session: Session) -> list[Metric]:
-        label = ["host"]
-        age = GaugeMetricFamily(
-            "equipoise_host_last_seen_age_seconds", "Time since an agent's last report", None, label
-        )
-        duration = GaugeMetricFamily("equipoise_host_tick_duration_seconds", "Length of the last tick", None, label)
-        overruns = CounterMetricFamily(
-            "equipoise_host_tick_overruns", "Ticks not begun because the one before took too long", None, label
-        )
-        errors = GaugeMetricFamily("equipoise_host_tick_errors", "Errors in the last tick", None, label)
-        silent = GaugeMetricFamily("equipoise_host_silent", "1 while a host does not report", None, label)
-        ahead = GaugeMetricFamily("equipoise_host_clock_ahead_seconds", "How far its clock is ahead", None, label)
+    def _samples(self, session: Session) -> Iterator[_Sample]:
+        yield from self._hosts(session)
+        applications = session.scalars(select(ApplicationRow).order_by(ApplicationRow.name)).all()
+        yield from self._applications(session, applications)
+        yield from self._error_budgets(session, {row.id: row.name for row in applications if row.sla})
+        for job, age_s in sorted(self.job_ages_s().items()):
+            yield "equipoise_job_age_seconds", [job], age_s
+        ahead_s = clock_ahead_s(session, self._context.boot(), self._context.clock())
+        yield "equipoise_retention_clock_ahead_seconds", [], ahead_s
+
+    def _hosts(self, session: Session) -> Iterator[_Sample]:
         for row in session.scalars(select(HostRow).order_by(HostRow.name)):
-            silent.add_metric([row.name], row.silent)
-            if row.clock_ahead_s is not None:
-                ahead.add_metric([row.name], row.clock_ahead_s)
+            labels = [row.name]
+            yield "equipoise_host_silent", labels, row.silent
+            yield "equipoise_host_clock_ahead_seconds", labels, row.clock_ahead_s
             if row.last_seen_at is not None:
-                age.add_metric([row.name], max(0.0, self._context.clock() - row.last_seen_at.timestamp()))
+                age_s = max(0.0, self._context.clock() - row.last_seen_at.timestamp())
+                yield "equipoise_host_last_seen_age_seconds", labels, age_s
             if row.tick is not None:
                 tick = TickStatus.model_validate(row.tick)
-                duration.add_metric([row.name], tick.duration_ms / 1000)
-                overruns.add_metric([row.name], tick.overruns)
-                errors.add_metric([row.name], tick.errors)
-        return [age, duration, overruns, errors, silent, ahead]
+                yield "equipoise_host_tick_duration_seconds", labels, tick.duration_ms / 1000
+                yield _OVERRUNS, labels, tick.overruns
+                yield "equipoise_host_tick_errors", labels, tick.errors
 
-    def _clock(self, session: Session) -> Metric:
-        text = "How far the time of day went ahead of uptime, compared with most of the last time"
-        ahead = GaugeMetricFamily("equipoise_retention_clock_ahead_seconds", text)
-        ahead.add_metric([], clock_ahead_s(session, self._context.boot(), self._context.clock()))
-        return ahead
-
-    def _jobs(self) -> Metric:
-        age = GaugeMetricFamily(
-            "equipoise_job_age_seconds", "Time since the last run in the fleet began", None, ["job"]
-        )
-        for name, age_s in sorted(self.job_ages_s().items()):
-            age.add_metric([name], age_s)
-        return age
-
-    def _applications(self, session: Session) -> list[Metric]:
-        label = ["application"]
-        measured = GaugeMetricFamily(
-            "equipoise_application_response_time_seconds",
-            "The SLA's percentile in the latest window, 95 without an SLA",
-            None,
-            ["application", "percentile"],
-        )
-        target = GaugeMetricFamily("equipoise_application_sla_seconds", "Target of the SLA", None, label)
-        rate = GaugeMetricFamily(
-            "equipoise_application_rate_rps", "Requests per second of the latest window", None, label
-        )
-        count = GaugeMetricFamily(
-            "equipoise_application_window_samples", "Response times in the latest window", None, label
-        )
-        state = GaugeMetricFamily(
-            "equipoise_application_sla_state", "1 for the state the SLA is in", None, ["application", "state"]
-        )
-        rows = session.scalars(select(ApplicationRow).order_by(ApplicationRow.name)).all()
+    def _applications(self, session: Session, rows: Sequence[ApplicationRow]) -> Iterator[_Sample]:
         windows = latest_windows(session, rows, self._context.slot_length, self._context.latest)
         now_s = self._context.clock()
         for row in rows:
-            window = windows.get(row.name)
-            sla = sla_of(row)
+            labels, window, sla = [row.name], windows.get(row.name), row.sla
             if sla is not None:
-                target.add_metric([row.name], sla.response_time_ms / 1000)
+                yield "equipoise_application_sla_seconds", labels, sla.response_time_ms / 1000
             if window is not None:
-                if window.rate_rps is not None:
-                    rate.add_metric([row.name], window.rate_rps)
-                count.add_metric([row.name], window.histogram.count)
+                yield "equipoise_application_rate_rps", labels, window.rate_rps
+                yield "equipoise_application_window_samples", labels, window.histogram.count
                 percentile = watched_percentile(sla)
                 measured_ms = window.percentile_ms(percentile)
                 if measured_ms is not None:
-                    measured.add_metric([row.name, f"{percentile:g}"], measured_ms / 1000)
+                    measured_labels = [row.name, f"{percentile:g}"]
+                    yield "equipoise_application_response_time_seconds", measured_labels, measured_ms / 1000
             current = sla_state(window, sla, now_s, self._context.stale_s, self._context.min_samples)
-            for possible in SlaState:
-                state.add_metric([row.name, possible], 1.0 if possible is current else 0.0)
-        return [measured, target, rate, count, state]
+            for state in SlaState:
+                yield "equipoise_application_sla_state", [row.name, state], state is current
 
-    def _error_budgets(self, session: Session) -> list[Metric]:
-        label = ["application"]
-        attainment = GaugeMetricFamily(
-            "equipoise_application_sla_attainment_ratio",
-            "Share of intervals of 30 days in which the SLA held",
-            None,
-            label,
-        )
-        remaining = GaugeMetricFamily(
-            "equipoise_application_error_budget_remaining_ratio", "Error budget of 30 days that is left", None, label
-        )
-        burn_rate = GaugeMetricFamily(
-            "equipoise_application_burn_rate",
-            "Violated intervals of the window as a multiple of what the attainment target allows",
-            None,
-            ["application", "window"],
-        )
-        names = {
-            row.id: row.name
-            for row in session.scalars(select(ApplicationRow).order_by(ApplicationRow.name))
-            if sla_of(row)
-        }
+    def _error_budgets(self, session: Session, names: Mapping[int, str]) -> Iterator[_Sample]:
         target = self._context.attainment_target
         for number, rolled in self._context.budgets.of(session, names, self._context.now()).items():
-            month = rolled.windows[PERIOD_S]
-            if month.attainment is not None:
-                attainment.add_metric([names[number]], month.attainment)
-                remaining.add_metric([names[number]], month.budget_remaining(target) or 0.0)
+            labels, month = [names[number]], rolled.windows[PERIOD_S]
+            yield "equipoise_application_sla_attainment_ratio", labels, month.attainment
+            yield "equipoise_application_error_budget_remaining_ratio", labels, month.budget_remaining(target)
             for length_s in WINDOWS_S:
-                rate = rolled.windows[length_s].burn_rate(target)
-                if rate is not None:
-                    burn_rate.add_metric([names[number], _WINDOW_NAMES[length_s]], rate)
-        return [attainment, remaining, burn_rate]
+                burn_rate = rolled.windows[length_s].burn_rate(target)
+                yield "equipoise_application_burn_rate", [names[number], duration(length_s)], burn_rate
+
+
+def _family(name: str, help_text: str, labels: Sequence[str]) -> GaugeMetricFamily | CounterMetricFamily:
+    kind = CounterMetricFamily if name == _OVERRUNS else GaugeMetricFamily
+    return kind(name, help_text, None, labels)
 
 
 def duration(length_s: float) -> str:
     """As Prometheus writes it, such as 5m, 6h or 30d."""
     unit, name = next(each for each in ((86_400, "d"), (3600, "h"), (60, "m")) if length_s >= each[0])
     return f"{length_s / unit:g}{name}"
-
-
-_WINDOW_NAMES = {length_s: duration(length_s) for length_s in WINDOWS_S}

@@ -1,4 +1,4 @@
-"""The manager as a service: an HTTP server that lets requests finish before it ends, and the housekeeping beside it."""
+"""The manager as a service: an HTTP server that lets requests finish before it stops, and scheduled jobs."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from manager.tls import server_context
 from policies.installed import InstalledPolicy
 
 STREAM = "/live"
-"""Where pages are told of changes; each holds a thread."""
+"""Path of the change stream for pages; each stream occupies a thread."""
 
 _TRIES_PER_S = 2.0
-_REFUSED_STREAMS = 4  # threads in which those above the limit are told so
+_REFUSED_STREAMS = 4  # threads that refuse streams above the limit
 
 Pages = Callable[[Flask, ManagerContext, Changes], None]
-"""Adds pages to the application that serves the interface."""
+"""Adds the dashboard's pages to the application."""
 
 
 class ManagerServer:
-    """The REST interface, served, and the jobs beside it."""
+    """The HTTP server of the REST interface, and the manager's jobs."""
 
     def __init__(self, http: HttpServer, jobs: Jobs, changes: Changes, clock: ClockWatch) -> None:
         self._http = http
@@ -48,17 +48,17 @@ class ManagerServer:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Where it listens."""
+        """The addresses it listens on."""
         return self._http.addresses
 
     def hanging(self) -> str:
-        """What hangs, empty for nothing."""
+        """What hangs; empty: nothing."""
         return self._http.hanging()
 
     def start(self) -> None:
-        """Begin; returns at once."""
-        # What exists by now stays until the end. Exempt from garbage collection, it is not walked in the middle of some
-        # request: that took up to 60 ms.
+        """Start; returns at once."""
+        # Existing objects live until the end: exempt from garbage collection, which would walk them during some request
+        # for up to 60 ms.
         gc.collect()
         gc.freeze()
         self._jobs.start()
@@ -66,15 +66,15 @@ class ManagerServer:
         self._http.start()
 
     def close(self) -> None:
-        """End, requests being answered first; returns when all is done."""
-        self._changes.close()  # or those who follow would keep it from ending
+        """Stop after running requests are answered; returns when all is done."""
+        self._changes.close()  # open streams would keep the HTTP server from stopping
         self._http.close()
         self._clock.close()
         self._jobs.close()
 
 
 def lane_of(path: str) -> Lane:
-    """In which threads a request of the manager is answered."""
+    """The lane of threads for a request."""
     if path in PROBES:
         return Lane.PROBE
     return Lane.STREAM if path == STREAM else Lane.WORK

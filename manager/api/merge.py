@@ -1,22 +1,28 @@
-"""PATCH: changes to single fields of what is registered (RFC 7396)."""
+"""Registrations from the bodies of PUT and PATCH (RFC 7396)."""
 
 from __future__ import annotations
 
-import json
 from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic_core import to_json
 
 from manager.api.schemas.registration_shapes import MergePatch
 from manager.api.validation import read_json
+from manager.model.fields import fields_of, json_fields
+from manager.model.registration import Application, ApplicationIn, HostIn, HostSpec, VmIn, VmSpec
 
-Model = TypeVar("Model", bound=BaseModel)
+Body = TypeVar("Body", ApplicationIn, HostIn, VmIn)
+Value = TypeVar("Value", Application, HostSpec, VmSpec)
 
 
-def patched(current: Model, patch: MergePatch) -> Model:
-    """What ``current`` becomes, read as strictly as the body of a PUT. Raises InvalidFields."""
-    merged = _merge(current.model_dump(mode="json", by_alias=True), patch.root)
-    return read_json(type(current), json.dumps(merged).encode())
+def named(kind: type[Value], name: str, body: ApplicationIn | HostIn | VmIn) -> Value:
+    """The value that a body registers under a name."""
+    return kind(name, **fields_of(type(body), body))
+
+
+def patched(current: Body, patch: MergePatch) -> Body:
+    """``current`` with the patch applied, validated like the body of a PUT. Raises InvalidFields."""
+    return read_json(type(current), to_json(_merge(json_fields(current), patch.root)))
 
 
 def _merge(target: Any, patch: Any) -> Any:

@@ -1,70 +1,86 @@
-"""Lists in parts, with cursors that stay right while rows are added.
+"""Paged lists, with cursors that stay valid while rows are added.
 
-A cursor is the place of the last item in the order of the list, encoded so that nobody is tempted to make one up.
+A cursor is the position of the last item in the order of the list, in opaque encoding.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from typing import TypeVar
+from operator import attrgetter
+from typing import Generic, TypeVar
+
+from pydantic import TypeAdapter
 
 from manager.api.queries import PageQuery
 from manager.api.validation import shown
 from manager.errors import InvalidRequest
+from manager.model.fields import Moment, Schema, Text, json_of
+from manager.store.database import Database
 from manager.store.decision_records import Position
+from manager.store.registrations import Row, page
 
 Item = TypeVar("Item")
 Place = TypeVar("Place")
+Listed = TypeVar("Listed")
+
+NAME: TypeAdapter[str] = TypeAdapter(Text)
+"""Cursors of lists by name."""
+TIME = TypeAdapter(Moment)
+"""Cursors of lists by time."""
+RECORD = TypeAdapter(Position)
+"""Cursors of lists by time and number."""
 
 
-def read_cursor(query: PageQuery, parse: Callable[[str], Place]) -> Place | None:
-    """The place after which the list goes on. ``parse`` may raise ValueError or OverflowError.
+class Page(Schema, Generic[Item]):
+    """A page of a list. ``next`` is the ``cursor`` of the next page; null: this is the last page."""
 
-    Raises InvalidRequest for text that is not one of our cursors.
-    """
+    items: list[Item]
+    next: str | None = None
+
+
+def read_cursor(query: PageQuery, places: TypeAdapter[Place]) -> Place | None:
+    """The position after which the page begins. Raises InvalidRequest for an invalid cursor."""
     if query.cursor is None:
         return None
     try:
-        return parse(base64.b64decode(query.cursor, altchars=b"-_", validate=True).decode("ascii"))
-    except (ValueError, OverflowError, binascii.Error):
+        return places.validate_json(base64.b64decode(query.cursor, altchars=b"-_", validate=True))
+    except ValueError:
         message = f"{shown(query.cursor)} is refused; allowed: `next` of an earlier answer to the same request"
         raise InvalidRequest("cursor", message) from None
 
 
-def cut(rows: Sequence[Item], limit: int, place: Callable[[Item], str]) -> tuple[Sequence[Item], str | None]:
-    """The items of this part and the cursor of the next, from up to ``limit + 1`` rows."""
-    if len(rows) <= limit:
-        return rows, None
-    items = rows[:limit]
-    return items, base64.b64encode(place(items[-1]).encode("ascii"), altchars=b"-_").decode("ascii")
+def part(
+    kind: type[Page[Item]],
+    query: PageQuery,
+    rows: Sequence[Listed],
+    place: Callable[[Listed], object],
+    item: Callable[[Listed], Item] | None = None,
+) -> Page[Item]:
+    """A page of up to ``limit + 1`` rows, with the cursor of the next page.
+
+    Without ``item``, items are made from the attributes of the rows.
+    """
+    on_page = rows[: query.limit]
+    items = on_page if item is None else [item(row) for row in on_page]
+    return kind.model_validate({"items": items, "next": next_cursor(query, rows, place)}, from_attributes=True)
 
 
-def time_place(text: str) -> datetime:
-    """A cursor of a list by time. Raises ValueError or OverflowError."""
-    moment = datetime.fromisoformat(text)
-    if moment.tzinfo is None:
-        raise ValueError(text)
-    return moment.astimezone(UTC)
+def next_cursor(query: PageQuery, rows: Sequence[Listed], place: Callable[[Listed], object]) -> str | None:
+    """The cursor of the page after up to ``limit + 1`` rows: the position of its last item; None: no more pages."""
+    if len(rows) <= query.limit:
+        return None
+    return base64.b64encode(json_of(place(rows[query.limit - 1])), altchars=b"-_").decode("ascii")
 
 
-def record_place(text: str) -> Position:
-    """A cursor of a list by time and number, as ``record_cursor`` makes it. Raises ValueError or OverflowError."""
-    at, _, number = text.partition(" ")
-    if not 0 < int(number) < 2**63:
-        raise ValueError(text)
-    return Position(time_place(at), int(number))
-
-
-def record_cursor(at: datetime, number: int) -> str:
-    """The place of a record."""
-    return f"{at.isoformat()} {number}"
-
-
-def name_place(text: str) -> str:
-    """A cursor of a list by name. Raises ValueError."""
-    if not text.isprintable():
-        raise ValueError(text)
-    return text
+def part_by_name(
+    kind: type[Page[Item]],
+    query: PageQuery,
+    database: Database,
+    table: type[Row],
+    item: Callable[[Row], Item] | None = None,
+) -> Page[Item]:
+    """A page of all registered objects of a kind, by name."""
+    with database.reading() as session:
+        rows = page(session, table, read_cursor(query, NAME), query.limit + 1)
+    return part(kind, query, rows, attrgetter("name"), item)

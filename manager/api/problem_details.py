@@ -1,9 +1,10 @@
-"""Every error as application/problem+json (RFC 9457), whatever raised it."""
+"""Errors as application/problem+json (RFC 9457)."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from http import HTTPStatus
 
 from flask import Flask, Response, request
@@ -14,6 +15,7 @@ from manager.errors import (
     Busy,
     Conflict,
     DatabaseUnavailable,
+    EquipoiseError,
     InvalidRequest,
     JoinRefused,
     NotFound,
@@ -27,12 +29,24 @@ from manager.protocol.samples import ProblemDetails
 
 MEDIA_TYPE = "application/problem+json"
 _RETRY_AFTER_S = 5
+_STATUSES: dict[type[EquipoiseError], HTTPStatus] = {
+    NotFound: HTTPStatus.NOT_FOUND,
+    ProtocolRefused: HTTPStatus.UPGRADE_REQUIRED,
+    Conflict: HTTPStatus.CONFLICT,
+    SignInRefused: HTTPStatus.UNAUTHORIZED,
+    SignInThrottled: HTTPStatus.TOO_MANY_REQUESTS,
+    TooManyRequests: HTTPStatus.TOO_MANY_REQUESTS,
+    Busy: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+"""Of errors whose text is the whole answer."""
 
 log = logging.getLogger(__name__)
 
 
-def problem(status: HTTPStatus, detail: str, errors: Sequence[FieldError] = ()) -> Response:
-    """An error's answer."""
+def problem(
+    status: HTTPStatus, detail: str, errors: Sequence[FieldError] = (), retry_after_s: int | None = None
+) -> Response:
+    """The response for an error."""
     body = ProblemDetails(
         title=status.phrase,
         status=status,
@@ -41,28 +55,24 @@ def problem(status: HTTPStatus, detail: str, errors: Sequence[FieldError] = ()) 
         errors=[{"field": error.field, "message": error.message} for error in errors],
         request_id=REQUEST_ID.get() or None,
     )
-    return Response(body.model_dump_json(), status, mimetype=MEDIA_TYPE)
+    headers = None if retry_after_s is None else {"Retry-After": str(retry_after_s)}
+    return Response(body.model_dump_json(), status, headers, mimetype=MEDIA_TYPE)
 
 
 def install_errors(app: Flask) -> None:
-    """Make every error that leaves a view, or keeps a request from reaching one, a problem."""
+    """Answer every error with a problem, in a view or before one is reached."""
     app.before_request(_refuse_unreadable)
     app.register_error_handler(InvalidRequest, _invalid)
-    app.register_error_handler(NotFound, lambda error: problem(HTTPStatus.NOT_FOUND, str(error)))
-    app.register_error_handler(ProtocolRefused, lambda error: problem(HTTPStatus.UPGRADE_REQUIRED, str(error)))
-    app.register_error_handler(Conflict, lambda error: problem(HTTPStatus.CONFLICT, str(error)))
     app.register_error_handler(JoinRefused, _join_refused)
-    app.register_error_handler(SignInRefused, lambda error: problem(HTTPStatus.UNAUTHORIZED, str(error)))
-    app.register_error_handler(SignInThrottled, _throttled)
-    app.register_error_handler(TooManyRequests, _throttled)
     app.register_error_handler(HTTPException, _http)
     app.register_error_handler(DatabaseUnavailable, _database)
-    app.register_error_handler(Busy, _busy)
+    for kind, status in _STATUSES.items():
+        app.register_error_handler(kind, partial(_expected, status))
     app.register_error_handler(Exception, _unexpected)
 
 
 def _refuse_unreadable() -> None:
-    """Raises BadRequest for a query that is no UTF-8, at which the framework would fail wherever it is read."""
+    """Raises BadRequest for a query that is not UTF-8, which the framework could not read."""
     try:
         request.query_string.decode()
     except UnicodeDecodeError:
@@ -79,10 +89,9 @@ def _join_refused(error: JoinRefused) -> Response:
     return problem(HTTPStatus.UNPROCESSABLE_ENTITY, str(error), [FieldError("token", str(error))])
 
 
-def _throttled(error: SignInThrottled | TooManyRequests) -> Response:
-    answer = problem(HTTPStatus.TOO_MANY_REQUESTS, str(error))
-    answer.headers["Retry-After"] = str(error.retry_after_s)
-    return answer
+def _expected(status: HTTPStatus, error: EquipoiseError) -> Response:
+    retry_after_s = _RETRY_AFTER_S if status is HTTPStatus.SERVICE_UNAVAILABLE else None
+    return problem(status, str(error), retry_after_s=getattr(error, "retry_after_s", retry_after_s))
 
 
 def _http(error: HTTPException) -> Response | HTTPException:
@@ -97,15 +106,8 @@ def _http(error: HTTPException) -> Response | HTTPException:
 
 def _database(error: DatabaseUnavailable) -> Response:
     log.error("%s %s: %s", request.method, request.path, error)
-    answer = problem(HTTPStatus.SERVICE_UNAVAILABLE, "the database cannot be used now; nothing was changed, try again")
-    answer.headers["Retry-After"] = str(_RETRY_AFTER_S)
-    return answer
-
-
-def _busy(error: Busy) -> Response:
-    answer = problem(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
-    answer.headers["Retry-After"] = str(_RETRY_AFTER_S)
-    return answer
+    text = "the database cannot be used now; nothing was changed, try again"
+    return problem(HTTPStatus.SERVICE_UNAVAILABLE, text, retry_after_s=_RETRY_AFTER_S)
 
 
 def _unexpected(error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""What may stand in the path, the query string and the headers of a request."""
+"""Parameters in the path, the query string and the headers of requests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class NamePath(Schema):
 
 
 class PageQuery(Schema):
-    """Which part of a list."""
+    """Which page of a list."""
 
-    limit: Annotated[int, Field(ge=1, le=1000, description="most items in the answer, 1 to 1000")] = 100
+    limit: Annotated[int, Field(ge=1, le=1000, description="most items per page, 1 to 1000")] = 100
     cursor: Annotated[str, Field(max_length=200)] | None = Field(
-        default=None, description="`next` of the previous part; absent: the first part"
+        default=None, description="`next` of the previous page; absent: the first page"
     )
 
 
@@ -40,39 +40,39 @@ class VmQuery(PageQuery):
 class DomainQuery(PageQuery):
     """Which running domains."""
 
-    registered: bool | None = Field(default=None, description="true: only registered ones, false: only others")
+    registered: bool | None = Field(default=None, description="true: only registered, false: only unregistered")
 
 
 class HostPreviewQuery(Schema):
-    """What of a host would be another."""
+    """The mode and policy that a host would have."""
 
-    mode: Mode | None = Field(default=None, description="absent: as it is")
-    policy: Name | None = Field(default=None, description="absent: as it is")
+    mode: Mode | None = Field(default=None, description="absent: unchanged")
+    policy: Name | None = Field(default=None, description="absent: unchanged")
 
 
 class ModePreviewQuery(Schema):
     """The mode that a VM or an application would have."""
 
-    mode: Mode | None = Field(default=None, description="absent: as what is above it says")
+    mode: Mode | None = Field(default=None, description="absent: inherited from application and host")
 
 
 class WindowQuery(PageQuery):
     """Which windows."""
 
-    since: Moment | None = Field(default=None, description="windows that began at this time or later")
-    until: Moment | None = Field(default=None, description="windows that began earlier than this time")
-    buckets: bool = Field(default=False, description="answer `buckets` and `ready` of each window, too")
+    since: Moment | None = Field(default=None, description="windows that begin at this time or later")
+    until: Moment | None = Field(default=None, description="windows that begin before this time")
+    buckets: bool = Field(default=False, description="include `buckets` and `ready` of each window")
 
 
 class TickQuery(PageQuery):
     """Which ticks."""
 
-    since: Moment | None = Field(default=None, description="of this time or later")
-    until: Moment | None = Field(default=None, description="earlier than this time")
+    since: Moment | None = Field(default=None, description="at this time or later")
+    until: Moment | None = Field(default=None, description="before this time")
 
 
 class HistoryQuery(Schema):
-    """Which range of time, and how finely."""
+    """The range of time, and its resolution."""
 
     since: Moment | None = Field(default=None, description="absent: an hour before `until`")
     until: Moment | None = Field(default=None, description="absent, or later than now: now")
@@ -82,14 +82,14 @@ class HistoryQuery(Schema):
 class EvidenceQuery(Schema):
     """Which violation."""
 
-    at: Moment | None = Field(default=None, description="that which went on then; absent: the latest")
+    at: Moment | None = Field(default=None, description="a time during the violation; absent: the latest")
 
 
 class WhatIfQuery(Schema):
-    """Which policy, and for how long back."""
+    """Which policy, and how far back."""
 
     policy: Name = Field(description="an installed policy")
-    published: bool = Field(default=False, description="take the feedback law exactly as printed")
+    published: bool = Field(default=False, description="use the feedback law exactly as published")
     minutes: Annotated[float, Field(ge=1, le=60, description="1 to 60")] = 60
 
 
@@ -98,8 +98,8 @@ class RecordQuery(PageQuery):
 
     host: Name | None = None
     vm: Name | None = None
-    since: Moment | None = Field(default=None, description="of this time or later")
-    until: Moment | None = Field(default=None, description="earlier than this time")
+    since: Moment | None = Field(default=None, description="at this time or later")
+    until: Moment | None = Field(default=None, description="before this time")
 
 
 class DecisionQuery(RecordQuery):
@@ -111,8 +111,8 @@ class DecisionQuery(RecordQuery):
 class StoryQuery(RecordQuery):
     """Which entries of the story."""
 
-    application: Name | None = Field(default=None, description="those of VMs that serve it now")
-    outcome: OutcomeKind | None = Field(default=None, description="only changes of which this came")
+    application: Name | None = Field(default=None, description="only VMs that serve it at the time")
+    outcome: OutcomeKind | None = Field(default=None, description="only changes with this outcome")
 
 
 class EventQuery(RecordQuery):
@@ -125,28 +125,30 @@ class EventQuery(RecordQuery):
 class AuditQuery(PageQuery):
     """Which rows of the audit."""
 
-    actor: Name | None = Field(default=None, description="name of who did it")
+    actor: Name | None = Field(default=None, description="name of the user or token")
     object_kind: Name | None = Field(default=None, description="such as vm")
-    object: Name | None = Field(default=None, description="name of what it was done to")
-    since: Moment | None = Field(default=None, description="of this time or later")
-    until: Moment | None = Field(default=None, description="earlier than this time")
+    object: Name | None = Field(default=None, description="name of the object")
+    since: Moment | None = Field(default=None, description="at this time or later")
+    until: Moment | None = Field(default=None, description="before this time")
 
 
 class Conditions(Schema):
-    """Preconditions of a write (RFC 9110, section 13). They compare with the ETag that reads and writes answer."""
+    """Preconditions of a write (RFC 9110, section 13). They refer to the ETag of an earlier answer."""
 
     if_match: str | None = Field(default=None, alias="If-Match", description="only if this is the object's ETag")
     if_none_match: str | None = Field(default=None, alias="If-None-Match", description="`*`: only if it is new")
 
     def check(self, etag: str | None) -> None:
-        """Raises PreconditionFailed (412) unless an object with this ETag, None where there is none, may be written."""
+        """Raises PreconditionFailed (412) unless the object with this ETag may be written; None: there is no object."""
         if self.if_match is not None and (etag is None or not parse_etags(self.if_match).contains(etag)):
-            raise PreconditionFailed("If-Match: it was changed or removed meanwhile; read it again")
+            raise PreconditionFailed("If-Match: the object was changed or removed meanwhile; read it again")
         if self.if_none_match is not None and etag is not None and parse_etags(self.if_none_match).contains(etag):
-            raise PreconditionFailed("If-None-Match: it exists already")
+            raise PreconditionFailed("If-None-Match: the object exists already")
 
 
 class AssignmentConditions(Schema):
     """Precondition of a read."""
 
-    if_none_match: str | None = Field(default=None, alias="If-None-Match", description="ETag of what the caller has")
+    if_none_match: str | None = Field(
+        default=None, alias="If-None-Match", description="ETag of the assignment that the agent has"
+    )

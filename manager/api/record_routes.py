@@ -1,65 +1,180 @@
-"""Decisions and events, newest first."""
+"""Ticks, decisions, events, and decisions as a story, newest first, as agents reported them."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import partial
+from operator import attrgetter
 
-from flask import Response
-from flask_openapi3.blueprint import APIBlueprint
+from pydantic import AwareDatetime, Field, TypeAdapter
 from sqlalchemy import ColumnElement
+from sqlalchemy.orm import Session
 
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
-from manager.api.endpoint import answer, answers, blueprint, endpoint
-from manager.api.pages import EventPage, RecordPage
-from manager.api.paging import cut, read_cursor, record_cursor, record_place
-from manager.api.queries import DecisionQuery, EventQuery, RecordQuery
-from manager.model.records import DecisionRecord, Event
-from manager.store.decision_records import RecordFilter, list_records
-from manager.store.models import DecisionRow, EventRow
+from manager.api.endpoint import RouteGroup
+from manager.api.paging import RECORD, TIME, Page, part, read_cursor
+from manager.api.queries import DecisionQuery, EventQuery, NamePath, RecordQuery, StoryQuery, TickQuery
+from manager.control.story import StoryChange, TimesAround, outcome_of, reasons, sentence
+from manager.model.fields import Name, Schema, Text, adapter_of, fields_of, timestamp
+from manager.model.records import DecisionRecord, Event, OutcomeKind, TickRecord
+from manager.model.registration import Mode, Sla
+from manager.model.window import Window, merge
+from manager.store.applications import applications_of
+from manager.store.decision_records import (
+    Position,
+    Record,
+    RecordFilter,
+    RecordRow,
+    list_records,
+    list_ticks,
+    record_of,
+)
+from manager.store.history import StoryPlace, list_by_tick
+from manager.store.models import ApplicationRow, DecisionRow, EventRow, HostRow
+from manager.store.past_registrations import Past, read_past, serving
+from manager.store.registrations import get
+from manager.store.windows import windows_at
 
-Kind = TypeVar("Kind", DecisionRow, EventRow)
+_INTERVALS = 2
+"""Intervals between a decision and the later percentile; also the slots that a percentile is read from."""
+
+_STORY = TypeAdapter(StoryPlace)
+
+Windows = Mapping[tuple[int, datetime], Window]
 
 
-def records_api(context: ManagerContext) -> APIBlueprint:
-    """The routes of decisions and events."""
-    api = blueprint("records", "What was decided and why, and what happened.")
+class StoryOut(Schema):
+    """The decisions about a VM, or the host itself, in one tick."""
 
-    def find(kind: type[Kind], query: RecordQuery, *more: ColumnElement[bool]) -> tuple[list[Kind], str | None]:
+    at: AwareDatetime
+    host: Name
+    vm: Name | None
+    application: Name | None = Field(description="that the VM served")
+    policy: Name
+    mode: Mode
+    outcome: OutcomeKind = Field(description="the worst of its changes")
+    reason: Text
+    sla: Sla | None
+    percentile_ms: float | None = Field(description="the percentile of the SLA at that time; null: no SLA, or unknown")
+    violated: bool = Field(description="the SLA was violated at that time")
+    later_s: float = Field(description="two intervals, in seconds")
+    later_ms: float | None = Field(description="that percentile `later_s` later")
+    sentence: str
+    changes: list[StoryChange]
+
+
+def records_api(context: ManagerContext) -> RouteGroup:
+    """The routes of ticks, decisions and events."""
+    api = RouteGroup("records", "Ticks, decisions with reasons, and events.")
+    database = context.database
+
+    @api.at("GET /hosts/<name>/ticks", VIEWER)
+    def get_ticks(path: NamePath, query: TickQuery) -> Page[TickRecord]:
+        """The ticks of a host, newest first."""
+        after = read_cursor(query, TIME)
+        with database.reading() as session:
+            get(session, HostRow, path.name)
+            rows = list_ticks(session, path.name, query.since, query.until, query.limit + 1, after, context.latest)
+        read = adapter_of(TickRecord).validate_json
+        return part(Page[TickRecord], query, rows, attrgetter("at"), lambda row: read(row.body))
+
+    def records(
+        page: type[Page[Record]],
+        record: type[Record],
+        table: type[RecordRow],
+        query: RecordQuery,
+        *conditions: ColumnElement[bool],
+    ) -> Page[Record]:
         wanted = RecordFilter(query.host, query.vm, query.since, query.until)
-        after = read_cursor(query, record_place)
-        with context.database.reading() as session:
-            rows = list_records(session, kind, wanted, after, query.limit + 1, *more, latest=context.latest)
-        items, following = cut(rows, query.limit, lambda row: record_cursor(row.at, row.id))
-        return list(items), following
+        after, limit = read_cursor(query, RECORD), query.limit + 1
+        with database.reading() as session:
+            rows = list_records(session, table, wanted, after, limit, *conditions, latest=context.latest)
+        return part(page, query, rows, lambda row: Position(row.at, row.id), partial(record_of, record))
 
-    @api.get("/decisions", responses=answers((200, RecordPage)))
-    @endpoint(VIEWER)
-    def list_decisions(query: DecisionQuery) -> Response:
-        """Decisions about single settings, with reason and outcome."""
-        more = [] if query.knob is None else [DecisionRow.knob == query.knob]
-        rows, following = find(DecisionRow, query, *more)
-        return answer(RecordPage(items=[_record_of(row) for row in rows], next=following))
+    @api.at("GET /decisions", VIEWER)
+    def list_decisions(query: DecisionQuery) -> Page[DecisionRecord]:
+        """Decisions about settings, with reason and outcome."""
+        conditions = [] if query.knob is None else [DecisionRow.knob == query.knob]
+        return records(Page[DecisionRecord], DecisionRecord, DecisionRow, query, *conditions)
 
-    @api.get("/events", responses=answers((200, EventPage)))
-    @endpoint(VIEWER)
-    def list_events(query: EventQuery) -> Response:
-        """What an operator may want to know."""
-        more = [] if query.severity is None else [EventRow.severity == query.severity]
-        more += [] if query.kind is None else [EventRow.kind == query.kind]
-        rows, following = find(EventRow, query, *more)
-        return answer(EventPage(items=[_event_of(row) for row in rows], next=following))
+    @api.at("GET /events", VIEWER)
+    def list_events(query: EventQuery) -> Page[Event]:
+        """Events, newest first."""
+        conditions = [] if query.severity is None else [EventRow.severity == query.severity]
+        conditions += [] if query.kind is None else [EventRow.kind == query.kind]
+        return records(Page[Event], Event, EventRow, query, *conditions)
+
+    @api.at("GET /decisions/story", VIEWER)
+    def get_story(query: StoryQuery) -> Page[StoryOut]:
+        """The decisions about each VM in each tick, with the response times at that time and after."""
+        wanted = RecordFilter(query.host, query.vm, query.since, query.until)
+        after, limit = read_cursor(query, _STORY), query.limit + 1
+        with database.reading() as session:
+            eras = None
+            if query.application is not None:
+                row = get(session, ApplicationRow, query.application)
+                eras = read_past(session, query.since, row.name).eras(applications_of(session, [row])[row.name])
+            groups = list_by_tick(session, wanted, eras, query.outcome, after, limit, context.latest)
+            entries = _entries(session, context, groups)
+        return part(Page[StoryOut], query, entries, lambda entry: StoryPlace(entry.at, entry.host, entry.vm or ""))
 
     return api
 
 
-def _record_of(row: DecisionRow) -> DecisionRecord:
-    names = (field.name for field in fields(DecisionRecord) if field.name not in {"time_s", "index"})
-    return DecisionRecord(
-        time_s=row.at.timestamp(), index=row.knob_index, **{name: getattr(row, name) for name in names}
+def _entries(session: Session, context: ManagerContext, groups: Sequence[Sequence[DecisionRow]]) -> list[StoryOut]:
+    past = read_past(session, min((group[0].at for group in groups), default=context.now()))
+    applications = serving(session, past, {(group[0].vm, group[0].at) for group in groups if group[0].vm is not None})
+    places = {(row.id, slot) for (_, at), row in applications.items() for slot in _slots(at, context.slot_length)}
+    windows = windows_at(session, places, {row.id: row.name for row in applications.values()})
+    return [
+        _entry(context, group, applications.get((group[0].vm or "", group[0].at)), past, windows) for group in groups
+    ]
+
+
+def _slots(at: datetime, length: timedelta) -> list[datetime]:
+    """The two slots that had ended at a time, and the next two."""
+    ended_s = at.timestamp() // length.total_seconds() * length.total_seconds()
+    return [timestamp(ended_s) + place * length for place in range(-_INTERVALS, _INTERVALS)]
+
+
+def _entry(
+    context: ManagerContext, group: Sequence[DecisionRow], row: ApplicationRow | None, past: Past, windows: Windows
+) -> StoryOut:
+    first = group[0]
+    times = None if row is None else _times(context, first.at, row, past.sla(row, first.at), windows)
+    changes = [StoryChange(**fields_of(StoryChange, decision)) for decision in group]
+    return StoryOut(
+        at=first.at,
+        host=first.host,
+        vm=first.vm,
+        application=row.name if row else None,
+        policy=first.policy,
+        mode=first.mode,
+        outcome=outcome_of(changes),
+        reason=reasons(changes),
+        sla=times.sla if times else None,
+        percentile_ms=times.percentile_ms if times else None,
+        violated=bool(times and times.sla and times.percentile_ms and times.percentile_ms > times.sla.response_time_ms),
+        later_s=_INTERVALS * context.slot_s,
+        later_ms=times.later_ms if times else None,
+        sentence=sentence(first.host, first.vm, changes, times),
+        changes=changes,
     )
 
 
-def _event_of(row: EventRow) -> Event:
-    return Event(row.record_id, row.at.timestamp(), row.host, row.severity, row.kind, row.message, row.vm)
+def _times(
+    context: ManagerContext, at: datetime, row: ApplicationRow, sla: Sla | None, windows: Windows
+) -> TimesAround:
+    around = [windows.get((row.id, slot)) for slot in _slots(at, context.slot_length)]
+
+    def percentile_ms(slots: Sequence[Window | None]) -> float | None:
+        with_data = [slot for slot in slots if slot is not None]
+        window = merge(with_data) if with_data else None
+        if sla is None or window is None or not window.has_samples(context.min_samples):
+            return None
+        return window.percentile_ms(sla.percentile)
+
+    before_ms, later_ms = percentile_ms(around[:_INTERVALS]), percentile_ms(around[_INTERVALS:])
+    return TimesAround(row.name, sla, before_ms, later_ms, _INTERVALS * context.slot_s)

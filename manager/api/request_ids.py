@@ -1,4 +1,4 @@
-"""An id for each request: the proxy's or the caller's, or one made here; answered, and in every line of the log."""
+"""An id for each request, from the proxy or client, or generated; it is in the answer and every line of the log."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from uuid import uuid4
 from manager.logs import REQUEST_ID, within
 
 HEADER = "X-Request-Id"
-_TAKEN = re.compile(r"[A-Za-z0-9._-]{8,64}")
-"""Ids that are taken: what else comes could forge lines of a log, or fill it."""
+_ACCEPTED = re.compile(r"[A-Za-z0-9._-]{8,64}")
+"""Accepted ids: others could forge lines of the log, or fill it."""
 
 WsgiApp = Callable[..., Iterable[bytes]]
 
@@ -20,13 +20,13 @@ log = logging.getLogger(__name__)
 
 
 def with_request_ids(app: WsgiApp) -> WsgiApp:
-    """The application, with an id for each request. What a page asks within the process has the page's."""
+    """The application, with an id for each request. Requests that a page makes within the process have its id."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         if REQUEST_ID.get():
             return app(environ, start_response)
-        given = environ.get("HTTP_X_REQUEST_ID", "")
-        request_id = given if _TAKEN.fullmatch(given) else uuid4().hex
+        received = environ.get("HTTP_X_REQUEST_ID", "")
+        request_id = received if _ACCEPTED.fullmatch(received) else uuid4().hex
 
         def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
             log.debug("%s %s: %s", environ["REQUEST_METHOD"], environ["PATH_INFO"], status)

@@ -1,20 +1,18 @@
-"""Response times of applications: coming in, the windows they make, and the sources that deliver them."""
+"""Response times of applications: samples, windows and sources."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from operator import itemgetter
 
-from flask import Response, g, request
-from flask_openapi3.blueprint import APIBlueprint
+from flask import g, request
 from werkzeug.exceptions import Forbidden, UnsupportedMediaType
 
 from manager.api.auth import OPERATOR_OR_MACHINES, VIEWER
 from manager.api.context import ManagerContext
-from manager.api.endpoint import answer, answers, blueprint, endpoint, reference
-from manager.api.pages import SourcePage, WindowPage
-from manager.api.paging import cut, name_place, read_cursor, time_place
+from manager.api.endpoint import RouteGroup
+from manager.api.paging import NAME, TIME, Page, part, read_cursor
 from manager.api.queries import NamePath, PageQuery, WindowQuery
 from manager.api.schemas.registration_shapes import SourceOut, WindowOut
 from manager.api.validation import read_json, read_lines, shown
@@ -33,46 +31,33 @@ from manager.store.windows import MAX_COUNT, add_samples, list_windows, slot_sta
 
 _DEFAULT_INTERVAL = timedelta(seconds=1)
 _MAX_LINES = 100_000
-_BYTES_A_TIME = 64
+_BYTES_PER_TIME = 64
 _NDJSON = "application/x-ndjson"
 
-_BODY: dict[str, Any] = {
-    "required": True,
-    "content": {
-        "application/json": {"schema": reference(SamplesIn)},
-        _NDJSON: {
-            "schema": {
-                "type": "array",
-                "items": reference(SampleLine),
-                "maxItems": _MAX_LINES,
-                "description": "the objects one a line, without brackets and commas",
-            }
-        },
-    },
-}
 
-
-def samples_api(context: ManagerContext) -> APIBlueprint:
+def samples_api(context: ManagerContext) -> RouteGroup:
     """The routes of response times."""
-    api = blueprint("response times", "What applications measured: samples, windows and sources.")
+    api = RouteGroup("response times", "Response times: samples, windows and sources.")
     database = context.database
+    lines = {
+        "type": "array",
+        "items": api.reference(SampleLine),
+        "maxItems": _MAX_LINES,
+        "description": "the objects one per line, without brackets and commas",
+    }
+    content = {"application/json": api.reference(SamplesIn), _NDJSON: lines}
 
-    @api.post(
-        "/applications/<name>/samples",
-        responses=answers((200, SamplesOut)),
-        openapi_extensions={"requestBody": _BODY},
-    )
-    @endpoint(OPERATOR_OR_MACHINES)
-    def post_samples(path: NamePath) -> Response:
-        """Take response times: single ones, or counts by histogram bucket, or both. Late ones are only counted.
+    @api.at("POST /applications/<name>/samples", OPERATOR_OR_MACHINES, content=content)
+    def post_samples(path: NamePath) -> SamplesOut:
+        """Add response times: samples, counts by histogram bucket, or both. Late ones are counted but not stored.
 
-        A host's token sends those of applications that have a VM or a source on the host, a source's those of its own.
+        A host's token may send for applications that have a VM or a source on the host, a source's token for its own.
         """
         _refuse_strangers(context, path.name)
         source = (path.name, g.principal.kind, g.principal.name)
         _refuse_flood(context, source)
         body = request.get_data(cache=False)
-        context.samples.take(source, len(body) // _BYTES_A_TIME)  # reading what cannot be used takes time, too
+        context.samples.take(source, len(body) // _BYTES_PER_TIME)  # reading an invalid body takes time, too
         if request.is_json:
             batch = read_json(SamplesIn, body)
             context.samples.take(source, len(batch.times_ms) + len(batch.buckets))
@@ -85,32 +70,28 @@ def samples_api(context: ManagerContext) -> APIBlueprint:
             raise UnsupportedMediaType(f"send the body as application/json or {_NDJSON}")
         with database.writing() as session:
             add_samples(session, path.name, windows, context.slot_length)
-        return answer(SamplesOut(accepted=sum(window.histogram.count for window in windows), late=late))
+        return SamplesOut(accepted=sum(window.histogram.count for window in windows), late=late)
 
-    @api.get("/applications/<name>/windows", responses=answers((200, WindowPage)))
-    @endpoint(VIEWER)
-    def get_windows(path: NamePath, query: WindowQuery) -> Response:
-        """The windows of an application, newest first. Those of the future, by a clock that was ahead, need `until`."""
-        before = min(filter(None, (read_cursor(query, time_place), query.until or context.latest)))
+    @api.at("GET /applications/<name>/windows", VIEWER)
+    def get_windows(path: NamePath, query: WindowQuery) -> Page[WindowOut]:
+        """The windows of an application, newest first. Windows in the future, from a clock ahead, need `until`."""
+        before = min(filter(None, (read_cursor(query, TIME), query.until or context.latest)))
         with database.reading() as session:
             application = application_with_past(session, path.name)
-            found = list_windows(session, application, query.since, before, query.limit + 1)
-        windows, following = cut(found, query.limit, lambda one: one[0].isoformat())
-        items = [window_out(window, query.buckets) for _, window in windows]
-        return answer(WindowPage(items=items, next=following))
+            windows = list_windows(session, application, query.since, before, query.limit + 1)
+        return part(Page[WindowOut], query, windows, itemgetter(0), lambda slot: window_out(slot[1], query.buckets))
 
-    @api.get("/applications/<name>/sources", responses=answers((200, SourcePage)))
-    @endpoint(VIEWER)
-    def get_sources(path: NamePath, query: PageQuery) -> Response:
-        """How each source of an application is, on each host that runs it."""
-        after = read_cursor(query, name_place)
+    @api.at("GET /applications/<name>/sources", VIEWER)
+    def get_sources(path: NamePath, query: PageQuery) -> Page[SourceOut]:
+        """The status of each source of an application on each host that runs it."""
+        after = read_cursor(query, NAME)
         with database.reading() as session:
             application = get(session, ApplicationRow, path.name)
             registered = {source.name: source for source in sources_of(application)}
             statuses = source_statuses(session, application)
             named = named_hosts(session, {application.id: application.name}, context.now())[application.name]
-            homeless = [] if named else hosts_to_register(session, application)
-        found = [
+            vms_without_host = [] if named else hosts_to_register(session, application)
+        rows = [
             SourceOut(
                 source=source,
                 type=registered[source].kind,
@@ -121,26 +102,25 @@ def samples_api(context: ManagerContext) -> APIBlueprint:
             for source, host, at, body in statuses
             if source in registered
         ]
-        for name in registered.keys() - {one.source for one in found}:
+        for name in registered.keys() - {row.source for row in rows}:
             source = registered[name]
-            text = "" if source.host or source.kind in ON_EVERY_HOST else _homeless(homeless)
-            found.append(SourceOut(source=name, type=source.kind, host=None, at=None, status=None, problem=text))
-        rows = [one for one in sorted(found, key=_source_place) if after is None or _source_place(one) > after]
-        items, following = cut(rows, query.limit, _source_place)
-        return answer(SourcePage(items=list(items), next=following))
+            text = "" if source.host or source.kind in ON_EVERY_HOST else _no_host(vms_without_host)
+            rows.append(SourceOut(source=name, type=source.kind, host=None, at=None, status=None, problem=text))
+        rows = [row for row in sorted(rows, key=_source_place) if after is None or _source_place(row) > after]
+        return part(Page[SourceOut], query, rows, _source_place)
 
     return api
 
 
-def _homeless(vms: Sequence[str]) -> str:
-    """Why a probe or a query runs nowhere, empty for nothing: no operator said where the VMs are."""
+def _no_host(vms: Sequence[str]) -> str:
+    """The problem of a probe or query whose VMs are registered for no host; empty: no problem."""
     if not vms:
         return ""
     return f"no host is registered for VM {', '.join(vms)}: set its host, or that of the source"
 
 
 def _refuse_strangers(context: ManagerContext, application: str) -> None:
-    """Raises Forbidden for a host that does not serve the application, NotFound where there is none."""
+    """Raises Forbidden for a host that does not serve the application, NotFound if that does not exist."""
     host = g.principal.host
     if host is None:
         return
@@ -152,15 +132,15 @@ def _refuse_strangers(context: ManagerContext, application: str) -> None:
 
 
 def _refuse_flood(context: ManagerContext, source: tuple[str, str, str]) -> None:
-    """Raises TooManyRequests while a source has sent more of an application than it may."""
+    """Raises TooManyRequests while a source exceeds its rate of response times."""
     wait_s = context.samples.wait_s(source)
     if wait_s:
-        most = f"{context.samples.per_s:g} response times a second are taken of each source in the long run"
-        raise TooManyRequests(f"too many response times, {most}", wait_s)
+        limit = f"{context.samples.per_s:g} per second and source on average"
+        raise TooManyRequests(f"too many response times; allowed: {limit}", wait_s)
 
 
 def window_out(window: Window, with_buckets: bool = False) -> WindowOut:
-    """A window as it is answered; its histogram, or what stands in place of it, on demand."""
+    """A window as answered; on demand with its histogram, or the percentile in place of it."""
     return WindowOut(
         start=timestamp(window.start_s),
         end=timestamp(window.end_s),
@@ -175,12 +155,12 @@ def window_out(window: Window, with_buckets: bool = False) -> WindowOut:
     )
 
 
-def _source_place(one: SourceOut) -> str:
-    return f"{one.source} {one.host or ''}"
+def _source_place(row: SourceOut) -> str:
+    return f"{row.source} {row.host or ''}"
 
 
 def _one_interval(application: str, body: SamplesIn, context: ManagerContext) -> tuple[list[Window], int]:
-    """The window of a request, none if it is late; and the number of late response times."""
+    """The window of a request, none if it is late; and the number of late samples."""
     histogram = Histogram.of(time_ms * 1000 for time_ms in body.times_ms).merge(Histogram(body.buckets))
     count = histogram.count
     if count > MAX_COUNT:
@@ -198,9 +178,9 @@ def _one_interval(application: str, body: SamplesIn, context: ManagerContext) ->
 
 
 def _by_slot(application: str, lines: Sequence[SampleLine], context: ManagerContext) -> tuple[list[Window], int]:
-    """A window for each slot in which response times ended, and the number of late ones.
+    """A window for each slot with samples, and the number of late samples.
 
-    A slot counts as covered from its begin until now, as it is for all who send each response time as it ends.
+    A window covers its slot from the begin until now, as clients send each sample when the request ends.
     """
     now = context.now()
     slots: dict[datetime, dict[int, int]] = {}
@@ -224,7 +204,7 @@ def _by_slot(application: str, lines: Sequence[SampleLine], context: ManagerCont
 
 def _refuse_future(field: str, end: datetime, now: datetime, context: ManagerContext) -> None:
     if end > now + timedelta(seconds=context.skew_s):
-        # It would be the latest window until that time comes, whatever else happens.
+        # It would stay the latest window until that time.
         raise InvalidRequest(field, f"{shown(end)} is refused; allowed: at most {context.skew_s:g} s after {now}")
 
 

@@ -1,4 +1,4 @@
-"""Reading requests into schemas, and saying what is wrong with one: the field, its value, and what would be right."""
+"""Reads requests into schemas; errors name the field, its value, and what is allowed."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _SIZES = frozenset({"too_long", "too_short"})
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One bad field: its JSON path such as ``tiers[0].vms[1]``, and a sentence with value and range."""
+    """An invalid field: its JSON path such as ``tiers[0].vms[1]``, and a message with value and range."""
 
     field: str
     message: str
 
 
 class InvalidFields(InvalidRequest):
-    """One or more fields hold unusable values; ``errors`` holds the first of them."""
+    """Fields hold invalid values; ``errors`` holds the first ``_MAX_ERRORS`` of them."""
 
     def __init__(self, errors: Sequence[FieldError]) -> None:
         super().__init__(errors[0].field, errors[0].message)
@@ -45,9 +45,9 @@ class InvalidFields(InvalidRequest):
 
 
 def read_json(model: type[Model], text: bytes) -> Model:
-    """A request's body. Raises BadRequest for malformed JSON, InvalidFields for bad values.
+    """A request's body. Raises BadRequest for malformed JSON, InvalidFields for invalid values.
 
-    Strict: a number written as text, or 1 for true, is refused, not guessed at. The parser bounds nesting.
+    Strict: a number as text, or 1 for true, is refused. The parser limits nesting.
     """
     try:
         return adapter_of(model).validate_json(text, strict=True)
@@ -56,22 +56,17 @@ def read_json(model: type[Model], text: bytes) -> Model:
 
 
 def refusal(model: type, error: ValidationError) -> BadRequest | InvalidFields:
-    """The error that answers a body which cannot be read as ``model``."""
-    for one in error.errors(include_url=False, include_context=False, include_input=False):
-        if one["type"] == "json_invalid":
-            return BadRequest(f"the body is not JSON: {one['msg'].removeprefix('Invalid JSON: ')}")
-    return _refusal(model, error)
-
-
-def field_error(model: type, error: ErrorDetails) -> FieldError:
-    """One error of pydantic's about a ``model``, in words."""
-    return _field_error(_schema_of(model), error)
+    """The error for a body that cannot be read as ``model``."""
+    for detail in error.errors(include_url=False, include_context=False, include_input=False):
+        if detail["type"] == "json_invalid":
+            return BadRequest(f"the body {_not_json(detail)}")
+    return _invalid_fields(model, error)
 
 
 def read_lines(model: type[Model], text: bytes, most: int) -> list[Model]:
-    """A request's body of one JSON object a line; empty lines are passed over. Raises InvalidFields.
+    """A request's body with one JSON object per line; empty lines are skipped. Raises InvalidFields.
 
-    Bad fields are those of ``lines[n]``, n counting from 0 without the empty ones.
+    Errors name fields of ``lines[n]``, n counting from 0 without empty lines.
     """
     lines = [line for line in text.split(b"\n") if line.strip()]
     if len(lines) > most:
@@ -82,7 +77,7 @@ def read_lines(model: type[Model], text: bytes, most: int) -> list[Model]:
         try:
             read.append(adapter_of(model).validate_json(line, strict=True))
         except ValidationError as error:
-            errors += [_of_line(place, one) for one in _refusal(model, error).errors]
+            errors += [_of_line(place, invalid) for invalid in _invalid_fields(model, error).errors]
             if len(errors) >= _MAX_ERRORS:
                 break
     if errors:
@@ -96,42 +91,43 @@ def _of_line(place: int, error: FieldError) -> FieldError:
 
 
 def read_text(model: type[Model], values: Mapping[str, str]) -> Model:
-    """Path, query string or headers, whose values are all text. Raises InvalidFields."""
+    """Path, query string or headers: values are text. Raises InvalidFields."""
     try:
         return adapter_of(model).validate_python(values)
     except ValidationError as error:
-        raise _refusal(model, error) from None
+        raise _invalid_fields(model, error) from None
 
 
 def shown(value: object) -> str:
-    """A value as JSON for a message, shortened, without what is recognised as a secret."""
-    # Masked before it is shortened: the password of a URL is recognised by what follows it.
+    """A value as JSON for a message, shortened, with secrets masked."""
+    # Masked before it is shortened: the password of a URL is recognised by the text after it.
     text = masked(json.dumps(value, ensure_ascii=False, default=str)[:_MAX_MASKED_TEXT])
     return text if len(text) <= _MAX_VALUE_TEXT else text[:_MAX_VALUE_TEXT] + "…"
 
 
-def _refusal(model: type, error: ValidationError) -> InvalidFields:
-    schema = _schema_of(model)
+def _invalid_fields(model: type, error: ValidationError) -> InvalidFields:
     details = error.errors(include_url=False)
-    return InvalidFields([_field_error(schema, detail) for detail in details[:_MAX_ERRORS]])
+    return InvalidFields([field_error(model, detail) for detail in details[:_MAX_ERRORS]])
 
 
 @cache
 def _schema_of(model: type) -> dict[str, Any]:
-    """Kept, as making it takes a millisecond, and a body may be refused for each of its lines."""
+    """Cached: generating it takes a millisecond, and each line of a body may be refused."""
     return adapter_of(model).json_schema()
 
 
-def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:
+def field_error(model: type, error: ErrorDetails) -> FieldError:
+    """The message for one of pydantic's errors about a ``model``."""
+    schema = _schema_of(model)
     location = _without_tags(schema, [step for step in error["loc"] if step != _KEY])
     if error["type"] in _TAG_ERRORS:
         return _tag_error(schema, location, error)
-    field = _json_path([step for step in location if not isinstance(step, _Tag)])
+    field = _json_path(location)
     if error["type"] in _UNKNOWN:
-        known = sorted(name for at in _at(schema, location[:-1]) for name in at.get("properties", {}))
-        return FieldError(field, f"is not a known field; known: {', '.join(known)}")
+        names = sorted(name for at in _at(schema, location[:-1]) for name in at.get("properties", {}))
+        return FieldError(field, f"is not a known field; known: {', '.join(names)}")
     if error["type"] == "json_invalid":
-        return FieldError(field, f"is not JSON: {error['msg'].removeprefix('Invalid JSON: ')}")
+        return FieldError(field, _not_json(error))
     if _KEY in error["loc"]:
         described = (str(at["description"]) for at in _at(schema, location[:-1]) if "description" in at)
         return FieldError(field, f"{shown(error['input'])} is refused; allowed: {' or '.join(described)}")
@@ -141,15 +137,19 @@ def _field_error(schema: dict[str, Any], error: ErrorDetails) -> FieldError:
     elif any("writeOnly" in at for at in _at(schema, location)):
         message = "is refused"
     else:
-        given = error["input"]
-        message = f"{len(given)} are refused" if error["type"] in _SIZES else f"{shown(given)} is refused"
-    if error["type"] == "value_error":  # in words of ours
+        value = error["input"]
+        message = f"{len(value)} are refused" if error["type"] in _SIZES else f"{shown(value)} is refused"
+    if error["type"] == "value_error":  # raised by our own validators
         message += f": {error['msg'].removeprefix('Value error, ')}"
     return FieldError(field, f"{message}; allowed: {allowed}" if allowed else message)
 
 
+def _not_json(error: ErrorDetails) -> str:
+    return f"is not JSON: {error['msg'].removeprefix('Invalid JSON: ')}"
+
+
 class _Tag(str):
-    """A step that pydantic puts into locations for the member it chose of a union; no part of the path."""
+    """A step of pydantic's locations that names the chosen member of a union; not part of the path."""
 
     __slots__ = ()
 
@@ -164,22 +164,22 @@ def _without_tags(schema: dict[str, Any], location: Sequence[int | str]) -> list
 
 
 def _tag_error(schema: dict[str, Any], location: Sequence[int | str], error: ErrorDetails) -> FieldError:
-    """The error of an object whose tag is missing or unknown."""
+    """The error for an object whose tag is missing or unknown."""
     [union] = [at["discriminator"] for at in _at(schema, location) if "discriminator" in at]
     name = union["propertyName"]
-    given = error["input"].get(name) if isinstance(error["input"], dict) else None
-    message = "is required" if given is None else f"{shown(given)} is refused"
-    field = _json_path([*(step for step in location if not isinstance(step, _Tag)), name])
-    return FieldError(field, f"{message}; allowed: {', '.join(union['mapping'])}")
+    tag = error["input"].get(name) if isinstance(error["input"], dict) else None
+    message = "is required" if tag is None else f"{shown(tag)} is refused"
+    return FieldError(_json_path([*location, name]), f"{message}; allowed: {', '.join(union['mapping'])}")
 
 
 def _json_path(location: Sequence[int | str]) -> str:
-    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location)
+    steps = [step for step in location if not isinstance(step, _Tag)]
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
     return path.removeprefix(".") or "body"
 
 
 def _range_text(schema: dict[str, Any], location: Sequence[int | str]) -> str:
-    """What a field's schema allows, in words; empty where there is nothing to say. That null is needs no words."""
+    """The values that a field's schema allows, without null; empty: any."""
     texts = (_words(at) for at in _at(schema, location))
     return " or ".join(dict.fromkeys(filter(None, texts)))
 
@@ -209,12 +209,12 @@ def _words(schema: dict[str, Any]) -> str:
 
 
 def _at(schema: dict[str, Any], location: Sequence[int | str]) -> Subschemas:
-    """The subschemas that may describe the value at a location; none where the location does not exist."""
+    """The subschemas that may describe the value at a location; empty if the location does not exist."""
     definitions = schema.get("$defs", {})
-    found = _alternatives(schema, definitions)
+    subschemas = _alternatives(schema, definitions)
     for step in location:
         below: Subschemas = []
-        for at in found:
+        for at in subschemas:
             inner: object
             if isinstance(step, _Tag):
                 inner = {"$ref": at["discriminator"]["mapping"][step]} if "discriminator" in at else None
@@ -224,8 +224,8 @@ def _at(schema: dict[str, Any], location: Sequence[int | str]) -> Subschemas:
                 inner = at.get("properties", {}).get(step, at.get("additionalProperties"))
             if isinstance(inner, dict):
                 below.extend(_alternatives(inner, definitions))
-        found = below
-    return found
+        subschemas = below
+    return subschemas
 
 
 def _alternatives(schema: dict[str, Any], definitions: Mapping[str, Any]) -> Subschemas:

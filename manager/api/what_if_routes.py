@@ -1,4 +1,4 @@
-"""What another policy would have decided: the recorded last minutes of a host, replayed."""
+"""What-if: the recorded last minutes of a host, replayed with another policy."""
 
 from __future__ import annotations
 
@@ -6,29 +6,37 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from typing import Literal
 
-from flask import Response
-from flask_openapi3.blueprint import APIBlueprint
+from pydantic import AwareDatetime, Field
 from sqlalchemy.orm import Session
 from werkzeug.exceptions import ServiceUnavailable
 
 from manager.api.assignments import Assignments
 from manager.api.auth import VIEWER
 from manager.api.context import ManagerContext
-from manager.api.endpoint import answer, answers, blueprint, endpoint
+from manager.api.endpoint import RouteGroup
+from manager.api.host_routes import refuse_unknown_policy
 from manager.api.queries import NamePath, WhatIfQuery
-from manager.api.schemas.history_shapes import WhatIfApplication, WhatIfChange, WhatIfOut, WhatIfVm
-from manager.api.validation import shown
-from manager.errors import InvalidRequest, NotFound
-from manager.model.fields import adapter_of, timestamp
+from manager.errors import NotFound
+from manager.model.fields import Count, Name, Schema, adapter_of, timestamp
 from manager.model.host import Capabilities
 from manager.model.knobs import Knob
+from manager.model.law import Law
 from manager.model.records import DecisionRecord
-from manager.protocol.convert import assignment_of
+from manager.model.window import SlaState
 from manager.protocol.report import VmStatus
-from manager.replay.policy_replay import LOOK_BACK_S, Replay, ReplayStep, changes, replay, summaries
+from manager.replay.policy_replay import (
+    LOOK_BACK_S,
+    Replay,
+    ReplayStep,
+    WeightChange,
+    changes,
+    replay,
+    summaries,
+)
 from manager.replay.recording import RecordedVm, Recording
-from manager.store.decision_records import RecordFilter, list_records
+from manager.store.decision_records import RecordFilter, list_records, record_of
 from manager.store.history import newest_ticks
 from manager.store.models import ApplicationRow, DecisionRow, HostRow
 from manager.store.registrations import get
@@ -36,26 +44,63 @@ from manager.store.vms import VmFilter, list_vms
 from manager.store.windows import list_windows
 
 MAX_TICKS = 3600
-"""Most ticks that are replayed: what 60 minutes have at an interval of a second."""
+"""Most replayed ticks: 60 minutes at an interval of 1 s."""
 MAX_POINTS = 300
 MAX_CHANGES = 500
 _RETRY_AFTER_S = 5
 _ALL = 2**31 - 1
 
 
-def what_if_api(context: ManagerContext) -> APIBlueprint:
+class WhatIfVm(Schema):
+    """Weights of a VM, recorded and as the policy would have set them; one value per time of ``at``."""
+
+    vm: Name
+    recorded: list[int | None]
+    replayed: list[int | None]
+
+
+class WhatIfApplication(Schema):
+    """An application: recorded ticks with a known state of its SLA, and the range of its VMs' weights."""
+
+    application: Name
+    judged: Count
+    violated: Count
+    recorded: tuple[int, int] | None
+    replayed: tuple[int, int] | None
+    vms: list[WhatIfVm]
+
+
+class WhatIfOut(Schema):
+    """What another policy would have decided, an estimate; see docs/how-to/replay.md."""
+
+    estimated: Literal[True]
+    host: Name
+    since: AwareDatetime
+    until: AwareDatetime
+    policy: Name
+    law: Law
+    recorded_policies: list[Name]
+    interval_s: float
+    ticks: Count
+    at: list[AwareDatetime] = Field(description="ticks with weights, at most 300")
+    sla: dict[str, list[SlaState]] = Field(description="state as recorded by application, one per time of `at`")
+    applications: list[WhatIfApplication]
+    changes: list[WeightChange] = Field(description="newest first, at most 500")
+    changes_total: Count
+    problems: list[str] = Field(description="why some ticks decided nothing")
+    left_out: list[Name] = Field(description="VMs that ran, but are no longer registered")
+    notes: list[str]
+
+
+def what_if_api(context: ManagerContext) -> RouteGroup:
     """The route of what-if."""
-    api = blueprint("what-if", "What another policy would have decided.")
+    api = RouteGroup("what-if", "What another policy would have decided.")
     busy = threading.Lock()
 
-    @api.get("/hosts/<name>/what-if", responses=answers((200, WhatIfOut)))
-    @endpoint(VIEWER)
-    def get_what_if(path: NamePath, query: WhatIfQuery) -> Response:
-        """The last minutes of a host as another policy would have decided on them: an estimate, one at a time."""
-        installed = context.policies.get(query.policy)
-        if installed is None:
-            names = ", ".join(sorted(context.policies))
-            raise InvalidRequest("policy", f"{shown(query.policy)} is not installed; allowed: {names}")
+    @api.at("GET /hosts/<name>/what-if", VIEWER)
+    def get_what_if(path: NamePath, query: WhatIfQuery) -> WhatIfOut:
+        """Replay the last minutes of a host with another policy: an estimate. One request at a time."""
+        refuse_unknown_policy(query.policy, context.policies)
         if not busy.acquire(blocking=False):
             raise ServiceUnavailable("another what-if is being computed: try again", retry_after=_RETRY_AFTER_S)
         try:
@@ -63,16 +108,17 @@ def what_if_api(context: ManagerContext) -> APIBlueprint:
                 recording = recorded(session, context, path.name, timedelta(minutes=query.minutes))
             law = recording.assignment.host.law
             law = replace(law, published=True) if query.published else law
-            found = replay(recording, installed.policy, law, context.stale_s, context.min_samples)
+            policy = context.policies[query.policy].policy
+            replayed = replay(recording, policy, law, context.stale_s, context.min_samples)
         finally:
             busy.release()
-        return answer(_thinned(found, recording))
+        return _thinned(replayed, recording)
 
     return api
 
 
 def recorded(session: Session, context: ManagerContext, name: str, length: timedelta) -> Recording:
-    """The history of a host as far as a replay needs it. Raises NotFound where there is none."""
+    """The history of a host for a replay. Raises NotFound if there is none."""
     host = get(session, HostRow, name)
     if host.capabilities is None:
         raise NotFound(f"the agent of host {name!r} never reported")
@@ -81,7 +127,7 @@ def recorded(session: Session, context: ManagerContext, name: str, length: timed
     if not ticks:
         raise NotFound(f"host {name!r} has no ticks of the last {length.total_seconds() / 60:g} minutes")
     since = timestamp(ticks[0].time_s)
-    assignment, _ = assignment_of(Assignments(context).whole(session, name)[0])
+    assignment = Assignments(context).whole(session, name)[0].assignment
     windows = [
         window
         for application in assignment.applications
@@ -103,7 +149,7 @@ def recorded(session: Session, context: ManagerContext, name: str, length: timed
         tuple(_vm(vm["name"], VmStatus.model_validate_json(vm["status"])) for vm in vms if vm["status"] is not None),
         tuple(ticks),
         tuple(sorted(windows, key=lambda window: window.end_s)),
-        tuple(_decision(row) for row in reversed(decisions)),
+        tuple(record_of(DecisionRecord, row) for row in reversed(decisions)),
     )
 
 
@@ -113,74 +159,47 @@ def _vm(name: str, status: VmStatus) -> RecordedVm:
     return RecordedVm(name, status.vcpus, None if original is None else int(original))
 
 
-def _decision(row: DecisionRow) -> DecisionRecord:
-    return DecisionRecord(
-        row.record_id,
-        row.at.timestamp(),
-        row.host,
-        row.vm,
-        row.knob,
-        row.knob_index,
-        row.before,
-        row.after,
-        row.reason,
-        row.policy,
-        row.mode,
-        row.outcome,
-        row.detail,
-    )
-
-
-def _thinned(found: Replay, recording: Recording) -> WhatIfOut:
-    """A replay with at most so many points and changes; of several ticks the last is a point."""
-    stride = -(-len(found.steps) // MAX_POINTS)
-    points = found.steps[::-1][::stride][::-1]
-    made = changes(found)
-    problems = [step.problem for step in found.steps if step.problem]
+def _thinned(replayed: Replay, recording: Recording) -> WhatIfOut:
+    """A replay with at most ``MAX_POINTS`` points and ``MAX_CHANGES`` changes; a point is the last of several ticks."""
+    stride = -(-len(replayed.steps) // MAX_POINTS)
+    points = replayed.steps[::-1][::stride][::-1]
+    made = changes(replayed)
+    problems = [step.problem for step in replayed.steps if step.problem]
     applications = {application.name: application for application in recording.assignment.applications}
     return WhatIfOut(
         estimated=True,
         host=recording.assignment.host.name,
         since=timestamp(recording.from_s),
         until=timestamp(recording.to_s),
-        policy=found.policy,
-        law=found.law,
+        policy=replayed.policy,
+        law=replayed.law,
         recorded_policies=list(dict.fromkeys(tick.policy for tick in recording.ticks)),
-        interval_s=found.interval_s,
-        ticks=len(found.steps),
+        interval_s=replayed.interval_s,
+        ticks=len(replayed.steps),
         at=[timestamp(step.time_s) for step in points],
         sla={name: [step.sla[name] for step in points] for name in applications},
         applications=[
             WhatIfApplication(**asdict(summary), vms=_vm_points(points, sorted(applications[summary.application].vms)))
-            for summary in summaries(found, recording)
+            for summary in summaries(replayed, recording)
         ],
-        changes=[
-            WhatIfChange(
-                at=timestamp(one.time_s),
-                vm=one.vm,
-                recorded=one.recorded,
-                before=one.before,
-                after=one.after,
-                reason=one.reason,
-            )
-            for one in made[::-1][:MAX_CHANGES]
-        ],
+        changes=list(made[::-1][:MAX_CHANGES]),
         changes_total=len(made),
         problems=[
-            f"{problems.count(problem)} of {len(found.steps)} ticks: {problem}" for problem in dict.fromkeys(problems)
+            f"{problems.count(problem)} of {len(replayed.steps)} ticks: {problem}"
+            for problem in dict.fromkeys(problems)
         ],
-        left_out=list(found.left_out),
-        notes=list(found.notes),
+        left_out=list(replayed.left_out),
+        notes=list(replayed.notes),
     )
 
 
 def _vm_points(points: Sequence[ReplayStep], vms: Sequence[str]) -> list[WhatIfVm]:
-    """The weights of those of the VMs that ran on the host."""
+    """The weights of the VMs that ran on the host."""
     by_point = [{vm.vm: vm for vm in step.vms} for step in points]
     lines = []
     for name in vms:
         seen = [vms_then.get(name) for vms_then in by_point]
         if any(seen):
-            recorded = [one.recorded if one else None for one in seen]
-            lines.append(WhatIfVm(vm=name, recorded=recorded, replayed=[one.replayed if one else None for one in seen]))
+            recorded = [vm.recorded if vm else None for vm in seen]
+            lines.append(WhatIfVm(vm=name, recorded=recorded, replayed=[vm.replayed if vm else None for vm in seen]))
     return lines

@@ -1,4 +1,4 @@
-"""The scheduler as it is shipped: the object, and how its maps look. What it does is told in equipoise_bvt.bpf.c."""
+"""The scheduler as it is shipped: the object, and how its maps look. equipoise_bvt.bpf.c says what it does."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 OBJECT = Path(__file__).parent / "equipoise_bvt.bpf.o"
 NAME = "equipoise_bvt"
-"""The kernel tells it in sched_ext/root/ops, with the build after it."""
+"""The kernel shows it in sched_ext/root/ops, with the build after it."""
 
 WARPS, STATS, CPUS = "equipoise_warps", "equipoise_stats", "equipoise_cpus"
 """Names of the maps that are pinned."""

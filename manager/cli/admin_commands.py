@@ -1,24 +1,32 @@
-"""Commands of set-up: config, db, token."""
+"""Commands on the manager's database: db, token, user, backup, restore."""
 
 from __future__ import annotations
 
 import getpass
 import os
 import secrets
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import click
 
-from manager.cli.options import OnePage, make_state_dir, with_settings, write_secret
+from manager.cli.options import ManPage, ManPageGroup, json_option, make_state_dir, with_settings, write_secret
 from manager.errors import SettingsError
 from manager.settings import Settings
 from manager.store.access_models import TokenRow, UserRow
 from manager.store.audit import LOCAL, Actor, audited, record
+from manager.store.backup import Backup, back_up
+from manager.store.backup import restore as restore_database
 from manager.store.database import Database, open_database
 from manager.store.host_models import JoinTokenRow
 from manager.store.joining import JOIN, create_join_token, described_join_token
-from manager.store.registrations import delete, find, page
+from manager.store.registrations import delete as delete_row
+from manager.store.registrations import find, page
 from manager.store.tokens import (
     Role,
     authenticate,
@@ -29,10 +37,16 @@ from manager.store.tokens import (
     replaced_tokens,
     revoke_token,
 )
-from manager.store.users import create_user, described_user, hash_password
-from manager.terminal import Table, say, show
+from manager.store.users import create_user, described_user, hash_password, set_password
+from manager.terminal import Table, output, say, show
 
 _PASSWORD_BYTES = 15
+_DESCRIBED: dict[type, tuple[str, Callable[[Any, Any], Any]]] = {
+    UserRow: ("user", described_user),
+    TokenRow: ("token", described_token),
+    JoinTokenRow: ("join-token", described_join_token),
+}
+"""How the audit names each kind, and what it records of one."""
 
 
 def open_store(settings: Settings, threads: int = 1) -> Database:
@@ -42,27 +56,27 @@ def open_store(settings: Settings, threads: int = 1) -> Database:
 
 
 def upgrade_store(database: Database, revision: str = "head") -> None:
-    """Bring the tables to ``revision``; a damaged file that was recovered before is told of in the audit.
+    """Bring the tables to ``revision``; the audit records the recovery of a damaged file.
 
     Raises DatabaseUnavailable.
     """
     damage = database.upgrade(revision)
     if damage is not None and revision == "head":
-        told = {"set_aside": damage.aside.name if damage.aside else None, "why": damage.why, "kept": damage.kept}
+        after = {"set_aside": damage.aside.name if damage.aside else None, "why": damage.why, "kept": damage.kept}
         with database.writing() as session:
-            record(session, local_actor(), "database.recover", damage.path.name, datetime.now(UTC), None, told)
+            record(session, local_actor(), "database.recover", damage.path.name, datetime.now(UTC), None, after)
 
 
 def ensure_token_file(database: Database, path: Path, name: str, role: Role, host: str | None) -> None:
-    """A file, readable by its owner alone, with a token of that role and host; made anew where either is not so.
+    """Keep a file with a valid token of that role and host, readable by its owner alone, or create both.
 
-    Then tokens that speak for the same host, or had the name, are revoked: nobody can read them any more. A name that
-    another token has, or that is too long, gets a random end. Raises SettingsError when the file cannot be written.
+    A new token revokes those for the same host or with the same name, whose secrets are lost. A name that is taken or
+    too long gets a random end. Raises SettingsError when the file cannot be written.
     """
     now = datetime.now(UTC)
     try:
-        known = authenticate(database, path.read_text().strip(), now) if path.exists() else None
-        if known is not None and (known.role, known.host) == (role, host):
+        principal = authenticate(database, path.read_text().strip(), now) if path.exists() else None
+        if principal is not None and (principal.role, principal.host) == (role, host):
             return
         with database.registering() as session:
             for row in replaced_tokens(session, name, role, host):
@@ -77,28 +91,26 @@ def ensure_token_file(database: Database, path: Path, name: str, role: Role, hos
 
 
 def ensure_admin_user(database: Database, path: Path) -> bool:
-    """Where there is no user at all, one named ``admin`` with a random password, in a file its owner alone can read.
+    """Without any user, create ``admin`` with a random password in a file that only its owner can read.
 
-    Tells whether there is that file. Raises SettingsError when it cannot be written.
+    Returns whether there is that file. Raises SettingsError when it cannot be written.
     """
     now = datetime.now(UTC)
     with database.reading() as session:
-        known = page(session, UserRow, None, 1)
-    if known:
-        return path.exists()
-    password = secrets.token_urlsafe(_PASSWORD_BYTES)
-    password_hash = hash_password(password)
+        if page(session, UserRow, None, 1):
+            return path.exists()
+    secret = secrets.token_urlsafe(_PASSWORD_BYTES)
     try:
-        with audited(database, local_actor(), "user.create", UserRow, "admin", described_user, now) as session:
-            create_user(session, "admin", Role.ADMIN, password_hash, now)
-            write_secret(path, password)  # first: of a user without the file nobody would know the password
+        with _changing(database, UserRow, "admin", "create", now) as session:
+            create_user(session, "admin", Role.ADMIN, hash_password(secret), now)
+            write_secret(path, secret)  # before the commit: without the file nobody would know the password
     except OSError as error:
         raise SettingsError(f"the password file {path} cannot be used: {error.strerror}") from error
     return True
 
 
 def local_actor() -> Actor:
-    """Whoever runs a command on the manager's machine, as the audit names them."""
+    """The user who runs a command on the manager's machine, for the audit."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):  # a container may run under a number that has no name
@@ -106,89 +118,97 @@ def local_actor() -> Actor:
     return Actor(LOCAL, name, Role.ADMIN, "")
 
 
+def _changing(database: Database, kind: type, name: str, action: str, now: datetime) -> AbstractContextManager[Any]:
+    """A session for one audited change of a user or token."""
+    label, describe = _DESCRIBED[kind]
+    return audited(database, local_actor(), f"{label}.{action}", kind, name, describe, now)
+
+
+_with_database = with_settings("state_dir", "database_url")
+
 _DB_EPILOG = """
 EXAMPLES
   equipoise db current
   equipoise db upgrade
-  equipoise db downgrade base --yes    remove all tables and what is in them
+  equipoise db downgrade base --yes    remove all tables and their content
 """
 
 
-@click.group()
+@click.group(cls=ManPageGroup)
 def db() -> None:
-    """Look after the manager's database: its tables are versioned by migrations.
+    """Manage the versioned tables of the manager's database.
 
-    `equipoise run` and `equipoise manager` upgrade on start; these commands are for doing it by hand.
+    `equipoise run` and `equipoise manager` upgrade them on start.
     """
 
 
-@db.command(cls=OnePage, epilog=_DB_EPILOG)
-@with_settings("state_dir", "database_url")
+@db.command(epilog=_DB_EPILOG)
+@_with_database
 @click.argument("revision", default="head")
 def upgrade(settings: Settings, revision: str) -> None:
-    """Bring the tables up to REVISION (the newest by default)."""
+    """Upgrade the tables to REVISION (default: the newest)."""
     database = open_store(settings)
     upgrade_store(database, revision)
     say(f"at revision {database.current()}")
 
 
-@db.command(cls=OnePage, epilog=_DB_EPILOG)
-@with_settings("state_dir", "database_url")
+@db.command(epilog=_DB_EPILOG)
+@_with_database
 @click.argument("revision")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def downgrade(settings: Settings, revision: str, yes: bool) -> None:
-    """Take the tables back to REVISION; `base` removes them. Data the older tables cannot hold is lost."""
+    """Downgrade the tables to REVISION; `base` removes them. Data that older tables cannot hold is lost."""
     if not yes:
-        click.confirm(f"Take the tables back to {revision}? Data may be lost", abort=True)
+        click.confirm(f"Downgrade the tables to {revision}? Data may be lost", abort=True)
     database = open_store(settings)
     database.downgrade(revision)
     say(f"at revision {database.current() or 'base'}")
 
 
-@db.command(cls=OnePage, epilog=_DB_EPILOG)
-@with_settings("state_dir", "database_url")
+@db.command(epilog=_DB_EPILOG)
+@_with_database
 def current(settings: Settings) -> None:
     """Print the revision of the tables."""
     say(open_store(settings).current() or "base (no tables)")
 
 
-_ROLES_PAGE = """
+_ROLES_EPILOG = """
 ROLES
   viewer    reads everything
   operator  also registers VMs and applications, sets SLAs, policies and modes, sends response times
-  admin     also makes and revokes tokens
-  host      an agent: reports for its own host, and reads what it is to do there
-  source    sends response times of one application, and nothing else
+  admin     also creates and revokes tokens
+  host      an agent: reports for its own host and reads its assignment
+  source    sends the response times of one application, and nothing else
 
 EXAMPLES
   equipoise token create --role operator --name alice
   equipoise token create --role viewer --name report --days 90
   equipoise token create --role source --application shop --name shop-probe
   equipoise token create --role host --host kvm7 --name kvm7 > /etc/equipoise/token
-  equipoise token create --join --host kvm7     what `equipoise agent join` takes, once
-  equipoise token create --join --host kvm7 --replace     the same for a host that was installed anew
+  equipoise token create --join --host kvm7               for `equipoise agent join`, once
+  equipoise token create --join --host kvm7 --replace     the same for a reinstalled host
 """
 
 
-@click.group()
+@click.group(cls=ManPageGroup)
 def token() -> None:
-    """Make, list and revoke the bearer tokens of the REST interface.
+    """Create, list and revoke bearer tokens of the REST interface.
 
-    These commands work on the database directly, so they run on the manager's machine and need no token. A token's
-    secret is printed once and stored as a hash.
+    These commands use the database directly: run them on the manager's machine; they need no token. A token's secret
+    is printed once and stored as a hash.
     """
 
 
-@token.command(cls=OnePage, epilog=_ROLES_PAGE)
-@with_settings("state_dir", "database_url")
-@click.option("--role", type=click.Choice([str(one) for one in Role]), help="See ROLES.")
-@click.option("--join", "joins", is_flag=True, help="In place of a role: a host joins with it, once.")
-@click.option("--name", metavar="NAME", help="What the token is called in lists. [default with --join: by the time]")
+@token.command("create", epilog=_ROLES_EPILOG)
+@_with_database
+@click.option("--role", type=click.Choice([str(role) for role in Role]), help="See ROLES.")
+@click.option("--join", "joins", is_flag=True, help="Instead of a role: a host joins with it, once.")
+@click.option("--name", metavar="NAME", help="The token's name in lists. [default with --join: by the time]")
 @click.option("--host", metavar="HOST", help="The host that a token of role host speaks for, or that is to join.")
 @click.option("--application", metavar="NAME", help="The application that a token of role source measures.")
 @click.option("--replace", is_flag=True, help="With --join --host: also while that host is served; revokes its tokens.")
 @click.option("--days", type=click.FloatRange(0.001, 3650), help="Days until it expires. [default: never; --join: 1]")
-def create(
+def create_token_command(
     settings: Settings,
     role: str | None,
     joins: bool,
@@ -198,58 +218,202 @@ def create(
     application: str | None,
     days: float | None,
 ) -> None:
-    """Make a token and print its secret on standard output."""
+    """Create a token and print its secret on standard output."""
     if joins is (role is not None) or not (name or joins) or (joins and application):
         raise click.UsageError("give --role and --name, or --join")
     if replace and not (joins and host):
         raise click.UsageError("--replace goes with --join and --host")
-    database = open_store(settings)
+    database, now = open_store(settings), datetime.now(UTC)
     database.upgrade()
-    now = datetime.now(UTC)
-    if role is None:
-        until = now + timedelta(days=days or 1)
-        name = name or f"join-{now:%Y%m%d-%H%M%S-%f}"
-        described = described_join_token
-        with audited(database, local_actor(), "join-token.create", JoinTokenRow, name, described, now) as session:
+    name = name or f"join-{now:%Y%m%d-%H%M%S-%f}"
+    with _changing(database, JoinTokenRow if joins else TokenRow, name, "create", now) as session:
+        if role is None:
+            until = now + timedelta(days=days or 1)
             _, secret = create_join_token(session, name, host, now, until, replace=replace)
-        say(secret)
-        return
-    name = str(name)
-    expires_at = None if days is None else now + timedelta(days=days)
-    with audited(database, local_actor(), "token.create", TokenRow, name, described_token, now) as session:
-        _, secret = create_token(session, name, Role(role), host, now, expires_at, application)
+        else:
+            expires_at = None if days is None else now + timedelta(days=days)
+            _, secret = create_token(session, name, Role(role), host, now, expires_at, application)
     say(secret)
 
 
-@token.command("list", cls=OnePage, epilog=_ROLES_PAGE)
-@with_settings("state_dir", "database_url")
-def list_command(settings: Settings) -> None:
+@token.command("list", epilog=_ROLES_EPILOG)
+@_with_database
+def list_tokens_command(settings: Settings) -> None:
     """List the tokens, without their secrets."""
     table = Table("name", "role", "for", "created", "last used", "expires")
     with open_store(settings).reading() as session:
-        for one in list_tokens(session):
-            used, expires = str(one.last_used_at or "never"), str(one.expires_at or "never")
-            table.add_row(one.name, one.role, one.host or one.application or "-", str(one.created_at), used, expires)
+        for row in list_tokens(session):
+            used, expires = str(row.last_used_at or "never"), str(row.expires_at or "never")
+            table.add_row(row.name, row.role, row.host or row.application or "-", str(row.created_at), used, expires)
         for join in page(session, JoinTokenRow, None, 1000):
             used = f"{join.used_at} by {join.used_by}" if join.used_at else "never"
             table.add_row(join.name, JOIN, join.host or "any host", str(join.created_at), used, str(join.expires_at))
     show(table)
 
 
-@token.command(cls=OnePage, epilog=_ROLES_PAGE)
-@with_settings("state_dir", "database_url")
+@token.command(epilog=_ROLES_EPILOG)
+@_with_database
 @click.argument("name")
 def revoke(settings: Settings, name: str) -> None:
-    """Make the token NAME invalid at once; also one to join with, if no other has this name."""
+    """Revoke the token NAME at once, or the token to join with if no other has this name."""
     database, now = open_store(settings), datetime.now(UTC)
     with database.reading() as session:
         joins = find(session, TokenRow, name) is None and find(session, JoinTokenRow, name) is not None
-    if joins:
-        described = described_join_token
-        with audited(database, local_actor(), "join-token.delete", JoinTokenRow, name, described, now) as session:
-            delete(session, JoinTokenRow, name, lambda _etag: None)
-        say(f"revoked {name}")
-        return
-    with audited(database, local_actor(), "token.delete", TokenRow, name, described_token, now) as session:
-        revoke_token(session, name)
+    with _changing(database, JoinTokenRow if joins else TokenRow, name, "delete", now) as session:
+        if joins:
+            delete_row(session, JoinTokenRow, name, lambda _etag: None)
+        else:
+            revoke_token(session, name)
     say(f"revoked {name}")
+
+
+_USER_EPILOG = """
+ROLES
+  viewer    sees everything
+  operator  also registers VMs and applications, sets SLAs, policies and modes, reads the audit
+  admin     also creates and removes users and tokens
+
+EXAMPLES
+  equipoise user create --role operator --name alice
+  equipoise user password alice
+  pwgen 20 1 | equipoise user create --role viewer --name wall --password-stdin
+"""
+
+_from_stdin = click.option("--password-stdin", is_flag=True, help="Read the password's line from standard input.")
+
+
+@click.group(cls=ManPageGroup)
+def user() -> None:
+    """Manage the users of the dashboard and their passwords.
+
+    These commands use the database directly: run them on the manager's machine. Passwords have 10 to 200 characters
+    and are stored as a hash.
+    """
+
+
+@user.command("create", epilog=_USER_EPILOG)
+@_with_database
+@click.option("--role", type=click.Choice(["viewer", "operator", "admin"]), required=True, help="See ROLES.")
+@click.option("--name", required=True, metavar="NAME", help="Name to sign in with.")
+@_from_stdin
+def create_user_command(settings: Settings, role: str, name: str, password_stdin: bool) -> None:
+    """Create a user; asks for the password."""
+    database, now = open_store(settings), datetime.now(UTC)
+    database.upgrade()
+    password_hash = _ask(password_stdin)
+    with _changing(database, UserRow, name, "create", now) as session:
+        create_user(session, name, Role(role), password_hash, now)
+    say(f"created {name}")
+
+
+@user.command("list", epilog=_USER_EPILOG)
+@_with_database
+def list_users_command(settings: Settings) -> None:
+    """List the users."""
+    table = Table("name", "role", "created", "last signed in")
+    with open_store(settings).reading() as session:
+        for row in page(session, UserRow, None, 1000):
+            table.add_row(row.name, row.role, str(row.created_at), str(row.signed_in_at or "never"))
+    show(table)
+
+
+@user.command(epilog=_USER_EPILOG)
+@_with_database
+@click.argument("name")
+@_from_stdin
+def password(settings: Settings, name: str, password_stdin: bool) -> None:
+    """Set a new password for the user NAME, end the user's sessions, and forget failed attempts to sign in."""
+    database, now = open_store(settings), datetime.now(UTC)
+    password_hash = _ask(password_stdin)
+    with _changing(database, UserRow, name, "password", now) as session:
+        set_password(session, name, password_hash, now)
+    say(f"{name} has a new password")
+
+
+@user.command(epilog=_USER_EPILOG)
+@_with_database
+@click.argument("name")
+def delete(settings: Settings, name: str) -> None:
+    """Remove the user NAME and end the user's sessions."""
+    with _changing(open_store(settings), UserRow, name, "delete", datetime.now(UTC)) as session:
+        delete_row(session, UserRow, name, lambda _etag: None)
+    say(f"removed {name}")
+
+
+def _ask(from_stdin: bool) -> str:
+    """The hash of the password that is entered. Raises InvalidRequest."""
+    if from_stdin:
+        return hash_password(sys.stdin.readline().rstrip("\n"))
+    return hash_password(click.prompt("Password", hide_input=True, confirmation_prompt=True))
+
+
+_BACKUP_EPILOG = """
+WHAT IT DOES
+  Writes a consistent copy of the database to FILE while managers use it: registrations, history, users, and tokens as
+  hashes. Only its owner can read FILE. SQLite is written as an SQLite file, PostgreSQL as a dump of pg_dump, which must
+  be installed (postgresql-client). The journals of agents are not included: they describe the present state of their
+  hosts.
+
+EXAMPLES
+  equipoise backup /var/backups/equipoise-$(date +%F)
+  equipoise backup --database-url postgresql://equipoise@db/equipoise --json nightly.dump
+"""
+
+_RESTORE_EPILOG = """
+WHAT IT DOES
+  Replaces the database with FILE, written by `equipoise backup`: all of it or nothing. Tables of an older version are
+  upgraded; FILE of a newer version is refused, and without --force a database that has tables. Stop the managers first:
+  they would continue with what they remember.
+
+  Access is not restored, as FILE may hold revoked tokens and removed users: tokens, users and passwords stay as they
+  are in the database that is replaced, and all sessions end. A new database then has none: create a user (`equipoise
+  user create`), and have each host join again (`equipoise token create --join --host NAME`, `equipoise agent join
+  --force`). --with-access restores those of FILE: afterwards revoke again what had been revoked, and change passwords
+  that others know.
+
+EXAMPLES
+  systemctl stop equipoise-manager && equipoise restore --force /var/backups/equipoise-2026-03-01
+  equipoise restore --with-access /var/backups/equipoise-2026-03-01     everything, on a new machine
+"""
+
+_file_argument = click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+
+
+@click.command(cls=ManPage, epilog=_BACKUP_EPILOG)
+@_with_database
+@json_option
+@_file_argument
+def backup(settings: Settings, as_json: bool, file: Path) -> None:
+    """Write the manager's database to FILE while it is in use."""
+    begin_s = time.monotonic()
+    with closing(open_store(settings)) as database:
+        _report_backup("backed up", back_up(database, file, _say), begin_s, as_json)
+
+
+@click.command(cls=ManPage, epilog=_RESTORE_EPILOG)
+@_with_database
+@click.option("--force", is_flag=True, help="Replace what is in the database.")
+@click.option("--with-access", is_flag=True, help="Also restore the tokens and users of FILE, revoked ones too.")
+@json_option
+@_file_argument
+def restore(settings: Settings, force: bool, with_access: bool, as_json: bool, file: Path) -> None:
+    """Replace the manager's database with FILE."""
+    begin_s = time.monotonic()
+    with closing(open_store(settings)) as database:
+        restored = restore_database(database, file, _say, force=force, with_access=with_access)
+        _report_backup("restored", restored, begin_s, as_json)
+
+
+def _say(text: str) -> None:
+    say(f"equipoise: {text}", err=True)
+
+
+def _report_backup(done: str, written: Backup, begin_s: float, as_json: bool) -> None:
+    seconds = round(time.monotonic() - begin_s, 3)
+    body = {"file": str(written.path), "database": written.kind, "revision": written.revision}
+    size = f"{written.size_bytes / 1e6:,.1f} MB"
+    output(
+        as_json,
+        body | {"bytes": written.size_bytes, "seconds": seconds},
+        f"{done}: {written.path}, {written.kind} at revision {written.revision}, {size}, in {seconds:.1f} s",
+    )

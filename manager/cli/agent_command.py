@@ -14,46 +14,43 @@ import click
 from prometheus_client import make_wsgi_app
 
 from manager import __version__
-from manager.cli.machine import MakeMachine, VmArrivals
+from manager.cli.machine import MakeMachine, VmArrivals, loop_settings
 from manager.cli.options import (
     AGENT_TOKEN_FILE,
     ASSIGNMENT_FILE,
     JOURNAL_FILE,
-    LIMIT_SETTINGS,
     OUTBOX_FILE,
-    OnePage,
-    OnePageGroup,
+    ManPageGroup,
     claim_state_dir,
     client_for,
     lock_path,
     make_state_dir,
     read_token,
     start_logging,
+    stop_signal,
+    wait,
     with_settings,
     write_secret,
 )
-from manager.cli.signals import stop_signal, wait
 from manager.control.tenure_rules import Who
 from manager.errors import EquipoiseError, HostError
 from manager.hook import HookSocket
 from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.findings import FindingsWatch
-from manager.loop.instance import instance_id
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
-from manager.loop.lock import HostLock
-from manager.loop.observer import LoopSettings
+from manager.loop.lock import HostLock, instance_id
 from manager.loop.outbox import Outbox
-from manager.loop.reserve import RESERVE_FILE, Reserve
+from manager.loop.replicated import RESERVE_FILE, Reserve
 from manager.loop.tick import ControlLoop
+from manager.loop.watches import FindingsWatch
 from manager.model.records import Severity
 from manager.notify import Notifier, Watchdog
 from manager.serving.edge import EdgeLimits
 from manager.serving.exchange import WsgiApp
 from manager.serving.server import HttpServer, Lanes
-from manager.settings import Settings
-from manager.telemetry.metrics_page import MetricsPage
+from manager.settings import AGENT_SETTINGS, SHARED_SETTINGS, Settings
+from manager.telemetry.push import MetricsPage
 from manager.terminal import say
 from policies.installed import load_policies
 
@@ -61,60 +58,27 @@ _REAL, _SIMULATED = "manager.cli.this_machine", "manager.cli.simulated"
 _HTTP_THREADS = 4
 _PUSH_SOCKET = "run/push.sock"
 _HELD_BYTES = 16 * 1024 * 1024
-"""Bodies of posts in memory, together, at each listener."""
+"""Memory for the bodies of posts, at each listener."""
 _HOOK_SOCKET = "hook.sock"
 _HOOK_WAIT_S = 1.5
-"""The hook itself gives up half a second later."""
-
-_AGENT_SETTINGS = (
-    "state_dir",
-    "manager_url",
-    "manager_ca_file",
-    "token_file",
-    "host_name",
-    "libvirt_uri",
-    "root_dir",
-    "interval_s",
-    "reconcile_s",
-    "discovery_limit_s",
-    "sync_s",
-    "managed_cpus",
-    *LIMIT_SETTINGS,
-    "credentials_dir",
-    "agent_listen_host",
-    "agent_listen_port",
-    "push_socket",
-    "push_listen_host",
-    "push_listen_port",
-    "push_token_file",
-    "syslog_listen_host",
-    "syslog_listen_port",
-    "samples_per_s",
-    "stale_s",
-    "min_samples",
-    "outbox_rows",
-    "simulate",
-    "simulate_speed",
-    "log_level",
-    "log_format",
-)
+"""The hook itself times out half a second later."""
 
 log = logging.getLogger(__name__)
 
 _AGENT_EPILOG = """
 WHAT IT DOES
-  Follows the running domains through libvirt and, once an interval, sets the CPU weights and pins of the registered
-  VMs as the host's policy wants them. The original of each value is in the journal before it is changed. On SIGTERM,
-  and when told to with `equipoise release`, every setting is restored; after a crash the next start goes on from the
-  journal. It runs the response-time sources of its host, see docs/how-to/sources.md. It needs root. It keeps
-  controlling while the manager is away, and while libvirtd restarts.
+  Follows the running domains through libvirt and, once per interval, sets the CPU weights and pins of registered VMs as
+  the host's policy decides. It writes the original of each value to the journal before it changes it. On SIGTERM and
+  after `equipoise release` it restores every setting; after a crash the next start resumes from the journal. It runs
+  the response-time sources of its host, see docs/how-to/sources.md, and keeps controlling while the manager is away or
+  libvirtd restarts. It needs root.
 
 FILES
   STATE_DIR/journal.db        original values
   STATE_DIR/outbox.db         records waiting for the manager
-  STATE_DIR/assignment.json   what the manager last said
-  STATE_DIR/run/push.sock     where response times are posted, see docs/how-to/sources.md
-  STATE_DIR/hook.sock         where libvirt's hook tells of VMs that start
+  STATE_DIR/assignment.json   last assignment from the manager
+  STATE_DIR/run/push.sock     socket for posting response times, see docs/how-to/sources.md
+  STATE_DIR/hook.sock         socket for libvirt's hook, which announces starting VMs
 
 EXAMPLES
   equipoise agent --manager-url https://equipoise.example.org --token-file /etc/equipoise/token
@@ -123,8 +87,8 @@ EXAMPLES
 """
 
 
-@click.group(cls=OnePageGroup, epilog=_AGENT_EPILOG, invoke_without_command=True)
-@with_settings(*_AGENT_SETTINGS)
+@click.group(cls=ManPageGroup, epilog=_AGENT_EPILOG, invoke_without_command=True)
+@with_settings(*(setting.name for setting in (*SHARED_SETTINGS, *AGENT_SETTINGS)))
 @click.pass_context
 def agent(context: click.Context, settings: Settings) -> None:
     """Control this host, or have it join a manager."""
@@ -133,27 +97,27 @@ def agent(context: click.Context, settings: Settings) -> None:
     start_logging(settings)
     notifier = Notifier()
     if notifier.watchdog_s is not None:
-        faulthandler.enable()  # systemd ends a process that hangs with SIGABRT: where it hung is then in the log
+        faulthandler.enable()  # systemd ends a hanging process with SIGABRT: this logs where it hung
     with stop_signal() as stop, ExitStack() as stack:
         running = _start_agent(settings, stack)
         watchdog = Watchdog(notifier, running.hanging)
         watchdog.start()
         notifier.ready("controlling")
         wait(stop)
-        log.info("stopping: putting everything back")
-        notifier.stopping("putting everything back")
+        log.info("stopping: restoring everything")
+        notifier.stopping("restoring everything")
         watchdog.close()
         left = running.stop()
     if left:
         raise EquipoiseError(f"{left} settings could not be restored; `equipoise release` tries again")
-    log.info("agent stopped, everything is as it was")
+    log.info("agent stopped, everything is restored")
 
 
 _JOIN_EPILOG = """
 WHAT IT DOES
-  Exchanges TOKEN, which `equipoise token create --join` printed on the manager's machine, for a token of this host's
-  own, and writes that to the file that `equipoise agent` reads: the setting token_file, or STATE_DIR/agent.token. Its
-  owner alone can read it. TOKEN works once; `-` reads it from standard input, where other users do not see it.
+  Exchanges TOKEN, printed by `equipoise token create --join` on the manager's machine, for a token of this host, and
+  writes that to the file that `equipoise agent` reads: the setting token_file, or STATE_DIR/agent.token. Only its owner
+  can read it. TOKEN works once; `-` reads it from standard input, where other users do not see it.
 
 EXAMPLES
   equipoise agent join https://equipoise.example.org TOKEN
@@ -161,20 +125,20 @@ EXAMPLES
 """
 
 
-@agent.command("join", cls=OnePage, epilog=_JOIN_EPILOG)
+@agent.command("join", epilog=_JOIN_EPILOG)
 @with_settings("state_dir", "token_file", "host_name", "manager_ca_file")
 @click.argument("url")
 @click.argument("token")
 @click.option("--force", is_flag=True, help="Replace the token that this host has.")
 def join_command(settings: Settings, url: str, token: str, force: bool) -> None:
-    """Get a token for this host from the manager at URL, with a TOKEN that works once."""
+    """Get a token for this host from the manager at URL, with a one-time TOKEN."""
     path = Path(settings.text("token_file") or make_state_dir(settings) / AGENT_TOKEN_FILE)
     if path.exists() and not force:
-        raise EquipoiseError(f"{path} is there already: this host has joined; --force replaces it")
+        raise EquipoiseError(f"{path} exists: this host has joined; --force replaces it")
     host = settings.text("host_name")
     secret = sys.stdin.readline() if token == "-" else token  # noqa: S105 - a word
     try:
-        write_secret(path.with_name(path.name + ".join"), "")  # what cannot be written must not use the token up
+        write_secret(path.with_name(path.name + ".join"), "")  # fails before the token is used up
         client = client_for(settings, "", url)
         try:
             answer = client.request("POST", f"/hosts/{host}/join", body={"token": secret.strip()}).json()
@@ -201,23 +165,17 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     client = client_for(settings, read_token(settings, AGENT_TOKEN_FILE))
     stack.callback(client.close)
 
-    # Loaded when needed: a simulated host needs no libvirt, not even its library.
+    # Loaded when needed: a simulated host needs no libvirt.
     make_machine: MakeMachine = import_module(_SIMULATED if settings.text("simulate") else _REAL).make_machine
     machine = make_machine(settings, stack)
     who = Who(instance_id(folder), machine.host.boot_id)
     link = ManagerLink(client, settings.text("host_name"), __version__, folder / ASSIGNMENT_FILE, outbox, who)
     journal = Journal(folder / JOURNAL_FILE, machine.host.boot_id, Reserve(folder / RESERVE_FILE))
     stack.callback(journal.close)
-    loop_settings = LoopSettings(
-        settings.text("host_name"),
-        settings.number("interval_s"),
-        settings.number("stale_s"),
-        settings.whole("min_samples"),
-    )
     broken: list[str] = []
-    policies = {name: found.policy for name, found in load_policies(on_error=broken.append).items()}
+    policies = {name: installed.policy for name, installed in load_policies(on_error=broken.append).items()}
     running = Agent(
-        ControlLoop(machine.host, journal, policies, loop_settings, limits=machine.limits),
+        ControlLoop(machine.host, journal, policies, loop_settings(settings), limits=machine.limits),
         outbox,
         link,
         metrics,
@@ -226,7 +184,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         sync_s=settings.number("sync_s"),
     )
     metrics.aside.set_function(lambda: outbox.aside)
-    _tell_renamed(running, outbox, settings.text("host_name"))
+    _report_renamed(running, outbox, settings.text("host_name"))
     for problem in broken:
         running.say(Severity.ERROR, "policy", problem)
     _listen(settings, folder, MetricsPage(make_wsgi_app(metrics.registry)), machine.posts, stack)
@@ -236,20 +194,20 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
     return running
 
 
-def _tell_renamed(running: Agent, outbox: Outbox, host: str) -> None:
-    """Say so where what waits for the manager was of another name of this host."""
+def _report_renamed(running: Agent, outbox: Outbox, host: str) -> None:
+    """Report it where records that wait for the manager have another name of this host."""
     before, items = outbox.claim(host)
     if items:
         text = (
-            f"this host was {before} and is {host} now: {items} items that waited for the manager are that host's and"
-            f" were set aside. So is its token: `equipoise agent join --force` as {host}, or set host_name back"
+            f"this host was {before} and is {host} now: {items} items for the manager belong to that host and were set"
+            f" aside. So does its token: `equipoise agent join --force` as {host}, or restore host_name"
         )
         log.warning("%s", text)
         running.say(Severity.WARNING, "host-renamed", text)
 
 
 def _listen(settings: Settings, folder: Path, metrics: WsgiApp, posts: WsgiApp, stack: ExitStack) -> None:
-    """Serve metrics and take posts, each at listeners of its own. Raises SettingsError."""
+    """Serve metrics and accept posts, at separate listeners. Raises SettingsError."""
     unix = Path(settings.text("push_socket") or folder / _PUSH_SOCKET)
     push_host, push_port = settings.text("push_listen_host"), settings.whole("push_listen_port") or None
     few = EdgeLimits(held_bytes=_HELD_BYTES)
@@ -264,7 +222,7 @@ def _listen(settings: Settings, folder: Path, metrics: WsgiApp, posts: WsgiApp, 
 
 
 def _welcome(arrivals: VmArrivals, running: Agent, path: Path, stack: ExitStack) -> None:
-    """See to VMs that come at once, and to those that libvirt's hook tells of at ``path`` before libvirt goes on."""
+    """Control new VMs at once, and those that libvirt's hook announces at ``path`` before libvirt continues."""
     arrivals.on_arrival = running.tick_now
 
     def started(uuid: str, libvirt_name: str) -> None:
@@ -277,12 +235,12 @@ def _welcome(arrivals: VmArrivals, running: Agent, path: Path, stack: ExitStack)
     try:
         socket = HookSocket(path, started)
     except OSError as error:
-        log.warning("libvirt's hook finds no socket at %s: %s", path, error.strerror or error)
+        log.warning("no socket for libvirt's hook at %s: %s", path, error.strerror or error)
         return
     stack.callback(socket.close)
 
 
 def _raise_file_limit() -> None:
-    """A few descriptors are held for each VM and vCPU: allow as many as root may have."""
+    """Raise the limit of open files, of which each VM and vCPU needs a few."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

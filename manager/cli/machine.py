@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from manager.host.port import HostPort
-from manager.loop.findings import Examiner
+from manager.loop.observer import LoopSettings
+from manager.loop.watches import Examiner
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.serving.exchange import WsgiApp
 from manager.settings import Settings
@@ -16,10 +17,10 @@ from manager.telemetry.telemetry_port import Telemetry
 
 
 class VmArrivals(Protocol):
-    """Who knows of VMs that come to run."""
+    """Notices VMs that start."""
 
     on_arrival: Callable[[], object]
-    """Called in a thread of its own once some have come."""
+    """Called in a thread of its own once VMs have started."""
 
     def started(self, uuid: str, libvirt_name: str) -> bool:
         """List a domain that libvirt has just started. False: no process runs it. Raises HostError."""
@@ -28,10 +29,7 @@ class VmArrivals(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A host, its sources of response times, where these are posted, and who finds out what works there.
-
-    ``arrivals`` None: none comes while the agent runs. ``limits``: the most that is done to it.
-    """
+    """A host, its response times and where they are posted, what examines it, its new VMs if any come, its limits."""
 
     host: HostPort
     telemetry: Telemetry
@@ -43,3 +41,9 @@ class Machine:
 
 MakeMachine = Callable[[Settings, ExitStack], Machine]
 """From settings; the stack takes what must be closed after the agent has stopped."""
+
+
+def loop_settings(settings: Settings) -> LoopSettings:
+    """The bounds of the loop."""
+    numbers = settings.number("interval_s"), settings.number("stale_s")
+    return LoopSettings(settings.text("host_name"), *numbers, settings.whole("min_samples"))

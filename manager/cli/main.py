@@ -12,7 +12,7 @@ import click
 from manager import __version__
 from manager.terminal import print_traceback
 
-# Loaded when called: the agent, for one, needs neither the database nor the web framework in its memory.
+# Loaded when called: the agent needs neither the database nor the web framework.
 _COMMANDS = {
     "run": "run_command",
     "manager": "manager_command",
@@ -24,19 +24,19 @@ _COMMANDS = {
     "observe": "mode_commands",
     "release": "mode_commands",
     "adopt": "mode_commands",
-    "host": "host_command",
+    "host": "mode_commands",
     "doctor": "doctor_command",
     "profile": "profile_command",
     "record": "record_command",
     "replay": "replay_command",
     "sim": "sim_command",
-    "config": "config_command",
+    "config": "status_commands",
     "support-bundle": "support_command",
     "db": "admin_commands",
     "token": "admin_commands",
-    "user": "user_command",
-    "backup": "backup_commands",
-    "restore": "backup_commands",
+    "user": "admin_commands",
+    "backup": "admin_commands",
+    "restore": "admin_commands",
 }
 
 _EPILOG = """
@@ -46,7 +46,7 @@ FILES
 
 ENVIRONMENT
   EQUIPOISE_CONFIG      settings file
-  EQUIPOISE_TOKEN       bearer token of the commands that ask a manager
+  EQUIPOISE_TOKEN       bearer token of commands that use a manager
   EQUIPOISE_<SETTING>   any setting, such as EQUIPOISE_INTERVAL_S=1
 
 EXIT STATUS
@@ -54,7 +54,7 @@ EXIT STATUS
 
 EXAMPLES
   equipoise run                         manager and agent on this machine
-  equipoise status                      what is managed, changed, and how the SLAs are
+  equipoise status                      hosts, VMs, changed settings, and SLAs
   equipoise decisions --vm shop-cache   why that VM has the weight it has
   equipoise release                     restore every changed setting of this host
 """
@@ -62,13 +62,13 @@ EXAMPLES
 
 class _Group(click.Group):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As a process of its own: what it makes is its user's alone, and what it did not expect is told as text."""
+        """Run as a process: its files are its user's alone, and unexpected errors are printed as plain text."""
         os.umask(0o077)
         sys.excepthook = print_traceback
         return super().__call__(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of use, not of the alphabet."""
+        """In the order of use."""
         del ctx
         return list(_COMMANDS)
 
@@ -92,6 +92,6 @@ def main() -> None:
     """Fill a KVM host with batch VMs and keep the SLAs of the services beside them.
 
     Equipoise gives registered VMs CPU weights and pCPUs so that latency-critical services keep their response times
-    while batch VMs use what is left. It touches registered VMs only, records every change with its reason, and puts
-    every changed setting back when told to, when stopped, and after a crash.
+    while batch VMs use what is left. It touches registered VMs only, records every change with its reason, and restores
+    every changed setting on request, when it stops, and after a crash.
     """

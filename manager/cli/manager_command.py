@@ -8,50 +8,20 @@ import click
 
 from manager.api.manager_server import make_server
 from manager.cli.admin_commands import open_store, upgrade_store
-from manager.cli.options import OnePage, start_logging, with_settings
-from manager.cli.signals import stop_signal, wait
-from manager.host.boot import boot_name
+from manager.cli.options import ManPage, start_logging, stop_signal, wait, with_settings
+from manager.host.registry import boot_name
 from manager.notify import Notifier, Watchdog
-from manager.settings import Settings
+from manager.settings import MANAGER_SETTINGS, SHARED_SETTINGS, Settings
 from policies.installed import load_policies
 from webui.dashboard import install_dashboard
 
-_MANAGER_SETTINGS = (
-    "state_dir",
-    "database_url",
-    "listen_host",
-    "listen_port",
-    "api_threads",
-    "live_streams",
-    "requests_per_s",
-    "samples_per_s",
-    "tls_certificate",
-    "tls_key",
-    "trusted_proxy",
-    "secure_cookies",
-    "session_hours",
-    "session_idle_min",
-    "interval_s",
-    "stale_s",
-    "min_samples",
-    "retention_days",
-    "raw_days",
-    "minutes_days",
-    "hours_days",
-    "audit_days",
-    "silent_intervals",
-    "clock_bound_s",
-    "log_level",
-    "log_format",
-)
 log = logging.getLogger(__name__)
 
 _MANAGER_EPILOG = """
 WHAT IT DOES
   Upgrades the database's tables, then serves the dashboard at /, /api/v1 (documentation at /api/v1/docs) and /metrics
-  until SIGTERM.
-  It needs no privileges and keeps nothing outside the database, so several may run behind a proxy. Put a proxy with
-  TLS in front of it before listening on anything but the loopback address.
+  until SIGTERM. It needs no privileges and keeps its state in the database, so several may run behind a proxy. Before
+  listening beyond the loopback address, put a proxy with TLS in front of it, or set tls_certificate.
 
 EXAMPLES
   equipoise manager --listen-host 127.0.0.1 --database-url postgresql://equipoise@db/equipoise
@@ -59,8 +29,8 @@ EXAMPLES
 """
 
 
-@click.command(cls=OnePage, epilog=_MANAGER_EPILOG)
-@with_settings(*_MANAGER_SETTINGS)
+@click.command(cls=ManPage, epilog=_MANAGER_EPILOG)
+@with_settings(*(setting.name for setting in (*SHARED_SETTINGS, *MANAGER_SETTINGS)))
 def manager(settings: Settings) -> None:
     """Serve the REST interface and keep the database."""
     start_logging(settings)
@@ -74,7 +44,7 @@ def manager(settings: Settings) -> None:
         watchdog.start()
         notifier.ready("serving")
         wait(stop)
-        notifier.stopping("answering what was asked")
+        notifier.stopping("answering open requests")
         server.close()
         watchdog.close()
     database.close()

@@ -1,15 +1,35 @@
-"""How far Equipoise may go on a host, for one VM, and with externally modified settings."""
+"""How far Equipoise may go on a host or for one VM, and which agent serves a host: release, enforce, observe, adopt."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import click
 
-from manager.cli.offline import release_offline
-from manager.cli.options import CLIENT_SETTINGS, Failure, OnePage, connect, with_settings
-from manager.errors import ManagerUnavailable, SettingsError
+from manager.cli.machine import loop_settings
+from manager.cli.options import (
+    CLIENT_SETTINGS,
+    JOURNAL_FILE,
+    SIMULATED_FILE,
+    Failure,
+    ManPage,
+    ManPageGroup,
+    connect,
+    lock_path,
+    with_settings,
+)
+from manager.errors import AlreadyRunning, EquipoiseError, ManagerUnavailable, SettingsError
+from manager.host.kernel_host import KernelHost
+from manager.host.registry import HostPaths
+from manager.loop.journal import Journal
+from manager.loop.lock import HostLock
+from manager.loop.replicated import RESERVE_FILE, Reserve, replica_of
+from manager.loop.tick import ControlLoop
+from manager.model.records import OutcomeKind
 from manager.protocol.client import ManagerClient
 from manager.protocol.headers import REVISION_HEADER
 from manager.settings import Settings
@@ -19,11 +39,11 @@ _WAIT_S = 60
 
 _RELEASE_EPILOG = """
 WHAT IT DOES
-  Sets the host's mode, or with --vm that VM's, to `released` and waits until the agent has put every setting back to
-  the value it had before Equipoise changed it. Externally modified settings are left as they are. It
-  stays released, also across restarts, until `equipoise enforce`. When no agent runs on this machine, the journal is
-  used directly; that needs root but neither the manager nor libvirtd. Doing it twice does no harm. With --local only
-  that is done, and an agent that starts later goes on: this is how its unit of systemd cleans up after it.
+  Sets the mode of the host, or with --vm of that VM, to `released` and waits until the agent has restored every setting
+  to its original. Externally modified settings are left alone. The mode lasts across restarts, until `equipoise
+  enforce`. Without an agent on this machine the settings are restored from the journal; that needs root, but neither
+  the manager nor libvirtd. It can be repeated. With --local it does only the latter, and an agent that starts later
+  resumes control; the agent's systemd unit uses this to clean up.
 
 EXAMPLES
   equipoise release
@@ -31,99 +51,116 @@ EXAMPLES
   equipoise release --host kvm7
 """
 
+_MODE_EPILOG = """
+MODES
+  enforce    settings are changed
+  observe    decisions are made and recorded but not written; changed settings are restored first
+  released   nothing is controlled; changed settings are restored first (`equipoise release`)
 
-@click.command(cls=OnePage, epilog=_RELEASE_EPILOG)
-@with_settings(*CLIENT_SETTINGS, "host_name", "root_dir")
-@click.option("--host", default="", metavar="NAME", help="Release this host. [default: this machine]")
-@click.option("--vm", default="", metavar="NAME", help="Release only this VM, wherever it runs.")
+  Of the modes of a host, an application and a VM, the most cautious applies.
+"""
+
+_ADOPT_EPILOG = """
+WHAT IT DOES
+  When another tool, such as virsh, changes a setting that Equipoise controls, the agent reports it within a tick and
+  leaves the setting alone. This command adopts such settings: their present value becomes the original, which
+  `equipoise release` restores. Other settings are not affected.
+
+EXAMPLES
+  equipoise status                lists what is `externally modified`
+  equipoise adopt --vm shop-cache
+  equipoise adopt                 all VMs of this host, and its interrupts
+"""
+
+_REPLACE_EPILOG = """
+WHAT IT DOES
+  When a second agent reports under the name of a host, the manager refuses it and records an event `second-agent`. This
+  command lets the agent that was refused last serve the host, and refuses the other. It is not needed where the first
+  agent is down: the second takes over after `silent_intervals`.
+
+EXAMPLES
+  equipoise host replace kvm7
+"""
+
+
+def _for_host(epilog: str, host_help: str, vm_help: str, *settings: str) -> Callable[[Any], click.Command]:
+    """A command with the options --host and --vm."""
+
+    def decorate(function: Any) -> click.Command:
+        function = click.option("--vm", default="", metavar="NAME", help=vm_help)(function)
+        host_option = click.option("--host", default="", metavar="NAME", help=f"{host_help} [default: this machine]")
+        function = with_settings(*CLIENT_SETTINGS, "host_name", *settings)(host_option(function))
+        return click.command(cls=ManPage, epilog=epilog)(function)
+
+    return decorate
+
+
+@_for_host(_RELEASE_EPILOG, "Release this host.", "Release only this VM, wherever it runs.", "root_dir")
 @click.option("--local", is_flag=True, help="Only restore what this machine's journal holds; the mode stays.")
 def release(settings: Settings, host: str, vm: str, local: bool) -> None:
     """Restore every changed setting of a host, or of one VM."""
+    name = host or settings.text("host_name")
+    restored = release_offline(settings, vm) if local or name == settings.text("host_name") else None
     if local:
-        restored = release_offline(settings, vm)
         if restored is None:
             raise Failure("an agent runs here, or simulates a host: stop it, which restores everything, too")
         say(restored)
         return
-    name = host or settings.text("host_name")
-    outcome = release_offline(settings, vm) if name == settings.text("host_name") else None
     try:
         client = connect(settings)
         _set_mode(client, name, vm, "released")
-    except (
-        ManagerUnavailable,
-        SettingsError,
-    ) as error:  # also without a token: the host itself may be released already
-        if outcome is None:
+    except (ManagerUnavailable, SettingsError) as error:  # a missing token, too, does not undo what was restored
+        if restored is None:
             hint = "; stopping the agent restores everything, too: `systemctl stop equipoise-agent`, or SIGTERM"
             raise Failure(f"{error}{hint}") from error
-        say(f"{outcome} (the mode that the manager keeps is unchanged: {error})")
+        say(f"{restored} (the mode in the manager is unchanged: {error})")
         return
-    if outcome is None:
-        outcome = f"{vm or name}: released, every setting is back to its original"
+    if restored is None:
         _wait(client, name, vm, restored=True)
-    say(outcome)
+    say(restored or f"{vm or name}: released, every setting is restored")
 
 
-_MODE_EPILOG = """
-MODES
-  enforce    settings are changed
-  observe    the whole loop runs and records what it would do, nothing is written; changed settings are restored first
-  released   nothing is done; changed settings are restored first (`equipoise release`)
-
-  The most cautious of a host's, an application's and a VM's mode holds.
-"""
-
-
-@click.command(cls=OnePage, epilog=_MODE_EPILOG)
-@with_settings(*CLIENT_SETTINGS, "host_name")
-@click.option("--host", default="", metavar="NAME", help="The host. [default: this machine]")
-@click.option("--vm", default="", metavar="NAME", help="Only this VM, which then follows its application and host.")
+@_for_host(_MODE_EPILOG, "The host.", "Only this VM, which then follows its application and host.")
 def enforce(settings: Settings, host: str, vm: str) -> None:
     """Let Equipoise change settings on a host, or of one VM again."""
     _switch(settings, host, vm, "enforce")
 
 
-@click.command(cls=OnePage, epilog=_MODE_EPILOG)
-@with_settings(*CLIENT_SETTINGS, "host_name")
-@click.option("--host", default="", metavar="NAME", help="The host. [default: this machine]")
-@click.option("--vm", default="", metavar="NAME", help="Only this VM.")
+@_for_host(_MODE_EPILOG, "The host.", "Only this VM.")
 def observe(settings: Settings, host: str, vm: str) -> None:
-    """Run the whole loop on a host, or for one VM, without writing anything."""
+    """Decide on a host, or for one VM, without writing anything."""
     _switch(settings, host, vm, "observe")
 
 
-_ADOPT_EPILOG = """
-WHAT IT DOES
-  When another tool, such as virsh, changes a setting that Equipoise controls, the agent reports it within a tick and
-  leaves the setting alone. This command adopts such settings: the value they hold now becomes the original, which
-  `equipoise release` restores. Settings that no other tool changed are not affected.
-
-EXAMPLES
-  equipoise status                what is marked `externally modified` is left alone
-  equipoise adopt --vm shop-cache
-  equipoise adopt                 all VMs of this host, and its interrupts
-"""
-
-
-@click.command(cls=OnePage, epilog=_ADOPT_EPILOG)
-@with_settings(*CLIENT_SETTINGS, "host_name")
-@click.option("--host", default="", metavar="NAME", help="The host. [default: this machine]")
-@click.option("--vm", default="", metavar="NAME", help="Only this VM. [default: the host and all its VMs]")
+@_for_host(_ADOPT_EPILOG, "The host.", "Only this VM. [default: the host and all its VMs]")
 def adopt(settings: Settings, host: str, vm: str) -> None:
     """Control externally modified settings again."""
     client = connect(settings)
     name = host or settings.text("host_name")
-    names = [vm] if vm else [one["name"] for one in client.items("/vms", host=name) if _external(one)]
+    names = [vm] if vm else [row["name"] for row in client.items("/vms", host=name) if _any_knob(row, "external")]
     if not vm:
         client.request("POST", f"/hosts/{name}/adopt")
-    for one in names:
-        client.request("POST", f"/vms/{one}/adopt")
-    say(f"taken back at the agent's next intervals: {', '.join(names) or 'no VM has externally modified settings'}")
+    for modified in names:
+        client.request("POST", f"/vms/{modified}/adopt")
+    say(f"adopted at the agent's next ticks: {', '.join(names) or 'no VM has externally modified settings'}")
 
 
-def _external(vm: dict[str, Any]) -> bool:
-    return vm["status"] is not None and any(knob["external"] for knob in vm["status"]["knobs"])
+@click.group(cls=ManPageGroup)
+def host() -> None:
+    """Manage the agents of hosts."""
+
+
+@host.command(epilog=_REPLACE_EPILOG)
+@with_settings(*CLIENT_SETTINGS)
+@click.argument("name")
+def replace(settings: Settings, name: str) -> None:
+    """Let the agent that was refused serve the host NAME."""
+    answer = connect(settings).request("POST", f"/hosts/{name}/replace-agent").json()
+    say(f"{name} is served by agent {answer['agent_instance']}")
+
+
+def _any_knob(vm: dict[str, Any], state: str) -> bool:
+    return vm["status"] is not None and any(knob[state] for knob in vm["status"]["knobs"])
 
 
 def _switch(settings: Settings, host: str, vm: str, mode: str) -> None:
@@ -135,15 +172,14 @@ def _switch(settings: Settings, host: str, vm: str, mode: str) -> None:
 
 
 def _set_mode(client: ManagerClient, host: str, vm: str, mode: str | None) -> None:
-    """Set the mode of a VM, or without one of a host. Raises ManagerUnavailable."""
     client.request("PATCH", f"/vms/{vm}" if vm else f"/hosts/{host}", body={"mode": mode})
 
 
 def _wait(client: ManagerClient, host: str, vm: str, *, restored: bool) -> None:
-    """Wait until the agent of the host, or of the VM's, has acted on what is registered now.
+    """Wait until the agent of the host, or of the VM's host, has acted on the present registrations.
 
-    ``restored``: and until nothing is changed by us any more. A VM that no agent sees run is not waited for. Raises
-    Failure when that takes too long.
+    ``restored``: and until no setting is changed by Equipoise. Returns at once for a VM that no agent sees running.
+    Raises Failure when it takes too long.
     """
     if vm:
         host = client.get(f"/vms/{vm}")["status_host"]
@@ -153,19 +189,50 @@ def _wait(client: ManagerClient, host: str, vm: str, *, restored: bool) -> None:
     deadline = time.monotonic() + _WAIT_S
     while time.monotonic() < deadline:
         tick = client.get(f"/hosts/{host}")["tick"]
-        # Null: an agent that was just started acts on what it remembers.
+        # The revision is null while an agent that was just started acts on its stored assignment.
         if tick and (tick["assignment_revision"] or 0) >= number and not (restored and _changed(client, tick, vm)):
             return
         time.sleep(0.2)
     raise Failure(
-        f"{vm or host}: the mode is set, but within {_WAIT_S} s the agent did not report having carried it out; see"
+        f"{vm or host}: the mode is set, but the agent did not report within {_WAIT_S} s that it is in force; see"
         " `equipoise status` and the agent's log"
     )
 
 
 def _changed(client: ManagerClient, tick: dict[str, Any], vm: str) -> bool:
-    """Whether any setting of the VM, or without one of the host that did this tick, is changed by us."""
-    if not vm:
-        return bool(tick["owned_knobs"])
-    status = client.get(f"/vms/{vm}")["status"]
-    return status is not None and any(knob["owned"] for knob in status["knobs"])
+    """Whether a setting of the VM, or without one of the host, is changed by Equipoise."""
+    return _any_knob(client.get(f"/vms/{vm}"), "owned") if vm else bool(tick["owned_knobs"])
+
+
+def release_offline(settings: Settings, vm: str = "") -> str | None:
+    """Restore everything, or one VM's settings, from journal and kernel alone; returns what was done.
+
+    None when an agent runs here or simulates a host: it must do it. Raises EquipoiseError when something cannot be
+    restored, or the journal or the host cannot be read.
+    """
+    if (settings.state_dir / SIMULATED_FILE).exists():
+        return None
+    try:
+        lock = HostLock(lock_path(settings))
+    except AlreadyRunning:
+        return None
+    path = settings.state_dir / JOURNAL_FILE
+    with closing(lock):
+        if not (path.exists() or replica_of(path).exists()):
+            return f"nothing to restore: there is no journal {path}"
+        host = KernelHost(HostPaths(Path(settings.text("root_dir"))), None)
+        reserve = path.with_name(RESERVE_FILE)
+        journal = Journal(path, host.boot_id, Reserve(reserve) if reserve.exists() else None)
+        loop = ControlLoop(host, journal, {}, loop_settings(settings))
+        result = loop.release("VM released" if vm else "host released", vm or None)
+        outcomes = [*result.outcomes, *result.cache.outcomes]
+        reasons = [outcome.detail for outcome in outcomes if outcome.kind is OutcomeKind.FAILED]
+        reasons += [problem.text for problem in result.problems]
+        if reasons:
+            raise EquipoiseError(f"not everything could be restored: {'; '.join(reasons)}")
+        damage = "".join(f"; {damaged.text}" for damaged in journal.take_damages())
+        kinds = [outcome.kind for outcome in outcomes]
+        external = kinds.count(OutcomeKind.EXTERNAL)
+        note = f", {external} externally modified and left alone" if external else ""
+        journal.close()
+        return f"{kinds.count(OutcomeKind.RESTORED)} settings restored{note}{damage}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +50,11 @@ _OF_STATE_DIR = frozenset(
 CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 TOKEN_VARIABLE = ENV_PREFIX + "TOKEN"
 _SHORTEST_TOKEN = 24
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_WAKE_S = 5.0
 CLIENT_SETTINGS = ("state_dir", "manager_url", "manager_ca_file", "token_file")
 LIMIT_SETTINGS = ("log_dirs", "probe_networks", "max_mode", "allow", "deny", "min_pcpus")
-"""The most that an agent does: nothing of it is the manager's."""
-
+"""Limits of an agent that no manager can lift."""
 
 log = logging.getLogger(__name__)
 
@@ -64,46 +67,55 @@ class Failure(click.ClickException):
         click.echo(f"equipoise: {plain(self.message)}", err=True, file=file)
 
 
-class OnePage(click.Command):
-    """A command whose help is laid out like a manual page."""
+class ManPage(click.Command):
+    """A command with help like a manual page, whose expected errors end it with their text and status 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command. Raises Failure."""
+        try:
+            return super().invoke(ctx)
+        except EquipoiseError as error:
+            raise Failure(str(error)) from error
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Print the epilog as it is written."""
+        del ctx
         if self.epilog:
             formatter.write_paragraph()
             formatter.write(self.epilog.strip("\n") + "\n")
-        del ctx
 
 
-class OnePageGroup(OnePage, click.Group):
-    """A group of commands that is a command itself, laid out likewise."""
+class ManPageGroup(ManPage, click.Group):
+    """A group of such commands."""
+
+    command_class = ManPage
 
 
-def with_settings(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Give a command ``--config`` and an option for each named setting, and call it with ``settings``.
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
-    Expected errors of the command end it with their text and status 1.
-    """
+
+def with_settings(*names: str) -> Decorator:
+    """Give a command ``--config`` and an option for each named setting, and call it with ``settings``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def wrapper(*, config: Path | None, **arguments: Any) -> Any:
             flags = {name: arguments.pop(name) for name in names}
-            try:
-                chosen = config or (Path(os.environ[CONFIG_VARIABLE]) if CONFIG_VARIABLE in os.environ else None)
-                settings = load_settings(chosen, os.environ, flags)
-                _warn_of_flags(settings)
-                return function(settings=settings, **arguments)
-            except EquipoiseError as error:
-                raise Failure(str(error)) from error
+            settings = load_settings(config, os.environ, flags)
+            _warn_of_flags(settings)
+            return function(settings=settings, **arguments)
 
         decorated: Callable[..., Any] = wrapper
         for name in reversed(names):
             decorated = _option(BY_NAME[name])(decorated)
         config_help = f"Read settings from this TOML file. [default: {DEFAULT_CONFIG_FILE}, if it exists]"
-        return click.option("--config", type=click.Path(path_type=Path), metavar="FILE", help=config_help)(decorated)
+        path = click.Path(path_type=Path)
+        return click.option("--config", type=path, envvar=CONFIG_VARIABLE, metavar="FILE", help=config_help)(decorated)
 
     return decorate
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def _warn_of_flags(settings: Settings) -> None:
@@ -116,13 +128,7 @@ def _warn_of_flags(settings: Settings) -> None:
             )
 
 
-def _warn_of_mode(path: Path) -> None:
-    with suppress(OSError):
-        if path.stat().st_mode & 0o077:
-            log.warning("others may read the token in %s: chmod 0600 it", path)
-
-
-def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def _option(setting: Setting) -> Decorator:
     default = "this machine's name" if setting.name == "host_name" else setting.default
     text = setting.help[0].upper() + setting.help[1:]
     bounds = "" if setting.range_text == "text" else f" Range: {setting.range_text}."
@@ -137,9 +143,9 @@ def _option(setting: Setting) -> Callable[[Callable[..., Any]], Callable[..., An
 
 
 def make_state_dir(settings: Settings, *, of_another: bool = True) -> Path:
-    """The state directory, which from now on is its owner's alone. Raises SettingsError, UnsafeFile.
+    """The state directory, closed to other users. Raises SettingsError, UnsafeFile.
 
-    ``of_another``: root may use that of the manager's user, too.
+    ``of_another``: root may also use that of the manager's user.
     """
     try:
         claim_folder(settings.state_dir, _OF_STATE_DIR, of_another=of_another)
@@ -154,8 +160,8 @@ def make_state_dir(settings: Settings, *, of_another: bool = True) -> Path:
 def claim_state_dir(settings: Settings) -> Path:
     """The state directory for an agent, made if it is missing. Raises SettingsError.
 
-    One of a simulated host is marked, and never used for a real one or the other way round: the agent of the one would
-    take the other's journal for one of before a reboot, and forget the originals in it.
+    That of a simulated host is marked. It is refused for a real host, and the other way round: the agent would take
+    the journal for one from before a reboot, and forget its originals.
     """
     folder = make_state_dir(settings, of_another=False)
     mark, simulate = folder / SIMULATED_FILE, bool(settings.text("simulate"))
@@ -172,20 +178,20 @@ def claim_state_dir(settings: Settings) -> Path:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The environment that gives a child process the same settings, whatever they came from here."""
-    given = {name: str(value) for name, value in settings.values.items() if settings.sources[name] != "default"}
-    return dict(os.environ) | {ENV_PREFIX + name.upper(): value for name, value in given.items()}
+    """The environment that gives a child process the same settings."""
+    changed = {name: str(value) for name, value in settings.values.items() if settings.sources[name] != "default"}
+    return dict(os.environ) | {ENV_PREFIX + name.upper(): value for name, value in changed.items()}
 
 
 def lock_path(settings: Settings) -> Path:
-    """The lock that the agent of this host holds; a simulated host has one of its own."""
+    """The lock that this host's agent holds; a simulated host has its own."""
     if settings.text("simulate"):
         return settings.state_dir / _LOCK_FILE
     return Path(settings.text("root_dir")) / "run/equipoise-agent/lock"
 
 
 def push_token(settings: Settings) -> str:
-    """The token with which response times are posted, empty where none is set. Raises SettingsError."""
+    """The token for posting response times, empty if none is set. Raises SettingsError."""
     path = settings.text("push_token_file")
     if not path:
         return ""
@@ -202,17 +208,43 @@ def push_token(settings: Settings) -> str:
 
 
 def start_logging(settings: Settings) -> None:
-    """Log to standard error: systemd and terminals add or need nothing else."""
+    """Log to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(formatter(settings.text("log_format")))
     logging.basicConfig(level=settings.text("log_level").upper(), handlers=[handler])
-    for noisy in ("apscheduler", "httpx", "httpcore", "alembic"):
+    for noisy in ("httpx", "httpcore", "alembic"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of whatever anybody sends
+    # They warn of every malformed request, and of every job that is due while it runs.
+    for noisy in ("uvicorn.error", "apscheduler"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+@contextmanager
+def stop_signal(*more: signal.Signals) -> Iterator[threading.Event]:
+    """An event that SIGTERM, SIGINT and ``more`` set while the block runs."""
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda _number, _frame: stop.set()) for number in (*_SIGNALS, *more)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def wait(stop: threading.Event) -> None:
+    """Wait for the event, in steps: between them Python runs the handlers of signals that other threads got.
+
+    The kernel prefers the main thread, which waits here; a signal wakes it at once.
+    """
+    while not stop.wait(_WAKE_S):
+        pass
+
+
+_REMEDY = "Set EQUIPOISE_TOKEN or --token-file, or make a token on the manager's machine with `equipoise token create`"
 
 
 def read_token(settings: Settings, default_file: str = ADMIN_TOKEN_FILE) -> str:
-    """The bearer token: from EQUIPOISE_TOKEN, the setting token_file, or the file `equipoise run` made.
+    """The bearer token: from EQUIPOISE_TOKEN, the setting token_file, or ``default_file`` in the state directory.
 
     Raises SettingsError saying how to get one.
     """
@@ -220,20 +252,18 @@ def read_token(settings: Settings, default_file: str = ADMIN_TOKEN_FILE) -> str:
         return os.environ[TOKEN_VARIABLE].strip()
     path = Path(settings.text("token_file") or settings.state_dir / default_file)
     try:
-        _warn_of_mode(path)
-        return path.read_text().strip()
+        if path.stat().st_mode & 0o077:
+            log.warning("others may read the token in %s: chmod 0600 it", path)
+        token = path.read_text().strip()
     except OSError as error:
-        raise SettingsError(
-            f"no token: {path} cannot be read ({error.strerror}). Set EQUIPOISE_TOKEN or --token-file, or make a token"
-            " on the manager's machine with `equipoise token create`"
-        ) from error
+        raise SettingsError(f"no token: {path} cannot be read ({error.strerror}). {_REMEDY}") from error
+    if not token:  # as a power cut may leave a new file
+        raise SettingsError(f"no token: {path} is empty. {_REMEDY}")
+    return token
 
 
 def write_secret(path: Path, secret: str) -> None:
-    """Replace a file as a whole, readable by its owner alone: whoever waits for it must not find it empty.
-
-    Raises OSError.
-    """
+    """Atomically replace a file that only its owner can read. Raises OSError."""
     replace_file(path, f"{secret}\n".encode())
 
 

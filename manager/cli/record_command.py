@@ -1,30 +1,29 @@
-"""`equipoise record`."""
+"""`equipoise record`, and how commands fetch what agents reported."""
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import time
-from contextlib import suppress
-from datetime import UTC, datetime
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 from pydantic import ValidationError
 
-from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
+from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, with_settings
 from manager.errors import ManagerUnavailable, RecordingError
 from manager.model.fields import adapter_of, timestamp
 from manager.model.host import Capabilities
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, TickRecord
+from manager.model.registration import Assignment
 from manager.model.window import Window
-from manager.protocol.assignment import AssignmentOut
+from manager.private import replace_file
+from manager.protocol.assignment import AssignmentOut, read_window
 from manager.protocol.client import ManagerClient
-from manager.protocol.convert import assignment_of, window_of
-from manager.protocol.report import WindowBody
 from manager.replay.policy_replay import LOOK_BACK_S
 from manager.replay.recording import RecordedVm, Recording, write_lines
 from manager.settings import Settings
@@ -36,11 +35,11 @@ _PAUSE_S = 0.2
 
 _EPILOG = """
 TIME
-  How long ago, such as 90s, 10m, 1h or 2d; or an RFC 3339 time such as 2026-01-31T14:00:00Z.
+  How long ago, such as 90s, 10m, 1h or 2d, or an RFC 3339 time such as 2026-01-31T14:00:00Z.
 
 OUTPUT
-  JSON lines: registrations, capabilities, what each tick saw, response times as histograms, and decisions; described in
-  docs/how-to/replay.md. FILE is replaced as a whole or not at all; `-` is standard output.
+  JSON lines: registrations, capabilities, ticks, response times as histograms, and decisions; docs/how-to/replay.md
+  describes them. FILE is replaced atomically; `-` is standard output.
 
 EXAMPLES
   equipoise record last-hour.jsonl
@@ -50,10 +49,70 @@ EXAMPLES
 """
 
 
+@contextmanager
+def _understood() -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise ManagerUnavailable(f"the manager's answer is not understood: {error}") from error
+
+
+def fetch_assignment(client: ManagerClient, host: str) -> Assignment:
+    """What is registered for a host. Raises ManagerUnavailable."""
+    with _understood():
+        return adapter_of(AssignmentOut).validate_python(client.get(f"/hosts/{host}/assignment")).assignment
+
+
+def fetch_windows(client: ManagerClient, application: str, limit: int | None = None, **query: str) -> list[Window]:
+    """Slots of response times, oldest first; ``limit``: the newest. Raises ManagerUnavailable."""
+    bodies = client.items(f"/applications/{application}/windows", limit, buckets="true", **query)
+    with _understood():
+        windows = [read_window(application, body) for body in bodies]
+    return sorted(windows, key=lambda window: window.end_s)
+
+
+def fetch(client: ManagerClient, host: str, from_s: float, to_s: float) -> Recording:
+    """A host's history between two times in seconds since the epoch.
+
+    Raises ManagerUnavailable, and RecordingError where there is nothing to record.
+    """
+    since, until, look_back = (
+        timestamp(max(time_s, 0.0)).isoformat() for time_s in (from_s, to_s, from_s - LOOK_BACK_S)
+    )
+    ticks = client.items(f"/hosts/{host}/ticks", since=since, until=until)
+    if not ticks:
+        raise RecordingError(f"no ticks of host {host} from {since} until {until}: did its agent run then?")
+    assignment = fetch_assignment(client, host)
+    windows = [
+        window
+        for application in assignment.applications
+        for window in fetch_windows(client, application.name, since=look_back, until=until)
+    ]
+    decisions = client.items("/decisions", host=host, since=since, until=until)
+    managed = {vm["vm"] for tick in ticks for vm in tick["vms"]}
+    with _understood():
+        return Recording(
+            from_s,
+            to_s,
+            assignment,
+            adapter_of(Capabilities).validate_python(client.get(f"/hosts/{host}/capabilities")),
+            tuple(_vm(row) for row in client.items("/vms") if row["name"] in managed and row["status"]),
+            tuple(map(adapter_of(TickRecord).validate_python, ticks[::-1])),
+            tuple(sorted(windows, key=lambda window: window.end_s)),
+            tuple(map(adapter_of(DecisionRecord).validate_python, decisions[::-1])),
+        )
+
+
+def _vm(item: dict[str, Any]) -> RecordedVm:
+    weights = [knob for knob in item["status"]["knobs"] if knob["knob"] == Knob.WEIGHT]
+    original = next((knob["original"] or knob["value"] for knob in weights), None)
+    return RecordedVm(item["name"], item["status"]["vcpus"], None if original is None else int(original))
+
+
 def _length_s(option: str, text: str) -> float:
     """A length of time in seconds. Raises click.BadParameter."""
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhd])", text, re.ASCII)
-    seconds = float(found[1]) * _UNITS_S[found[2]] if found else 0.0
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhd])", text, re.ASCII)
+    seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
     if not 0 < seconds <= _LONGEST_S:
         raise click.BadParameter(f"{text!r} is refused: use up to 3650d, such as 90s, 10m or 1h", param_hint=option)
     return seconds
@@ -70,13 +129,13 @@ def _time_s(option: str, text: str, now_s: float) -> float:
         return now_s - _length_s(option, text)
 
 
-@click.command(cls=OnePage, epilog=_EPILOG)
+@click.command(cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS, "host_name")
 @click.argument("file", metavar="FILE")
 @click.option("--host", default="", metavar="NAME", help="Record this host. [default: this machine]")
 @click.option("--since", default="", metavar="TIME", help="Begin here. [default: 1h]")
 @click.option("--until", default="", metavar="TIME", help="End before this. [default: now]")
-@click.option("--for", "wait", default="", metavar="LENGTH", help="Wait so long, and record that time.")
+@click.option("--for", "wait", default="", metavar="LENGTH", help="Record from now on for this long.")
 def record(settings: Settings, file: str, host: str, since: str, until: str, wait: str) -> None:
     """Write a host's history to FILE, for `equipoise replay`."""
     if wait and (since or until):
@@ -90,89 +149,21 @@ def record(settings: Settings, file: str, host: str, since: str, until: str, wai
     client = connect(settings)
     name = host or settings.text("host_name")
     if wait:
-        client.get(f"/hosts/{name}/assignment")  # so that nobody waits in vain
-        _wait(wait_s)
+        fetch_assignment(client, name)  # fails now, not after the wait
+        with progress("recording", wait_s, counted=False) as bar:
+            start_s = time.monotonic()
+            while (passed_s := time.monotonic() - start_s) < wait_s:
+                bar.update(passed_s)
+                time.sleep(min(_PAUSE_S, wait_s - passed_s))
+    recording = fetch(client, name, begin_s, end_s)
+    text = "".join(write_lines(recording))
     try:
-        recording = fetch(client, name, begin_s, end_s)
-    except ValidationError as error:
-        raise ManagerUnavailable(f"the manager's answer is not understood: {error}") from error
-    _write(file, "".join(write_lines(recording)))
+        if file == "-":
+            say_json_lines(text)
+        else:
+            replace_file(Path(file), text.encode())
+    except OSError as error:
+        raise RecordingError(f"{file} cannot be written: {error.strerror}") from error
     where = "standard output" if file == "-" else file
     counts = f"{len(recording.ticks)} ticks, {len(recording.windows)} windows, {len(recording.decisions)} decisions"
     say(f"{name}: {counts} written to {where}", err=True)
-
-
-def fetch(client: ManagerClient, host: str, from_s: float, to_s: float) -> Recording:
-    """The history of a host as its manager knows it, between two times in seconds since the epoch.
-
-    Raises ManagerUnavailable, RecordingError where there is nothing to record, and pydantic.ValidationError.
-    """
-    since, until = _text(from_s), _text(to_s)
-    found = client.items(f"/hosts/{host}/ticks", since=since, until=until)
-    ticks = [adapter_of(TickRecord).validate_python(one) for one in found]
-    if not ticks:
-        raise RecordingError(f"no ticks of host {host} from {since} until {until}: did its agent run then?")
-    assignment, _ = assignment_of(AssignmentOut.model_validate(client.get(f"/hosts/{host}/assignment")))
-    windows: list[Window] = []
-    for application in assignment.applications:
-        found = client.items(
-            f"/applications/{application.name}/windows", since=_text(from_s - LOOK_BACK_S), until=until, buckets="true"
-        )
-        windows += [_window(application.name, one) for one in found]
-    decisions = client.items("/decisions", host=host, since=since, until=until)
-    managed = {vm.vm for tick in ticks for vm in tick.vms}
-    return Recording(
-        from_s,
-        to_s,
-        assignment,
-        adapter_of(Capabilities).validate_python(client.get(f"/hosts/{host}/capabilities")),
-        tuple(_vm(one) for one in client.items("/vms") if one["name"] in managed and one["status"]),
-        tuple(ticks[::-1]),
-        tuple(sorted(windows, key=lambda window: window.end_s)),
-        tuple(adapter_of(DecisionRecord).validate_python(decision) for decision in decisions[::-1]),
-    )
-
-
-def _window(application: str, item: dict[str, Any]) -> Window:
-    fields = {name: item[name] for name in ("start", "end", "buckets", "requests", "ready")}
-    return window_of(application, WindowBody.model_validate({"application": application, **fields}))
-
-
-def _vm(item: dict[str, Any]) -> RecordedVm:
-    weights = [knob for knob in item["status"]["knobs"] if knob["knob"] == Knob.WEIGHT]
-    original = next((knob["original"] or knob["value"] for knob in weights), None)
-    return RecordedVm(item["name"], item["status"]["vcpus"], None if original is None else int(original))
-
-
-def _text(time_s: float) -> str:
-    return timestamp(max(time_s, 0.0)).astimezone(UTC).isoformat()
-
-
-def _wait(seconds: float) -> None:
-    """Sleep, with a bar on standard error where that is a terminal."""
-    with progress("recording", seconds, counted=False) as bar:
-        begin_s = time.monotonic()
-        while (passed_s := time.monotonic() - begin_s) < seconds:
-            bar.update(passed_s)
-            time.sleep(min(_PAUSE_S, seconds - passed_s))
-
-
-def _write(file: str, text: str) -> None:
-    """Replace a file as a whole. Raises RecordingError."""
-    if file == "-":
-        say_json_lines(text)
-        return
-    path = Path(file)
-    temporary = ""
-    try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as out:
-            temporary = out.name
-            out.write(text)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(temporary).replace(path)
-    except OSError as error:
-        if temporary:
-            with suppress(OSError):
-                Path(temporary).unlink()
-        raise RecordingError(f"{file} cannot be written: {error.strerror}") from error

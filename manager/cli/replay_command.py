@@ -9,21 +9,19 @@ from pathlib import Path
 import click
 
 from manager.api.validation import read_text
-from manager.cli.options import OnePage, with_settings
+from manager.cli.options import ManPage, json_option, with_settings
 from manager.errors import RecordingError, SettingsError
 from manager.model.fields import timestamp
 from manager.model.law import Law
-from manager.model.window import SlaState
-from manager.replay.policy_replay import AppSummary, Replay, WeightChange, changes, summaries
+from manager.replay.policy_replay import Replay, changes, summaries
 from manager.replay.policy_replay import replay as run_replay
 from manager.replay.recording import Recording, read_lines
 from manager.settings import Settings
 from manager.sim.compare import PUBLISHED, check_policy, installed
-from manager.terminal import Table, say, say_json, show
+from manager.terminal import Table, output
 
 _ESTIMATED = (
-    "Estimated, not measured: response times and CPU use are those recorded under the weights of then, and do not react"
-    " to the weights that are shown here."
+    "Estimated, not measured: response times and CPU use are as recorded, and do not react to the weights shown here."
 )
 
 _EPILOG = """
@@ -31,9 +29,9 @@ POLICY
   An installed policy; `fair:published` and `isolation:published` take the feedback law exactly as printed.
 
 OUTPUT
-  Every change of a weight that the policy would have made, beside the weight that the VM had after that tick as
-  recorded; and for each application how often its SLA was missed as recorded, and its VMs' weights. All of it is an
-  estimate: what was recorded does not react to other weights. With --json also each tick.
+  Each change of a weight by the policy, beside the VM's recorded weight after that tick; and for each application how
+  often its SLA was violated as recorded, and its VMs' weights. All of it is an estimate: recorded response times do not
+  react to other weights. With --json also each tick.
 
 EXAMPLES
   equipoise replay spike.jsonl --policy isolation
@@ -41,45 +39,47 @@ EXAMPLES
 """
 
 
-@click.command(cls=OnePage, epilog=_EPILOG)
+@click.command(cls=ManPage, epilog=_EPILOG)
 @with_settings("stale_s", "min_samples")
 @click.argument("file", metavar="FILE")
 @click.option("--policy", required=True, metavar="POLICY", help="See POLICY.")
-@click.option(
-    "--law", "given", multiple=True, metavar="NAME=VALUE", help="A setting of the law. [default: as recorded]"
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def replay(settings: Settings, file: str, policy: str, given: tuple[str, ...], as_json: bool) -> None:
-    """Show what another policy would have decided on what `equipoise record` wrote to FILE."""
+@click.option("--law", "fields", multiple=True, metavar="NAME=VALUE", help="A field of the law. [default: as recorded]")
+@json_option
+def replay(settings: Settings, file: str, policy: str, fields: tuple[str, ...], as_json: bool) -> None:
+    """Show what another policy would have decided on a FILE of `equipoise record`."""
     name = check_policy(policy).removesuffix(PUBLISHED)
     recording = _read(file)
-    more = ("published=true",) if name != policy else ()
-    law = _law(recording.assignment.host.law, (*given, *more))
-    found = run_replay(recording, installed()[name], law, settings.number("stale_s"), settings.whole("min_samples"))
-    if as_json:
-        say_json(replay_json(found, recording))
-        return
-    show(*_tables(found, recording))
-    for line in (*_remarks(found), _ESTIMATED):
-        say(line)
+    published = ("published=true",) if name != policy else ()
+    law = _law(recording.assignment.host.law, (*fields, *published))
+    replayed = run_replay(recording, installed()[name], law, settings.number("stale_s"), settings.whole("min_samples"))
+    left_out = ", ".join(replayed.left_out)
+    output(
+        as_json,
+        replay_json(replayed, recording),
+        *_tables(replayed, recording),
+        *replayed.problems,
+        *([f"left out, because not registered for the host when recorded: {left_out}"] if left_out else []),
+        *(f"{replayed.policy}: {note}" for note in replayed.notes),
+        _ESTIMATED,
+    )
 
 
-def replay_json(found: Replay, recording: Recording) -> dict[str, object]:
-    """All of a replay."""
+def replay_json(replayed: Replay, recording: Recording) -> dict[str, object]:
+    """The object that --json prints."""
     return {
         "estimated": True,
         "host": recording.assignment.host.name,
         "from": _time(recording.from_s),
         "to": _time(recording.to_s),
-        "policy": found.policy,
-        "law": asdict(found.law),
-        "recorded_policies": _policies(recording),
-        "interval_s": found.interval_s,
-        "applications": [asdict(summary) for summary in summaries(found, recording)],
-        "changes": [_timed(asdict(change)) for change in changes(found)],
-        "ticks": [_timed(asdict(step)) for step in found.steps],
-        "left_out": found.left_out,
-        "notes": found.notes,
+        "policy": replayed.policy,
+        "law": asdict(replayed.law),
+        "recorded_policies": recording.policies,
+        "interval_s": replayed.interval_s,
+        "applications": [asdict(summary) for summary in summaries(replayed, recording)],
+        "changes": [_timed(asdict(change)) for change in changes(replayed)],
+        "ticks": [_timed(asdict(step)) for step in replayed.steps],
+        "left_out": replayed.left_out,
+        "notes": replayed.notes,
     }
 
 
@@ -95,80 +95,44 @@ def _read(file: str) -> Recording:
         raise RecordingError(f"{file}: {error}") from error
 
 
-def _law(recorded: Law, given: Sequence[str]) -> Law:
-    """The recorded law with what is given as NAME=VALUE in place. Raises InvalidFields, SettingsError."""
+def _law(recorded: Law, fields: Sequence[str]) -> Law:
+    """The recorded law with fields of the form NAME=VALUE replaced. Raises InvalidFields, SettingsError."""
     values = {name: str(value) for name, value in asdict(recorded).items()}
-    for one in given:
-        name, equals, value = one.partition("=")
+    for field in fields:
+        name, equals, value = field.partition("=")
         if not equals:
-            raise SettingsError(f"--law {one!r} is refused: use NAME=VALUE, such as gain=1")
+            raise SettingsError(f"--law {field!r} is refused: use NAME=VALUE, such as gain=1")
         values[name] = value
     return read_text(Law, values)
 
 
-def _tables(found: Replay, recording: Recording) -> list[Table]:
-    host = recording.assignment.host.name
-    made = Table(
-        "when",
-        "VM",
-        "recorded",
-        f"{found.policy} before",
-        found.policy,
-        "reason",
-        title=f"Estimated: weights on {host}",
-    )
-    for change in changes(found):
-        made.add_row(*_cells(change))
-    first, last = found.steps[0].time_s, found.steps[-1].time_s
-    apps = Table(
+def _tables(replayed: Replay, recording: Recording) -> list[Table]:
+    host, policy = recording.assignment.host.name, replayed.policy
+    columns = ("when", "VM", "recorded", f"{policy} before", policy, "reason")
+    changed = Table(*columns, title=f"Estimated: weights on {host}")
+    for change in changes(replayed):
+        weights = (change.recorded, change.before, change.after)
+        texts = ("-" if weight is None else str(weight) for weight in weights)
+        changed.add_row(_local(change.time_s), change.vm, *texts, change.reason)
+    first, last = replayed.steps[0].time_s, replayed.steps[-1].time_s
+    applications = Table(
         "application",
         "SLA",
-        "missed as recorded",
-        f"weights under {', '.join(_policies(recording))} (recorded)",
-        f"weights under {found.policy} (estimated)",
-        title=f"{host}: {len(found.steps)} ticks from {_local(first)} until {_local(last)}",
+        "violated as recorded",
+        f"weights under {', '.join(recording.policies)} (recorded)",
+        f"weights under {policy} (estimated)",
+        title=f"{host}: {len(replayed.steps)} ticks from {_local(first)} until {_local(last)}",
     )
     slas = {application.name: application.sla for application in recording.assignment.applications}
-    for summary in summaries(found, recording):
+    for summary in summaries(replayed, recording):
         sla = slas[summary.application]
-        apps.add_row(
+        applications.add_row(
             summary.application,
             f"p{sla.percentile:g} <= {sla.response_time_ms:g} ms" if sla else "-",
-            _missed(summary),
-            _range(summary.recorded),
-            _range(summary.replayed),
+            f"{summary.violated} of {summary.judged} intervals" if summary.judged else "no data",
+            *("-" if not weights else "{} .. {}".format(*weights) for weights in (summary.recorded, summary.replayed)),
         )
-    return [made, apps]
-
-
-def _cells(change: WeightChange) -> tuple[str, ...]:
-    numbers = (change.recorded, change.before, change.after)
-    return (
-        _local(change.time_s),
-        change.vm,
-        *("-" if number is None else str(number) for number in numbers),
-        change.reason,
-    )
-
-
-def _remarks(found: Replay) -> list[str]:
-    problems = [step.problem for step in found.steps if step.problem]
-    lines = [f"{problems.count(problem)} of {len(found.steps)} ticks: {problem}" for problem in dict.fromkeys(problems)]
-    if found.left_out:
-        lines.append(f"left out, because not registered for the host when recorded: {', '.join(found.left_out)}")
-    return lines + [f"{found.policy}: {note}" for note in found.notes]
-
-
-def _missed(one: AppSummary) -> str:
-    return f"{one.missed} of {one.judged} intervals" if one.judged else str(SlaState.NO_DATA).replace("_", " ")
-
-
-def _range(weights: tuple[int, int] | None) -> str:
-    return "-" if weights is None else f"{weights[0]} .. {weights[1]}"
-
-
-def _policies(recording: Recording) -> list[str]:
-    return list(dict.fromkeys(tick.policy for tick in recording.ticks))
+    return [changed, applications]
 
 
 def _timed(fields: dict[str, object]) -> dict[str, object]:

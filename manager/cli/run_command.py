@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
+from contextlib import closing
 
 import click
 
@@ -18,20 +18,19 @@ from manager.cli.options import (
     ADMIN_PASSWORD_FILE,
     ADMIN_TOKEN_FILE,
     AGENT_TOKEN_FILE,
-    OnePage,
+    ManPage,
     claim_state_dir,
     client_for,
     environment,
     start_logging,
+    stop_signal,
     with_settings,
 )
-from manager.cli.signals import stop_signal
 from manager.cli.simulated import own_state_dir, register
 from manager.errors import EquipoiseError, ManagerUnavailable
 from manager.notify import Notifier
 from manager.protocol.client import ManagerClient
 from manager.settings import ENV_PREFIX, SETTINGS, Settings
-from manager.sim.scenario import Scenario
 from manager.sim.scenario_files import load_scenario
 from manager.store.tokens import Role
 
@@ -43,14 +42,14 @@ log = logging.getLogger(__name__)
 
 _RUN_EPILOG = f"""
 WHAT IT DOES
-  Starts `equipoise manager` and `equipoise agent` as two processes that speak REST with each other, as they would on
-  two machines. On the first start it makes an admin's token, STATE_DIR/{ADMIN_TOKEN_FILE}, which the other commands
-  find by themselves, and the agent's; and the user `admin` of the dashboard, with a random password in
-  STATE_DIR/{ADMIN_PASSWORD_FILE}. SIGTERM stops the agent, which puts everything back, and then the manager.
+  Starts `equipoise manager` and `equipoise agent` as two processes that speak REST, as on two machines. The first start
+  creates an admin's token, STATE_DIR/{ADMIN_TOKEN_FILE}, which other commands find; the agent's token; and the
+  dashboard's user `admin`, with a random password in STATE_DIR/{ADMIN_PASSWORD_FILE}. SIGTERM stops the agent, which
+  restores everything, and then the manager.
 
-  With --simulate SCENARIO (`equipoise sim list`, or a file) the agent controls a simulated host, with all else as it
-  is on a real one: no root, no libvirt. The scenario's VMs and applications are registered. Its STATE_DIR is a folder
-  of its own, ~/.local/state/equipoise by default, which other commands need as --state-dir.
+  With --simulate SCENARIO (`equipoise sim list`, or a file) the agent controls a simulated host, without root and
+  libvirt. It registers the scenario's VMs and applications. Its STATE_DIR is ~/.local/state/equipoise by default; other
+  commands need it as --state-dir.
 
 EXAMPLES
   equipoise run
@@ -60,7 +59,7 @@ EXAMPLES
 """
 
 
-@click.command(cls=OnePage, epilog=_RUN_EPILOG)
+@click.command(cls=ManPage, epilog=_RUN_EPILOG)
 @with_settings(*(setting.name for setting in SETTINGS))
 @click.option(
     "--simulate-policy",
@@ -88,7 +87,7 @@ def run(settings: Settings, simulate_policy: str) -> None:
         url = f"http://{url}"
     elif settings.sources["manager_url"] == "default":
         url = f"https://{url}"
-    else:  # the address to listen on may not be the name in the certificate
+    else:  # the certificate may have another name than the address
         url = settings.text("manager_url")
     child = _environment(settings, url)
     notifier = Notifier()
@@ -98,33 +97,35 @@ def run(settings: Settings, simulate_policy: str) -> None:
             _wait_for_manager(client_for(settings, "", url), manager_process, stop)
             if scenario and not stop.is_set():
                 token = (folder / ADMIN_TOKEN_FILE).read_text().strip()
-                _register(client_for(settings, token, url), folder, scenario, host, simulate_policy)
-            # The agent has no business with the database, nor with the password that its URL may hold.
+                with closing(client_for(settings, token, url)) as client:
+                    register(client, scenario, host, simulate_policy)
+                log.info("simulated host %s: scenario %s; use --state-dir %s", host, scenario.name, folder)
+            # The agent does not need the database, whose URL may hold a password.
             of_agent = {name: value for name, value in child.items() if name != ENV_PREFIX + "DATABASE_URL"}
             agent_process = None if stop.is_set() else _spawn("agent", of_agent)
             log.info("manager at %s, its admin token in %s", url, folder / ADMIN_TOKEN_FILE)
             sign_in = f", for admin with the password in {folder / ADMIN_PASSWORD_FILE}" if has_password else ""
             log.info("dashboard at %s/%s", url, sign_in)
             notifier.ready("controlling" if agent_process else "stopping")
-            died = _watch([one for one in (manager_process, agent_process) if one], stop, notifier)
-            notifier.stopping("putting everything back")
+            died = _watch([process for process in (manager_process, agent_process) if process], stop, notifier)
+            notifier.stopping("restoring everything")
             agent_status = _end(agent_process) if agent_process else 0
         finally:
             manager_status = _end(manager_process)
     if died:
-        raise EquipoiseError(f"{died} ended by itself, so everything was stopped; its log says why")
+        raise EquipoiseError(f"{died} ended unexpectedly, so everything was stopped; its log says why")
     if agent_status or manager_status:
-        raise EquipoiseError(f"not a clean end: agent exit status {agent_status}, manager {manager_status}")
+        raise EquipoiseError(f"unclean end: agent exit status {agent_status}, manager {manager_status}")
 
 
 def _environment(settings: Settings, url: str) -> dict[str, str]:
-    """That of the two processes; systemd watches this one alone."""
+    """Of the two processes, which systemd does not watch."""
     variables = environment(settings) | {ENV_PREFIX + "MANAGER_URL": url}
     return {name: value for name, value in variables.items() if name not in _OF_SYSTEMD}
 
 
 def _spawn(command: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
-    """Start a subcommand that gets SIGTERM when this process dies, however it dies."""
+    """Start a subcommand that gets SIGTERM when this process dies."""
     libc = ctypes.CDLL(None)
 
     def ask_for_signal() -> None:
@@ -141,29 +142,20 @@ def _spawn(command: str, variables: dict[str, str]) -> subprocess.Popen[bytes]:
 
 def _wait_for_manager(client: ManagerClient, process: subprocess.Popen[bytes], stop: threading.Event) -> None:
     deadline = time.monotonic() + _MANAGER_START_S
-    while not stop.wait(0.1):
-        if process.poll() is not None:
-            raise EquipoiseError("the manager did not start; its log above says why")
-        try:
-            client.get("/health")
-        except ManagerUnavailable as error:
-            if time.monotonic() > deadline:
-                raise EquipoiseError(f"the manager did not get ready in {_MANAGER_START_S} s: {error}") from error
-        else:
-            break
-    client.close()
-
-
-def _register(client: ManagerClient, folder: Path, scenario: Scenario, host: str, policy: str) -> None:
-    try:
-        register(client, scenario, host, policy)
-    finally:
-        client.close()
-    log.info("simulated host %s: scenario %s; other commands need --state-dir %s", host, scenario.name, folder)
+    with closing(client):
+        while not stop.wait(0.1):
+            if process.poll() is not None:
+                raise EquipoiseError("the manager did not start; its log above says why")
+            try:
+                client.get("/health")
+                return
+            except ManagerUnavailable as error:
+                if time.monotonic() > deadline:
+                    raise EquipoiseError(f"the manager was not ready within {_MANAGER_START_S} s: {error}") from error
 
 
 def _watch(processes: list[subprocess.Popen[bytes]], stop: threading.Event, notifier: Notifier) -> str:
-    """Wait for the stop, or the end of any process; the name of the one that ended by itself, or nothing."""
+    """Wait for the stop or the end of a process; returns the name of one that ended by itself, or nothing."""
     while not stop.wait(0.5):
         if notifier.watchdog_s is not None:
             notifier.alive()
@@ -174,7 +166,7 @@ def _watch(processes: list[subprocess.Popen[bytes]], stop: threading.Event, noti
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Ask a process to end and wait until it has."""
+    """Stop a process and return its exit status."""
     if process.poll() is None:
         process.terminate()
     return process.wait()

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
 
 import click
 
-from manager.cli.options import Failure, OnePage
-from manager.errors import EquipoiseError
+from manager.cli.options import ManPageGroup, json_option
 from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
 from manager.sim.generate import random_scenario
 from manager.sim.scenario_files import load_scenario, shipped
 from manager.sim.sim_report import comparison_table, run_json, run_tables, scenario_table, worse_table
 from manager.sim.simulation import Simulation
-from manager.terminal import progress, say_json, show
+from manager.terminal import output, progress
 
 _TABLES_UP_TO = 12
 
@@ -30,10 +26,10 @@ POLICY
 
 _RUN_EPILOG = f"""{_ABOUT}
 OUTPUT
-  For each application the share of intervals in which its SLA was violated, by how much, and the curves of response
-  times, rate and weights; for each VM its CPU time and, for batch, how it compares with running alone. Where the
-  scenario has a cache, the ways and limits of each group of resctrl, and how much slower each VM was for what it had of
-  cache and memory. With --json the values of every interval.
+  For each application the share of intervals in which its SLA was violated, by how much, and curves of response times,
+  rate and weights; for each VM its CPU time and, for batch, its progress compared with running alone. Where the
+  scenario has a cache, the ways and limits of each resctrl group, and the slowdown of each VM by its share of cache and
+  memory. With --json the values of every interval.
 
 EXAMPLES
   equipoise sim run spike --policy isolation
@@ -43,9 +39,9 @@ EXAMPLES
 
 _COMPARE_EPILOG = f"""{_ABOUT}
 OUTPUT
-  A line for each scenario and policy: how long SLAs were violated and by how much, how far batch came, how often
-  weights were changed. With several scenarios also the sum over all, and those in which the first policy given
-  (`fair`, if none is) violates SLAs for longer than another.
+  A row for each scenario and policy: how long SLAs were violated and by how much, progress of batch, and number of
+  changed weights. With several scenarios also the sum over all, and those in which the first policy given (default:
+  `fair`) violates SLAs for longer than another.
 
 EXAMPLES
   equipoise sim compare spike flash-crowd
@@ -60,57 +56,39 @@ EXAMPLES
 """
 
 
-def _expected_errors(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def wrapper(**arguments: Any) -> Any:
-        try:
-            return function(**arguments)
-        except EquipoiseError as error:
-            raise Failure(str(error)) from error
-
-    return wrapper
-
-
-@click.group()
+@click.group(cls=ManPageGroup)
 def sim() -> None:
-    """Try policies on a simulated host: no root, no KVM, hundreds of times faster than the clock.
+    """Try policies on a simulated host: without root and KVM, hundreds of times faster than real time.
 
-    The same control loop and policies work there as on a real host. What it shows is simulated and labelled so.
+    It has the same control loop and policies as a real host. All results are labelled as simulated.
     """
 
 
-@sim.command("list", cls=OnePage, epilog=_LIST_EPILOG)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_expected_errors
+@sim.command("list", epilog=_LIST_EPILOG)
+@json_option
 def list_command(as_json: bool) -> None:
     """List the scenarios that come with Equipoise."""
     scenarios = [load_scenario(name) for name in shipped()]
-    if as_json:
-        say_json([{"name": scenario.name, "summary": scenario.summary} for scenario in scenarios])
-    else:
-        show(scenario_table(scenarios))
+    body = [{"name": scenario.name, "summary": scenario.summary} for scenario in scenarios]
+    output(as_json, body, scenario_table(scenarios))
 
 
-@sim.command(cls=OnePage, epilog=_RUN_EPILOG)
+@sim.command(epilog=_RUN_EPILOG)
 @click.argument("scenario")
 @click.option("--policy", required=True, metavar="POLICY", help="See POLICY.")
 @click.option("--seed", type=click.IntRange(0, 2**63), metavar="N", help="Random seed. [default: the scenario's]")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_expected_errors
+@json_option
 def run(scenario: str, policy: str, seed: int | None, as_json: bool) -> None:
-    """Run SCENARIO under a policy and show what came of it."""
+    """Run SCENARIO under a policy and show the result."""
     loaded = load_scenario(scenario)
     check_policy(policy)
     intervals = Simulation.count_intervals(loaded)
     with progress(f"{loaded.name} under {policy}", intervals) as bar:
         result = run_once(loaded, policy, seed, bar.advance)
-    if as_json:
-        say_json(run_json(result))
-    else:
-        show(*run_tables(result))
+    output(as_json, run_json(result), *run_tables(result))
 
 
-@sim.command(cls=OnePage, epilog=_COMPARE_EPILOG)
+@sim.command(epilog=_COMPARE_EPILOG)
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
 @click.option(
     "--policy", "policies", multiple=True, metavar="POLICY", help="See POLICY; may be repeated. [default: all]"
@@ -119,8 +97,7 @@ def run(scenario: str, policy: str, seed: int | None, as_json: bool) -> None:
 @click.option(
     "--random", "made_up", type=click.IntRange(0, 100_000), default=0, metavar="N", help="N random scenarios."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@_expected_errors
+@json_option
 def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, made_up: int, as_json: bool) -> None:
     """Run scenarios under several policies, on all cores, and compare."""
     if not scenarios and not made_up:
@@ -131,20 +108,19 @@ def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, m
         results = run_all(loaded, chosen, seeds, bar.advance)
     single, overall = by_scenario(results), by_policy(results)
     judged = chosen[0] if policies or "fair" not in chosen else "fair"
-    found = list(worse(single, judged))
-    if as_json:
-        body = {
-            "simulated": True,
-            "scenarios": [asdict(one) for one in single],
-            "overall": [asdict(one) for one in overall],
-            "judged": judged,
-            "worse": [asdict(one) for one in found],
-        }
-        say_json(body)
-        return
+    losses = worse(single, judged)
+    body = {
+        "simulated": True,
+        "scenarios": [asdict(summary) for summary in single],
+        "overall": [asdict(summary) for summary in overall],
+        "judged": judged,
+        "worse": [asdict(loss) for loss in losses],
+    }
+    tables = []
     if len(loaded) <= _TABLES_UP_TO:
-        show(comparison_table(single, "Simulated: policies side by side"))
+        tables.append(comparison_table(single, "Simulated: policies side by side"))
     if len(loaded) > 1:
-        show(comparison_table(overall, "Simulated: over all scenarios"))
+        tables.append(comparison_table(overall, "Simulated: over all scenarios"))
         if len(chosen) > 1:
-            show(worse_table(found, judged, len(loaded)))
+            tables.append(worse_table(losses, judged, len(loaded)))
+    output(as_json, body, *tables)

@@ -14,7 +14,7 @@ from manager.settings import Settings
 from manager.sim.live import LiveSimulation, registrations
 from manager.sim.scenario import Scenario
 from manager.sim.scenario_files import load_scenario
-from manager.sim.sim_findings import SimExaminer
+from manager.sim.sim_host import SimExaminer
 from manager.telemetry.push import PushPages
 
 _LISTS = ("/vms", "/applications", "/hosts")
@@ -29,9 +29,9 @@ def make_machine(settings: Settings, stack: ExitStack) -> Machine:
 
 
 def own_state_dir(settings: Settings) -> Settings:
-    """The settings with a ``state_dir`` of the user's own where none was given: it must not be that of a real host.
+    """The settings, by default with a ``state_dir`` of the user's own, as a real host's must not be used.
 
-    Raises SettingsError where there is no home for it.
+    Raises SettingsError without a home directory.
     """
     if settings.sources["state_dir"] != "default":
         return settings
@@ -45,11 +45,8 @@ def own_state_dir(settings: Settings) -> Settings:
 
 
 def register(client: ManagerClient, scenario: Scenario, host: str, policy: str) -> None:
-    """Register what is not registered yet; what is stays as it is, whatever an operator made of it.
-
-    Raises ManagerUnavailable.
-    """
-    known = {f"{path}/{one['name']}" for path in _LISTS for one in client.items(path)}
+    """Register what is not registered yet. Raises ManagerUnavailable."""
+    registered = {f"{path}/{row['name']}" for path in _LISTS for row in client.items(path)}
     for path, body in registrations(scenario, host, policy):
-        if path not in known:
+        if path not in registered:
             client.request("PUT", path, body=body)

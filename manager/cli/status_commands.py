@@ -1,38 +1,38 @@
-"""What there is to see: hosts, applications and VMs, and what was decided."""
+"""Hosts, applications and VMs, decisions, and the settings in force: status, decisions, config."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
 
 import click
 
-from manager.cli.options import CLIENT_SETTINGS, OnePage, connect, with_settings
+from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, json_option, with_settings
 from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown, value_shown
 from manager.model.records import FULL_VCPU
+from manager.model.units import percent
 from manager.protocol.client import ManagerClient
-from manager.settings import Settings
-from manager.terminal import Table, say, say_json, show
+from manager.settings import SETTINGS, Settings
+from manager.terminal import Table, output
 
 _USES = ("occupancy_bytes", "bandwidth_total_bytes_per_s", "bandwidth_local_bytes_per_s")
-_TOLD_CLOCK_S = 0.5  # a clock that differs by less does no harm to intervals of seconds
+_CLOCK_S = 0.5  # a smaller clock offset does no harm to intervals of seconds
 _AHEAD_S = 60.0
-_SHOWN = timedelta(days=1)
+_RECENT = timedelta(days=1)
 _OF_REPORTS = ("host-renamed", "items-refused")
 _MOST_EVENTS = 1000
-_SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "missed": "MISSED", "no_data": "no data"}
+_SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "violated": "VIOLATED", "no_data": "no data"}
 
 _STATUS_EPILOG = """
 OUTPUT
-  A table of hosts, one of applications, and one of managed VMs with their settings: what each holds, and what it was
-  before Equipoise changed it. `externally modified` marks a setting that another tool changed since, which is left
-  alone. Then a line for each host with warps, by which mechanism; for each group of a divided cache; for each warning
-  of a host, such as that it is simulated; for each host of whose reports items were refused, or whose name changed, in
-  the last day; and for each source of response times that is not well. With --json, one object with the keys hosts,
-  applications, vms, sources and events, each a list as the REST API answers it.
+  Tables of hosts, applications, and managed VMs with their settings and the originals of these. `externally modified`
+  marks a setting that another tool changed since, which is left alone. Then lines for the mechanism of each host's
+  warps, the groups of divided caches, warnings of hosts, such as that one is simulated, reports of the last day with
+  refused items or under another host name, and sources of response times with problems. With --json, an object with the
+  lists hosts, applications, vms, sources and events as the REST API answers them.
 
 EXAMPLES
   equipoise status
@@ -40,17 +40,15 @@ EXAMPLES
 """
 
 
-@click.command(cls=OnePage, epilog=_STATUS_EPILOG)
+@click.command(cls=ManPage, epilog=_STATUS_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
 @click.option("--host", default="", metavar="NAME", help="Only this host.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+@json_option
 def status(settings: Settings, host: str, as_json: bool) -> None:
     """Show every managed VM, its settings and their originals, and the state of every SLA."""
     client = connect(settings)
     hosts = [client.get(f"/hosts/{host}")] if host else client.items("/hosts")
-    vms = client.items("/vms")
-    if host:
-        vms = [vm for vm in vms if host in {vm["host"], vm["status_host"]}]
+    vms = [vm for vm in client.items("/vms") if not host or host in {vm["host"], vm["status_host"]}]
     applications = client.items("/applications")
     sources = [
         {"application": application["name"], **source}
@@ -59,26 +57,22 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         for source in client.items(f"/applications/{application['name']}/sources")
     ]
     events = _events_of_reports(client, host)
-    found = {"hosts": hosts, "applications": applications, "vms": vms, "sources": sources, "events": events}
-    if as_json:
-        say_json(found)
-        return
-    show(_hosts_table(hosts), _applications_table(applications), _vms_table(vms))
-    told = (
+    output(
+        as_json,
+        {"hosts": hosts, "applications": applications, "vms": vms, "sources": sources, "events": events},
+        *(_hosts_table(hosts), _applications_table(applications), _vms_table(vms)),
         *filter(None, map(_warps, hosts)),
         *_caches(hosts),
         *_warnings(hosts),
         *(f"{event['host']}: {event['message']} ({_ago(event['at'])})" for event in events),
         *chain.from_iterable(map(_busy_vcpus, hosts)),
-        *filter(None, map(_ailing, sources)),
+        *filter(None, map(_unhealthy, sources)),
     )
-    for line in told:
-        say(line)
 
 
 def _events_of_reports(client: ManagerClient, host: str) -> list[dict[str, Any]]:
-    """The newest event of each host about items that were set aside, and about another name, of the last day."""
-    since = (datetime.now(UTC) - _SHOWN).isoformat()
+    """The newest event of the last day about each host's refused items, and its former name."""
+    since = (datetime.now(UTC) - _RECENT).isoformat()
     newest: dict[tuple[str, str], dict[str, Any]] = {}
     for kind in _OF_REPORTS:
         for event in client.items("/events", limit=_MOST_EVENTS, host=host, kind=kind, since=since):
@@ -95,7 +89,7 @@ def _hosts_table(hosts: list[dict[str, Any]]) -> Table:
             host["mode"] if tick.get("mode", host["mode"]) == host["mode"] else f"{host['mode']} (not yet in force)",
             host["policy"],
             "yes" if host["pinning"] else "no",
-            f"{tick['host_cpu_share']:.0%}" if tick else "-",
+            percent(tick["host_cpu_share"]) if tick else "-",
             str(tick.get("owned_knobs", "-")),
             _ago(host["last_seen_at"]),
             _libvirt(tick),
@@ -104,10 +98,14 @@ def _hosts_table(hosts: list[dict[str, Any]]) -> Table:
 
 
 def _libvirt(tick: dict[str, Any]) -> str:
-    """Whether it answers, and how old its last listing of all domains is."""
     age_s = tick.get("discovery_age_s")
     listed = f", listed {age_s:.0f} s ago" if age_s is not None else ""
     return f"{'connected' if tick.get('libvirt_connected') else 'not connected'}{listed}"
+
+
+def _rounded(value: float) -> str:
+    """With three significant digits at least, and never as a power of ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _applications_table(applications: list[dict[str, Any]]) -> Table:
@@ -119,7 +117,7 @@ def _applications_table(applications: list[dict[str, Any]]) -> Table:
             application["name"],
             f"p{sla['percentile']:g} <= {sla['response_time_ms']:g} ms" if sla else "-",
             _SLA_MARKS.get(application["sla_state"], application["sla_state"]),
-            f"p{application['measured_percentile']:g} {measured_ms:.3g} ms" if measured_ms is not None else "-",
+            f"p{application['measured_percentile']:g} {_rounded(measured_ms)} ms" if measured_ms is not None else "-",
             f"{rate_rps:.0f}/s" if rate_rps is not None else "-",
             ", ".join(tier["name"] for tier in application["tiers"]),
         )
@@ -127,43 +125,38 @@ def _applications_table(applications: list[dict[str, Any]]) -> Table:
 
 
 def _busy_vcpus(host: dict[str, Any]) -> Iterator[str]:
-    """A line for each VM with a full vCPU that has others which are not."""
+    """A line for each VM that has both full and idle vCPUs."""
     for vm in (host["tick"] or {}).get("busy_vcpus", ()):
-        wanted = [used + waited for used, waited in zip(vm["used"], vm["waited"], strict=True)]
-        if min(wanted) < FULL_VCPU <= max(wanted):
+        shares = list(zip(vm["used"], vm["waited"], strict=True))
+        if min(map(sum, shares)) < FULL_VCPU <= max(map(sum, shares)):
             each = ", ".join(
-                f"{number}: {used:.0%} + {waited:.0%}"
-                for number, (used, waited) in enumerate(zip(vm["used"], vm["waited"], strict=True))
+                f"{number}: {percent(used)} + {percent(waited)}" for number, (used, waited) in enumerate(shares)
             )
             yield f"{host['name']}: {vm['vm']} has a full vCPU beside idle ones (use + vCPU wait: {each})"
 
 
 def _warnings(hosts: list[dict[str, Any]]) -> list[str]:
-    """A line for each thing that hosts lack, or are: such as silent, of another time, or simulated."""
-    found = [f"{host['name']}: does not report; see its events" for host in hosts if host.get("silent")]
-    for host in hosts:
-        stalled_s = (host["tick"] or {}).get("stalled_s")
-        if stalled_s is not None:
-            found.append(f"{host['name']}: no tick for {stalled_s:.0f} s: nothing is controlled; see its events")
-        if rival := host.get("rival_instance"):
-            name = host["name"]
-            found.append(f"{name}: a second agent, {rival}, was refused; `equipoise host replace {name}` prefers it")
-        ahead_s = host.get("clock_ahead_s") or 0.0
-        if abs(ahead_s) >= _TOLD_CLOCK_S:
-            where = "ahead of" if ahead_s > 0 else "behind"
-            found.append(f"{host['name']}: its clock is {abs(ahead_s):.3g} s {where} the manager's")
-    found += [
-        f"{host['name']}: limited by its agent's settings: {text}"
-        for host in hosts
-        for text in (host["tick"] or {}).get("limited", ())
-    ]
-    return found + [
-        f"{host['name']}: {warning}" for host in hosts for warning in (host["capabilities"] or {}).get("warnings", ())
-    ]
+    """A line for each problem of a host, and each property such as that it is simulated."""
+    return [f"{host['name']}: {text}" for host in hosts for text in _problems(host)]
+
+
+def _problems(host: Mapping[str, Any]) -> Iterator[str]:
+    if host.get("silent"):
+        yield "does not report; see its events"
+    stalled_s = (host["tick"] or {}).get("stalled_s")
+    if stalled_s is not None:
+        yield f"no tick for {stalled_s:.0f} s: nothing is controlled; see its events"
+    if rival := host.get("rival_instance"):
+        yield f"a second agent, {rival}, was refused; `equipoise host replace {host['name']}` prefers it"
+    ahead_s = host.get("clock_ahead_s") or 0.0
+    if abs(ahead_s) >= _CLOCK_S:
+        yield f"its clock is {_rounded(abs(ahead_s))} s {'ahead of' if ahead_s > 0 else 'behind'} the manager's"
+    yield from (f"limited by its agent's settings: {text}" for text in (host["tick"] or {}).get("limited", ()))
+    yield from (host["capabilities"] or {}).get("warnings", ())
 
 
 def _warps(host: dict[str, Any]) -> str:
-    """A line about the mechanism for warps of a host; empty where they are switched off."""
+    """A line about the mechanism for warps; empty where they are switched off."""
     warp = (host["tick"] or {}).get("warp")
     if warp is None:
         return ""
@@ -173,22 +166,27 @@ def _warps(host: dict[str, Any]) -> str:
 
 
 def _caches(hosts: list[dict[str, Any]]) -> Iterator[str]:
-    """A line for each group of each cache that is divided, for what each VM has of it, and what is not as asked."""
+    """Lines for the groups of each divided cache, for what each VM uses of it, and for what differs from the wish."""
     for host in hosts:
         cache = (host["tick"] or {}).get("cache") or {"groups": [], "notes": []}
         for group in cache["groups"]:
             ways = ", ".join(
                 f"{part['ways']} ways ({part['mask']}) in domain {part['domain']}" for part in group["parts"]
             )
-            of = ", ".join(group["applications"]) or group["name"].rpartition("+")[2] or "all else"
-            held = f", memory bandwidth held to {group['bandwidth']}" if group.get("bandwidth") else ""
-            yield f"{host['name']}: cache of {of}: {ways}{held}{' (externally modified)' * group['external']}"
+            limit = f", memory bandwidth held to {group['bandwidth']}" if group.get("bandwidth") else ""
+            external = " (externally modified)" * group["external"]
+            yield f"{host['name']}: cache of {group_owner(group)}: {ways}{limit}{external}"
         yield from (f"{host['name']}: {line}" for line in _traffic(cache))
         yield from (f"{host['name']}: {note}" for note in cache["notes"])
 
 
+def group_owner(group: Mapping[str, Any]) -> str:
+    """Whose group of a cache it is, in words."""
+    return ", ".join(group["applications"]) or str(group["name"]).rpartition("+")[2] or "all else"
+
+
 def _traffic(cache: dict[str, Any]) -> Iterator[str]:
-    """A line for the memory of each domain, and for what each VM that is measured has there."""
+    """Lines for the memory of each domain, and for what each measured VM uses."""
     for memory in cache.get("memories", ()):
         rate, most = memory["bandwidth_bytes_per_s"], memory["maximum_bytes_per_s"]
         if rate is not None:
@@ -197,15 +195,15 @@ def _traffic(cache: dict[str, Any]) -> Iterator[str]:
     for vm in cache.get("vms", ()):
         for part in vm["parts"]:
             size, total, local = (part[name] for name in _USES)
-            told = [f"{size / (1 << 20):.3g} MiB of the cache"] if size is not None else []
-            told += [f"{total / 1e9:.3g} GB/s of memory"] if total is not None else []
-            told += [f"{local / 1e9:.3g} of them local"] if local is not None and total is not None else []
-            if told:
-                yield f"{vm['vm']} has {', '.join(told)} in domain {part['domain']}"
+            uses = [f"{size / (1 << 20):.3g} MiB of the cache"] if size is not None else []
+            uses += [f"{total / 1e9:.3g} GB/s of memory"] if total is not None else []
+            uses += [f"{local / 1e9:.3g} of them local"] if local is not None and total is not None else []
+            if uses:
+                yield f"{vm['vm']} has {', '.join(uses)} in domain {part['domain']}"
 
 
-def _ailing(source: dict[str, Any]) -> str:
-    """A line about a source that is not ok; empty for one that is."""
+def _unhealthy(source: dict[str, Any]) -> str:
+    """A line about a source with a problem; empty for one without."""
     name, status = f"source {source['application']}/{source['source']}", source["status"]
     if status is None:
         return f"{name}: {source['problem'] or 'no agent runs it'}"
@@ -218,31 +216,21 @@ def _ailing(source: dict[str, Any]) -> str:
 def _vms_table(vms: list[dict[str, Any]]) -> Table:
     table = Table("VM", "class", "application", "host", "CPU", "waits", "settings", "pins", title="VMs")
     for vm in vms:
-        state = vm["status"]
+        state, name = vm["status"], (vm["name"], vm["class"], vm["application"] or "-")
         if state is None:
-            table.add_row(
-                vm["name"], vm["class"], vm["application"] or "-", vm["host"] or "any", "not running", "", "", ""
-            )
+            table.add_row(*name, vm["host"] or "any", "not running", "", "", "")
             continue
         knobs = state["knobs"]
         settings = settings_shown(knobs, set(Knob) - PINS - WARPS)
         settings += [f"warp: {state['warp_us']:,} us"] if state.get("warp_us") else []
         settings += settings_shown((knob for knob in knobs if knob["external"]), WARPS)
-        table.add_row(
-            vm["name"],
-            vm["class"],
-            vm["application"] or "-",
-            vm["status_host"],
-            f"{state['cpu_share']:.0%}",
-            f"{state['run_delay_share']:.1%}",
-            settings or "as they were",
-            settings_shown(knobs, PINS),
-        )
+        shares = percent(state["cpu_share"]), percent(state["run_delay_share"], 1)
+        table.add_row(*name, vm["status_host"], *shares, settings or "as they were", settings_shown(knobs, PINS))
     return table
 
 
 def _local(moment: str) -> str:
-    """A time as clocks here show it; as it is where it is none."""
+    """A time in this machine's zone; what is no time stays as it is."""
     try:
         return datetime.fromisoformat(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError):
@@ -256,13 +244,12 @@ def _ago(moment: str | None) -> str:
         age_s = time.time() - datetime.fromisoformat(moment).timestamp()
     except ValueError:
         return moment
-    # One of the two clocks was set: how long ago it is cannot be told by them.
     return f"{max(age_s, 0):.0f} s ago" if age_s > -_AHEAD_S else f"{moment}, ahead of this clock"
 
 
 _DECISIONS_EPILOG = """
 OUTPUT
-  One line a decision, newest first: when, on which host and VM, which setting, before and after, what came of it, why.
+  A row per decision, newest first: time, host, VM, setting, value before and after, outcome and reason.
 
 EXAMPLES
   equipoise decisions --vm shop-cache --limit 20
@@ -270,37 +257,52 @@ EXAMPLES
 """
 
 
-@click.command(cls=OnePage, epilog=_DECISIONS_EPILOG)
+@click.command(cls=ManPage, epilog=_DECISIONS_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
 @click.option("--host", default="", metavar="NAME", help="Only this host.")
 @click.option("--vm", default="", metavar="NAME", help="Only this VM.")
-@click.option(
-    "--knob",
-    default="",
-    metavar="KNOB",
-    help=f"Only one of {', '.join(Knob)}.",
-)
+@click.option("--knob", default="", metavar="KNOB", help=f"Only one of {', '.join(Knob)}.")
 @click.option("--since", default="", metavar="TIME", help="Not before this RFC 3339 time.")
 @click.option("--limit", type=click.IntRange(1, 100_000), default=50, show_default=True, help="At most so many.")
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON list.")
-def decisions(settings: Settings, host: str, vm: str, knob: str, since: str, limit: int, as_json: bool) -> None:
-    """Show what was decided, for which VM, why, and what came of it."""
-    found = connect(settings).items("/decisions", limit=limit, host=host, vm=vm, knob=knob, since=since)
-    if as_json:
-        say_json(found)
-        return
+@json_option
+def decisions(settings: Settings, limit: int, as_json: bool, **wanted: str) -> None:
+    """Show decisions: for which VM, why, and their outcome."""
+    rows = connect(settings).items("/decisions", limit=limit, **wanted)
     table = Table("when", "host", "VM", "setting", "before", "after", "outcome", "reason")
-    for one in found:
-        when = _local(one["at"])
-        reason = one["reason"] + (f" ({one['detail']})" if one["detail"] else "")
+    for row in rows:
         table.add_row(
-            when,
-            one["host"],
-            one["vm"] or "-",
-            knob_name(one["knob"], one["index"]),
-            value_shown(one["knob"], one["before"]),
-            value_shown(one["knob"], one["after"]),
-            one["outcome"],
-            reason,
+            _local(row["at"]),
+            row["host"],
+            row["vm"] or "-",
+            knob_name(row["knob"], row["index"]),
+            *(value_shown(row["knob"], row[side]) for side in ("before", "after")),
+            row["outcome"],
+            row["reason"] + (f" ({row['detail']})" if row["detail"] else ""),
         )
-    show(table if found else "No decisions yet.")
+    output(as_json, rows, table if rows else "No decisions yet.")
+
+
+_CONFIG_EPILOG = """
+SOURCES
+  Later ones win: the default, the TOML file, the environment (EQUIPOISE_ and the name in capitals), an option. Unknown
+  names and values out of range are refused. docs/reference/configuration.md describes every setting.
+
+EXAMPLES
+  equipoise config
+  equipoise config --config trial.toml --json
+  EQUIPOISE_INTERVAL_S=1 equipoise config
+"""
+
+
+@click.command(cls=ManPage, epilog=_CONFIG_EPILOG)
+@with_settings(*(setting.name for setting in SETTINGS))
+@json_option
+def config(settings: Settings, as_json: bool) -> None:
+    """Print every setting in force, its source, and its range."""
+    table = Table("setting", "value", "source", "range", "meaning")
+    body = {}
+    for row in SETTINGS:
+        value, source = settings.shown(row.name), settings.sources[row.name]
+        table.add_row(row.name, str(value), source, row.range_text, row.help)
+        body[row.name] = {"value": value, "source": source, "default": row.default, "range": row.range_text}
+    output(as_json, body, table)

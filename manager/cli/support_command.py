@@ -1,4 +1,4 @@
-"""`equipoise support-bundle`: what somebody who is to help needs to know, without what nobody may know."""
+"""`equipoise support-bundle`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import click
@@ -30,7 +29,7 @@ from manager.cli.options import (
     AGENT_TOKEN_FILE,
     JOURNAL_FILE,
     TOKEN_VARIABLE,
-    OnePage,
+    ManPage,
     connect,
     environment,
     with_settings,
@@ -44,17 +43,16 @@ from manager.terminal import say
 _LONGEST_S = 60
 _LOG_LINES = 5000
 _UNITS = ("equipoise-manager", "equipoise-agent", "equipoise")
-_ASKED = ("/hosts", "/vms", "/applications", "/events", "/decisions")
+_LISTS = ("/hosts", "/vms", "/applications", "/events", "/decisions")
 _MOST = 500
 _PASSWORD = re.compile(r"://[^/?#:@]*:(.*)@")
 _EPILOG = """
-WHAT IT HOLDS
-  One new file, readable by its owner alone: versions, every setting in force and where it came from, what `equipoise
-  doctor` finds, hosts, VMs, applications, events and decisions as the manager tells them, the last lines of the log of
-  systemd's units, and a copy of the journal of original values. What cannot be had is left out, with the reason.
-  Tokens, passwords, keys, parameters and headers that are recognised as secrets, and all that this machine's own files
-  of tokens and credentials hold, are hidden; the database and its users are not in it. It names hosts, VMs and
-  addresses: look at it before you give it away.
+CONTENT
+  A new file that only its owner can read: versions, every setting in force and its source, the findings of `equipoise
+  doctor`, the manager's hosts, VMs, applications, events and decisions, the end of the log of the systemd units, and a
+  copy of the journal of original values. For what is not available it holds the reason. Tokens, passwords, keys, other
+  recognised secrets, and everything in this machine's files of tokens and credentials are hidden; the database and its
+  users are not included. Hosts, VMs and addresses are named: check the file before you share it.
 
 EXAMPLES
   equipoise support-bundle
@@ -62,11 +60,11 @@ EXAMPLES
 """
 
 
-@click.command("support-bundle", cls=OnePage, epilog=_EPILOG)
+@click.command("support-bundle", cls=ManPage, epilog=_EPILOG)
 @with_settings(*(setting.name for setting in SETTINGS))
 @click.option("--output", type=click.Path(path_type=Path), metavar="FILE", help="The file to write. [default: by time]")
 def support_bundle(settings: Settings, output: Path | None) -> None:
-    """Gather what is needed to look into a problem, without secrets."""
+    """Collect what helps to investigate a problem, without secrets."""
     name = time.strftime("equipoise-support-%Y%m%dT%H%M%SZ", time.gmtime())
     path = output or Path(f"{name}.tar.gz")
     hide = masker(_known_secrets(settings))
@@ -84,28 +82,28 @@ def support_bundle(settings: Settings, output: Path | None) -> None:
 
 
 def _parts(settings: Settings, hide: Callable[[str], str]) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file; why, in place of what cannot be had."""
+    """Name and content of each file; the reason, in place of what is not available."""
     texts: tuple[tuple[str, Callable[[], str]], ...] = (
         ("versions.json", _versions),
         ("settings.json", lambda: _settings(settings)),
         ("doctor.json", lambda: _doctor(settings)),
-        *((f"manager{path}.json", lambda path=path: _asked(settings, path)) for path in _ASKED),
+        *((f"manager{path}.json", lambda path=path: _listed(settings, path)) for path in _LISTS),
         *((f"log/{unit}.txt", lambda unit=unit: _log(unit)) for unit in _UNITS),
     )
     for name, make in texts:
         try:
             text = make()
         except (EquipoiseError, OSError, subprocess.SubprocessError) as error:
-            text = f"not to be had: {error}\n"
+            text = f"not available: {error}\n"
         yield name, _without_secrets(name, text, hide).encode(errors="replace")
     try:
         yield JOURNAL_FILE, _copy(settings.state_dir / JOURNAL_FILE)
     except (OSError, sqlite3.Error) as error:
-        yield f"{JOURNAL_FILE}.txt", f"not to be had: {error}\n".encode()
+        yield f"{JOURNAL_FILE}.txt", f"not available: {error}\n".encode()
 
 
 def _without_secrets(name: str, text: str, hide: Callable[[str], str]) -> str:
-    """Of JSON each text by itself: so what it holds is told from what is around it."""
+    """Hide secrets; in JSON in each text by itself, apart from what surrounds it."""
     if name.endswith(".json"):
         with suppress(ValueError):
             return _json(masked_json(json.loads(text), hide))
@@ -117,9 +115,9 @@ def _json(value: object) -> str:
 
 
 def _versions() -> str:
-    found = sorted((distribution.metadata["Name"], distribution.version) for distribution in distributions())
+    libraries = sorted((distribution.metadata["Name"], distribution.version) for distribution in distributions())
     about = {"equipoise": __version__, "python": sys.version, "platform": platform.platform()}
-    return _json(about | {"sqlite": sqlite3.sqlite_version, "libraries": dict(found)})
+    return _json(about | {"sqlite": sqlite3.sqlite_version, "libraries": dict(libraries)})
 
 
 def _settings(settings: Settings) -> str:
@@ -127,9 +125,7 @@ def _settings(settings: Settings) -> str:
 
 
 def _doctor(settings: Settings) -> str:
-    # Gentle: VMs keep their CPU time while somebody looks into their problem.
-    command = [sys.executable, "-m", "manager.cli", "doctor", "--gentle", "--json"]
-    return _output(command, environment(settings))
+    return _output([sys.executable, "-m", "manager.cli", "doctor", "--gentle", "--json"], environment(settings))
 
 
 def _log(unit: str) -> str:
@@ -141,15 +137,14 @@ def _output(command: list[str], variables: dict[str, str] | None = None) -> str:
     return (done.stdout + done.stderr).decode(errors="replace")
 
 
-def _asked(settings: Settings, path: str) -> str:
+def _listed(settings: Settings, path: str) -> str:
     with closing(connect(settings)) as client:
-        found: list[Any] = client.items(path, limit=_MOST)
-    return _json(found)
+        return _json(client.items(path, limit=_MOST))
 
 
 def _copy(path: Path) -> bytes:
-    """A whole copy of an SQLite file that may be in use. Raises OSError, sqlite3.Error."""
-    path.stat()  # or it would be made
+    """A consistent copy of an SQLite file that may be in use. Raises OSError, sqlite3.Error."""
+    path.stat()  # else it would be created
     with (
         tempfile.NamedTemporaryFile() as copy,
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as source,
@@ -160,7 +155,7 @@ def _copy(path: Path) -> bytes:
 
 
 def _credential(path: Path) -> Iterator[str]:
-    """All texts of a file of credentials, but where it may be sent."""
+    """All texts of a file of credentials but URLs and users."""
     with suppress(OSError, ValueError):
         fields = tomllib.loads(path.read_text())
         headers = fields.get("headers")
@@ -169,18 +164,15 @@ def _credential(path: Path) -> Iterator[str]:
 
 
 def _known_secrets(settings: Settings) -> Iterator[str]:
-    """Those that this machine holds: they are hidden wherever they are."""
+    """Secrets in this machine's files, to hide wherever they occur."""
     yield os.environ.get(TOKEN_VARIABLE, "")
-    if found := _PASSWORD.search(settings.text("database_url")):
-        yield from (found[1], unquote(found[1]))
+    if match := _PASSWORD.search(settings.text("database_url")):
+        yield from (match[1], unquote(match[1]))
     with suppress(OSError, ValueError):
         yield from Path(settings.text("tls_key") or settings.text("tls_certificate")).read_text().splitlines()
     with suppress(OSError):
         for path in sorted(Path(settings.text("credentials_dir")).iterdir()):
             yield from _credential(path)
-    named = (settings.text("token_file"),) if settings.text("token_file") else ()
-    for name in (*named, ADMIN_TOKEN_FILE, AGENT_TOKEN_FILE, ADMIN_PASSWORD_FILE):
-        try:
+    for name in filter(None, (settings.text("token_file"), ADMIN_TOKEN_FILE, AGENT_TOKEN_FILE, ADMIN_PASSWORD_FILE)):
+        with suppress(OSError, UnicodeDecodeError):
             yield (settings.state_dir / name).read_text().strip()
-        except (OSError, UnicodeDecodeError):
-            continue

@@ -2,29 +2,98 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import subprocess
+import sys
+import threading
 from contextlib import ExitStack
 from pathlib import Path
 
-from manager.cli.examine import Doctor
 from manager.cli.machine import Machine
-from manager.cli.options import push_token
+from manager.cli.options import environment, push_token
+from manager.errors import HostError
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.model.cpus import parse_cpus
+from manager.model.fields import adapter_of
+from manager.model.finding import Finding
 from manager.model.reach import parse_reach
 from manager.settings import Settings
 from manager.telemetry.credentials import Credentials
 from manager.telemetry.source_thread import Sources
 
 _FIRST_LISTING_S = 10
+_LONGEST_S = 120
+_ACTS = "cpu-weight-acts"
 
 log = logging.getLogger(__name__)
 
 
-def make_machine(settings: Settings, stack: ExitStack) -> Machine:
-    """A ``MakeMachine``. Raises HostError."""
+class Doctor:
+    """An ``Examiner`` that runs `equipoise doctor` in another process, which costs the agent neither ticks nor memory.
+
+    Only the first look tries whether weights act, as that takes CPU time from VMs; later ones repeat its finding.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._variables = environment(settings)
+        self._acts: Finding | None = None
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._closed = False
+
+    def look(self) -> tuple[Finding, ...]:
+        """All findings. Raises HostError."""
+        options = ["--gentle"] if self._acts else []
+        findings = self._run([sys.executable, "-m", "manager.cli", "doctor", "--json", *options])
+        acts = self._acts = self._acts or next((finding for finding in findings if finding.id == _ACTS), None)
+        return tuple(acts if acts and finding.id == _ACTS else finding for finding in findings)
+
+    def close(self) -> None:
+        """End a running look: the doctor removes its scratch places on SIGTERM."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                self._process.terminate()
+
+    def _run(self, command: list[str]) -> tuple[Finding, ...]:
+        process = self._start(command)
+        try:
+            output, errors = process.communicate(timeout=_LONGEST_S)
+        except subprocess.TimeoutExpired as error:
+            process.kill()
+            process.communicate()
+            raise HostError(f"the doctor took longer than {_LONGEST_S} s") from error
+        try:
+            return adapter_of(tuple[Finding, ...]).validate_python(json.loads(output)["findings"])
+        except (ValueError, KeyError, TypeError) as error:
+            reason = (errors.strip().splitlines() or [str(error)])[-1]
+            raise HostError(f"the doctor did not answer: {reason}") from error
+
+    def _start(self, command: list[str]) -> subprocess.Popen[str]:
+        with self._lock:
+            if self._closed:
+                raise HostError("the doctor was stopped")
+            try:
+                # In its own group, it does not get the terminal's Ctrl-C: the agent ends it.
+                self._process = subprocess.Popen(
+                    command,
+                    env=self._variables,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    process_group=0,
+                )
+            except OSError as error:
+                raise HostError(f"the doctor cannot be started: {error}") from error
+            return self._process
+
+
+def open_host(settings: Settings, stack: ExitStack) -> tuple[KernelHost, HypervisorWatch, bool]:
+    """The host, its domains, and whether libvirt listed them. Raises HostError."""
     paths = HostPaths(Path(settings.text("root_dir")))
     events = EventLoop()
     events.start()
@@ -38,7 +107,13 @@ def make_machine(settings: Settings, stack: ExitStack) -> Machine:
     host = KernelHost(paths, watch, parse_cpus(settings.text("managed_cpus")))
     watch.start()
     stack.callback(watch.stop)
-    if not watch.wait_first_listing(_FIRST_LISTING_S):
+    return host, watch, watch.wait_first_listing(_FIRST_LISTING_S)
+
+
+def make_machine(settings: Settings, stack: ExitStack) -> Machine:
+    """A ``MakeMachine``. Raises HostError."""
+    host, watch, listed = open_host(settings, stack)
+    if not listed:
         log.warning("libvirt at %s does not answer; going on with the VMs in the journal", settings.text("libvirt_uri"))
     sources = Sources(
         settings.text("syslog_listen_host"),

@@ -1,9 +1,10 @@
-"""Which batch VMs' memory bandwidth is held back, and how far, while critical applications miss their SLAs.
+"""Which batch VMs' memory bandwidth is held back, and how far, while critical applications violate their SLAs.
 
-Where the response times of a critical application miss its SLA, and one batch VM or a few take most of the memory
+Where a critical application violates its SLA, and one batch VM or a few take most of the memory
 traffic beside it, these are held back step by step. Each step is a trial, as with ways: it is given back where the
 response times are no better after it. The next trial comes after a wait that doubles each time, and goes twice as far,
-as a limit may show nothing until it bites. With slack, steps are taken back one by one: the least guilty VM first.
+as a limit may show nothing until it bites. With slack, steps are taken back one by one: that VM first
+which has the least traffic.
 
 There is one group, so that all who are held back are held back as far: to a part of what the host gives where its unit
 is percent, else to a part of what they took together.
@@ -16,41 +17,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 
-from manager.control import ways
-from manager.control.ways import AT_RISK, Wait, WaysRules
+from manager.control.ways import AT_RISK, CALM_S, LONGEST_RETRY_S, MIN_GAIN, RETRY_S, SETTLE_S, Wait
 from manager.model.cache import BandwidthResource, BandwidthUnit
 
-BOUNDS: dict[str, tuple[float, float]] = ways.BOUNDS | {
-    "guilty_share": (0.05, 1),
-    "few": (1, 100),
-    "step": (0.01, 0.5),
-    "least": (0.05, 1),
-}
-"""Least and largest value of each setting."""
 BYTES_PER_S = {BandwidthUnit.EIGHTH_GBPS: 125_000_000, BandwidthUnit.MBPS: 1 << 20}
-"""What 1 of a unit is; of percent it cannot be told (mba_MBps counts in 2^20 bytes: mbm_bw_count, fs/resctrl)."""
+"""What 1 of a unit is; of percent it is not known (mba_MBps counts in 2^20 bytes: mbm_bw_count, fs/resctrl)."""
 
 _EXACT = 1e-6
 
 
-@dataclass(frozen=True, slots=True)
-class BandwidthRules(WaysRules):
-    """As for ways, whose turn comes first by one interval, and more.
-
-    ``guilty_share``: batch VMs are guilty when ``few`` of them at most take more than this part of the traffic.
-    ``step``: a step takes this part of the whole, or what the host can tell apart. ``least``: this part of the whole is
-    left to them in any case.
-    """
-
-    judged: int = 6
-    slack: float = 0.7
-    guilty_share: float = 0.4
-    few: int = 2
-    step: float = 0.1
-    least: float = 0.1
-
-
-DEFAULT_RULES = BandwidthRules()
+# As for ways, whose turn comes first by one interval, and more.
+JUDGED, SLACK = 6, 0.7
+NOISY_SHARE, FEW = 0.4, 2
+"""Batch VMs are noisy neighbours when FEW of them at most take more than this part of the traffic."""
+STEP = 0.1
+"""A step takes this part of the whole, or what the host can tell apart."""
+LEAST = 0.1
+"""This part of the whole is left to those held back in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +49,7 @@ _NO_WAIT = Wait()
 
 @dataclass(frozen=True, slots=True)
 class BandwidthMemory:
-    """What is known of a host. ``holds``: who is held back, the guiltiest first; ``steps``: how far.
+    """What is known of a host. ``holds``: who is held back, those with the most traffic first; ``steps``: how far.
 
     ``ratios``: the last ``BandwidthSeen.ratio`` since the last change had settled. ``before``: holds, steps and median
     ratio before the trial that runs. ``stride``: so many steps the next trial takes. ``calm_s``: since when there is
@@ -108,46 +91,44 @@ class BandwidthSeen:
     busy: bool = False
 
 
-def bandwidth_of(memory: BandwidthMemory, resource: BandwidthResource, rules: BandwidthRules = DEFAULT_RULES) -> int:
+def bandwidth_of(memory: BandwidthMemory, resource: BandwidthResource) -> int:
     """The limit of those held back, legal and in the host's unit; ``most`` where nobody is."""
     if not memory.holds:
         return resource.most
-    whole, step = _whole(memory.holds, resource), _step(memory.holds, resource, rules)
-    return resource.legal(math.floor(whole * max(1 - memory.steps * step, rules.least) + _EXACT))
+    whole, step = _whole(memory.holds, resource), _step(memory.holds, resource)
+    return resource.legal(math.floor(whole * max(1 - memory.steps * step, LEAST) + _EXACT))
 
 
-def next_held(
-    memory: BandwidthMemory, seen: BandwidthSeen, rules: BandwidthRules = DEFAULT_RULES
-) -> tuple[BandwidthMemory, str]:
+def next_held(memory: BandwidthMemory, seen: BandwidthSeen) -> tuple[BandwidthMemory, str]:
     """What is remembered after this interval, who is held back among it, and why that changed; empty: it did not.
 
-    A reason without a change: guilt cannot be told, though somebody suffers.
+    A reason without a change: nothing is measured, though an SLA is violated.
     """
     suffers = seen.ratio is not None and seen.ratio > 1
     if not seen.used:
-        return BandwidthMemory(), "nobody measures memory bandwidth: guilt cannot be told" if suffers else ""
+        return BandwidthMemory(), "memory bandwidth is not measured: no noisy neighbour can be named" if suffers else ""
     gone = ", ".join(sorted(memory.held - seen.used.keys()))
     if gone:
         return _changed(memory, memory.holds, memory.steps, seen, None), f"{gone} cannot be held back any more"
-    memory = _noted(memory, seen, rules)
-    if seen.ratio is None or len(memory.ratios) < rules.judged:
+    memory = _noted(memory, seen)
+    if seen.ratio is None or len(memory.ratios) < JUDGED:
         return memory, ""
     now = median(memory.ratios)
     if memory.before is not None:
-        return _judge(memory, memory.before, now, seen, rules)
-    return _tighten(memory, now, seen, rules) if now > 1 else _loosen(memory, now, seen, rules)
+        return _judge(memory, memory.before, now, seen)
+    return _tighten(memory, now, seen) if now > 1 else _loosen(memory, now, seen)
 
 
-def _noted(memory: BandwidthMemory, seen: BandwidthSeen, rules: BandwidthRules) -> BandwidthMemory:
+def _noted(memory: BandwidthMemory, seen: BandwidthSeen) -> BandwidthMemory:
     """With this interval's ratio, if it counts."""
     if seen.ratio is None:
         return replace(memory, calm_s=None)
-    ratios = (*memory.ratios, seen.ratio)[-rules.judged :]
+    ratios = (*memory.ratios, seen.ratio)[-JUDGED:]
     since_s = seen.now_s if memory.calm_s is None else memory.calm_s
-    memory = replace(memory, calm_s=since_s if median(ratios) < rules.slack else None)
+    memory = replace(memory, calm_s=since_s if median(ratios) < SLACK else None)
     if memory.before is None and (seen.busy or math.isinf(memory.changed_s)):
         return replace(memory, ratios=(), changed_s=seen.now_s)
-    if seen.now_s < memory.changed_s + rules.settle_s:
+    if seen.now_s < memory.changed_s + SETTLE_S:
         return memory
     return replace(memory, ratios=ratios)
 
@@ -169,60 +150,55 @@ def _judge(
     before: tuple[tuple[Hold, ...], int, float],
     now: float,
     seen: BandwidthSeen,
-    rules: BandwidthRules,
 ) -> tuple[BandwidthMemory, str]:
     """The trial has been measured: keep it, or go back."""
     holds, steps, was = before
-    told = f"{now:.3g} times the SLA, {was:.3g} before"
+    ratios = f"{now:.3g} times the SLA, {was:.3g} before"
     kept = replace(memory, before=None)
     if len(memory.holds) > len(holds) or memory.steps > steps:
-        if now <= was * (1 - rules.min_gain):
+        if now <= was * (1 - MIN_GAIN):
             return replace(kept, tighten=_NO_WAIT, stride=max(memory.stride // 2, 1)), ""
         if now <= 1:
             return kept, ""
-        further = min(memory.steps + memory.stride, _deepest(memory.holds, seen.resource, rules))
-        if further > memory.steps and not _bites(memory, seen, rules):
+        further = min(memory.steps + memory.stride, _deepest(memory.holds, seen.resource))
+        if further > memory.steps and not _bites(memory, seen):
             return _changed(memory, memory.holds, further, seen, before), "nothing is held back yet"
-        stride = min(2 * memory.stride, _deepest(memory.holds, seen.resource, rules))
-        failed = replace(kept, tighten=memory.tighten.after_failure(seen.now_s, rules), stride=stride)
-        return _changed(failed, holds, steps, seen, None), f"holding back did not help: {told}"
-    if now <= (AT_RISK if was <= 1 else was * (1 + rules.min_gain)):
+        stride = min(2 * memory.stride, _deepest(memory.holds, seen.resource))
+        failed = replace(kept, tighten=memory.tighten.after_failure(seen.now_s), stride=stride)
+        return _changed(failed, holds, steps, seen, None), f"holding back did not help: {ratios}"
+    if now <= (AT_RISK if was <= 1 else was * (1 + MIN_GAIN)):
         if was > 1:  # all that was held back was so for nothing
-            kept = replace(kept, tighten=memory.tighten.after_failure(seen.now_s, rules))
+            kept = replace(kept, tighten=memory.tighten.after_failure(seen.now_s))
         return replace(kept, loosened=True, stride=memory.stride if memory.holds else 1), ""
-    loosen = memory.loosen.after_failure(seen.now_s, rules)
+    loosen = memory.loosen.after_failure(seen.now_s)
     # That it helps was measured twice then.
-    failed = replace(kept, loosen=loosen if was <= 1 else Wait(seen.now_s + rules.longest_retry_s, loosen.next_s))
-    return _changed(failed, holds, steps, seen, None), f"letting go hurt: {told}"
+    failed = replace(kept, loosen=loosen if was <= 1 else Wait(seen.now_s + LONGEST_RETRY_S, loosen.next_s))
+    return _changed(failed, holds, steps, seen, None), f"letting go hurt: {ratios}"
 
 
-def _tighten(
-    memory: BandwidthMemory, now: float, seen: BandwidthSeen, rules: BandwidthRules
-) -> tuple[BandwidthMemory, str]:
-    """Hold back the guilty ones further; where that cannot be done, see whether what is done is of any use."""
+def _tighten(memory: BandwidthMemory, now: float, seen: BandwidthSeen) -> tuple[BandwidthMemory, str]:
+    """Hold back the noisy neighbours further; where that cannot be done, see whether what is done is of any use."""
     before = (memory.holds, memory.steps, now)
-    guilty = _guilty(seen, rules)
-    new = tuple(hold for hold in guilty if hold.vm not in memory.held)
+    noisy = _noisy(seen)
+    new = tuple(hold for hold in noisy if hold.vm not in memory.held)
     holds = (*memory.holds, *new)
     steps = memory.steps
-    if any(hold.vm in memory.held for hold in guilty) or not memory.holds:
-        steps = min(steps + memory.stride, _deepest(holds, seen.resource, rules)) if guilty else steps
+    if any(hold.vm in memory.held for hold in noisy) or not memory.holds:
+        steps = min(steps + memory.stride, _deepest(holds, seen.resource)) if noisy else steps
     if (holds, steps) != before[:2] and seen.now_s >= memory.tighten.until_s:
-        names, took = ", ".join(hold.vm for hold in guilty), sum(hold.bytes_per_s for hold in guilty)
+        names, took = ", ".join(hold.vm for hold in noisy), sum(hold.bytes_per_s for hold in noisy)
         why = f"{names} takes {took / 1e9:.3g} of {seen.total / 1e9:.3g} GB/s at {now:.3g} times the SLA"
         if memory.loosened:  # what that left was too much after all: the next one waits for longer
-            memory = replace(memory, loosen=memory.loosen.after_failure(seen.now_s, rules), loosened=False)
+            memory = replace(memory, loosen=memory.loosen.after_failure(seen.now_s), loosened=False)
         return _changed(memory, holds, steps, seen, before), why
-    if memory.holds and seen.now_s >= max(memory.changed_s + rules.retry_s, memory.loosen.until_s):
+    if memory.holds and seen.now_s >= max(memory.changed_s + RETRY_S, memory.loosen.until_s):
         return _changed(memory, (), 0, seen, before), f"whether it helps: still {now:.3g} times the SLA"
     return memory, ""
 
 
-def _loosen(
-    memory: BandwidthMemory, now: float, seen: BandwidthSeen, rules: BandwidthRules
-) -> tuple[BandwidthMemory, str]:
-    """With slack for long enough, let go of the least guilty, or of the last one by one step."""
-    calm = memory.calm_s is not None and seen.now_s >= max(memory.calm_s + rules.calm_s, memory.loosen.until_s)
+def _loosen(memory: BandwidthMemory, now: float, seen: BandwidthSeen) -> tuple[BandwidthMemory, str]:
+    """With slack for long enough, let go of the one with the least traffic, or of the last one by one step."""
+    calm = memory.calm_s is not None and seen.now_s >= max(memory.calm_s + CALM_S, memory.loosen.until_s)
     if not memory.holds or not calm:
         return memory, ""
     holds, steps = memory.holds, memory.steps
@@ -231,25 +207,25 @@ def _loosen(
     else:
         steps -= 1
         holds = holds if steps else ()
-    why = f"below {rules.slack:.3g} of the SLA for {rules.calm_s:.3g} s"
+    why = f"below {SLACK:.3g} of the SLA for {CALM_S:.3g} s"
     return _changed(memory, holds, steps, seen, (memory.holds, memory.steps, now)), why
 
 
-def _guilty(seen: BandwidthSeen, rules: BandwidthRules) -> tuple[Hold, ...]:
+def _noisy(seen: BandwidthSeen) -> tuple[Hold, ...]:
     """The fewest batch VMs, the greatest first, that take more than their share; nobody where they are many."""
     taken = [Hold(vm, used) for vm, used in seen.used.items() if used]
     taken.sort(key=lambda hold: (-hold.bytes_per_s, hold.vm))
-    for count in range(1, min(rules.few, len(taken)) + 1):
-        if sum(hold.bytes_per_s for hold in taken[:count]) > rules.guilty_share * seen.total:
+    for count in range(1, min(FEW, len(taken)) + 1):
+        if sum(hold.bytes_per_s for hold in taken[:count]) > NOISY_SHARE * seen.total:
             return tuple(taken[:count])
     return ()
 
 
-def _bites(memory: BandwidthMemory, seen: BandwidthSeen, rules: BandwidthRules) -> bool:
+def _bites(memory: BandwidthMemory, seen: BandwidthSeen) -> bool:
     """Whether those held back take less than before, by half a step at least, as far as that is known."""
     now = [seen.used[hold.vm] for hold in memory.holds]
     took = sum(hold.bytes_per_s for hold in memory.holds)
-    return sum(one or 0.0 for one in now) <= (1 - rules.step / 2) * took or None in now
+    return sum(used or 0.0 for used in now) <= (1 - STEP / 2) * took or None in now
 
 
 def _whole(holds: tuple[Hold, ...], resource: BandwidthResource) -> float:
@@ -260,11 +236,11 @@ def _whole(holds: tuple[Hold, ...], resource: BandwidthResource) -> float:
     return min(max(taken, resource.least, 1), resource.most)
 
 
-def _step(holds: tuple[Hold, ...], resource: BandwidthResource, rules: BandwidthRules) -> float:
-    return max(rules.step, resource.step / _whole(holds, resource))
+def _step(holds: tuple[Hold, ...], resource: BandwidthResource) -> float:
+    return max(STEP, resource.step / _whole(holds, resource))
 
 
-def _deepest(holds: tuple[Hold, ...], resource: BandwidthResource, rules: BandwidthRules) -> int:
+def _deepest(holds: tuple[Hold, ...], resource: BandwidthResource) -> int:
     """Steps to the least that is left to them."""
-    least = max(rules.least, resource.least / _whole(holds, resource))
-    return max(math.ceil((1 - least) / _step(holds, resource, rules) - _EXACT), 1)
+    least = max(LEAST, resource.least / _whole(holds, resource))
+    return max(math.ceil((1 - least) / _step(holds, resource) - _EXACT), 1)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from manager.control.feedback_law import average, floor_weight
 from manager.model.decision import Decision, IdleGoal, Snapshot, VmView, WeightGoal
+from manager.model.units import percent
 
 FLOOR_MARGIN = 1.5
 """Batch VMs below their floor get weights for this much more than it, so that they reach it again."""
@@ -55,13 +56,17 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
     raised = waiting and share < limit
     driven = [vm for vm in batch if vm.spec.weight is None]
     name = snapshot.host.policy
-    below = f"{name}: batch VMs got {share:.1%} of the host, less than their floor of {law.batch_floor:.1%}"
+    below = (
+        f"{name}: batch VMs got {percent(share, 1)} of the host, less than their floor of {percent(law.batch_floor, 1)}"
+    )
     if raised:
         decision = replace(decision, weights=_raised(decision.weights, snapshot, driven, len(batch), below))
     if snapshot.host.batch_idle:
-        told = {goal.vm for goal in decision.idle}
+        decided = {goal.vm for goal in decision.idle}
         why = below if raised else f"{name}: batch VM in the idle class"
-        idle = tuple(IdleGoal(vm.name, not raised, why) for vm in driven if vm.idle is not None and vm.name not in told)
+        idle = tuple(
+            IdleGoal(vm.name, not raised, why) for vm in driven if vm.idle is not None and vm.name not in decided
+        )
         decision = replace(decision, idle=decision.idle + idle)
     return decision, BatchMemory(share, raised, measured, measured_s)
 

@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
 
+from pydantic import Field
+
+from manager.model.fields import WIRE, Name
 from manager.model.records import FULL_VCPU, TickRecord, VcpuTick, VmTick
 from manager.model.registration import VmClass
+from manager.model.units import percent
 from manager.model.vcpu_wait import MATERIAL, wait_share
 from manager.model.verdict import VerdictKind
 
@@ -50,7 +55,7 @@ class HostTicks:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """An application that misses its SLA: its VMs, its rate then, and the ticks of the hosts of its VMs.
+    """An application that violates its SLA: its VMs, its rate then, and the ticks of the hosts of its VMs.
 
     ``vcpus`` and ``limits_pcpus`` (CPU seconds a second that a VM may use) are by VM, where known; ``classes`` are of
     all registered VMs. The rates are None where nobody knows them, or none was agreed.
@@ -68,16 +73,19 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A mean before the violation (None: too few ticks) and during it.
+    """A mean before the violation (null: too few ticks) and during it."""
 
-    ``what`` is ``cpu_share`` (a fraction of the host), ``wait_part`` (of the time in which the vCPUs wanted to run), or
-    of the vCPU that is full, as parts of the time, ``vcpu_used`` and ``vcpu_wait``.
-    """
-
-    subject: str
-    what: str
+    subject: Name
+    metric: Annotated[
+        Literal["cpu_share", "wait_share", "vcpu_used", "vcpu_wait"],
+        Field(
+            description="cpu_share: of the host; wait_share: part of the time its vCPUs wanted to run that they waited;"
+            " vcpu_used, vcpu_wait: parts of the time, of the vCPU that is full"
+        ),
+    ]
     before: float | None
     during: float
+    __pydantic_config__: ClassVar = WIRE
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +100,10 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Own:
+class _ServingVm:
     """A VM of the application on a host: means of the pCPUs it used, and of the seconds a second it waited.
 
-    ``hot``: a vCPU that was full in most ticks.
+    ``part`` is what it waited of its runnable time. ``hot``: a vCPU that was full in most ticks; ``hot_part`` as above.
     """
 
     vm: str
@@ -103,109 +111,114 @@ class _Own:
     used_pcpus: float
     waited: float
     part: float
+    used_before: float | None
     part_before: float | None
-    hot: VcpuTick | None = None
+    hot: VcpuTick | None
+
+    @property
+    def hot_part(self) -> float:
+        return wait_share(self.hot.used, self.hot.waited) if self.hot else 0.0
+
+    @property
+    def order(self) -> tuple[str, str]:
+        return self.vm, self.host.host
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        pcpus = self.host.pcpus
+        used_before = None if self.used_before is None else self.used_before / pcpus
+        return (
+            Measure(self.vm, "wait_share", self.part_before, self.part),
+            Measure(self.vm, "cpu_share", used_before, self.used_pcpus / pcpus),
+        )
+
+    @property
+    def waiting(self) -> str:
+        before = "" if self.part_before is None else f" (before: {percent(self.part_before)})"
+        return (
+            f"{self.vm} on {self.host.host}: vCPU wait (steal) {percent(self.part)}{before}, while it used"
+            f" {round(self.used_pcpus, 3):g} pCPUs"
+        )
+
+    def full(self, hot: VcpuTick) -> str:
+        return (
+            f"vCPU {hot.index} of {self.vm} is full: it runs {percent(hot.used)} of the time,"
+            f" vCPU wait (steal) {percent(hot.waited)}"
+        )
+
+    def verdict(self, kind: VerdictKind, *evidence: str, measures: tuple[Measure, ...] = ()) -> Verdict:
+        """One that names no other VM."""
+        return Verdict(kind, evidence, None, self.host.host, self.measures + measures)
 
 
 def blame(case: Case) -> Verdict:
     """The verdict on a violation."""
-    own = [one for host in case.hosts for one in _own_vms(host, case.vms)]
-    worst = max(own, key=lambda one: (one.part, one.waited, one.vm, one.host.host), default=None)
-    measures = () if worst is None else _measures(worst)
+    servers = [server for host in case.hosts for server in _servers(host, case.vms)]
+    worst = max(servers, key=lambda server: (server.part, server.waited, *server.order), default=None)
     if case.rate_rps is not None and case.max_rate_rps is not None and case.rate_rps > case.max_rate_rps:
-        rates = f"{case.rate_rps:.3g} req/s exceeds the agreed {case.max_rate_rps:.3g} req/s"
-        more = (_waiting(worst),) if worst else ()
-        return Verdict(
-            VerdictKind.OVERLOAD,
-            (f"{rates}, so the SLA does not apply", *more),
-            None,
-            worst.host.host if worst else None,
-            measures,
-        )
+        rates = f"{case.rate_rps:.3g} req/s exceeds the agreed {case.max_rate_rps:.3g} req/s, so the SLA does not apply"
+        if worst is None:
+            return Verdict(VerdictKind.OVERLOAD, (rates,))
+        return worst.verdict(VerdictKind.OVERLOAD, rates, worst.waiting)
     if worst is None:
-        return _unknown(_why_nothing(case))
-    host = worst.host.host
-    if not all(one.host.waits_known for one in own):
-        silent = sorted({one.host.host for one in own if not one.host.waits_known})
-        return _unknown(f"the kernel of {', '.join(silent)} does not report vCPU wait (steal)", host)
+        return Verdict(VerdictKind.UNKNOWN, (_why_nothing(case),))
+    silent = sorted({server.host.host for server in servers if not server.host.waits_known})
+    if silent:
+        why = f"the kernel of {', '.join(silent)} does not report vCPU wait (steal)"
+        return Verdict(VerdictKind.UNKNOWN, (why,), None, worst.host.host)
     vcpus = (case.vcpus or {}).get(worst.vm, 1)
     if worst.part >= MATERIAL and worst.waited >= WAIT_PER_VCPU * vcpus:
-        return _who_takes_it(case, worst)
-    return _own_doing(case, own, worst)
+        return _neighbour(case, worst)
+    return _self_inflicted(case, servers, worst)
 
 
-def _own_doing(case: Case, own: Sequence[_Own], worst: _Own) -> Verdict:
+def _self_inflicted(case: Case, servers: Sequence[_ServingVm], worst: _ServingVm) -> Verdict:
     """The verdict where no VM of the application waits materially; one of its vCPUs may."""
-    in_order = sorted(own, key=lambda one: (one.vm, one.host.host))
-    for one in in_order:
-        limit = (case.limits_pcpus or {}).get(one.vm)
-        if limit and one.used_pcpus >= AT_LIMIT * limit:
-            text = f"{one.vm} uses {one.used_pcpus:.2f} of its limit of {limit:g} pCPUs, with little vCPU wait"
-            return Verdict(VerdictKind.OVERLOAD, (text, _waiting(one)), None, one.host.host, _measures(one))
-    hot = max((one for one in in_order if one.hot), key=_hot_part, default=None)
-    if hot is not None:
-        return _who_takes_it(case, hot) if _hot_part(hot) >= MATERIAL else _imbalance(case, hot)
-    text = (
-        f"vCPU wait is below {MATERIAL:.0%} and no VM is at its limit: look at the application, its disks, the network"
-    )
-    return Verdict(VerdictKind.NOT_CPU, (_waiting(worst), text), None, worst.host.host, _measures(worst))
-
-
-def _hot_part(own: _Own) -> float:
-    return wait_share(own.hot.used, own.hot.waited) if own.hot else 0.0
-
-
-def _imbalance(case: Case, own: _Own) -> Verdict:
-    """The verdict where a vCPU is full by running; an overload, where all of them are."""
-    hot, vcpus = own.hot or VcpuTick(0, 0.0, 0.0, 0), (case.vcpus or {}).get(own.vm)
-    every = vcpus is not None and hot.full >= vcpus
+    in_order = sorted(servers, key=lambda server: server.order)
+    for server in in_order:
+        limit = (case.limits_pcpus or {}).get(server.vm)
+        if limit and server.used_pcpus >= AT_LIMIT * limit:
+            uses = f"{server.vm} uses {server.used_pcpus:.2f} of its limit of {limit:g} pCPUs, with little vCPU wait"
+            return server.verdict(VerdictKind.OVERLOAD, uses, server.waiting)
+    hot = max((server for server in in_order if server.hot), key=lambda server: server.hot_part, default=None)
+    if hot is not None and hot.hot is not None:
+        return _neighbour(case, hot) if hot.hot_part >= MATERIAL else _imbalance(case, hot, hot.hot)
     advice = (
-        "they serve more than they can"
-        if every
-        else "more CPU does not help, look at how the service spreads its work over threads"
+        f"vCPU wait is below {percent(MATERIAL)} and no VM is at its limit: look at the application, its disks,"
+        " the network"
     )
-    evidence = (
-        f"on {own.host.host} {_full(own)}",
-        f"{hot.full} of {vcpus or 'its'} vCPUs are full, while the VM uses {own.used_pcpus:.2f} pCPUs in all: {advice}",
-        _waiting(own),
+    return worst.verdict(VerdictKind.NOT_CPU, worst.waiting, advice)
+
+
+def _imbalance(case: Case, server: _ServingVm, hot: VcpuTick) -> Verdict:
+    """The verdict where a vCPU is full by running; an overload, where all of them are."""
+    vcpus = (case.vcpus or {}).get(server.vm)
+    kind, advice = (
+        VerdictKind.IMBALANCE,
+        "more CPU does not help, look at how the service spreads its work over threads",
     )
-    measures = (
-        *_measures(own),
-        Measure(own.vm, "vcpu_used", None, hot.used),
-        Measure(own.vm, "vcpu_wait", None, hot.waited),
-    )
-    kind = VerdictKind.OVERLOAD if every else VerdictKind.IMBALANCE
-    return Verdict(kind, evidence, None, own.host.host, measures)
-
-
-def _full(own: _Own) -> str:
-    hot = own.hot
-    return (
-        f"vCPU {hot.index} of {own.vm} is full: it runs {hot.used:.0%} of the time, vCPU wait (steal) {hot.waited:.0%}"
-        if hot
-        else ""
+    if vcpus is not None and hot.full >= vcpus:
+        kind, advice = VerdictKind.OVERLOAD, "they serve more than they can"
+    uses = f"while the VM uses {server.used_pcpus:.2f} pCPUs in all: {advice}"
+    return server.verdict(
+        kind,
+        f"on {server.host.host} {server.full(hot)}",
+        f"{hot.full} of {vcpus or 'its'} vCPUs are full, {uses}",
+        server.waiting,
+        measures=(
+            Measure(server.vm, "vcpu_used", None, hot.used),
+            Measure(server.vm, "vcpu_wait", None, hot.waited),
+        ),
     )
 
 
-def _hot(seen: Sequence[VmTick]) -> VcpuTick | None:
-    """Means of the busiest vCPU over the ticks in which one was full, None: there were few such."""
-    full = [one.vcpu for one in seen if one.vcpu is not None and one.vcpu.used + one.vcpu.waited >= FULL_VCPU]
-    if len(full) < LEAST_TICKS or len(full) < MAIN_TICKS * len(seen):
-        return None
-    used, waited = (
-        math.fsum(values) / len(full) for values in zip(*((one.used, one.waited) for one in full), strict=True)
-    )
-    index = Counter(one.index for one in full).most_common(1)[0][0]
-    return VcpuTick(index, used, waited, round(math.fsum(one.full for one in full) / len(full)))
-
-
-def _who_takes_it(case: Case, worst: _Own) -> Verdict:
+def _neighbour(case: Case, worst: _ServingVm) -> Verdict:
     """The verdict where a VM of the application waits for a pCPU."""
     host = worst.host
     now, then = _uses(host.during), _uses(host.before)
     others = sorted(now.by_vm.keys() - case.vms)
-    told = len(host.before) >= LEAST_TICKS and worst.part_before is not None
-    risen = told and worst.part >= RISEN * (worst.part_before or 0.0)
+    comparable = len(host.before) >= LEAST_TICKS and worst.part_before is not None
+    risen = comparable and worst.part >= RISEN * (worst.part_before or 0.0)
     if risen:
         amounts = {vm: max(now.by_vm[vm] - then.by_vm.get(vm, 0.0), 0.0) for vm in others}
         rest = max(now.unregistered - then.unregistered, 0.0)
@@ -215,34 +228,40 @@ def _who_takes_it(case: Case, worst: _Own) -> Verdict:
         amounts, rest, own, least = {vm: now.by_vm[vm] for vm in others}, now.unregistered, 0.0, LARGE
     top = max(others, key=lambda vm: (amounts[vm], vm), default=None)
     all_others = math.fsum(amounts[vm] for vm in others) + rest
-    evidence = [_waiting(worst)]
-    if worst.hot is not None and _hot_part(worst) >= MATERIAL:
-        evidence.append(_full(worst))
-    measures = [*_measures(worst), Measure(host.host, "cpu_share", then.busy if told else None, now.busy)]
+    evidence = [worst.waiting]
+    if worst.hot is not None and worst.hot_part >= MATERIAL:
+        evidence.append(worst.full(worst.hot))
+    busy = Measure(host.host, "cpu_share", then.busy if comparable else None, now.busy)
     if top is not None and amounts[top] >= least and amounts[top] >= MAIN_PART * all_others and amounts[top] > own:
         kind = (case.classes or {}).get(top)
         name = f"{kind} VM {top}" if kind else f"VM {top}"
         before = then.by_vm.get(top, 0.0)
+        part = percent(amounts[top] / all_others)
         evidence += [
-            f"{name} rose from {before:.1%} to {now.by_vm[top]:.1%} of the host's CPU at the same time,"
-            f" {_part(amounts[top], all_others)} of all that rose"
+            f"{name} rose from {percent(before, 1)} to {percent(now.by_vm[top], 1)} of the host's CPU at the same time,"
+            f" {part} of all that rose"
             if risen
-            else f"{name} uses {now.by_vm[top]:.1%} of the host's CPU, {_part(amounts[top], all_others)} of what the"
+            else f"{name} uses {percent(now.by_vm[top], 1)} of the host's CPU, {part} of what the"
             f" application does not use itself",
             *_weights(host, (worst.vm, top)),
         ]
-        measures.append(Measure(top, "cpu_share", before if told else None, now.by_vm[top]))
-        return Verdict(VerdictKind.NEIGHBOUR, tuple(evidence), top, host.host, tuple(measures))
+        measures = (*worst.measures, busy, Measure(top, "cpu_share", before if comparable else None, now.by_vm[top]))
+        return Verdict(VerdictKind.NEIGHBOUR, tuple(evidence), top, host.host, measures)
     if own >= RISE:
-        evidence.append(f"the application's own VMs use {own:.1%} of the host's CPU more than before")
-    largest = f"the most is {top} with {amounts[top]:.1%}" if top is not None else "no other VM is registered there"
+        evidence.append(f"the application's own VMs use {percent(own, 1)} of the host's CPU more than before")
+    largest = (
+        f"the most is {top} with {percent(amounts[top], 1)}" if top is not None else "no other VM is registered there"
+    )
     about = "rise of the CPU use" if risen else "CPU use"
-    evidence.append(f"no single VM explains it: of the {about} of other VMs, {all_others:.1%} of the host, {largest}")
+    evidence.append(
+        f"no single VM explains it: of the {about} of other VMs, {percent(all_others, 1)} of the host, {largest}"
+    )
     if now.busy >= FULL:
-        evidence.append(f"the host is {now.busy:.1%} busy")
-        return Verdict(VerdictKind.HOST_FULL, tuple(evidence), None, host.host, tuple(measures))
-    evidence.append(f"but the host is only {now.busy:.1%} busy: check pins and limits of its VMs")
-    return Verdict(VerdictKind.UNKNOWN, tuple(evidence), None, host.host, tuple(measures))
+        return worst.verdict(
+            VerdictKind.HOST_FULL, *evidence, f"the host is {percent(now.busy, 1)} busy", measures=(busy,)
+        )
+    advice = f"but the host is only {percent(now.busy, 1)} busy: check pins and limits of its VMs"
+    return worst.verdict(VerdictKind.UNKNOWN, *evidence, advice, measures=(busy,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,62 +280,55 @@ def _uses(ticks: Sequence[TickRecord]) -> _Uses:
             shares.setdefault(vm.vm, []).append(vm.cpu_share)
     count = max(len(ticks), 1)
     busy = math.fsum(tick.host_cpu_share for tick in ticks) / count
-    by_vm = {vm: math.fsum(found) / count for vm, found in shares.items()}
+    by_vm = {vm: math.fsum(values) / count for vm, values in shares.items()}
     return _Uses(busy, max(busy - math.fsum(by_vm.values()), 0.0), by_vm)
 
 
-def _own_vms(host: HostTicks, vms: Iterable[str]) -> list[_Own]:
-    found: list[_Own] = []
+def _servers(host: HostTicks, vms: Iterable[str]) -> Iterator[_ServingVm]:
     for vm in vms:
-        during, before = _seen(host.during, vm), _seen(host.before, vm)
+        during, before = _ticks_of(host.during, vm), _ticks_of(host.before, vm)
         if len(during) < LEAST_TICKS:
             continue
         used, waited = _means(during, host.pcpus)
-        earlier = wait_share(*_means(before, host.pcpus)) if len(before) >= LEAST_TICKS else None
-        found.append(_Own(vm, host, used, waited, wait_share(used, waited), earlier, _hot(during)))
-    return found
+        used_before = part_before = None
+        if len(before) >= LEAST_TICKS:
+            used_before, waited_before = _means(before, host.pcpus)
+            part_before = wait_share(used_before, waited_before)
+        yield _ServingVm(vm, host, used, waited, wait_share(used, waited), used_before, part_before, _hot(during))
 
 
-def _seen(ticks: Iterable[TickRecord], vm: str) -> list[VmTick]:
-    return [one for tick in ticks for one in tick.vms if one.vm == vm]
+def _ticks_of(ticks: Iterable[TickRecord], name: str) -> list[VmTick]:
+    return [vm for tick in ticks for vm in tick.vms if vm.vm == name]
 
 
-def _means(seen: Sequence[VmTick], pcpus: int) -> tuple[float, float]:
-    used = math.fsum(one.cpu_share for one in seen) / len(seen) * pcpus
-    return used, math.fsum(one.run_delay_share for one in seen) / len(seen)
+def _means(ticks: Sequence[VmTick], pcpus: int) -> tuple[float, float]:
+    used = math.fsum(tick.cpu_share for tick in ticks) / len(ticks) * pcpus
+    return used, math.fsum(tick.run_delay_share for tick in ticks) / len(ticks)
 
 
-def _measures(own: _Own) -> tuple[Measure, ...]:
-    before = _seen(own.host.before, own.vm)
-    used = _means(before, own.host.pcpus)[0] / own.host.pcpus if len(before) >= LEAST_TICKS else None
-    return (
-        Measure(own.vm, "wait_part", own.part_before, own.part),
-        Measure(own.vm, "cpu_share", used, own.used_pcpus / own.host.pcpus),
+def _hot(ticks: Sequence[VmTick]) -> VcpuTick | None:
+    """Means of the busiest vCPU over the ticks in which one was full, None: there were few such."""
+    full = [tick.vcpu for tick in ticks if tick.vcpu is not None and tick.vcpu.used + tick.vcpu.waited >= FULL_VCPU]
+    if len(full) < LEAST_TICKS or len(full) < MAIN_TICKS * len(ticks):
+        return None
+    used, waited, count = (
+        math.fsum(values) / len(full)
+        for values in zip(*((vcpu.used, vcpu.waited, vcpu.full) for vcpu in full), strict=True)
     )
-
-
-def _waiting(own: _Own) -> str:
-    before = "" if own.part_before is None else f" (before: {own.part_before:.0%})"
-    return (
-        f"{own.vm} on {own.host.host}: vCPU wait (steal) {own.part:.0%}{before}, while it used"
-        f" {round(own.used_pcpus, 3):g} pCPUs"
-    )
+    return VcpuTick(Counter(vcpu.index for vcpu in full).most_common(1)[0][0], used, waited, round(count))
 
 
 def _weights(host: HostTicks, vms: Iterable[str]) -> list[str]:
     """What changed of the weights meanwhile."""
-    found: list[str] = []
+    changes: list[str] = []
     for vm in vms:
         then, now = (
-            [one.weight for one in _seen(ticks, vm) if one.weight is not None] for ticks in (host.before, host.during)
+            [tick.weight for tick in _ticks_of(ticks, vm) if tick.weight is not None]
+            for ticks in (host.before, host.during)
         )
         if then and now and then[-1] != now[-1]:
-            found.append(f"the weight of {vm} changed from {then[-1]:,} to {now[-1]:,} meanwhile")
-    return found
-
-
-def _part(amount: float, whole: float) -> str:
-    return f"{amount / whole:.0%}" if whole > 0 else "all"
+            changes.append(f"the weight of {vm} changed from {then[-1]:,} to {now[-1]:,} meanwhile")
+    return changes
 
 
 def _why_nothing(case: Case) -> str:
@@ -327,7 +339,3 @@ def _why_nothing(case: Case) -> str:
     most = max(len(host.during) for host in case.hosts)
     names = ", ".join(sorted(host.host for host in case.hosts))
     return f"too few ticks of {names} cover its VMs during the violation: {most} of {LEAST_TICKS} needed"
-
-
-def _unknown(why: str, host: str | None = None) -> Verdict:
-    return Verdict(VerdictKind.UNKNOWN, (why,), None, host)

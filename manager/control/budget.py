@@ -1,7 +1,7 @@
-"""How often an SLA was missed and for how long: response times over periods, added up and never averaged.
+"""How often an SLA was violated and for how long: response times over periods, added up and never averaged.
 
 A slot is judged when it holds enough response times (the setting ``min_samples``). A *violation* is a run of slots that
-were missed: a slot that was met, or could not be judged, ends it.
+were violated: a slot that was met, or could not be judged, ends it.
 """
 
 from __future__ import annotations
@@ -9,8 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from manager.control.error_budget import Judged
 from manager.control.sla import sla_state
+from manager.model.fields import WIRE, Count, EpochS
 from manager.model.histogram import Histogram
 from manager.model.registration import Sla
 from manager.model.window import SlaState, Window
@@ -24,20 +29,21 @@ _CLOCK_S = 1e-4  # times in seconds since the epoch are that exact
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
-    """A violation from ``start_s`` until ``end_s`` (seconds since the epoch), in which ``missed`` slots were missed."""
+class Violation:
+    """A time in which an SLA was violated, in seconds since the epoch, and the number of its violated slots."""
 
-    start_s: float
-    end_s: float
-    missed: int
+    start_s: Annotated[EpochS, Field(alias="start")]
+    end_s: Annotated[EpochS, Field(alias="end")]
+    violated: Annotated[Count, Field(description="slots that violated it")]
+    __pydantic_config__: ClassVar = WIRE
 
 
 @dataclass(frozen=True, slots=True)
 class Period:
     """Response times of an application over a slot or several, from ``start_s`` on (seconds since the epoch).
 
-    ``slots`` counts those with data, ``judged`` those of them with enough of it, ``missed`` those that missed the SLA
-    that was in force. ``window.ready`` is the largest of the ready percentiles, and None where response times were
+    ``slots`` counts those with data, ``judged`` those of them with enough of it, ``violated`` those that violated the
+    SLA in force. ``window.ready`` is the largest of the ready percentiles, and None where response times were
     counted: what no slot exceeds, all of them together do not.
     """
 
@@ -45,77 +51,77 @@ class Period:
     window: Window
     slots: int = 0
     judged: int = 0
-    missed: int = 0
-    violations: tuple[Span, ...] = ()
+    violated: int = 0
+    violations: tuple[Violation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How much of a promise was kept; ``missed_share`` is of the judged slots, None without any.
+    """SLA attainment over a time until now."""
 
-    ``time_ms`` is the SLA's percentile over the whole time, None without response times.
-    """
-
-    judged: int
-    missed: int
-    missed_share: float | None
-    longest_s: float
-    time_ms: float | None
+    length_s: Count
+    since_s: Annotated[EpochS, Field(alias="since")]
+    judged: Count
+    violated: Count
+    violated_share: Annotated[float | None, Field(description="of the judged slots; null: none was")]
+    attainment: Annotated[float | None, Field(description="share of the judged slots in which the SLA held")]
+    burn_rate: Annotated[float | None, Field(description="`violated_share` by 1 - `attainment_target`")]
+    longest_violation_s: float
+    percentile_ms: Annotated[float | None, Field(description="the percentile of the SLA over the whole time")]
+    __pydantic_config__: ClassVar = WIRE
 
 
 def judge(window: Window, start_s: float, slot_s: float, sla: Sla | None, min_samples: int) -> Period:
     """The slot that begins at ``start_s``, judged by itself."""
     state = sla_state(window, sla, window.end_s, 0.0, min_samples)
-    missed = state is SlaState.MISSED
-    spans = (Span(start_s, start_s + slot_s, 1),) if missed else ()
-    return Period(start_s, window, 1, int(state is not SlaState.NO_DATA), int(missed), spans)
+    violated = state is SlaState.VIOLATED
+    spans = (Violation(start_s, start_s + slot_s, 1),) if violated else ()
+    return Period(start_s, window, 1, int(state is not SlaState.NO_DATA), int(violated), spans)
 
 
 def total(application: str, periods: Sequence[Period], start_s: float, end_s: float) -> Period:
     """All of disjoint periods, oldest first, as one from ``start_s`` until ``end_s``."""
     windows = [period.window for period in periods]
     histogram = Histogram().merge(*(window.histogram for window in windows))
-    known = [window.requests for window in windows if window.requests is not None]
-    ready = [window.ready for window in windows if window.ready is not None]
-    alike = [one for one in ready if one.percentile == ready[-1].percentile]
-    largest = max(alike, key=lambda one: one.time_ms, default=None)
-    whole = Window(
-        application,
-        start_s,
-        end_s,
-        histogram,
-        math.fsum(known) if known else None,
-        None if histogram.buckets else largest,
-    )
+    requests = [window.requests for window in windows if window.requests is not None]
+    ready = [window.ready for window in windows if window.ready is not None and not histogram.buckets]
+    alike = [value for value in ready if value.percentile == ready[-1].percentile]
+    largest = max(alike, key=lambda value: value.percentile_ms, default=None)
+    whole = Window(application, start_s, end_s, histogram, math.fsum(requests) if requests else None, largest)
     return Period(
         start_s,
         whole,
         sum(period.slots for period in periods),
         sum(period.judged for period in periods),
-        sum(period.missed for period in periods),
+        sum(period.violated for period in periods),
         joined(span for period in periods for span in period.violations),
     )
 
 
-def joined(spans: Iterable[Span], gap_s: float = 0.0) -> tuple[Span, ...]:
+def joined(spans: Iterable[Violation], gap_s: float = 0.0) -> tuple[Violation, ...]:
     """Spans, oldest first, with those that are at most ``gap_s`` apart made one."""
-    found: list[Span] = []
+    runs: list[Violation] = []
     for span in spans:
-        if found and span.start_s - found[-1].end_s <= gap_s + _CLOCK_S:
-            found[-1] = Span(found[-1].start_s, span.end_s, found[-1].missed + span.missed)
+        if runs and span.start_s - runs[-1].end_s <= gap_s + _CLOCK_S:
+            runs[-1] = Violation(runs[-1].start_s, span.end_s, runs[-1].violated + span.violated)
         else:
-            found.append(span)
-    return tuple(found)
+            runs.append(span)
+    return tuple(runs)
 
 
-def budget(period: Period, sla: Sla | None) -> Budget:
-    """What a period says of the promise."""
+def budget(period: Period, length_s: float, sla: Sla | None, target: float) -> Budget:
+    """What a period of about ``length_s`` says of the SLA; ``target``: the attainment target."""
+    judged = Judged(period.judged, period.violated)
     return Budget(
+        length_s=round(length_s),
+        since_s=period.start_s,
         judged=period.judged,
-        missed=period.missed,
-        missed_share=period.missed / period.judged if period.judged else None,
-        longest_s=max((span.end_s - span.start_s for span in period.violations), default=0.0),
-        time_ms=period.window.percentile_ms(sla.percentile) if sla else None,
+        violated=period.violated,
+        violated_share=period.violated / period.judged if period.judged else None,
+        attainment=judged.attainment,
+        burn_rate=judged.burn_rate(target),
+        longest_violation_s=max((span.end_s - span.start_s for span in period.violations), default=0.0),
+        percentile_ms=period.window.percentile_ms(sla.percentile) if sla else None,
     )
 
 
@@ -130,6 +136,16 @@ class Steps:
     step_s: float
     count: int
     period_s: float
+
+    @property
+    def starts_s(self) -> list[float]:
+        """Begin of each step."""
+        return [self.first_s + place * self.step_s for place in range(self.count)]
+
+    @property
+    def end_s(self) -> float:
+        """End of the last step."""
+        return self.first_s + self.count * self.step_s
 
 
 def cut_range(
@@ -160,18 +176,15 @@ def by_step(application: str, periods: Iterable[Period], steps: Steps, now_s: fl
 
     Otherwise its rate would always look as if it were falling.
     """
-    parts: list[list[Period]] = [[] for _ in range(steps.count)]
+    parts: dict[int, list[Period]] = {place: [] for place in range(steps.count)}
     for period in periods:
-        place = math.floor((period.start_s - steps.first_s + _CLOCK_S) / steps.step_s)
-        if 0 <= place < steps.count:
-            parts[place].append(period)
-    found: list[Period] = []
-    for place, part in enumerate(parts):
-        start_s = steps.first_s + place * steps.step_s
+        parts.get(math.floor((period.start_s - steps.first_s + _CLOCK_S) / steps.step_s), []).append(period)
+    whole: list[Period] = []
+    for start_s, part in zip(steps.starts_s, parts.values(), strict=True):
         end_s = start_s + steps.step_s
         step = total(application, part, start_s, end_s)
         if part and end_s > now_s:
             latest_s = max(period.window.end_s for period in part)
             step = replace(step, window=replace(step.window, end_s=min(max(latest_s, start_s), end_s)))
-        found.append(step)
-    return found
+        whole.append(step)
+    return whole

@@ -81,27 +81,15 @@ class CachePlan:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class _Cluster:
     """Applications that share a group, as each CLOSID is one group's."""
 
-    claims: tuple[Claim, ...]
-
-    @property
-    def apps(self) -> tuple[str, ...]:
-        return tuple(sorted(claim.app for claim in self.claims))
-
-    @property
-    def vms(self) -> frozenset[str]:
-        return frozenset().union(*(claim.vms for claim in self.claims))
-
-    @property
-    def name(self) -> str:
-        return PREFIX + self.apps[0]
-
-    @property
-    def domains(self) -> frozenset[int]:
-        return frozenset().union(*(claim.domains for claim in self.claims))
+    def __init__(self, *claims: Claim) -> None:
+        self.claims = claims
+        self.apps = tuple(sorted(claim.app for claim in claims))
+        self.vms = frozenset[str]().union(*(claim.vms for claim in claims))
+        self.name = PREFIX + self.apps[0]
+        self.domains = frozenset[int]().union(*(claim.domains for claim in claims))
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,15 +116,18 @@ def allocate(offered: Resctrl, present: Mapping[str, Group], demand: CacheDemand
     budget = _budget(offered, len(others), demand)
     caches = offered.divided
     clusters, divisions, notes = _cluster(caches, present, others, demand, budget)
-    rest = {domain: _of_batch(caches[0], one.pool, demand.default_ways) for domain, one in divisions.items()}
-    most = {Slot(one.name, domain): one.most for one in offered.bandwidths for domain in one.domains}
+    rest = {domain: _of_batch(caches[0], part.pool, demand.default_ways) for domain, part in divisions.items()}
+    most = {Slot(limit.name, domain): limit.most for limit in offered.bandwidths for domain in limit.domains}
     limited = most | {
-        Slot(one.name, domain): one.legal(demand.bandwidth) for one in offered.bandwidths[:1] for domain in one.domains
+        Slot(limit.name, domain): limit.legal(demand.bandwidth)
+        for limit in offered.bandwidths[:1]
+        for domain in limit.domains
     }
     groups = [PlannedGroup(DEFAULT, (), frozenset(), _default(caches, divisions, demand.original))]
-    for one in clusters:
-        masks = {domain: division.masks.get(one.name, division.pool) for domain, division in divisions.items()}
-        groups.append(PlannedGroup(one.name, one.apps, one.vms, _values(caches, masks) | most, one.domains))
+    for cluster in clusters:
+        masks = {domain: part.masks.get(cluster.name, part.pool) for domain, part in divisions.items()}
+        values = _values(caches, masks) | most
+        groups.append(PlannedGroup(cluster.name, cluster.apps, cluster.vms, values, cluster.domains))
     if clusters and budget.batch:
         vms = demand.batch - demand.held if budget.held else demand.batch
         bandwidth = limited if demand.held and not budget.held else most
@@ -186,45 +177,54 @@ def _cluster(
     if not caches:
         return [], {}, []
     cache = caches[0]
-    clusters = [_Cluster((claim,)) for claim in demand.claims] if budget.apps else []
+    clusters = [_Cluster(claim) for claim in demand.claims] if budget.apps else []
     while clusters:
         if len(clusters) <= budget.apps:
             least_rest = cache.minimum + (demand.default_ways if budget.batch else 0)
-            divided = {one: _divide(cache, one, clusters, others, present, least_rest) for one in cache.domains}
-            found = {domain: one for domain, one in divided.items() if one is not None}
-            if len(found) == len(divided):
-                notes = [note for one in found.values() for note in one.notes]
-                shared = [cluster.apps for cluster in clusters if len(cluster.claims) > 1]
-                return clusters, found, [*(f"{', '.join(apps)} share a group" for apps in shared), *notes]
+            divisions = _divided(cache, clusters, others, present, least_rest)
+            if len(divisions) == len(cache.domains):
+                shared = [f"{', '.join(cluster.apps)} share a group" for cluster in clusters if cluster.claims[1:]]
+                return clusters, divisions, shared + [note for part in divisions.values() for note in part.notes]
         if len(clusters) == 1:
             break
         clusters = _merged(clusters, cache)
-    rest = {domain: _divide(cache, domain, (), others, present, cache.minimum) for domain in cache.domains}
     notes = [f"{', '.join(cluster.apps)} get no ways: others leave no room for them" for cluster in clusters]
-    return [], {domain: one for domain, one in rest.items() if one is not None}, notes
+    return [], _divided(cache, (), others, present, cache.minimum), notes
+
+
+def _divided(
+    cache: CacheResource,
+    clusters: Sequence[_Cluster],
+    others: Sequence[Group],
+    present: Mapping[str, Group],
+    least_rest: int,
+) -> dict[int, _Division]:
+    """The domains in which all can have the minimum."""
+    divisions = {domain: _divide(cache, domain, clusters, others, present, least_rest) for domain in cache.domains}
+    return {domain: division for domain, division in divisions.items() if division is not None}
 
 
 def _merged(clusters: Sequence[_Cluster], cache: CacheResource) -> list[_Cluster]:
     """With the two that need the fewest ways made one: who needs the most keeps a group of its own for longest."""
 
-    def need(one: _Cluster) -> tuple[int, str]:
-        return max((_wanted(one, cache, domain, clusters) for domain in one.domains), default=0), one.name
+    def need(cluster: _Cluster) -> tuple[int, str]:
+        return max((_wanted(cluster, cache, domain, clusters) for domain in cluster.domains), default=0), cluster.name
 
     first, second, *others = sorted(clusters, key=need)
-    return [_Cluster(first.claims + second.claims), *others]
+    return [_Cluster(*first.claims, *second.claims), *others]
 
 
-def _wanted(one: _Cluster, cache: CacheResource, domain: int, clusters: Sequence[_Cluster]) -> int:
+def _wanted(cluster: _Cluster, cache: CacheResource, domain: int, clusters: Sequence[_Cluster]) -> int:
     """Ways that a cluster is to have in a domain: the sum of its applications' there."""
     here = sum(domain in claim.domains for other in clusters for claim in other.claims)
     part = cache.ways.ways // (here + 1)
-    return sum(_ways(claim, cache, domain, part) for claim in one.claims if domain in claim.domains)
-
-
-def _ways(claim: Claim, cache: CacheResource, domain: int, part: int) -> int:
-    if claim.wish != AUTO:
-        return claim.wish.ways_of(cache, domain)
-    return max(part if claim.ways is None else claim.ways, cache.minimum)
+    return sum(
+        max(part if claim.ways is None else claim.ways, cache.minimum)
+        if claim.wish == AUTO
+        else claim.wish.ways_of(cache, domain)
+        for claim in cluster.claims
+        if domain in claim.domains
+    )
 
 
 def _divide(
@@ -243,19 +243,21 @@ def _divide(
     here = [cluster for cluster in clusters if domain in cluster.domains]
     taken = union(Mask(group.values.get(slot, 0)) for group in others if group.exclusive)
     theirs = union(Mask(group.values.get(slot, 0)) for group in others)
-    wanted = {one.name: max(_wanted(one, cache, domain, clusters), cache.minimum) for one in here}
+    wanted = {cluster.name: max(_wanted(cluster, cache, domain, clusters), cache.minimum) for cluster in here}
     held = {name: Mask(present[name].values.get(slot, 0)) for name in wanted if name in present}
     # Stacked from the end that other hardware does not use, those that are new last.
-    known = sorted((name for name in wanted if name in held), key=lambda name: (held[name].lowest, name))
-    order = [*(reversed(known) if cache.shared_below else known), *sorted(wanted.keys() - held.keys())]
+    order = sorted(held, key=lambda name: (held[name].lowest, name), reverse=cache.shared_below)
+    order += sorted(wanted.keys() - held.keys())
     for avoided in (theirs | taken, taken):
         free = cache.unshared - avoided
         division = _shrink(cache, order, wanted, free, cache.ways - taken, least_rest)
         if division is not None:
-            got = {name: mask.ways for name, mask in sorted(division.masks.items())}
-            less = (name for name in got if got[name] < wanted[name])
             where = f"in domain {domain}"
-            notes = [f"{name.removeprefix(PREFIX)} gets {got[name]} of {wanted[name]} ways {where}" for name in less]
+            notes = [
+                f"{name.removeprefix(PREFIX)} gets {mask.ways} of {wanted[name]} ways {where}"
+                for name, mask in sorted(division.masks.items())
+                if mask.ways < wanted[name]
+            ]
             shared = union(division.masks.values()) & theirs
             notes += [f"ways {shared} {where} are shared with groups of others"] if shared else []
             return replace(division, notes=tuple(notes))

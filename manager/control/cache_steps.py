@@ -64,7 +64,7 @@ def plan_steps(
         *early,
         *(CacheStep(CacheAction.REMOVE, name) for name in removed),
         *(CacheStep(CacheAction.MAKE, name) for name in made),
-        *_writes(offered, {name: one for name, one in present.items() if name not in removed}, populated, plan),
+        *_writes(offered, {name: group for name, group in present.items() if name not in removed}, populated, plan),
         *(move for move in moves if move.group not in present),
     )
 
@@ -73,7 +73,7 @@ def _writes(
     offered: Resctrl, present: Mapping[str, Group], populated: set[str], plan: CachePlan
 ) -> Iterator[CacheStep]:
     """Give all groups their values: as soon as the ways are free; else what gives others room; else sharing."""
-    values = {name: dict(one.values) for name, one in present.items() if not one.of_others}
+    values = {name: dict(group.values) for name, group in present.items() if not group.of_others}
     values |= {name: {} for name in plan.groups.keys() - present.keys()}
     state = _GroupValues(offered, plan.groups, values, populated)
     while state.waiting():
@@ -117,12 +117,14 @@ class _GroupValues:
         return CacheStep(CacheAction.WRITE, name, values=changed, shares=shares)
 
     def round(self, wanted: Callable[[str, Slot], int | None]) -> Iterator[CacheStep]:
-        """A step for each group for which ``wanted`` tells values; after one that shares no other."""
+        """A step for each group for which ``wanted`` has values; after one that shares no other."""
         waiting = self.waiting()
         for name in dict.fromkeys(name for name, _ in waiting):
-            told = {slot: wanted(name, slot) for group, slot in waiting if group == name}
+            values = {slot: wanted(name, slot) for group, slot in waiting if group == name}
             shares = wanted == self.forced
-            if step := self.write(name, {slot: one for slot, one in told.items() if one is not None}, shares=shares):
+            if step := self.write(
+                name, {slot: bits for slot, bits in values.items() if bits is not None}, shares=shares
+            ):
                 yield step
                 if shares:
                     return
@@ -166,4 +168,4 @@ class _GroupValues:
         alike = (
             Slot(cache.name, slot.domain) for cache in self._caches.values() if cache.name[:2] == slot.resource[:2]
         )
-        return union(self._has(name, one) for one in alike)
+        return union(self._has(name, resource) for resource in alike)

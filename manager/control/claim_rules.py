@@ -38,12 +38,12 @@ def foul(registered: RegisteredVm, host: str, uuid: str, holder: str | None) -> 
     return None
 
 
-def told_of(why: Foul, vm: str, host: str, other: str | None, registered: RegisteredVm, uuid: str) -> str:
-    """The text of the event that tells of it, and what to do."""
+def claim_text(why: Foul, vm: str, host: str, other: str | None, registered: RegisteredVm, uuid: str) -> str:
+    """The text of the event, and what to do."""
     if why is Foul.REGISTERED_ELSEWHERE:
         return (
             f"{host} reports VM {vm}, which is registered for host {registered.host}: nothing of it was taken. If the"
-            f" VM moved, register {host} as its host; else its agent, or its token, is not to be trusted"
+            f" VM moved, register it for {host}; else its agent, or its token, is not to be trusted"
         )
     if why is Foul.OTHER_UUID:
         return (

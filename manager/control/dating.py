@@ -14,13 +14,13 @@ _DAY_S = 86_400.0
 
 
 def behind_s(set_back_s: float, aheads_s: Sequence[float], skew_s: float) -> float:
-    """By how much a manager's clock is behind that which is right; 0: it is not, or nobody can tell.
+    """By how much a manager's clock is behind that which is right; 0: it is not, or that is not known.
 
     ``set_back_s``: by uptime, see ``manager.control.uptime``. ``aheads_s``: by how much hosts find theirs ahead of it,
     which counts where most agree to ``skew_s``, and more than one.
     """
     middle_s = median(aheads_s) if aheads_s else 0.0
-    alike = sum(abs(one - middle_s) <= skew_s for one in aheads_s)
+    alike = sum(abs(ahead_s - middle_s) <= skew_s for ahead_s in aheads_s)
     agreed_s = middle_s if alike > 1 and 2 * alike > len(aheads_s) else 0.0
     return max(set_back_s, agreed_s, 0.0)
 
@@ -45,9 +45,9 @@ def dated(
     """
     latest = now + skew
     offset = timedelta(seconds=ahead_s) if ahead_s is not None and ahead_s > 0 else timedelta(0)
-    found = {moment: moment for moment in claimed if moment <= latest}
-    ahead = sorted(set(claimed) - found.keys())
-    taken = set(found.values())
+    dates = {moment: moment for moment in claimed if moment <= latest}
+    ahead = sorted(set(claimed) - dates.keys())
+    taken = set(dates)
     for place, moment in enumerate(ahead):
         date = moment - offset
         if date > latest or date < now - skew or date in taken:
@@ -55,5 +55,5 @@ def dated(
         while date in taken:
             date -= _STEP
         taken.add(date)
-        found[moment] = date
-    return found
+        dates[moment] = date
+    return dates

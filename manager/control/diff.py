@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
-from manager.model.knobs import HOST_UUID, PINS, UNLIMITED, Knob, KnobKey, KnobValue, Order, Scope, knob_text
+from manager.model.knobs import (
+    HOST_UUID,
+    PINS,
+    UNLIMITED,
+    Family,
+    Knob,
+    KnobKey,
+    KnobValue,
+    Order,
+    Scope,
+    knob_text,
+    of_family,
+)
 from manager.model.registration import Mode
 from manager.model.scheduling import is_real_time
 
@@ -15,24 +27,28 @@ _OBSERVE_REASON = "not enforced any more: back to the original"
 _GROUPS = KnobKey(HOST_UUID, Knob.RT_RUNTIME)
 """The root's, which is read together with those of all groups above VMs."""
 _KEEPS = "kept for later: it changes with another setting"
+_OF_CPU_GROUPS = of_family(Family.CPU_GROUP)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class HostValues:
     """The host as just read.
 
     ``values`` are the knobs that could be read. ``default_weight`` is what the kernel gives a group that leaves the
     idle class, whatever it had before (kernel/sched/fair.c, sched_group_set_idle); None without weights.
-    ``adoptions`` counts, by domain UUID, how often the operator had settings taken back.
+    ``adoptions`` counts, by domain UUID, how often the operator had settings taken back. ``scopes`` are the domains
+    whose groups are scopes of systemd. ``replugged``: pCPUs went offline or came back a moment ago.
     """
 
     values: Mapping[KnobKey, KnobValue]
     online: CpuSet
     default_weight: int | None = None
     adoptions: Mapping[str, int] = field(default_factory=dict)
+    scopes: Collection[str] = ()
+    replugged: bool = False
 
 
-def diff(plan: Plan, found: Found, ledger: Mapping[KnobKey, Owned]) -> tuple[Change, ...]:
+def diff(plan: Plan, host: HostValues, ledger: Mapping[KnobKey, Owned]) -> tuple[Change, ...]:
     """Compare the plan with the host.
 
     A knob in the ``ledger`` (those changed before) that is not planned, or only for a released VM, goes back to its
@@ -44,7 +60,7 @@ def diff(plan: Plan, found: Found, ledger: Mapping[KnobKey, Owned]) -> tuple[Cha
     """
     goals = {goal.key: goal for goal in plan.goals if goal.mode is not Mode.RELEASED}
     pins: dict[str, list[KnobKey]] = {}
-    for key in found.values:
+    for key in host.values:
         if key.knob in PINS:
             pins.setdefault(key.uuid, []).append(key)
     concerned: dict[str, set[KnobKey]] = {}
@@ -52,7 +68,7 @@ def diff(plan: Plan, found: Found, ledger: Mapping[KnobKey, Owned]) -> tuple[Cha
         concerned.setdefault(key.uuid, set()).add(key)
         if key.knob is Knob.EMULATOR_PIN and key in ledger:  # threads that came later may have its pin
             concerned[key.uuid].update(pins.get(key.uuid, ()))
-    differences = _Diff(goals, found, ledger, pins, f"{plan.undo_reason}: back to the original")
+    differences = _Diff(goals, host, ledger, pins, f"{plan.undo_reason}: back to the original")
     changes = [
         change
         for uuid in sorted(concerned)
@@ -69,14 +85,14 @@ def _place(key: KnobKey) -> tuple[str, int]:
 @dataclass(frozen=True, slots=True)
 class _Diff:
     goals: Mapping[KnobKey, Goal]
-    found: Found
+    host: HostValues
     ledger: Mapping[KnobKey, Owned]
     pins: Mapping[str, list[KnobKey]]
     undo_reason: str
 
     def is_as_planned(self, key: KnobKey) -> bool:
         """Whether a knob surely needs no change: it holds what is planned, as we left it. Mostly true of all."""
-        goal, owned, value = self.goals.get(key), self.ledger.get(key), self.found.values.get(key)
+        goal, owned, value = self.goals.get(key), self.ledger.get(key), self.host.values.get(key)
         if goal is None or goal.value != value:
             return False
         if owned is None:
@@ -90,7 +106,7 @@ class _Diff:
         if idle_key in keys:
             changes += self._of_idle(idle_key, weight_key)
         enters, leaves = (any(_sets_idle(change, value) for change in changes) for value in (1, 0))
-        default = self.found.default_weight
+        default = self.host.default_weight
         for key in keys:
             if key == weight_key and leaves and default is not None:
                 changes += self._from(key, default, self.ledger.get(key))  # the kernel will have given it that
@@ -101,10 +117,10 @@ class _Diff:
             changes += self._before_idle(weight_key, returns)
         changes += self._pins_to_keep(uuid, changes)
         # The weight is written while the group has one: before it enters the idle class, after it left.
-        return sorted(changes, key=lambda one: (weight_key, 1) if _sets_idle(one, 1) else (one.key, 0))
+        return sorted(changes, key=lambda change: (weight_key, 1) if _sets_idle(change, 1) else (change.key, 0))
 
     def _of_idle(self, key: KnobKey, weight_key: KnobKey) -> list[Change]:
-        weight, value = self.ledger.get(weight_key), self.found.values.get(weight_key)
+        weight, value = self.ledger.get(weight_key), self.host.values.get(weight_key)
         changes = self._of_knob(key)
         if weight and value is not None and (weight.external or not self._is_ours(weight_key, value, weight)):
             # The idle class would lose the weight that another tool gave.
@@ -116,7 +132,7 @@ class _Diff:
 
         A group that ``returns`` to the idle class had none.
         """
-        value = self.found.values.get(key)
+        value = self.host.values.get(key)
         if returns:
             if value is not None and key in self.ledger:
                 yield Change(Action.FORGET, key, value, value, self.undo_reason)
@@ -131,7 +147,7 @@ class _Diff:
         yield from changes
 
     def _of_knob(self, key: KnobKey) -> list[Change]:
-        value = self.found.values.get(key)
+        value = self.host.values.get(key)
         if value is None:
             return list(self._without_value(key))
         owned = self.ledger.get(key) or self._inherited(key, value)
@@ -156,15 +172,15 @@ class _Diff:
         """
         owned, idle_key = self.ledger.get(key), KnobKey(key.uuid, Knob.IDLE)
         idle = self.ledger.get(idle_key)
-        unplugged = key.knob.spec.ends and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.found.values
-        unplugged |= key[:2] == _GROUPS[:2] and _GROUPS in self.found.values
+        unplugged = key.knob.spec.ends and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.host.values
+        unplugged |= key[:2] == _GROUPS[:2] and _GROUPS in self.host.values
         weightless = key.knob is Knob.WEIGHT and idle is not None and idle.original == 1
-        if owned and (unplugged or (weightless and self.found.values.get(idle_key) == 1)):
+        if owned and (unplugged or (weightless and self.host.values.get(idle_key) == 1)):
             yield Change(Action.FORGET, key, owned.intended, owned.intended, self.undo_reason)
 
     def _of_external(self, key: KnobKey, value: KnobValue, owned: Owned) -> list[Change]:
         """An external change: our memory of it ends when it is not wanted, or wanted back."""
-        adopted = self.found.adoptions.get(key.uuid, 0) > owned.adoptions
+        adopted = self.host.adoptions.get(key.uuid, 0) > owned.adoptions
         if key in self.goals and not adopted:
             return []
         if adopted and self._kept(key):  # forgotten, it could be taken for one that inherited the emulator's pin
@@ -199,24 +215,39 @@ class _Diff:
         """What some threads of an emulator may still hold although its main thread, the last to be pinned, does not."""
         if key.knob is not Knob.EMULATOR_PIN or owned.settled:
             return None
-        others = (one for one in (owned.intended, owned.previous) if not self._alike(one, owned.original))
-        return next(others, None)
+        written = (owned.intended, owned.previous)
+        return next((value for value in written if not self._alike(value, owned.original)), None)
 
     def _is_ours(self, key: KnobKey, value: KnobValue, owned: Owned) -> bool:
-        """Whether ``value`` is as we left it, or as the kernel made it of that."""
+        """Whether ``value`` is as we left it, or as kernel or systemd made it of that."""
         if self._alike(value, owned.intended) or (not owned.settled and self._alike(value, owned.previous)):
             return True
-        if value in key.knob.spec.resets:
+        if value in key.knob.spec.resets or (value == owned.original and self._is_reapplied(key)):
             return True
         if isinstance(owned.intended, frozenset):
+            if key.knob in PINS and self.host.replugged and self._is_reset(value, owned.intended):
+                return True
             # All of them are offline: the kernel lets the thread run anywhere. Or a part of a pin of which nobody noted
             # what it became: the kernel narrowed it to a cpuset (cpuset(7)).
             pinning = not owned.settled and owned.intended != owned.original
             narrowed = pinning and isinstance(value, frozenset) and value < owned.intended
-            return narrowed or not owned.intended & self.found.online
+            return narrowed or not owned.intended & self.host.online
         idle = self.ledger.get(KnobKey(key.uuid, Knob.IDLE))
-        left_idle = idle is not None and idle.intended == 1 and self.found.values.get(KnobKey(key.uuid, Knob.IDLE)) == 0
-        return key.knob is Knob.WEIGHT and left_idle and value == self.found.default_weight
+        left_idle = idle is not None and idle.intended == 1 and self.host.values.get(KnobKey(key.uuid, Knob.IDLE)) == 0
+        return key.knob is Knob.WEIGHT and left_idle and value == self.host.default_weight
+
+    def _is_reset(self, value: KnobValue, intended: CpuSet) -> bool:
+        """Whether a pin became all pCPUs of its cpuset: before Linux 6.2 all threads of one get these when a pCPU goes
+        offline or comes back (kernel/cgroup/cpuset.c, update_tasks_cpumask).
+        """
+        return isinstance(value, frozenset) and intended & self.host.online <= value <= self.host.online
+
+    def _is_reapplied(self, key: KnobKey) -> bool:
+        """Whether systemd may write a knob's original again: on ``systemctl daemon-reload``, which each installation of
+        a package with a unit runs, and when any property of the scope is set (systemd, src/core/cgroup.c,
+        cgroup_context_apply).
+        """
+        return key.knob in _OF_CPU_GROUPS and key.uuid in self.host.scopes
 
     def _inherited(self, key: KnobKey, value: KnobValue) -> Owned | None:
         """The pin of a thread that came after its VM was pinned: it has it from the emulator thread, as we left that.
@@ -224,7 +255,7 @@ class _Diff:
         All threads that were there before are in the ledger.
         """
         emulator_key = KnobKey(key.uuid, Knob.EMULATOR_PIN)
-        emulator, now = self.ledger.get(emulator_key), self.found.values.get(emulator_key)
+        emulator, now = self.ledger.get(emulator_key), self.host.values.get(emulator_key)
         if key.knob not in PINS or emulator is None or emulator.external:
             return None
         if value != emulator.intended:
@@ -243,21 +274,21 @@ class _Diff:
         return key.knob in PINS and key != emulator and goal is not None and goal.mode is Mode.ENFORCE
 
     def _pins_to_keep(self, uuid: str, changes: list[Change]) -> Iterator[Change]:
-        """The pins of threads that are to be told from those which will inherit the emulator's."""
+        """The pins of threads that must not be taken for such as inherited the emulator's."""
         emulator = KnobKey(uuid, Knob.EMULATOR_PIN)
         if not any(change.key == emulator and change.action is Action.WRITE for change in changes):
             return
         changing = {change.key for change in changes if change.action is Action.WRITE}
         for key in self.pins.get(uuid, ()):
             if key not in self.ledger and key not in changing:
-                value = self.found.values[key]
+                value = self.host.values[key]
                 yield Change(Action.KEEP, key, value, value, _KEEPS, value)
 
-    def _alike(self, one: KnobValue, other: KnobValue) -> bool:
+    def _alike(self, value: KnobValue, other: KnobValue) -> bool:
         """Whether two values are the same on this host: the kernel leaves out pCPUs that are offline."""
-        if isinstance(one, int) or isinstance(other, int):
-            return one == other
-        return one == other or (bool(one & self.found.online) and one & self.found.online == other & self.found.online)
+        if isinstance(value, int) or isinstance(other, int):
+            return value == other
+        return value == other or (self.host.online.isdisjoint(value ^ other) and not self.host.online.isdisjoint(value))
 
 
 def _part_given_back(value: KnobValue, owned: Owned) -> bool:

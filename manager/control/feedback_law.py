@@ -20,7 +20,7 @@ LEAST_SAMPLES = 20
 
 
 def performance_factor(response_time_ms: float, sla_ms: float) -> float:
-    """Equation (1): PF = RT / RT_SLA - 1, above 0 where the SLA is missed."""
+    """Equation (1): PF = RT / RT_SLA - 1, above 0 where the SLA is violated."""
     return response_time_ms / sla_ms - 1
 
 
@@ -38,9 +38,9 @@ def weight_of(wanted: float, largest: float, scale: WeightScale) -> int:
 def miss(response_time_ms: float, sla_ms: float, largest: float) -> float:
     """How much an application's SLA calls for more weight: ln(RT / RT_SLA), at least ln(1 / ``largest``).
 
-    It is 0 where the SLA is just met, and the same distance from it for twice and for half the promised time. Above
-    ln(``largest``) it falls again, down to ln(1 / ``largest``): who misses by that much is not saved by more weight,
-    and would only make the others miss, too.
+    It is 0 where the SLA is just met, and the same distance from it for twice and for half the target. Above
+    ln(``largest``) it falls again, down to ln(1 / ``largest``): who is above the target by that much is not
+    saved by more weight, and would only make others violate their SLAs, too.
     """
     limit = math.log(largest)
     called = math.log(max(response_time_ms / sla_ms, 1 / largest))
@@ -63,14 +63,14 @@ def within(current: int, wanted: int, dead_band: float) -> bool:
 
 
 def rate_over(slots: Sequence[Window], now_s: float, length_s: float) -> float | None:
-    """Requests per second in the slots that ended in the last ``length_s`` seconds; None where no slot tells.
+    """Requests per second in the slots that ended in the last ``length_s`` seconds; None where no slot has them.
 
     ``slots`` are disjoint and oldest first.
     """
     recent = takewhile(lambda slot: slot.end_s > now_s - length_s, reversed(slots))
-    told = [slot for slot in recent if slot.requests is not None]
-    spent_s = sum(slot.end_s - slot.start_s for slot in told)
-    return sum(slot.requests or 0.0 for slot in told) / spent_s if spent_s > 0 else None
+    counted = [(slot.requests, slot.end_s - slot.start_s) for slot in recent if slot.requests is not None]
+    spent_s = sum(length_s for _, length_s in counted)
+    return sum(requests for requests, _ in counted) / spent_s if spent_s > 0 else None
 
 
 def floor_weight(others: int, share: float, vms: int) -> int:

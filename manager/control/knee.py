@@ -4,7 +4,7 @@ The curve is the isotonic regression of the medians of each allocation (pool adj
 Bremner, Brunk, "Statistical inference under order restrictions", 1972): more ways never hurt, so where a median is
 above that of fewer ways this is noise, and both become their mean. If each median is off by at most x, so is the curve.
 
-Whether there is a dependence at all is told by the test of Mann and Whitney ("On a test of whether one of two random
+Whether there is a dependence at all shows the test of Mann and Whitney ("On a test of whether one of two random
 variables is stochastically larger than the other", 1947) between the allocations up to each number of ways and those
 above: over all pairs of response times, how often is that with more ways the shorter? Outliers count like any other,
 and it sees a cliff as well as a slope. As one of several splits may do it, each has to by more (Bonferroni).
@@ -42,7 +42,7 @@ class Curve:
     """``fitted_ms``: the response time by ways, never rising. ``gain_ms``: what the most ways bring over the fewest.
 
     ``knee``: the fewest ways from which on more bring next to nothing; None where the response time does not depend on
-    them, or that cannot be told. ``why`` says it in words.
+    them, or that is not known. ``why`` says it in words.
     """
 
     fitted_ms: Mapping[int, float]
@@ -53,21 +53,21 @@ class Curve:
 
 def curve_of(times_ms: Mapping[int, Sequence[float]], rules: KneeRules = DEFAULT_RULES) -> Curve:
     """The curve of response times, each that of one window, by ways; ways without any are left out."""
-    known = {ways: times_ms[ways] for ways in sorted(times_ms) if times_ms[ways]}
-    fitted = fit({ways: (median(times), len(times)) for ways, times in known.items()})
-    if len(known) < 2:
+    measured = {ways: times_ms[ways] for ways in sorted(times_ms) if times_ms[ways]}
+    fitted = fit({ways: (median(times), len(times)) for ways, times in measured.items()})
+    if len(measured) < 2:
         return Curve(fitted, 0.0, None, "nothing to compare: response times are known of fewer than two allocations")
-    least, most = min(known), max(known)
+    least, most = min(measured), max(measured)
     gain_ms = fitted[least] - fitted[most]
-    z, largest_z = separation(list(known.values()))
-    least_z = NormalDist().inv_cdf(1 - rules.chance / (len(known) - 1))
+    z, largest_z = separation(list(measured.values()))
+    least_z = NormalDist().inv_cdf(1 - rules.chance / (len(measured) - 1))
     if largest_z < least_z:
         return Curve(fitted, gain_ms, None, "too few windows to tell an effect from noise: measure for longer")
     range_text = f"{most} ways in place of {least} bring {gain_ms:.3g} ms of {fitted[least]:.3g} ms"
     if z < least_z or gain_ms <= rules.least_effect * fitted[least]:
         noise = ", no more than noise does" if z < least_z else ""
         return Curve(fitted, gain_ms, None, f"the response time does not depend on the ways: {range_text}{noise}")
-    knee = min(ways for ways in known if fitted[ways] - fitted[most] <= rules.share * gain_ms)
+    knee = min(ways for ways in measured if fitted[ways] - fitted[most] <= rules.share * gain_ms)
     rest_ms = fitted[knee] - fitted[most]
     beyond = f"more bring {rest_ms:.3g} ms" if knee < most else "it is the most that was tried, more may bring more"
     return Curve(fitted, gain_ms, knee, f"{knee} ways: {range_text}; {beyond}")
@@ -94,12 +94,12 @@ def separation(groups: Sequence[Sequence[float]]) -> tuple[float, float]:
     """
     ordered = sorted(value for group in groups for value in group)
     total, before, rank_sum = len(ordered), 0, 0.0
-    found: list[tuple[float, float]] = []
+    splits: list[tuple[float, float]] = []
     for group in groups[:-1]:
         before += len(group)
-        rank_sum += sum((bisect_left(ordered, one) + bisect_right(ordered, one) + 1) / 2 for one in group)
+        rank_sum += sum((bisect_left(ordered, value) + bisect_right(ordered, value) + 1) / 2 for value in group)
         pairs = before * (total - before)
         deviation = math.sqrt(pairs * (total + 1) / 12)
         longer = rank_sum - before * (before + 1) / 2
-        found.append(((longer - pairs / 2) / deviation, pairs / 2 / deviation))
-    return max((z for z, _ in found), default=0.0), max((most for _, most in found), default=0.0)
+        splits.append(((longer - pairs / 2) / deviation, pairs / 2 / deviation))
+    return max((z for z, _ in splits), default=0.0), max((most for _, most in splits), default=0.0)

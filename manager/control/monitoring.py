@@ -1,11 +1,65 @@
-"""Who is measured of those that share a cache, as there are only so many counters, and rates from what these count."""
+"""Who is measured of those that share a cache, as there are only so many counters, and rates from what these count.
+
+And whether the memory of a domain is used up: no file says what it can carry, so the most traffic that was measured
+for a while counts as its maximum, once the traffic has come back from it. On a host that never was busy it is too low.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 from manager.model.cache import DEFAULT, PREFIX, CacheUse, Resctrl, is_ours, monitoring_group
+
+HELD = 3
+"""So many intervals in a row a traffic lasts to count as the maximum: one alone may be a late reading."""
+LEAST_MAXIMUM = 5e9
+"""Bytes a second below which nothing is taken for a maximum: a single channel of DDR4 carries more."""
+LASTING = 5
+"""So many intervals in a row the traffic is above, or below, before it is said, or taken back."""
+CLEARANCE = 0.05
+"""It is below again this part of the maximum below the share that counts as above."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saturation:
+    """What is known of a domain; rates in bytes a second.
+
+    ``maximum``: the most that lasted, None before there was any; ``known``: there was less since. ``recent``: the last
+    few rates. ``turning``: for so many intervals it has been otherwise than ``saturated`` says.
+    """
+
+    maximum: float | None = None
+    known: bool = False
+    recent: tuple[float, ...] = ()
+    saturated: bool = False
+    turning: int = 0
+
+
+def next_saturation(memory: Saturation, rate: float | None, share: float) -> Saturation:
+    """After an interval; ``rate`` None: not known, which changes nothing but that nothing lasts over it.
+
+    ``share`` of the maximum counts as above, 0: nothing does.
+    """
+    if rate is None:
+        return replace(memory, recent=(), turning=0, saturated=memory.saturated and share > 0)
+    recent = (*memory.recent, rate)[-HELD:]
+    lasted = min(recent) if len(recent) == HELD else 0.0
+    maximum, known = memory.maximum, memory.known
+    if lasted >= LEAST_MAXIMUM and (maximum is None or lasted > maximum):
+        known = known and maximum is not None and lasted <= maximum * (1 + CLEARANCE)
+        maximum = lasted
+    if not share or maximum is None:
+        return Saturation(maximum, known, recent)
+    known = known or rate <= (share - CLEARANCE) * maximum
+    bound = share - CLEARANCE if memory.saturated else share
+    other = (known and rate > bound * maximum) is not memory.saturated
+    turning = memory.turning + 1 if other else 0
+    if turning < LASTING:
+        return Saturation(maximum, known, recent, memory.saturated, turning)
+    return Saturation(maximum, known, recent, not memory.saturated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,18 +106,18 @@ def plan_watch(offered: Resctrl, watched: Sequence[Watched], present: Mapping[st
     }
     others = sum(map(len, present.values())) - len(there)
     free = (offered.monitoring.rmids if offered.monitoring else 0) - max(offered.closids, len(present)) - others
-    shared = [one.group for one in watched]
-    alone = {one.key: one.group for one in watched if is_ours(one.group) and shared.count(one.group) == 1}
-    paths = {one.key: monitoring_group(one.group, one.name) for one in watched if one.key not in alone}
+    sizes = Counter(vm.group for vm in watched)
+    alone = {vm.key: vm.group for vm in watched if is_ours(vm.group) and sizes[vm.group] == 1}
+    paths = {vm.key: monitoring_group(vm.group, vm.name) for vm in watched if vm.key not in alone}
 
-    def order(one: Watched) -> tuple[bool, bool, float, int, str]:
-        return not one.critical, paths[one.key] not in there, -one.rate, -one.vcpus, one.name
+    def order(vm: Watched) -> tuple[bool, bool, float, int, str]:
+        return not vm.critical, paths[vm.key] not in there, -vm.rate, -vm.vcpus, vm.name
 
-    asking = sorted((one for one in watched if one.key in paths), key=order)
+    asking = sorted((vm for vm in watched if vm.key in paths), key=order)
     first, rest = asking[: max(free, 0)], asking[max(free, 0) :]
-    wanted = {one.key: paths[one.key] for one in first}
+    wanted = {vm.key: paths[vm.key] for vm in first}
     unneeded = tuple(sorted(there - set(wanted.values())))
-    return WatchPlan(alone | wanted, wanted, unneeded, tuple(sorted(one.name for one in rest)))
+    return WatchPlan(alone | wanted, wanted, unneeded, tuple(sorted(vm.name for vm in rest)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,31 +147,34 @@ def traffic(before: Counted | None, now: Counted) -> tuple[Traffic, ...]:
 
     With a group inside, its whole past traffic comes or goes: then there is no rate either.
     """
-    known = before if before is not None and before.inside == now.inside else None
-    earlier = {one.domain: one for one in known.uses} if known else {}
-    length_s = now.at_s - known.at_s if known else 0.0
+    comparable = before if before is not None and before.inside == now.inside else None
+    earlier = {use.domain: use for use in comparable.uses} if comparable else {}
+    length_s = now.at_s - comparable.at_s if comparable else 0.0
 
     def rate(past: int | None, present: int | None) -> float | None:
         if past is None or present is None or present < past or length_s <= 0:
             return None
         return (present - past) / length_s
 
-    found = []
-    for one in now.uses:
-        past = earlier.get(one.domain, CacheUse(one.domain))
-        total, local = rate(past.total_bytes, one.total_bytes), rate(past.local_bytes, one.local_bytes)
-        found.append(Traffic(one.domain, one.occupancy_bytes, total, local))
-    return tuple(found)
+    pairs = [(earlier.get(use.domain, CacheUse(use.domain)), use) for use in now.uses]
+    return tuple(
+        Traffic(
+            use.domain,
+            use.occupancy_bytes,
+            rate(past.total_bytes, use.total_bytes),
+            rate(past.local_bytes, use.local_bytes),
+        )
+        for past, use in pairs
+    )
 
 
 def totals(groups: Collection[Sequence[Traffic]]) -> dict[int, float | None]:
     """Bytes a second by domain of all control groups together; None where one of them has no rate."""
-    found: dict[int, float | None] = {}
-    for group in groups:
-        for one in group:
-            before = found.get(one.domain, 0.0)
-            found[one.domain] = None if before is None or one.total is None else before + one.total
-    return found
+    sums: dict[int, float | None] = {}
+    for use in chain.from_iterable(groups):
+        before = sums.get(use.domain, 0.0)
+        sums[use.domain] = None if before is None or use.total is None else before + use.total
+    return sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +191,7 @@ class DomainMemory:
 class Measured:
     """What was measured at a tick: of managed VMs by name, and of whole domains.
 
-    ``able``: the host tells of memory traffic, and is asked. ``owned``: monitoring groups of ours that are there.
+    ``able``: the host measures memory traffic, and is asked. ``owned``: monitoring groups of ours that are there.
     """
 
     vms: Mapping[str, tuple[Traffic, ...]] = field(default_factory=dict)

@@ -53,7 +53,7 @@ def place(
     seating = _Seating(ground)
     floating = [
         (request.vm, reason)
-        for request in sorted(requests, key=lambda one: one.vm)
+        for request in sorted(requests, key=lambda request: request.vm)
         if (reason := seating.add(request, previous.get(request.vm, ())))
     ]
     seating.add_pinned_of_floating()
@@ -76,11 +76,10 @@ class _Seating:
         self._fallback: dict[int, int] = {}
 
     def _choices(self, allowed: CpuSet) -> tuple[tuple[int, ...], CpuSet]:
-        found = self._usable.get(allowed)
-        if found is None:
+        if allowed not in self._usable:
             ordered = tuple(sorted(self._index[cpu] for cpu in allowed if cpu in self._index))
-            found = self._usable[allowed] = (ordered, frozenset(ordered))
-        return found
+            self._usable[allowed] = (ordered, frozenset(ordered))
+        return self._usable[allowed]
 
     def add(self, request: PlacementRequest, previous: Sequence[int]) -> str:
         """Take a VM's vCPUs, unless it must float: then why."""
@@ -181,9 +180,9 @@ class _Explanation:
         parts: list[str] = []
         count = len(board.occupants[seat])
         if count > 1:
-            one, other = self._first_two(seat)
+            first, second = self._first_two(seat)
             more = f" and {count - 2} more" if count > 2 else ""
-            name = self._names[other if one == rider else one]
+            name = self._names[second if first == rider else first]
             parts.append(f"shared with {name}{more} (load {board.load[seat] / UNITS:.2f})")
         for thread in ground.threads[ground.cores[seat]]:
             if thread != seat and board.occupants[thread]:

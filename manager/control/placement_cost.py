@@ -85,10 +85,10 @@ class Ground:
 
 
 def _groups(keys: Iterable[int]) -> dict[int, tuple[int, ...]]:
-    found: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for index, key in enumerate(keys):
-        found.setdefault(key, []).append(index)
-    return {key: tuple(found[key]) for key in sorted(found)}
+        groups.setdefault(key, []).append(index)
+    return {key: tuple(groups[key]) for key in sorted(groups)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ class Board:
         seated = [(rider, pcpu) for rider, pcpu in enumerate(seats) if pcpu >= 0]
         for rider, pcpu in seated:
             self.seats[rider] = pcpu
-            self._join(rider, pcpu)
+            self._seat(rider, pcpu, 1)
         if not self._flat:
             for vm in range(len(self.members)):
                 self._settle_home(vm)
@@ -158,27 +158,17 @@ class Board:
         for core in range(len(self.used)):
             self._refresh(core)
 
-    def _join(self, rider: int, pcpu: int) -> None:
-        core, before = self.ground.cores[pcpu], self.load[pcpu]
-        after = before + self.riders[rider].demand
-        if not self.occupants[pcpu]:
-            self.used[core] += 1
-        self.occupants[pcpu].add(rider)
+    def _seat(self, rider: int, pcpu: int, change: int) -> None:
+        """Count a rider on a pCPU it came to (1), or left (-1)."""
+        core, before, occupants = self.ground.cores[pcpu], self.load[pcpu], self.occupants[pcpu]
+        after = before + change * self.riders[rider].demand
+        (occupants.add if change > 0 else occupants.remove)(rider)
+        if len(occupants) == (change > 0):
+            self.used[core] += change
         self.load[pcpu] = after
         self.busy[core] += min(after, UNITS) - min(before, UNITS)
         if not self._flat:
-            self._count(self.riders[rider].vm, pcpu, 1)
-
-    def _leave(self, rider: int, pcpu: int) -> None:
-        core, before = self.ground.cores[pcpu], self.load[pcpu]
-        after = before - self.riders[rider].demand
-        self.occupants[pcpu].remove(rider)
-        if not self.occupants[pcpu]:
-            self.used[core] -= 1
-        self.load[pcpu] = after
-        self.busy[core] += min(after, UNITS) - min(before, UNITS)
-        if not self._flat:
-            self._count(self.riders[rider].vm, pcpu, -1)
+            self._count(self.riders[rider].vm, pcpu, change)
 
     def _count(self, vm: int, pcpu: int, change: int) -> None:
         l3s, l3 = self._l3_tally[vm], self._l3[pcpu]
@@ -190,10 +180,10 @@ class Board:
         """Seat a rider elsewhere, or nowhere (-1)."""
         before, vm = self.seats[rider], self.riders[rider].vm
         if before >= 0:
-            self._leave(rider, before)
+            self._seat(rider, before, -1)
         self.seats[rider] = pcpu
         if pcpu >= 0:
-            self._join(rider, pcpu)
+            self._seat(rider, pcpu, 1)
         if not self._flat:
             for member in self.members[vm] if self._settle_home(vm) else (rider,):
                 if self.seats[member] >= 0:
@@ -258,6 +248,10 @@ class Board:
         work = 1 + SMT_SLOWDOWN * others
         return self.ground.hardware[pcpu] * (work + SCHEDULING if count > 1 else work) * waiting
 
+    def narrowness(self, rider: int) -> tuple[int, int, int]:
+        """Sorts those first who have the least choice, then the heaviest."""
+        return len(self.riders[rider].choices), -self.riders[rider].demand, rider
+
     def stretch(self, rider: int) -> float:
         """Of a seated vCPU."""
         return self.gauge[self.seats[rider]] * self.pull[rider]
@@ -277,13 +271,20 @@ class Board:
 
     def around(self, *riders: int) -> set[int]:
         """The pCPUs on which the stretch may change when these riders move from where they sit."""
-        found: set[int] = set()
+        affected: set[int] = set()
         for rider in riders:
             members = (rider,) if self._flat else self.members[self.riders[rider].vm]
-            found.update(self.seats[member] for member in members if self.seats[member] >= 0)
+            affected.update(self.seats[member] for member in members if self.seats[member] >= 0)
             if self.seats[rider] >= 0:
-                found.update(self.ground.threads[self.ground.cores[self.seats[rider]]])
-        return found
+                affected.update(self.ground.threads[self.ground.cores[self.seats[rider]]])
+        return affected
+
+    def around_moves(self, moves: Iterable[tuple[int, int]]) -> set[int]:
+        """The same for riders that move to given pCPUs, with those that they move to."""
+        affected = self.around(*(rider for rider, _ in moves))
+        for _, pcpu in moves:
+            affected.update(self.ground.threads[self.ground.cores[pcpu]])
+        return affected
 
     def distance_at(self, rider: int, pcpu: int) -> float:
         """How much longer the rider's work would take on that pCPU for being away from cache and memory."""

@@ -34,7 +34,7 @@ class Rebalancing:
     def make(self) -> None:
         """Move who is to move, those of the worst VMs first, until a look at all finds nothing.
 
-        What a board tells depends on the seats alone, so the next call finds nothing either.
+        All costs depend on the seats alone, so the next call finds nothing either.
         """
         if self._budget <= 0 and len(self._placed) == len(self._board.riders):
             return
@@ -67,7 +67,7 @@ class Rebalancing:
             if rider in self._movable
         ]
         # Its own first, then the heaviest.
-        beside.sort(key=lambda one: (board.riders[one].vm != vm, -board.riders[one].demand, one))
+        beside.sort(key=lambda rider: (board.riders[rider].vm != vm, -board.riders[rider].demand, rider))
         movers = beside[:MOVERS]
         return (
             any(self._try(moves) for moves in self._relocations(movers, limit))
@@ -77,18 +77,18 @@ class Rebalancing:
 
     def _relocations(self, movers: Sequence[int], limit: float) -> list[Moves]:
         board, search = self._board, self._search
-        found = [
+        estimates = [
             (search.joining(rider, pcpu), rider, pcpu)
             for rider in movers
             if search.tries > 0
             for pcpu in search.options(rider, search.domains)
             if board.lure[pcpu] < limit
         ]
-        return [[(rider, pcpu)] for _, rider, pcpu in sorted(found)[:CANDIDATES]]
+        return [[(rider, pcpu)] for _, rider, pcpu in sorted(estimates)[:CANDIDATES]]
 
     def _swaps(self, movers: Sequence[int], limit: float) -> list[Moves]:
         board, search = self._board, self._search
-        found = [
+        estimates = [
             (search.swap_estimate(rider, other), rider, other)
             for rider in movers
             if search.tries > 0
@@ -96,7 +96,8 @@ class Rebalancing:
             if self._reach(rider, board.seats[other]) < limit
         ]
         return [
-            [(rider, board.seats[other]), (other, board.seats[rider])] for _, rider, other in sorted(found)[:CANDIDATES]
+            [(rider, board.seats[other]), (other, board.seats[rider])]
+            for _, rider, other in sorted(estimates)[:CANDIDATES]
         ]
 
     def _reach(self, rider: int, pcpu: int) -> float:
@@ -109,13 +110,13 @@ class Rebalancing:
         board = self._board
         if self._search.tries <= 0:
             return
-        own = [member for member in board.members[vm] if member in self._movable]
-        if len(own) > 1:
-            yield own
+        whole = [member for member in board.members[vm] if member in self._movable]
+        if len(whole) > 1:
+            yield whole
         others = sorted({board.riders[rider].vm for rider in movers} - {vm})
         for other in [vm, *others][:CANDIDATES]:
             crew = [rider for rider in movers if board.riders[rider].vm == other]
-            if len(crew) > 1 and crew != own:
+            if len(crew) > 1 and crew != whole:
                 yield crew
 
     def _reseat(self, riders: Sequence[int]) -> bool:
@@ -137,10 +138,7 @@ class Rebalancing:
         back = [board.seats[rider] for rider in riders]
         if self._search.tries <= 0 or any(pcpu not in board.riders[rider].choices for rider, pcpu in moves):
             return False
-        affected = board.around(*riders)
-        for _, pcpu in moves:
-            affected.update(board.ground.threads[board.ground.cores[pcpu]])
-        concerned = {board.riders[one].vm for pcpu in affected for one in board.occupants[pcpu]}
+        concerned = {board.riders[rider].vm for pcpu in board.around_moves(moves) for rider in board.occupants[pcpu]}
         self._search.tries -= 4 + len(concerned)
         before = {vm: board.vm_stretch(vm) for vm in concerned if vm < self._rated}
         board.reseat(riders, [pcpu for _, pcpu in moves])

@@ -6,6 +6,8 @@ Nothing here is random or depends on time: searches are bounded by a number of t
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from itertools import islice
+from operator import itemgetter
 
 from manager.control.placement_cost import OTHER_L3, REMOTE_MEMORY, Board
 
@@ -40,7 +42,7 @@ def match(choices: Sequence[Sequence[int]], held: dict[int, int]) -> dict[int, i
                     return True
         return False
 
-    for vcpu in sorted(range(len(choices)), key=lambda one: (len(choices[one]), one)):
+    for vcpu in sorted(range(len(choices)), key=lambda vcpu: (len(choices[vcpu]), vcpu)):
         if vcpu not in held:
             seek(vcpu, set())
     return {vcpu: pcpu for pcpu, vcpu in owner.items()}
@@ -60,16 +62,12 @@ class Search:
     def options(self, rider: int, domains: Sequence[int]) -> Iterator[int]:
         """The most inviting pCPUs that a rider may sit on; none of its VM's others sits there."""
         board, choices = self.board, self.board.riders[rider].choices
-        own = {board.seats[member] for member in board.members[board.riders[rider].vm]}
+        seats_of_vm = {board.seats[member] for member in board.members[board.riders[rider].vm]}
         width = max(1, WIDTH // len(domains))
         for domain in domains:
-            found = 0
-            for pcpu in board.inviting(domain):
-                if pcpu in choices and pcpu not in own:
-                    yield pcpu
-                    found += 1
-                    if found == width:
-                        break
+            yield from islice(
+                (pcpu for pcpu in board.inviting(domain) if pcpu in choices and pcpu not in seats_of_vm), width
+            )
 
     def joining(self, rider: int, pcpu: int) -> float:
         """Estimate of what it costs that a rider joins those on a pCPU of another core than its own."""
@@ -81,8 +79,7 @@ class Search:
     def fill(self, riders: Iterable[int], domains: Sequence[int]) -> bool:
         """Seat riders of one VM one by one, where it costs least; whether each found a seat."""
         board = self.board
-        order = sorted(riders, key=lambda one: (len(board.riders[one].choices), -board.riders[one].demand, one))
-        for rider in order:
+        for rider in sorted(riders, key=board.narrowness):
             best = min(((self.joining(rider, pcpu), pcpu) for pcpu in self.options(rider, domains)), default=None)
             if best is None:
                 return False
@@ -151,9 +148,7 @@ class Search:
         board = self.board
         riders = [rider for rider, _ in moves]
         back = [board.seats[rider] for rider in riders]
-        affected = board.around(*riders)
-        for _, pcpu in moves:
-            affected.update(board.ground.threads[board.ground.cores[pcpu]])
+        affected = board.around_moves(moves)
         before = board.cost(affected)
         board.reseat(riders, [pcpu for _, pcpu in moves])
         if board.cost(affected) < before * (1 - EPSILON):
@@ -167,7 +162,7 @@ class Search:
         reach = WORST
         while self.tries > 0:
             going = False
-            for rider in sorted(free, key=lambda one: (-board.stretch(one), one))[:reach]:
+            for rider in sorted(free, key=lambda rider: (-board.stretch(rider), rider))[:reach]:
                 if self.tries <= 0:
                     return
                 if self._relocate(rider) or self._swap(rider, among):
@@ -182,19 +177,21 @@ class Search:
         seat = board.seats[rider]
         core = board.ground.cores[seat]
         saved = -board.change(seat, -board.riders[rider].demand, -1, board.bulk_without(rider))
-        found = [
+        estimates = [
             (self.joining(rider, pcpu) - saved, pcpu)
             for pcpu in self.options(rider, self.domains)
             if board.ground.cores[pcpu] != core
         ]
-        best = min(found, default=None)
+        best = min(estimates, default=None)
         if best is not None and best[0] < 0 and self.attempt([(rider, best[1])]):
             return True
         if len(board.occupants[seat]) < 2:
             return False
-        own = {board.seats[member] for member in board.members[board.riders[rider].vm]}
+        seats_of_vm = {board.seats[member] for member in board.members[board.riders[rider].vm]}
         siblings = [
-            pcpu for pcpu in board.ground.threads[core] if pcpu not in own and pcpu in board.riders[rider].choices
+            pcpu
+            for pcpu in board.ground.threads[core]
+            if pcpu not in seats_of_vm and pcpu in board.riders[rider].choices
         ]
         return any(self.attempt([(rider, pcpu)]) for pcpu in siblings)
 
@@ -212,7 +209,7 @@ class Search:
         """Those of ``among`` with which a rider may swap seats and would fare better, if all else stayed as it is."""
         board = self.board
         seat, vm, choices = board.seats[rider], board.riders[rider].vm, board.riders[rider].choices
-        own = {board.seats[member] for member in board.members[vm]}
+        seats_of_vm = {board.seats[member] for member in board.members[vm]}
         neighbours = {board.riders[occupant].vm for occupant in board.occupants[seat]} - {vm}
         limit = board.stretch(rider) * (1 - EPSILON) / board.ease[rider]
         self.tries -= 1 + len(board.gauge) // (4 * CHEAP)
@@ -222,23 +219,25 @@ class Search:
             self.tries -= len(board.occupants[there]) // CHEAP
             for other in sorted(board.occupants[there]):
                 about = board.riders[other]
-                fits = about.vm == vm or (there not in own and about.vm not in neighbours)
+                fits = about.vm == vm or (there not in seats_of_vm and about.vm not in neighbours)
                 if fits and other in among and seat in about.choices:
                     yield other
 
     def _swap(self, rider: int, among: Container[int]) -> bool:
         board = self.board
         cores, core = board.ground.cores, board.ground.cores[board.seats[rider]]
-        found: list[tuple[float, int]] = []
+        estimates: list[tuple[float, int]] = []
         for other in self.partners(rider, among):
             if cores[board.seats[other]] != core:
-                found.append((self.swap_estimate(rider, other), other))
+                estimates.append((self.swap_estimate(rider, other), other))
             elif self.attempt([(rider, board.seats[other]), (other, board.seats[rider])]):
                 return True
-        best = min(found, default=None)
-        if best is None or best[0] >= 0:
-            return False
-        return self.attempt([(rider, board.seats[best[1]]), (best[1], board.seats[rider])])
+        best = min(estimates, default=None)
+        return (
+            best is not None
+            and best[0] < 0
+            and self.attempt([(rider, board.seats[best[1]]), (best[1], board.seats[rider])])
+        )
 
 
 class Arrangement:
@@ -275,7 +274,7 @@ class Arrangement:
             lambda vm: (-max(demands[vm]), vm),
         ]
         order: list[int] = []
-        found: list[tuple[tuple[float, float], list[int]]] = []
+        results: list[tuple[tuple[float, float], list[int]]] = []
         for run in range(min(RUNS, max(1, WORK // work))):
             if run < len(keys):
                 order = sorted(vms, key=keys[run])
@@ -286,8 +285,8 @@ class Arrangement:
                 self._search.insert(vms[vm], self._fallback)
             self._search.tries = TRIES
             self._search.improve(self._free)
-            found.append((self._score(), self._seats()))
-        score, seats = min(found, key=lambda one: one[0])
+            results.append((self._score(), self._seats()))
+        score, seats = min(results, key=itemgetter(0))
         board.reseat(self._free, seats)
         self._nodes = min(NODES, NODES * WORK // work)
         while self._nodes > 0 and (better := self._dig(score)):
@@ -301,7 +300,7 @@ class Arrangement:
         seats = [board.seats[rider] for rider in riders]
         ordered = sorted(seats)
         if ordered == seats or any(
-            seat not in board.riders[one].choices for one, seat in zip(riders, ordered, strict=True)
+            seat not in board.riders[rider].choices for rider, seat in zip(riders, ordered, strict=True)
         ):
             return
         affected = board.around(*riders)
@@ -324,15 +323,15 @@ class Arrangement:
         board = self._board
         seats = self._seats()
         for riders in self._groups():
-            found: list[list[int]] = []
+            solutions: list[list[int]] = []
             self._search.clear(riders)
-            self._seek(riders, 0, score[0], found)
+            self._seek(riders, 0, score[0], solutions)
             board.reseat(self._free, seats)
-            if not found:
+            if not solutions:
                 if self._nodes <= 0:
                     return None
                 continue
-            board.reseat(riders, found[-1])
+            board.reseat(riders, solutions[-1])
             scored, better = self._score(), self._seats()
             self._search.tries = self._nodes
             self._search.improve(self._free)
@@ -350,37 +349,34 @@ class Arrangement:
         board, loose = self._board, set(self._free)
         ground = board.ground
 
-        def first(rider: int) -> tuple[int, int, int]:
-            return len(board.riders[rider].choices), -board.riders[rider].demand, rider
-
         if len(loose) <= DEPTH:
-            yield sorted(loose, key=first)
-        worst = max(self._free, key=lambda one: (board.stretch(one), -one))
+            yield sorted(loose, key=board.narrowness)
+        worst = max(self._free, key=lambda rider: (board.stretch(rider), -rider))
         home = ground.cores[board.seats[worst]]
         cores = range(len(ground.threads))
-        for core in sorted(cores, key=lambda one: (board.busy[one] / len(ground.threads[one]), one)):
-            pcpus = [pcpu for one in {home, core} for pcpu in ground.threads[one]]
+        for core in sorted(cores, key=lambda core: (board.busy[core] / len(ground.threads[core]), core)):
+            pcpus = [pcpu for of_core in {home, core} for pcpu in ground.threads[of_core]]
             riders = [rider for pcpu in pcpus for rider in board.occupants[pcpu] if rider in loose]
             if len(riders) <= DEPTH:
-                yield sorted(riders, key=first)
+                yield sorted(riders, key=board.narrowness)
 
-    def _seek(self, riders: Sequence[int], depth: int, limit: float, found: list[list[int]]) -> float:
-        """Branch and bound: add seats to ``found`` whose worst stretch is below ``limit``, each better than the last.
+    def _seek(self, riders: Sequence[int], depth: int, limit: float, solutions: list[list[int]]) -> float:
+        """Branch and bound: add seats whose worst stretch is below ``limit`` to ``solutions``, always better ones.
 
         Returns the limit that has been reached.
         """
         board, search = self._board, self._search
         if depth == len(riders):
-            found.append([board.seats[rider] for rider in riders])
+            solutions.append([board.seats[rider] for rider in riders])
             return max(board.vm_stretch(board.riders[rider].vm) for rider in riders)
-        rider, unsettled = riders[depth], {board.riders[one].vm for one in riders[depth + 1 :]}
+        rider, unsettled = riders[depth], {board.riders[later].vm for later in riders[depth + 1 :]}
         for _, pcpu in sorted((search.joining(rider, pcpu), pcpu) for pcpu in search.options(rider, search.domains)):
             self._nodes -= 1
             if self._nodes < 0:
                 break
             board.move(rider, pcpu)
-            affected = (one for at in board.around(rider) for one in board.occupants[at])
-            if max(board.least_stretch(one, unsettled) for one in affected) < limit * (1 - EPSILON):
-                limit = self._seek(riders, depth + 1, limit, found)
+            affected = (other for at in board.around(rider) for other in board.occupants[at])
+            if max(board.least_stretch(other, unsettled) for other in affected) < limit * (1 - EPSILON):
+                limit = self._seek(riders, depth + 1, limit, solutions)
             board.move(rider, -1)
         return limit

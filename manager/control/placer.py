@@ -1,20 +1,23 @@
 """Placement from interval to interval: who wants to be placed, by which measured demand, and how much may move.
 
 What a vCPU wants is averaged over minutes, and a placement is looked at again only now and then, or at once when VMs,
-pCPUs or pins changed: pins are to stand still while weights move.
+pCPUs or pins changed: pins are to stand still while weights move. Batch VMs and the interrupts of network interfaces go
+where placed vCPUs leave room.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 
 from manager.control.feedback_law import average
 from manager.control.placement import PlacementRequest, VcpuNeed, place
 from manager.model.cpus import CpuSet
 from manager.model.decision import Placement, Snapshot, VmView
 from manager.model.registration import Mode, VmSpec
-from manager.model.rules import IrqSteering
+from manager.model.rules import BatchPlacement, IrqSteering
 from manager.model.topology import Topology
 
 RECONSIDER_S = 10.0
@@ -85,7 +88,7 @@ def plan_placement(
 ) -> tuple[Placement, PlacerMemory]:
     """Place the VMs that want pins; ``pinned`` is by VM name, ``taken`` are pCPUs of VMs that cannot be read now."""
     rules, topology = snapshot.host.placement, snapshot.capabilities.topology
-    if rules.irqs is not IrqSteering.OFF:  # the interrupts go where they are told to, but for those that cannot
+    if rules.irqs is not IrqSteering.OFF:  # the interrupts go where the rules say, but for those that cannot
         topology = Topology(topology.cpus, tuple(queue for queue in topology.queues if queue.managed))
     wanting = [vm for vm in snapshot.vms if wants_pins(vm, snapshot) and vm.name in pinned]
     demand = {vm.name: _demand(vm, memory.demand.get(vm.name, ()), snapshot) for vm in wanting}
@@ -134,4 +137,102 @@ def _demand(vm: VmView, before: tuple[float, ...], snapshot: Snapshot) -> tuple[
     return tuple(
         average(before[index] if len(before) == vm.vcpus else None, min(used + waited, 1.0), smoothing)
         for index, used in enumerate(vm.vcpu_pcpus)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Confined:
+    """All threads of a VM are to stay on ``cpus``."""
+
+    vm: str
+    cpus: CpuSet
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """An interrupt is to be delivered to one pCPU."""
+
+    irq: int
+    cpu: int
+    reason: str
+
+
+def confine(
+    snapshot: Snapshot, placement: Placement, pinned: Mapping[str, Pinned], taken: CpuSet = frozenset()
+) -> tuple[Confined, ...]:
+    """Where the VMs go that are not placed: batch VMs as the host's rules say, and any VM within its registered pCPUs.
+
+    ``taken`` are pCPUs of VMs that cannot be read now: a fence stays off them. Sorted by VM name; VMs that may run
+    everywhere are not among them. A VM for which a rule leaves no pCPU floats.
+    """
+    rules, online = snapshot.host.placement, snapshot.capabilities.online_cpus
+    placed = dict(placement.cpus)
+    critical = frozenset().union(*placed.values())
+    loads = dict.fromkeys(sorted(usable_cpus(snapshot)), 0)
+    confined: list[Confined] = []
+    free = [vm for vm in snapshot.vms if vm.name not in placed and vm.mode is not Mode.RELEASED and vm.vcpus]
+    staying = {vm.name: _single_cpu(pinned.get(vm.name)) for vm in free}
+    for cpu in staying.values():
+        if cpu in loads:
+            loads[cpu] += 1
+    for vm in free:
+        original = frozenset().union(*pinned[vm.name].originals) if vm.name in pinned else online
+        allowed = allowed_cpus(vm.spec, original, online)
+        cpus, reason = allowed, "within its registered pCPUs"
+        if not vm.critical and not wants_pins(vm, snapshot):
+            if rules.batch is BatchPlacement.FENCE and allowed - critical:
+                # Those taken may be of a batch VM, too: better on them than nowhere.
+                cpus = allowed - critical - taken or allowed - critical
+                reason = "batch VM: off the pCPUs of critical VMs"
+            elif rules.batch is BatchPlacement.SINGLE:
+                cpu = _least_loaded(loads, allowed, staying[vm.name])
+                if cpu is not None:
+                    cpus, reason = frozenset({cpu}), f"batch VM: all its threads on pCPU {cpu}"
+        if cpus and cpus < original & online:
+            confined.append(Confined(vm.name, cpus, reason))
+    return tuple(confined)
+
+
+def _single_cpu(pinned: Pinned | None) -> int | None:
+    """The one pCPU that all vCPUs are on now, None where they are not."""
+    cpus = set(pinned.now) if pinned else set()
+    return cpus.pop() if len(cpus) == 1 else None
+
+
+def _least_loaded(loads: dict[int, int], allowed: CpuSet, now: int | None) -> int | None:
+    """The pCPU with the fewest batch VMs; the one it is on unless another has two fewer. Counts the VM there."""
+    candidates = [cpu for cpu in loads if cpu in allowed]
+    if not candidates:
+        return None
+    best = min(candidates, key=lambda cpu: (loads[cpu], cpu))
+    if now in candidates and loads[now] - 1 <= loads[best]:
+        return now
+    if now in loads:
+        loads[now] -= 1
+    loads[best] += 1
+    return best
+
+
+def steer_interrupts(snapshot: Snapshot, placement: Placement, taken: CpuSet = frozenset()) -> tuple[Steered, ...]:
+    """Where the queues of network interfaces are to be served, spread evenly in order of their numbers.
+
+    ``serving`` takes the pCPUs of the placed critical VMs, ``reserved`` the reserved ones; nothing where there are
+    none. Queues that the kernel itself placed are left out. ``taken``: see ``confine``.
+    """
+    rules = snapshot.host.placement
+    critical = {vm.name for vm in snapshot.vms if vm.critical}
+    if rules.irqs is IrqSteering.SERVING:
+        cpus = sorted(taken.union(*(pins for name, pins in placement.cpus if name in critical)))
+        reason = "network interrupt: where the critical VMs run"
+    elif rules.irqs is IrqSteering.RESERVED:
+        cpus = sorted(rules.reserved_cpus & snapshot.capabilities.online_cpus)
+        reason = "network interrupt: on the reserved pCPUs"
+    else:
+        return ()
+    places: defaultdict[str, Iterator[int]] = defaultdict(lambda: cycle(cpus))
+    return tuple(
+        Steered(queue.irq, cpu, f"{reason} ({queue.interface})")
+        for queue in snapshot.capabilities.topology.queues
+        if (cpu := next(places[queue.interface], None)) is not None and not queue.managed
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
 
-from manager.control.steering import Confined, Steered
+from manager.control.placer import Confined, Steered
 from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Goal, IdleGoal, Note, Placement, Plan, Snapshot, VmView, WeightGoal
 from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, Knob, KnobKey
@@ -36,40 +36,36 @@ def validate(decision: Decision, snapshot: Snapshot) -> str | None:
     A decision that is of another type, names a VM twice, names one that is not there, or gives a weight below 1
     changes nothing (design, section 5, rule 3).
     """
+    return next(_problems(decision, {vm.name for vm in snapshot.vms}), None)
+
+
+def _problems(decision: Decision, names: set[str]) -> Iterator[str]:
     if not isinstance(decision, Decision) or not isinstance(decision.weights, tuple) or not _are_notes(decision.notes):
-        return f"returned {decision!r} instead of a decision"
-    known = {vm.name for vm in snapshot.vms}
-    return _objection_to_weights(decision.weights, known) or _objection_to_idle(decision.idle, known)
-
-
-def _objection_to_weights(goals: tuple[WeightGoal, ...], known: set[str]) -> str | None:
-    seen: set[str] = set()
-    for goal in goals:
-        if not isinstance(goal, WeightGoal) or not isinstance(goal.vm, str) or not isinstance(goal.reason, str):
-            return f"holds {goal!r} instead of a weight goal"
-        if goal.vm not in known:
-            return f"names VM {goal.vm!r}, which is not a managed VM of this host"
-        if goal.vm in seen:
-            return f"gives VM {goal.vm!r} two weights"
+        yield f"returned {decision!r} instead of a decision"
+    if not isinstance(decision.idle, tuple):
+        yield f"holds {decision.idle!r} instead of idle goals"
+    weighted: set[str] = set()
+    for goal in decision.weights:
+        yield from _objections(goal, WeightGoal, "a weight goal", names)
+        if goal.vm in weighted:
+            yield f"gives VM {goal.vm!r} two weights"
         if isinstance(goal.weight, bool) or not isinstance(goal.weight, int) or goal.weight < 1:
-            return f"gives VM {goal.vm!r} the weight {goal.weight!r}; use a whole number of at least 1"
-        seen.add(goal.vm)
-    return None
+            yield f"gives VM {goal.vm!r} the weight {goal.weight!r}; use a whole number of at least 1"
+        weighted.add(goal.vm)
+    idle: set[str] = set()
+    for wanted in decision.idle:
+        yield from _objections(wanted, IdleGoal, "an idle goal", names)
+        if wanted.vm in idle:
+            yield f"says twice whether VM {wanted.vm!r} is to be idle"
+        idle.add(wanted.vm)
 
 
-def _objection_to_idle(goals: object, known: set[str]) -> str | None:
-    if not isinstance(goals, tuple):
-        return f"holds {goals!r} instead of idle goals"
-    seen: set[str] = set()
-    for goal in goals:
-        if not isinstance(goal, IdleGoal) or not isinstance(goal.idle, bool) or not isinstance(goal.reason, str):
-            return f"holds {goal!r} instead of an idle goal"
-        if goal.vm not in known:
-            return f"names VM {goal.vm!r}, which is not a managed VM of this host"
-        if goal.vm in seen:
-            return f"says twice whether VM {goal.vm!r} is to be idle"
-        seen.add(goal.vm)
-    return None
+def _objections(goal: WeightGoal | IdleGoal, kind: type, what: str, names: set[str]) -> Iterator[str]:
+    sound = isinstance(goal, kind) and isinstance(goal.vm, str) and isinstance(goal.reason, str)
+    if not sound or not (isinstance(goal, WeightGoal) or isinstance(goal.idle, bool)):
+        yield f"holds {goal!r} instead of {what}"
+    if goal.vm not in names:
+        yield f"names VM {goal.vm!r}, which is not a managed VM of this host"
 
 
 def _are_notes(notes: object) -> bool:
@@ -102,18 +98,15 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
         *wishes.scheduling,
     ]
     for placed in wishes.placement.vms:
-        view, uuid = views[placed.vm], uuids[placed.vm]
-        for index, vcpu in enumerate(placed.vcpus):
-            key = KnobKey(uuid, Knob.VCPU_PIN, index)
-            goals.append(Goal(key, frozenset({vcpu.cpu}), f"critical vCPU {index}: {vcpu.why}", view.mode))
+        pins = [
+            (frozenset({vcpu.cpu}), f"critical vCPU {index}: {vcpu.why}") for index, vcpu in enumerate(placed.vcpus)
+        ]
         cpus = frozenset(vcpu.cpu for vcpu in placed.vcpus)
-        goals += _thread_goals(view, uuid, cpus, "threads beside their vCPUs")
+        goals += _pin_goals(views[placed.vm], uuids[placed.vm], pins, cpus, "threads beside their vCPUs")
     for confined in wishes.confined:
-        view, uuid = views[confined.vm], uuids[confined.vm]
-        for index in range(view.vcpus):
-            key = KnobKey(uuid, Knob.VCPU_PIN, index)
-            goals.append(Goal(key, confined.cpus, confined.reason, view.mode))
-        goals += _thread_goals(view, uuid, confined.cpus, confined.reason)
+        view = views[confined.vm]
+        pins = [(confined.cpus, confined.reason)] * view.vcpus
+        goals += _pin_goals(view, uuids[confined.vm], pins, confined.cpus, confined.reason)
     for queue in wishes.interrupts:
         key = KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, queue.irq)
         goals.append(Goal(key, frozenset({queue.cpu}), queue.reason, snapshot.host.mode))
@@ -157,7 +150,11 @@ def _warp_goals(
             yield Goal(KnobKey(uuids[warp.vm], knob, index), warp.value, warp.reason, view.mode)
 
 
-def _thread_goals(view: VmView, uuid: str, cpus: CpuSet, reason: str) -> Iterator[Goal]:
-    yield Goal(KnobKey(uuid, Knob.EMULATOR_PIN), cpus, f"emulator {reason}", view.mode)
+def _pin_goals(
+    view: VmView, uuid: str, pins: Sequence[tuple[CpuSet, str]], threads: CpuSet, reason: str
+) -> Iterator[Goal]:
+    for index, (cpus, why) in enumerate(pins):
+        yield Goal(KnobKey(uuid, Knob.VCPU_PIN, index), cpus, why, view.mode)
+    yield Goal(KnobKey(uuid, Knob.EMULATOR_PIN), threads, f"emulator {reason}", view.mode)
     for number in view.iothreads:
-        yield Goal(KnobKey(uuid, Knob.IOTHREAD_PIN, number), cpus, f"I/O {reason}", view.mode)
+        yield Goal(KnobKey(uuid, Knob.IOTHREAD_PIN, number), threads, f"I/O {reason}", view.mode)

@@ -9,6 +9,7 @@ from manager.model.decision import Goal, Snapshot, VmView
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
 from manager.model.registration import Mode, VmClass
 from manager.model.scheduling import LIMIT_PERIOD_US, MOST_LIMIT_US, Scheduling, in_words
+from manager.model.units import percent
 
 _NO_LIMIT = "cannot be real-time: this kernel has no limit for real-time threads of a group (`equipoise doctor`)"
 _NO_GROUP = "cannot be real-time: it has no CPU cgroup of its own that could limit it"
@@ -46,8 +47,8 @@ def plan_scheduling(
             continue
         if wanted.real_time:
             limit_us = round((wanted.limit or 0) * LIMIT_PERIOD_US)
-            given_us = sum(one_us for _, one_us in limited)
-            problem = _problem(snapshot, groups.get(uuids[view.name], ()), uuids[view.name], given_us, limit_us)
+            taken_us = sum(others_us for _, others_us in limited)
+            problem = _problem(snapshot, groups.get(uuids[view.name], ()), uuids[view.name], taken_us, limit_us)
             if problem:
                 problems.append(f"{view.name} {problem}; {_INSTEAD}")
                 continue
@@ -58,20 +59,20 @@ def plan_scheduling(
     return SchedulingPlan(tuple(goals), tuple(problems))
 
 
-def _problem(snapshot: Snapshot, above: tuple[KnobKey, ...], uuid: str, given_us: int, limit_us: int) -> str:
+def _problem(snapshot: Snapshot, above: tuple[KnobKey, ...], uuid: str, taken_us: int, limit_us: int) -> str:
     if not snapshot.capabilities.limits_real_time:
         return _NO_LIMIT
     if KnobKey(uuid, Knob.RT_RUNTIME) not in above:
         return _NO_GROUP
-    if given_us + limit_us > MOST_LIMIT_US:
-        left = (MOST_LIMIT_US - given_us) / LIMIT_PERIOD_US
+    if taken_us + limit_us > MOST_LIMIT_US:
+        left = (MOST_LIMIT_US - taken_us) / LIMIT_PERIOD_US
         return f"cannot be real-time: a limit of {limit_us / LIMIT_PERIOD_US:g} is more than the {left:g} that is left"
     return ""
 
 
 def _limits_of(view: VmView, uuid: str, above: tuple[KnobKey, ...], limit_us: int) -> Iterator[Goal]:
     """The VM's own groups get all of the limit, each vCPU's an equal part: the kernel lets children have no more."""
-    why = f"registered limit: {limit_us / LIMIT_PERIOD_US:.0%} of each pCPU's time"
+    why = f"registered limit: {percent(limit_us / LIMIT_PERIOD_US)} of each pCPU's time"
     for key in above:
         if key.uuid == uuid:
             yield Goal(key, limit_us, why, view.mode)
@@ -94,7 +95,7 @@ def _above(
     kept_us: Mapping[KnobKey, int],
 ) -> Iterator[Goal]:
     """What groups above VMs need, by what is enforced, or if nothing is by what is observed."""
-    enforced = [one for one in limited if one[0].mode is Mode.ENFORCE]
+    enforced = [(view, limit_us) for view, limit_us in limited if view.mode is Mode.ENFORCE]
     needed_us = dict.fromkeys(kept_us, 0)
     for view, limit_us in enforced or limited:
         for key in groups[uuids[view.name]]:

@@ -3,112 +3,93 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from manager.model.records import TickRecord
-from manager.model.registration import VmClass
+from pydantic import Field
+
+from manager.control.budget import Steps
+from manager.model.fields import WIRE, Count, EpochS, Name
+from manager.model.records import TickRecord, VmTick
+from manager.model.registration import Mode, VmClass
 
 Line = list[float | None]
-"""A value a step; None where no tick tells."""
+"""One value per step; None where there is no tick."""
+_ALIGNED = "one value per step, null: no data"
 
 
 @dataclass(frozen=True, slots=True)
 class VmLines:
-    """A VM; ``weight`` and ``mode`` are the last of each step, shares means over those ticks that tell of the VM."""
+    """A VM on a host over the steps of a history: shares are means over the ticks with the VM."""
 
-    vm: str
-    cpu_share: Line
-    run_delay_share: Line
-    weight: list[int | None]
-    mode: list[str | None]
+    vm: Name
+    host: Name
+    vm_class: Annotated[VmClass, Field(alias="class")]
+    cpu_share: Annotated[Line, Field(description=f"mean fraction of the host's CPU time; {_ALIGNED}")]
+    run_delay_share: Annotated[
+        Line, Field(description=f"mean seconds per second that its vCPUs waited for a pCPU; {_ALIGNED}")
+    ]
+    weight: Annotated[list[int | None], Field(description="last of each step")]
+    mode: Annotated[list[Mode | None], Field(description="last of each step")]
+    __pydantic_config__: ClassVar = WIRE
 
 
 @dataclass(frozen=True, slots=True)
-class HostLines:
-    """A host; ``other_share`` is what no registered VM used."""
+class HostStep:
+    """How a host's CPU time was used in a step that begins at ``start_s``; null: no ticks."""
 
-    ticks: list[int]
-    host_cpu_share: Line
-    critical_share: Line
-    batch_share: Line
-    other_share: Line
-    vms: tuple[VmLines, ...]
-
-
-@dataclass(slots=True)
-class _Sums:
-    """Of one VM in one step."""
-
-    ticks: int = 0
-    cpu_share: float = 0.0
-    run_delay_share: float = 0.0
-    weight: int | None = None
-    mode: str = ""
-
-
-@dataclass(slots=True)
-class _HostSums:
-    ticks: int = 0
-    busy: float = 0.0
-    by_class: dict[VmClass, float] = field(default_factory=lambda: dict.fromkeys(VmClass, 0.0))
+    start_s: Annotated[EpochS, Field(alias="start")]
+    ticks: Annotated[Count, Field(description="ticks that the means are of")]
+    host_cpu_share: float | None
+    critical_share: float | None
+    batch_share: float | None
+    other_share: Annotated[float | None, Field(description="what no registered VM used")]
+    __pydantic_config__: ClassVar = WIRE
 
 
 def host_lines(
-    ticks: Iterable[TickRecord], classes: Mapping[str, VmClass], first_s: float, step_s: float, steps: int
-) -> HostLines:
-    """The ticks of a host, oldest first, in ``steps`` steps from ``first_s`` on; others are passed over.
+    host: str, ticks: Iterable[TickRecord], classes: Mapping[str, VmClass], steps: Steps, late_s: float = 0.0
+) -> tuple[list[HostStep], list[VmLines]]:
+    """The ticks of a host, oldest first, in the steps in which they were ``late_s`` before; others are passed over.
 
     ``classes`` are those of the registered VMs, only of which there are lines.
     """
-    hosts = [_HostSums() for _ in range(steps)]
-    vms: dict[str, dict[int, _Sums]] = {name: {} for name in sorted(classes)}
+    counts, busy = [0] * steps.count, [0.0] * steps.count
+    used = {kind: [0.0] * steps.count for kind in VmClass}
+    seen: dict[str, list[list[VmTick]]] = {}
     for tick in ticks:
-        place = math.floor((tick.time_s - first_s) / step_s)
-        if not 0 <= place < steps:
+        step = math.floor((tick.time_s - late_s - steps.first_s) / steps.step_s)
+        if not 0 <= step < steps.count:
             continue
-        host = hosts[place]
-        host.ticks += 1
-        host.busy += tick.host_cpu_share
+        counts[step] += 1
+        busy[step] += tick.host_cpu_share
         for vm in tick.vms:
-            name = vm.vm
-            kind = classes.get(name)
-            if kind is None:
-                continue
-            share = vm.cpu_share
-            host.by_class[kind] += share
-            sums = vms[name].get(place)
-            if sums is None:
-                sums = vms[name][place] = _Sums()
-            sums.ticks += 1
-            sums.cpu_share += share
-            sums.run_delay_share += vm.run_delay_share
-            sums.weight = vm.weight
-            sums.mode = vm.mode
-    means = {kind: [_mean(host.by_class[kind], host.ticks) for host in hosts] for kind in VmClass}
-    busy = [_mean(host.busy, host.ticks) for host in hosts]
-    other = [
-        None if all_of is None else max(0.0, round(all_of - (critical or 0.0) - (batch or 0.0), 5))
-        for all_of, critical, batch in zip(busy, means[VmClass.CRITICAL], means[VmClass.BATCH], strict=True)
-    ]
-    return HostLines(
-        [host.ticks for host in hosts],
-        busy,
-        means[VmClass.CRITICAL],
-        means[VmClass.BATCH],
-        other,
-        tuple(_vm_lines(name, sums, steps) for name, sums in vms.items() if sums),
-    )
+            kind = classes.get(vm.vm)
+            if kind is not None:
+                used[kind][step] += vm.cpu_share
+                of_vm = seen.get(vm.vm) or seen.setdefault(vm.vm, [[] for _ in range(steps.count)])
+                of_vm[step].append(vm)
+    columns = (steps.starts_s, counts, busy, used[VmClass.CRITICAL], used[VmClass.BATCH])
+    of_host = [_host_step(*column) for column in zip(*columns, strict=True)]
+    return of_host, [_vm_lines(name, host, classes[name], seen[name]) for name in sorted(seen)]
 
 
-def _vm_lines(name: str, sums: Mapping[int, _Sums], steps: int) -> VmLines:
-    parts = [sums.get(place) for place in range(steps)]
+def _host_step(start_s: float, ticks: int, busy_sum: float, critical_sum: float, batch_sum: float) -> HostStep:
+    busy, critical, batch = (_mean(total, ticks) for total in (busy_sum, critical_sum, batch_sum))
+    other = None if busy is None else max(0.0, round(busy - (critical or 0.0) - (batch or 0.0), 5))
+    return HostStep(start_s, ticks, busy, critical, batch, other)
+
+
+def _vm_lines(vm: str, host: str, vm_class: VmClass, steps: Sequence[Sequence[VmTick]]) -> VmLines:
     return VmLines(
-        name,
-        [_mean(part.cpu_share, part.ticks) if part else None for part in parts],
-        [_mean(part.run_delay_share, part.ticks) if part else None for part in parts],
-        [part.weight if part else None for part in parts],
-        [part.mode if part else None for part in parts],
+        vm,
+        host,
+        vm_class,
+        [_mean(sum(tick.cpu_share for tick in ticks), len(ticks)) for ticks in steps],
+        [_mean(sum(tick.run_delay_share for tick in ticks), len(ticks)) for ticks in steps],
+        [ticks[-1].weight if ticks else None for ticks in steps],
+        [ticks[-1].mode if ticks else None for ticks in steps],
     )
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from manager.model.registration import Sla
 from manager.model.window import SlaState, Window
 
-UNPROMISED = 95.0
+USUAL_PERCENTILE = 95.0
 """The percentile that is shown of an application without an SLA."""
 
 AT_RISK_FRACTION = 0.9
-"""Above this fraction of the promised time an SLA that is met counts as at risk."""
+"""Above this fraction of the target an SLA that is met counts as at risk."""
 
 
 def watched_percentile(sla: Sla | None) -> float:
     """The percentile that an application is judged by, and the one to show: its SLA's own."""
-    return sla.percentile if sla else UNPROMISED
+    return sla.percentile if sla else USUAL_PERCENTILE
 
 
 def sla_state(window: Window | None, sla: Sla | None, now_s: float, stale_s: float, min_samples: int) -> SlaState:
@@ -28,5 +28,5 @@ def sla_state(window: Window | None, sla: Sla | None, now_s: float, stale_s: flo
     if measured_ms is None:
         return SlaState.NO_DATA
     if measured_ms > sla.response_time_ms:
-        return SlaState.MISSED
+        return SlaState.VIOLATED
     return SlaState.AT_RISK if measured_ms > AT_RISK_FRACTION * sla.response_time_ms else SlaState.MET

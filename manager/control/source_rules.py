@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from manager.model.registration import Sla
-from manager.model.source import (
-    ON_EVERY_HOST,
-    NginxSyslog,
-    PrometheusQuery,
-    Source,
-)
+from manager.model.source import ON_EVERY_HOST, NginxSyslog, PrometheusQuery, Source
 
 
 def sources_on(
@@ -27,8 +22,7 @@ def sources_on(
     gets them by saying that it has a VM, and that they are not made several times over: the first by name of those
     whose rank is the lowest. ``ranks``: by host, 0 where it is not given.
     """
-    known = ranks or {}
-    first = min(named, key=lambda one: (known.get(one, 0), one), default=None)
+    first = min(named, key=lambda name: ((ranks or {}).get(name, 0), name), default=None)
 
     def runs_here(source: Source) -> bool:
         if source.host is not None:
@@ -40,29 +34,26 @@ def sources_on(
 
 def contradictions(sources: Sequence[Source], sla: Sla | None) -> list[tuple[str, str]]:
     """What keeps the sources of one application from working together: fields such as ``sources[1].name``, and why."""
-    found: list[tuple[str, str]] = []
+    problems: list[tuple[str, str]] = []
     names: set[str] = set()
     tags: set[str | None] = set()
     syslogs = sum(isinstance(source, NginxSyslog) for source in sources)
     for place, source in enumerate(sources):
         field = f"sources[{place}]"
         if source.name in names:
-            found.append((f"{field}.name", f"{source.name!r} names an earlier source, too; use another name"))
+            problems.append((f"{field}.name", f"{source.name!r} names an earlier source, too; use another name"))
         names.add(source.name)
         if isinstance(source, NginxSyslog):
             if syslogs > 1 and (source.tag is None or source.tag in tags):
                 why = "no tag" if source.tag is None else f"{source.tag!r}, the tag of an earlier source,"
                 text = f"{why} is refused: of several nginx_syslog sources each needs a tag of its own"
-                found.append((f"{field}.tag", text))
+                problems.append((f"{field}.tag", text))
             tags.add(source.tag)
-        if isinstance(source, PrometheusQuery) and ("?" in source.url or "#" in source.url):
-            text = f"{source.url!r} is refused: the API's path is put behind it; allowed: a URL without ? and #"
-            found.append((f"{field}.url", text))
         if isinstance(source, PrometheusQuery) and source.percentile is not None:
             refused = f"{source.percentile:g} is refused: percentiles cannot be merged; allowed:"
             if len(sources) > 1:
                 text = f"{refused} null and a query of a histogram, or no other source beside this one"
-                found.append((f"{field}.percentile", text))
+                problems.append((f"{field}.percentile", text))
             if sla is not None and source.percentile != sla.percentile:
-                found.append((f"{field}.percentile", f"{refused} the SLA's percentile, {sla.percentile:g}"))
-    return found
+                problems.append((f"{field}.percentile", f"{refused} the SLA's percentile, {sla.percentile:g}"))
+    return problems

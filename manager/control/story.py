@@ -1,28 +1,23 @@
-"""Decisions told as a story: what was changed of a VM in one tick, why, and what came of it."""
+"""Decisions as a story: what was changed of a VM in one tick, why, and what came of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from manager.model.fields import WIRE, Text
 from manager.model.knobs import Knob, Order, knob_name
 from manager.model.numbers import milliseconds
-from manager.model.records import OutcomeKind
+from manager.model.records import KnobIndex, OutcomeKind
 from manager.model.registration import Sla
 
-MAX_TOLD = 3
-"""So many changes of pins are told one by one; the others are counted."""
+MAX_SHOWN = 3
+"""So many changes of pins are described; the others are counted."""
 
-_WORST_FIRST = (
-    OutcomeKind.FAILED,
-    OutcomeKind.IGNORED,
-    OutcomeKind.EXTERNAL,
-    OutcomeKind.VANISHED,
-    OutcomeKind.OBSERVED,
-    OutcomeKind.RESTORED,
-    OutcomeKind.APPLIED,
-)
-_ENDINGS = {
+_ENDINGS = {  # the worst first
     OutcomeKind.FAILED: "could not be written",
     OutcomeKind.IGNORED: "the kernel keeps another value",
     OutcomeKind.EXTERNAL: "left alone: another tool changed it",
@@ -34,16 +29,18 @@ _ENDINGS = {
 
 
 @dataclass(frozen=True, slots=True)
-class DecidedChange:
-    """One change of a knob, with values as records write them, and what came of it."""
+class StoryChange:
+    """One change of a knob, by its id in `/decisions`, with values as records write them, and what came of it."""
 
+    record_id: Annotated[str, Field(alias="id")]
     knob: Knob
-    index: int
-    before: str
-    after: str
-    reason: str
+    index: KnobIndex
+    before: Text
+    after: Text
+    reason: Text
     outcome: OutcomeKind
-    detail: str = ""
+    detail: Text = ""
+    __pydantic_config__: ClassVar = WIRE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,30 +49,29 @@ class TimesAround:
 
     application: str
     sla: Sla | None
-    time_ms: float | None
+    percentile_ms: float | None
     later_ms: float | None
     later_s: float
 
 
-def outcome_of(changes: Sequence[DecidedChange]) -> OutcomeKind:
+def outcome_of(changes: Sequence[StoryChange]) -> OutcomeKind:
     """The worst outcome of at least one change."""
-    found = {change.outcome for change in changes}
-    return next(kind for kind in _WORST_FIRST if kind in found)
+    return min((change.outcome for change in changes), key=list(_ENDINGS).index)
 
 
-def reasons(changes: Sequence[DecidedChange]) -> str:
+def reasons(changes: Sequence[StoryChange]) -> str:
     """Why, each reason once and the first few of them."""
-    found = list(dict.fromkeys(change.reason for change in changes))
-    rest = len(found[MAX_TOLD:])
-    return "; ".join(found[:MAX_TOLD]) + (f"; and {rest} more" if rest else "")
+    different = list(dict.fromkeys(change.reason for change in changes))
+    rest = len(different[MAX_SHOWN:])
+    return "; ".join(different[:MAX_SHOWN]) + (f"; and {rest} more" if rest else "")
 
 
-def sentence(host: str, vm: str | None, changes: Sequence[DecidedChange], times: TimesAround | None) -> str:
+def sentence(host: str, vm: str | None, changes: Sequence[StoryChange], times: TimesAround | None) -> str:
     """Such as "shop: p95 612 ms, SLA 500 ms, weight of shop-web 9,100 to 24,300; 10 s later 431 ms"."""
     pins = [change for change in changes if change.knob.spec.order is Order.WIDEN_FIRST]
     others = [change for change in changes if change not in pins]
-    rest = len(pins[MAX_TOLD:])
-    parts = [*_promise(times), *(_told(change, vm) for change in (*others, *pins[:MAX_TOLD]))]
+    rest = len(pins[MAX_SHOWN:])
+    parts = [*_measured(times), *(_described(change, vm) for change in (*others, *pins[:MAX_SHOWN]))]
     if rest:
         parts[-1] += f" and {rest} more"
     text = f"{times.application if times else vm or host}: {', '.join(parts)}"
@@ -88,15 +84,14 @@ def sentence(host: str, vm: str | None, changes: Sequence[DecidedChange], times:
     return text
 
 
-def _promise(times: TimesAround | None) -> list[str]:
+def _measured(times: TimesAround | None) -> list[str]:
     if times is None or times.sla is None:
         return []
-    percentile = f"p{times.sla.percentile:g}"
-    seen = f"{percentile} unknown" if times.time_ms is None else f"{percentile} {milliseconds(times.time_ms)}"
-    return [seen, f"SLA {milliseconds(times.sla.response_time_ms)}"]
+    measured = "unknown" if times.percentile_ms is None else milliseconds(times.percentile_ms)
+    return [f"p{times.sla.percentile:g} {measured}", f"SLA {milliseconds(times.sla.response_time_ms)}"]
 
 
-def _told(change: DecidedChange, vm: str | None) -> str:
+def _described(change: StoryChange, vm: str | None) -> str:
     value = change.knob.spec.value
     before, after = value.shown(change.before), value.shown(change.after)
     if after.endswith(value.unit):  # which is said once

@@ -1,11 +1,11 @@
-"""Many ticks of a host as one."""
+"""Many ticks of a host as one; and its vCPUs one by one, as averages hide one that is full."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from manager.control.vcpus import mean_vcpu
-from manager.model.records import TickRecord, VcpuTick, VmTick
+from manager.model.decision import VmView
+from manager.model.records import BUSY_VCPU, FULL_VCPU, TickRecord, VcpuTick, VmTick
 
 
 def mean_tick(ticks: Sequence[tuple[TickRecord, int]]) -> TickRecord:
@@ -36,3 +36,39 @@ def mean_tick(ticks: Sequence[tuple[TickRecord, int]]) -> TickRecord:
         for name, (count, used, waited, last) in sorted(sums.items())
     )
     return TickRecord(newest.time_s, newest.policy, newest.mode, round(min(busy, 1.0), 5), vms)
+
+
+def busiest_vcpu(view: VmView) -> VcpuTick | None:
+    """The vCPU that wanted to run most, None: none did for BUSY_VCPU of the interval, or it is not known."""
+    if not view.vcpu_pcpus or max(view.vcpu_pcpus) + max(view.vcpu_waits) < BUSY_VCPU:  # most VMs, and quick
+        return None
+    wanted = [used + waited for used, waited in zip(view.vcpu_pcpus, view.vcpu_waits, strict=True)]
+    most = max(wanted)
+    if most < BUSY_VCPU:
+        return None
+    index = wanted.index(most)
+    full = sum(pcpus >= FULL_VCPU for pcpus in wanted)
+    return VcpuTick(index, round(view.vcpu_pcpus[index], 3), round(view.vcpu_waits[index], 3), full)
+
+
+def busy_vms(views: Iterable[VmView], most: int) -> list[VmView]:
+    """Those with a vCPU that wanted to run for BUSY_VCPU of the interval: critical ones first, at most so many."""
+    busy = [
+        (not view.critical, -(vcpu.used + vcpu.waited), view.name, view)
+        for view in views
+        if (vcpu := busiest_vcpu(view)) is not None
+    ]
+    return [view for *_, view in sorted(busy)[:most]]
+
+
+def mean_vcpu(ticks: Iterable[tuple[VcpuTick | None, int]]) -> VcpuTick | None:
+    """That of many ticks, each with how many it stands for: None where most of them have none."""
+    ticks = list(ticks)
+    busy = [(vcpu, weight) for vcpu, weight in ticks if vcpu is not None]
+    count = sum(weight for _, weight in busy)
+    if 2 * count <= sum(weight for _, weight in ticks):
+        return None
+    used = sum(vcpu.used * weight for vcpu, weight in busy) / count
+    waited = sum(vcpu.waited * weight for vcpu, weight in busy) / count
+    full = round(sum(vcpu.full * weight for vcpu, weight in busy) / count)
+    return VcpuTick(busy[-1][0].index, round(used, 3), round(waited, 3), full)

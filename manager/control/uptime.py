@@ -1,10 +1,9 @@
 """What arrived how long ago, by clocks that nobody sets.
 
-The date of a row and the time of day say how old it is only while both are right. A clock that is a year ahead for ten
-minutes must not have a year of history deleted, and nobody can tell from a date alone that it is wrong, least of all
-after a restart. So what is kept for a time is kept for as long by uptime, too: by the boot clocks of the machines that
-managers run on, which count from a machine's start, also while it sleeps. How long managers have been up in all is
-known across restarts and in a fleet of them; while no machine was up, nothing arrived that would need room.
+A clock that is a year ahead for ten minutes must not have a year of history deleted, and no date alone shows that it is
+wrong, least of all after a restart. So what is kept for a time is kept for as long by uptime, too: by the boot clocks
+of the machines that managers run on, which count from a machine's start, also while it sleeps. How long managers have
+been up in all is known across restarts and in a fleet; while no machine was up, nothing arrived that needs room.
 
 Every now and then a mark notes the newest row of a table. What had arrived at a mark that is old enough may go.
 """
@@ -49,9 +48,9 @@ def uptime_s(noted: Mapping[str, Noted], boot: Boot) -> float:
 
     Of a boot that was not noted yet nothing counts: how long ago the last one ended, only the time of day could tell.
     """
-    most_s = max((one.total_s for one in noted.values()), default=0.0)
-    own = noted.get(boot.name)
-    return most_s if own is None else max(most_s, own.total_s + max(boot.age_s - own.boot_s, 0.0))
+    most_s = max((note.total_s for note in noted.values()), default=0.0)
+    note = noted.get(boot.name)
+    return most_s if note is None else max(most_s, note.total_s + max(boot.age_s - note.boot_s, 0.0))
 
 
 def arrived(marks: Sequence[Mark], total_s: float, keep_s: float) -> int:
@@ -68,10 +67,9 @@ def marked(marks: Sequence[Mark], now: Mark, keep_s: float) -> tuple[Mark, ...]:
         marks = ()
     if not marks or now.total_s - marks[-1].total_s >= keep_s / _MARKS:
         marks = (*marks, now)
-    needed = next(
-        (place for place, mark in reversed(list(enumerate(marks))) if mark.total_s <= now.total_s - keep_s), 0
-    )
-    return tuple(marks[needed:])
+    while len(marks) > 1 and marks[1].total_s <= now.total_s - keep_s:
+        marks = marks[1:]
+    return tuple(marks)
 
 
 def ahead_s(marks: Sequence[Mark], total_s: float, wall_s: float) -> float:

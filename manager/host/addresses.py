@@ -2,13 +2,20 @@
 
 A guest decides what the neighbour table says: it can answer for any number of addresses, and for those of others. So
 each domain has a bounded number of them, which age, and what one domain has is not taken by another's claim.
+
+libvirt reads the kernel's neighbour table as well, but version 9.0 refuses the answer of current kernels ("wrong nlmsg
+len"), and all versions know IPv4 only. Messages: rtnetlink(7), linux/neighbour.h.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import socket
+import struct
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
 MOST_ADDRESSES = 64
 """So many leased addresses of a domain are known, and so many that it claims besides."""
@@ -16,6 +23,22 @@ AGE_S = 3600.0
 """For so long an address that a domain claimed stays its own without being seen again: the neighbour table forgets
 those that it was not asked for a while."""
 _MOST_CONTESTED = 16
+
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_RTM_NEWNEIGH, _RTM_GETNEIGH = 28, 30
+_NLM_F_REQUEST, _NLM_F_DUMP = 0x1, 0x300
+_NDA_DST, _NDA_LLADDR = 1, 2
+_USABLE = 0x02 | 0x04 | 0x08 | 0x10 | 0x80  # NUD_REACHABLE, _STALE, _DELAY, _PROBE, _PERMANENT
+
+_HEADER = struct.Struct("=IHHII")  # nlmsghdr: length, type, flags, sequence, port
+_NEIGHBOUR = struct.Struct("=BxxxiHBB")  # ndmsg: family, interface, state, flags, type
+_ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
+_BUFFER = 1 << 18
+MOST_ENTRIES = 16_384
+"""More than that is not read: the kernel keeps 1,024 of IPv4 and as many of IPv6 by default (gc_thresh3)."""
+MOST_OF_ONE = 256
+"""So many addresses of one hardware address are returned."""
+_TIMEOUT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,31 +70,26 @@ class AddressBook:
     """The addresses of running domains by UUID. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """``clock`` tells seconds that only grow."""
+        """``clock`` returns seconds that only grow."""
         self._clock = clock
         self._pages: dict[str, _Page] = {}
-        self._contested: tuple[Contest, ...] = ()
+        self.contested: tuple[Contest, ...] = ()
+        """What was claimed of others' at the last update, at most so much of it as one reads."""
 
     @property
     def addresses(self) -> Mapping[str, frozenset[str]]:
         """By UUID, at most twice ``MOST_ADDRESSES`` each; one address is never two domains'."""
         return {uuid: page.leased | page.claimed.keys() for uuid, page in self._pages.items()}
 
-    @property
-    def contested(self) -> tuple[Contest, ...]:
-        """What was claimed of others' at the last update, at most so much of it as one reads."""
-        return self._contested
-
     def update(
-        self, kept: Collection[str], seen: Mapping[str, Interfaces], neighbours: Mapping[str, frozenset[str]]
+        self, running: Collection[str], seen: Mapping[str, Interfaces], neighbours: Mapping[str, frozenset[str]]
     ) -> None:
-        """Take over what was looked up.
+        """Take over what was looked up; ``neighbours`` are IP addresses by hardware address.
 
-        Domains neither ``kept`` nor ``seen`` ended; one that is only ``seen`` began. ``neighbours`` are IP addresses by
-        hardware address.
+        Domains neither ``running`` nor ``seen`` ended; one that is only ``seen`` began.
         """
         now_s = self._clock()
-        pages = {uuid: self._pages.get(uuid, _Page()) for uuid in kept}
+        pages = {uuid: self._pages.get(uuid, _Page()) for uuid in running}
         pages |= {uuid: _Page() for uuid in seen if uuid not in pages}
         self._pages = pages
         for uuid, interfaces in seen.items():
@@ -85,7 +103,7 @@ class AddressBook:
                 if now_s - seen_s < AGE_S and leased.get(address, uuid) == uuid
             }
         owners = {address: uuid for uuid, page in pages.items() for address in page.claimed} | leased
-        self._contested = tuple(sorted(self._take(_claims(seen, neighbours), owners, now_s), key=str)[:_MOST_CONTESTED])
+        self.contested = tuple(sorted(self._take(_claims(seen, neighbours), owners, now_s), key=str)[:_MOST_CONTESTED])
 
     def _take(self, claims: Mapping[str, set[str]], owners: Mapping[str, str], now_s: float) -> Iterator[Contest]:
         """Give each claimed address to the domain that has it, or to the only one that claims it."""
@@ -108,3 +126,59 @@ def _claims(seen: Mapping[str, Interfaces], neighbours: Mapping[str, frozenset[s
             for address in sorted(neighbours.get(hardware, ())):
                 claims.setdefault(address, set()).add(uuid)
     return claims
+
+
+def read_neighbours() -> Mapping[str, frozenset[str]]:
+    """IP addresses by hardware address, such as ``52:54:00:12:34:56``; of very many, some. Raises OSError."""
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as link:
+        link.settimeout(_TIMEOUT_S)
+        length = _HEADER.size + _NEIGHBOUR.size
+        header = _HEADER.pack(length, _RTM_GETNEIGH, _NLM_F_REQUEST | _NLM_F_DUMP, 1, 0)
+        link.send(header + _NEIGHBOUR.pack(socket.AF_UNSPEC, 0, 0, 0, 0))
+        by_hardware: dict[str, set[str]] = {}
+        for hardware, address in islice(_entries(link), MOST_ENTRIES):
+            addresses = by_hardware.setdefault(hardware, set())
+            if len(addresses) < MOST_OF_ONE:
+                addresses.add(address)
+        return {hardware: frozenset(addresses) for hardware, addresses in by_hardware.items()}
+
+
+def _entries(link: socket.socket) -> Iterator[tuple[str, str]]:
+    """Hardware and IP address of each usable entry of an answer. Raises OSError."""
+    while True:
+        for kind, body in _messages(link.recv(_BUFFER)):
+            if kind == _NLMSG_DONE:
+                return
+            if kind == _NLMSG_ERROR:
+                raise OSError(-int(struct.unpack_from("=i", body)[0]), "the neighbour table cannot be read")
+            if kind == _RTM_NEWNEIGH:
+                yield from _neighbour(body)
+
+
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Type and body of each message of a packet."""
+    while len(data) >= _HEADER.size:
+        length, kind, *_ = _HEADER.unpack_from(data)
+        if length < _HEADER.size:
+            return
+        yield kind, data[_HEADER.size : length]
+        data = data[_aligned(length) :]
+
+
+def _neighbour(body: bytes) -> Iterator[tuple[str, str]]:
+    """Hardware and IP address, unless the entry is of no use, as those that did not answer."""
+    family, _, state, *_ = _NEIGHBOUR.unpack_from(body)
+    values: dict[int, bytes] = {}
+    rest = body[_NEIGHBOUR.size :]
+    while len(rest) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(rest)
+        if length < _ATTRIBUTE.size:
+            break
+        values[kind] = rest[_ATTRIBUTE.size : length]
+        rest = rest[_aligned(length) :]
+    if family in {socket.AF_INET, socket.AF_INET6} and state & _USABLE and {_NDA_DST, _NDA_LLADDR} <= values.keys():
+        yield values[_NDA_LLADDR].hex(":"), str(ipaddress.ip_address(values[_NDA_DST]))
+
+
+def _aligned(length: int) -> int:
+    return (length + 3) & ~3

@@ -1,4 +1,5 @@
-"""Finds the CPU cgroup of a VM from its QEMU process, on cgroup v1 and v2, with and without systemd names.
+"""The cgroups of a VM on v1 and v2: found from its QEMU process, with and without systemd names; weight, idle class and
+quota; and on which NUMA nodes its memory is.
 
 libvirt puts the threads of a QEMU process into child groups (``emulator``, ``vcpuN``, ``iothreadN``), under systemd
 inside a further group ``libvirt``. The VM's group, the one that competes with those of other VMs, is above all of them.
@@ -6,11 +7,16 @@ inside a further group ``libvirt``. The VM's group, the one that competes with t
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import re
-from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
+from manager.errors import HostError
+from manager.host.files import mounts_of, open_file, read, write
 from manager.host.registry import (
     CGROUP_USAGE,
     CGROUP_V1,
@@ -21,11 +27,17 @@ from manager.host.registry import (
     CgroupUsage,
     HostPaths,
 )
+from manager.model.cpus import parse_cpus
+from manager.model.host import Quota
+from manager.model.knobs import UNLIMITED, Knob
 
 _CHILD_GROUP = re.compile(r"^(emulator|vcpu\d+|iothread\d+)$")
 # qemu-3-NAME.libvirt-qemu without systemd, machine-qemu\x2d3\x2dNAME.scope with it
 _VM_GROUP = re.compile(r"^(qemu-\d+-|machine-qemu\\x2d\d+\\x2d)")
-_OCTAL_ESCAPE = re.compile(r"\\([0-7]{3})")
+_MEMS_ALLOWED = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
+_NODE = re.compile(r"\bN(\d+)=(\d+)")
+_MOST = 0.8
+"""Nodes that hold this share of a VM's memory are where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +62,7 @@ class CgroupMounts:
 class VmCgroup:
     """A VM's own groups. ``cpu_folder`` None: it has none that can be weighted; ``usage`` None: none that counts.
 
-    ``resident_file`` tells on which NUMA nodes its memory is, None where nothing counts that.
+    ``resident_file`` says on which NUMA nodes its memory is, None where nothing counts that.
     """
 
     cpu_folder: Path | None
@@ -60,29 +72,18 @@ class VmCgroup:
     resident_file: Path | None = None
 
     @property
-    def weight_file(self) -> Path | None:
-        """The file of its CPU weight."""
-        return self.cpu_folder / self.cpu.weight_file if self.cpu_folder and self.cpu else None
+    def in_scope(self) -> bool:
+        """Whether the group is a scope of systemd."""
+        return self.cpu_folder is not None and self.cpu_folder.suffix == ".scope"
 
 
 def read_mounts(paths: HostPaths) -> CgroupMounts:
-    """The cgroup mounts of this mount namespace, with mount points below the root folder.
-
-    Raises OSError when mountinfo cannot be read.
-    """
-    found: dict[str, tuple[Path, str]] = {}
-    for line in os.fsdecode(paths.mountinfo.read_bytes()).splitlines():
-        left, _, right = line.partition(" - ")
-        fields, kind = left.split(), right.split()
-        if len(fields) < 5 or not kind or kind[0] not in {"cgroup", "cgroup2"}:
-            continue
-        mount = (paths.root / PurePosixPath(_unescape(fields[4])).relative_to("/"), _unescape(fields[3]))
-        if kind[0] == "cgroup2":
-            found.setdefault("", mount)
-        else:
-            for controller in kind[-1].split(","):
-                found.setdefault(controller, mount)
-    return CgroupMounts(found)
+    """The cgroup mounts of this mount namespace. Raises OSError when mountinfo cannot be read."""
+    by_controller: dict[str, tuple[Path, str]] = {}
+    for mount in mounts_of(paths, "cgroup", "cgroup2"):
+        for controller in ("",) if mount.kind == "cgroup2" else mount.options:
+            by_controller.setdefault(controller, (mount.point, mount.top))
+    return CgroupMounts(by_controller)
 
 
 def cpu_controller(mounts: CgroupMounts) -> CgroupCpu | None:
@@ -142,23 +143,131 @@ def vm_group(group: str) -> str | None:
 def find_vm_cgroup(paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None, pid: int) -> VmCgroup:
     """The groups of the VM that process ``pid`` runs. Raises OSError when the process is gone."""
     groups = parse_process_cgroups(os.fsdecode((paths.process(pid) / "cgroup").read_bytes()))
-    cpu_folder = _folder(mounts, groups, cpu.controller) if cpu else None
-    if cpu and cpu_folder and not (cpu_folder / cpu.weight_file).exists():  # v2: not enabled down there
-        cpu_folder = None
-    memory = [_folder(mounts, groups, controller) for controller in ("memory", "")]
-    resident = [folder / NUMA_STAT_FILE for folder in memory if folder and (folder / NUMA_STAT_FILE).exists()]
-    found = VmCgroup(cpu_folder, cpu if cpu_folder else None, None, None, resident[0] if resident else None)
-    for usage in CGROUP_USAGE:
-        folder = _folder(mounts, groups, usage.controller)
-        if folder and (folder / usage.file).exists():
-            return replace(found, usage_file=folder / usage.file, usage=usage)
-    return found
+
+    def file_of(controller: str, name: str) -> Path | None:
+        group = vm_group(groups.get(controller, ""))
+        folder = None if group is None else mounts.folder(controller, group)
+        return folder / name if folder and (folder / name).exists() else None
+
+    weight_file = file_of(cpu.controller, cpu.weight_file) if cpu else None  # none on v2: not enabled down there
+    resident_file = file_of("memory", NUMA_STAT_FILE) or file_of("", NUMA_STAT_FILE)
+    usages = ((file_of(usage.controller, usage.file), usage) for usage in CGROUP_USAGE)
+    usage_file, usage = next(((file, usage) for file, usage in usages if file), (None, None))
+    folder = weight_file.parent if weight_file else None
+    return VmCgroup(folder, cpu if folder else None, usage_file, usage, resident_file)
 
 
-def _folder(mounts: CgroupMounts, groups: dict[str, str], controller: str) -> Path | None:
-    group = vm_group(groups.get(controller, ""))
-    return None if group is None else mounts.folder(controller, group)
+def memory_nodes(paths: HostPaths, pid: int, resident_file: Path | None) -> frozenset[int]:
+    """The NUMA nodes that a process is bound to (Mems_allowed_list, proc_pid_status(5)), or else that with most of its
+    memory; empty where it is on many, or not known.
+
+    ``resident_file`` is the memory.numa_stat of its cgroup. A host with one node has none to choose from.
+    """
+    with contextlib.suppress(OSError, ValueError):  # OSError: a kernel without NUMA
+        online = parse_cpus(paths.online_nodes.read_text())
+        if len(online) > 1:
+            return _bound_nodes(paths, pid, online) or _filled_nodes(resident_file)
+    return frozenset()
 
 
-def _unescape(text: str) -> str:
-    return _OCTAL_ESCAPE.sub(lambda match: chr(int(match.group(1), 8)), text)
+def _bound_nodes(paths: HostPaths, pid: int, online: frozenset[int]) -> frozenset[int]:
+    with contextlib.suppress(OSError, ValueError):
+        match = _MEMS_ALLOWED.search((paths.process(pid) / "status").read_text())
+        bound = parse_cpus(match[1]) & online if match else online
+        return bound if bound != online else frozenset()
+    return frozenset()
+
+
+def _filled_nodes(resident_file: Path | None) -> frozenset[int]:
+    """By v1's line of all memory (pages), or v2's of anonymous memory (bytes)."""
+    lines: list[str] = []
+    if resident_file:
+        with contextlib.suppress(OSError):
+            lines = resident_file.read_text().splitlines()
+    line = next((line for line in lines if line.startswith(("total=", "anon "))), "")
+    by_node = {int(node): int(held) for node, held in _NODE.findall(line)}
+    total = sum(by_node.values())
+    return frozenset(node for node, held in by_node.items() if total and held >= _MOST * total)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """What the group holds. ``weight`` None: it is in the idle class; the others: the kernel has no such file."""
+
+    weight: int | None
+    idle: bool | None
+    quota: Quota | None
+
+    def value(self, knob: Knob) -> int | None:
+        """As a knob has it."""
+        idle, quota_us = int(self.idle or 0), self.quota.quota_us if self.quota else None
+        return {Knob.WEIGHT: self.weight, Knob.IDLE: idle, Knob.QUOTA: quota_us}[knob]
+
+
+class CpuGroup:
+    """A cgroup's files, held open."""
+
+    def __init__(self, cpu: CgroupCpu, folder: Path) -> None:
+        """Open them. Raises VmVanished, HostError."""
+        self._cpu = cpu
+        self._files = {Knob.WEIGHT: cpu.weight_file, Knob.IDLE: IDLE_FILE, Knob.QUOTA: cpu.quota_file}
+        self._fds: dict[str, int] = {}
+        self._seen: tuple[list[bytes], GroupState] | None = None
+        try:
+            for name in filter(None, (*self._files.values(), cpu.period_file)):
+                if name == cpu.weight_file or (folder / name).exists():
+                    self._fds[name] = open_file(folder / name, os.O_RDWR)
+        except BaseException:  # whatever ends it, no descriptor may stay open
+            self.close()
+            raise
+
+    def read(self) -> GroupState:
+        """All of them. Raises VmVanished, HostError; ValueError or IndexError for what no kernel writes."""
+        read_now = [read(descriptor) for descriptor in self._fds.values()]
+        if self._seen is None or self._seen[0] != read_now:  # mostly they hold what they held
+            self._seen = read_now, self._state_of(dict(zip(self._fds, read_now, strict=True)))
+        return self._seen[1]
+
+    def _state_of(self, texts: Mapping[str, bytes]) -> GroupState:
+        idle = bool(_number(texts[IDLE_FILE])) if IDLE_FILE in texts else None
+        return GroupState(None if idle else _number(texts[self._cpu.weight_file]), idle, self._quota_of(texts))
+
+    def write(self, knob: Knob, value: int) -> int:
+        """Set weight, idle class (0 or 1) or quota (microseconds, or UNLIMITED) and return what it then holds.
+
+        Raises VmVanished, and HostError with the kernel's errno: EINVAL for the weight of a group in the idle class.
+        """
+        descriptor = self._fds.get(self._files[knob])
+        if descriptor is None:
+            raise HostError(f"this kernel has no file for {knob}", errno.ENOENT)
+        # v2 keeps the period where only the quota is written.
+        unlimited = knob is Knob.QUOTA and value == UNLIMITED and self._cpu.period_file is None
+        write(descriptor, b"max" if unlimited else str(value).encode())
+        held = self.read().value(knob)
+        return value if held is None else held
+
+    def close(self) -> None:
+        """Close all descriptors; may be called twice."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    def _quota_of(self, texts: Mapping[str, bytes]) -> Quota | None:
+        period_file, quota_text = self._cpu.period_file, texts.get(self._cpu.quota_file)
+        if quota_text is None:
+            return None
+        if period_file is not None:
+            return Quota(_number(quota_text), _number(texts[period_file])) if period_file in texts else None
+        quota, period = _whole(quota_text).split()
+        return Quota(UNLIMITED if quota == b"max" else int(quota), int(period))
+
+
+def _whole(text: bytes) -> bytes:
+    """A file's one line, as a whole: a part of a number would pass for another. Raises HostError."""
+    if not text.endswith(b"\n"):
+        raise HostError(f"read: {text!r} is cut short", errno.EIO)
+    return text
+
+
+def _number(text: bytes) -> int:
+    """The number that a file consists of. Raises HostError, ValueError."""
+    return int(_whole(text))

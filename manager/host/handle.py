@@ -6,6 +6,7 @@ thread ids, they answer ENODEV or ESRCH instead of meaning the other one.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterable, Iterator
@@ -13,11 +14,9 @@ from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host import process
-from manager.host.cgroup import VmCgroup
-from manager.host.cpu_group import CpuGroup
-from manager.host.files import open_file, read, read_number
-from manager.host.knob_files import checked_cpus
-from manager.host.numa_memory import memory_nodes
+from manager.host.cgroup import CpuGroup, VmCgroup, memory_nodes
+from manager.host.files import open_file, read
+from manager.host.knob_files import VmTarget, checked_cpus
 from manager.host.registry import USER_HZ_NS, HostPaths
 from manager.model.cpus import CpuSet
 from manager.model.host import VcpuState, VmInstance, VmState
@@ -34,70 +33,59 @@ class VmHandle:
         self._cgroup = cgroup
         self._task = f"{paths.process(instance.pid)}/task"
         self._group: CpuGroup | None = None
-        self._usage_fd = self._task_fd = -1
-        self._exit: process.ExitWatch | None = None
         self._schedstat_fds: dict[int, int] = {}
         self._threads = process.QemuThreads((), (), ())
         self._thread_count = 0
         self._changed = False
         self._nodes: frozenset[int] = frozenset()
-        try:
+        with contextlib.ExitStack() as opened:  # whatever ends it, no descriptor may stay open
             if cgroup.cpu and cgroup.cpu_folder:
                 self._group = CpuGroup(cgroup.cpu, cgroup.cpu_folder)
+                opened.callback(self._group.close)
             self._usage_fd = open_file(cgroup.usage_file or paths.process(instance.pid) / "stat", os.O_RDONLY)
-            self._exit = process.ExitWatch(paths, instance)
+            opened.callback(os.close, self._usage_fd)
+            self.exit = process.ExitWatch(paths, instance)
+            opened.callback(self.exit.close)
             self._task_fd = open_file(Path(self._task), os.O_RDONLY | os.O_DIRECTORY)
+            opened.callback(os.close, self._task_fd)
+            opened.callback(self._close_schedstats)
             self.find_threads()
-            if not self.is_alive():
-                raise VmVanished(f"process {instance.pid} is gone")
-        except BaseException:  # whatever ends it, no descriptor may stay open
-            self.close()
-            raise
+            self.require_alive()
+            self._opened = opened.pop_all()
 
-    def is_alive(self) -> bool:
-        """Whether the VM's very process still runs. Raises HostError when that cannot be known."""
-        return self._exit is not None and self._exit.is_alive()
+    def require_alive(self) -> None:
+        """Raises VmVanished unless the VM's very process still runs, HostError when that cannot be known."""
+        if not self.exit.is_alive():
+            raise VmVanished(f"process {self.instance.pid} is gone")
 
     @property
-    def exit_descriptor(self) -> int:
-        """Readable once the VM's process has ended; -1 where the kernel has no such descriptors."""
-        return -1 if self._exit is None else self._exit.descriptor
-
-    @property
-    def cpu_folder(self) -> Path | None:
-        """The VM's own group of the cpu controller, None where it has none."""
-        return self._cgroup.cpu_folder
-
-    @property
-    def vcpu_threads(self) -> tuple[tuple[int, int], ...]:
-        """Thread ids by number of the vCPU."""
-        return self._threads.vcpus
+    def target(self) -> VmTarget:
+        """What knobs of other families are read and written by."""
+        return VmTarget(self.instance.uuid, self._cgroup.cpu_folder, self._threads.vcpus)
 
     @property
     def threads(self) -> frozenset[int]:
         """Ids of all threads as last listed, those of vhost included."""
-        known = self._threads
-        return frozenset(tid for _, tid in (*known.vcpus, *known.iothreads)) | frozenset(known.emulator)
+        return frozenset((*self._threads.emulator, *self._tids()))
+
+    def _tids(self) -> list[int]:
+        """Those of vCPUs and I/O threads."""
+        return [tid for _, tid in (*self._threads.vcpus, *self._threads.iothreads)]
 
     def find_threads(self) -> None:
         """Look at the process's threads again: vCPUs are plugged and unplugged. Raises VmVanished, HostError."""
         self._thread_count = process.thread_count(self._task_fd)  # before: none may slip through
-        threads = self._find_threads()
+        folder, cpu, before = self._cgroup.cpu_folder, self._cgroup.cpu, self._threads.vcpus
+        group_threads = folder / "emulator" / cpu.threads_file if folder and cpu else None
+        threads = process.find_threads(self._paths, self.instance.pid, group_threads)
         self._nodes = memory_nodes(self._paths, self.instance.pid, self._cgroup.resident_file)
-        if threads.vcpus == self._threads.vcpus and self._schedstat_fds:
-            self._threads = threads
-            return
-        self._close_schedstats()
+        if threads.vcpus != before or not self._schedstat_fds:
+            self._close_schedstats()
         self._threads = threads
-        for _, tid in threads.vcpus:
-            path = self._paths.process(self.instance.pid) / "task" / str(tid) / "schedstat"
+        for _, tid in threads.vcpus if not self._schedstat_fds else ():
+            path = Path(self._task) / str(tid) / "schedstat"
             if path.exists():  # a kernel without CONFIG_SCHED_INFO has none
                 self._schedstat_fds[tid] = open_file(path, os.O_RDONLY)
-
-    def _find_threads(self) -> process.QemuThreads:
-        folder, cpu = self._cgroup.cpu_folder, self._cgroup.cpu
-        group_threads = folder / "emulator" / cpu.threads_file if folder and cpu else None
-        return process.find_threads(self._paths, self.instance.pid, group_threads)
 
     def read(self) -> VmState:
         """All settings and counters of the VM now. Raises VmVanished, HostError."""
@@ -106,8 +94,7 @@ class VmHandle:
                 self._find_plugged()
                 return self._state()
             except VmVanished:
-                if not self.is_alive():
-                    raise
+                self.require_alive()
                 self.find_threads()  # a vCPU was unplugged
                 return self._state()
         except (ValueError, IndexError) as error:  # never seen from a kernel, but one VM must not stop the others
@@ -119,8 +106,7 @@ class VmHandle:
         Not at once, because libvirt gives a vCPU that it plugs an affinity soon after its thread was started.
         """
         if self._changed:
-            if not self.is_alive():  # a zombie has one thread left
-                raise VmVanished(f"process {self.instance.pid} is gone")
+            self.require_alive()  # a zombie has one thread left
             self.find_threads()
         self._changed = process.thread_count(self._task_fd) != self._thread_count
 
@@ -137,6 +123,7 @@ class VmHandle:
             idle=group.idle if group else None,
             quota=group.quota if group else None,
             memory_nodes=self._nodes,
+            in_scope=self._cgroup.in_scope,
         )
 
     def write(self, key: KnobKey, value: KnobValue) -> KnobValue:
@@ -149,8 +136,7 @@ class VmHandle:
             except ValueError as error:  # as in ``read``
                 raise HostError(f"{self.instance.libvirt_name}: unreadable {key.knob}: {error}", errno.EIO) from error
         wanted = checked_cpus(key, value)
-        if not self.is_alive():  # thread ids are recycled
-            raise VmVanished(f"process {self.instance.pid} is gone")
+        self.require_alive()  # thread ids are recycled
         if key.knob is Knob.EMULATOR_PIN:
             return self._pin_emulator(wanted)
         threads = self._threads.vcpus if key.knob is Knob.VCPU_PIN else self._threads.iothreads
@@ -162,12 +148,12 @@ class VmHandle:
 
     def _pin_emulator(self, wanted: CpuSet) -> CpuSet:
         """The main thread comes after those it started: ``read`` looks at it, so a pin that failed is made again."""
-        main, threads = self.instance.pid, self._threads
-        before = set(threads.emulator) - {main}
+        main = self.instance.pid
+        before = set(self._threads.emulator) - {main}
         self._pin_others(before, wanted)
         process.set_affinity(main, wanted)  # threads it starts from now on inherit
-        known = {tid for _, tid in (*threads.vcpus, *threads.iothreads)} | before | {main}
-        self._pin_others(process.emulator_threads(self._task, frozenset(known)), wanted)
+        known = frozenset((*self._tids(), *before, main))
+        self._pin_others(process.emulator_threads(self._task, known), wanted)
         return process.affinity(main)
 
     @staticmethod
@@ -191,7 +177,8 @@ class VmHandle:
         if usage is None:  # utime and stime of proc_pid_stat(5)
             fields = read(self._usage_fd).rpartition(b")")[2].split()
             return (int(fields[11]) + int(fields[12])) * USER_HZ_NS
-        return read_number(self._usage_fd, usage.key) * usage.unit_ns
+        text = read(self._usage_fd)
+        return int(text.partition(usage.key)[2].split(None, 1)[0] if usage.key else text) * usage.unit_ns
 
     def _vcpus(self) -> Iterator[VcpuState]:
         """With run-queue delay and run time in nanoseconds (Documentation/scheduler/sched-stats.rst)."""
@@ -205,17 +192,8 @@ class VmHandle:
 
     def close(self) -> None:
         """Close all descriptors; may be called twice."""
-        if self._group is not None:
-            self._group.close()
-        for descriptor in (self._usage_fd, self._task_fd):
-            if descriptor >= 0:
-                os.close(descriptor)
-        self._usage_fd = self._task_fd = -1
-        if self._exit is not None:
-            self._exit.close()
-        self._close_schedstats()
+        self._opened.close()
 
     def _close_schedstats(self) -> None:
-        for descriptor in self._schedstat_fds.values():
-            os.close(descriptor)
-        self._schedstat_fds = {}
+        while self._schedstat_fds:
+            os.close(self._schedstat_fds.popitem()[1])

@@ -20,12 +20,19 @@ import libvirt
 
 from manager.errors import DomainHangs, HostError
 from manager.host import process
-from manager.host.addresses import AddressBook, Contest, Interfaces
-from manager.host.domain_calls import DomainCalls
-from manager.host.libvirt_calls import close, interfaces_of, set_up, version_text
-from manager.host.libvirt_line import ITSELF, Line, Lookups, Patience, find_hanging
-from manager.host.neighbours import read_neighbours
-from manager.host.pid_files import find_running
+from manager.host.addresses import AddressBook, Contest, Interfaces, read_neighbours
+from manager.host.libvirt_calls import (
+    ITSELF,
+    DomainCalls,
+    Line,
+    Lookups,
+    Patience,
+    close,
+    find_hanging,
+    interfaces_of,
+    set_up,
+    version_text,
+)
 from manager.host.registry import HostPaths
 from manager.model.host import Discovery, VmInstance
 
@@ -106,7 +113,7 @@ class HypervisorWatch:
     ) -> None:
         """``on_connection(connected, reason)`` is called in a background thread at each change.
 
-        ``neighbours`` tells the IP addresses beside this host by hardware address, or raises OSError. Without a full
+        ``neighbours`` returns the IP addresses beside this host by hardware address, or raises OSError. Without a full
         listing for ``late_s``, or three times ``reconcile_s``, discovery is late.
         """
         self._neighbours = neighbours
@@ -118,23 +125,20 @@ class HypervisorWatch:
         self._on_connection = on_connection
         self.on_arrival: Callable[[], object] = lambda: None
         """Called in a background thread once a listing has found domains that were not known."""
-        self._domains = Domains({})
+        self.domains = Domains({})
+        """The last listing, which is replaced as a whole."""
         self._book = AddressBook()
         self._listed_s = time.monotonic()
-        self._told: dict[str, VmInstance] = {}
-        self._one = threading.Lock()  # for all three of them; never held while libvirt is asked
+        self._found_apart: dict[str, VmInstance] = {}
+        self._lock = threading.Lock()  # for all three of them; never held while libvirt is asked
         self._changed = threading.Event()
         self._asked = threading.Event()
         self._first_listing = threading.Event()
         self._stopping = threading.Event()
-        self._line = Line(self._run)
+        self._waiting = threading.Event()  # for an answer of libvirt, or it was stopped
+        self._line = Line(self._run, self._waiting.set)
         self._left: list[Line] = []
         self._overseer = threading.Thread(target=self._oversee, name="libvirt-overseer", daemon=True)
-
-    @property
-    def domains(self) -> Domains:
-        """The last listing. Never blocks."""
-        return self._domains
 
     @property
     def discovery(self) -> Discovery:
@@ -166,18 +170,18 @@ class HypervisorWatch:
         instance = process.find_instance(self._paths, uuid, libvirt_name)
         if instance is None:
             return False
-        with self._one:
-            known = self._domains
-            if known.instances.get(uuid) != instance:
-                self._told[uuid] = instance
-                instances = {**known.instances, uuid: instance}
-                self._domains = replace(known, instances=instances, generation=known.generation + 1)
+        with self._lock:
+            before = self.domains
+            if before.instances.get(uuid) != instance:
+                self._found_apart[uuid] = instance
+                self.domains = _listed(before, {**before.instances, uuid: instance})
         return True
 
     def stop(self) -> None:
         """Close the connection and end the threads (waits a moment for them)."""
         self._stopping.set()
         self._changed.set()
+        self._waiting.set()
         self._overseer.join(timeout=2)  # first: it may begin another line
         self._line.thread.join(timeout=2)
 
@@ -200,7 +204,7 @@ class HypervisorWatch:
                 reason = str(error)
             if not self._goes_on(line):
                 return
-            if self._domains.connected:
+            if self.domains.connected:
                 failures = 0
             if failures == 0:
                 self._disconnected(reason)
@@ -208,8 +212,8 @@ class HypervisorWatch:
             failures += 1
 
     def _disconnected(self, reason: str) -> None:
-        with self._one:
-            self._domains = replace(self._domains, connected=False, libvirt_version="unknown")
+        with self._lock:
+            self.domains = replace(self.domains, connected=False, libvirt_version="unknown")
         log.warning("libvirt at %s is not available: %s", self._uri, reason)
         self._on_connection(False, reason)
 
@@ -250,17 +254,17 @@ class HypervisorWatch:
         self, line: Line, connection: libvirt.virConnect, version: str, everything: bool
     ) -> list[libvirt.virDomain]:
         """List the domains. Returns those whose addresses are to be looked up: all if ``everything``, or new ones."""
-        with self._one:
-            known = self._domains.instances
-            self._told.clear()
-        found: dict[str, VmInstance] = {}
+        with self._lock:
+            listed = self.domains.instances
+            self._found_apart.clear()
+        instances: dict[str, VmInstance] = {}
         new: list[libvirt.virDomain] = []
         with line.asking():
             domains: list[libvirt.virDomain] = connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
             for domain in domains:
-                instance = known.get(domain.UUIDString())
-                if instance is not None and instance.libvirt_name == domain.name() and self._may_run(instance):
-                    found[instance.uuid] = instance
+                instance = listed.get(domain.UUIDString())
+                if instance and instance.libvirt_name == domain.name() and process.may_run(self._paths, instance):
+                    instances[instance.uuid] = instance
                 else:
                     new.append(domain)
             ready = set_up(connection, new) if new else frozenset()
@@ -268,40 +272,30 @@ class HypervisorWatch:
             uuid, name = domain.UUIDString(), domain.name()
             try:
                 instance = process.find_instance(self._paths, uuid, name) if uuid in ready else None
-            except HostError as error:  # nothing says that a known one ended: keep what is known
+            except HostError as error:  # nothing says that one listed before ended: keep it
                 log.warning("domain %s cannot be looked up: %s", name, error)
-                instance = known.get(uuid)
+                instance = listed.get(uuid)
             if instance is not None:
-                found[uuid] = instance
+                instances[uuid] = instance
         if not self._goes_on(line):
             return []
-        reconnected = not self._domains.connected
-        with self._one:
-            before = self._domains
-            found |= self._told  # what libvirt set up after it had been asked
-            self._domains = replace(_listed(before, found), connected=True, libvirt_version=version)
-            same = self._domains.addresses
-            self._listed_s = time.monotonic()
+        with self._lock:
+            before = self.domains
+            instances |= self._found_apart  # what libvirt set up after it had been asked
+            now = replace(_listed(before, instances), connected=True, libvirt_version=version)
+            self.domains, self._listed_s = now, time.monotonic()
         self._first_listing.set()
-        if any(before.instances.get(uuid) != instance for uuid, instance in found.items()):
+        if instances.items() - before.instances.items():
             self.on_arrival()
-        if reconnected:
-            log.info("libvirt %s at %s: %d running domains", version, self._uri, len(found))
-            self._on_connection(True, f"{len(found)} running domains")
-        wanted = found.keys() if everything else found.keys() - same.keys()
+        if not before.connected:
+            log.info("libvirt %s at %s: %d running domains", version, self._uri, len(instances))
+            self._on_connection(True, f"{len(instances)} running domains")
+        wanted = instances.keys() if everything else instances.keys() - now.addresses.keys()
         return [domain for domain in domains if domain.UUIDString() in wanted]
-
-    def _may_run(self, instance: VmInstance) -> bool:
-        """Whether that very process runs, or that cannot be known."""
-        try:
-            return process.is_alive(self._paths, instance)
-        except HostError as error:
-            log.warning("domain %s cannot be looked up: %s", instance.libvirt_name, error)
-            return True
 
     def _look_up(self, calls: DomainCalls, domains: list[libvirt.virDomain]) -> None:
         """Look up addresses, each domain for itself. One that is set apart keeps those that are known of it."""
-        asked = self._domains.instances
+        asked = self.domains.instances
         wanted = {domain.UUIDString() for domain in domains}
         seen: dict[str, Interfaces] = {}
         for domain in domains:
@@ -310,43 +304,57 @@ class HypervisorWatch:
                 seen[uuid] = calls.ask(uuid, domain.name(), partial(interfaces_of, domain))
             except DomainHangs as error:
                 log.debug("%s", error)
-        neighbours = self._read_neighbours()
-        with self._one:
-            before = self._domains
+        neighbours: Mapping[str, frozenset[str]] = {}
+        try:
+            neighbours = self._neighbours()
+        except OSError as error:
+            log.warning("the neighbour table cannot be read: %s", error)
+        with self._lock:
+            before = self.domains
             now = before.instances
-            seen = {uuid: one for uuid, one in seen.items() if uuid in now and now[uuid] == asked.get(uuid)}
+            seen = {uuid: seen[uuid] for uuid in seen.keys() & now.keys() if now[uuid] == asked.get(uuid)}
             self._book.update(before.addresses.keys() & now.keys(), seen, neighbours)
             contested = self._book.contested if wanted >= now.keys() else before.contested
-            self._domains = replace(before, addresses=self._book.addresses, contested=contested)
+            self.domains = replace(before, addresses=self._book.addresses, contested=contested)
 
     def _oversee(self) -> None:
         """While libvirt does not answer, find domains by their files, and who keeps it; then try another connection."""
         examined_s: float | None = None
+        while not self._stopping.is_set():
+            self._waiting.wait()
+            self._waiting.clear()
+            examined_s = self._oversee_answer(examined_s)
+
+    def _oversee_answer(self, examined_s: float | None) -> float | None:
+        """Do so until no answer is waited for. ``examined_s``: since when the one was waited for that was examined."""
         while not self._stopping.wait(self._patience.listing_s / 2):
             line = self._line
             asked_s = line.asked_s
-            waited_s = 0.0 if asked_s is None else time.monotonic() - asked_s
+            if asked_s is None:
+                break
+            waited_s = time.monotonic() - asked_s
             if waited_s < self._patience.listing_s:
                 continue
             self._list_by_files()
             if asked_s != examined_s:
                 examined_s = asked_s
-                names = {uuid: instance.libvirt_name for uuid, instance in self._domains.instances.items()}
+                names = {uuid: instance.libvirt_name for uuid, instance in self.domains.instances.items()}
                 threading.Thread(target=find_hanging, args=(line, names), name="libvirt-examiner", daemon=True).start()
             if waited_s >= self._patience.renew_s:
                 self._renew(line, waited_s)
+        return examined_s
 
     def _list_by_files(self) -> None:
-        with self._one:
-            known = self._domains.instances
-        found = find_running(self._paths, known)
-        with self._one:
-            before = self._domains
-            found |= {uuid: instance for uuid, instance in before.instances.items() if known.get(uuid) != instance}
-            new = {uuid: instance for uuid, instance in found.items() if before.instances.get(uuid) != instance}
-            if found != before.instances:
-                self._told |= new  # a listing that comes late may not know them
-                self._domains = _listed(before, found)
+        with self._lock:
+            listed = self.domains.instances
+        instances = process.find_running(self._paths, listed)
+        with self._lock:
+            before = self.domains
+            instances |= {uuid: before.instances[uuid] for uuid, _ in before.instances.items() - listed.items()}
+            new = dict(instances.items() - before.instances.items())
+            if instances != before.instances:
+                self._found_apart |= new  # a listing that comes late may not know them
+                self.domains = _listed(before, instances)
                 self._changed.set()  # another listing after that one
         self._first_listing.set()
         if new:
@@ -355,21 +363,14 @@ class HypervisorWatch:
 
     def _renew(self, line: Line, waited_s: float) -> None:
         """Let another line take the place of one that waits, unless too many were left behind."""
-        self._left = [one for one in self._left if one.thread.is_alive()]
+        self._left = [other for other in self._left if other.thread.is_alive()]
         if len(self._left) >= self._patience.most_left:
             return
         line.left = True
         self._left.append(line)
-        self._line = Line(self._run)
+        self._line = Line(self._run, self._waiting.set)
         self._disconnected(f"no answer for {waited_s:.0f} s, trying another connection")
         self._line.thread.start()
-
-    def _read_neighbours(self) -> Mapping[str, frozenset[str]]:
-        try:
-            return self._neighbours()
-        except OSError as error:
-            log.warning("the neighbour table cannot be read: %s", error)
-            return {}
 
     def _on_lifecycle(self, _connection: object, _domain: object, _event: int, _detail: int, _opaque: object) -> None:
         self._changed.set()
@@ -381,6 +382,6 @@ class HypervisorWatch:
 
 def _listed(before: Domains, instances: Mapping[str, VmInstance]) -> Domains:
     """After a listing found these; addresses of domains that ended, or began anew, are forgotten."""
-    kept = {uuid for uuid, instance in instances.items() if before.instances.get(uuid) == instance}
-    same = {uuid: addresses for uuid, addresses in before.addresses.items() if uuid in kept}
-    return replace(before, instances=instances, generation=before.generation + 1, addresses=same)
+    same = dict(instances.items() & before.instances.items())
+    addresses = {uuid: addresses for uuid, addresses in before.addresses.items() if uuid in same}
+    return replace(before, instances=instances, generation=before.generation + 1, addresses=addresses)

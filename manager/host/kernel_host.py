@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import select
+import weakref
 from collections.abc import Collection, Mapping
 
 from manager import bpf
-from manager.errors import HostError, VmVanished
+from manager.errors import HostError
 from manager.host import process
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
+from manager.host.files import read_small, refusal, refused
 from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
-from manager.host.interrupts import Interrupts
-from manager.host.knob_files import KnobFiles, VmTarget
+from manager.host.knob_files import Interrupts, KnobFiles, VmTarget
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.resctrl.resctrl_cache import ResctrlCache
-from manager.host.resctrl.tree import KernelTree
+from manager.host.resctrl.tree import ResctrlTree
 from manager.host.sched_ext import deciding_scheduler
 from manager.host.thread_scheduling import Schedulings
 from manager.host.topology_reader import cache_domains, discover
-from manager.host.warp.mechanisms import Mechanisms
+from manager.host.warp_mechanisms import WarpMechanisms
 from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
 
 _NO_DOMAINS = Domains({})
 _NO_DISCOVERY = Discovery(0.0, LATE_S)
+_STAT_BYTES = 128  # of a line of /proc/stat about a pCPU, at most
 
 
 class KernelHost:
@@ -43,7 +46,7 @@ class KernelHost:
         self._paths = paths
         self._watch = watch
         try:
-            self._boot_id = paths.boot_id.read_text().strip()
+            self.boot_id = paths.boot_id.read_text().strip()
             self._mounts: CgroupMounts = read_mounts(paths)
             self._kernel = paths.kernel_release.read_text().strip()
             online = parse_cpus(paths.online_cpus.read_text())
@@ -55,12 +58,13 @@ class KernelHost:
                 f"setting managed_cpus names pCPUs that are not online: {missing}; online are {sorted(online)}"
             )
         self._online = online
-        self._online_file, self._online_text, self._online_now_are = str(paths.online_cpus), b"", online
+        self._online_file, self._online_text = str(paths.online_cpus), b""
+        self._stat: int | None = None
         self._schedstat = (paths.process(1) / "schedstat").exists()
         self._managed = managed_cpus
         self._cpu: CgroupCpu | None = cpu_controller(self._mounts)
-        self._idle_class = self._cpu is not None and has_idle_class(self._mounts, self._cpu)
-        self._mechanisms = Mechanisms(paths, self._mounts, self._cpu)
+        self._idle_class = False
+        self._mechanisms = WarpMechanisms(paths, self._mounts, self._cpu)
         self._schedulings = Schedulings(self._mounts, self._cpu)
         self.files: Mapping[Family, KnobFiles] = {
             Family.INTERRUPT: Interrupts(paths, lambda: self._topology.queues),
@@ -69,48 +73,40 @@ class KernelHost:
             Family.SCHEDULING: self._schedulings,
         }
         self._topology = discover(paths)
-        self._cache = ResctrlCache(KernelTree(paths), self._threads, lambda level: cache_domains(paths, level))
-        self._itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
+        self.cache = ResctrlCache(ResctrlTree(paths), self._threads, lambda level: cache_domains(paths, level))
+        self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
         self._exits = select.epoll()
         self._offered: tuple[tuple[CpuSet, str, str, tuple[str, ...]], Capabilities] | None = None
 
     @property
-    def boot_id(self) -> str:
-        """The kernel's boot id."""
-        return self._boot_id
-
-    @property
     def connected(self) -> bool:
-        """Whether libvirt is connected."""
         return self._watch is not None and self._watch.domains.connected
 
     @property
     def discovery(self) -> Discovery:
-        """How fresh the list of running domains is; without libvirt nothing is late."""
+        """Without libvirt nothing is late."""
         return self._watch.discovery if self._watch else _NO_DISCOVERY
 
     @property
     def capabilities(self) -> Capabilities:
         """What was probed at start, with what may change since: online pCPUs, libvirt's version, sched_ext."""
-        online = self._online_now()
-        if online != self._online:
-            self._online, self._topology = online, discover(self._paths)
+        self._follow_online()
         domains = self._watch.domains if self._watch else _NO_DOMAINS
-        now = online, deciding_scheduler(self._paths), domains.libvirt_version, self._told(domains)
-        if self._offered is None or self._offered[0] != now:  # asked for several times a tick
-            self._offered = now, self._capabilities(*now)
+        now = self._online, deciding_scheduler(self._paths), domains.libvirt_version, self._discovery_warnings(domains)
+        idle_class = self._idle_class
+        if self._offered is None or self._offered[0] != now or self._has_idle_class() != idle_class:
+            self._offered = now, self._capabilities(*now)  # asked for several times a tick
         return self._offered[1]
 
-    def _told(self, domains: Domains) -> tuple[str, ...]:
-        """What is wrong with the list of domains."""
+    def _discovery_warnings(self, domains: Domains) -> tuple[str, ...]:
         discovery = self.discovery
         late = (f"libvirt has not listed the running domains for more than {discovery.limit_s:g} s",)
         hanging = (f"libvirt does not answer about domain {name}: it is set apart" for name in discovery.hanging)
         return (*(late if discovery.late else ()), *hanging, *_contests(domains))
 
-    def _capabilities(self, online: CpuSet, scheduler: str, libvirt: str, told: tuple[str, ...]) -> Capabilities:
-        warnings = list(told)
+    def _capabilities(self, online: CpuSet, scheduler: str, libvirt: str, discovery: tuple[str, ...]) -> Capabilities:
+        warnings = list(discovery)
         if self._cpu is None:
             warnings.append("no cpu controller in any cgroup hierarchy: weights cannot be set")
         ours = scheduler.startswith(bpf.NAME)
@@ -129,7 +125,7 @@ class KernelHost:
             managed_cpus=(self._managed or online) & online,
             schedstat=self._schedstat,
             warnings=tuple(warnings),
-            idle_class=self._idle_class,
+            idle_class=self._has_idle_class(),
             topology=self._topology,
             warps=self._mechanisms.offers,
             scheduler=scheduler,
@@ -137,19 +133,20 @@ class KernelHost:
             limits_real_time=self._schedulings.limits,
         )
 
+    def _has_idle_class(self) -> bool:
+        """Looked for until it is there: with systemd no group has the CPU controller before the first VM starts."""
+        if not self._idle_class and self._cpu is not None:
+            self._idle_class = has_idle_class(self._mounts, self._cpu)
+        return self._idle_class
+
     def running(self) -> Mapping[str, VmInstance]:
-        """The running domains by UUID, as last listed."""
         return self._watch.domains.instances if self._watch else {}
 
     def addresses(self) -> Mapping[str, frozenset[str]]:
-        """IP addresses of running domains by UUID, as last looked up."""
         return self._watch.domains.addresses if self._watch else {}
 
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
-        """Which of these QEMU processes have ended; none of those of which that cannot be known.
-
-        One call covers all that are held open.
-        """
+        """One call covers all that are held open."""
         readable = {descriptor for descriptor, _ in self._exits.poll(0)}
         return {instance for instance in instances if self._has_ended(instance, readable)}
 
@@ -158,47 +155,34 @@ class KernelHost:
         try:
             if held is None:
                 return not process.is_alive(self._paths, instance)
-            descriptor = held[0].exit_descriptor
-            return (descriptor < 0 or descriptor in readable) and not held[0].is_alive()
+            descriptor = held[0].exit.descriptor
+            return (descriptor < 0 or descriptor in readable) and not held[0].exit.is_alive()
         except HostError:
             return False
 
     def read(self, instance: VmInstance) -> VmState:
-        """Settings and counters of a VM now. Raises VmVanished, HostError."""
         return self._handle(instance).read()
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
-        """Set one knob and return what is then read back. Raises VmVanished, HostError."""
         files = self.files.get(key.knob.spec.family)
         if files is None:
             return self._handle(instance).write(key, value)
-        return files.write(key, value, self._target(instance if key.uuid != HOST_UUID else self._itself))
+        return files.write(key, value, self._target(instance if key.uuid != HOST_UUID else self.itself))
 
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
-        """What a VM, or the host itself, has of a family that is read apart. Raises VmVanished, HostError."""
         return self.files[family].read(self._target(instance))
 
     def warp_counters(self) -> Mapping[str, int]:
-        """What our sched_ext scheduler counted since it was loaded. Raises HostError."""
-        return self._mechanisms.counters()
+        return self._mechanisms.sched_ext.counters()
 
     def _target(self, instance: VmInstance) -> VmTarget | None:
         """None for the host itself."""
-        if instance.uuid == HOST_UUID:
-            return None
-        handle = self._living(instance)
-        return VmTarget(instance.uuid, handle.cpu_folder, handle.vcpu_threads)
+        return None if instance.uuid == HOST_UUID else self._living(instance).target
 
     def _living(self, instance: VmInstance) -> VmHandle:
         handle = self._handle(instance)
-        if not handle.is_alive():  # thread ids are recycled
-            raise VmVanished(f"process {instance.pid} is gone")
+        handle.require_alive()  # thread ids are recycled
         return handle
-
-    @property
-    def cache(self) -> ResctrlCache:
-        """resctrl, which need be neither mounted nor in the kernel."""
-        return self._cache
 
     def _threads(self, instance: VmInstance, afresh: bool) -> frozenset[int]:
         handle = self._living(instance)
@@ -206,30 +190,32 @@ class KernelHost:
             handle.find_threads()
         return handle.threads
 
-    @property
-    def itself(self) -> VmInstance:
-        """The first process of this boot stands for the host."""
-        return self._itself
-
     def forget(self, keep: frozenset[VmInstance]) -> None:
-        """Close what is held open for instances other than ``keep``."""
         if keep >= self._handles.keys():
             return
         for instance in [held for held in self._handles if held not in keep]:
             handle, _ = self._handles.pop(instance)
-            if handle.exit_descriptor >= 0:
-                self._exits.unregister(handle.exit_descriptor)
+            if handle.exit.descriptor >= 0:
+                self._exits.unregister(handle.exit.descriptor)
             handle.close()
 
     def cpu_times(self) -> CpuTimes:
-        """The first line of /proc/stat; guest time is part of user time (proc_stat(5))."""
+        """The first lines of /proc/stat, one for all pCPUs and one for each; that file is held open."""
         try:
-            first_line = process.read_small(str(self._paths.stat)).partition(b"\n")[0]
-            fields = [int(field) for field in first_line.split()[1:9]]
-            idle = fields[3] + fields[4]
+            if self._stat is None:
+                self._stat = os.open(self._paths.stat, os.O_RDONLY | os.O_CLOEXEC)
+                weakref.finalize(self, os.close, self._stat)
+            lines = os.pread(self._stat, _STAT_BYTES * (max(self._online) + 2), 0).split(b"\n")
+            total_ns, busy_ns = _cpu_times(lines[0].split())
+            pcpus: dict[int, tuple[int, int]] = {}
+            for line in lines[1:-1]:  # the last one may not be whole
+                if not line.startswith(b"cpu"):
+                    break
+                fields = line.split()
+                pcpus[int(fields[0][3:])] = _cpu_times(fields)
         except (OSError, ValueError, IndexError) as error:
             raise HostError(f"{self._paths.stat} cannot be read: {error}") from error
-        return CpuTimes(sum(fields) * USER_HZ_NS, (sum(fields) - idle) * USER_HZ_NS)
+        return CpuTimes(total_ns, busy_ns, pcpus)
 
     def _handle(self, instance: VmInstance) -> VmHandle:
         generation = self._watch.domains.generation if self._watch else 0
@@ -245,28 +231,33 @@ class KernelHost:
         return handle
 
     def _open(self, instance: VmInstance) -> VmHandle:
-        try:
+        with refused(f"cgroup of process {instance.pid}"):
             cgroup = find_vm_cgroup(self._paths, self._mounts, self._cpu, instance.pid)
-        except OSError as error:
-            raise process.refusal(f"cgroup of process {instance.pid}", error) from error
         handle = VmHandle(self._paths, instance, cgroup)
         try:
-            if handle.exit_descriptor >= 0:
-                self._exits.register(handle.exit_descriptor, select.EPOLLIN)
+            if handle.exit.descriptor >= 0:
+                self._exits.register(handle.exit.descriptor, select.EPOLLIN)
         except OSError as error:
             handle.close()
-            raise process.refusal(f"watching process {instance.pid}", error) from error
+            raise refusal(f"watching process {instance.pid}", error) from error
         return handle
 
-    def _online_now(self) -> CpuSet:
-        """The online pCPUs; asked for several times a tick, so the text is compared before it is understood."""
+    def _follow_online(self) -> None:
+        """Asked for several times a tick, so the text is compared before it is parsed."""
         try:
-            text = process.read_small(self._online_file)
-            if text != self._online_text:
-                self._online_now_are, self._online_text = parse_cpus(text.decode()), text
+            text = read_small(self._online_file)
+            online = parse_cpus(text.decode()) if text != self._online_text else self._online
         except (OSError, ValueError):  # it was readable at start
-            return self._online
-        return self._online_now_are
+            return
+        if online != self._online:
+            self._online, self._topology = online, discover(self._paths)
+        self._online_text = text
+
+
+def _cpu_times(fields: list[bytes]) -> tuple[int, int]:
+    """Total and busy time of a line; guest time is part of user time (proc_stat(5)). Raises ValueError, IndexError."""
+    total = sum(map(int, fields[1:9]))
+    return total * USER_HZ_NS, (total - int(fields[4]) - int(fields[5])) * USER_HZ_NS
 
 
 def _contests(domains: Domains) -> tuple[str, ...]:
@@ -276,9 +267,10 @@ def _contests(domains: Domains) -> tuple[str, ...]:
         instance = domains.instances.get(uuid)
         return instance.libvirt_name if instance else uuid
 
+    def outcome(owner: str | None) -> str:
+        return f" of {name(owner)}, which keeps it" if owner else ", as does another VM: neither is believed"
+
     return tuple(
-        f"{name(one.claimant)} claims the IP address {one.address}, as does another VM: neither is believed"
-        if one.owner is None
-        else f"{name(one.claimant)} claims the IP address {one.address} of {name(one.owner)}, which keeps it"
-        for one in domains.contested
+        f"{name(contest.claimant)} claims the IP address {contest.address}{outcome(contest.owner)}"
+        for contest in domains.contested
     )

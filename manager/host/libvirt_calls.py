@@ -1,20 +1,222 @@
-"""Single calls of libvirt, and what they answer."""
+"""Calls of libvirt, which has no time limit for one: those about a single domain have a deadline, and one that does not
+return sets that domain apart. A call cannot be taken back: its thread waits for as long as it takes.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
+import time
 import xml.etree.ElementTree as ET
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import TypeVar
 
 import libvirt
 
+from manager.errors import DomainHangs
 from manager.host.addresses import Interfaces
+
+T = TypeVar("T")
+
+MOST_HANGING = 3
+"""libvirtd answers five calls of a connection at once (max_client_requests): one stays free beside a listing."""
+ITSELF = ""
+"""libvirtd among the domains that are set apart."""
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """For how long answers are waited for, in seconds.
+
+    ``listing_s``: one about all domains; from then on they are found without libvirt. ``domain_s``: one about a single
+    domain. ``renew_s``: one about all domains, before another connection is tried; ``most_left`` connections at most
+    are left behind with calls that do not return.
+    """
+
+    listing_s: float = 2.0
+    domain_s: float = 5.0
+    renew_s: float = 30.0
+    most_left: int = 3
+
+
+class _Worker:
+    """A thread that makes calls, one after the other, and holds on to none."""
+
+    def __init__(self) -> None:
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        threading.Thread(target=self._run, name="libvirt-domain", daemon=True).start()
+
+    def make(self, call: Callable[[], None]) -> None:
+        """Make this call next. Returns at once."""
+        self._calls.put(call)
+
+    def end(self) -> None:
+        """End after the calls that are under way. Returns at once."""
+        self._calls.put(None)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # it holds a domain, and so a connection
+
+
+class DomainCalls:
+    """Makes one call at a time, in a thread that is left behind where it does not return in ``answer_s`` seconds.
+
+    That domain is set apart until the call returns. At most ``MOST_HANGING`` threads are left behind.
+    """
+
+    def __init__(self, answer_s: float) -> None:
+        self._answer_s = answer_s
+        self._turn = threading.Lock()
+        self._lock = threading.Lock()  # never held while libvirt is asked
+        self._hanging: dict[str, str] = {}
+        self._worker: _Worker | None = None
+        self._closed = False
+
+    @property
+    def hanging(self) -> dict[str, str]:
+        """The domains that are set apart: names by UUID. Never blocks for long."""
+        with self._lock:
+            return dict(self._hanging)
+
+    def ask(self, uuid: str, name: str, action: Callable[[], T]) -> T:
+        """What ``action`` returns, or raises. Raises DomainHangs where it does not return in time, or is not tried."""
+        answer: Future[T] = Future()
+
+        def call() -> None:
+            try:
+                answer.set_result(action())
+            except Exception as error:  # noqa: BLE001 - whoever asked gets it
+                answer.set_exception(error)
+            with self._lock:
+                self._hanging.pop(uuid, None)
+
+        with self._turn:
+            with self._lock:
+                if uuid in self._hanging:
+                    raise DomainHangs(f"libvirt does not answer about domain {name}")
+                if len(self._hanging) >= MOST_HANGING or self._closed:
+                    raise DomainHangs(f"domain {name} is not asked about: too many calls do not return")
+                self._worker = self._worker or _Worker()
+                self._worker.make(call)
+            with contextlib.suppress(TimeoutError):
+                return answer.result(self._answer_s)
+            with self._lock:
+                if not answer.done():
+                    self._hanging[uuid] = name
+                    self._leave_worker()
+                    raise DomainHangs(f"libvirt has not answered about domain {name} for {self._answer_s:g} s")
+        return answer.result()
+
+    def close(self) -> None:
+        """Make no more calls."""
+        with self._lock:
+            self._closed = True
+            self._leave_worker()
+
+    def _leave_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.end()
+            self._worker = None
+
+
+class Line:
+    """A thread that follows libvirt over one connection after another, and what it waits for.
+
+    ``left``: another has taken its place, it ends as soon as it can. ``asked_s``: since when it waits for an answer
+    that is not about one domain (monotonic), None: it does not.
+    """
+
+    def __init__(self, follow: Callable[[Line], None], on_ask: Callable[[], object]) -> None:
+        """``follow`` is run in the thread, once that is started; ``on_ask`` is called before it waits for an answer."""
+        self.thread = threading.Thread(target=follow, args=(self,), name="libvirt-watch", daemon=True)
+        self.left = False
+        self.broken = threading.Event()
+        self.connection: libvirt.virConnect | None = None
+        self.calls: DomainCalls | None = None
+        self.asked_s: float | None = None
+        self._on_ask = on_ask
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """While such an answer is waited for."""
+        self.asked_s = time.monotonic()
+        self._on_ask()
+        try:
+            yield
+        finally:
+            self.asked_s = None
+
+
+def find_hanging(line: Line, domains: Mapping[str, str]) -> None:
+    """Ask for the state of each of these domains (names by UUID), so that those are set apart that hold up the line.
+
+    None is, where libvirtd does not even answer with its version: then it is not the domains. Blocks for several
+    ``Patience.domain_s``.
+    """
+    connection, calls, asked_s = line.connection, line.calls, line.asked_s
+    if connection is None or calls is None or asked_s is None:
+        return
+    try:
+        calls.ask(ITSELF, "libvirtd", connection.getLibVersion)
+        for uuid, name in domains.items():
+            if line.asked_s != asked_s:
+                return
+            with contextlib.suppress(DomainHangs):
+                calls.ask(uuid, name, lambda uuid=uuid: _state(connection, uuid))  # type: ignore[misc]
+    except (DomainHangs, libvirt.libvirtError) as error:
+        log.warning("libvirtd itself does not answer: %s", error)
+
+
+def _state(connection: libvirt.virConnect, uuid: str) -> None:
+    with contextlib.suppress(libvirt.libvirtError):  # it ended meanwhile
+        connection.lookupByUUIDString(uuid).state()
+
+
+class Lookups:
+    """Looks things up about domains in a thread of its own, one batch after another."""
+
+    def __init__(self, look_up: Callable[[list[libvirt.virDomain]], None]) -> None:
+        """``look_up`` is called with the domains that were asked for since its last call."""
+        self._look_up = look_up
+        self._wanted: dict[str, libvirt.virDomain] = {}
+        self._changed = threading.Condition()
+        self._closed = False
+        threading.Thread(target=self._run, name="libvirt-addresses", daemon=True).start()
+
+    def ask(self, domains: Iterable[libvirt.virDomain]) -> None:
+        """Look these up soon. Returns at once."""
+        with self._changed:
+            self._wanted |= {domain.UUIDString(): domain for domain in domains}
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Look up no more. Returns at once."""
+        with self._changed:
+            self._closed = True
+            self._wanted.clear()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._closed)
+                if self._closed:
+                    return
+                domains, self._wanted = list(self._wanted.values()), {}
+            self._look_up(domains)
+            del domains  # one that is held keeps its connection open
+
+
 def set_up(connection: libvirt.virConnect, domains: list[libvirt.virDomain]) -> frozenset[str]:
-    """UUIDs of those that libvirt does not still set up: it would undo what is written. An event tells when it is done.
+    """UUIDs of those that libvirt does not still set up: it would undo what is written. An event says when it is done.
 
     One call about all of them, which waits for no QEMU. Those that ended meanwhile are not among them.
     """
@@ -35,7 +237,7 @@ def interfaces_of(domain: libvirt.virDomain) -> Interfaces:
     hardware: frozenset[str] = frozenset()
     try:
         leases = domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, 0)
-        leased = frozenset(str(one["addr"]) for interface in leases.values() for one in interface["addrs"] or ())
+        leased = frozenset(str(lease["addr"]) for interface in leases.values() for lease in interface["addrs"] or ())
     except libvirt.libvirtError as error:  # it ended meanwhile, or its network is none of libvirt's
         log.debug("leases of domain %s: %s", domain.name(), error)
     try:

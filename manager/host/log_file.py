@@ -14,6 +14,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
+from manager.host.files import LIBC, succeeded
+
 DEFAULT_LOG_DIRS = ("/var/log",)
 _LOOK = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -92,9 +94,6 @@ def _check(descriptor: int, *, is_last: bool) -> None:
 
 def _file_system(descriptor: int) -> int:
     """The type of the file system that a file is on. Raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
     answer = ctypes.create_string_buffer(_STATFS_BYTES)
-    if libc.fstatfs(descriptor, answer):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    succeeded(LIBC.fstatfs(descriptor, answer))
     return int.from_bytes(answer.raw[:_TYPE_BYTES], sys.byteorder) & 0xFFFF_FFFF

@@ -12,69 +12,52 @@ from manager.model.knobs import Family, KnobKey, KnobValue
 
 
 class CachePort(Protocol):
-    """The groups of resctrl, through which a host's cache is divided. Everything raises HostError.
-
-    The empty name is the default group's.
-    """
+    """The groups of resctrl, by which a cache is divided; the empty name: the default one. All raise HostError."""
 
     def offered(self, online: CpuSet) -> Resctrl | None:
         """What can be divided, read once a mount and set of ``online`` pCPUs; None where resctrl is not mounted."""
-        ...
 
     def domains(self) -> Mapping[int, CpuSet]:
         """The pCPUs of each domain of the cache that is divided, as of ``offered``; none where that is not known."""
-        ...
 
     def mount(self) -> bool:
         """Mount resctrl; False where another tool was quicker."""
-        ...
 
     def unmount(self) -> None:
         """Unmount it, after our groups were removed. EBUSY while there are groups of others."""
-        ...
 
     def groups(self) -> Mapping[str, Group]:
         """All groups as they are now."""
-        ...
 
     def tasks(self, group: str) -> frozenset[int]:
         """Ids of a group's threads; none of one that is gone."""
-        ...
 
     def monitored(self, groups: Collection[str]) -> Mapping[str, frozenset[str]]:
         """Names of the monitoring groups in each of these control groups, ours and others'; none of one without any."""
-        ...
 
     def uses(self, groups: Collection[str]) -> Mapping[str, tuple[CacheUse, ...]]:
         """The counters of these groups of either kind, by path; none of one that is gone. No other stays open."""
-        ...
 
     def threads(self, instance: VmInstance, *, afresh: bool = False) -> frozenset[int]:
         """Ids of a VM's threads as last listed, or ``afresh``. Raises VmVanished, too."""
-        ...
 
     def create(self, group: str) -> None:
         """Make a group of ours of either kind. ENOSPC: there can be no more."""
-        ...
 
     def remove(self, group: str) -> None:
         """Remove a group of ours; its threads go to the default one, or to that it was in."""
-        ...
 
     def write(self, group: str, values: Schemata) -> Schemata:
         """Give a group values and return what it then has of them."""
-        ...
 
     def move(self, group: str, instance: VmInstance) -> int:
         """Put all threads of a VM into a group and return how many were moved. Raises VmVanished, too.
 
         EBUSY: one of them is in a group of others.
         """
-        ...
 
     def close(self) -> None:
         """Let go of all that is held open, as until the next call."""
-        ...
 
 
 class HostPort(Protocol):
@@ -83,55 +66,41 @@ class HostPort(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What the host offers."""
-        ...
 
     @property
     def connected(self) -> bool:
         """Whether the list of running domains is being kept up to date."""
-        ...
 
     @property
     def discovery(self) -> Discovery:
         """How fresh that list is."""
-        ...
 
     @property
     def boot_id(self) -> str:
         """Changes at each boot; settings of an earlier boot are gone."""
-        ...
 
     def running(self) -> Mapping[str, VmInstance]:
         """The running domains by UUID, as last listed."""
-        ...
 
     def addresses(self) -> Mapping[str, frozenset[str]]:
         """IP addresses of running domains by UUID, as last looked up; of some none may be known."""
-        ...
 
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
         """Which of these runs of domains are over; none of those of which that cannot be known."""
-        ...
 
     def read(self, instance: VmInstance) -> VmState:
         """Settings and counters of a VM now. Raises VmVanished, HostError."""
-        ...
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
-        """Set one knob, of a VM or of the host ``itself``, and return what is then read back.
-
-        Raises VmVanished, HostError.
-        """
-        ...
+        """Set one knob, of a VM or the host ``itself``, and return what is read back. Raises VmVanished, HostError."""
 
     @property
     def itself(self) -> VmInstance:
         """Stands for the host in the journal, under HOST_UUID, as long as it runs."""
-        ...
 
     @property
     def cache(self) -> CachePort | None:
         """Its resctrl; None: it cannot have one."""
-        ...
 
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
         """What a VM, or the host ``itself``, has of a family that is read apart from a VM's state.
@@ -140,16 +109,12 @@ class HostPort(Protocol):
         of the host ``itself`` all such groups that have some, and as number 0 the root. What ended, such as with a
         thread or our scheduler, is not among them. Raises VmVanished, HostError.
         """
-        ...
 
     def warp_counters(self) -> Mapping[str, int]:
         """What our sched_ext scheduler counted, by the names of docs/reference/metrics.md. Raises HostError."""
-        ...
 
     def forget(self, keep: frozenset[VmInstance]) -> None:
         """Let go of what is held open for instances other than ``keep``."""
-        ...
 
     def cpu_times(self) -> CpuTimes:
         """CPU time of the whole host. Raises HostError."""
-        ...

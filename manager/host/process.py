@@ -7,25 +7,30 @@ another host.
 
 from __future__ import annotations
 
-import errno
+import logging
 import os
 import re
 import select
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from manager.errors import HostError, VmVanished
+from manager.host.files import read_small, refusal, refused
 from manager.host.registry import HostPaths
-from manager.model.cpus import CpuSet, parse_cpus
+from manager.model.cpus import CpuSet
 from manager.model.host import VmInstance
 
 # QEMU names its threads when run with debug-threads=on, as libvirt always does (qemu_command.c).
 _VCPU_THREAD = re.compile(r"^CPU (\d+)/(KVM|TCG)$")
 _IO_THREAD = re.compile(r"^IO iothread(\d+)$")
-_MEMS_ALLOWED = re.compile(r"^Mems_allowed_list:\s*(\S+)", re.MULTILINE)
 _VHOST_THREAD = "vhost-"
 _UUID_OPTION = re.compile(rb"\0-uuid\0([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\0")
-_GONE = frozenset({errno.ENODEV, errno.ESRCH, errno.ENOENT})
+# In a domain's status file, whose form is libvirt's own and may change: one without a readable file counts as set up.
+_STARTING = re.compile(rb"<domstatus state='paused' reason='starting up'")
+_STATUS_BYTES = 4096
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +43,6 @@ class QemuThreads:
     vcpus: tuple[tuple[int, int], ...]
     iothreads: tuple[tuple[int, int], ...]
     emulator: tuple[int, ...]
-
-
-def refusal(action: str, error: OSError) -> HostError:
-    """The error for a failed system call: VmVanished when its object is gone, otherwise HostError with the errno."""
-    number = error.errno or 0
-    kind = VmVanished if number in _GONE else HostError
-    return kind(f"{action}: {os.strerror(number)}", number)
 
 
 def start_ticks(paths: HostPaths, pid: int) -> int | None:
@@ -67,76 +65,99 @@ def start_ticks(paths: HostPaths, pid: int) -> int | None:
 def find_instance(paths: HostPaths, uuid: str, libvirt_name: str) -> VmInstance | None:
     """The process that runs a domain, found by libvirt's pid file and confirmed by its command line.
 
-    None when there is none: the domain just stopped, or is not run by libvirt's QEMU driver. Raises HostError when
-    that cannot be known.
+    ``uuid`` empty: that of the command line. None when there is none: the domain just stopped, or is not run by
+    libvirt's QEMU driver. Raises HostError when that cannot be known.
     """
-    process = _noted_process(paths, libvirt_name)
-    if process is None or uuid.encode() not in process[2]:
-        return None
-    return VmInstance(uuid, libvirt_name, process[0], process[1])
+    with refused(f"process of domain {libvirt_name}"):
+        try:
+            pid = int(paths.pid_file(libvirt_name).read_bytes())
+            command_line = (paths.process(pid) / "cmdline").read_bytes()
+        except (FileNotFoundError, ProcessLookupError, ValueError):
+            return None
+    if not uuid and (match := _UUID_OPTION.search(command_line)):
+        uuid = match[1].decode()
+    ticks = start_ticks(paths, pid) if uuid and uuid.encode() in command_line else None
+    return None if ticks is None else VmInstance(uuid, libvirt_name, pid, ticks)
 
 
-def find_named(paths: HostPaths, libvirt_name: str) -> VmInstance | None:
-    """As ``find_instance``, for a domain of which only the name is known: its command line tells the UUID."""
-    process = _noted_process(paths, libvirt_name)
-    found = _UUID_OPTION.search(process[2]) if process is not None else None
-    if process is None or found is None:
-        return None
-    return VmInstance(found[1].decode(), libvirt_name, process[0], process[1])
-
-
-def _noted_process(paths: HostPaths, libvirt_name: str) -> tuple[int, int, bytes] | None:
-    """Pid, start time and command line of the process in a domain's pid file. Raises HostError."""
+def may_run(paths: HostPaths, instance: VmInstance) -> bool:
+    """Whether that very process runs, or that cannot be known."""
     try:
-        pid = int(paths.pid_file(libvirt_name).read_bytes())
-        command_line = (paths.process(pid) / "cmdline").read_bytes()
-    except (FileNotFoundError, ProcessLookupError, ValueError):
-        return None
+        return is_alive(paths, instance)
+    except HostError as error:
+        log.warning("domain %s cannot be looked up: %s", instance.libvirt_name, error)
+        return True
+
+
+def find_running(paths: HostPaths, known: Mapping[str, VmInstance]) -> dict[str, VmInstance]:
+    """The running domains by UUID without libvirt, by the pid files that its QEMU driver keeps of each, without those
+    that it still sets up: for a libvirtd that does not answer.
+
+    Those of ``known`` stay while their process runs, whatever becomes of their files. Blocks on no other process.
+    """
+    running = {uuid: instance for uuid, instance in known.items() if may_run(paths, instance)}
+    names = {instance.libvirt_name for instance in running.values()}
+    try:
+        new = sorted({file.stem for file in paths.pid_files.glob("*.pid")} - names)
     except OSError as error:
-        raise refusal(f"process of domain {libvirt_name}", error) from error
-    ticks = start_ticks(paths, pid)
-    return None if ticks is None else (pid, ticks, command_line)
+        log.warning("the pid files of domains cannot be listed: %s", error)
+        return running
+    for name in new:
+        try:
+            instance = None if _is_starting(paths, name) else find_instance(paths, "", name)
+        except HostError as error:
+            log.warning("domain %s cannot be looked up: %s", name, error)
+            continue
+        if instance is not None:
+            running[instance.uuid] = instance
+    return running
+
+
+def _is_starting(paths: HostPaths, libvirt_name: str) -> bool:
+    try:
+        with paths.status_file(libvirt_name).open("rb") as file:
+            return _STARTING.search(file.read(_STATUS_BYTES)) is not None
+    except OSError:
+        return False
 
 
 class ExitWatch:
-    """Tells whether one process still runs, by a descriptor of it: half a microsecond, not the twenty of its stat."""
+    """Whether one process still runs, by a descriptor of it: half a microsecond, not the twenty of its stat.
+
+    ``descriptor`` is readable once the process has ended; -1 where the kernel has no such (before Linux 5.3).
+    """
 
     def __init__(self, paths: HostPaths, instance: VmInstance) -> None:
-        """Open the descriptor, where the kernel has such (before Linux 5.3 it had not). Raises HostError."""
+        """Open the descriptor. Raises HostError."""
         self._paths = paths
         self._instance = instance
         self._poll = select.poll()
         try:
-            self._fd = os.pidfd_open(instance.pid)
+            self.descriptor = os.pidfd_open(instance.pid)
         except OSError:
-            self._fd = -1
+            self.descriptor = -1
             return
         try:
-            same = start_ticks(paths, instance.pid) == instance.start_ticks
+            same = is_alive(paths, instance)
         except HostError:
             self.close()
             raise
         if same:
-            self._poll.register(self._fd, select.POLLIN)
+            self._poll.register(self.descriptor, select.POLLIN)
         else:  # ``is_alive`` looks again, and finds another process
             self.close()
 
-    @property
-    def descriptor(self) -> int:
-        """Readable once the process has ended; -1 where the kernel has no such descriptors."""
-        return self._fd
-
     def is_alive(self) -> bool:
         """Whether it runs. Raises HostError when that cannot be known."""
-        if self._fd >= 0:
-            return not self._poll.poll(0)  # readable once the process has ended, pidfd_open(2)
+        if self.descriptor >= 0:
+            return not self._poll.poll(0)  # pidfd_open(2)
         return is_alive(self._paths, self._instance)
 
     def close(self) -> None:
         """Close the descriptor; may be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 def is_alive(paths: HostPaths, instance: VmInstance) -> bool:
@@ -145,11 +166,8 @@ def is_alive(paths: HostPaths, instance: VmInstance) -> bool:
 
 
 def thread_count(task: int) -> int:
-    """Grows with the number of threads in an open folder /proc/PID/task: its links (proc_task_getattr, fs/proc/base.c).
-
-    Raises HostError.
-    """
-    try:
+    """Grows with the number of threads in an open /proc/PID/task: its links (fs/proc/base.c). Raises HostError."""
+    try:  # without ``refused``: it is looked at for each VM in each tick
         return os.fstat(task).st_nlink
     except OSError as error:
         raise refusal("threads of a process", error) from error
@@ -160,15 +178,13 @@ def emulator_threads(task: str, known: frozenset[int]) -> list[int]:
 
     Raises VmVanished when the process is gone, HostError.
     """
-    found = ((tid, _comm(task, str(tid))) for tid in _thread_ids(task) if tid not in known)
-    return [tid for tid, comm in found if comm and not _VCPU_THREAD.match(comm) and not _IO_THREAD.match(comm)]
+    names = ((tid, _comm(task, tid)) for tid in _thread_ids(task) if tid not in known)
+    return [tid for tid, name in names if name and not _VCPU_THREAD.match(name) and not _IO_THREAD.match(name)]
 
 
 def _thread_ids(task: str) -> list[int]:
-    try:
+    with refused(f"threads in {task}"):
         return sorted(map(int, os.listdir(task)))  # noqa: PTH208
-    except OSError as error:
-        raise refusal(f"threads in {task}", error) from error
 
 
 def find_threads(paths: HostPaths, pid: int, group_threads: Path | None = None) -> QemuThreads:
@@ -184,14 +200,13 @@ def find_threads(paths: HostPaths, pid: int, group_threads: Path | None = None) 
     task = f"{paths.process(pid)}/task"
     tids = _thread_ids(task)
     for tid in tids:
-        comm = _comm(task, str(tid))
-        if comm is None:
+        name = _comm(task, tid)
+        if name is None:
             continue
-        vcpu, iothread = _VCPU_THREAD.match(comm), _IO_THREAD.match(comm)
-        if vcpu:
-            vcpus.append((int(vcpu.group(1)), tid))
-        elif iothread:
-            iothreads.append((int(iothread.group(1)), tid))
+        if vcpu := _VCPU_THREAD.match(name):
+            vcpus.append((int(vcpu[1]), tid))
+        elif iothread := _IO_THREAD.match(name):
+            iothreads.append((int(iothread[1]), tid))
         else:
             emulator.append(tid)
     if not emulator:
@@ -200,7 +215,7 @@ def find_threads(paths: HostPaths, pid: int, group_threads: Path | None = None) 
     return QemuThreads(tuple(sorted(vcpus)), tuple(sorted(iothreads)), tuple(emulator))
 
 
-def _vhost_threads(paths: HostPaths, pid: int, group_threads: Path | None, own: frozenset[int]) -> list[int]:
+def _vhost_threads(paths: HostPaths, pid: int, group_threads: Path | None, qemu: frozenset[int]) -> list[int]:
     if group_threads is None:
         return []
     try:
@@ -208,10 +223,10 @@ def _vhost_threads(paths: HostPaths, pid: int, group_threads: Path | None, own: 
     except (OSError, ValueError):  # the group went with its VM, or v2 keeps its threads elsewhere
         return []
     folder = str(paths.processes)
-    return [tid for tid in tids if tid not in own and _comm(folder, str(tid)) == f"{_VHOST_THREAD}{pid}"]
+    return [tid for tid in tids if tid not in qemu and _comm(folder, tid) == f"{_VHOST_THREAD}{pid}"]
 
 
-def _comm(folder: str, tid: str) -> str | None:
+def _comm(folder: str, tid: int) -> str | None:
     """Name of a thread, None when it ended meanwhile. Raises HostError."""
     try:
         return read_small(f"{folder}/{tid}/comm").decode(errors="replace").rstrip("\n")
@@ -219,28 +234,6 @@ def _comm(folder: str, tid: str) -> str | None:
         return None
     except OSError as error:
         raise refusal(f"name of thread {tid}", error) from error
-
-
-def read_small(path: str) -> bytes:
-    """A small file of procfs, at half the cost of Path.read_bytes, which counts for each thread of each VM."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, 4096)
-    finally:
-        os.close(descriptor)
-
-
-def bound_memory_nodes(paths: HostPaths, pid: int) -> frozenset[int]:
-    """NUMA nodes that a process may have memory on (Mems_allowed_list, proc_pid_status(5)); empty where unknown."""
-    try:
-        text = (paths.process(pid) / "status").read_text()
-    except OSError:
-        return frozenset()
-    found = _MEMS_ALLOWED.search(text)
-    try:
-        return parse_cpus(found.group(1)) if found else frozenset()
-    except ValueError:
-        return frozenset()
 
 
 def affinity(tid: int) -> CpuSet:
@@ -257,7 +250,5 @@ def set_affinity(tid: int, cpus: CpuSet) -> None:
     Raises VmVanished when it is gone, HostError when the kernel refuses (EINVAL: none of the pCPUs is online or
     inside the thread's cpuset).
     """
-    try:
+    with refused(f"sched_setaffinity of thread {tid}"):
         os.sched_setaffinity(tid, cpus)
-    except OSError as error:
-        raise refusal(f"sched_setaffinity of thread {tid}", error) from error

@@ -6,6 +6,7 @@ containers can point elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,152 +74,102 @@ class Below:
         return paths.root / self._path
 
 
+class AllBelow:
+    """Several of them."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, paths: HostPaths, _owner: type[HostPaths]) -> tuple[Path, ...]:
+        return tuple(paths.root / name for name in self._names)
+
+
+class EachBelow:
+    """One for each number or name, which stands in place of ``{}``."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __get__(self, paths: HostPaths, _owner: type[HostPaths]) -> Callable[[int | str], Path]:
+        return lambda number: paths.root / self._path.format(number)
+
+
 @dataclass(frozen=True, slots=True)
 class HostPaths:
-    """Files of procfs, sysfs and libvirt's run-time folder below ``root``."""
+    """Files of procfs, sysfs and libvirt's run-time folder below ``root``, each with the document that describes it."""
 
     root: Path
 
-    mountinfo = Below("proc/self/mountinfo")
-    """Mounts of this mount namespace, proc_pid_mountinfo(5)."""
+    # Of this machine and this process: proc(5) and its proc_*(5), capabilities(7), namespaces(7), random(4)
+    processes = Below("proc")  # a folder for each process
+    process = EachBelow("proc/{}")
+    stat = Below("proc/stat")  # CPU times in clock ticks
+    cpuinfo = Below("proc/cpuinfo")  # what the CPUs can do
+    filesystems = Below("proc/filesystems")  # the kinds of file systems this kernel has
+    locks = Below("proc/locks")  # the file locks that are held
+    mountinfo = Below("proc/self/mountinfo")  # mounts of this mount namespace
+    own_status = Below("proc/self/status")  # state of the reading process, its capabilities among it
+    own_namespaces = Below("proc/self/ns")  # a link for each namespace of the reading process
+    boot_id = Below("proc/sys/kernel/random/boot_id")  # a UUID that changes at each boot
+    kernel_release = Below("proc/sys/kernel/osrelease")  # what uname -r prints
 
-    stat = Below("proc/stat")
-    """CPU times in clock ticks, proc_stat(5)."""
+    # Documentation/ABI/testing/sysfs-devices-system-cpu, admin-guide/pm/cpufreq.rst and timers/timekeeping.rst
+    online_cpus = Below("sys/devices/system/cpu/online")  # CPU list
+    isolated_cpus = Below("sys/devices/system/cpu/isolated")  # CPU list of isolcpus=
+    nohz_full_cpus = Below("sys/devices/system/cpu/nohz_full")  # CPU list of nohz_full=
+    # a folder with topology/ and cache/ (admin-guide/cputopology.rst), cpu_capacity (0 to 1024), cpufreq/ (kHz), and
+    # cpuidle/stateN (latency in us, admin-guide/pm/cpuidle.rst)
+    cpu = EachBelow("sys/devices/system/cpu/cpu{}")
+    # CPU list of each core type of a hybrid x86 processor, tools/perf/Documentation/intel-hybrid.txt
+    core_types = AllBelow(*(f"sys/devices/{kind}/cpus" for kind in ("cpu_core", "cpu_atom", "cpu_lowpower")))
+    smt = Below("sys/devices/system/cpu/smt")  # ``control`` and ``active``
+    cpufreq = Below("sys/devices/system/cpu/cpufreq")  # a folder ``policyN`` for each set of CPUs with one clock
+    clocksource = Below("sys/devices/system/clocksource/clocksource0")  # folder of the time sources: Linux has this one
 
-    boot_id = Below("proc/sys/kernel/random/boot_id")
-    """A UUID that changes at each boot, random(4)."""
+    # Documentation/ABI/stable/sysfs-devices-node
+    nodes = Below("sys/devices/system/node")  # node*/cpulist: CPU lists
+    online_nodes = Below("sys/devices/system/node/online")  # list of memory nodes, in the format of a CPU list
 
-    kernel_release = Below("proc/sys/kernel/osrelease")
-    """What uname -r prints."""
-
-    online_cpus = Below("sys/devices/system/cpu/online")
-    """CPU list, Documentation/ABI/testing/sysfs-devices-system-cpu."""
-
-    sched_ext_ops = Below("sys/kernel/sched_ext/root/ops")
-    """Name of the loaded sched_ext scheduler, absent where there is none: Documentation/scheduler/sched-ext.rst."""
-
-    def process(self, pid: int) -> Path:
-        """A process's folder, proc(5)."""
-        return self.root / "proc" / str(pid)
-
-    def pid_file(self, libvirt_name: str) -> Path:
-        """Where libvirt's QEMU driver notes the process of a running domain."""
-        return self.pid_files / f"{libvirt_name}.pid"
-
-    def status_file(self, libvirt_name: str) -> Path:
-        """Where it notes how that domain is doing (virDomainObjFormat, src/conf/domain_conf.c)."""
-        return self.pid_files / f"{libvirt_name}.xml"
-
-    pid_files = Below("run/libvirt/qemu")
-    """The folder of both."""
-
-    def cpu(self, number: int) -> Path:
-        """A CPU's folder: topology/ and cache/ (Documentation/admin-guide/cputopology.rst), cpu_capacity (0 to 1024,
-        Documentation/ABI/testing/sysfs-devices-system-cpu), cpufreq/ (kHz, Documentation/admin-guide/pm/cpufreq.rst).
-        """
-        return self.root / f"sys/devices/system/cpu/cpu{number}"
-
-    @property
-    def core_types(self) -> tuple[Path, ...]:
-        """CPU list of each core type of a hybrid x86 processor, tools/perf/Documentation/intel-hybrid.txt."""
-        return tuple(self.root / f"sys/devices/{name}/cpus" for name in ("cpu_core", "cpu_atom", "cpu_lowpower"))
-
-    nodes = Below("sys/devices/system/node")
-    """Folder with node*/cpulist, a CPU list, Documentation/ABI/stable/sysfs-devices-node."""
-
+    # Documentation/ABI/testing/sysfs-class-net and sysfs-bus-pci: ``device`` links to the hardware, which has msi_irqs/
+    # and irq where it is a PCI device
     interfaces = Below("sys/class/net")
-    """Folder of network interfaces; ``device`` links to its hardware, Documentation/ABI/testing/sysfs-class-net.
+    irq = EachBelow("proc/irq/{}")  # a folder with CPU lists, Documentation/core-api/irq/irq-affinity.rst
+    irq_actions = EachBelow("sys/kernel/irq/{}/actions")  # names of handlers, by commas: sysfs-kernel-irq
 
-    Of a PCI device: msi_irqs/ and irq, Documentation/ABI/testing/sysfs-bus-pci.
-    """
+    # Documentation/scheduler/sched-ext.rst, sched-debug.rst and bpf/btf.rst
+    sched_ext_ops = Below("sys/kernel/sched_ext/root/ops")  # name of the loaded scheduler, absent where there is none
+    sched_ext_state = Below("sys/kernel/sched_ext/state")  # ``enabled``, ``disabled`` or a state between
+    sched_features = Below("sys/kernel/debug/sched/features")  # those switched off with NO_ before them
+    btf = Below("sys/kernel/btf/vmlinux")  # types of the running kernel, which BPF programs are fitted to
 
-    def irq(self, number: int) -> Path:
-        """An interrupt's folder with CPU lists, Documentation/core-api/irq/irq-affinity.rst."""
-        return self.root / f"proc/irq/{number}"
-
-    def irq_actions(self, number: int) -> Path:
-        """Names under which drivers handle an interrupt, by commas, Documentation/ABI/testing/sysfs-kernel-irq."""
-        return self.root / f"sys/kernel/irq/{number}/actions"
-
-    own_status = Below("proc/self/status")
-    """State of the reading process, its capabilities among it, proc_pid_status(5)."""
-
-    own_namespaces = Below("proc/self/ns")
-    """A link for each namespace of the reading process, namespaces(7)."""
-
-    processes = Below("proc")
-    """A folder for each process, proc(5)."""
-
-    cpuinfo = Below("proc/cpuinfo")
-    """What the CPUs can do, proc_cpuinfo(5)."""
-
-    filesystems = Below("proc/filesystems")
-    """The kinds of file systems this kernel has, proc_filesystems(5)."""
-
-    resctrl = Below("sys/fs/resctrl")
-    """Where resctrl is mounted by custom, Documentation/filesystems/resctrl.rst."""
-
-    locks = Below("proc/locks")
-    """The file locks that are held, proc_locks(5)."""
-
-    @property
-    def container_marks(self) -> tuple[Path, ...]:
-        """Files that Docker, Podman and systemd-nspawn leave in a container."""
-        return (self.root / ".dockerenv", self.root / "run/.containerenv", self.root / "run/systemd/container")
-
-    sched_ext_state = Below("sys/kernel/sched_ext/state")
-    """``enabled``, ``disabled`` or a state between, Documentation/scheduler/sched-ext.rst."""
-
-    sched_features = Below("sys/kernel/debug/sched/features")
-    """Scheduler features, those switched off with NO_ before them: Documentation/scheduler/sched-debug.rst."""
-
+    # Marks of kernels that have cpu.bvt_warp_ns: of OpenAnolis and Alibaba Cloud Linux, 1 where it acts, as a class
+    # index; of Leverich's BVT patch, where it is in nanoseconds
     group_identity_enabled = Below("proc/sys/kernel/sched_group_identity_enabled")
-    """There on OpenAnolis and Alibaba Cloud Linux; 1 where cpu.bvt_warp_ns acts, as a class index."""
-
     bvt_place_epsilon = Below("proc/sys/kernel/sched_bvt_place_epsilon")
-    """There on a kernel with Leverich's BVT patch, where cpu.bvt_warp_ns is in nanoseconds."""
 
-    numa_balancing = Below("proc/sys/kernel/numa_balancing")
-    """0: off; 1: the kernel moves memory to where it is used. Documentation/admin-guide/sysctl/kernel.rst."""
+    # sched(7), Documentation/admin-guide/sysctl/kernel.rst
+    numa_balancing = Below("proc/sys/kernel/numa_balancing")  # 0: off; 1: memory is moved to where it is used
+    autogroup = Below("proc/sys/kernel/sched_autogroup_enabled")  # 1: the root cgroup is grouped by session
+    rt_runtime_us = Below("proc/sys/kernel/sched_rt_runtime_us")  # of each period for real-time tasks; -1: all of it
 
-    autogroup = Below("proc/sys/kernel/sched_autogroup_enabled")
-    """1: processes in the root cgroup are grouped by session, sched(7)."""
+    resctrl = Below("sys/fs/resctrl")  # where it is mounted by custom, Documentation/filesystems/resctrl.rst
+    kvm = Below("dev/kvm")  # the device of Documentation/virt/kvm/api.rst
+    kvm_nested = AllBelow(*(f"sys/module/{module}/parameters/nested" for module in ("kvm_intel", "kvm_amd")))  # Y or 1
+    container_marks = AllBelow(".dockerenv", "run/.containerenv", "run/systemd/container")  # Docker, Podman, nspawn
 
-    rt_runtime_us = Below("proc/sys/kernel/sched_rt_runtime_us")
-    """Microseconds of each sched_rt_period_us that real-time tasks may use; -1: all of them. sched(7)."""
+    # libvirt's QEMU driver notes in this folder the process of a running domain, and how it is doing
+    # (virDomainObjFormat, src/conf/domain_conf.c)
+    pid_files = Below("run/libvirt/qemu")
+    pid_file = EachBelow("run/libvirt/qemu/{}.pid")
+    status_file = EachBelow("run/libvirt/qemu/{}.xml")
 
-    btf = Below("sys/kernel/btf/vmlinux")
-    """Types of the running kernel, which BPF programs are fitted to: Documentation/bpf/btf.rst."""
 
-    kvm = Below("dev/kvm")
-    """The device of Documentation/virt/kvm/api.rst."""
-
-    @property
-    def kvm_nested(self) -> tuple[Path, ...]:
-        """Y or 1 where guests may run guests: Documentation/virt/kvm/x86/running-nested-guests.rst."""
-        return tuple(self.root / "sys/module" / module / "parameters/nested" for module in ("kvm_intel", "kvm_amd"))
-
-    clocksource = Below("sys/devices/system/clocksource/clocksource0")
-    """Folder of the time sources, Documentation/timers/timekeeping.rst; Linux has this one."""
-
-    cpufreq = Below("sys/devices/system/cpu/cpufreq")
-    """A folder ``policyN`` for each set of CPUs with one clock, Documentation/admin-guide/pm/cpufreq.rst."""
-
-    smt = Below("sys/devices/system/cpu/smt")
-    """``control`` and ``active``, Documentation/ABI/testing/sysfs-devices-system-cpu."""
-
-    isolated_cpus = Below("sys/devices/system/cpu/isolated")
-    """CPU list of isolcpus=, Documentation/ABI/testing/sysfs-devices-system-cpu."""
-
-    nohz_full_cpus = Below("sys/devices/system/cpu/nohz_full")
-    """CPU list of nohz_full=, Documentation/ABI/testing/sysfs-devices-system-cpu."""
-
-    online_nodes = Below("sys/devices/system/node/online")
-    """List of memory nodes, in the format of a CPU list: Documentation/ABI/stable/sysfs-devices-node."""
-
-    def cpuidle(self, cpu: int) -> Path:
-        """A folder ``stateN`` for each idle state of a CPU; latency in us. Documentation/admin-guide/pm/cpuidle.rst."""
-        return self.root / f"sys/devices/system/cpu/cpu{cpu}/cpuidle"
+def boot_name() -> str:
+    """A name that no other start of any machine has; empty where this kernel has none."""
+    try:
+        return HostPaths(Path("/")).boot_id.read_text().strip()
+    except OSError:
+        return ""
 
 
 USER_HZ_NS = 10_000_000

@@ -1,28 +1,85 @@
 """Our sched_ext scheduler: loading it, seeing that it is the one that decides, its warps and its counters.
 
-It belongs to nobody's process: it stays when the agent ends, until its pin is removed. If the kernel ejects it, or it
-is removed, every task is EEVDF's again (Documentation/scheduler/sched-ext.rst).
+It belongs to no process: it stays when the agent ends, until its pin is removed. If the kernel ejects it, or it is
+removed, every task is EEVDF's again (Documentation/scheduler/sched-ext.rst). Its maps are pinned, and reached through
+the bpf(2) system call: microseconds, where bpftool takes tens of milliseconds.
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
+import os
+import platform
 import struct
 import subprocess
 import time
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from manager import bpf
 from manager.errors import HostError
-from manager.host.bpf_map import BpfMap
-from manager.host.process import read_small
+from manager.host.files import LIBC, read_small, refused, succeeded
 from manager.host.registry import HostPaths
 from manager.model.cpus import parse_cpus
+from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED
 
 PINS = Path("sys/fs/bpf")
 LINK = bpf.NAME  # bpftool pins a link under the name of what it links
 _LOAD_S = 30
 _UNLOAD_S = 5
+# Numbers of the system call: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h
+_BPF = {"x86_64": 321, "aarch64": 280}
+# Commands and attributes: include/uapi/linux/bpf.h
+_LOOKUP, _UPDATE, _DELETE, _OBJ_GET = 1, 2, 3, 7
+_ELEMENT = struct.Struct("=I4xQQQ")  # map_fd, key, value, flags
+_PATH = struct.Struct("=QII")  # pathname, bpf_fd, file_flags
+
+
+class BpfMap:
+    """A map, held open. Every method raises HostError."""
+
+    def __init__(self, pin: Path) -> None:
+        self._pin = pin
+        path = ctypes.create_string_buffer(os.fsencode(pin))
+        self._descriptor = self._call(_OBJ_GET, _PATH.pack(ctypes.addressof(path), 0, 0))
+
+    def read(self, key: bytes, value_bytes: int) -> bytes | None:
+        """An element's value, None when there is none. ``value_bytes`` must be what the kernel writes."""
+        value = ctypes.create_string_buffer(value_bytes)
+        return value.raw if self._element(_LOOKUP, key, value) else None
+
+    def write(self, key: bytes, value: bytes) -> None:
+        """Set an element."""
+        self._element(_UPDATE, key, ctypes.create_string_buffer(value, len(value)))
+
+    def remove(self, key: bytes) -> None:
+        """Remove an element, if it is there."""
+        self._element(_DELETE, key, None)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._descriptor)
+
+    def _element(self, command: int, key: bytes, value: ctypes.Array[ctypes.c_char] | None) -> bool:
+        """Whether it is there."""
+        held = ctypes.create_string_buffer(key, len(key))
+        at = ctypes.addressof(value) if value is not None else 0
+        try:
+            self._call(command, _ELEMENT.pack(self._descriptor, ctypes.addressof(held), at, 0))
+        except HostError as error:
+            if error.errno != errno.ENOENT or command == _UPDATE:
+                raise
+            return False
+        return True
+
+    def _call(self, command: int, attributes: bytes) -> int:
+        number = _BPF.get(platform.machine())
+        if number is None:
+            raise HostError(f"bpf(2) on {platform.machine()} is not known", errno.ENOSYS)
+        with refused(f"bpf map {self._pin}"):
+            return succeeded(LIBC.syscall(number, command, attributes, len(attributes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +91,7 @@ class Warp:
 
 
 def deciding_scheduler(paths: HostPaths) -> str:
-    """Name of the sched_ext scheduler that decides now, by the kernel's word; empty: none does.
+    """Name of the sched_ext scheduler that decides now, as the kernel reports it; empty: none does.
 
     The name of one that was thrown out may stay for as long as something holds it, such as its pin.
     """
@@ -55,33 +112,29 @@ class SchedExt:
 
     @property
     def active(self) -> bool:
-        """Whether ours is what decides now, by the kernel's word."""
-        return bool(self._loaded())
+        """Whether ours is what decides now."""
+        return deciding_scheduler(self._paths).startswith(bpf.NAME)
 
     @property
-    def current(self) -> bool:
-        """Whether that is the build that is shipped."""
-        return self._loaded() == bpf.build_name()
-
-    def _loaded(self) -> str:
+    def state(self) -> int:
+        """LOADED where it decides or, if that is another build, OUTDATED; EJECTED if only its pin is left, UNLOADED."""
         name = deciding_scheduler(self._paths)
-        return name if name.startswith(bpf.NAME) else ""
-
-    def _state(self) -> str:
-        return self._paths.sched_ext_state.read_text().strip()
+        if name.startswith(bpf.NAME):
+            return LOADED if name == bpf.build_name() else OUTDATED
+        return EJECTED if (self._pins / LINK).exists() else UNLOADED
 
     def load(self) -> None:
         """Load it, in place of an ejected one or another build of ours; tasks are EEVDF's in between. All warps begin
         at 0. The kernel refuses beside another's.
         """
-        if self.current:
+        before = self.state
+        if before == LOADED:
             return
-        replaces = self.active
         self.unload()
-        if replaces:
+        if before == OUTDATED:
             self._wait_until_disabled()
         try:
-            done = subprocess.run(
+            bpftool = subprocess.run(
                 [self._bpftool, "struct_ops", "register", str(bpf.OBJECT), str(self._pins)],
                 capture_output=True,
                 text=True,
@@ -94,12 +147,12 @@ class SchedExt:
         # bpftool 7.5 ends with 0 also when the kernel did not take it.
         if not self.active:
             self.unload()
-            said = " ".join((done.stderr or done.stdout).split())[-400:]
+            said = " ".join((bpftool.stderr or bpftool.stdout).split())[-400:]
             raise HostError(f"the kernel did not take the scheduler {bpf.NAME}: {said}")
 
     def _wait_until_disabled(self) -> None:
         until = time.monotonic() + _UNLOAD_S
-        while self._state() != "disabled":
+        while self._paths.sched_ext_state.read_text().strip() != "disabled":
             if time.monotonic() > until:
                 raise HostError(f"the kernel did not let go of the scheduler {bpf.NAME} within {_UNLOAD_S} s")
             time.sleep(0.01)
@@ -114,23 +167,17 @@ class SchedExt:
 
     def set_warp(self, cgroup_id: int, warp: Warp) -> None:
         """Give a control group, by its id, a warp; 0 takes it away. Acts when a task is queued next."""
-        warps = BpfMap(self._pins / bpf.WARPS)
-        try:
-            key = bpf.CGROUP.pack(cgroup_id)
+        key = bpf.CGROUP.pack(cgroup_id)
+        with closing(BpfMap(self._pins / bpf.WARPS)) as warps:
             if warp.warp_us:
                 warps.write(key, bpf.WARP.pack(warp.warp_us * 1000, warp.limit_us * 1000))
             else:
                 warps.remove(key)
-        finally:
-            warps.close()
 
     def warp(self, cgroup_id: int) -> Warp:
         """What a control group has now."""
-        warps = BpfMap(self._pins / bpf.WARPS)
-        try:
+        with closing(BpfMap(self._pins / bpf.WARPS)) as warps:
             value = warps.read(bpf.CGROUP.pack(cgroup_id), bpf.WARP.size)
-        finally:
-            warps.close()
         if value is None:
             return Warp(0)
         warp_ns, limit_ns = bpf.WARP.unpack(value)
@@ -138,11 +185,8 @@ class SchedExt:
 
     def counters(self) -> dict[str, int]:
         """What the scheduler counted since it was loaded, by the names in ``bpf.COUNTERS``."""
-        one = struct.Struct(f"={len(bpf.COUNTERS)}Q")
+        one_cpu = struct.Struct(f"={len(bpf.COUNTERS)}Q")
         possible = len(parse_cpus((self._paths.root / "sys/devices/system/cpu/possible").read_text()))
-        stats = BpfMap(self._pins / bpf.STATS)
-        try:
-            value = stats.read(bytes(4), one.size * possible) or b""
-        finally:
-            stats.close()
-        return dict(zip(bpf.COUNTERS, (sum(each) for each in zip(*one.iter_unpack(value), strict=True)), strict=True))
+        with closing(BpfMap(self._pins / bpf.STATS)) as stats:
+            value = stats.read(bytes(4), one_cpu.size * possible) or b""
+        return dict(zip(bpf.COUNTERS, map(sum, zip(*one_cpu.iter_unpack(value), strict=True)), strict=True))

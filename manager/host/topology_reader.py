@@ -11,10 +11,11 @@ import os
 import re
 import stat
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from manager.errors import HostError
+from manager.host.knob_files import AFFINITY_FILE
 from manager.host.registry import HostPaths
 from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.topology import NicQueue, Pcpu, Topology
@@ -44,12 +45,7 @@ def discover(paths: HostPaths) -> Topology:
     Isolated are the CPUs of isolcpus=. Those of nohz_full= alone are not: the kernel still balances load onto them.
     Nor does this file tell of cpusets that became isolated partitions later.
     """
-    try:
-        online = parse_cpus(paths.online_cpus.read_text("ascii"))
-    except (OSError, ValueError) as error:
-        raise HostError(f"the online CPUs cannot be read: {error}") from error
-    if not online:
-        raise HostError(f"{paths.online_cpus} names no CPU")
+    online = _online(paths)
     cores = _cores(paths, online)
     packages = {core: _number(paths.cpu(core) / "topology/physical_package_id") or 0 for core in set(cores.values())}
     nodes = _nodes(paths)
@@ -58,28 +54,30 @@ def discover(paths: HostPaths) -> Topology:
     capacities = _capacities(paths, online)
     isolated = _cpus(paths.isolated_cpus) or frozenset()
     cpus = tuple(
-        Pcpu(
-            cpu,
-            core=cores[cpu],
-            socket=places[cpu][0],
-            node=places[cpu][1],
-            l3=caches[cpu],
-            capacity=capacities.get(cpu, 1.0),
-            isolated=cpu in isolated,
-        )
+        Pcpu(cpu, cores[cpu], *places[cpu], caches[cpu], capacities.get(cpu, 1.0), cpu in isolated)
         for cpu in sorted(online)
     )
     return Topology(cpus, _queues(paths, online))
 
 
+def _online(paths: HostPaths) -> CpuSet:
+    """Raises HostError when it cannot be read or is empty."""
+    try:
+        online = parse_cpus(paths.online_cpus.read_text("ascii"))
+    except (OSError, ValueError) as error:
+        raise HostError(f"the online CPUs cannot be read: {error}") from error
+    if not online:
+        raise HostError(f"{paths.online_cpus} names no CPU")
+    return online
+
+
 def _cores(paths: HostPaths, online: CpuSet) -> dict[int, int]:
     def siblings(cpu: int) -> CpuSet | None:
         folder = paths.cpu(cpu) / "topology"
-        found = _cpus(folder / "core_cpus_list")
-        return found if found is not None else _cpus(folder / "thread_siblings_list")  # its name before Linux 5.3
+        threads = _cpus(folder / "core_cpus_list")
+        return threads if threads is not None else _cpus(folder / "thread_siblings_list")  # before Linux 5.3
 
-    found = _domains(online, siblings)
-    return {cpu: found.get(cpu, cpu) for cpu in online}
+    return {cpu: cpu for cpu in online} | _domains(online, siblings)
 
 
 def _domains(online: CpuSet, sharing: Callable[[int], CpuSet | None]) -> dict[int, int]:
@@ -87,68 +85,59 @@ def _domains(online: CpuSet, sharing: Callable[[int], CpuSet | None]) -> dict[in
 
     Asked for one CPU of each domain only. CPUs that no domain names are left out.
     """
-    found: dict[int, int] = {}
+    lowest: dict[int, int] = {}
     for cpu in sorted(online):
-        members = None if cpu in found else sharing(cpu)
-        if members is None or cpu not in members:
-            continue
-        members &= online
-        lowest = min(members)
-        lowest = found.get(lowest, lowest)
-        for member in members:
-            found.setdefault(member, lowest)
-    return found
+        members = None if cpu in lowest else sharing(cpu)
+        if members is not None and cpu in members:
+            first = min(members & online)
+            lowest = dict.fromkeys(members & online, lowest.get(first, first)) | lowest
+    return lowest
 
 
 def _nodes(paths: HostPaths) -> dict[int, int]:
-    found: dict[int, int] = {}
-    numbers = sorted(int(match[1]) for match in map(_NODE.match, _names(paths.nodes)) if match)
-    for number in numbers:
-        for cpu in _cpus(paths.nodes / f"node{number}" / "cpulist") or ():
-            found.setdefault(cpu, number)
-    return found
+    numbers = sorted((int(match[1]) for match in map(_NODE.match, _names(paths.nodes)) if match), reverse=True)
+    return {cpu: number for number in numbers for cpu in _cpus(paths.nodes / f"node{number}" / "cpulist") or ()}
 
 
 def _caches(paths: HostPaths, cores: Mapping[int, int], places: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     online = frozenset(cores)
 
     def sharing(cpu: int) -> CpuSet | None:
-        levels: dict[int, Path] = {}
-        folder = paths.cpu(cpu) / "cache"
-        for name in filter(_INDEX.match, _names(folder)):
-            level = _number(folder / name / "level")
-            if level is not None and level >= 2 and _text(folder / name / "type") != "Instruction":
-                levels[level] = folder / name
+        levels = {level: folder for level, folder in _cache_folders(paths, cpu) if level >= 2}
         for level in sorted(levels, key=lambda level: (level == 3, level), reverse=True):
             shared = _cpus(levels[level] / "shared_cpu_list") or frozenset()
-            if cpu in shared and (level >= 3 or len({cores[one] for one in shared & online}) > 1):
+            if cpu in shared and (level >= 3 or len({cores[sharer] for sharer in shared & online}) > 1):
                 return shared
         return None
 
-    found = _domains(online, sharing)
+    caches = _domains(online, sharing)
     rest: dict[tuple[int, int], int] = {}
-    for cpu in sorted(online - found.keys()):
-        found[cpu] = rest.setdefault(places[cpu], cpu)
-    return found
+    for cpu in sorted(online - caches.keys()):
+        caches[cpu] = rest.setdefault(places[cpu], cpu)
+    return caches
+
+
+def _cache_folders(paths: HostPaths, cpu: int) -> Iterator[tuple[int, Path]]:
+    """Level and folder of each cache of a CPU that is not for instructions alone."""
+    folder = paths.cpu(cpu) / "cache"
+    for name in filter(_INDEX.match, _names(folder)):
+        level = _number(folder / name / "level")
+        if level is not None and _text(folder / name / "type") != "Instruction":
+            yield level, folder / name
 
 
 def cache_domains(paths: HostPaths, level: int) -> dict[int, CpuSet]:
     """The online CPUs that share each cache of a level, by its id, as resctrl's domains are called.
 
-    Of those CPUs only that tell, Documentation/ABI/testing/sysfs-devices-system-cpu. Raises HostError.
+    Of those CPUs only that have one, Documentation/ABI/testing/sysfs-devices-system-cpu. Raises HostError.
     """
-    try:
-        online = parse_cpus(paths.online_cpus.read_text("ascii"))
-    except (OSError, ValueError) as error:
-        raise HostError(f"the online CPUs cannot be read: {error}") from error
-    found: dict[int, CpuSet] = {}
-    for cpu in sorted(online):
-        for name in filter(_INDEX.match, _names(paths.cpu(cpu) / "cache")):
-            folder = paths.cpu(cpu) / "cache" / name
-            identity = _number(folder / "id") if _number(folder / "level") == level else None
-            if identity is not None and _text(folder / "type") != "Instruction":
-                found[identity] = found.get(identity, frozenset()) | {cpu}
-    return found
+    domains: dict[int, CpuSet] = {}
+    for cpu in sorted(_online(paths)):
+        for at, folder in _cache_folders(paths, cpu):
+            identity = _number(folder / "id") if at == level else None
+            if identity is not None:
+                domains[identity] = domains.get(identity, frozenset()) | {cpu}
+    return domains
 
 
 def _capacities(paths: HostPaths, online: CpuSet) -> dict[int, float]:
@@ -192,26 +181,27 @@ def _queues(paths: HostPaths, online: CpuSet) -> tuple[NicQueue, ...]:
         if os.path.exists(link):  # noqa: PTH110, Path.exists raises for some errors
             device = Path(os.path.realpath(link))
             sharers[device.parent if _VIRTIO.match(device.name) else device].append(name)
-    found: dict[int, NicQueue] = {}
+    queues: dict[int, NicQueue] = {}
     for device, names in sharers.items():
         for irq, actions in _vectors(paths, device, names).items():
-            interface = next((name for name in names if any(f"-{name}-" in f"-{one}-" for one in actions)), names[0])
+            parts = [f"-{action}-" for action in actions]
+            interface = next((name for name in names if any(f"-{name}-" in part for part in parts)), names[0])
             queue = _queue(paths, irq, interface, online)
             if queue is not None:
-                found.setdefault(irq, queue)
-    return tuple(found[irq] for irq in sorted(found))
+                queues.setdefault(irq, queue)
+    return tuple(queues[irq] for irq in sorted(queues))
 
 
 def _vectors(paths: HostPaths, device: Path, interfaces: Sequence[str]) -> dict[int, list[str]]:
-    """Interrupts of a device that seem to be queues, with the names of their handlers ([]: the kernel does not tell).
+    """Interrupts of a device that seem to be queues, with the names of their handlers ([]: not known).
 
     Names come from sysfs: /proc/interrupts has them, too, but a column for each CPU as well, megabytes on large hosts.
     """
     vectors = {int(name) for name in _names(device / "msi_irqs") if name.isascii() and name.isdecimal()}
     if not vectors:
         vectors = {irq for irq in [_number(device / "irq")] if irq}
-    told = {irq: _text(paths.irq_actions(irq)) for irq in sorted(vectors)}
-    handled = {irq: text.split(",") if text else [] for irq, text in told.items() if text != ""}
+    actions_of = {irq: _text(paths.irq_actions(irq)) for irq in sorted(vectors)}
+    handled = {irq: text.split(",") if text else [] for irq, text in actions_of.items() if text != ""}
     names = [name for actions in handled.values() for name in actions]
     beginnings = {name[: dash.start()] for name in names for dash in re.finditer("-", name)}
 
@@ -225,7 +215,7 @@ def _vectors(paths: HostPaths, device: Path, interfaces: Sequence[str]) -> dict[
 
 
 def _queue(paths: HostPaths, irq: int, interface: str, online: CpuSet) -> NicQueue | None:
-    file = paths.irq(irq) / "smp_affinity_list"
+    file = paths.irq(irq) / AFFINITY_FILE
     allowed = _cpus(file)
     # empty where the interrupt controller does not keep it
     serving = _cpus(paths.irq(irq) / "effective_affinity_list") or allowed

@@ -1,4 +1,4 @@
-"""The agent: the control loop on its schedule, and what is reported of it, until told to stop."""
+"""The agent: the control loop on its schedule, and its reports, until it is stopped."""
 
 from __future__ import annotations
 
@@ -8,21 +8,22 @@ from dataclasses import dataclass
 
 from manager.logs import TICK_NUMBER, within
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.discovery import DiscoveryWatch
-from manager.loop.findings import FindingsWatch
-from manager.loop.link import ManagerLink, Orders, dated_here, joined
+from manager.loop.assigned import Assigned
+from manager.loop.chronicle import discovery_news
+from manager.loop.link import ManagerLink, dated_here, joined
 from manager.loop.observer import system_clock
 from manager.loop.outbox import Outbox
 from manager.loop.outgoing import Outgoing
-from manager.loop.oversight import Oversight
 from manager.loop.planner import SCHEDULER
 from manager.loop.reporter import Latest, Reporter
 from manager.loop.schedule import Schedule
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult
+from manager.loop.watches import FindingsWatch, Oversight
+from manager.model.host import Discovery
 from manager.model.knobs import Family, knob_name
 from manager.model.records import Severity
-from manager.model.registration import Application
+from manager.model.registration import Application, Assignment
 from manager.model.warp import EJECTED, UNLOADED, Mechanism
 from manager.telemetry.telemetry_port import Telemetry
 
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class _Sources:
-    """What the sources of response times were last told to be."""
+    """How the sources of response times were last configured."""
 
     applications: Sequence[Application]
     slot_s: float
@@ -42,7 +43,7 @@ class _Sources:
 
 
 class Agent:
-    """Gives the loop assignment and response times at each tick, and the reporter what came of it."""
+    """Gives the loop assignment and response times at each tick, and the reporter the result."""
 
     def __init__(
         self,
@@ -65,7 +66,7 @@ class Agent:
         self._oversight = Oversight(self._interval_s, self.say, metrics.clock_jumps.inc)
         metrics.tick_age.set_function(lambda: self._oversight.age_s)
         metrics.stalled.set_function(lambda: float(self._oversight.stalled_s is not None))
-        self._discovery = DiscoveryWatch(self.say, metrics.observe_discovery)
+        self._discovery: Discovery | None = None
         self._schedule = Schedule(self.tick, self._interval_s, metrics)
         self.tick_now = self._schedule.tick_now
         self.reporter = Reporter(
@@ -84,13 +85,13 @@ class Agent:
         self._decides = False
 
     def start(self) -> None:
-        """Begin with the assignment that is known, cached if the manager does not answer."""
-        self.reporter.orders = self._link.cached_orders()
+        """Begin with the cached assignment if the manager does not answer."""
+        self.reporter.assigned = self._link.cached()
         self.say(Severity.INFO, "agent-started", f"agent started, {len(self._journal.entries)} settings in the journal")
         self.reporter.sync()
         self.tick()
         loadable = any(
-            offer.mechanism is Mechanism.SCHED_EXT and offer.there for offer in self._host.capabilities.warps
+            offer.mechanism is Mechanism.SCHED_EXT and offer.available for offer in self._host.capabilities.warps
         )
         self._oversight.ticked()
         self._oversight.start()
@@ -104,16 +105,17 @@ class Agent:
             self._tick()
 
     def _tick(self) -> None:
-        orders = self.reporter.orders
-        self._note_policy(orders)
+        assigned = self.reporter.assigned
         slots = self._telemetry.slots()
-        if orders.assignment is not None:
-            slot_s = orders.assignment.slot_s
+        if assigned.assignment is not None:
+            self._note_policy(assigned.assignment.host.policy)
+            slot_s = assigned.assignment.slot_s
             now_s, ahead_s = self._loop.clock().epoch_s, self._link.clock_ahead_s
-            slots = joined(slots, dated_here(orders.slots, now_s, ahead_s, slot_s), slot_s)
-        result = self._loop.tick(orders.assignment, slots)
-        self._configure(orders, result)
-        self._finish(result, orders)
+            slots = joined(slots, dated_here(assigned.slots, now_s, ahead_s, slot_s), slot_s)
+        result = self._loop.tick(assigned.assignment, slots)
+        if assigned.assignment is not None:
+            self._configure(assigned.assignment, result)
+        self._finish(result, assigned)
         self._oversight.ticked()
 
     def hanging(self) -> str:
@@ -122,7 +124,7 @@ class Agent:
         return f"no tick has ended for {late_s:.0f} s" if late_s > 3 * self._interval_s + _SLOW_S else ""
 
     def watch(self) -> None:
-        """Do not wait for the next interval when our scheduler does not decide any more: plan again, and say so."""
+        """Do not wait for the next interval when our scheduler does not decide any more: plan again, and report it."""
         if self._decides and self._host.knobs(self._host.itself, Family.SCHEDULER)[SCHEDULER] in {EJECTED, UNLOADED}:
             self.tick()
 
@@ -133,16 +135,16 @@ class Agent:
         self.reporter.stop()
         self._findings.stop()
         result = self._loop.release("agent stopped")
-        self._finish(result, self.reporter.orders)
+        self._finish(result, self.reporter.assigned)
         self._outgoing.keep(self._telemetry.recent())  # nothing more will come, also if the manager is away now
         left = [entry for entry in self._journal.entries.values() if not entry.owned.external]
         count = len(left) + result.cache.owned
-        text = "everything is as it was" if not count else f"{count} settings could not be put back"
+        text = "everything is as it was" if not count else f"{count} settings could not be restored"
         self.say(Severity.ERROR if count else Severity.INFO, "agent-stopped", f"agent stopped, {text}")
         self.reporter.sync()
         return count
 
-    def _finish(self, result: TickResult, orders: Orders) -> None:
+    def _finish(self, result: TickResult, assigned: Assigned) -> None:
         owned = sum(entry.owned.differs for entry in self._journal.entries.values()) + result.cache.owned
         connected = self._host.connected
         self._metrics.observe(result, owned, connected)
@@ -150,18 +152,28 @@ class Agent:
             change = f"{record.vm} {knob_name(record.knob, record.index)}: {record.before} to {record.after}"
             log.info("%s %s (%s) %s", record.outcome, change, record.reason, record.detail)
         for event in result.events:
-            log.log(logging.INFO if event.severity is Severity.INFO else logging.WARNING, "%s", event.message)
-        self._outgoing.keep([*result.records, *result.events, tick_record(result), *self._telemetry.closed()])
+            _log(event.severity, event.message)
+        seen = [tick_record(result)] if result.busy is not None else []
+        self._outgoing.keep([*result.records, *result.events, *seen, *self._telemetry.closed()])
         self._report_damages()
         self._decides = result.warp.mechanism is Mechanism.SCHED_EXT
-        status = tick_status(
-            result, self._schedule.overruns, owned, connected, orders.number, self._discovery.look(self._host.discovery)
-        )
+        discovery = self._look_at_discovery()
+        status = tick_status(result, self._schedule.overruns, owned, connected, assigned.revision, discovery.age_s)
         self.reporter.latest = Latest(status, self._statuses.of(result, self._journal))
 
+    def _look_at_discovery(self) -> Discovery:
+        """Report what changed of the discovery of domains since the last tick."""
+        before, now = self._discovery, self._host.discovery
+        self._discovery = now
+        self._metrics.observe_discovery(now)
+        for news in discovery_news(before, now):
+            _log(news[0], news[2])
+            self.say(*news)
+        return now
+
     def _report_damages(self) -> None:
-        """What the manager did not accept; and once each file that was damaged and set aside."""
-        self.reporter.rejections.tell(self._link.take_rejected(), system_clock().monotonic_s)
+        """Report what the manager did not accept; and once each file that was damaged and set aside."""
+        self._outgoing.reject(self._link.take_rejected(), system_clock().monotonic_s)
         for damage in (
             *self._journal.take_damages(),
             *self._outgoing.outbox.take_damages(),
@@ -170,21 +182,20 @@ class Agent:
             self._metrics.errors.labels("damage").inc()
             self.say(Severity.ERROR, "file-damaged", damage.text)
 
-    def _note_policy(self, orders: Orders) -> None:
-        if orders.assignment is None:
-            return
-        policy, before = orders.assignment.host.policy, self._policy
-        self._policy = policy
+    def _note_policy(self, policy: str) -> None:
+        before, self._policy = self._policy, policy
         if before is not None and before != policy:
             self.say(Severity.INFO, "policy-changed", f"policy {policy} instead of {before}")
 
-    def _configure(self, orders: Orders, result: TickResult) -> None:
+    def _configure(self, assignment: Assignment, result: TickResult) -> None:
         """Let the sources be those of the assignment, believing the VMs that run here."""
-        if orders.assignment is None:
-            return
-        known = self._host.addresses()
-        addresses = {spec.name: known.get(domain, frozenset()) for domain, spec in result.specs.items()}
-        wanted = _Sources(orders.assignment.applications, orders.assignment.slot_s, addresses)
+        by_domain = self._host.addresses()
+        addresses = {spec.name: by_domain.get(domain, frozenset()) for domain, spec in result.specs.items()}
+        wanted = _Sources(assignment.applications, assignment.slot_s, addresses)
         if wanted != self._sources:
             self._telemetry.configure(wanted.applications, wanted.slot_s, wanted.addresses)
             self._sources = wanted
+
+
+def _log(severity: Severity, message: str) -> None:
+    log.log(logging.INFO if severity is Severity.INFO else logging.WARNING, "%s", message)

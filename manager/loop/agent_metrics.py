@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -10,7 +10,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from manager.control.sla import watched_percentile
-from manager.loop.status import warps_in_force, ways_in_force
+from manager.loop.outbox import ItemKind
+from manager.loop.status import warps_in_force
 from manager.loop.tick import TickResult
 from manager.model.host import Discovery
 from manager.model.knobs import UNLIMITED, Knob
@@ -20,10 +21,48 @@ from manager.model.warp import Mechanism
 from manager.model.window import SlaState
 
 _BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
-
-
 _BORROWED = "borrowed_ns"
 _COUNTS = ("accepted", "malformed", "refused", "late", "errors")
+
+_Sample = tuple[str, tuple[str, ...], float | None]
+"""Name of a family without ``equipoise_``, values of its labels, and the value; None: there is none."""
+
+_PER_TICK = {
+    "vm_cpu_weight": ("CPU weight in force", ["vm"]),
+    "vm_idle_class": ("1 in the kernel's idle class", ["vm"]),
+    "vm_quota_us": ("CPU time its group may use per period; absent: no limit", ["vm"]),
+    "vm_vcpu_pinned_pcpu": ("pCPU a vCPU is pinned to; absent: it floats", ["vm", "vcpu"]),
+    "vm_cpu_share": ("CPU time used, share of the host", ["vm"]),
+    "vm_run_delay_share": ("Seconds its vCPUs waited for a pCPU per second", ["vm"]),
+    "vm_vcpu_use_max": ("CPU time that its busiest vCPU used, share of a pCPU", ["vm"]),
+    "vm_vcpu_wait_max": ("Seconds per second that the vCPU waited which waited most", ["vm"]),
+    "vm_real_time_vcpus": ("vCPU threads in SCHED_FIFO or SCHED_RR; absent: not read", ["vm"]),
+    "agent_warp_mechanism": ("1 for the mechanism that gives warps", ["mechanism"]),
+    "vm_warp_us": ("Warp in force; absent: none", ["vm"]),
+    "sched_ext_events_total": ("What our scheduler did", ["event"]),
+    "sched_ext_borrowed_seconds_total": ("CPU time used ahead of a share", []),
+    "cache_ways": ("Ways of the cache that an application has alone", ["application", "domain"]),
+    "cache_occupancy_bytes": ("Bytes of the last-level cache that a VM has", ["vm", "domain"]),
+    "memory_bandwidth_bytes_per_second": (
+        "Memory traffic of a VM by domain of the cache; scope local: with the domain's own memory",
+        ["vm", "domain", "scope"],
+    ),
+    "memory_traffic_bytes_per_second": ("Memory traffic of all that runs", ["domain"]),
+    "memory_traffic_max_bytes_per_second": ("The most of it that lasted since boot", ["domain"]),
+    "application_response_time_seconds": (
+        "The SLA's percentile in the latest window, 95 without an SLA",
+        ["application", "percentile"],
+    ),
+    "application_rate_rps": ("Requests per second of the latest window", ["application"]),
+    "application_window_samples": ("Samples in the latest window", ["application"]),
+    "application_window_age_seconds": ("Age of the latest window", ["application"]),
+    "application_sla_state": ("1 for the state the SLA is in", ["application", "state"]),
+    "application_cpu_share": ("CPU time its VMs here used, share of the host", ["application"]),
+}
+_PER_SOURCE = {
+    "source_samples_total": ("Response times of a source, by what became of them", ["application", "source", "result"]),
+    "source_state": ("1 for the state a source is in", ["application", "source", "state"]),
+}
 
 
 class AgentMetrics:
@@ -32,55 +71,38 @@ class AgentMetrics:
     def __init__(self) -> None:
         """Create all metrics."""
         self.registry = CollectorRegistry()
-        reg = self.registry
         self.tick_seconds = Histogram(
-            "equipoise_agent_tick_seconds", "Duration of a tick", buckets=_BUCKETS_S, registry=reg
+            "equipoise_agent_tick_seconds", "Duration of a tick", buckets=_BUCKETS_S, registry=self.registry
         )
-        self.overruns = Counter(
-            "equipoise_agent_tick_overruns", "Ticks left out, the one before still ran", registry=reg
-        )
-        self.errors = Counter("equipoise_agent_errors", "Errors by kind", ["kind"], registry=reg)
-        self.writes = Counter(
-            "equipoise_agent_writes", "Changes of settings by knob and result", ["knob", "result"], registry=reg
-        )
-        self.tick_age = Gauge("equipoise_agent_tick_age_seconds", "Time since the last tick ended", registry=reg)
-        self.stalled = Gauge(
-            "equipoise_agent_loop_stalled", "1 while no tick has ended for three intervals", registry=reg
-        )
-        self.clock_jumps = Counter(
-            "equipoise_agent_clock_jumps", "How often the wall clock was set, or the host suspended", registry=reg
-        )
-        self.manager_up = Gauge("equipoise_agent_manager_up", "1 when the manager answered last time", registry=reg)
-        self.second = Gauge(
-            "equipoise_agent_second", "1 while the manager refuses this agent, as another serves the host", registry=reg
-        )
-        self.rejected = Counter(
-            "equipoise_agent_items_refused", "Items that the manager did not accept", ["kind"], registry=reg
-        )
-        for kind in ("decision", "event", "tick", "window"):
+        self.overruns = self._counter("tick_overruns", "Ticks left out because the one before still ran")
+        self.errors = self._counter("errors", "Errors by kind", "kind")
+        self.writes = self._counter("writes", "Changes of settings by knob and result", "knob", "result")
+        self.tick_age = self._gauge("tick_age_seconds", "Time since the last tick ended")
+        self.stalled = self._gauge("loop_stalled", "1 while no tick has ended for three intervals")
+        self.clock_jumps = self._counter("clock_jumps", "How often the wall clock was set, or the host suspended")
+        self.manager_up = self._gauge("manager_up", "1 when the manager answered last time")
+        self.second = self._gauge("second", "1 while the manager refuses this agent, as another serves the host")
+        self.rejected = self._counter("items_refused", "Items that the manager did not accept", "kind")
+        for kind in ItemKind:
             self.rejected.labels(kind)
-        self.aside = Gauge(
-            "equipoise_agent_items_set_aside", "Items kept that the manager did not accept", registry=reg
-        )
-        self.clock_ahead = Gauge(
-            "equipoise_agent_clock_ahead_seconds", "How far this clock is ahead of the manager's", registry=reg
-        )
-        self.libvirt_up = Gauge("equipoise_agent_libvirt_up", "1 when libvirt is connected", registry=reg)
-        self.discovery_age = Gauge(
-            "equipoise_agent_discovery_age_seconds", "Since libvirt last listed all running domains", registry=reg
-        )
-        self.discovery_late = Gauge(
-            "equipoise_agent_discovery_late", "1 when that is longer than discovery_limit_s", registry=reg
-        )
-        self.hanging = Gauge(
-            "equipoise_agent_hanging_domains", "Domains about which libvirt does not answer", registry=reg
-        )
-        self.owned = Gauge("equipoise_agent_owned_knobs", "Settings that differ from their original", registry=reg)
-        self.host_cpu = Gauge("equipoise_agent_host_cpu_share", "Busy share of the host's pCPUs", registry=reg)
-        self._objects = _Objects()
-        reg.register(self._objects)
-        self._sources = _SourceMetrics()
-        reg.register(self._sources)
+        self.aside = self._gauge("items_set_aside", "Items kept that the manager did not accept")
+        self.clock_ahead = self._gauge("clock_ahead_seconds", "How far this clock is ahead of the manager's")
+        self.libvirt_up = self._gauge("libvirt_up", "1 when libvirt is connected")
+        self.discovery_age = self._gauge("discovery_age_seconds", "Since libvirt last listed all running domains")
+        self.discovery_late = self._gauge("discovery_late", "1 when that is longer than discovery_limit_s")
+        self.hanging = self._gauge("hanging_domains", "Domains about which libvirt does not answer")
+        self.owned = self._gauge("owned_knobs", "Settings that differ from their original")
+        self.host_cpu = self._gauge("host_cpu_share", "Busy share of the host's pCPUs")
+        self._latest: TickResult | None = None
+        self._sources: tuple[SourceStatus, ...] = ()
+        self.registry.register(_Families(_PER_TICK, lambda: _of_tick(self._latest) if self._latest else ()))
+        self.registry.register(_Families(_PER_SOURCE, lambda: _of_sources(self._sources)))
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"equipoise_agent_{name}", text, registry=self.registry)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"equipoise_agent_{name}", text, labels, registry=self.registry)
 
     def observe(self, result: TickResult, owned_knobs: int, connected: bool) -> None:
         """Take over what a tick saw and did; VMs and applications that are gone lose their lines."""
@@ -88,11 +110,11 @@ class AgentMetrics:
         for problem in result.problems:
             self.errors.labels(problem.kind).inc()
         for outcome in result.outcomes:
-            self.writes.labels(outcome.change.key.knob, outcome.kind).inc()
+            self.writes.labels(outcome.key.knob, outcome.kind).inc()
         self.owned.set(owned_knobs)
         self.libvirt_up.set(connected)
-        self.host_cpu.set(result.use.busy)
-        self._objects.latest = result
+        self.host_cpu.set(result.busy or 0.0)
+        self._latest = result
 
     def observe_discovery(self, discovery: Discovery) -> None:
         """Take over how fresh the list of domains is."""
@@ -101,191 +123,111 @@ class AgentMetrics:
         self.hanging.set(len(discovery.hanging))
 
     def observe_sources(self, statuses: Sequence[SourceStatus]) -> None:
-        """Take over how the sources of response times are; sources that are gone lose their lines."""
-        self._sources.statuses = tuple(statuses)
+        """Take over the state of the sources of response times; sources that are gone lose their lines."""
+        self._sources = tuple(statuses)
 
 
-class _Objects(Collector):
-    """A line for each VM and application of the last tick, made when the page is read: ticks are more frequent."""
+class _Families(Collector):
+    """Families whose samples are made when the page is read: ticks are more frequent."""
 
-    def __init__(self) -> None:
-        self.latest: TickResult | None = None
+    def __init__(
+        self, families: Mapping[str, tuple[str, list[str]]], samples: Callable[[], Iterator[_Sample] | tuple[()]]
+    ) -> None:
+        self._families = families
+        self._samples = samples
 
     def collect(self) -> Iterator[Metric]:
-        """All families, empty before the first tick."""
-        result = self.latest
-        yield from _vm_metrics(result)
-        yield from _warp_metrics(result)
-        yield from _cache_metrics(result)
-        yield from _application_metrics(result)
+        """All families, empty where there is no sample."""
+        made: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            name: (CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily)(
+                f"equipoise_{name}", text, labels=labels
+            )
+            for name, (text, labels) in self._families.items()
+        }
+        for name, labels, value in self._samples():
+            if value is not None:
+                made[name].add_metric(labels, value)
+        yield from made.values()
 
 
-def _vm_metrics(result: TickResult | None) -> Iterator[Metric]:
-    weight = GaugeMetricFamily("equipoise_vm_cpu_weight", "CPU weight in force", None, ["vm"])
-    idle = GaugeMetricFamily("equipoise_vm_idle_class", "1 in the kernel's idle class", None, ["vm"])
-    quota = GaugeMetricFamily(
-        "equipoise_vm_quota_us", "CPU time its group may use a period; absent: no limit", None, ["vm"]
-    )
-    pin = GaugeMetricFamily(
-        "equipoise_vm_vcpu_pinned_pcpu", "pCPU a vCPU is pinned to; absent: it floats", None, ["vm", "vcpu"]
-    )
-    cpu = GaugeMetricFamily("equipoise_vm_cpu_share", "CPU time used, share of the host", None, ["vm"])
-    delay = GaugeMetricFamily(
-        "equipoise_vm_run_delay_share", "Seconds its vCPUs waited for a pCPU per second", None, ["vm"]
-    )
-    vcpu_use = GaugeMetricFamily(
-        "equipoise_vm_vcpu_use_max", "CPU time that its busiest vCPU used, share of a pCPU", None, ["vm"]
-    )
-    vcpu_wait = GaugeMetricFamily(
-        "equipoise_vm_vcpu_wait_max", "Seconds a second that the vCPU waited which waited most", None, ["vm"]
-    )
-    real_time = GaugeMetricFamily(
-        "equipoise_vm_real_time_vcpus", "vCPU threads in SCHED_FIFO or SCHED_RR; absent: not asked", None, ["vm"]
-    )
-    if result is not None:
-        for view in result.snapshot.vms:
-            if view.vcpu_pcpus:
-                vcpu_use.add_metric([view.name], max(view.vcpu_pcpus))
-                vcpu_wait.add_metric([view.name], max(view.vcpu_waits))
-            cpu.add_metric([view.name], view.cpu_share)
-            delay.add_metric([view.name], view.run_delay_share)
-        for domain, spec in result.specs.items():
-            policies = [one for key, one in result.knobs(domain).items() if key.knob is Knob.SCHEDULING]
-            if policies:
-                real_time.add_metric(
-                    [spec.name], sum(isinstance(policy, int) and is_real_time(policy) for policy in policies)
-                )
-            for key, value in result.knobs(domain).items():
-                if not isinstance(value, int):
-                    if key.knob is Knob.VCPU_PIN and len(value) == 1:
-                        pin.add_metric([spec.name, str(key.index)], min(value))
-                elif key.knob is Knob.WEIGHT:
-                    weight.add_metric([spec.name], value)
-                elif key.knob is Knob.IDLE:
-                    idle.add_metric([spec.name], value)
-                elif key.knob is Knob.QUOTA and value != UNLIMITED:
-                    quota.add_metric([spec.name], value)
-    yield from (weight, idle, quota, pin, cpu, delay, vcpu_use, vcpu_wait, real_time)
+def _of_tick(result: TickResult) -> Iterator[_Sample]:
+    for vm in result.snapshot.vms:
+        yield "vm_vcpu_use_max", (vm.name,), max(vm.vcpu_pcpus, default=None)
+        yield "vm_vcpu_wait_max", (vm.name,), max(vm.vcpu_waits, default=None)
+        yield "vm_cpu_share", (vm.name,), vm.cpu_share
+        yield "vm_run_delay_share", (vm.name,), vm.run_delay_share
+    yield from _of_knobs(result)
+    for mechanism in Mechanism:
+        yield "agent_warp_mechanism", (mechanism,), mechanism is result.warp.mechanism
+    for domain, warp_us in warps_in_force(result).items():
+        yield "vm_warp_us", (result.specs[domain].name,), warp_us
+    for name, count in result.warp_counters.items():
+        if name == _BORROWED:
+            yield "sched_ext_borrowed_seconds_total", (), count / 1e9
+        else:
+            yield "sched_ext_events_total", (name,), count
+    yield from _of_cache(result)
+    yield from _of_applications(result)
 
 
-def _warp_metrics(result: TickResult | None) -> Iterator[Metric]:
-    mechanism = GaugeMetricFamily(
-        "equipoise_agent_warp_mechanism", "1 for the mechanism that gives warps", None, ["mechanism"]
-    )
-    warp = GaugeMetricFamily("equipoise_vm_warp_us", "Warp in force; absent: none", None, ["vm"])
-    counts = CounterMetricFamily("equipoise_sched_ext_events", "What our scheduler did", None, ["event"])
-    borrowed = CounterMetricFamily("equipoise_sched_ext_borrowed_seconds", "CPU time used ahead of a share", None, [])
-    if result is not None:
-        for one in Mechanism:
-            mechanism.add_metric([one], one is result.warp.mechanism)
-        for domain, warp_us in warps_in_force(result).items():
-            warp.add_metric([result.specs[domain].name], warp_us)
-        for name, count in result.warp_counters.items():
-            if name == _BORROWED:
-                borrowed.add_metric([], count / 1e9)
-            else:
-                counts.add_metric([name], count)
-    yield from (mechanism, warp, counts, borrowed)
+def _of_knobs(result: TickResult) -> Iterator[_Sample]:
+    for domain, spec in result.specs.items():
+        knobs = result.knobs(domain)
+        policies = [value for key, value in knobs.items() if key.knob is Knob.SCHEDULING]
+        if policies:
+            real_time = sum(isinstance(policy, int) and is_real_time(policy) for policy in policies)
+            yield "vm_real_time_vcpus", (spec.name,), real_time
+        for key, value in knobs.items():
+            if not isinstance(value, int):
+                if key.knob is Knob.VCPU_PIN and len(value) == 1:
+                    yield "vm_vcpu_pinned_pcpu", (spec.name, str(key.index)), min(value)
+            elif key.knob is Knob.WEIGHT:
+                yield "vm_cpu_weight", (spec.name,), value
+            elif key.knob is Knob.IDLE:
+                yield "vm_idle_class", (spec.name,), value
+            elif key.knob is Knob.QUOTA and value != UNLIMITED:
+                yield "vm_quota_us", (spec.name,), value
 
 
-def _cache_metrics(result: TickResult | None) -> Iterator[Metric]:
-    ways = GaugeMetricFamily(
-        "equipoise_cache_ways", "Ways of the cache that an application has alone", None, ["application", "domain"]
-    )
-    if result is not None:
-        masks = ways_in_force(result)
-        for group in result.cache.groups:
-            for application in group.apps:
-                for domain, mask in masks[group.name].items():
-                    ways.add_metric([application, str(domain)], mask.ways)
-    yield from (ways, *_memory_metrics(result))
+def _of_cache(result: TickResult) -> Iterator[_Sample]:
+    for group in result.cache.groups:
+        for application in group.applications:
+            for part in group.parts:
+                yield "cache_ways", (application, str(part.domain)), part.ways
+    for vm, traffics in result.cache.measured.vms.items():
+        for traffic in traffics:
+            domain = str(traffic.domain)
+            yield "cache_occupancy_bytes", (vm, domain), traffic.occupancy_bytes
+            yield "memory_bandwidth_bytes_per_second", (vm, domain, "total"), traffic.total
+            yield "memory_bandwidth_bytes_per_second", (vm, domain, "local"), traffic.local
+    for memory in result.cache.measured.memories:
+        yield "memory_traffic_bytes_per_second", (str(memory.domain),), memory.rate
+        yield "memory_traffic_max_bytes_per_second", (str(memory.domain),), memory.maximum
 
 
-def _memory_metrics(result: TickResult | None) -> Iterator[Metric]:
-    occupancy = GaugeMetricFamily(
-        "equipoise_cache_occupancy_bytes", "Bytes of the last-level cache that a VM has", None, ["vm", "domain"]
-    )
-    traffic = GaugeMetricFamily(
-        "equipoise_memory_bandwidth_bytes_per_second",
-        "Memory traffic of a VM by domain of the cache; scope local: with the domain's own memory",
-        None,
-        ["vm", "domain", "scope"],
-    )
-    whole = GaugeMetricFamily(
-        "equipoise_memory_traffic_bytes_per_second", "Memory traffic of all that runs", None, ["domain"]
-    )
-    most = GaugeMetricFamily(
-        "equipoise_memory_traffic_max_bytes_per_second", "The most of it that lasted since boot", None, ["domain"]
-    )
-    if result is not None:
-        for vm, parts in result.cache.measured.vms.items():
-            for part in parts:
-                domain = str(part.domain)
-                if part.occupancy_bytes is not None:
-                    occupancy.add_metric([vm, domain], part.occupancy_bytes)
-                for scope, rate in (("total", part.total), ("local", part.local)):
-                    if rate is not None:
-                        traffic.add_metric([vm, domain, scope], rate)
-        for memory in result.cache.measured.memories:
-            for family, rate in ((whole, memory.rate), (most, memory.maximum)):
-                if rate is not None:
-                    family.add_metric([str(memory.domain)], rate)
-    yield from (occupancy, traffic, whole, most)
-
-
-def _application_metrics(result: TickResult | None) -> Iterator[Metric]:
-    label = ["application"]
-    measured = GaugeMetricFamily(
-        "equipoise_application_response_time_seconds",
-        "The SLA's percentile in the latest window, 95 without an SLA",
-        None,
-        [*label, "percentile"],
-    )
-    rate = GaugeMetricFamily("equipoise_application_rate_rps", "Requests per second of the latest window", None, label)
-    samples = GaugeMetricFamily("equipoise_application_window_samples", "Samples in the latest window", None, label)
-    age = GaugeMetricFamily("equipoise_application_window_age_seconds", "Age of the latest window", None, label)
-    sla = GaugeMetricFamily("equipoise_application_sla_state", "1 for the state the SLA is in", None, [*label, "state"])
-    cpu = GaugeMetricFamily(
-        "equipoise_application_cpu_share", "CPU time its VMs here used, share of the host", None, label
-    )
-    shares = {view.name: view.cpu_share for view in result.snapshot.vms} if result is not None else {}
-    for view in result.snapshot.applications if result is not None else ():
-        name = view.application.name
+def _of_applications(result: TickResult) -> Iterator[_Sample]:
+    shares = {vm.name: vm.cpu_share for vm in result.snapshot.vms}
+    for view in result.snapshot.applications:
+        name, window = view.application.name, view.window
         here = [shares[vm] for tier in view.application.tiers for vm in tier.vms if vm in shares]
-        if here:
-            cpu.add_metric([name], sum(here))
+        yield "application_cpu_share", (name,), sum(here) if here else None
         for state in SlaState:
-            sla.add_metric([name, state], state is view.sla_state)
-        if result is None or view.window is None:
+            yield "application_sla_state", (name, state), state is view.sla_state
+        if window is None:
             continue
         percentile = watched_percentile(view.application.sla)
-        measured_ms = view.window.percentile_ms(percentile)
-        if measured_ms is not None:
-            measured.add_metric([name, f"{percentile:g}"], measured_ms / 1000)
-        if view.window.rate_rps is not None:
-            rate.add_metric([name], view.window.rate_rps)
-        samples.add_metric([name], view.window.histogram.count)
-        age.add_metric([name], view.window.age_s(result.at_s))
-    yield from (measured, rate, samples, age, sla, cpu)
+        measured_ms = window.percentile_ms(percentile)
+        measured_s = None if measured_ms is None else measured_ms / 1000
+        yield "application_response_time_seconds", (name, f"{percentile:g}"), measured_s
+        yield "application_rate_rps", (name,), window.rate_rps
+        yield "application_window_samples", (name,), window.histogram.count
+        yield "application_window_age_seconds", (name,), window.age_s(result.at_s)
 
 
-class _SourceMetrics(Collector):
-    """How the sources of response times are, as they count themselves."""
-
-    def __init__(self) -> None:
-        self.statuses: tuple[SourceStatus, ...] = ()
-
-    def collect(self) -> Iterator[Metric]:
-        """One line for each count of each source, and one for each state."""
-        label = ["application", "source"]
-        counts = CounterMetricFamily(
-            "equipoise_source_samples", "Response times of a source, by what became of them", None, [*label, "result"]
-        )
-        states = GaugeMetricFamily("equipoise_source_state", "1 for the state a source is in", None, [*label, "state"])
-        for status in self.statuses:
-            for name in _COUNTS:
-                counts.add_metric([status.application, status.source, name], getattr(status, name))
-            for state in SourceState:
-                states.add_metric([status.application, status.source, state], state is status.state)
-        yield counts
-        yield states
+def _of_sources(statuses: Sequence[SourceStatus]) -> Iterator[_Sample]:
+    for status in statuses:
+        source = status.application, status.source
+        for name in _COUNTS:
+            yield "source_samples_total", (*source, name), getattr(status, name)
+        for state in SourceState:
+            yield "source_state", (*source, state), state is status.state

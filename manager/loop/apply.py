@@ -1,9 +1,9 @@
-"""Carries out changes: journal first, then one write a knob, each for itself, each read back."""
+"""Carries out changes: journal first, then one write per knob, each for itself, each read back."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from manager.errors import HostError, JournalError, VmVanished
 from manager.host.port import HostPort
@@ -17,23 +17,34 @@ from manager.model.records import OutcomeKind
 
 SILENT = frozenset({Action.FORGET, Action.KEEP})
 """Changes of our own memory only."""
+LEFT_ALONE = "left alone; `equipoise adopt` takes it back"
 _WRITTEN = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED, OutcomeKind.IGNORED})
+_Result = tuple[Change, OutcomeKind, str]
+"""A change as it came out, and ``detail`` of its outcome."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a change; ``detail`` is the kernel's or the journal's reason when it was not as wanted."""
+    """The outcome of a change; ``detail`` is the reason of kernel or journal where it was not as wanted.
 
-    change: Change
+    ``group``: the resctrl group that was changed, or that the VM moved to; empty for other knobs.
+    """
+
+    key: KnobKey
+    before: str
+    after: str
+    reason: str
     kind: OutcomeKind
     detail: str = ""
+    group: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """What came of all changes, and why the journal could not be written."""
+    """All outcomes, the values written by domain UUID, and why the journal could not be written."""
 
     outcomes: tuple[Outcome, ...] = ()
+    written: Mapping[str, Mapping[KnobKey, KnobValue]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
 
 
@@ -55,109 +66,104 @@ def apply(
 ) -> Applied:
     """Carry out ``changes`` in order; ``targets`` is by domain UUID and has one for each of them.
 
-    What ``limits`` forbid is not written, and fails; what is put back is never forbidden. Everything that is about to
-    be written is durable in the journal before the first write. When the journal cannot be written, nothing is. A
-    failed write stops none of the others. ``forget`` and ``keep`` changes have no outcome.
+    What ``limits`` forbid is not written, and fails; restoring is never forbidden. Everything that is about to be
+    written is durable in the journal before the first write. When the journal cannot be written, nothing is. A failed
+    write stops none of the others. ``forget`` and ``keep`` changes have no outcome.
     """
-    forbidden = {
-        change: Outcome(change, OutcomeKind.FAILED, why)
+    forbidden: list[_Result] = [
+        (change, OutcomeKind.FAILED, why)
         for change in changes
         if change.action is Action.WRITE and (why := limits.refusal(change.key, change.after))
-    }
-    changes = [change for change in changes if change not in forbidden]
+    ]
+    refused = {change for change, _, _ in forbidden}
+    allowed = [change for change in changes if change not in refused]
+    problems: list[Problem] = []
     try:
-        _note_intents(changes, targets, journal)
+        _note_intents(allowed, targets, journal)
     except JournalError as error:
-        unwritten = (_unwritten(change, str(error)) for change in changes if change.action not in SILENT)
-        return Applied(tuple(unwritten), (Problem(ProblemKind.JOURNAL, str(error)),))
-    outcomes = tuple(_carry_out(change, targets, host) for change in changes if change.action not in SILENT)
-    told = (*outcomes, *forbidden.values())
+        problems.append(Problem(ProblemKind.JOURNAL, str(error)))
+    unjournalled = problems[0].text if problems else ""
+    results = [_carry_out(change, targets, host, unjournalled) for change in allowed if change.action not in SILENT]
     try:
-        _note_results(outcomes, journal)
+        _note_results(results, journal)
     except JournalError as error:  # the next tick finds the originals in place and drops the entries then
-        return Applied(told, (Problem(ProblemKind.JOURNAL, str(error)),))
-    return Applied(told)
+        problems.append(Problem(ProblemKind.JOURNAL, str(error)))
+    written = values_after(change for change, kind, _ in results if kind in _WRITTEN)
+    outcomes = tuple(
+        Outcome(change.key, knob_text(change.before), knob_text(change.after), change.reason, kind, detail)
+        for change, kind, detail in (*results, *forbidden)
+    )
+    return Applied(outcomes, written, tuple(problems))
 
 
-def written_values(outcomes: Iterable[Outcome]) -> dict[str, dict[KnobKey, KnobValue]]:
-    """What was written, by domain UUID."""
-    written: dict[str, dict[KnobKey, KnobValue]] = {}
-    for outcome in outcomes:
-        if outcome.kind in _WRITTEN:
-            written.setdefault(outcome.change.key.uuid, {})[outcome.change.key] = outcome.change.after
-    return written
+def values_after(changes: Iterable[Change]) -> dict[str, dict[KnobKey, KnobValue]]:
+    """The values that changes leave, by domain UUID."""
+    values: dict[str, dict[KnobKey, KnobValue]] = {}
+    for change in changes:
+        values.setdefault(change.key.uuid, {})[change.key] = change.after
+    return values
 
 
 def _note_intents(changes: Sequence[Change], targets: Mapping[str, Target], journal: Journal) -> None:
     put: dict[KnobKey, Entry] = {}
     for change in changes:
         target = targets[change.key.uuid]
-        known = journal.entries.get(change.key)
+        entry = journal.entries.get(change.key)
         # Of the run before, whose process is still ending; or an external change, and that is the original now.
-        if known and (known.instance != target.instance or (known.owned.external and change.action is Action.KEEP)):
-            known = None
+        if entry and (entry.instance != target.instance or (entry.owned.external and change.action is Action.KEEP)):
+            entry = None
         if change.action in {Action.WRITE, Action.RESTORE, Action.KEEP}:
             new = change.before if change.original is None else change.original
-            original = known.owned.original if known else new
+            original = entry.owned.original if entry else new
             owned = Owned(original, previous=change.before, intended=change.after)
             put[change.key] = Entry(target.instance, target.vm, owned)
-        elif change.action is Action.LEAVE and known:
-            put[change.key] = replace(known, owned=replace(known.owned, external=True, adoptions=target.adoptions))
+        elif change.action is Action.LEAVE and entry:
+            put[change.key] = replace(entry, owned=replace(entry.owned, external=True, adoptions=target.adoptions))
     journal.update(put, [change.key for change in changes if change.action is Action.FORGET])
 
 
-def _carry_out(change: Change, targets: Mapping[str, Target], host: HostPort) -> Outcome:
+def _carry_out(change: Change, targets: Mapping[str, Target], host: HostPort, unjournalled: str) -> _Result:
+    """``unjournalled``: why nothing may be written; empty: the journal has it all."""
     if change.action is Action.OBSERVE:
-        return Outcome(change, OutcomeKind.OBSERVED)
+        return change, OutcomeKind.OBSERVED, ""
+    if unjournalled:
+        return change, OutcomeKind.FAILED, unjournalled
     if change.action is Action.LEAVE:
-        return Outcome(change, OutcomeKind.EXTERNAL, "left alone; `equipoise adopt` takes it back")
+        return change, OutcomeKind.EXTERNAL, LEFT_ALONE
     try:
         held = host.write(targets[change.key.uuid].instance, change.key, change.after)
     except VmVanished as error:
-        return Outcome(change, OutcomeKind.VANISHED, str(error))
+        return change, OutcomeKind.VANISHED, str(error)
     except HostError as error:
-        return Outcome(change, OutcomeKind.FAILED, str(error))
+        return change, OutcomeKind.FAILED, str(error)
     return _held(change, held, host)
 
 
-def _held(change: Change, held: KnobValue, host: HostPort) -> Outcome:
-    """What came of a write after which the knob holds ``held``."""
-    if change.action is Action.RESTORE and _is_part(held, change.after):
-        # Somebody narrowed its cpuset (cpuset(7)) meanwhile, as `virsh vcpupin` does: no more can be given back.
-        return Outcome(replace(change, after=held), OutcomeKind.RESTORED, f"its cpuset leaves {knob_text(held)}")
-    if held != change.after and not _all_that_is_online(held, change.after, host):
-        return Outcome(replace(change, after=held), OutcomeKind.IGNORED, f"the kernel keeps {knob_text(held)}")
-    return Outcome(change, OutcomeKind.RESTORED if change.action is Action.RESTORE else OutcomeKind.APPLIED)
+def _held(change: Change, held: KnobValue, host: HostPort) -> _Result:
+    """The result of a write after which the knob holds ``held``."""
+    restores = change.action is Action.RESTORE
+    if isinstance(held, frozenset) and isinstance(change.after, frozenset):
+        if restores and held < change.after:
+            # Another tool narrowed its cpuset (cpuset(7)) meanwhile, as `virsh vcpupin` does: no more can be restored.
+            return replace(change, after=held), OutcomeKind.RESTORED, f"its cpuset leaves {knob_text(held)}"
+        if held == change.after & host.capabilities.online_cpus:  # the kernel leaves out pCPUs that went offline
+            held = change.after
+    if held != change.after:
+        return replace(change, after=held), OutcomeKind.IGNORED, f"the kernel keeps {knob_text(held)}"
+    return change, OutcomeKind.RESTORED if restores else OutcomeKind.APPLIED, ""
 
 
-def _note_results(outcomes: Sequence[Outcome], journal: Journal) -> None:
+def _note_results(results: Sequence[_Result], journal: Journal) -> None:
     """Settle what was written and drop what was restored.
 
     A failed write stays unsettled: whether it took effect is seen at the next read. So does one of which the kernel
     made something else, until that is in the journal. Raises JournalError.
     """
+    of_kind = {kind: [change for change, outcome, _ in results if outcome is kind] for kind in OutcomeKind}
     put: dict[KnobKey, Entry] = {}
-    for outcome in outcomes:
-        known = journal.entries.get(outcome.change.key)
-        if outcome.kind is OutcomeKind.IGNORED and known:
-            put[outcome.change.key] = replace(known, owned=replace(known.owned, intended=outcome.change.after))
-    journal.settle(one.change.key for one in outcomes if one.kind is OutcomeKind.APPLIED)
-    journal.update(put, [one.change.key for one in outcomes if one.kind is OutcomeKind.RESTORED])
+    for change in of_kind[OutcomeKind.IGNORED]:
+        if entry := journal.entries.get(change.key):
+            put[change.key] = replace(entry, owned=replace(entry.owned, intended=change.after))
+    journal.settle(change.key for change in of_kind[OutcomeKind.APPLIED])
+    journal.update(put, [change.key for change in of_kind[OutcomeKind.RESTORED]])
     journal.settle(put)
-
-
-def _unwritten(change: Change, reason: str) -> Outcome:
-    if change.action is Action.OBSERVE:
-        return Outcome(change, OutcomeKind.OBSERVED)
-    return Outcome(change, OutcomeKind.FAILED, reason)
-
-
-def _is_part(held: KnobValue, wanted: KnobValue) -> bool:
-    return isinstance(held, frozenset) and isinstance(wanted, frozenset) and held < wanted
-
-
-def _all_that_is_online(held: KnobValue, wanted: KnobValue, host: HostPort) -> bool:
-    """Whether the kernel left out only pCPUs that went offline, as it always does."""
-    if isinstance(held, int) or isinstance(wanted, int):
-        return False
-    return held == wanted & host.capabilities.online_cpus

@@ -2,66 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from manager.model.registration import Assignment
 from manager.model.window import Window
 from manager.protocol.assignment import AssignmentOut
-from manager.protocol.convert import application_of, assignment_of, vm_spec
 from manager.protocol.sparing import read_sparing
+
+Slots = Mapping[str, tuple[Window, ...]]
 
 _WHAT = {"vms": "VM", "applications": "application"}
 
 
 @dataclass(frozen=True, slots=True)
 class Assigned:
-    """What the manager said. ``problems`` tell of what was left as it was told before, or out."""
+    """The manager's last assignment. ``assignment`` None: there never was one, and there is no cache of one.
+
+    ``slots`` are those of response times that came from elsewhere than this host, by application, oldest first.
+    ``revision`` is that of the registrations at the manager, None where it is unknown.
+    """
+
+    assignment: Assignment | None = None
+    slots: Slots = field(default_factory=dict)
+    revision: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentRead:
+    """An assignment as understood. ``problems`` say what of it was left as it was before, or out."""
 
     assignment: Assignment
-    slots: dict[str, tuple[Window, ...]]
+    slots: Slots
     digest: str
     problems: Sequence[str]
 
 
-def read_assignment(content: bytes, before: Assignment | None) -> Assigned:
-    """An assignment, but for fields that a later manager may tell.
+def read_assignment(content: bytes, before: Assignment | None) -> AssignmentRead:
+    """An assignment, but for fields that a later manager may send.
 
     ``before`` is the one that was in force: what is not understood of the new one stays as it was in that. Raises
     ValueError for what is no assignment.
     """
     read = read_sparing(AssignmentOut, content, tuple(_WHAT), strict=False)
-    bad = [(one.place[0], _name(one.value), one.error["msg"]) for one in read.spoilt]
-    vms, bad_vms = _sound("vms", read.model.vms, lambda vm: vm_spec(vm.name, vm, vm.adoptions))
-    applications, bad_ones = _sound("applications", read.model.applications, lambda one: application_of(one.name, one))
-    body = read.model.model_copy(update={"vms": vms, "applications": applications})
-    assignment, slots = assignment_of(body)
-    bad += bad_vms + bad_ones
+    bad = [(item.place[0], _name(item.value), item.error["msg"]) for item in read.spoilt]
+    assignment = read.model.assignment
     if bad and before is not None:
         names = {(kind, name) for kind, name, _ in bad}
-        kept_vms = tuple(vm for vm in before.vms if ("vms", vm.name) in names)
-        kept = tuple(application for application in before.applications if ("applications", application.name) in names)
-        vm_specs, known = (*assignment.vms, *kept_vms), (*assignment.applications, *kept)
-        assignment = replace(assignment, vms=vm_specs, applications=known)
+        vms = (vm for vm in before.vms if ("vms", vm.name) in names)
+        applications = (app for app in before.applications if ("applications", app.name) in names)
+        assignment = replace(
+            assignment, vms=(*assignment.vms, *vms), applications=(*assignment.applications, *applications)
+        )
     problems = [f"{_WHAT[kind]} {name or 'without a name'} is not understood: {why}" for kind, name, why in bad]
-    return Assigned(assignment, slots, body.digest, problems)
-
-
-def _sound(
-    kind: str, items: Sequence[Any], convert: Callable[[Any], object]
-) -> tuple[list[Any], list[tuple[str, str, str]]]:
-    """Those that can be converted; and of the others kind, name and why."""
-    good: list[Any] = []
-    bad: list[tuple[str, str, str]] = []
-    for item in items:
-        try:
-            convert(item)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            bad.append((kind, item.name, str(error)))
-        else:
-            good.append(item)
-    return good, bad
+    return AssignmentRead(assignment, read.model.slots, read.model.digest, problems)
 
 
 def _name(value: Any) -> str:

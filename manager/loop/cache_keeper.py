@@ -1,44 +1,44 @@
 """Divides the cache: at each tick from the groups of resctrl that are there to those that are to be, in phases.
 
 Probe what there is, adopt or leave what others changed, plan, apply step by step, watch who uses how much, give back
-what nobody needs, and learn from response times. Groups of ours are known by their names: after a kill at any point the
-next tick goes on from what is there. What resctrl itself does not tell is in the journal before the first change, see
-``CacheNote``.
+what no application needs, and learn from response times. Groups of ours are known by their names: after a kill at any
+point the next tick goes on from what is there. What resctrl itself does not show is in the journal before the first
+change, see ``CacheNote``.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from manager.control.bandwidth_demand import NOBODY, holding, judge_held
-from manager.control.cache_demand import JudgedWays, demand_of, judge, limited
-from manager.control.cache_memory import judged_text, read_judged
-from manager.control.cache_plan import HELD_GROUP, CacheDemand, CachePlan, allocate
+from manager.control.cache_demand import (
+    NOBODY,
+    JudgedWays,
+    demand_of,
+    holding,
+    judge,
+    judge_held,
+    judged_text,
+    limited,
+    read_judged,
+)
+from manager.control.cache_plan import BATCH_GROUP, HELD_GROUP, CacheDemand, CachePlan, allocate
 from manager.control.cache_steps import CacheAction, CacheStep, plan_steps
 from manager.control.monitoring import UNMEASURED, Measured
-from manager.errors import HostError, JournalError
+from manager.errors import HostError, JournalError, VmVanished
 from manager.host.port import CachePort
-from manager.loop.cache_apply import DONE, CacheApplier, CacheReasons
-from manager.loop.cache_reading import (
-    NOTHING,
-    CacheOutcome,
-    CacheReading,
-    CacheResult,
-    CacheSeen,
-    GroupSeen,
-    groups_of,
-    homes_of,
-    left_there,
-    wants_cache,
-)
+from manager.loop.apply import LEFT_ALONE, Outcome
+from manager.loop.cache_reading import NOTHING, CacheReading, CacheResult, CacheSeen, group_text, homes_of, wants_cache
 from manager.loop.cache_watch import CacheWatch
 from manager.loop.journal import CacheNote, Journal
-from manager.model.cache import DEFAULT, BandwidthResource, Group, Resctrl, is_ours
+from manager.model.cache import DEFAULT, Group, Resctrl, Schemata, is_ours
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import OutcomeKind
 from manager.model.registration import HostSpec, Mode
 
+_DONE = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED})
 _UNDONE = frozenset({OutcomeKind.FAILED, OutcomeKind.IGNORED})
 
 
@@ -60,7 +60,7 @@ class CacheKeeper:
         self._port = port
         self._journal = journal
         self._watch = CacheWatch(journal, now_s)
-        self._applier = CacheApplier()
+        self._left: dict[str, Schemata] = {}  # the values that our groups, and the default one, were left with
         self._held = NOBODY
         self._judged: Mapping[str, JudgedWays] = {}
         self._whys: Mapping[str, str] = {}
@@ -101,7 +101,7 @@ class CacheKeeper:
         seen: CacheSeen,
         offered: Resctrl,
         present: Mapping[str, Group],
-        external: tuple[CacheOutcome, ...],
+        external: tuple[Outcome, ...],
         problems: tuple[Problem, ...],
     ) -> CacheResult:
         """From what is present to what is wanted; what was done counts also where something fails after it."""
@@ -110,44 +110,43 @@ class CacheKeeper:
             note = self._journal.cache or CacheNote()
             homes, unread = homes_of(port, seen, present)
             problems = (*problems, *unread)
-            reading = CacheReading(offered, present, homes, note.external, port.domains())
-            planned = self._plan(seen, reading, note)
-            outcomes = (*external, *self._apply(port, seen, reading, planned, note))
-            problems = (
-                *problems,
-                *(_problem(outcome.detail) for outcome in outcomes if outcome.kind is OutcomeKind.FAILED),
-            )
+            reading = CacheReading(seen, offered, present, homes, note.external, port.domains())
+            planned = self._plan(reading, note)
+            outcomes = (*external, *self._apply(port, reading, planned, note))
+            failed = [outcome.detail for outcome in outcomes if outcome.kind is OutcomeKind.FAILED]
+            problems = (*problems, *map(_problem, failed))
             if planned.steps:
                 present = port.groups()
-            moved = {outcome.vm: outcome.group for outcome in outcomes if outcome.vm and outcome.kind in DONE}
-            measured, unwatched = self._watch.tick(port, seen, reading, present, moved)
+            moved = {
+                outcome.key.uuid: outcome.group
+                for outcome in outcomes
+                if outcome.key.knob is Knob.CACHE_GROUP and outcome.kind in _DONE
+            }
+            measured, unwatched = self._watch.tick(port, reading, present, moved)
             problems = (*problems, *unwatched)
             self._give_back(port, seen, planned.plan, present, outcomes, measured)
-            self._learn(seen, reading, planned, measured)
+            self._learn(reading, planned, measured)
         except (HostError, JournalError) as error:
             return self._failed(error, outcomes, problems)
-        groups: tuple[GroupSeen, ...] = ()
-        if seen.wanted:
-            problems = (*problems, *map(_problem, left_there(seen, reading)))
-            groups = tuple(groups_of(seen, reading, planned.plan, present))
+        left_there = map(_problem, reading.left_there()) if seen.wanted else ()
         owned = measured.owned + sum(is_ours(name) and name not in note.external for name in present)
         noted = self._journal.cache is not None and not note.external
         self._last = CacheResult(
             outcomes=outcomes,
             offered=offered,
-            groups=groups,
+            groups=tuple(reading.groups(planned.plan, present)) if seen.wanted else (),
             notes=(*planned.notes, *measured.notes),
             groups_of_others=sum(group.of_others for group in present.values()),
             owned=owned or int(noted),
             measured=measured,
-            problems=problems,
+            problems=(*problems, *left_there),
         )
         return self._last
 
     def _failed(
         self,
         error: HostError | JournalError,
-        outcomes: tuple[CacheOutcome, ...] = (),
+        outcomes: tuple[Outcome, ...] = (),
         problems: tuple[Problem, ...] = (),
     ) -> CacheResult:
         """What there was at the tick before, with what was done in this one until the error."""
@@ -166,17 +165,17 @@ class CacheKeeper:
         online = seen.snapshot.capabilities.online_cpus
         offered = port.offered(online)
         if offered is not None:
-            if note is not None and note.original is None and note.external:  # mounted again by somebody else
+            if note is not None and note.original is None and note.external:  # mounted again by another tool
                 self._journal.note_cache(None)
             return offered, ()
-        self._applier.left = {}
+        self._left = {}
         unmounted = note is not None and (note.original is not None or bool(note.external))
         if note is not None and (unmounted or not seen.wanted):  # its groups and values ended with the mount
             adoptions = note.external.get(DEFAULT, host.adoptions)
             stays = unmounted and seen.wanted and host.adoptions <= adoptions
             self._journal.note_cache(CacheNote(external={DEFAULT: adoptions}) if stays else None)
             if stays:
-                return None, (_problem("somebody unmounted resctrl: `equipoise adopt` takes it back"),)
+                return None, (_problem("another tool unmounted resctrl: `equipoise adopt` takes it back"),)
         if not seen.wanted:
             return None, ()
         why = "resctrl is not mounted, and cache_mount does not allow to" if not host.cache_mount else ""
@@ -195,7 +194,7 @@ class CacheKeeper:
             self._journal.note_cache(None)
         return port.offered(online), problems
 
-    def _adopt(self, seen: CacheSeen, present: Mapping[str, Group]) -> tuple[CacheOutcome, ...]:
+    def _adopt(self, seen: CacheSeen, present: Mapping[str, Group]) -> tuple[Outcome, ...]:
         """Note groups that others changed, and those that were adopted since, as they are now."""
         note = self._journal.cache
         if note is None:
@@ -205,29 +204,42 @@ class CacheKeeper:
         original = note.original
         if DEFAULT in note.external and DEFAULT not in external:
             original = present[DEFAULT].values
-        outcomes = tuple(self._applier.external_changes(present, external))
+        outcomes = tuple(self._external_changes(present, external))
         external |= {outcome.group: adoptions for outcome in outcomes}
         self._journal.note_cache(replace(note, original=original, external=external))
         return outcomes
 
-    def _plan(self, seen: CacheSeen, reading: CacheReading, note: CacheNote) -> _Planned:
+    def _external_changes(self, present: Mapping[str, Group], external: Mapping[str, int]) -> Iterator[Outcome]:
+        """Groups that are not as we left them, but for those that were external before."""
+        for name in sorted(self._left.keys() - external.keys()):
+            left, group = self._left[name], present.get(name)
+            # Of a domain that went offline there is nothing, and it comes back with all its ways.
+            if group is not None and all(group.values.get(slot, value) == value for slot, value in left.items()):
+                continue
+            before, after = group_text(name, left), "" if group is None else group_text(name, group.values)
+            reason = "another tool removed it" if group is None else "another tool changed it"
+            yield Outcome(
+                KnobKey(HOST_UUID, Knob.CACHE_WAYS), before, after, reason, OutcomeKind.EXTERNAL, LEFT_ALONE, name
+            )
+
+    def _plan(self, reading: CacheReading, note: CacheNote) -> _Planned:
         original = note.original
         if original is None:  # without a note of it, what we left of it is no original
             ours = any(is_ours(name) for name in reading.present)
             original = {} if ours else reading.present[DEFAULT].values
-        demand, notes = self._demand(seen, reading, frozenset({Mode.ENFORCE}))
+        return self._planned(reading, original, frozenset({Mode.ENFORCE}))
+
+    def _planned(self, reading: CacheReading, original: Schemata, modes: frozenset[Mode]) -> _Planned:
+        demand, notes = CacheDemand(), tuple[str, ...]()
+        if reading.seen.wanted:
+            placed = reading.placed
+            demand, notes = demand_of(
+                reading.seen.snapshot, placed, modes, self._judged, reading.external, reading.offered
+            )
+            demand = holding(demand, self._held, placed, reading.bandwidth)
         demand = replace(demand, original=original)
         plan = allocate(self._offered(reading), reading.avoided, demand)
-        return _Planned(demand, plan, (*notes, *plan.notes), _steps(seen, reading, plan))
-
-    def _demand(
-        self, seen: CacheSeen, reading: CacheReading, modes: frozenset[Mode]
-    ) -> tuple[CacheDemand, tuple[str, ...]]:
-        if not seen.wanted:
-            return CacheDemand(), ()
-        placed = reading.placed(seen)
-        demand, notes = demand_of(seen.snapshot, placed, modes, self._judged, reading.external, reading.offered)
-        return holding(demand, self._held, placed, _bandwidth(reading)), notes
+        return _Planned(demand, plan, (*notes, *plan.notes), _steps(reading, plan))
 
     def _offered(self, reading: CacheReading) -> Resctrl:
         """With no more CLOSIDs than the kernel had to give, while the others' groups are as many as then."""
@@ -235,31 +247,88 @@ class CacheKeeper:
             self._most = None
         return limited(reading.offered, self._most[0] if self._most else None)
 
-    def _apply(
-        self, port: CachePort, seen: CacheSeen, reading: CacheReading, planned: _Planned, note: CacheNote
-    ) -> tuple[CacheOutcome, ...]:
-        self._applier.left = {name: group.values for name, group in reading.changed.items() if not group.of_others}
+    def _apply(self, port: CachePort, reading: CacheReading, planned: _Planned, note: CacheNote) -> tuple[Outcome, ...]:
+        self._left = {name: group.values for name, group in reading.changed.items() if not group.of_others}
         if planned.steps:
             self._journal.note_cache(replace(note, original=planned.demand.original))
-            reasons = CacheReasons(self._whys, self._held.why)
-            outcomes, exhausted = self._applier.apply(port, seen, reading, planned.plan, planned.steps, reasons)
-            if exhausted:
-                self._most = len(port.groups()), reading.of_others
-            return outcomes
-        observed = tuple(self._observed(seen, reading, planned.demand)) if seen.wanted else ()
+            return tuple(self._taken(port, reading, planned))
+        observed: tuple[Outcome, ...] = ()
+        if reading.seen.wanted:  # what would be done for those whose mode is observe, too
+            wished = self._planned(reading, planned.demand.original, frozenset({Mode.ENFORCE, Mode.OBSERVE}))
+            observed = tuple(self._expected(reading, wished.plan, step) for step in wished.steps)
         if note.original is None:
-            self._applier.left = {}
+            self._left = {}
         return observed
 
-    def _observed(self, seen: CacheSeen, reading: CacheReading, demand: CacheDemand) -> Iterator[CacheOutcome]:
-        """What would be done for those whose mode is observe, too."""
-        wished, _ = self._demand(seen, reading, frozenset({Mode.ENFORCE, Mode.OBSERVE}))
-        wished = replace(wished, original=demand.original)
-        if wished != demand:
-            plan = allocate(self._offered(reading), reading.avoided, wished)
-            reasons = CacheReasons(self._whys, self._held.why)
-            for step in _steps(seen, reading, plan):
-                yield self._applier.expected(seen, reading, plan, step, reasons)
+    def _taken(self, port: CachePort, reading: CacheReading, planned: _Planned) -> Iterator[Outcome]:
+        """Take the steps. What is in order only after a step that failed is left for the next tick."""
+        for step in planned.steps:
+            outcome = self._expected(reading, planned.plan, step)
+            try:
+                outcome = self._take(port, reading.seen, step, outcome)
+            except VmVanished as error:
+                outcome = replace(outcome, kind=OutcomeKind.VANISHED, detail=str(error))
+            except HostError as error:
+                outcome = replace(outcome, kind=OutcomeKind.FAILED, detail=str(error))
+                if step.action is CacheAction.MAKE and error.errno == errno.ENOSPC:
+                    self._most = len(port.groups()), reading.of_others
+                if step.action is CacheAction.WRITE:  # it may have been written and not been read
+                    self._left.pop(step.group, None)
+            if outcome.kind is OutcomeKind.APPLIED and len(planned.plan.groups) <= 1:
+                outcome = replace(outcome, kind=OutcomeKind.RESTORED)
+            yield outcome
+            if step.action is not CacheAction.MOVE and outcome.kind not in _DONE:
+                break
+
+    def _expected(self, reading: CacheReading, plan: CachePlan, step: CacheStep) -> Outcome:
+        """The outcome of a step that is not taken."""
+        key, name = KnobKey(HOST_UUID, Knob.CACHE_WAYS), step.group
+        left = self._left.get(name, {})
+        before, after = group_text(name, left), ""
+        if step.action is CacheAction.MOVE:
+            key = KnobKey(step.vm, Knob.CACHE_GROUP)
+            before, after = ", ".join(sorted(filter(None, reading.homes[step.vm]))), name
+        elif step.action is CacheAction.MAKE:
+            before, after = "", name
+        elif step.action is CacheAction.WRITE:
+            values = {slot: left[slot] for slot in step.values if slot in left}
+            before, after = group_text(name, values), group_text(name, step.values)
+        reason = self._reason(reading, plan, step) + ("; shared for an instant" if step.shares else "")
+        return Outcome(key, before, after, reason, OutcomeKind.OBSERVED, group=name)
+
+    def _take(self, port: CachePort, seen: CacheSeen, step: CacheStep, outcome: Outcome) -> Outcome:
+        """Raises VmVanished, HostError."""
+        done = replace(outcome, kind=OutcomeKind.APPLIED)
+        if step.action is CacheAction.MOVE:
+            port.move(step.group, seen.running[step.vm])
+        elif step.action is CacheAction.REMOVE:
+            port.remove(step.group)
+            self._left.pop(step.group, None)
+        elif step.action is CacheAction.MAKE:
+            port.create(step.group)
+            self._left[step.group] = {}
+        else:
+            held = port.write(step.group, step.values)
+            self._left[step.group] = {**self._left.get(step.group, {}), **held}
+            if held != step.values:
+                left = group_text(step.group, held)
+                return replace(done, kind=OutcomeKind.IGNORED, after=left, detail=f"the kernel keeps {left}")
+        return done
+
+    def _reason(self, reading: CacheReading, plan: CachePlan, step: CacheStep) -> str:
+        seen, group = reading.seen, plan.groups.get(step.group)
+        if seen.only is not None or seen.snapshot.host.mode is Mode.RELEASED:
+            return seen.undo_reason
+        if not seen.wanted:
+            return "the cache is not to be divided any more"
+        if self._held.why and HELD_GROUP in (step.group, *reading.homes.get(step.vm, ())):
+            return self._held.why
+        if group is not None and group.apps:
+            whys = "; ".join(self._whys[app] for app in group.apps if app in self._whys)
+            return f"for {', '.join(group.apps)}" + (f": {whys}" if whys else "")
+        if step.group == BATCH_GROUP and group is not None:
+            return "batch VMs share the rest"
+        return "no application needs it any more" if step.action is CacheAction.REMOVE else "all else has the rest"
 
     def _give_back(
         self,
@@ -267,7 +336,7 @@ class CacheKeeper:
         seen: CacheSeen,
         plan: CachePlan,
         present: Mapping[str, Group],
-        outcomes: tuple[CacheOutcome, ...],
+        outcomes: tuple[Outcome, ...],
         measured: Measured,
     ) -> None:
         """Where nothing is divided: ours are only what another tool changed, and the mount while it may be needed."""
@@ -278,25 +347,27 @@ class CacheKeeper:
             self._forget(port, seen, present, note)
         self._idle = self._idle and not measured.owned
 
-    def _learn(self, seen: CacheSeen, reading: CacheReading, planned: _Planned, measured: Measured) -> None:
+    def _learn(self, reading: CacheReading, planned: _Planned, measured: Measured) -> None:
         """What response times make of each ``auto`` and of those held back, for the next plan."""
+        snapshot = reading.seen.snapshot
         holds = self._held.memory.before is not None
         self._judged, self._whys = judge(
-            self._judged, seen.snapshot, planned.demand, planned.plan, reading.offered, busy=holds
+            self._judged, snapshot, planned.demand, planned.plan, reading.offered, busy=holds
         )
-        if seen.only is None:
+        if reading.seen.only is None:
             self._journal.note_cache_memory(judged_text(self._judged))
         busy = any(judged.memory.before is not None for judged in self._judged.values())
-        placed, resource = reading.placed(seen), _bandwidth(reading)
-        self._held = judge_held(self._held, seen.snapshot, planned.demand, placed, measured, resource, busy=busy)
+        self._held = judge_held(
+            self._held, snapshot, planned.demand, reading.placed, measured, reading.bandwidth, busy=busy
+        )
 
     def _forget(self, port: CachePort, seen: CacheSeen, present: Mapping[str, Group], note: CacheNote | None) -> None:
         """Nothing is divided any more."""
-        self._applier.left = {}
+        self._left = {}
         stays = seen.wanted and seen.snapshot.host.mode is Mode.ENFORCE
         others = any(group.of_others for group in present.values())
         if note is not None and note.mounted and (stays or not others):
-            self._journal.note_cache(CacheNote(mounted=True))  # unmounting puts everything back
+            self._journal.note_cache(CacheNote(mounted=True))  # unmounting restores everything
             if stays:
                 return
             port.unmount()
@@ -310,12 +381,8 @@ def _problem(text: str) -> Problem:
     return Problem(ProblemKind.CACHE, text)
 
 
-def _bandwidth(reading: CacheReading) -> BandwidthResource | None:
-    """By which VMs are held back; None where they cannot be."""
-    return next((resource for resource in reading.offered.bandwidths if HELD_GROUP not in reading.external), None)
-
-
-def _steps(seen: CacheSeen, reading: CacheReading, plan: CachePlan) -> tuple[CacheStep, ...]:
+def _steps(reading: CacheReading, plan: CachePlan) -> tuple[CacheStep, ...]:
+    seen = reading.seen
     if seen.only is not None:
         leaving = (uuid for uuid in reading.homes if seen.names.get(uuid) == seen.only and not reading.stays(uuid))
         return tuple(CacheStep(CacheAction.MOVE, DEFAULT, uuid) for uuid in leaving if reading.homes[uuid] != {DEFAULT})

@@ -1,4 +1,4 @@
-"""What the keeper of the cache knows of a host at a tick, and what it tells of it."""
+"""What the keeper of the cache knows of a host at a tick, and what it reports of it."""
 
 from __future__ import annotations
 
@@ -6,23 +6,25 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from manager.control.cache_demand import Placed, domains_of
-from manager.control.cache_plan import CachePlan, PlannedGroup
+from manager.control.cache_plan import HELD_GROUP, CachePlan, PlannedGroup
 from manager.control.monitoring import UNMEASURED, Measured
 from manager.errors import HostError, VmVanished
 from manager.host.port import CachePort
+from manager.loop.apply import Outcome
 from manager.loop.observer import Observation
-from manager.model.cache import DEFAULT, Group, Resctrl, Schemata, format_schemata, is_ours
+from manager.model.cache import DEFAULT, BandwidthResource, Group, Mask, Resctrl, Schemata, format_schemata, is_ours
 from manager.model.cpus import CpuSet
 from manager.model.decision import Snapshot
+from manager.model.fields import as_text
 from manager.model.host import VmInstance
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.problem import Problem, ProblemKind
-from manager.model.records import OutcomeKind
 from manager.model.registration import CacheControl, HostSpec, Mode, VmSpec
+from manager.protocol.report import CachePart
 
 
 def wants_cache(host: HostSpec) -> bool:
-    """Whether the cache of a host is to be divided, if only in mind."""
+    """Whether the cache of a host is to be divided, if only in mode observe."""
     return host.cache is CacheControl.ON and host.mode is not Mode.RELEASED
 
 
@@ -49,35 +51,23 @@ class CacheSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheOutcome:
-    """What came of a step: ``vm`` is the domain UUID of one that moved, None where a group was changed."""
-
-    knob: Knob
-    vm: str | None
-    group: str
-    before: str
-    after: str
-    reason: str
-    kind: OutcomeKind
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
 class GroupSeen:
-    """A group of ours, or the default one, after the tick: of which applications, the VMs in it, and its values."""
+    """A group of ours, or the default one, after the tick: see ``CacheGroup``, which it is reported as."""
 
     name: str
-    apps: tuple[str, ...]
+    applications: tuple[str, ...]
     vms: tuple[str, ...]
     values: Schemata
+    parts: tuple[CachePart, ...] = ()
     external: bool = False
+    bandwidth: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheResult:
     """What a tick did about the cache. ``offered`` None: it cannot be divided. ``groups_of_others`` counts them."""
 
-    outcomes: tuple[CacheOutcome, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
     offered: Resctrl | None = None
     groups: tuple[GroupSeen, ...] = ()
     notes: tuple[str, ...] = ()
@@ -88,13 +78,14 @@ class CacheResult:
 
 
 NOTHING = CacheResult()
-_NOBODY = PlannedGroup(DEFAULT, (), frozenset(), {})
+_EMPTY = PlannedGroup(DEFAULT, (), frozenset(), {})
 
 
 @dataclass(frozen=True, slots=True)
 class CacheReading:
     """The groups as they are, and in which of them the threads of each domain are."""
 
+    seen: CacheSeen
     offered: Resctrl
     present: Mapping[str, Group]
     homes: Mapping[str, frozenset[str]]
@@ -104,32 +95,79 @@ class CacheReading:
     @property
     def of_others(self) -> int:
         """How many groups are of others."""
-        return sum(one.of_others for one in self.present.values())
+        return sum(group.of_others for group in self.present.values())
 
     @property
     def changed(self) -> dict[str, Group]:
         """The groups that steps may be about."""
-        return {name: one for name, one in self.present.items() if name == DEFAULT or name not in self.external}
+        return {name: group for name, group in self.present.items() if name == DEFAULT or name not in self.external}
 
     @property
     def avoided(self) -> dict[str, Group]:
         """The same with those that another tool changed among the groups of others, whose ways are avoided."""
-        others = {name: one for name, one in self.present.items() if name not in self.changed}
-        return self.changed | {f"?{name}": replace(one, name=f"?{name}") for name, one in others.items()}
+        changed = self.changed
+        others = {f"?{name}": group for name, group in self.present.items() if name not in changed}
+        return changed | {name: replace(group, name=name) for name, group in others.items()}
 
-    def placed(self, seen: CacheSeen) -> dict[str, Placed]:
+    @property
+    def bandwidth(self) -> BandwidthResource | None:
+        """By which VMs are held back; None where they cannot be."""
+        return next((resource for resource in self.offered.bandwidths if HELD_GROUP not in self.external), None)
+
+    @property
+    def placed(self) -> dict[str, Placed]:
         """The managed VMs that may be moved, by name."""
         caches = self.offered.divided[:1]
         none = frozenset[int]()
         return {
-            spec.name: Placed(uuid, none.union(*(domains_of(seen.cpus[uuid], self.domains, cache) for cache in caches)))
-            for uuid, spec in seen.specs.items()
+            spec.name: Placed(
+                uuid, none.union(*(domains_of(self.seen.cpus[uuid], self.domains, cache) for cache in caches))
+            )
+            for uuid, spec in self.seen.specs.items()
             if uuid in self.homes and not self.stays(uuid)
         }
 
     def stays(self, uuid: str) -> bool:
         """Whether a VM is in a group of others, or of one that another tool changed."""
         return any(name != DEFAULT and (name in self.external or not is_ours(name)) for name in self.homes[uuid])
+
+    def left_there(self) -> Iterator[str]:
+        """Managed VMs that are in groups of others."""
+        for uuid, spec in self.seen.specs.items():
+            others = sorted(name for name in self.homes.get(uuid, ()) if name != DEFAULT and not is_ours(name))
+            if others:
+                yield f"{spec.name} is in resctrl group {others[0]}, which another tool made: it is left there"
+
+    def groups(self, plan: CachePlan, present: Mapping[str, Group]) -> Iterator[GroupSeen]:
+        """Ours and the default one among those that are ``present`` after the steps of a plan."""
+        divided = self.offered.divided[0].name if self.offered.caches else ""
+        for name, group in present.items():
+            if group.of_others:
+                continue
+            planned = plan.groups.get(name, _EMPTY)
+            external = name in self.external
+            uuids = {uuid for uuid, names in self.homes.items() if name in names} if external else planned.vms
+            vms = sorted(self.seen.specs[uuid].name for uuid in uuids if uuid in self.seen.specs)
+            masks = {slot.domain: Mask(value) for slot, value in group.values.items() if slot.resource == divided}
+            yield GroupSeen(
+                as_text(name),
+                planned.apps,
+                tuple(vms) if name else (),
+                group.values,
+                # Data and code have the same ways.
+                tuple(CachePart(domain=of, ways=mask.ways, mask=str(mask)) for of, mask in sorted(masks.items())),
+                external,
+                _bandwidth_text(group.values, self.offered),
+            )
+
+
+def _bandwidth_text(values: Schemata, offered: Resctrl) -> str:
+    """To which least of its domains' limits the memory traffic of a group is held; empty where it is not."""
+    for resource in offered.bandwidths[:1]:
+        held = [value for slot, value in values.items() if slot.resource == resource.name and value < resource.most]
+        if held:
+            return resource.unit.in_words(min(held))
+    return ""
 
 
 def cache_seen(
@@ -188,24 +226,3 @@ def homes_of(
 def _names(threads: frozenset[int], tasks: Mapping[str, frozenset[int]]) -> frozenset[str]:
     names = {name for name, tids in tasks.items() if not threads.isdisjoint(tids)}
     return frozenset(names | ({DEFAULT} if threads.difference(*tasks.values()) else set()))
-
-
-def left_there(seen: CacheSeen, reading: CacheReading) -> Iterator[str]:
-    """Managed VMs that are in groups of others."""
-    for uuid, spec in seen.specs.items():
-        others = sorted(name for name in reading.homes.get(uuid, ()) if name != DEFAULT and not is_ours(name))
-        if others:
-            yield f"{spec.name} is in resctrl group {others[0]}, which another tool made: it is left there"
-
-
-def groups_of(
-    seen: CacheSeen, reading: CacheReading, plan: CachePlan, present: Mapping[str, Group]
-) -> Iterator[GroupSeen]:
-    for name, group in present.items():
-        if group.of_others:
-            continue
-        planned = plan.groups.get(name, _NOBODY)
-        external = name in reading.external
-        uuids = {uuid for uuid, names in reading.homes.items() if name in names} if external else planned.vms
-        vms = sorted(seen.specs[uuid].name for uuid in uuids if uuid in seen.specs)
-        yield GroupSeen(name, planned.apps, tuple(vms) if name else (), group.values, external)

@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 from manager.control.monitoring import (
+    LASTING,
     Counted,
     DomainMemory,
     Measured,
+    Saturation,
     Traffic,
     Watched,
     WatchPlan,
+    next_saturation,
     plan_watch,
     totals,
     traffic,
 )
-from manager.control.saturation import LASTING, Saturation, next_saturation
 from manager.errors import HostError, JournalError, VmVanished
 from manager.host.port import CachePort
 from manager.loop.cache_reading import CacheReading, CacheSeen
 from manager.loop.journal import Journal
-from manager.model.cache import PREFIX, Group, Resctrl
+from manager.model.cache import PREFIX, Group
 from manager.model.host import VmInstance
 from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import Mode
@@ -57,7 +59,6 @@ class CacheWatch:
     def tick(
         self,
         port: CachePort,
-        seen: CacheSeen,
         reading: CacheReading,
         present: Mapping[str, Group],
         moved: Mapping[str, str],
@@ -66,13 +67,14 @@ class CacheWatch:
 
         ``present``: the groups after the steps of this tick, ``moved``: where these put VMs, by domain UUID.
         """
+        seen = reading.seen
         if reading.offered.monitoring is None:
-            return Measured(notes=_unable(seen, reading.offered)), ()
+            return Measured(notes=_unable(reading)), ()
         enforced = seen.wanted and seen.snapshot.host.mode is Mode.ENFORCE
         problems: tuple[Problem, ...] = ()
         try:
             inside = port.monitored(present)
-            watched = list(self._watched(seen, reading, moved)) if enforced else []
+            watched = list(self._watched(reading, moved)) if enforced else []
             plan = plan_watch(reading.offered, watched, inside)
             owned, problems = self._arrange(port, seen, plan, inside, moved)
             if not enforced:
@@ -90,26 +92,21 @@ class CacheWatch:
         self._rates |= {vm: sum(part.total or 0.0 for part in parts) for vm, parts in vms.items()}
         memories = self._judge(totals([rates[name] for name in present if name in rates]), seen, vms)
         left = f"not measured, as RMIDs are few: {', '.join(plan.left_out)}"
-        notes = (*_unable(seen, reading.offered), *([left] if plan.left_out else []), *self._notes())
+        notes = (*_unable(reading), *([left] if plan.left_out else []), *self._notes())
         able = "mbm_total_bytes" in reading.offered.monitoring.features
         return Measured(vms, memories, notes, able, owned), (*problems, *self._note_maxima())
 
-    def _watched(self, seen: CacheSeen, reading: CacheReading, moved: Mapping[str, str]) -> Collection[Watched]:
+    def _watched(self, reading: CacheReading, moved: Mapping[str, str]) -> Iterator[Watched]:
         """The managed VMs of mode enforce that are in one group, of ours or the default one."""
-        views = {view.name: view for view in seen.snapshot.vms}
-        watched = []
-        for uuid, spec in seen.specs.items():
-            homes = {moved[uuid]} if uuid in moved else reading.homes.get(uuid, frozenset())
-            if (
-                len(homes) != 1
-                or uuid not in reading.homes
-                or reading.stays(uuid)
-                or views[spec.name].mode is not Mode.ENFORCE
-            ):
+        views = {view.name: view for view in reading.seen.snapshot.vms}
+        for uuid, spec in reading.seen.specs.items():
+            view = views[spec.name]
+            if uuid not in reading.homes or reading.stays(uuid) or view.mode is not Mode.ENFORCE:
                 continue
-            view, rate = views[spec.name], self._rates.get(spec.name, 0.0)
-            watched.append(Watched(uuid, spec.name, min(homes), view.critical, rate, view.vcpus))
-        return watched
+            homes = {moved[uuid]} if uuid in moved else reading.homes[uuid]
+            if len(homes) == 1:
+                rate = self._rates.get(spec.name, 0.0)
+                yield Watched(uuid, spec.name, min(homes), view.critical, rate, view.vcpus)
 
     def _arrange(
         self,
@@ -201,23 +198,24 @@ class CacheWatch:
         return ()
 
     def _notes(self) -> list[str]:
-        """What lasts: each is told once for as long as it is the same."""
+        """What lasts: each is reported once for as long as it is the same."""
         refused = [self._refused[1]] if self._now_s() < self._refused[0] else []
         return [*(f"some are not measured: {why}" for why in refused), *self._warned.values()]
 
 
-def _unable(seen: CacheSeen, offered: Resctrl) -> tuple[str, ...]:
+def _unable(reading: CacheReading) -> tuple[str, ...]:
     """What cannot be done without counters of memory traffic."""
+    offered = reading.offered
     counts = offered.monitoring is not None and "mbm_total_bytes" in offered.monitoring.features
-    if counts or not seen.wanted or not offered.bandwidths:
+    if counts or not reading.seen.wanted or not offered.bandwidths:
         return ()
-    return ("this host does not measure memory traffic: guilt cannot be told, so nobody's bandwidth is held back",)
+    return ("this host does not measure memory traffic: no VM can be found to be the cause, and none is held back",)
 
 
 def _saturated(domain: int, rate: float, maximum: float, vms: Mapping[str, tuple[Traffic, ...]]) -> str:
-    taken = {vm: one.total for vm, parts in vms.items() for one in parts if one.domain == domain and one.total}
-    most = sorted(taken, key=lambda vm: (-taken[vm], vm))[:MOST_NAMED]
-    who = ", ".join(f"{vm} {taken[vm] / 1e9:.3g}" for vm in most)
+    rates = {vm: part.total for vm, parts in vms.items() for part in parts if part.domain == domain and part.total}
+    most = sorted(rates, key=lambda vm: (-rates[vm], vm))[:MOST_NAMED]
+    who = ", ".join(f"{vm} {rates[vm] / 1e9:.3g}" for vm in most)
     return (
         f"the memory of domain {domain} is all but used up: {rate / 1e9:.3g} GB/s for {LASTING} intervals, at most"
         f" {maximum / 1e9:.3g} were measured" + (f"; most is taken by {who}" if who else "")

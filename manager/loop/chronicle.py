@@ -1,4 +1,4 @@
-"""What is told of a tick: a record for each decision, and events. Both once, not once an interval while they last."""
+"""Records of decisions, and events: each once, not at every interval while its reason lasts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import uuid
 from collections.abc import Iterable, Mapping, Sequence
 
 from manager.loop.apply import Outcome
-from manager.loop.cache_reading import CacheOutcome
-from manager.model.decision import Action
-from manager.model.knobs import KnobKey, knob_name, knob_text
+from manager.model.host import Discovery
+from manager.model.knobs import Knob, KnobKey, knob_name
 from manager.model.problem import Problem
 from manager.model.records import DecisionRecord, Event, OutcomeKind, Severity
 from manager.model.registration import Mode
+
+News = tuple[Severity, str, str]
+"""Severity, kind and message of an event."""
 
 _REPEATED = frozenset({OutcomeKind.OBSERVED, OutcomeKind.FAILED, OutcomeKind.IGNORED})
 
@@ -22,13 +24,12 @@ def new_event(host: str, now_s: float, severity: Severity, kind: str, message: s
 
 
 class Chronicle:
-    """Makes the records and events of a host's ticks, remembering what was told already."""
+    """Makes the records and events of a host's ticks, remembering what was reported already."""
 
     def __init__(self, host_name: str) -> None:
         """``host_name`` is the name the host is registered under."""
         self._host = host_name
-        self._reported: dict[KnobKey, tuple[object, ...]] = {}
-        self._groups: dict[tuple[object, ...], CacheOutcome] = {}
+        self._reported: dict[tuple[KnobKey, str], tuple[str, ...]] = {}
         self._lasting: frozenset[str] = frozenset()
         self._names: dict[str, str] = {}
 
@@ -37,52 +38,20 @@ class Chronicle:
     ) -> tuple[DecisionRecord, ...]:
         """A record for each outcome, but not again for what keeps being observed or keeps failing alike.
 
-        ``names`` are the registered names by domain UUID, of managed VMs and of those being let go; None: the host.
+        ``names`` are the registered names by domain UUID, of managed VMs and of those being released; None: the host.
         """
-        records: list[DecisionRecord] = []
-        lasting: dict[KnobKey, tuple[object, ...]] = {}
-        for outcome in outcomes:
-            change = outcome.change
-            content = (change.before, change.after, outcome.kind, outcome.detail)
-            if outcome.kind in _REPEATED:
-                lasting[change.key] = content
-                if self._reported.get(change.key) == content:
-                    continue
-            records.append(
-                DecisionRecord(
-                    record_id=str(uuid.uuid4()),
-                    time_s=now_s,
-                    host=self._host,
-                    vm=names[change.key.uuid],
-                    knob=change.key.knob,
-                    index=change.key.index,
-                    before=knob_text(change.before),
-                    after=knob_text(change.after),
-                    reason=change.reason,
-                    policy=policy,
-                    mode=Mode.OBSERVE if change.action is Action.OBSERVE else Mode.ENFORCE,
-                    outcome=outcome.kind,
-                    detail=outcome.detail,
-                )
-            )
-        self._reported = lasting
-        return tuple(records)
-
-    def cache_records(
-        self, outcomes: Sequence[CacheOutcome], names: Mapping[str, str | None], policy: str, now_s: float
-    ) -> tuple[DecisionRecord, ...]:
-        """A record for each step of the cache's, but not again for what keeps being observed or keeps failing alike."""
-        before = self._groups
-        lasting = [outcome for outcome in outcomes if outcome.kind in _REPEATED]
-        self._groups = {(one.knob, one.group, one.vm): one for one in lasting}
+        reported = self._reported
+        self._reported = {
+            (outcome.key, outcome.group): _content(outcome) for outcome in outcomes if outcome.kind in _REPEATED
+        }
         return tuple(
             DecisionRecord(
                 record_id=str(uuid.uuid4()),
                 time_s=now_s,
                 host=self._host,
-                vm=None if outcome.vm is None else names.get(outcome.vm),
-                knob=outcome.knob,
-                index=0,
+                vm=names.get(outcome.key.uuid),
+                knob=outcome.key.knob,
+                index=outcome.key.index,
                 before=outcome.before,
                 after=outcome.after,
                 reason=outcome.reason,
@@ -92,7 +61,7 @@ class Chronicle:
                 detail=outcome.detail,
             )
             for outcome in outcomes
-            if outcome.kind not in _REPEATED or before.get((outcome.knob, outcome.group, outcome.vm)) != outcome
+            if outcome.kind not in _REPEATED or reported.get((outcome.key, outcome.group)) != _content(outcome)
         )
 
     def comings_and_goings(self, names: Mapping[str, str], unread: Iterable[str], now_s: float) -> tuple[Event, ...]:
@@ -101,61 +70,72 @@ class Chronicle:
         ``names`` are the registered names of the managed VMs by domain UUID; ``unread`` are the UUIDs of VMs that run
         but could not be read, which did not go.
         """
-        staying = {domain: self._names[domain] for domain in unread if domain in self._names}
-        now = staying | dict(names)
-        found = [(name, "vm-found", "runs here") for domain, name in sorted(now.items()) if domain not in self._names]
+        before = self._names
+        self._names = {domain: before[domain] for domain in unread if domain in before} | dict(names)
+        new = [(name, "vm-found", "runs here") for domain, name in sorted(self._names.items()) if domain not in before]
         gone = [
             (name, "vm-gone", "is not managed here any more")
-            for domain, name in sorted(self._names.items())
-            if domain not in now
+            for domain, name in sorted(before.items())
+            if domain not in self._names
         ]
-        self._names = now
         return tuple(
-            new_event(self._host, now_s, Severity.INFO, kind, f"{name} {what}", name)
-            for name, kind, what in found + gone
+            new_event(self._host, now_s, Severity.INFO, kind, f"{name} {what}", name) for name, kind, what in new + gone
         )
 
     def external_changes(
         self, outcomes: Iterable[Outcome], names: Mapping[str, str | None], now_s: float
     ) -> tuple[Event, ...]:
-        """A warning for each value that another tool changed."""
+        """A warning for each value, or group of resctrl, that another tool changed."""
         return tuple(
             new_event(
-                self._host,
-                now_s,
-                Severity.WARNING,
-                "external-change",
-                f"{knob_name(outcome.change.key.knob, outcome.change.key.index)}: {outcome.change.reason}; left alone",
-                names[outcome.change.key.uuid],
+                self._host, now_s, Severity.WARNING, "external-change", _external(outcome), names.get(outcome.key.uuid)
             )
             for outcome in outcomes
             if outcome.kind is OutcomeKind.EXTERNAL
         )
 
-    def external_groups(self, outcomes: Iterable[CacheOutcome], now_s: float) -> tuple[Event, ...]:
-        """A warning for each group of resctrl that another tool changed."""
-        return tuple(
-            new_event(
-                self._host,
-                now_s,
-                Severity.WARNING,
-                "external-change",
-                f"{outcome.before}: {outcome.reason}{', now ' if outcome.after else ''}{outcome.after};"
-                f" {outcome.detail}",
-            )
-            for outcome in outcomes
-            if outcome.kind is OutcomeKind.EXTERNAL
-        )
+    def lasting(self, problems: Sequence[Problem], notes: Sequence[News], now_s: float) -> tuple[Event, ...]:
+        """Events for problems and notes that were not there at the last call."""
+        news = [*((problem.kind.severity, str(problem.kind), problem.text) for problem in problems), *notes]
+        before = self._lasting
+        self._lasting = frozenset(text for _, _, text in news)
+        return tuple(new_event(self._host, now_s, *event) for event in news if event[2] not in before)
 
-    def lasting(
-        self, problems: Sequence[Problem], notes: Sequence[tuple[Severity, str, str]], now_s: float
-    ) -> tuple[Event, ...]:
-        """Events for problems and notes (severity, kind, text) that were not there at the last call."""
-        news = [
-            (problem.kind.severity, str(problem.kind), problem.text)
-            for problem in problems
-            if problem.text not in self._lasting
-        ]
-        news += [note for note in notes if note[2] not in self._lasting]
-        self._lasting = frozenset([problem.text for problem in problems] + [text for _, _, text in notes])
-        return tuple(new_event(self._host, now_s, *event) for event in news)
+
+def _content(outcome: Outcome) -> tuple[str, ...]:
+    """All that is recorded again when it changes; the reason, which may name a share, is not."""
+    return outcome.before, outcome.after, outcome.kind, outcome.detail
+
+
+def _external(outcome: Outcome) -> str:
+    if outcome.key.knob is Knob.CACHE_WAYS:
+        now = f", now {outcome.after}" if outcome.after else ""
+        return f"{outcome.before}: {outcome.reason}{now}; {outcome.detail}"
+    return f"{knob_name(outcome.key.knob, outcome.key.index)}: {outcome.reason}; left alone"
+
+
+def discovery_news(before: Discovery | None, now: Discovery) -> list[News]:
+    """The events of what changed since the last look, None: there was none."""
+    hung = before.hanging if before is not None else ()
+    news: list[News] = [
+        (
+            Severity.WARNING,
+            "domain-hangs",
+            f"libvirt does not answer about domain {name}: it is set apart; control goes on with its last known state",
+        )
+        for name in now.hanging
+        if name not in hung
+    ]
+    news += [
+        (Severity.INFO, "domain-answers", f"libvirt answers about domain {name} again")
+        for name in hung
+        if name not in now.hanging
+    ]
+    late_before = before is not None and before.late
+    if now.late and not late_before:
+        text = f"libvirt has not listed the running domains for {now.age_s:.0f} s"
+        consequence = "those that start are found by their files at best; control goes on"
+        news.append((Severity.ERROR, "discovery-late", f"{text}: {consequence}"))
+    if late_before and not now.late:
+        news.append((Severity.INFO, "discovery-resumed", "libvirt lists the running domains again"))
+    return news

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -14,22 +14,22 @@ from manager.errors import ManagerRefused
 from manager.loop.outbox import Fields, ItemKind
 from manager.model.fields import adapter_of, as_text
 from manager.model.records import DecisionRecord, Event, TickRecord
+from manager.model.window import Window
 from manager.protocol.assignment import RefusedItem
-from manager.protocol.convert import slot_body
-from manager.protocol.report import ReportIn, WindowBody
+from manager.protocol.report import ReportIn
 
 Answer = TypeVar("Answer")
-Item = WindowBody | TickRecord | DecisionRecord | Event
 
-_LISTS: Mapping[ItemKind, str] = {
-    ItemKind.WINDOW: "windows",
-    ItemKind.TICK: "ticks",
-    ItemKind.DECISION: "decisions",
-    ItemKind.EVENT: "events",
-}
-_KINDS = {name: kind for kind, name in _LISTS.items()}
-_CONVERT: Mapping[ItemKind, Callable[[Fields], Item]] = {
-    ItemKind.WINDOW: slot_body,
+_KINDS = {f"{kind}s": kind for kind in ItemKind}
+"""Of items, by the field of a report that lists them."""
+
+
+def _window(row: Fields) -> Window:
+    return adapter_of(Window).validate_python({**row, "histogram": row["histogram"]["buckets"]})
+
+
+_CONVERT: Mapping[ItemKind, Callable[[Fields], Any]] = {
+    ItemKind.WINDOW: _window,
     ItemKind.TICK: adapter_of(TickRecord).validate_python,
     ItemKind.DECISION: adapter_of(DecisionRecord).validate_python,
     ItemKind.EVENT: adapter_of(Event).validate_python,
@@ -42,7 +42,7 @@ _UNACCEPTABLE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """What cannot be delivered, and why. ``fields`` None: it does not wait in the outbox, and is told anew as it is."""
+    """What cannot be delivered, and why. ``fields`` None: it does not wait in the outbox, and is reported anew."""
 
     what: str
     why: str
@@ -50,79 +50,53 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """An item as it is sent; ``fields`` as it waits, None: it does not."""
+class Piece:
+    """A part of a report that may be refused alone: the value of a field, or of an item that the field lists.
 
-    kind: ItemKind
-    body: Item
+    ``fields`` is the item as it waits in the outbox, None: it does not.
+    """
+
+    field: str
+    value: Any
     fields: Fields | None = None
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReportLoad:
-    """What goes into one report: items, and ``parts``, which are its other fields."""
-
-    parts: Mapping[str, Any]
-    parcels: Sequence[Parcel]
-
-    def body(self, agent_version: str, *, wants_slots: bool) -> ReportIn:
-        """The report."""
-        lists: dict[str, Any] = {
-            _LISTS[kind]: [parcel.body for parcel in self.parcels if parcel.kind is kind] for kind in ItemKind
-        }
-        return ReportIn(agent_version=agent_version, wants_slots=wants_slots, **self.parts, **lists)
-
-    def place(self, field: str) -> int | None:
-        """Which of the parcels a field such as ``decisions[3].host`` is of, None: none of them."""
-        found = re.match(r"(\w+)\[(\d+)\]", field)
-        if found is None or found[1] not in _KINDS:
-            return None
-        places = [place for place, one in enumerate(self.parcels) if one.kind is _KINDS[found[1]]]
-        return places[int(found[2])] if int(found[2]) < len(places) else None
-
-    def without(self, places: Collection[int]) -> ReportLoad:
-        """The same, but for some parcels."""
-        return ReportLoad(self.parts, [one for place, one in enumerate(self.parcels) if place not in places])
-
-    def halves(self) -> tuple[ReportLoad, ReportLoad]:
-        """Two loads that are smaller."""
-        if len(self.parcels) > 1 or (self.parcels and self.parts):
-            middle = len(self.parcels) // 2
-            return ReportLoad(self.parts, self.parcels[:middle]), ReportLoad({}, self.parcels[middle:])
-        names = sorted(self.parts)
-        first = {name: self.parts[name] for name in names[: len(names) // 2]}
-        return ReportLoad(first, self.parcels), ReportLoad(
-            {name: self.parts[name] for name in names if name not in first}, ()
-        )
-
-    def only(self, why: str) -> Rejected | None:
-        """What it holds, as rejected, where that is one thing alone."""
-        if len(self.parcels) == 1 and not self.parts:
-            return _rejected(self.parcels[0], why)
-        if not self.parcels and len(self.parts) == 1:
-            return Rejected(next(iter(self.parts)), why)
-        return None
+    def rejected(self, why: str) -> Rejected:
+        """The same, not accepted."""
+        return Rejected(_KINDS.get(self.field, self.field), why, self.fields)
 
 
-def parcels_of(waiting: Mapping[ItemKind, Iterable[Fields]], host: str) -> tuple[list[Parcel], list[Rejected]]:
-    """What waits as it is sent, and what cannot be: it is not as the interface wants it, or of another host."""
-    parcels: list[Parcel] = []
+def report_of(pieces: Iterable[Piece], agent_version: str, **flags: bool) -> ReportIn:
+    """The report that holds the pieces."""
+    fields: dict[str, Any] = {**flags, **{name: [] for name in _KINDS}}
+    for piece in pieces:
+        if piece.field in _KINDS:
+            fields[piece.field].append(piece.value)
+        else:
+            fields[piece.field] = piece.value
+    return ReportIn(agent_version=agent_version, **fields)
+
+
+def pieces_of(waiting: Mapping[ItemKind, Iterable[Fields]], host: str) -> tuple[list[Piece], list[Rejected]]:
+    """What waits as it is sent, and what cannot be: the interface does not take it, or it is of another host."""
+    pieces: list[Piece] = []
     rejected: list[Rejected] = []
     for kind, items in waiting.items():
         for fields in items:
             if fields.get("host", host) != host:
                 rejected.append(Rejected(kind, f"it is of host {fields['host']}, and this one is {host}", fields))
                 continue
+            # Texts of the kernel or of a third party's policy are made acceptable.
+            clean = fields | {name: as_text(fields[name]) for name in _TEXTS if name in fields}
             try:
-                parcels.append(Parcel(kind, _CONVERT[kind](_clean(fields)), fields))
+                pieces.append(Piece(f"{kind}s", _CONVERT[kind](clean), fields))
             except (ValidationError, LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
                 rejected.append(Rejected(kind, " ".join(str(error).split()), fields))
-    return parcels, rejected
+    return pieces, rejected
 
 
 def deliver(
-    load: ReportLoad,
-    post: Callable[[ReportLoad], tuple[Answer, Sequence[RefusedItem]]],
+    pieces: Sequence[Piece],
+    post: Callable[[Sequence[Piece]], tuple[Answer, Sequence[RefusedItem]]],
     reject: Callable[[Sequence[Rejected]], None],
 ) -> Answer:
     """Deliver all that is accepted, and ``reject`` the rest; the last answer.
@@ -132,35 +106,33 @@ def deliver(
     ``post`` raises for other reasons, and for a report that holds nothing any more.
     """
     try:
-        answer, refused = post(load)
+        answer, refused = post(pieces)
     except ManagerRefused as error:
-        if error.status not in _UNACCEPTABLE or not (load.parts or load.parcels):
+        if error.status not in _UNACCEPTABLE or not pieces:
             raise
-        bad = {place: why for field, why in error.fields if (place := load.place(field)) is not None}
-        alone = load.only(str(error))
+        bad = {place: why for field, why in error.fields if (place := _place(pieces, field)) is not None}
+        if len(pieces) == 1:
+            bad = bad or {0: str(error)}
         if bad:
-            reject([_rejected(load.parcels[place], why) for place, why in bad.items()])
-            return deliver(load.without(bad), post, reject)
-        if alone is not None:
-            reject([alone])
-            return deliver(ReportLoad({}, ()), post, reject)
-        first, second = load.halves()
-        deliver(first, post, reject)
-        return deliver(second, post, reject)
-    found = [(load.place(one.field), one) for one in refused]
+            reject([pieces[place].rejected(why) for place, why in bad.items()])
+            return deliver([piece for place, piece in enumerate(pieces) if place not in bad], post, reject)
+        middle = len(pieces) // 2
+        deliver(pieces[:middle], post, reject)
+        return deliver(pieces[middle:], post, reject)
+    places = [(_place(pieces, item.field), item) for item in refused]
     reject(
         [
-            Rejected(one.field, one.message) if place is None else _rejected(load.parcels[place], one.message)
-            for place, one in found
+            Rejected(item.field, item.message) if place is None else pieces[place].rejected(item.message)
+            for place, item in places
         ]
     )
     return answer
 
 
-def _rejected(parcel: Parcel, why: str) -> Rejected:
-    return Rejected(parcel.kind, why, parcel.fields)
-
-
-def _clean(fields: Fields) -> Fields:
-    """What the kernel or somebody else's policy said, as it is exchanged."""
-    return fields | {name: as_text(fields[name]) for name in _TEXTS if name in fields}
+def _place(pieces: Sequence[Piece], field: str) -> int | None:
+    """Which piece an item such as ``decisions[3].host`` is; None: it is none."""
+    match = re.match(r"(\w+)\[(\d+)\]", field)
+    if match is None or match[1] not in _KINDS:
+        return None
+    places = [place for place, piece in enumerate(pieces) if piece.field == match[1]]
+    return places[int(match[2])] if int(match[2]) < len(places) else None

@@ -1,6 +1,6 @@
 """The journal: the durable list of original values, by which everything is undone.
 
-A knob enters before its first write and leaves after its original was put back. Both are SQLite transactions with
+A knob enters before its first write and leaves after its original was restored. Both are SQLite transactions with
 ``synchronous=FULL``: after a kill -9 or a power cut the journal names every value that may differ from its original. A
 second file has all of it, too, see ``ReplicatedFile``. Groups of resctrl are known by their names, so that of these
 there is but a note.
@@ -18,8 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from manager.errors import JournalError
-from manager.loop.replicated import ReplicatedFile
-from manager.loop.reserve import Reserve
+from manager.loop.replicated import ReplicatedFile, Reserve
 from manager.loop.sqlite import MEMORY, Layout
 from manager.model.cache import Schemata, format_schemata, parse_schemata
 from manager.model.decision import Owned
@@ -27,7 +26,7 @@ from manager.model.host import VmInstance
 from manager.model.knobs import Family, Knob, KnobKey, knob_text, knob_value
 from manager.sqlite_files import Damage
 
-_SCHEMA = """
+_OWNED = """
 CREATE TABLE IF NOT EXISTS owned (
     uuid TEXT NOT NULL, knob TEXT NOT NULL, idx INTEGER NOT NULL,
     vm TEXT NOT NULL, libvirt_name TEXT NOT NULL, boot_id TEXT NOT NULL, pid INTEGER NOT NULL, ticks INTEGER NOT NULL,
@@ -36,34 +35,32 @@ CREATE TABLE IF NOT EXISTS owned (
     PRIMARY KEY (uuid, knob, idx)
 ) STRICT
 """
-_UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_COLUMNS = "uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_external, adoptions"
-_SELECT = f"SELECT {_COLUMNS} FROM owned WHERE boot_id = ?"  # noqa: S608 - constants, here and below
-
-
-_NOTE_SCHEMA = """
+_CACHE = """
 CREATE TABLE IF NOT EXISTS cache (
     boot_id TEXT PRIMARY KEY, mounted INTEGER NOT NULL, original TEXT, external TEXT NOT NULL
 ) STRICT
 """
-_NOTE_UPSERT = "INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)"
-_MAXIMA_SCHEMA = """
+_BANDWIDTH = """
 CREATE TABLE IF NOT EXISTS bandwidth (
     boot_id TEXT NOT NULL, domain INTEGER NOT NULL, maximum REAL NOT NULL, PRIMARY KEY (boot_id, domain)
 ) STRICT
 """
-_MEMORY_SCHEMA = "CREATE TABLE IF NOT EXISTS cache_memory (boot_id TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT"
-_NOTE_SELECT = "SELECT mounted, original, external FROM cache WHERE boot_id = ?"
+_CACHE_MEMORY = "CREATE TABLE IF NOT EXISTS cache_memory (boot_id TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT"
+_TABLES = {"owned": _OWNED, "cache": _CACHE, "bandwidth": _BANDWIDTH, "cache_memory": _CACHE_MEMORY}
+_UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+_COLUMNS = "uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_external, adoptions"
+_SELECT = f"SELECT {_COLUMNS} FROM owned WHERE boot_id = ?"  # noqa: S608 - constants, here and below
+_SELECT_CACHE = "SELECT mounted, original, external FROM cache WHERE boot_id = ?"
 
 _Database = sqlite3.Connection | sqlite3.Cursor
 
 
 @dataclass(frozen=True, slots=True)
 class CacheNote:
-    """What resctrl itself does not tell of our doing. ``mounted``: we mounted it, or were about to.
+    """What resctrl itself does not show of our doing. ``mounted``: we mounted it, or were about to.
 
     ``original`` is what the default group had before the first change, None before that. ``external`` are the groups
-    that somebody else changed, each with how often the host had been adopted then.
+    that another tool changed, each with how often the host had been adopted then.
     """
 
     mounted: bool = False
@@ -95,7 +92,12 @@ class Runs:
 
 
 class Journal:
-    """The knobs Equipoise changed on this host, on disk and in memory. Not thread-safe."""
+    """The knobs Equipoise changed on this host, on disk and in memory. Not thread-safe.
+
+    To be read only: ``entries``, all journalled knobs, with another ``revision`` whenever they change; ``cache``, the
+    note on resctrl, None: nothing of it is ours; ``maxima``, the most memory traffic measured since the host started,
+    in bytes per second by domain of the cache; ``cache_memory``, the effect of each ``auto`` on response times.
+    """
 
     def __init__(self, path: Path, boot_id: str, reserve: Reserve | None = None) -> None:
         """Open or create. Entries of an earlier boot are dropped: what they describe ended with it.
@@ -105,11 +107,12 @@ class Journal:
         self._path = path
         self._boot_id = boot_id
         self._entries: dict[KnobKey, Entry] = {}
-        self._revision = 0
+        self.entries = MappingProxyType(self._entries)
+        self.revision = 0
         self._runs: Runs | None = None
-        self._cache: CacheNote | None = None
-        self._maxima: dict[int, float] = {}
-        self._cache_memory = ""
+        self.cache: CacheNote | None = None
+        self.maxima: dict[int, float] = {}
+        self.cache_memory = ""
         layout = Layout("FULL", self._prepare, _fits)
         try:
             self._file = ReplicatedFile(path, layout, reserve or Reserve(None), self._read, self._fill)
@@ -117,24 +120,26 @@ class Journal:
             raise JournalError(f"the journal {path} cannot be used: {error}") from error
 
     def _prepare(self, database: sqlite3.Connection) -> None:
-        for schema in (_SCHEMA, _NOTE_SCHEMA, _MAXIMA_SCHEMA, _MEMORY_SCHEMA):
+        for schema in _TABLES.values():
             database.execute(schema)
-        for table in ("owned", "cache", "bandwidth", "cache_memory"):
+        for table in _TABLES:
             database.execute(f"SELECT boot_id FROM {table}").fetchall()  # noqa: S608 - raises for what is no text
             database.execute(f"DELETE FROM {table} WHERE boot_id <> ?", (self._boot_id,))  # noqa: S608
         database.execute(_SELECT, (self._boot_id,)).fetchone()  # also an empty table must have its columns
 
     def _read(self, database: _Database) -> None:
-        self._entries = dict(_entry(row) for row in database.execute(_SELECT, (self._boot_id,)))
-        self._cache = _note(database, self._boot_id)
-        self._maxima = dict(database.execute("SELECT domain, maximum FROM bandwidth").fetchall())
-        self._cache_memory = next(iter(database.execute("SELECT text FROM cache_memory").fetchall()), ("",))[0]
+        entries = dict(_entry(row) for row in database.execute(_SELECT, (self._boot_id,)))
+        self._entries.clear()
+        self._entries.update(entries)
+        self.cache = _note(database, self._boot_id)
+        self.maxima = dict(database.execute("SELECT domain, maximum FROM bandwidth").fetchall())
+        self.cache_memory = next(iter(database.execute("SELECT text FROM cache_memory").fetchall()), ("",))[0]
 
     def _fill(self, database: _Database) -> None:
-        self._put_entries(database, self._entries)
-        self._put_note(database, self._cache)
-        self._put_maxima(database, self._maxima)
-        self._put_memory(database, self._cache_memory)
+        self._put_entries(database, self.entries)
+        self._put_note(database, self.cache)
+        self._put_maxima(database, self.maxima)
+        self._put_memory(database, self.cache_memory)
 
     @classmethod
     def copy_of(cls, path: Path, boot_id: str) -> Journal:
@@ -148,7 +153,7 @@ class Journal:
                     key, entry = _entry(row)
                     copy._entries[key] = entry
                 if source.execute("SELECT 1 FROM sqlite_master WHERE name = 'cache'").fetchone():
-                    copy._cache = _note(source, boot_id)
+                    copy.cache = _note(source, boot_id)
         except (sqlite3.Error, ValueError) as error:
             raise JournalError(f"the journal {path} cannot be read: {error}") from error
         return copy
@@ -157,82 +162,52 @@ class Journal:
         """What happened to the file since this was asked last."""
         return self._file.take_damages()
 
-    @property
-    def entries(self) -> Mapping[KnobKey, Entry]:
-        """All journalled knobs."""
-        return MappingProxyType(self._entries)
-
-    @property
-    def cache(self) -> CacheNote | None:
-        """What is noted of resctrl; None: nothing of it is ours."""
-        return self._cache
-
     def note_cache(self, note: CacheNote | None) -> None:
-        """Note that of resctrl, durable on return. Raises JournalError, and then the note is as before."""
-        if note != self._cache:
+        """Take the note on resctrl, durable on return. Raises JournalError, and then the note is as before."""
+        if note != self.cache:
             self._write(lambda database: self._put_note(database, note))
-            self._cache = note
+            self.cache = note
 
     def _put_note(self, database: _Database, note: CacheNote | None) -> None:
         database.execute("DELETE FROM cache")
         if note is not None:
             original = None if note.original is None else format_schemata(note.original)
             row = (self._boot_id, int(note.mounted), original, json.dumps(dict(note.external)))
-            database.execute(_NOTE_UPSERT, row)
-
-    @property
-    def cache_memory(self) -> str:
-        """What response times made of each ``auto``, as ``note_cache_memory`` had it; empty: nothing."""
-        return self._cache_memory
+            database.execute("INSERT OR REPLACE INTO cache VALUES (?, ?, ?, ?)", row)
 
     def note_cache_memory(self, text: str) -> None:
         """Keep it for the next start of the agent. Raises JournalError, and then it is as before."""
-        if text != self._cache_memory:
+        if text != self.cache_memory:
             self._write(lambda database: self._put_memory(database, text))
-            self._cache_memory = text
+            self.cache_memory = text
 
     def _put_memory(self, database: _Database, text: str) -> None:
         database.execute("INSERT OR REPLACE INTO cache_memory VALUES (?, ?)", (self._boot_id, text))
 
-    @property
-    def maxima(self) -> Mapping[int, float]:
-        """The most memory traffic measured since the host started, in bytes a second by domain of the cache."""
-        return MappingProxyType(self._maxima)
-
     def note_maxima(self, maxima: Mapping[int, float]) -> None:
         """Keep these for the next start of the agent. Raises JournalError, and then they are as before."""
         self._write(lambda database: self._put_maxima(database, maxima))
-        self._maxima = dict(maxima)
+        self.maxima = dict(maxima)
 
     def _put_maxima(self, database: _Database, maxima: Mapping[int, float]) -> None:
         rows = [(self._boot_id, domain, maximum) for domain, maximum in maxima.items()]
         database.executemany("INSERT OR REPLACE INTO bandwidth VALUES (?, ?, ?)", rows)
 
     @property
-    def revision(self) -> int:
-        """Another number whenever ``entries`` are others."""
-        return self._revision
-
-    @property
-    def ledger(self) -> dict[KnobKey, Owned]:
-        """All journalled knobs without their VMs."""
-        return {key: entry.owned for key, entry in self._entries.items()}
-
-    @property
     def runs(self) -> Runs:
         """Of which VMs the journalled knobs are."""
-        if self._runs is None or self._runs.revision != self._revision:
-            entries = self._entries.items()
+        if self._runs is None or self._runs.revision != self.revision:
+            entries = self.entries.items()
             families: dict[str, set[Family]] = {}
-            for key in self._entries:
+            for key in self.entries:
                 if key.knob.spec.family.apart:
                     families.setdefault(key.uuid, set()).add(key.knob.spec.family)
             instances = frozenset(entry.instance for _, entry in entries)
             self._runs = Runs(
-                self._revision,
+                self.revision,
                 instances,
                 {key.uuid: (entry.instance, entry.vm) for key, entry in entries},
-                frozenset(key.knob for key in self._entries),
+                frozenset(key.knob for key in self.entries),
                 families,
             )
         return self._runs
@@ -242,7 +217,7 @@ class Journal:
 
         Raises JournalError, and then nothing of it is in the journal.
         """
-        gone = [key for key in dict.fromkeys(drop) if key in self._entries]
+        gone = [key for key in dict.fromkeys(drop) if key in self.entries]
         if not put and not gone:
             return
 
@@ -254,7 +229,7 @@ class Journal:
             )
 
         self._write(write)
-        self._revision += 1
+        self.revision += 1
         self._entries.update(put)
         for key in gone:
             del self._entries[key]
@@ -262,10 +237,10 @@ class Journal:
     def settle(self, keys: Iterable[KnobKey]) -> None:
         """Note in memory that the intended values of ``keys`` were written: nothing else is accepted there now."""
         for key in keys:
-            entry = self._entries.get(key)
+            entry = self.entries.get(key)
             if entry is not None and not entry.owned.settled:
                 self._entries[key] = replace(entry, owned=replace(entry.owned, settled=True))
-                self._revision += 1
+                self.revision += 1
 
     def close(self) -> None:
         """Close the file and its replica."""
@@ -310,11 +285,11 @@ def _entry(row: tuple[str | int, ...]) -> tuple[KnobKey, Entry]:
 
 def _note(database: _Database, boot_id: str) -> CacheNote | None:
     """What is noted of resctrl in this boot. Raises sqlite3.Error, ValueError."""
-    for row in database.execute(_NOTE_SELECT, (boot_id,)):
+    for row in database.execute(_SELECT_CACHE, (boot_id,)):
         return _note_of(*row)
     return None
 
 
 def _note_of(mounted: Any, original: Any, external: Any) -> CacheNote:
-    found = {str(group): int(adoptions) for group, adoptions in json.loads(external).items()}
-    return CacheNote(bool(mounted), None if original is None else parse_schemata(original), found)
+    groups = {str(group): int(adoptions) for group, adoptions in json.loads(external).items()}
+    return CacheNote(bool(mounted), None if original is None else parse_schemata(original), groups)

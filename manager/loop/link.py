@@ -1,4 +1,4 @@
-"""The agent's talk with the manager: what to control comes in, what was done goes out, both through REST."""
+"""The agent's exchanges with the manager: the assignment comes in, reports go out, both through REST."""
 
 from __future__ import annotations
 
@@ -8,29 +8,30 @@ import logging
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from manager.control.judged_windows import by_slot, slot_number
 from manager.control.tenure_rules import Who
 from manager.errors import ManagerUnavailable
-from manager.loop.assigned import read_assignment
-from manager.loop.delivery import Parcel, Rejected, ReportLoad, deliver, parcels_of
+from manager.loop.assigned import Assigned, Slots, read_assignment
+from manager.loop.delivery import Piece, Rejected, deliver, pieces_of, report_of
 from manager.loop.observer import system_clock
-from manager.loop.outbox import ItemKind, Outbox
+from manager.loop.outbox import Outbox
+from manager.model.fields import adapter_of, fields_of
 from manager.model.finding import Findings
 from manager.model.host import Capabilities, VmInstance
 from manager.model.registration import Assignment
 from manager.model.source import SourceStatus
 from manager.model.window import Window
 from manager.private import replace_file
-from manager.protocol.assignment import AssignedWindow, RefusedItem, ReportOut
+from manager.protocol.assignment import RefusedItem, ReportOut, read_window
 from manager.protocol.client import Answer, ManagerClient
-from manager.protocol.convert import domain_body, window_body, window_of
 from manager.protocol.headers import (
     AHEAD_HEADER,
     BOOT_HEADER,
@@ -40,47 +41,32 @@ from manager.protocol.headers import (
     PROTOCOL_HEADER,
     REVISION_HEADER,
 )
-from manager.protocol.report import TickStatus, VmStatus
+from manager.protocol.report import DomainBody, TickStatus, VmStatus
 from manager.sqlite_files import Damage, set_aside
 
 _BATCH = 500
 _BATCH_BYTES = 2_000_000
 _REMEMBERED_S = 300.0
-_EXACT_S = 2.0  # an exchange that took longer tells too little of clocks
+_EXACT_S = 2.0  # an exchange that took longer says too little of clocks
+_SCALARS = ("capabilities", "tick", "vms", "sources", "findings")
 
-Slots = Mapping[str, tuple[Window, ...]]
-Body = TypeVar("Body", bound=BaseModel)
+Body = TypeVar("Body")
 Item = TypeVar("Item")
-Found = TypeVar("Found")
-
-_WINDOWS = TypeAdapter(list[AssignedWindow])
+Content = TypeVar("Content")
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What the manager last said. ``assignment`` None: it never said anything, and there is no cache of it.
-
-    ``slots`` are those of response times that came from elsewhere than this host, by application, oldest first.
-    ``number`` is that of the registrations at the manager, None where it did not tell.
-    """
-
-    assignment: Assignment | None = None
-    slots: Slots = field(default_factory=dict)
-    number: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """What is to be told of the last tick; None means unchanged.
+    """What is reported besides the outbox; None means unchanged. See ``ReportIn``.
 
     ``windows`` are the slots of response times that may still grow, as they are now.
     """
 
-    capabilities: Capabilities | None
-    tick: TickStatus | None
-    vms: list[VmStatus] | None
+    capabilities: Capabilities | None = None
+    tick: TickStatus | None = None
+    vms: list[VmStatus] | None = None
     vms_changed_only: bool = False
     sources: tuple[SourceStatus, ...] | None = None
     windows: tuple[Window, ...] = ()
@@ -91,7 +77,7 @@ class Report:
 class ManagerLink:
     """Exchanges with one manager. Belongs to one thread.
 
-    ``shared``: other hosts may wait for what is reported here. ``vms_missing``: the manager is to be told of all VMs.
+    ``shared``: other hosts may wait for what is reported here. ``vms_missing``: the next report needs all VMs.
     ``clock_ahead_s``: how far this clock is ahead of the manager's, None while that is unknown.
     """
 
@@ -109,32 +95,30 @@ class ManagerLink:
         self._client, self._host, self._version = client, host_name, agent_version
         self._cache, self._outbox = cache, outbox
         self._etag = "", ""
-        self._orders = Orders()
+        self._assigned = Assigned()
         self._saved: Assignment | None = None
         self._digest = ""
         self.shared, self.vms_missing = True, False
         self.clock_ahead_s: float | None = None
-        self._told: dict[str, list[tuple[object, Window]]] = {}
+        self._windows_read: dict[str, list[tuple[object, Window]]] = {}
         self._damages: list[Damage] = []
         self._rejected: list[Rejected] = []
 
-    def cached_orders(self) -> Orders:
-        """What the manager said before this start, without windows, which are stale by now."""
+    def cached(self) -> Assigned:
+        """The assignment before this start, without windows, which are stale by now."""
         try:
             assignment = read_assignment(self._cache.read_bytes(), None).assignment
         except FileNotFoundError:
-            return Orders()
+            return Assigned()
         except OSError as error:
             log.warning("the cached assignment %s is unusable and ignored: %s", self._cache, error)
-            return Orders()
+            return Assigned()
         except (ValueError, KeyError, TypeError, AttributeError) as error:  # torn, of another version, or anything else
             self._set_aside(error)
-            return Orders()
-        if assignment.host.name != self._host:
-            return Orders()
-        self._saved = assignment
-        self._orders = Orders(assignment)
-        return self._orders
+            return Assigned()
+        if assignment.host.name == self._host:
+            self._saved, self._assigned = assignment, Assigned(assignment)
+        return self._assigned
 
     def take_damages(self) -> list[Damage]:
         """What happened to the cache since this was asked last."""
@@ -147,44 +131,39 @@ class ManagerLink:
         with contextlib.suppress(OSError):
             self._damages.append(Damage(self._cache, set_aside(self._cache), why))
 
-    def fetch(self) -> Orders:
-        """The current orders. Raises ManagerUnavailable."""
-        before = self._orders
-        if before.assignment is not None and self._digest:
+    def fetch(self) -> Assigned:
+        """The current assignment. Raises ManagerUnavailable."""
+        before = self._assigned.assignment
+        if before is not None and self._digest:
             answer = self._ask("slots")
-            if answer is None:
-                return self._orders
-            if self._take_slots(answer, _understood(answer, json.loads)):
-                return self._orders
+            if answer is None or self._take_slots(answer, _understood(answer, json.loads)):
+                return self._assigned
         answer = self._ask("assignment")
         if answer is None:
-            return self._orders
-        read = _understood(answer, lambda content: read_assignment(content, before.assignment))
-        assignment, slots = read.assignment, read.slots
+            return self._assigned
+        read = _understood(answer, lambda content: read_assignment(content, before))
         self._rejected += [Rejected("assignment", problem) for problem in read.problems]
-        if assignment != self._saved and self._save(answer.content):
-            self._saved = assignment
-        self._digest, self._told = read.digest, {}
-        self._take(answer, assignment, slots)
-        self._etag = "assignment", answer.headers.get("ETag", "")
-        return self._orders
+        if read.assignment != self._saved and self._save(answer.content):
+            self._saved = read.assignment
+        self._digest, self._windows_read = read.digest, {}
+        self._take(answer, "assignment", read.assignment, read.slots)
+        return self._assigned
 
     def _ask(self, what: str) -> Answer | None:
-        """Ask for the assignment or for the slots alone; None: that is as it was at the last question, the same one."""
+        """Ask for the assignment or for the slots alone; None: as at the last question, which was the same."""
         asked, etag = self._etag
         headers = {"If-None-Match": etag} if etag and asked == what else {}
         answer = self._exchange("GET", what, headers=headers)
         if answer.status != HTTPStatus.NOT_MODIFIED:
             return answer
-        number = _orders_number(answer)
-        if number != self._orders.number:
-            self._orders = replace(self._orders, number=number)
+        if (revision := _revision(answer)) != self._assigned.revision:
+            self._assigned = replace(self._assigned, revision=revision)
         return None
 
     def _exchange(
         self, method: str, what: str, *, content: str | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        """Ask or tell the manager, and see what protocol it speaks and what time it has. Raises ManagerUnavailable."""
+        """One request, and see what protocol the manager speaks and what time it has. Raises ManagerUnavailable."""
         sent = {PROTOCOL_HEADER: str(PROTOCOL), **self._who, **(headers or {})}
         if content is not None and self.clock_ahead_s is not None:
             sent[AHEAD_HEADER] = f"{self.clock_ahead_s:.6f}"
@@ -195,95 +174,87 @@ class ManagerLink:
             text = f"the manager speaks protocol {spoken}, and this agent {PROTOCOL}"
             raise ManagerUnavailable(f"{text}: install the same version of Equipoise on both")
         took_s = system_clock().monotonic_s - begin.monotonic_s
-        with contextlib.suppress(ValueError):  # not said
+        with contextlib.suppress(ValueError):  # there is no such header
             manager_s = float(answer.headers.get(CLOCK_HEADER, ""))
             # It had that time about in the middle, so this is off by half of what the exchange took at most.
             self.clock_ahead_s = begin.epoch_s + took_s / 2 - manager_s if took_s < _EXACT_S else self.clock_ahead_s
         return answer
 
-    def _take_slots(self, answer: Answer, said: Any) -> bool:
-        """Take the slots alone, which an answer holds. False: the assignment is another now, and is to be asked for."""
-        digest, windows, self.shared = _understood(answer, lambda _: self._slots_in(said))
-        if self._orders.assignment is None or digest != self._digest:
+    def _take_slots(self, answer: Answer, slots: Any) -> bool:
+        """Take the slots alone, which an answer holds. False: there is another assignment now, to be asked for."""
+        digest, windows, self.shared = _understood(answer, lambda _: self._slots_in(slots))
+        if self._assigned.assignment is None or digest != self._digest:
             self._digest = ""
             return False
-        self._take(answer, self._orders.assignment, windows)
-        self._etag = "slots", answer.headers.get("ETag", "")
+        self._take(answer, "slots", self._assigned.assignment, windows)
         return True
 
-    def _take(self, answer: Answer, assignment: Assignment, slots: Slots) -> None:
-        before = self._orders
+    def _take(self, answer: Answer, what: str, assignment: Assignment, slots: Slots) -> None:
+        before = self._assigned
         same_slots = before.assignment is not None and before.assignment.slot_s == assignment.slot_s
-        known = {
+        remembered = {
             application.name: before.slots.get(application.name, ()) if same_slots else ()
             for application in assignment.applications
         }
-        self._orders = Orders(assignment, remember(known, slots, assignment.slot_s), _orders_number(answer))
+        self._assigned = Assigned(assignment, remember(remembered, slots, assignment.slot_s), _revision(answer))
+        self._etag = what, answer.headers.get("ETag", "")
 
-    def _slots_in(self, said: Mapping[str, Any]) -> tuple[str, Slots, bool]:
-        """The digest of the assignment, the slots that are told of, and whether others wait for what is told here."""
-        self._told = {name: self._windows(name, found) for name, found in said["windows"].items() if found}
-        slots = {name: tuple(slot for _, slot in told) for name, told in self._told.items()}
-        return said["digest"], slots, bool(said["shared"])
+    def _slots_in(self, body: Mapping[str, Any]) -> tuple[str, Slots, bool]:
+        """The digest of the assignment, the slots, and whether others wait for what is reported here."""
+        self._windows_read = {name: self._windows(name, bodies) for name, bodies in body["windows"].items() if bodies}
+        slots = {name: tuple(slot for _, slot in read) for name, read in self._windows_read.items()}
+        return body["digest"], slots, bool(body["shared"])
 
-    def _windows(self, application: str, said: list[object]) -> list[tuple[object, Window]]:
-        """The slots of an application with what was said of each. Most were said in the same words before."""
-        before = self._told.get(application, [])
-        known = [one for one in before if one[0] in said]
-        fresh = [one for one in said if all(one != told for told, _ in known)]
-        made = zip(
-            fresh, (window_of(application, one) for one in _WINDOWS.validate_python(fresh, extra="ignore")), strict=True
-        )
-        return sorted([*known, *made], key=lambda one: one[1].end_s)
+    def _windows(self, application: str, bodies: list[dict[str, Any]]) -> list[tuple[object, Window]]:
+        """The slots of an application with their bodies. Most bodies were there before."""
+        again = [read for read in self._windows_read.get(application, []) if read[0] in bodies]
+        fresh = [body for body in bodies if all(body != before for before, _ in again)]
+        read = [(body, read_window(application, body)) for body in fresh]
+        return sorted([*again, *read], key=lambda pair: pair[1].end_s)
 
-    def send(self, report: Report, *, ask: bool = False) -> Orders:
+    def send(self, report: Report, *, ask: bool = False) -> Assigned:
         """Report the last tick and all that waits, oldest first, until nothing does.
 
-        With ``ask`` the orders that are returned are the current ones, as those of ``fetch``. Raises
+        With ``ask`` the assignment that is returned is the current one, as that of ``fetch``. Raises
         ManagerUnavailable; what was not acknowledged stays in the outbox.
         """
-        windows = _valid(report.windows, window_body)
-        domains = None if report.domains is None else _valid(report.domains, domain_body)
-        given: dict[str, Any] = {
-            "vms_changed_only": report.vms_changed_only or None,
-            "capabilities": report.capabilities,
-            "tick": report.tick,
-            "vms": report.vms,
-            "sources": report.sources,
-            "domains": domains,
-            "findings": report.findings,
-        }
-        parts = {name: value for name, value in given.items() if value is not None}
+        windows = _valid(report.windows, _window)
+        scalars = [Piece(name, value) for name in _SCALARS if (value := getattr(report, name)) is not None]
+        if report.domains is not None:
+            scalars.append(Piece("domains", _valid(report.domains, _domain)))
         while True:
             waiting = self._outbox.peek(_BATCH, _BATCH_BYTES)
             now, windows = windows[:_BATCH], windows[_BATCH:]
             last = waiting.complete and not windows
-            parcels, unsendable = parcels_of(waiting.fields, self._host)
+            pieces, unsendable = pieces_of(waiting.fields, self._host)
             self._reject(unsendable)
-            load = ReportLoad(parts, [*parcels, *(Parcel(ItemKind.WINDOW, one) for one in now)])
-            response, slots, stored = deliver(load, lambda one: self._post(one, wants_slots=ask and last), self._reject)  # noqa: B023 - called at once
+            pieces = [*scalars, *pieces, *(Piece("windows", window) for window in now)]
+            post = partial(self._post, vms_changed_only=report.vms_changed_only, wants_slots=ask and last)
+            response, slots, stored = deliver(pieces, post, self._reject)
             self._outbox.drop_through(waiting.last)
             self.vms_missing = stored.vms_missing
             if last:
                 done = not ask or (slots is not None and self._take_slots(response, slots))
-                return self._orders if done else self.fetch()
+                return self._assigned if done else self.fetch()
 
     def _post(
-        self, load: ReportLoad, *, wants_slots: bool
+        self, pieces: Sequence[Piece], **flags: bool
     ) -> tuple[tuple[Answer, Any, ReportOut], Sequence[RefusedItem]]:
         """One report. Raises ManagerRefused, ManagerUnavailable."""
-        body = load.body(self._version, wants_slots=wants_slots)
+        body = report_of(pieces, self._version, **flags)
         response = self._exchange("POST", "report", content=body.model_dump_json(by_alias=True))
         try:
-            slots, stored = _slots_apart(response)
+            answer = response.json()
+            slots = answer.pop("slots", None)
+            stored = ReportOut.model_validate(answer, extra="ignore")
         except (ValueError, TypeError, AttributeError) as error:
             raise ManagerUnavailable(f"the answer to a report is not a manager's: {error}") from error
         return (response, slots, stored), stored.refused
 
     def _reject(self, rejected: Sequence[Rejected]) -> None:
-        for one in rejected:
-            log.error("cannot be delivered and is set aside: %s: %s", one.what, one.why)
-        self._outbox.set_aside([(one.what, one.fields, one.why) for one in rejected if one.fields is not None])
+        for item in rejected:
+            log.error("cannot be delivered and is set aside: %s: %s", item.what, item.why)
+        self._outbox.set_aside([(item.what, item.fields, item.why) for item in rejected if item.fields is not None])
         self._rejected += rejected
 
     def take_rejected(self) -> list[Rejected]:
@@ -301,39 +272,32 @@ class ManagerLink:
         return True
 
 
-def remember(known: Slots, fresh: Slots, slot_s: float) -> Slots:
-    """The slots of the last minutes: ``known`` ones, and in their place what ``fresh`` says of the same slots.
+def remember(remembered: Slots, fresh: Slots, slot_s: float) -> Slots:
+    """The slots of the last minutes: ``remembered`` ones, and in their place those of ``fresh`` of the same time.
 
-    Oldest first, as ``known`` is. The manager tells of the newest slots only; policies look further back where response
-    times are few.
+    Oldest first, as ``remembered`` is. The manager sends the newest slots only; policies look further back where
+    response times are few.
     """
     merged: dict[str, tuple[Window, ...]] = {}
-    for name in known.keys() | fresh.keys():
-        before, new = known.get(name, ()), fresh.get(name, ())
+    for name in remembered.keys() | fresh.keys():
+        before, new = remembered.get(name, ()), fresh.get(name, ())
         if new:  # what is later came from a clock that was ahead, and was set
-            before = before[: bisect_right(before, max(one.end_s for one in new) + slot_s, key=_end_s)]
-        begin_s = min((one.start_s for one in new), default=math.inf)
+            before = before[: bisect_right(before, max(slot.end_s for slot in new) + slot_s, key=_end_s)]
+        begin_s = min((slot.start_s for slot in new), default=math.inf)
         same = bisect_right(before, begin_s, key=_end_s)  # what is fresh is of the last few slots
-        by_number = {slot_number(one.end_s, slot_s): one for one in (*before[same:], *new)}
+        by_number = {slot_number(slot.end_s, slot_s): slot for slot in (*before[same:], *new)}
         slots = before[:same] + tuple(by_number[number] for number in sorted(by_number))
         if slots:
             merged[name] = slots[bisect_left(slots, slots[-1].end_s - _REMEMBERED_S, key=_end_s) :]
     return merged
 
 
-def _slots_apart(answer: Answer) -> tuple[Any, ReportOut]:
-    """The slots that the answer to a report holds, None: none; and the rest. Raises ValueError for another answer."""
-    said = answer.json()
-    slots = said.pop("slots", None)
-    return slots, ReportOut.model_validate(said, extra="ignore")
-
-
-def _orders_number(answer: Answer) -> int | None:
+def _revision(answer: Answer) -> int | None:
     number = answer.headers.get(REVISION_HEADER, "")
     return int(number) if number.isdecimal() else None
 
 
-def _understood(answer: Answer, read: Callable[[bytes], Found]) -> Found:
+def _understood(answer: Answer, read: Callable[[bytes], Content]) -> Content:
     """What ``read`` makes of an answer. Raises ManagerUnavailable for what is not a manager's."""
     try:
         return read(answer.content)
@@ -345,8 +309,16 @@ def _end_s(slot: Window) -> float:
     return slot.end_s
 
 
+def _window(window: Window) -> Window:
+    return adapter_of(Window).validate_python(fields_of(Window, window) | {"histogram": window.histogram.buckets})
+
+
+def _domain(instance: VmInstance) -> DomainBody:
+    return DomainBody(libvirt_name=instance.libvirt_name, libvirt_uuid=instance.uuid)
+
+
 def _valid(items: Iterable[Item], convert: Callable[[Item], Body]) -> list[Body]:
-    """What the interface takes. What it does not take is logged and left out: it must not hold up the rest."""
+    """The items that the interface takes. Others are logged and left out: they must not hold up the rest."""
     bodies: list[Body] = []
     for item in items:
         try:
@@ -356,10 +328,10 @@ def _valid(items: Iterable[Item], convert: Callable[[Item], Body]) -> list[Body]
     return bodies
 
 
-def joined(own: Slots, others: Slots, slot_s: float) -> Slots:
+def joined(here: Slots, others: Slots, slot_s: float) -> Slots:
     """The slots of both by application, those of the same time merged."""
-    both = {name: by_slot((*own[name], *others[name]), slot_s) for name in own.keys() & others.keys()}
-    return {**own, **others, **both}
+    both = {name: by_slot((*here[name], *others[name]), slot_s) for name in here.keys() & others.keys()}
+    return {**here, **others, **both}
 
 
 def dated_here(slots: Slots, now_s: float, ahead_s: float | None, slot_s: float) -> Slots:
@@ -374,9 +346,9 @@ def dated_here(slots: Slots, now_s: float, ahead_s: float | None, slot_s: float)
     def fits(end_s: float) -> bool:
         return now_s - _REMEMBERED_S <= end_s <= now_s + slot_s
 
-    def dated(found: tuple[Window, ...]) -> tuple[Window, ...]:
-        if not found or fits(found[-1].end_s) or not fits(found[-1].end_s + shift_s):
-            return found
-        return tuple(replace(one, start_s=one.start_s + shift_s, end_s=one.end_s + shift_s) for one in found)
+    def dated(windows: tuple[Window, ...]) -> tuple[Window, ...]:
+        if not windows or fits(windows[-1].end_s) or not fits(windows[-1].end_s + shift_s):
+            return windows
+        return tuple(replace(slot, start_s=slot.start_s + shift_s, end_s=slot.end_s + shift_s) for slot in windows)
 
-    return {name: dated(found) for name, found in slots.items()}
+    return {name: dated(windows) for name, windows in slots.items()}

@@ -7,21 +7,23 @@ and are written only if they are not. So an agent that is killed loses those of 
 from __future__ import annotations
 
 import json
+import math
 import sqlite3
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
+from manager.control.tick_means import mean_tick
 from manager.errors import JournalError
 from manager.loop.sqlite import Layout, open_or_recover, transaction
-from manager.loop.thinning import Thinning
-from manager.model.records import DecisionRecord, Event, TickRecord
-from manager.model.window import Window
+from manager.model.histogram import Histogram
+from manager.model.records import DecisionRecord, Event, TickRecord, VcpuTick, VmTick
+from manager.model.window import Ready, Window, merge
 from manager.sqlite_files import Damage, is_broken
 
 _SCHEMA = """
@@ -58,6 +60,21 @@ _DROP_ANY = "DELETE FROM waiting WHERE seq IN (SELECT seq FROM waiting ORDER BY 
 
 _MOST_UNWRITTEN = 1000
 
+UNTOUCHED = 500
+"""So many of the oldest items stay as they are. They may be on their way to the manager, or may have reached it without
+its answer reaching this host; and the manager may know the begin of the first windows among them, which were still
+growing. Any of them merged with others would be counted twice."""
+
+_MINUTE_S = 60.0
+_THINNED_AT_ONCE = 3000  # rows that are read at once, so that a tick's records do not wait for long
+_FIRST = "SELECT seq FROM waiting ORDER BY seq LIMIT 1 OFFSET ?"
+_SELECT_BULK = "SELECT seq, kind, body FROM waiting WHERE seq > ? AND kind IN ('window', 'tick') ORDER BY seq LIMIT ?"
+_REPLACE = "UPDATE waiting SET body = ? WHERE seq = ?"
+_REMOVE = "DELETE FROM waiting WHERE seq = ?"
+
+_Minute = tuple[str, str, int]
+"""Kind, application, and number of the minute."""
+
 Item = DecisionRecord | Event | Window | TickRecord
 Fields = dict[str, Any]
 Found = TypeVar("Found")
@@ -84,7 +101,22 @@ _KINDS: Mapping[type[Item], ItemKind] = {
 
 def _fields_of(item: Any) -> Fields:
     """Like dataclasses.asdict, but that copies all that is below too, which takes twenty times longer."""
-    return {name: getattr(item, name) for name in item.__slots__}
+    return {name: getattr(item, name) for name in item.__match_args__}
+
+
+def _plain(value: Any) -> Any:
+    """A value as it would be read from the file, but that texts may be of an enum."""
+    if isinstance(value, tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, dict):
+        return {str(key): part for key, part in value.items()}
+    if not hasattr(value, "__match_args__"):
+        return value
+    fields = _fields_of(value)
+    return {name: part if type(part) in _LEAVES else _plain(part) for name, part in fields.items()}
+
+
+_LEAVES = frozenset({str, int, float, type(None)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +151,69 @@ def _newest(rows: list[_Row], most: int) -> list[_Row]:
     """At most so many rows, those that come with every interval being left out first."""
     excess = max(len(rows) - most, 0)
     bulk = {row[0] for row in [row for row in rows if row[1] in _BULK][:excess]}
-    kept = [row for row in rows if row[0] not in bulk]
-    return kept[max(len(kept) - most, 0) :]
+    rest = [row for row in rows if row[0] not in bulk]
+    return rest[max(len(rest) - most, 0) :]
+
+
+class Thinning:
+    """Makes what waits for a manager that is away fewer, going on where it ended the last time."""
+
+    def __init__(self) -> None:
+        self._done = 0
+
+    def thin(self, cursor: sqlite3.Cursor) -> int:
+        """Merge windows and ticks of whole minutes, the oldest there are, and return how many rows are gone.
+
+        0 means that there are none to be merged. Call it in a transaction. Raises sqlite3.Error.
+        """
+        oldest = cursor.execute(_FIRST, (UNTOUCHED - 1,)).fetchone()
+        if oldest is None:
+            return 0
+        rows = cursor.execute(_SELECT_BULK, (max(self._done, oldest[0]), _THINNED_AT_ONCE)).fetchall()
+        groups: dict[_Minute, list[tuple[int, dict[str, Any]]]] = {}
+        for seq, kind, body in rows:
+            fields = json.loads(body)
+            groups.setdefault(_minute(kind, fields), []).append((seq, fields))
+        last = max((minute for _, _, minute in groups), default=0)  # there may be more of it
+        gone = 0
+        for (kind, _, minute), group in groups.items():
+            if minute < last and len(group) > 1:
+                try:
+                    merged = (_window if kind == "window" else _tick)([fields for _, fields in group])
+                except (LookupError, TypeError, ValueError, AttributeError):
+                    continue  # of another version: it stays as it is
+                cursor.execute(_REPLACE, (json.dumps(merged), group[-1][0]))
+                cursor.executemany(_REMOVE, [(seq,) for seq, _ in group[:-1]])
+                gone += len(group) - 1
+        unfinished = [seq for (_, _, minute), group in groups.items() if minute == last for seq, _ in group]
+        self._done = max(self._done, min(unfinished, default=1) - 1)
+        return gone
+
+
+def _minute(kind: str, fields: Mapping[str, Any]) -> _Minute:
+    if kind == "window":
+        return kind, fields["application"], math.ceil(fields["end_s"] / _MINUTE_S) - 1
+    return kind, "", math.floor(fields["time_s"] / _MINUTE_S)
+
+
+def _window(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return asdict(merge(_window_of(part) for part in parts))
+
+
+def _window_of(part: Mapping[str, Any]) -> Window:
+    buckets = {int(bucket): count for bucket, count in part["histogram"]["buckets"].items()}
+    ready = Ready(**part["ready"]) if part["ready"] else None
+    return Window(part["application"], part["start_s"], part["end_s"], Histogram(buckets), part["requests"], ready)
+
+
+def _tick(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    ticks = sorted((_tick_of(part) for part in parts), key=lambda tick: tick.time_s)
+    return asdict(mean_tick([(tick, 1) for tick in ticks]))
+
+
+def _tick_of(part: Mapping[str, Any]) -> TickRecord:
+    vms = (VmTick(**{**vm, "vcpu": VcpuTick(**vm["vcpu"]) if vm.get("vcpu") else None}) for vm in part["vms"])
+    return TickRecord(**{**part, "vms": tuple(vms)})
 
 
 class Outbox:
@@ -137,6 +230,7 @@ class Outbox:
         self._max_rows = max_rows
         self._lock = threading.Lock()
         self._unwritten: list[_Row] = []
+        self._fresh: list[tuple[int, ItemKind, Item]] = []  # of the last interval, mostly acknowledged before the next
         self._thinning = Thinning()
         self._rows = 0
         self._last = self._taken = 0
@@ -174,23 +268,29 @@ class Outbox:
             raise JournalError(f"the outbox cannot be {done}: {error}") from error
 
     def put(self, items: Iterable[Item]) -> bool:
-        """Add to the end, and tell whether it was written. Raises JournalError when the disk refuses."""
-        bodies = [(_KINDS[type(item)], json.dumps(item, default=_fields_of)) for item in items]
-        if not bodies:
-            return False
+        """Add to the end, and return whether it was written. Raises JournalError when the disk refuses."""
         with self._lock:
-            rows: list[_Row] = [(self._last + place, *body) for place, body in enumerate(bodies, start=1)]
-            acknowledged_soon = not self._unwritten and self._rows + len(rows) <= self._max_rows
-            self._last = rows[-1][0]
-            if acknowledged_soon and all(kind in _BULK for kind, _ in bodies):
-                self._unwritten = rows
+            new = [(seq, _KINDS[type(item)], item) for seq, item in enumerate(items, start=self._last + 1)]
+            if not new:
                 return False
-            self._unwritten = [*self._unwritten, *rows]
+            room = self._rows + len(new) <= self._max_rows
+            self._last = new[-1][0]
+            if room and not self._unwritten and not self._fresh and all(kind in _BULK for _, kind, _ in new):
+                self._fresh = new
+                return False
+            self._encode([*self._fresh, *new])
             try:
                 self._write()
             finally:
                 self._unwritten = _newest(self._unwritten, _MOST_UNWRITTEN)
             return True
+
+    def _encode(self, items: Iterable[tuple[int, ItemKind, Item]]) -> None:
+        self._unwritten = [
+            *self._unwritten,
+            *((seq, kind, json.dumps(item, default=_fields_of)) for seq, kind, item in items),
+        ]
+        self._fresh = []
 
     def _write(self) -> None:
         self._rows = self._act("written", lambda: self._written(self._unwritten))
@@ -229,6 +329,12 @@ class Outbox:
                     break
                 fields[ItemKind(kind)].append(json.loads(body))
                 last, taken = seq, taken + 1
+            for seq, item_kind, item in self._fresh if complete else ():
+                complete = not taken or taken < limit
+                if not complete:
+                    break
+                fields[item_kind].append(_plain(item))
+                last, taken = seq, taken + 1
         return Waiting(last, complete, fields)
 
     def drop_through(self, seq: int) -> None:
@@ -236,6 +342,7 @@ class Outbox:
         with self._lock:
             self._taken = max(self._taken, seq)
             self._unwritten = [row for row in self._unwritten if row[0] > seq]
+            self._fresh = [row for row in self._fresh if row[0] > seq]
             if self._rows:
                 with suppress(JournalError):
                     self._rows = self._act("written", lambda: self._rows - self._dropped())
@@ -268,7 +375,7 @@ class Outbox:
     def claim(self, host: str) -> tuple[str, int]:
         """Whose items wait here, if they were of another host's name, and how many; they are set aside.
 
-        What is to be told is of the host that did it: the token that tells it is that one's, too. Empty: there are
+        A report is of the host that did it, and so is the token that it is sent with. Empty: there are
         none. Raises JournalError.
         """
         with self._lock:
@@ -293,6 +400,7 @@ class Outbox:
     def close(self) -> None:
         """Write what is not yet written, if the disk lets it, and close the file."""
         with self._lock, closing(self._database):
+            self._encode(self._fresh)
             if self._unwritten:
                 with suppress(JournalError):
                     self._write()

@@ -1,43 +1,50 @@
-"""What an agent has for the manager: kept in the outbox, whatever the disk says."""
+"""All that an agent has for the manager: kept in the outbox, whatever the disk says."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
 
-from manager.errors import JournalError
+from manager.errors import JournalError, ManagerRefused
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.chronicle import new_event
+from manager.loop.delivery import Rejected
 from manager.loop.observer import system_clock
 from manager.loop.outbox import Item, Outbox
 from manager.model.records import Severity
+
+_AGAIN_S = 600.0
+_MOST_NAMED = 3
 
 log = logging.getLogger(__name__)
 
 
 class Outgoing:
-    """Keeps records and events until they are reported."""
+    """Keeps records and events until they are reported, and reports what the manager does not accept."""
 
     def __init__(self, host_name: str, outbox: Outbox, metrics: AgentMetrics) -> None:
         self._host_name = host_name
         self.outbox = outbox
         self.metrics = metrics
-        self._refused = False
+        self._disk_refuses = False
+        self._rejected_s: float | None = None
+        self._second = False
 
     def say(self, severity: Severity, kind: str, message: str) -> None:
-        """Tell the operator of something that is not part of a tick."""
+        """Report an event that is not part of a tick."""
         self.keep([new_event(self._host_name, system_clock().epoch_s, severity, kind, message)])
 
     def keep(self, items: Iterable[Item]) -> None:
-        """Keep for the manager. What the disk refuses waits in memory, which is said once: control goes on."""
+        """Keep for the manager. What the disk refuses waits in memory, which is reported once: control goes on."""
         try:
             written, refusal = self.outbox.put(items), ""
         except JournalError as error:
             written, refusal = True, str(error)
             self.metrics.errors.labels("outbox").inc()
-        if not written or bool(refusal) is self._refused:
+        if not written or bool(refusal) is self._disk_refuses:
             return
-        self._refused = bool(refusal)
+        self._disk_refuses = bool(refusal)
         if refusal:
             log.error("%s", refusal)
             text = f"{refusal}; what is to be reported waits in memory, and is lost if the agent ends"
@@ -45,3 +52,33 @@ class Outgoing:
         else:
             log.info("the outbox can be written again")
             self.say(Severity.INFO, "outbox", "the outbox can be written again")
+
+    def unanswered(self, error: Exception) -> None:
+        """The manager did not answer, or refuses this agent; that another one serves this host is reported once."""
+        self.metrics.errors.labels("manager").inc()
+        second = isinstance(error, ManagerRefused) and error.status == HTTPStatus.CONFLICT
+        if second and not self._second:
+            log.error("%s; control goes on with the last assignment", error)
+            self.say(Severity.ERROR, "second-agent", str(error))
+        self._second = second
+        self.metrics.second.set(second)
+
+    def answered(self) -> None:
+        """The manager takes this agent's reports."""
+        self._second = False
+        self.metrics.second.set(0)
+
+    def reject(self, rejected: Sequence[Rejected], now_s: float) -> None:
+        """Count what the manager did not accept, and report it now and then: that event may be refused, too.
+
+        ``now_s`` is monotonic.
+        """
+        for item in rejected:
+            self.metrics.rejected.labels(item.what.partition("[")[0]).inc()
+        if not rejected or (self._rejected_s is not None and now_s - self._rejected_s < _AGAIN_S):
+            return
+        self._rejected_s = now_s
+        named = "; ".join(f"{item.what}: {item.why}" for item in rejected[:_MOST_NAMED])
+        more = f"; and {len(rejected) - _MOST_NAMED} more" if len(rejected) > _MOST_NAMED else ""
+        text = f"{len(rejected)} items are not accepted, all others are: {named}{more}"
+        self.say(Severity.WARNING, "items-refused", text)

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from manager.control.batch import BatchMemory, guard_batch
-from manager.control.ladder import NOTHING_YET, SchedulerSeen, plan_warps
-from manager.control.placer import Pinned, PlacerMemory, plan_placement
+from manager.control.placer import Pinned, PlacerMemory, confine, plan_placement, steer_interrupts
 from manager.control.resolve import Wishes, resolve, validate
 from manager.control.scheduling_plan import plan_scheduling
-from manager.control.steering import confine, steer_interrupts
-from manager.loop.collect import Reading
+from manager.control.warp_plan import NOTHING_YET, SchedulerSeen, plan_warps
 from manager.loop.journal import Entry, Journal
+from manager.loop.observer import Reading
 from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Memory, Note, Plan, Snapshot
 from manager.model.host import VmInstance, VmState
@@ -20,7 +19,7 @@ from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
 from manager.model.registration import VmSpec
-from manager.model.warp import NO_WARPS, WarpPlan
+from manager.model.warp import NO_WARPS
 from policies.base import Policy
 
 SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
@@ -36,7 +35,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class _PinnedThen:
-    """Where a VM was pinned, and all that this was told from: mostly nothing of it changes for long."""
+    """Where a VM was pinned, and all that this follows from: mostly nothing of it changes for long."""
 
     knobs: Mapping[KnobKey, KnobValue]
     seen: tuple[VmInstance, frozenset[int], int]
@@ -50,41 +49,31 @@ class Planner:
         """``policies`` are the installed ones by name."""
         self._policies = policies
         self._memory: tuple[str, Memory] = ("", None)
-        self._batch = BatchMemory()
+        self.batch = BatchMemory()  # this and the warps: as of the last decision
+        self.warp = NO_WARPS
         self._placer = PlacerMemory()
         self._pinned: dict[str, _PinnedThen] = {}
         self._notes: tuple[Note, ...] = ()
-        self._warp = NO_WARPS
         self._ladder = NOTHING_YET
 
     @property
     def notes(self) -> tuple[tuple[Severity, str, str], ...]:
-        """What policy and warps had to say at the last decision: severity and kind of the event, and the text."""
-        told = [(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._notes]
-        return (*told, *([(Severity.WARNING, "warp", self._warp.note)] if self._warp.note else []))
-
-    @property
-    def batch(self) -> BatchMemory:
-        """What batch VMs got, as of the last decision."""
-        return self._batch
-
-    @property
-    def warp(self) -> WarpPlan:
-        """The warps, as of the last decision."""
-        return self._warp
+        """Notes of policy and warps at the last decision: severity and kind of the event, and the text."""
+        notes = [(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._notes]
+        return (*notes, *([(Severity.WARNING, "warp", self.warp.note)] if self.warp.note else []))
 
     def forget_notes(self) -> None:
         """Nothing is decided any more."""
         self._notes = ()
-        self._warp, self._ladder = NO_WARPS, NOTHING_YET
-        self._batch = BatchMemory()
+        self.warp, self._ladder = NO_WARPS, NOTHING_YET
+        self.batch = BatchMemory()
 
     def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
         """What is wanted. ``specs`` are the managed VMs by domain UUID."""
         decision = self._decide(snapshot)
         if isinstance(decision, Problem):
             return Planned(None, (decision,))
-        decision, self._batch = guard_batch(decision, snapshot, self._batch)
+        decision, self.batch = guard_batch(decision, snapshot, self.batch)
         self._pinned = {domain: self._pinned_now(reading, domain, journal) for domain in specs}
         pinned = {spec.name: self._pinned[domain].pinned for domain, spec in specs.items()}
         taken = _taken(reading, journal.entries) if reading.errors else frozenset()
@@ -93,19 +82,19 @@ class Planner:
         scheduling = plan_scheduling(snapshot, uuids, reading.groups, *_groups_above(reading, journal))
         entry = journal.entries.get(SCHEDULER)
         scheduler = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
-        self._warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder)
+        self.warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder)
         wishes = Wishes(
             decision,
             placement,
             confine(snapshot, placement, pinned, taken),
             steer_interrupts(snapshot, placement, taken),
-            self._warp,
+            self.warp,
             scheduling.goals,
         )
         problems = (
             *(Problem(ProblemKind.PLACEMENT, f"{vm} {reason}") for vm, reason in placement.floating),
             *(Problem(ProblemKind.SCHEDULING, text) for text in scheduling.problems),
-            *([Problem(ProblemKind.WARP, self._warp.problem)] if self._warp.problem else ()),
+            *([Problem(ProblemKind.WARP, self.warp.problem)] if self.warp.problem else ()),
         )
         return Planned(resolve(wishes, snapshot, uuids), problems)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from manager.errors import HostError
@@ -10,11 +10,9 @@ from manager.host.port import CachePort
 from manager.loop.cache_keeper import CacheKeeper
 from manager.loop.cache_reading import CacheResult, CacheSeen
 from manager.loop.journal import Journal
-from manager.model.cache import DEFAULT, CacheUse, Group, Resctrl, Schemata
-from manager.model.cpus import CpuSet
-from manager.model.decision import Action, Change
+from manager.model.cache import DEFAULT, CacheUse, Group, Schemata
+from manager.model.decision import Change
 from manager.model.host import VmInstance
-from manager.model.knobs import KnobKey, KnobValue
 from manager.model.problem import Problem
 
 
@@ -41,34 +39,20 @@ def rehearse(port: CachePort | None, journal: Journal, seen: CacheSeen) -> Cache
         journal.note_cache(before)
 
 
-def written_by(changes: Iterable[Change]) -> dict[str, dict[KnobKey, KnobValue]]:
-    """What settings would then hold, by domain UUID."""
-    written: dict[str, dict[KnobKey, KnobValue]] = {}
-    for change in changes:
-        if change.action in {Action.WRITE, Action.RESTORE}:
-            written.setdefault(change.key.uuid, {})[change.key] = change.after
-    return written
-
-
 class Rehearsal:
-    """A ``CachePort`` that reads from another and changes nothing but what it tells itself.
+    """A ``CachePort`` that reads from another and changes nothing but its own copy.
 
     Monitoring groups are neither made nor read: nothing is decided by them at once.
     """
 
     def __init__(self, port: CachePort) -> None:
         self._port = port
+        self.offered, self.domains, self.threads, self.close = port.offered, port.domains, port.threads, port.close
         self._groups: dict[str, Group] | None = None
         self._tasks: dict[str, frozenset[int]] = {}
 
-    def offered(self, online: CpuSet) -> Resctrl | None:
-        return self._port.offered(online)
-
-    def domains(self) -> Mapping[int, CpuSet]:
-        return self._port.domains()
-
     def mount(self) -> bool:
-        raise HostError("resctrl would be mounted first, and only then it tells what it offers")
+        raise HostError("resctrl would be mounted first, and only then shows what it offers")
 
     def unmount(self) -> None:
         """It would be."""
@@ -91,16 +75,13 @@ class Rehearsal:
         del groups
         return {}
 
-    def threads(self, instance: VmInstance, *, afresh: bool = False) -> frozenset[int]:
-        return self._port.threads(instance, afresh=afresh)
-
     def create(self, group: str) -> None:
         if not _monitors(group):
             self._set(Group(group, {}))
 
     def remove(self, group: str) -> None:
         if not _monitors(group):
-            self._groups = {name: one for name, one in self.groups().items() if name != group}
+            self._groups = {name: kept for name, kept in self.groups().items() if name != group}
             self._tasks[DEFAULT] |= self._tasks.pop(group, frozenset())
 
     def write(self, group: str, values: Schemata) -> Schemata:
@@ -117,9 +98,6 @@ class Rehearsal:
             name: (tids | threads) if name == group else tids - threads for name, tids in self._tasks.items()
         }
         return len(moved)
-
-    def close(self) -> None:
-        self._port.close()
 
     def _set(self, group: Group) -> None:
         self._groups = {**self.groups(), group.name: group}

@@ -2,17 +2,68 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 
-from manager.loop.reserve import Reserve
 from manager.loop.sqlite import MEMORY, Layout, connect, open_or_recover, open_sound, transaction
-from manager.private import make_file
+from manager.private import make_file, open_new
 from manager.sqlite_files import Damage, DamagedError, finish, is_broken, is_full, is_unusable, rebuild, remove
 
 Act = Callable[[sqlite3.Connection | sqlite3.Cursor], None]
+
+RESERVE_FILE = "reserve"
+RESERVE_BYTES = 512 << 10
+_PLENTY_BYTES = 16 * RESERVE_BYTES
+
+
+class Reserve:
+    """A file of zeros, kept where there is plenty of space, and given back when the disk is full.
+
+    So the journal can be written and settings restored.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """``path`` None: there is no disk."""
+        self._path = path
+        self._kept = False
+
+    def keep(self) -> None:
+        """Make the file where it is missing and there is space for it."""
+        if self._kept or self._path is None:
+            return
+        with suppress(OSError):
+            if not self._path.exists():
+                space = os.statvfs(self._path.parent)
+                if space.f_bavail * space.f_frsize < _PLENTY_BYTES:
+                    return
+                self._write(self._path)
+            self._kept = True
+
+    def give_back(self) -> bool:
+        """Whether there was a file, and its space is free now."""
+        present, self._kept = self._kept, False
+        if not present or self._path is None:
+            return False
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True
+
+    @staticmethod
+    def _write(path: Path) -> None:
+        """Zeros that were written, not a hole. Raises OSError, and then there is no file."""
+        try:
+            with open_new(path) as file:
+                file.write(bytes(RESERVE_BYTES))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
 
 
 def replica_of(path: Path) -> Path:
@@ -23,7 +74,7 @@ def replica_of(path: Path) -> Path:
 class ReplicatedFile:
     """Each transaction is durable in the file before it is written to the replica, which does not wait for the disk.
 
-    That is enough: what a journal tells is of one boot, and a process that is killed loses nothing of either. Where the
+    That is enough: what a journal holds is of one boot, and a process that is killed loses nothing of either. Where the
     file is damaged it is made anew: in use from memory, at the start from the replica, and only without one from its
     own rows that can still be read. Not thread-safe.
     """

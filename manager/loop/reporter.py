@@ -1,21 +1,19 @@
-"""The talk with the manager: what is new is reported, and assignments are fetched."""
+"""Exchanges with the manager: what is new is reported, and assignments are fetched."""
 
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from manager.errors import JournalError, ManagerUnavailable
-from manager.loop.findings import FindingsWatch
-from manager.loop.link import ManagerLink, Orders, Report
+from manager.loop.assigned import Assigned
+from manager.loop.link import ManagerLink, Report
 from manager.loop.observer import system_clock
 from manager.loop.outgoing import Outgoing
-from manager.loop.oversight import Oversight
-from manager.loop.rejections import Rejections
 from manager.loop.schedule import AFTER_SLOT_S
 from manager.loop.tick import ControlLoop
+from manager.loop.watches import Background, FindingsWatch, Oversight
 from manager.model.finding import Findings
 from manager.model.host import Capabilities, VmInstance
 from manager.model.source import SourceStatus
@@ -52,11 +50,11 @@ class _HostFacts:
     findings: Findings | None
 
 
-class Reporter:
+class Reporter(Background):
     """Exchanges with the manager every ``sync_s``, in a thread of its own: no tick waits for it.
 
-    It is reported to after each tick, and asked half an interval later: one host's response times are at all others
-    by then.
+    A report follows each tick, and a question half an interval later: one host's response times are at all others by
+    then.
     """
 
     def __init__(
@@ -72,33 +70,19 @@ class Reporter:
         crashed: Callable[[str, BaseException], None],
     ) -> None:
         """``crashed`` takes mistakes of ours. Nothing runs before ``start``."""
+        super().__init__("reporter")  # a loop of its own: a job of a scheduler costs as much as half an exchange
         self._loop, self._link, self._oversight = loop, link, oversight
-        self._telemetry, self._findings = telemetry, findings
-        self._metrics = outgoing.metrics
+        self._telemetry, self._findings, self._outgoing = telemetry, findings, outgoing
         self._sync_s = sync_s
         self._crashed = crashed
-        self.orders = Orders()
+        self.assigned = Assigned()
         self.latest: Latest | None = None
-        self.rejections = Rejections(outgoing.metrics, outgoing.say)
         self._reported: Latest | None = None
         self._reported_sources: tuple[SourceStatus, ...] | None = None
         self._reported_facts: tuple[_HostFacts, float] | None = None
         self._manager_answers: bool | None = None
         self._answered_s = float("-inf")
-        self._metrics.manager_up.set_function(self._manager_up)
-        self._stopping = threading.Event()
-        # A loop of its own: a job of a scheduler costs as much as half an exchange.
-        self._thread = threading.Thread(target=self._run, name="reporter", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End, after an exchange that is under way."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        outgoing.metrics.manager_up.set_function(self._manager_up)
 
     def sync(self) -> None:
         """One exchange with the manager."""
@@ -125,28 +109,30 @@ class Reporter:
         sources = self._telemetry.statuses()
         facts = _HostFacts(self._loop.host.capabilities, dict(self._loop.host.running()), self._findings.latest)
         news = self._is_news(facts)
-        self._metrics.observe_sources(sources)
+        self._outgoing.metrics.observe_sources(sources)
         try:
             vms, changed_only = self._vms(latest, afresh=news)
-            orders = self._link.send(
-                Report(
-                    replace(facts.capabilities, limits=tuple(self._loop.limits.in_words())) if news else None,
-                    self._tick_news(latest),
-                    vms,
-                    changed_only,
-                    sources if sources != self._reported_sources else None,
-                    self._telemetry.recent(),
-                    tuple(facts.domains.values()) if news else None,
-                    facts.findings if news else None,
-                ),
-                ask=ask,
+            report = Report(
+                tick=self._tick_news(latest),
+                vms=vms,
+                vms_changed_only=changed_only,
+                sources=sources if sources != self._reported_sources else None,
+                windows=self._telemetry.recent(),
             )
+            if news:
+                report = replace(
+                    report,
+                    capabilities=replace(facts.capabilities, limits=tuple(self._loop.limits.in_words())),
+                    domains=tuple(facts.domains.values()),
+                    findings=facts.findings,
+                )
+            assigned = self._link.send(report, ask=ask)
         except (ManagerUnavailable, JournalError) as error:
             return self._without_manager(error)
         if news:
             self._reported_facts = facts, system_clock().monotonic_s
         self._reported, self._reported_sources = latest, sources
-        return self._obey(orders) if ask else True
+        return self._obey(assigned) if ask else True
 
     def _tick_news(self, latest: Latest | None) -> TickStatus | None:
         """The last tick where it is new; and while none comes, the same again with for how long."""
@@ -174,22 +160,22 @@ class Reporter:
         except (ManagerUnavailable, JournalError) as error:
             return self._without_manager(error)
 
-    def _obey(self, orders: Orders) -> bool:
-        self.orders = orders
+    def _obey(self, assigned: Assigned) -> bool:
+        self.assigned = assigned
         if self._manager_answers is not True:
             log.info("the manager answers")
         self._manager_answers = True
-        self.rejections.answered()
+        self._outgoing.answered()
         self._answered_s = system_clock().monotonic_s
         if self._link.clock_ahead_s is not None:
-            self._metrics.clock_ahead.set(self._link.clock_ahead_s)
+            self._outgoing.metrics.clock_ahead.set(self._link.clock_ahead_s)
         return True
 
     def _without_manager(self, error: Exception) -> bool:
         if self._manager_answers is not False:
-            log.warning("%s; control goes on with what is known", error)
+            log.warning("%s; control goes on with the last assignment", error)
         self._manager_answers = False
-        self.rejections.unanswered(error)
+        self._outgoing.unanswered(error)
         return False
 
     def _manager_up(self) -> float:
@@ -205,7 +191,7 @@ class Reporter:
         return reported != facts or system_clock().monotonic_s - reported_s > _REPEAT_S
 
     def _run(self) -> None:
-        """An exchange in every ``sync_s``, until told to stop."""
+        """An exchange in every ``sync_s``, until it is stopped."""
         while True:
             now_s = system_clock().epoch_s
             due = _REPORT_AT if self._link.shared else _FETCH_AT

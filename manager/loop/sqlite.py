@@ -18,7 +18,7 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """``prepare`` makes what is missing of the tables; ``fits`` tells whether a row of a table is understood."""
+    """``prepare`` makes what is missing of the tables; ``fits`` says whether a row of a table is understood."""
 
     synchronous: str
     prepare: Callable[[sqlite3.Connection], None]

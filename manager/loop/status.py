@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import lru_cache
 
 from manager.control.resolve import WARP_KNOBS
-from manager.control.vcpus import busiest_vcpu, busy_vms
+from manager.control.tick_means import busiest_vcpu, busy_vms
 from manager.loop.journal import Entry, Journal
 from manager.loop.tick import TickResult
-from manager.model.cache import Mask, Resctrl, Schemata
 from manager.model.fields import as_text, timestamp
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue, knob_text
+from manager.model.knobs import HOST_UUID, Knob, KnobValue, knob_text
 from manager.model.problem import ProblemKind
 from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl
@@ -20,7 +18,11 @@ from manager.protocol.report import (
     MOST_BUSY_VMS,
     MOST_VCPUS,
     BatchStatus,
+    CacheGroup,
+    CacheMemory,
     CacheStatus,
+    CacheTraffic,
+    CacheVm,
     KnobChange,
     KnobStatus,
     TickStatus,
@@ -31,7 +33,7 @@ from manager.protocol.report import (
 
 
 class VmStatuses:
-    """What is told of VMs, made again only when something besides their shares may have changed: there are many."""
+    """The statuses of VMs, made again only when something besides their shares may have changed: there are many."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[tuple[object, ...], VmStatus]] = {}
@@ -48,9 +50,9 @@ class VmStatuses:
             state, view, knobs = result.reading.states[domain], views[spec.name], result.knobs(domain)
             changes, warp_us = observed.get(domain, []), in_force.get(domain)
             of = spec.name, state.instance, len(state.vcpus), knobs, journal.revision, view.mode, changes, warp_us
-            before = self._made.get(domain)
-            if before is not None and before[0] == of:
-                made[domain] = before
+            before_of, before = self._made.get(domain, (None, None))
+            if before is not None and before_of == of:
+                made[domain] = of, before
                 continue
             status = VmStatus(
                 vm=spec.name,
@@ -60,55 +62,41 @@ class VmStatuses:
                 vcpus=len(state.vcpus),
                 cpu_share=view.cpu_share,
                 run_delay_share=view.run_delay_share,
-                knobs=_knobs(knobs, journal.entries),
+                knobs=[_knob(key.knob, key.index, value, journal.entries.get(key)) for key, value in knobs.items()],
                 mode=view.mode,
                 observed=changes,
                 warp_us=warp_us,
             )
-            made[domain] = of, before[1] if before is not None and _same(before[1], status) else status
+            shares = {"cpu_share": view.cpu_share, "run_delay_share": view.run_delay_share}
+            same = before is not None and before.model_copy(update=shares) == status
+            made[domain] = of, before if before is not None and same else status
         self._made = made
         return sorted((status for _, status in made.values()), key=lambda status: status.vm)
 
 
-def _same(before: VmStatus, now: VmStatus) -> bool:
-    """Whether nothing but shares changed."""
-    shares = {"cpu_share": now.cpu_share, "run_delay_share": now.run_delay_share}
-    return before.model_copy(update=shares) == now
-
-
 def _observed(result: TickResult) -> dict[str, list[KnobChange]]:
     """What was not written because of mode observe, by domain UUID; groups of the cache are the host's own."""
-    found: dict[str, list[KnobChange]] = {}
-    for step in result.cache.outcomes:
-        if step.kind is OutcomeKind.OBSERVED:
-            told = {"current": as_text(step.before), "planned": as_text(step.after), "reason": as_text(step.reason)}
-            found.setdefault(step.vm or HOST_UUID, []).append(KnobChange(knob=step.knob, index=0, **told))
-    for outcome in result.outcomes:
+    observed: dict[str, list[KnobChange]] = {}
+    for outcome in (*result.cache.outcomes, *result.outcomes):
         if outcome.kind is OutcomeKind.OBSERVED:
-            key, current, planned = (
-                outcome.change.key,
-                knob_text(outcome.change.before),
-                knob_text(outcome.change.after),
-            )
             change = KnobChange(
-                knob=key.knob, index=key.index, current=current, planned=planned, reason=as_text(outcome.change.reason)
+                knob=outcome.key.knob,
+                index=outcome.key.index,
+                current=as_text(outcome.before),
+                planned=as_text(outcome.after),
+                reason=as_text(outcome.reason),
             )
-            found.setdefault(key.uuid, []).append(change)
-    return found
+            observed.setdefault(outcome.key.uuid, []).append(change)
+    return observed
 
 
-def _knobs(values: Mapping[KnobKey, KnobValue], journal: Mapping[KnobKey, Entry]) -> list[KnobStatus]:
-    statuses: list[KnobStatus] = []
-    for key, value in values.items():
-        entry = journal.get(key)
-        owned = entry.owned if entry else None
-        original, external = (owned.original, owned.external) if owned else (None, False)
-        statuses.append(_knob(key.knob, key.index, value, original, external))
-    return statuses
+def _knob(knob: Knob, index: int, value: KnobValue, entry: Entry | None) -> KnobStatus:
+    original, external = (entry.owned.original, entry.owned.external) if entry else (None, False)
+    return _knob_status(knob, index, value, original, external)
 
 
 @lru_cache(maxsize=4096)
-def _knob(knob: Knob, index: int, value: KnobValue, original: KnobValue | None, external: bool) -> KnobStatus:
+def _knob_status(knob: Knob, index: int, value: KnobValue, original: KnobValue | None, external: bool) -> KnobStatus:
     """One knob. Most VMs of a host hold the same few values, tick after tick."""
     return KnobStatus(
         knob=knob,
@@ -142,18 +130,19 @@ def tick_status(
         overruns=overruns,
         errors=sum(problem.kind is not ProblemKind.LIMITED for problem in result.problems),
         limited=[as_text(problem.text) for problem in result.problems if problem.kind is ProblemKind.LIMITED],
-        host_cpu_share=result.use.busy,
-        vms_cpu_share=result.use.managed_vms,
+        host_cpu_share=result.busy or 0.0,
+        vms_cpu_share=min(sum(shares.values()), 1.0),
         owned_knobs=owned_knobs,
         mode=result.snapshot.host.mode,
         policy=result.snapshot.host.policy,
         libvirt_connected=connected,
-        critical_cpu_share=min(shares[True], 1.0),
-        batch_cpu_share=min(shares[False], 1.0),
+        critical_cpu_share=min(shares[True], 1.0) if result.busy is not None else None,
+        batch_cpu_share=min(shares[False], 1.0) if result.busy is not None else None,
         batch=_batch(result),
         observed=_observed(result).get(HOST_UUID, []),
         assignment_revision=assignment_revision,
         discovery_age_s=discovery_age_s,
+        busy_pcpus={str(number): round(share, 3) for number, share in result.busy_pcpus.items()},
         busy_vcpus=_busy_vcpus(result),
         warp=_warp(result),
         cache=_cache(result),
@@ -163,10 +152,10 @@ def tick_status(
 def _busy_vcpus(result: TickResult) -> list[VcpusStatus]:
     """Use and wait of each vCPU, of the VMs where one is busy."""
     return [
-        VcpusStatus.model_construct(  # ours, and many: not looked at once more
+        VcpusStatus.model_construct(  # ours, and many: not validated again
             vm=view.name,
-            used=[round(one, 3) for one in view.vcpu_pcpus[:MOST_VCPUS]],
-            waited=[round(vcpu_wait, 3) for vcpu_wait in view.vcpu_waits[:MOST_VCPUS]],
+            used=[round(use, 3) for use in view.vcpu_pcpus[:MOST_VCPUS]],
+            waited=[round(wait, 3) for wait in view.vcpu_waits[:MOST_VCPUS]],
         )
         for view in busy_vms(result.snapshot.vms, MOST_BUSY_VMS)
     ]
@@ -177,13 +166,13 @@ def warps_in_force(result: TickResult) -> dict[str, int]:
     if not result.warp.vms:
         return {}
     wanted, knob = {warp.vm: warp for warp in result.warp.vms}, WARP_KNOBS[result.warp.mechanism]
-    found: dict[str, int] = {}
+    in_force: dict[str, int] = {}
     for domain, spec in result.specs.items():
         warp = wanted.get(spec.name)
         held = [value for key, value in result.knobs(domain).items() if key.knob is knob] if warp else []
         if warp and held and all(value == warp.value for value in held):
-            found[domain] = warp.warp_us
-    return found
+            in_force[domain] = warp.warp_us
+    return in_force
 
 
 def _warp(result: TickResult) -> WarpStatus | None:
@@ -200,77 +189,45 @@ def _warp(result: TickResult) -> WarpStatus | None:
     )
 
 
-def ways_in_force(result: TickResult) -> dict[str, dict[int, Mask]]:
-    """The ways by name of the group and domain of the cache; data and code have the same."""
-    resource = result.cache.offered.divided[0].name if result.cache.offered and result.cache.offered.caches else ""
-    return {
-        group.name: {slot.domain: Mask(value) for slot, value in group.values.items() if slot.resource == resource}
-        for group in result.cache.groups
-    }
-
-
-def bandwidth_text(values: Schemata, offered: Resctrl | None) -> str:
-    """To which least of its domains' limits the memory traffic of a group is held; empty where it is not."""
-    for one in offered.bandwidths[:1] if offered else ():
-        held = [value for slot, value in values.items() if slot.resource == one.name and value < one.most]
-        if held:
-            return one.unit.in_words(min(held))
-    return ""
-
-
 def _cache(result: TickResult) -> CacheStatus | None:
     """None where the cache is not to be divided."""
     if result.snapshot.host.cache is CacheControl.OFF:
         return None
-    seen, ways = result.cache, ways_in_force(result)
-    notes = [*seen.notes, *(problem.text for problem in result.problems if problem.kind is ProblemKind.CACHE)]
+    seen, problems = result.cache, (problem.text for problem in result.problems if problem.kind is ProblemKind.CACHE)
     cache = seen.offered.divided[0] if seen.offered and seen.offered.caches else None
-    return CacheStatus.model_validate(
-        {
-            "resource": cache.name if cache else "",
-            "ways": cache.ways.ways if cache else 0,
-            "shareable": str(cache.shareable) if cache else "0",
-            "groups": [
-                {
-                    "name": as_text(group.name),
-                    "applications": group.apps,
-                    "vms": group.vms,
-                    "parts": [
-                        {"domain": domain, "ways": mask.ways, "mask": str(mask)}
-                        for domain, mask in sorted(ways[group.name].items())
-                    ],
-                    "external": group.external,
-                    "bandwidth": bandwidth_text(group.values, seen.offered),
-                }
-                for group in seen.groups
+    vms = [
+        CacheVm(
+            vm=vm,
+            parts=[
+                CacheTraffic(
+                    domain=traffic.domain,
+                    occupancy_bytes=traffic.occupancy_bytes,
+                    bandwidth_total_bytes_per_s=traffic.total,
+                    bandwidth_local_bytes_per_s=traffic.local,
+                )
+                for traffic in traffics
             ],
-            "groups_of_others": seen.groups_of_others,
-            "notes": [as_text(note) for note in notes],
-            "vms": [
-                {
-                    "vm": vm,
-                    "parts": [
-                        {
-                            "domain": part.domain,
-                            "occupancy_bytes": part.occupancy_bytes,
-                            "bandwidth_total_bytes_per_s": part.total,
-                            "bandwidth_local_bytes_per_s": part.local,
-                        }
-                        for part in parts
-                    ],
-                }
-                for vm, parts in sorted(seen.measured.vms.items())
-            ],
-            "memories": [
-                {
-                    "domain": memory.domain,
-                    "bandwidth_bytes_per_s": memory.rate,
-                    "maximum_bytes_per_s": memory.maximum,
-                    "saturated": memory.saturated,
-                }
-                for memory in seen.measured.memories
-            ],
-        }
+        )
+        for vm, traffics in sorted(seen.measured.vms.items())
+    ]
+    memories = [
+        CacheMemory(
+            domain=memory.domain,
+            bandwidth_bytes_per_s=memory.rate,
+            maximum_bytes_per_s=memory.maximum,
+            saturated=memory.saturated,
+        )
+        for memory in seen.measured.memories
+    ]
+    return CacheStatus(
+        resource=cache.name if cache else "",
+        ways=cache.ways.ways if cache else 0,
+        shareable=str(cache.shareable) if cache else "0",
+        groups=[CacheGroup.model_validate(group, from_attributes=True) for group in seen.groups],
+        groups_of_others=seen.groups_of_others,
+        notes=[as_text(note) for note in (*seen.notes, *problems)],
+        vms=vms,
+        memories=memories,
     )
 
 
@@ -296,4 +253,4 @@ def tick_record(result: TickResult) -> TickRecord:
         for view in result.snapshot.vms
     )
     host = result.snapshot.host
-    return TickRecord(result.at_s, host.policy, host.mode, round(result.use.busy, 5), tuple(vms))
+    return TickRecord(result.at_s, host.policy, host.mode, round(result.busy or 0.0, 5), tuple(vms))

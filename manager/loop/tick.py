@@ -1,4 +1,4 @@
-"""One tick, with everything it needs injected: observe, plan, apply, divide the cache, and what is told of it."""
+"""One tick, with everything it needs injected: observe, plan, apply, divide the cache, and report."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from manager.control.batch import BatchMemory
-from manager.control.diff import Found, diff
+from manager.control.diff import HostValues, diff
 from manager.errors import HostError, JournalError
 from manager.host.port import HostPort
-from manager.loop.apply import SILENT, Applied, Outcome, Target, apply, written_values
+from manager.loop.apply import SILENT, Applied, Outcome, Target, apply, values_after
 from manager.loop.cache_keeper import CacheKeeper
 from manager.loop.cache_reading import NOTHING, CacheResult, cache_seen
 from manager.loop.chronicle import Chronicle
-from manager.loop.collect import HostUse, Reading
 from manager.loop.journal import Journal
-from manager.loop.observer import Clock, LoopSettings, Observation, Observer, system_clock
+from manager.loop.observer import Clock, LoopSettings, Observation, Observer, Reading, system_clock
 from manager.loop.planner import Planned, Planner
-from manager.loop.rehearsal import Preview, rehearse, written_by
-from manager.model.decision import Change, Owned, Plan, Snapshot
+from manager.loop.rehearsal import Preview, rehearse
+from manager.model.cpus import CpuSet
+from manager.model.decision import Action, Change, Owned, Plan, Snapshot
 from manager.model.knobs import HOST_UUID, KnobKey, KnobValue
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
@@ -29,11 +29,13 @@ from manager.model.window import Window
 from policies.base import Policy
 
 _HOST_RELEASED = "host released"
+_REPLUGGED_TICKS = 3
+"""For so many ticks after pCPUs went offline or came back the kernel may have undone pins."""
 
 
 @dataclass(frozen=True, slots=True)
 class TickResult:
-    """What one tick saw and did. ``specs`` are the managed VMs, ``written`` what it wrote, by domain UUID."""
+    """What one tick saw and did; see ``Observation``. ``written`` is what it wrote, by domain UUID."""
 
     number: int
     at_s: float
@@ -41,7 +43,7 @@ class TickResult:
     snapshot: Snapshot
     reading: Reading
     specs: Mapping[str, VmSpec]
-    use: HostUse
+    busy: float | None
     outcomes: tuple[Outcome, ...]
     records: tuple[DecisionRecord, ...]
     events: tuple[Event, ...]
@@ -51,6 +53,7 @@ class TickResult:
     warp: WarpPlan = NO_WARPS
     warp_counters: Mapping[str, int] = field(default_factory=dict)
     cache: CacheResult = NOTHING
+    busy_pcpus: Mapping[int, float] = field(default_factory=dict)
 
     def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
@@ -82,10 +85,12 @@ class ControlLoop:
         self._chronicle = Chronicle(settings.host_name)
         self.number = 0  # of the last tick
         self._nothing_to_do_for: tuple[object, ...] | None = None
+        self._online: CpuSet | None = None
+        self._replugged = 0  # ticks that it still counts for
 
     @property
     def limits(self) -> AgentLimits:
-        """The most that is done."""
+        """The most that is done whatever is assigned."""
         return self._observer.limits
 
     def tick(self, assignment: Assignment | None, slots: Mapping[str, Sequence[Window]]) -> TickResult:
@@ -117,7 +122,8 @@ class ControlLoop:
             changes = self._differences(planned.plan, seen, targets, _values(seen), self._ledger(targets, None))
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
-            cache = rehearse(self.host.cache, self.journal, cache_seen(seen, written_by(changes), _HOST_RELEASED))
+            written = values_after(change for change in changes if change.action in {Action.WRITE, Action.RESTORE})
+            cache = rehearse(self.host.cache, self.journal, cache_seen(seen, written, _HOST_RELEASED))
         notes = tuple(text for _, _, text in self._planner.notes)
         shown = tuple(change for change in changes if change.action not in SILENT)
         problems = (*seen.problems, *planned.problems, *cache.problems)
@@ -127,11 +133,9 @@ class ControlLoop:
         """Forget knobs of processes that ended: the settings ended with them."""
         started = self.clock()
         self.number += 1
-        ended = self.host.ended(self.journal.runs.instances)
-        if not ended:
-            return started, ()
         try:
-            self.journal.update({}, [key for key, entry in self.journal.entries.items() if entry.instance in ended])
+            if ended := self.host.ended(self.journal.runs.instances):
+                self.journal.update({}, [key for key, entry in self.journal.entries.items() if entry.instance in ended])
         except JournalError as error:
             return started, (Problem(ProblemKind.JOURNAL, str(error)),)
         return started, ()
@@ -148,16 +152,16 @@ class ControlLoop:
 
     def _carry_out(self, started: Clock, seen: Observation, planned: Planned, *, only: str | None = None) -> TickResult:
         """Apply a plan, divide the cache, and say what came of it. ``only``: nothing but that VM is touched."""
+        self._note_online(seen.snapshot.capabilities.online_cpus)
         applied = Applied() if planned.plan is None else self._apply(planned.plan, seen, only)
-        written = written_values(applied.outcomes)
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
             undo_reason = planned.plan.undo_reason if planned.plan else _HOST_RELEASED
-            cache = self._cache.tick(cache_seen(seen, written, undo_reason, only))
+            cache = self._cache.tick(cache_seen(seen, applied.written, undo_reason, only))
         counters, uncounted = self._counters()
         self.host.forget(frozenset(state.instance for state in seen.reading.states.values()))
         problems = (*seen.problems, *planned.problems, *applied.problems, *cache.problems, *uncounted)
-        policy = seen.snapshot.host.policy
+        outcomes = (*applied.outcomes, *cache.outcomes)
         return TickResult(
             number=self.number,
             at_s=started.epoch_s,
@@ -165,29 +169,31 @@ class ControlLoop:
             snapshot=seen.snapshot,
             reading=seen.reading,
             specs=seen.specs,
-            use=seen.use,
+            busy=seen.busy,
             outcomes=applied.outcomes,
-            records=(
-                *self._chronicle.records(applied.outcomes, seen.names, policy, started.epoch_s),
-                *self._chronicle.cache_records(cache.outcomes, seen.names, policy, started.epoch_s),
-            ),
-            events=self._events(seen, applied.outcomes, cache, problems, started.epoch_s),
+            records=self._chronicle.records(outcomes, seen.names, seen.snapshot.host.policy, started.epoch_s),
+            events=self._events(seen, outcomes, cache.notes, problems, started.epoch_s),
             problems=problems,
-            written=written,
+            written=applied.written,
             batch=self._planner.batch,
             warp=self._planner.warp,
             warp_counters=counters,
             cache=cache,
+            busy_pcpus=seen.busy_pcpus,
         )
 
+    def _note_online(self, online: CpuSet) -> None:
+        changed = self._online is not None and self._online != online
+        self._online, self._replugged = online, _REPLUGGED_TICKS if changed else max(self._replugged - 1, 0)
+
     def _apply(self, plan: Plan, seen: Observation, only: str | None) -> Applied:
-        given = self._given(plan, seen, only)
-        if given == self._nothing_to_do_for:
+        inputs = self._inputs(plan, seen, only)
+        if inputs == self._nothing_to_do_for:
             return Applied()
         targets, values = self._targets(seen), _values(seen)
         ledger = self._ledger(targets, only)
         changes = self._differences(plan, seen, targets, values, ledger)
-        self._nothing_to_do_for = None if changes else given
+        self._nothing_to_do_for = None if changes else inputs
         # Seen as we left it; what could not be read now may be as it was before.
         unsettled = {key for key, owned in ledger.items() if not owned.settled}
         untouched = (unsettled & values.keys()) - {change.key for change in changes}
@@ -195,7 +201,7 @@ class ControlLoop:
         self.journal.settle(untouched)
         return applied
 
-    def _given(self, plan: Plan, seen: Observation, only: str | None) -> tuple[object, ...]:
+    def _inputs(self, plan: Plan, seen: Observation, only: str | None) -> tuple[object, ...]:
         """All that the changes follow from: mostly that of the tick before, for which there was nothing to do."""
         reading, capabilities = seen.reading, seen.snapshot.capabilities
         return (
@@ -220,8 +226,8 @@ class ControlLoop:
             targets[domain] = Target(state.instance, name, adoptions.get(name, 0))
         return targets
 
-    @staticmethod
     def _differences(
+        self,
         plan: Plan,
         seen: Observation,
         targets: Mapping[str, Target],
@@ -230,7 +236,9 @@ class ControlLoop:
     ) -> tuple[Change, ...]:
         scale = seen.snapshot.capabilities.weights
         adoptions = {domain: target.adoptions for domain, target in targets.items()}
-        found = Found(values, seen.snapshot.capabilities.online_cpus, scale.default if scale else None, adoptions)
+        scopes = {domain for domain, state in seen.reading.states.items() if state.in_scope}
+        default, online = scale.default if scale else None, seen.snapshot.capabilities.online_cpus
+        found = HostValues(values, online, default, adoptions, scopes, self._replugged > 0)
         return diff(plan, found, ledger)
 
     def _ledger(self, targets: Mapping[str, Target], only: str | None) -> dict[KnobKey, Owned]:
@@ -255,16 +263,15 @@ class ControlLoop:
         self,
         seen: Observation,
         outcomes: tuple[Outcome, ...],
-        cache: CacheResult,
+        cache_notes: tuple[str, ...],
         problems: tuple[Problem, ...],
         now_s: float,
     ) -> tuple[Event, ...]:
         managed = {domain: spec.name for domain, spec in seen.specs.items()}
-        notes = [*self._planner.notes, *((Severity.WARNING, "cache", text) for text in cache.notes)]
+        notes = [*self._planner.notes, *((Severity.WARNING, "cache", text) for text in cache_notes)]
         return (
             *self._chronicle.comings_and_goings(managed, seen.reading.errors, now_s),
             *self._chronicle.external_changes(outcomes, seen.names, now_s),
-            *self._chronicle.external_groups(cache.outcomes, now_s),
             *self._chronicle.lasting(problems, notes, now_s),
         )
 

@@ -214,7 +214,7 @@ class BandwidthResource:
 
 @dataclass(frozen=True, slots=True)
 class Monitoring:
-    """What the L3 tells of a group: the names of event files, and how many groups can be told apart."""
+    """What the L3 measures of a group: the names of event files, and how many groups can be distinguished."""
 
     features: frozenset[str]
     rmids: int
@@ -222,7 +222,7 @@ class Monitoring:
 
 @dataclass(frozen=True, slots=True)
 class Resctrl:
-    """What one mount of resctrl offers. ``monitoring`` None: nothing is measured, so guilt cannot be told."""
+    """What one mount of resctrl offers. ``monitoring`` None: nothing is measured, so no cause can be named."""
 
     caches: tuple[CacheResource, ...]
     bandwidths: tuple[BandwidthResource, ...]
@@ -273,7 +273,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class CacheUse:
-    """What one domain tells of a group's tasks; None what it has not, or not now.
+    """What one domain measures of a group's tasks; None what it has not, or not now.
 
     ``occupancy_bytes`` of the cache; bytes read and written since the group was made: ``total_bytes`` from all memory,
     ``local_bytes`` from the domain's own.

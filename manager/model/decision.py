@@ -216,7 +216,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between plan and host. ``original`` is what the knob is put back to one day, where that is new."""
+    """One difference between plan and host. ``original`` is what will be restored, where that is new."""
 
     action: Action
     key: KnobKey

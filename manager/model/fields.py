@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from datetime import UTC, datetime
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast
@@ -86,10 +87,6 @@ Moment = Annotated[
 ]
 
 
-def _canonical_cpus(text: str) -> str:
-    return format_cpus(parse_cpus(text))
-
-
 def timestamp(time_s: float) -> datetime:
     """Seconds since the epoch as an aware datetime."""
     return datetime.fromtimestamp(time_s, UTC)
@@ -104,15 +101,22 @@ _CPUS = Field(
     pattern=r"^([0-9]{1,4}(-[0-9]{1,4})?(,[0-9]{1,4}(-[0-9]{1,4})?)*)?$",
     description="pCPU numbers and ranges such as 0-3,8",
 )
-CpuList = Annotated[str, _CPUS, AfterValidator(_canonical_cpus)]
 
 
-def written_as(text: object, read: Callable[[Any], object], write: Callable[[Any], str]) -> GetPydanticSchema:
-    """How a value that JSON does not have is exchanged: as ``text``, a type of text with its bounds."""
+def written_as(
+    exchanged: object,
+    read: Callable[[Any], object],
+    write: Callable[[Any], object],
+    written: core_schema.CoreSchema | None = None,
+) -> GetPydanticSchema:
+    """How a value that JSON does not have is exchanged: as the type ``exchanged``, ``written`` as text if not said."""
+    as_written = core_schema.plain_serializer_function_ser_schema(
+        write, return_schema=written or core_schema.str_schema()
+    )
 
     def schema(_kind: object, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
-        written = core_schema.plain_serializer_function_ser_schema(write, return_schema=core_schema.str_schema())
-        return core_schema.no_info_after_validator_function(read, handler.generate_schema(text), serialization=written)
+        shape = handler.generate_schema(exchanged)
+        return core_schema.no_info_after_validator_function(read, shape, serialization=as_written)
 
     return GetPydanticSchema(schema)
 
@@ -122,13 +126,13 @@ EpochS = Annotated[float, written_as(Moment, datetime.timestamp, _written_time)]
 Cpus = Annotated[CpuSet, written_as(Annotated[str, _CPUS], parse_cpus, format_cpus)]
 
 
-def _names_some(text: str) -> str:
-    if not text:
+def _names_some(cpus: CpuSet) -> CpuSet:
+    if not cpus:
         raise ValueError("names no pCPU")
-    return text
+    return cpus
 
 
-SomeCpus = Annotated[CpuList, AfterValidator(_names_some)]
+SomeCpus = Annotated[Cpus, AfterValidator(_names_some)]
 Share = Annotated[float, Field(ge=0, le=1, description="fraction of the host's CPU time")]
 Count = Annotated[int, Field(ge=0, le=2**53)]
 Weight = Annotated[int, Field(ge=1, le=262_144)]
@@ -159,6 +163,17 @@ _adapter_of = cache(TypeAdapter)
 def json_of(value: object) -> bytes:
     """A value as JSON, as it is exchanged."""
     return adapter_of(type(value)).dump_json(value, by_alias=True)
+
+
+def json_fields(value: object) -> dict[str, Any]:
+    """The fields of a value as JSON has them."""
+    written: dict[str, Any] = adapter_of(type(value)).dump_python(value, mode="json", by_alias=True)
+    return written
+
+
+def fields_of(kind: type, value: object) -> dict[str, Any]:
+    """The fields of a dataclass by name, from a value that has them all, such as a row or a value with more of them."""
+    return {field.name: getattr(value, field.name) for field in fields(kind)}
 
 
 def bounds_of(kind: type) -> dict[str, tuple[float, float]]:

@@ -100,7 +100,8 @@ class VmState(NamedTuple):
 
     ``weight`` None: the VM has no CPU cgroup of its own, so it cannot be weighted, or that is in the idle class.
     ``idle`` and ``quota`` None: the kernel has no such file for it. ``iothread_cpus`` is by number of the I/O thread.
-    ``memory_nodes`` are the NUMA nodes its memory is bound to, empty where it is not.
+    ``memory_nodes`` are the NUMA nodes its memory is bound to, empty where it is not. ``in_scope``: its cgroup is a
+    scope of systemd, which writes all values there anew as it knows them whenever it loads its units again.
     """
 
     instance: VmInstance
@@ -112,6 +113,7 @@ class VmState(NamedTuple):
     idle: bool | None = None
     quota: Quota | None = None
     memory_nodes: frozenset[int] = frozenset()
+    in_scope: bool = False
 
     def knobs(self) -> Mapping[KnobKey, KnobValue]:
         """All knobs of the VM with what they hold now, in their order; shared, so not to be changed."""
@@ -143,10 +145,14 @@ def _knobs(
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """Total and busy CPU time of all pCPUs since boot, in nanoseconds (proc(5), /proc/stat; steal counts as busy)."""
+    """Total and busy CPU time of all pCPUs since boot, in nanoseconds (proc(5), /proc/stat; steal counts as busy).
+
+    ``pcpus``: the same two of each pCPU that is online, by number; empty where that is not known.
+    """
 
     total_ns: int
     busy_ns: int
+    pcpus: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class KnobKey(NamedTuple):
 
 
 class Scope(StrEnum):
-    """What one setting is of. All but ``VM`` and ``HOST`` are told apart by their index."""
+    """What one setting is of. All but ``VM`` and ``HOST`` are distinguished by their index."""
 
     VM = "VM"
     HOST = "host"
@@ -76,7 +76,7 @@ class Scope(StrEnum):
 
     @property
     def numbered(self) -> bool:
-        """Whether a VM, or the host, has several, told apart by their index."""
+        """Whether a VM, or the host, has several, distinguished by their index."""
         return self not in {Scope.VM, Scope.HOST}
 
 

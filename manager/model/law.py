@@ -37,7 +37,7 @@ class Law:
     hold_s: Annotated[
         float, Field(ge=0, le=3_600, description="how long they are held before they fall back to priority")
     ] = 30.0
-    gain: Annotated[float, Field(ge=0.05, le=5, description="exponent on response time / promised time")] = 2.0
+    gain: Annotated[float, Field(ge=0.05, le=5, description="exponent on response time / target")] = 2.0
     largest_miss: Annotated[
         float,
         Field(

@@ -35,10 +35,10 @@ class AgentLimits:
     def in_words(self) -> tuple[str, ...]:
         """What this agent will not do."""
         denied = [control for control in Control if control not in self.allowed]
-        told = [f"mode at most {self.max_mode}"] if self.max_mode is not Mode.ENFORCE else []
-        told += [f"not allowed: {', '.join(denied)}"] if denied else []
-        told += [f"VMs limited to {self.min_pcpus:g} pCPUs or more"] if self.min_pcpus else []
-        return tuple(told)
+        words = [f"mode at most {self.max_mode}"] if self.max_mode is not Mode.ENFORCE else []
+        words += [f"not allowed: {', '.join(denied)}"] if denied else []
+        words += [f"VMs limited to {self.min_pcpus:g} pCPUs or more"] if self.min_pcpus else []
+        return tuple(words)
 
 
 LIMITED = "limited by this agent's settings"
@@ -61,5 +61,5 @@ def _controls(text: str, known: frozenset[Control]) -> frozenset[Control]:
     names = frozenset(filter(None, (part.strip() for part in text.split(","))))
     unknown = sorted(names - known)
     if unknown:
-        raise ValueError(f"{unknown[0]!r} is none of {', '.join(one for one in Control if one in known)}")
+        raise ValueError(f"{unknown[0]!r} is none of {', '.join(control for control in Control if control in known)}")
     return frozenset(map(Control, names))

@@ -19,7 +19,7 @@ KnobIndex = Annotated[
 RecordId = Annotated[str, Field(pattern=r"^[0-9a-f-]{36}$", description="a UUID in lower case")]
 
 BUSY_VCPU = 0.75
-"""A vCPU that wants to run for this part of an interval, running or waiting, is told of."""
+"""A vCPU that wants to run for this part of an interval, running or waiting, is reported."""
 FULL_VCPU = 0.9
 """One that wants to run for this part of it is full."""
 

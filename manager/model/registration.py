@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationInfo
 
-from manager.model.cpus import CpuSet
-from manager.model.fields import CLOSED, Name, Percentile
-from manager.model.law import DEFAULT_LAW, Law
-from manager.model.rules import DEFAULT_RULES, PlacementRules
-from manager.model.scheduling import Scheduling
+from manager.model.cache import CachePart
+from manager.model.fields import CLOSED, WIRE, Count, DomainName, Name, Percentile, SomeCpus, Uuid, Weight
+from manager.model.law import Law
+from manager.model.rules import PlacementRules
+from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.source import Source
-from manager.model.warp import DEFAULT_WARP_MAX_US, WarpUse, WarpWish
-
-DEFAULT_BANDWIDTH_WARNING = 0.9
-"""See ``HostSpec``."""
+from manager.model.warp import DEFAULT_WARP_MAX_US, MOST_WARP_US, WarpUs, WarpUse
 
 
 class CacheControl(StrEnum):
@@ -38,7 +35,7 @@ class Mode(StrEnum):
     """How far Equipoise goes on a host or for an application.
 
     ``observe`` runs the whole loop and records what it would do but writes nothing; ``released`` does nothing.
-    Entering either from ``enforce`` first puts every changed setting back.
+    Entering either from ``enforce`` first restores every changed setting.
     """
 
     ENFORCE = "enforce"
@@ -46,32 +43,65 @@ class Mode(StrEnum):
     RELEASED = "released"
 
 
+def _acts(scheduling: Scheduling | None, info: ValidationInfo) -> Scheduling | None:
+    if scheduling is not None and info.data.get("vm_class") is VmClass.BATCH:
+        raise ValueError("only critical VMs have one")
+    if scheduling is not None and scheduling.policy is not SchedulingPolicy.OTHER and info.data.get("warp_us"):
+        raise ValueError(f"no warp reaches {scheduling.policy}: leave warp_us null or 0")
+    return scheduling
+
+
+@dataclass(frozen=True)
+class Named:
+    """What has a name; it comes first among the fields."""
+
+    __slots__ = ()  # whoever inherits it has them
+    name: Name
+
+
+Adoptions = Annotated[Count, Field(description="how often externally modified settings were adopted")]
+
+
 @dataclass(frozen=True, slots=True)
-class VmSpec:
-    """A registered VM. It may not exist (yet) on any host.
+class VmIn:
+    """A VM as registered. Without ``libvirt_uuid`` and ``libvirt_name`` the resource's own name is the libvirt name."""
 
-    ``libvirt_uuid`` (canonical lower-case text) or ``libvirt_name`` says which domain it is; ``host`` None means
-    wherever it is found. ``weight`` overrides the policy's weight in units of cgroup v1 shares or v2 weight and is
-    clamped to the range of the host's version; ``pin`` None means as the host says. ``cpus`` are the pCPUs it may run
-    on (None: all) and ``max_pcpus`` the CPU seconds a second that it may use (None: no limit). ``mode`` None means
-    as its application and host say. ``adoptions`` counts how often an operator had settings taken back that somebody
-    else had changed. ``warp_us`` None means as its application says. ``scheduling`` is that of its vCPU threads, None:
-    left alone; who has a real-time one has no warp.
-    """
+    vm_class: Annotated[VmClass, Field(alias="class")]
+    libvirt_name: Annotated[DomainName | None, Field(description="the domain's; null: the VM's own name")] = None
+    libvirt_uuid: Annotated[Uuid | None, Field(description="names the domain in place of the name; null: any")] = None
+    host: Annotated[Name | None, Field(description="host it runs on; null: wherever it is found")] = None
+    weight: Annotated[
+        Weight | None,
+        Field(description="in place of the policy's (v1 shares or v2 weight); null: decided by the policy"),
+    ] = None
+    pin: Annotated[bool | None, Field(description="give its vCPUs pCPUs of their own; null: inherited from host")] = (
+        None
+    )
+    cpus: Annotated[SomeCpus | None, Field(description="the pCPUs it may run on, such as 0-3,8; null: all")] = None
+    max_pcpus: Annotated[
+        Annotated[float, Field(ge=0.01, le=8192)] | None,
+        Field(description="CPU seconds a second that it may use; null: no limit"),
+    ] = None
+    mode: Annotated[Mode | None, Field(description="null: inherited from application and host")] = None
+    warp_us: Annotated[
+        WarpUs | None,
+        Field(
+            description="warp in microseconds, or auto: as the SLA says; 0: none; null: inherited from application",
+        ),
+    ] = None
+    scheduling: Annotated[
+        Scheduling | None,
+        AfterValidator(_acts),
+        Field(description="of the vCPU threads of a critical VM; null: left alone"),
+    ] = None
+    __pydantic_config__: ClassVar = WIRE
 
-    name: str
-    vm_class: VmClass
-    libvirt_name: str | None = None
-    libvirt_uuid: str | None = None
-    host: str | None = None
-    weight: int | None = None
-    pin: bool | None = None
-    cpus: CpuSet | None = None
-    max_pcpus: float | None = None
-    mode: Mode | None = None
-    adoptions: int = 0
-    warp_us: WarpWish | None = None
-    scheduling: Scheduling | None = None
+
+@dataclass(frozen=True, slots=True)
+class VmSpec(VmIn, Named):
+    """A registered VM. It may not exist (yet) on any host."""
+
+    adoptions: Adoptions = 0
 
     @property
     def real_time(self) -> bool:
@@ -114,21 +144,37 @@ class Sharing(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Application:
-    """A service with an SLA. ``mode`` None means as the host says, ``sharing`` None as the host's policy does.
+class ApplicationIn:
+    """A service with an SLA, as registered."""
 
-    ``warp_us`` None is ``auto`` for its critical VMs if it has an SLA, else none. ``cache``: the part of the last-level
-    cache that its critical VMs get for themselves, as ``manager.model.cache.parse_wish`` reads it; None: none.
-    """
-
-    name: str
-    tiers: tuple[Tier, ...] = ()
+    tiers: Annotated[tuple[Tier, ...], Field(max_length=50)] = ()
     sla: Sla | None = None
-    mode: Mode | None = None
-    sharing: Sharing | None = None
-    sources: tuple[Source, ...] = ()
-    warp_us: WarpWish | None = None
-    cache: str | None = None
+    mode: Annotated[Mode | None, Field(description="null: inherited from host")] = None
+    sharing: Annotated[
+        Sharing | None,
+        Field(description="above max_rate_rps: fair: keep boosting; isolation: no boost; null: inherited from policy"),
+    ] = None
+    warp_us: Annotated[
+        WarpUs | None,
+        Field(description="warp of its critical VMs in microseconds, or auto; 0: none; null: auto if there is an SLA"),
+    ] = None
+    cache: Annotated[
+        CachePart | None,
+        Field(
+            description="part of the last-level cache for its critical VMs alone, such as 40%, 6 ways or 5MiB, or auto:"
+            " as the SLA says; null: none"
+        ),
+    ] = None
+    sources: Annotated[
+        tuple[Source, ...],
+        Field(max_length=50, description="where response times come from; none: posted to the manager"),
+    ] = ()
+    __pydantic_config__: ClassVar = CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class Application(ApplicationIn, Named):
+    """A registered application."""
 
     @property
     def vms(self) -> frozenset[str]:
@@ -137,40 +183,69 @@ class Application:
 
 
 @dataclass(frozen=True, slots=True)
-class HostSpec:
-    """How a host is to be controlled.
+class HostIn:
+    """How a host is to be controlled."""
 
-    ``pinning`` gives critical vCPUs pCPUs of their own, as ``placement`` says; ``law`` tunes feedback; ``batch_idle``
-    puts batch VMs into the kernel's idle class while they have their floor. ``adoptions``: see VmSpec. ``warp``:
-    whether VMs get warps; no warp is larger than ``warp_max_us``, nor are they all together, on average over the pCPUs.
-    ``cache``: whether the cache is divided; for that resctrl may be mounted where it is not, if ``cache_mount``.
-    ``bandwidth_warning``: above this share of the most memory traffic that was measured it is warned of, 0: never.
-    """
-
-    name: str
     mode: Mode = Mode.ENFORCE
-    policy: str = "priority"
-    pinning: bool = True
-    law: Law = DEFAULT_LAW
-    batch_idle: bool = False
-    placement: PlacementRules = DEFAULT_RULES
-    adoptions: int = 0
-    warp: WarpUse = WarpUse.OFF
-    warp_max_us: int = DEFAULT_WARP_MAX_US
-    cache: CacheControl = CacheControl.OFF
-    cache_mount: bool = False
-    bandwidth_warning: float = DEFAULT_BANDWIDTH_WARNING
+    policy: Name = "priority"
+    pinning: Annotated[bool, Field(description="give critical vCPUs pCPUs of their own")] = True
+    batch_idle: Annotated[
+        bool, Field(description="put batch VMs into the kernel's idle class while they have their floor")
+    ] = False
+    warp: Annotated[
+        WarpUse,
+        Field(
+            description="warps: off; on: by what the kernel has and was measured to help, else none; sched_ext: by our"
+            " own scheduler, which is loaded for it; group_identity, slice: by these, which were not measured to help"
+        ),
+    ] = WarpUse.OFF
+    warp_max_us: Annotated[
+        int,
+        Field(
+            ge=100,
+            le=MOST_WARP_US,
+            description="largest warp in microseconds, and largest sum of all vCPUs' warps, on average over the pCPUs",
+        ),
+    ] = DEFAULT_WARP_MAX_US
+    cache: Annotated[
+        CacheControl,
+        Field(
+            description="last-level cache: off; on: critical VMs of applications with `cache` get ways of their own,"
+            " batch VMs share the rest"
+        ),
+    ] = CacheControl.OFF
+    cache_mount: Annotated[bool, Field(description="mount resctrl for that where it is not mounted")] = False
+    bandwidth_warning: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="warn when a domain's memory traffic is above this share of the most that was measured; 0:"
+            " never",
+        ),
+    ] = 0.9
+    law: Law = field(default_factory=Law)
+    placement: PlacementRules = field(default_factory=PlacementRules)
+    __pydantic_config__: ClassVar = CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class HostSpec(HostIn, Named):
+    """A registered host."""
+
+    adoptions: Adoptions = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """All that the agent of one host needs to know, as the manager answers it.
+    """All that the agent of one host needs to know.
 
-    The ``sources`` of its applications are those that run on this host. ``slot_s`` is the length of the slots in which
-    response times are counted, the same on all hosts of a manager.
+    The ``sources`` of its applications are those that run on this host. ``slot_s`` is the same on all hosts of a
+    manager.
     """
 
     host: HostSpec
     vms: tuple[VmSpec, ...] = ()
     applications: tuple[Application, ...] = ()
-    slot_s: float = 5.0
+    slot_s: Annotated[float, Field(gt=0, description="length of a slot of response times, in seconds")] = 5.0
+    __pydantic_config__: ClassVar = CLOSED

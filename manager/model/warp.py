@@ -99,7 +99,7 @@ class Offer:
     """Whether a host has a mechanism, and what was seen of it."""
 
     mechanism: Mechanism
-    there: Annotated[bool, Field(description="whether this host has it")]
+    available: Annotated[bool, Field(description="whether this host has it")]
     detail: Annotated[SafeText, Field(description="what was seen")]
     __pydantic_config__: ClassVar = CLOSED
 
@@ -122,7 +122,7 @@ _BY_CHOICE: Mapping[Mechanism, str] = {
 
 def standing(offers: Iterable[Offer], use: WarpUse) -> Offer | None:
     """The mechanism that serves without loading anything where that ``use`` was chosen, None where it is not there."""
-    return next((offer for offer in offers if offer.there and offer.mechanism is _STANDING.get(use)), None)
+    return next((offer for offer in offers if offer.available and offer.mechanism is _STANDING.get(use)), None)
 
 
 def chosen_only(offers: Iterable[Offer]) -> str:
@@ -130,7 +130,7 @@ def chosen_only(offers: Iterable[Offer]) -> str:
     return "; ".join(
         f'{_BY_CHOICE[offer.mechanism]} ("warp": "{offer.mechanism}")'
         for offer in offers
-        if offer.there and offer.mechanism in _BY_CHOICE
+        if offer.available and offer.mechanism in _BY_CHOICE
     )
 
 

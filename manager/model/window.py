@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from pydantic_core import core_schema
 
-from manager.model.fields import CLOSED, Percentile
+from manager.model.fields import CLOSED, WIRE, Buckets, EpochS, Name, Percentile, written_as
 from manager.model.histogram import Histogram
 
 
@@ -26,7 +27,7 @@ class SlaState(StrEnum):
 
     MET = "met"
     AT_RISK = "at_risk"
-    MISSED = "missed"
+    VIOLATED = "violated"
     NO_DATA = "no_data"
 
 
@@ -35,25 +36,42 @@ class Ready:
     """A percentile that a source computed itself, in milliseconds: of no use for any other percentile."""
 
     percentile: Percentile
-    time_ms: Annotated[float, Field(ge=0, le=1e9)]
+    percentile_ms: Annotated[float, Field(ge=0, le=1e9)]
     __pydantic_config__: ClassVar = CLOSED
 
 
+def _buckets(histogram: Histogram) -> Mapping[int, int]:
+    return histogram.buckets
+
+
+@dataclass(frozen=True)
+class _OfApplication:
+    __slots__ = ()  # the window has them
+    application: Name
+
+
 @dataclass(frozen=True, slots=True)
-class Window:
+class AssignedWindow:
     """Response times that ended between ``start_s`` and ``end_s`` (seconds since the epoch).
 
-    ``requests`` is the number of requests that were served in that time, None where no source tells: probes measure
-    response times without seeing the requests of others, so it need not be the histogram's count. ``ready`` stands in
-    place of a histogram where the only source answers percentiles.
+    ``requests`` is the number of requests that were served in that time: probes measure response times without seeing
+    the requests of others, so it need not be the histogram's count. ``ready`` stands in place of a histogram where the
+    only source answers percentiles.
     """
 
-    application: str
-    start_s: float
-    end_s: float
-    histogram: Histogram
-    requests: float | None = None
+    start_s: Annotated[EpochS, Field(alias="start")]
+    end_s: Annotated[EpochS, Field(alias="end")]
+    histogram: Annotated[
+        Histogram, written_as(Buckets, Histogram, _buckets, core_schema.dict_schema()), Field(alias="buckets")
+    ]
+    requests: Annotated[Annotated[float, Field(ge=0, le=1e15)] | None, Field(description="null: unknown")] = None
     ready: Ready | None = None
+    __pydantic_config__: ClassVar = WIRE
+
+
+@dataclass(frozen=True, slots=True)
+class Window(AssignedWindow, _OfApplication):
+    """Response times of one application in one interval."""
 
     @property
     def rate_rps(self) -> float | None:
@@ -66,7 +84,7 @@ class Window:
     def percentile_ms(self, percentile: float) -> float | None:
         """A percentile in milliseconds, or None without samples, or where only another percentile is known."""
         if self.ready is not None:
-            return self.ready.time_ms if self.ready.percentile == percentile else None
+            return self.ready.percentile_ms if self.ready.percentile == percentile else None
         time_us = self.histogram.percentile_us(percentile)
         return None if time_us is None else time_us / 1000
 

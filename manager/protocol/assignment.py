@@ -1,63 +1,66 @@
-"""Shapes of assignments."""
+"""Shapes of assignments, and of the answers to reports."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from pydantic import AwareDatetime, Field
+from pydantic import Field
 
-from manager.model.fields import Count, Name, Schema, Text
-from manager.model.window import Ready
-from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
-
-
-class AssignedVm(VmIn):
-    """A VM the host's agent is to manage if it finds it."""
-
-    name: Name
-    adoptions: Count = Field(default=0, description="how often externally modified settings were adopted")
+from manager.model.fields import Count, Name, Schema, Text, adapter_of, fields_of
+from manager.model.registration import Application, Assignment
+from manager.model.window import AssignedWindow, Window
 
 
-class AssignedWindow(Schema):
-    """A recent slot of an application, as a histogram: what came from elsewhere than this host's agent."""
+@dataclass(frozen=True, slots=True)
+class AssignedApplication(Application):
+    """An application with the sources that run on this host, and its recent slots, oldest first.
 
-    start: AwareDatetime
-    end: AwareDatetime
-    buckets: dict[int, Annotated[int, Field(ge=0)]]
-    requests: float | None = None
-    ready: Ready | None = None
+    The slots are what came from elsewhere than this host's agent.
+    """
 
-
-class AssignedApplication(ApplicationIn):
-    """An application with the sources that run on this host, and its recent slots, oldest first."""
-
-    name: Name
-    windows: list[AssignedWindow] = Field(default_factory=list)
+    windows: tuple[AssignedWindow, ...] = ()
 
 
-class AssignedHost(HostIn):
-    """How the host is to be controlled."""
-
-    name: Name
-    adoptions: Count = Field(default=0, description="see AssignedVm")
-
-
-class AssignmentOut(Schema):
+@dataclass(frozen=True, slots=True)
+class AssignmentOut(Assignment):
     """All that an agent needs to know."""
 
-    host: AssignedHost
-    vms: list[AssignedVm]
-    applications: list[AssignedApplication]
-    slot_s: Annotated[float, Field(gt=0, description="length of a slot of response times, in seconds")]
-    digest: str = Field(default="", description="of all but the applications' windows, see the route for slots alone")
+    applications: tuple[AssignedApplication, ...] = ()
+    digest: Annotated[str, Field(description="of all but the applications' windows, see the route for slots alone")] = (
+        ""
+    )
+
+    @property
+    def assignment(self) -> Assignment:
+        """The assignment without slots."""
+        applications = (Application(**fields_of(Application, application)) for application in self.applications)
+        return Assignment(self.host, self.vms, tuple(applications), self.slot_s)
+
+    @property
+    def slots(self) -> dict[str, tuple[Window, ...]]:
+        """The recent slots of each application that has some."""
+        return {
+            application.name: tuple(
+                Window(application.name, **fields_of(AssignedWindow, window)) for window in application.windows
+            )
+            for application in self.applications
+            if application.windows
+        }
+
+
+def read_window(application: str, item: Mapping[str, Any]) -> Window:
+    """A window from JSON that may have more fields. Raises pydantic.ValidationError."""
+    return adapter_of(Window).validate_python({**item, "application": application}, extra="ignore")
 
 
 class SlotsOut(Schema):
     """The recent slots of a host's applications alone, by application, oldest first."""
 
     digest: str = Field(description="of the assignment as it is now: if it is another, ask for that")
-    windows: dict[Name, list[AssignedWindow]]
-    shared: bool = Field(description="whether other hosts have VMs of these applications, and need what this one tells")
+    windows: dict[Name, tuple[AssignedWindow, ...]]
+    shared: bool = Field(description="whether other hosts have VMs of these applications, and need this host's reports")
 
 
 class RefusedItem(Schema):
@@ -65,7 +68,7 @@ class RefusedItem(Schema):
 
     field: Text = Field(description="such as decisions[3].host")
     message: Text
-    id: Text = Field(default="", description="its id, or what else it has of a name")
+    id: Text = Field(default="", description="its id, or another field that names it")
 
 
 class ReportOut(Schema):
@@ -82,5 +85,5 @@ class ReportOut(Schema):
     slots: SlotsOut | None = Field(default=None, description="as they are now, if the report asked for them")
     refused: list[RefusedItem] = Field(
         default_factory=list,
-        description="what was left out because it cannot be accepted; not told to agents of protocol 0",
+        description="what was left out because it cannot be accepted; agents of protocol 0 do not get it",
     )

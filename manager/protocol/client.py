@@ -92,11 +92,11 @@ class Connection:
 
     def _connect(self) -> None:
         """Open the connection, also where the manager has closed it since, so that no request need be sent twice."""
-        kept: socket | None = self._connection.sock
-        if kept is not None:
-            seen = poll()
-            seen.register(kept, POLLIN)
-            if not seen.poll(0):
+        open_socket: socket | None = self._connection.sock
+        if open_socket is not None:
+            closing = poll()
+            closing.register(open_socket, POLLIN)
+            if not closing.poll(0):
                 return
             self._connection.close()
         self._connection.connect()
@@ -137,8 +137,8 @@ class ManagerClient:
         Any status but success and 304 raises ManagerUnavailable with the problem's detail: a redirect comes from
         something that is not a manager.
         """
-        given = {name: value for name, value in (params or {}).items() if value}
-        target = f"{API}{path}" + (f"?{urlencode(given)}" if given else "")
+        query = {name: value for name, value in (params or {}).items() if value}
+        target = f"{API}{path}" + (f"?{urlencode(query)}" if query else "")
         sent = json.dumps(body) if body is not None else content
         all_headers = self._headers | (headers or {})
         if sent is not None:
@@ -152,7 +152,8 @@ class ManagerClient:
         except (OSError, HTTPException) as error:
             raise ManagerUnavailable(f"the manager at {self._url} does not answer: {error}") from error
         if not 200 <= answer.status < 300 and answer.status != HTTPStatus.NOT_MODIFIED:
-            raise ManagerRefused(f"{method} {API}{path}: {_problem(answer)}", answer.status, _fields(answer))
+            problem, fields = _problem(answer)
+            raise ManagerRefused(f"{method} {API}{path}: {problem}", answer.status, fields)
         return answer
 
     def get(self, path: str, **params: str) -> Any:
@@ -164,35 +165,28 @@ class ManagerClient:
 
     def items(self, path: str, limit: int | None = None, **params: str) -> list[Any]:
         """All items of a paginated list, or the first ``limit``."""
-        found: list[Any] = []
+        items: list[Any] = []
         cursor = ""
         while True:
-            page_size = min(1000, limit - len(found)) if limit is not None else 1000
+            page_size = min(1000, limit - len(items)) if limit is not None else 1000
             page = self.get(path, **params, cursor=cursor, limit=str(page_size))
-            found.extend(page["items"])
+            items.extend(page["items"])
             cursor = page["next"] or ""
-            if not cursor or (limit is not None and len(found) >= limit):
-                return found
+            if not cursor or (limit is not None and len(items) >= limit):
+                return items
 
     def close(self) -> None:
         """Close the connection."""
         self._network.close()
 
 
-def _fields(answer: Answer) -> list[tuple[str, str]]:
-    """The bad fields of a problem+json answer, each with what is wrong."""
-    try:
-        return [(str(one["field"]), str(one["message"])) for one in answer.json().get("errors", [])]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return []
-
-
-def _problem(answer: Answer) -> str:
-    """Status and detail of a problem+json answer, with its bad fields."""
+def _problem(answer: Answer) -> tuple[str, list[tuple[str, str]]]:
+    """Status and detail of a problem+json answer, and its bad fields, each with what is wrong."""
     try:
         problem = answer.json()
-        fields = "; ".join(f"{one['field']}: {one['message']}" for one in problem.get("errors", []))
-        return f"{answer.status} {problem['detail']}" + (f" ({fields})" if fields else "")
+        fields = [(str(field["field"]), str(field["message"])) for field in problem.get("errors", [])]
+        words = "; ".join(f"{field}: {message}" for field, message in fields)
+        return f"{answer.status} {problem['detail']}" + (f" ({words})" if words else ""), fields
     except (ValueError, KeyError, TypeError, AttributeError):
-        known = {one.value: one.phrase for one in HTTPStatus}
-        return f"{answer.status} {known.get(answer.status, '')}".rstrip()
+        phrases = {status.value: status.phrase for status in HTTPStatus}
+        return f"{answer.status} {phrases.get(answer.status, '')}".rstrip(), []

@@ -7,7 +7,6 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from manager.model.fields import (
-    Buckets,
     Count,
     DomainName,
     Moment,
@@ -24,7 +23,7 @@ from manager.model.records import DecisionRecord, Event, KnobIndex, TickRecord
 from manager.model.registration import Mode
 from manager.model.source import SourceStatus
 from manager.model.warp import Mechanism
-from manager.model.window import Ready
+from manager.model.window import Window
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]
 
@@ -161,6 +160,11 @@ class BatchStatus(Schema):
 
 MOST_BUSY_VMS = 32
 MOST_VCPUS = 256
+MOST_PCPUS = 8192
+
+
+PcpuNumber = Annotated[str, Field(pattern="^[0-9]{1,5}$")]
+PcpuShare = Annotated[float, Field(ge=0, le=1, description="of the pCPU's time")]
 
 
 class VcpusStatus(Schema):
@@ -185,8 +189,10 @@ class TickStatus(Schema):
     mode: Mode
     policy: Name
     libvirt_connected: bool
-    critical_cpu_share: Share | None = Field(default=None, description="share used by critical VMs")
-    batch_cpu_share: Share | None = Field(default=None, description="share used by batch VMs")
+    critical_cpu_share: Share | None = Field(
+        default=None, description="share used by critical VMs; null: the first tick, which measures nothing"
+    )
+    batch_cpu_share: Share | None = Field(default=None, description="share used by batch VMs; null as above")
     batch: BatchStatus | None = Field(default=None, description="null: no batch VM is controlled")
     observed: list[KnobChange] = Field(
         default_factory=list, description="of the host itself: what is not written because of mode observe"
@@ -200,6 +206,12 @@ class TickStatus(Schema):
         default=None, description="for so long no tick has ended, at the last report; null: ticks go on"
     )
     discovery_age_s: float | None = Field(default=None, ge=0, description="since libvirt last listed all domains")
+    busy_pcpus: dict[PcpuNumber, PcpuShare] = Field(
+        default_factory=dict,
+        max_length=MOST_PCPUS,
+        description="measured busy share of each managed pCPU in the last interval, by its number; empty: not known,"
+        " as at the first tick",
+    )
     busy_vcpus: list[VcpusStatus] = Field(
         default_factory=list,
         max_length=MOST_BUSY_VMS,
@@ -208,17 +220,6 @@ class TickStatus(Schema):
     limited: list[Text] = Field(
         default_factory=list, description="what was assigned and is not done: the agent's own settings forbid it"
     )
-
-
-class WindowBody(Schema):
-    """All that a host's agent knows of one slot of an application; it replaces what it said of the slot before."""
-
-    application: Name
-    start: Moment
-    end: Moment
-    buckets: Buckets
-    requests: Annotated[float, Field(ge=0, le=1e15)] | None = Field(default=None, description="null: unknown")
-    ready: Ready | None = None
 
 
 class ReportIn(Schema):
@@ -241,7 +242,9 @@ class ReportIn(Schema):
         default=None, max_length=5000, description="all that run; null: unchanged since last time"
     )
     findings: Findings | None = Field(default=None, description="null: not looked again since last time")
-    windows: list[WindowBody] = Field(default_factory=list, max_length=1000)
+    windows: list[Window] = Field(
+        default_factory=list, max_length=1000, description="each replaces what was reported of its slot before"
+    )
     ticks: list[TickRecord] = Field(default_factory=list, max_length=500)
     decisions: list[DecisionRecord] = Field(default_factory=list, max_length=1000)
     events: list[Event] = Field(default_factory=list, max_length=1000)

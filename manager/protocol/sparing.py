@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json, to_json
 
-Model = TypeVar("Model", bound=BaseModel)
+from manager.model.fields import adapter_of
+
+Model = TypeVar("Model")
 Place = tuple[str, int | None]
 """A field of the body, and the number of an item where the field is a list."""
 
@@ -44,7 +46,7 @@ def read_sparing(
     ``parts`` are fields that may be null. Raises ValidationError where anything else cannot be accepted.
     """
     try:
-        return Sparing(model.model_validate_json(content, strict=strict, extra="ignore"), (), {})
+        return Sparing(adapter_of(model).validate_json(content, strict=strict, extra="ignore"), (), {})
     except ValidationError as error:
         first: dict[Place, ErrorDetails] = {}
         for detail in error.errors(include_url=False):
@@ -59,7 +61,7 @@ def read_sparing(
             numbers.setdefault(name, list(range(len(body[name])))).remove(index)
     body |= {name: [body[name][index] for index in kept] for name, kept in numbers.items()}
     rest = to_json(body, inf_nan_mode="constants")
-    return Sparing(model.model_validate_json(rest, strict=strict, extra="ignore"), spoilt, numbers)
+    return Sparing(adapter_of(model).validate_json(rest, strict=strict, extra="ignore"), spoilt, numbers)
 
 
 def _place(

@@ -1,22 +1,27 @@
 """What another policy would have decided on recorded data.
 
-Open loop: the policy sees the response times and the CPU use that were recorded under other weights, which do not react
-to what it decides. So what it decides is an estimate, and the less its weights are like the recorded ones, the rougher.
+Open loop: recorded response times and CPU use do not react to what the policy decides. So its decisions are an
+estimate, and the less its weights are like the recorded ones, the rougher.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median
+from typing import Annotated, ClassVar
+
+from pydantic import Field
 
 from manager.control.batch import BatchMemory, guard_batch
 from manager.control.judged_windows import latest
 from manager.control.resolve import validate
 from manager.control.sla import sla_state
 from manager.model.decision import ApplicationView, Decision, Memory, Snapshot, VmView
+from manager.model.fields import WIRE, EpochS, Name
 from manager.model.host import WeightScale
 from manager.model.knobs import Knob
 from manager.model.law import Law
@@ -35,9 +40,9 @@ _CLOCK_S = 1e-6  # times in files have microseconds
 
 @dataclass(frozen=True, slots=True)
 class VmStep:
-    """A VM after one tick: the weight it had as recorded, and the one the policy wants, with its reason.
+    """A VM after one tick: its recorded weight, and the policy's with its reason; None for a VM without a weight.
 
-    Both are None where the VM has no weight. ``decided`` is False where nothing was decided at that tick.
+    ``decided`` is False where nothing was decided at that tick.
     """
 
     vm: str
@@ -59,33 +64,31 @@ class ReplayStep:
 
 @dataclass(frozen=True, slots=True)
 class WeightChange:
-    """The policy wants another weight than at the tick before; ``recorded`` is the one the VM had after the tick."""
+    """Another weight than at the tick before; ``recorded`` is the VM's after the tick."""
 
-    time_s: float
-    vm: str
+    time_s: Annotated[EpochS, Field(alias="at")]
+    vm: Name
     recorded: int | None
     before: int | None
     after: int | None
     reason: str
+    __pydantic_config__: ClassVar = WIRE
 
 
 @dataclass(frozen=True, slots=True)
 class AppSummary:
-    """An application over the recording: ticks with a known SLA state, those with a missed one, and ranges of weights.
-
-    The ranges are those of all its VMs; None without any.
-    """
+    """An application's ticks with a known SLA state, those in violation, and ranges of its VMs' weights, if any."""
 
     application: str
     judged: int
-    missed: int
+    violated: int
     recorded: tuple[int, int] | None
     replayed: tuple[int, int] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a policy would have decided. ``left_out`` are VMs that ticks tell of, but that are not registered now."""
+    """What a policy would have decided. ``left_out``: recorded VMs that are not registered now."""
 
     policy: str
     law: Law
@@ -94,23 +97,28 @@ class Replay:
     left_out: tuple[str, ...]
     notes: tuple[str, ...]
 
+    @property
+    def problems(self) -> list[str]:
+        """Why nothing was decided, each with the number of ticks."""
+        counts = Counter(step.problem for step in self.steps if step.problem)
+        return [f"{count} of {len(self.steps)} ticks: {problem}" for problem, count in counts.items()]
+
 
 def replay(recording: Recording, policy: Policy, law: Law, stale_s: float, min_samples: int) -> Replay:
-    """Let ``policy`` with ``law`` decide at each recorded tick, with the memory of its decision before.
+    """Let ``policy`` with ``law`` decide at each recorded tick, with its memory and weights of the tick before.
 
-    It sees VMs with the weights that it would have set at the tick before. ``stale_s`` and ``min_samples`` judge the
-    SLAs as the settings of the same names do.
+    ``stale_s`` and ``min_samples`` judge the SLAs as the settings of the same names do.
     """
     run = _Run(recording, policy, law, stale_s, min_samples)
     steps = tuple(run.step(tick) for tick in recording.ticks)
     return Replay(policy.name, law, run.interval_s, steps, tuple(sorted(run.left_out)), tuple(run.notes))
 
 
-def changes(found: Replay) -> tuple[WeightChange, ...]:
-    """All changes of weights that the policy would have made, in order of time and VM; the first weights are some."""
+def changes(replayed: Replay) -> tuple[WeightChange, ...]:
+    """All changes of weights by the policy, by time and VM; the first weights count as changes."""
     result: list[WeightChange] = []
     before: dict[str, int | None] = {}
-    for step in found.steps:
+    for step in replayed.steps:
         for vm in step.vms:
             if vm.decided and vm.replayed is not None and before.get(vm.vm) != vm.replayed:
                 change = WeightChange(step.time_s, vm.vm, vm.recorded, before.get(vm.vm), vm.replayed, vm.reason)
@@ -119,17 +127,17 @@ def changes(found: Replay) -> tuple[WeightChange, ...]:
     return tuple(result)
 
 
-def summaries(found: Replay, recording: Recording) -> tuple[AppSummary, ...]:
+def summaries(replayed: Replay, recording: Recording) -> tuple[AppSummary, ...]:
     """One for each registered application."""
     result: list[AppSummary] = []
     for application in recording.assignment.applications:
-        states = [step.sla[application.name] for step in found.steps]
-        vms = [vm for step in found.steps for vm in step.vms if vm.vm in application.vms]
+        states = [step.sla[application.name] for step in replayed.steps]
+        vms = [vm for step in replayed.steps for vm in step.vms if vm.vm in application.vms]
         result.append(
             AppSummary(
                 application.name,
-                sum(state is not SlaState.NO_DATA for state in states),
-                sum(state is SlaState.MISSED for state in states),
+                len(states) - states.count(SlaState.NO_DATA),
+                states.count(SlaState.VIOLATED),
                 _range([vm.recorded for vm in vms]),
                 _range([vm.replayed for vm in vms]),
             )
@@ -138,7 +146,7 @@ def summaries(found: Replay, recording: Recording) -> tuple[AppSummary, ...]:
 
 
 class _Run:
-    """The state from tick to tick: the policy's memory, and the weights it has set."""
+    """State from tick to tick: the policy's memory, and its weights."""
 
     def __init__(self, recording: Recording, policy: Policy, law: Law, stale_s: float, min_samples: int) -> None:
         self._recording = recording
@@ -147,16 +155,16 @@ class _Run:
         self._stale_s = stale_s
         self._min_samples = min_samples
         self._specs = {spec.name: spec for spec in recording.assignment.vms}
-        self._known = {vm.vm: vm for vm in recording.vms}
+        self._recorded = {vm.vm: vm for vm in recording.vms}
         self._serving = {
             vm: (application.name, tier.name)
             for application in recording.assignment.applications
             for tier in application.tiers
             for vm in tier.vms
         }
-        self._windows: dict[str, list[Window]] = {}
+        self._windows: defaultdict[str, list[Window]] = defaultdict(list)
         for window in recording.windows:
-            self._windows.setdefault(window.application, []).append(window)
+            self._windows[window.application].append(window)
         self._written = {
             (record.time_s, record.vm): int(record.after)
             for record in recording.decisions
@@ -185,10 +193,10 @@ class _Run:
                     weight, reason = self._original(view.name, scale), f"{self._policy.name}: not named"
                 else:
                     weight, reason = scale.clamp(goal.weight), goal.reason
-            was = recorded[view.name]
-            held = self._written.get((tick.time_s, view.name), was.weight)
-            steps.append(VmStep(view.name, held, weight, reason, decision is not None))
-            if was.mode == Mode.ENFORCE:  # otherwise nothing is written, so it keeps the weight it has
+            vm = recorded[view.name]
+            recorded_weight = self._written.get((tick.time_s, view.name), vm.weight)
+            steps.append(VmStep(view.name, recorded_weight, weight, reason, decision is not None))
+            if vm.mode == Mode.ENFORCE:  # else nothing is written, and it keeps its weight
                 weights[view.name] = weight
         self._weights = weights
         return ReplayStep(
@@ -199,7 +207,7 @@ class _Run:
         )
 
     def _decide(self, snapshot: Snapshot) -> tuple[Decision | None, str]:
-        """What the policy decides, or None and why nothing is changed; checked as the control loop does."""
+        """What the policy decides, or None and why nothing is; checked as in the control loop."""
         if snapshot.host.mode is Mode.RELEASED:
             return None, "the host was released"
         try:
@@ -235,12 +243,12 @@ class _Run:
         )
 
     def _view(self, vm: VmTick, spec: VmSpec) -> VmView:
-        known = self._known.get(vm.vm)
+        recorded = self._recorded.get(vm.vm)
         application, tier = self._serving.get(vm.vm, (None, None))
         weight = self._weights.get(vm.vm, vm.weight)
         return VmView(
             spec,
-            vcpus=known.vcpus if known else 0,
+            vcpus=recorded.vcpus if recorded else 0,
             cpu_share=vm.cpu_share,
             run_delay_share=vm.run_delay_share,
             mode=Mode(vm.mode),
@@ -250,23 +258,23 @@ class _Run:
         )
 
     def _slots(self, application: str, now_s: float) -> tuple[Window, ...]:
-        """The windows that had ended by then, as far back as agents remember, oldest first."""
-        windows = self._windows.get(application, [])
+        """The windows that had ended, as far back as agents remember, oldest first."""
+        windows = self._windows[application]
         last = bisect_right(windows, now_s + _CLOCK_S, key=lambda window: window.end_s)
         first = bisect_right(windows, now_s - LOOK_BACK_S, hi=last, key=lambda window: window.end_s)
         return tuple(windows[first:last])
 
     def _original(self, vm: str, scale: WeightScale) -> int:
-        known = self._known.get(vm)
-        return scale.default if known is None or known.original_weight is None else known.original_weight
+        recorded = self._recorded.get(vm)
+        return scale.default if recorded is None or recorded.original_weight is None else recorded.original_weight
 
 
 def _interval_s(ticks: Sequence[TickRecord], slot_s: float) -> float:
-    """The usual time between ticks, which is not recorded as such; that of a slot with a single tick."""
+    """The median time between ticks; for a single one the length of a slot."""
     gaps = [after.time_s - before.time_s for before, after in pairwise(ticks)]
     return max(round(median(gaps), 2), 0.01) if gaps else slot_s
 
 
 def _range(weights: Sequence[int | None]) -> tuple[int, int] | None:
-    known = [weight for weight in weights if weight is not None]
-    return (min(known), max(known)) if known else None
+    present = [weight for weight in weights if weight is not None]
+    return (min(present), max(present)) if present else None

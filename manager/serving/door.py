@@ -77,7 +77,7 @@ class DoorSocket(socket.socket):
 
 
 class Guests:
-    """All connections of a server. Used by the thread of its loop alone; ``clock`` tells seconds that only grow."""
+    """All connections of a server. Used by the thread of its loop alone; ``clock`` returns seconds that only grow."""
 
     def __init__(self, limits: GuestLimits, free: frozenset[str], clock: Callable[[], float] = time.monotonic) -> None:
         """Addresses in ``free``, such as a proxy's, have no limit of their own."""
@@ -89,18 +89,27 @@ class Guests:
         self._unknown: dict[str, OrderedDict[Key, DoorSocket]] = {}
         self._count = 0
         self._closed = 0
+        self.on_first: Callable[[], object] = lambda: None
+        """Called when a connection comes and there was none."""
+
+    @property
+    def present(self) -> bool:
+        """Whether there is any connection."""
+        return bool(self._all)
 
     def enter(self, guest: DoorSocket) -> None:
         """Let one in; another may have to leave."""
+        if not self._all:
+            self.on_first()
         self._all[guest.key] = guest
         guest.guests = self
         guest.since_s = self._clock()
         address = guest.key[0]
-        own = self._unknown.setdefault(address, OrderedDict())
-        own[guest.key] = guest
+        unknown = self._unknown.setdefault(address, OrderedDict())
+        unknown[guest.key] = guest
         self._count += 1
-        if len(own) > self.limits.address and address not in self._free:
-            self._displace(own)
+        if len(unknown) > self.limits.address and address not in self._free:
+            self._displace(unknown)
         elif self._count > self.limits.all:
             self._displace(max(self._unknown.values(), key=len))
 
@@ -124,9 +133,9 @@ class Guests:
         """A request was answered: it waits again, and from now on."""
         guest.busy = False
         guest.since_s = self._clock()
-        own = self._unknown.get(guest.key[0])
-        if own is not None and guest.key in own:
-            own.move_to_end(guest.key)
+        unknown = self._unknown.get(guest.key[0])
+        if unknown is not None and guest.key in unknown:
+            unknown.move_to_end(guest.key)
 
     def forget(self, guest: DoorSocket) -> None:
         """It was closed."""
@@ -165,10 +174,10 @@ class Guests:
 
     def _take(self, guest: DoorSocket) -> None:
         """Count it no more among those whose sender is not known."""
-        own = self._unknown.get(guest.key[0])
-        if own is not None and own.pop(guest.key, None) is not None:
+        unknown = self._unknown.get(guest.key[0])
+        if unknown is not None and unknown.pop(guest.key, None) is not None:
             self._count -= 1
-            if not own:
+            if not unknown:
                 del self._unknown[guest.key[0]]
 
 

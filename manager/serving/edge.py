@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-from manager.serving.door import DoorSocket, Guests
+from manager.serving.door import Guests
 from manager.serving.exchange import Environ, Exchange, Lane, WsgiApp
 from manager.serving.pool import Pool
 from manager.serving.wsgi import PIECE_BYTES, Scope, WsgiAnswer, environ_of, run
@@ -54,10 +54,6 @@ class _Gone(Exception):
     """Nobody waits for an answer."""
 
 
-class _TooLarge(Exception):
-    """A body is larger than what was allowed."""
-
-
 class Edge:
     """The ASGI application. Used by the thread of the server's loop alone."""
 
@@ -70,115 +66,144 @@ class Edge:
         trusted_proxy: str,
         limits: EdgeLimits,
     ) -> None:
-        """``lane_of`` tells by the path in which of the pools a request is answered."""
-        self._app = app
-        self._pools = pools
-        self._lane_of = lane_of
-        self._guests = guests
-        self._trusted_proxy = trusted_proxy
-        self._limits = limits
-        self._held_bytes = 0
-        self._lingering = 0
+        """``lane_of`` says by the path in which of the pools a request is answered."""
+        self.app = app
+        self.pools = pools
+        self.lane_of = lane_of
+        self.guests = guests
+        self.trusted_proxy = trusted_proxy
+        self.limits = limits
+        self.held_bytes = 0
+        self.lingering = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        exchange = Exchange(_has_body(scope))
-        guest = self._guests.find(scope["client"])
+        await _ServedRequest(self, scope, receive, send).run()
+
+
+class _ServedRequest:
+    """One request to an edge, and the connection it came by."""
+
+    def __init__(self, edge: Edge, scope: Scope, receive: Receive, send: Send) -> None:
+        self._edge, self._limits = edge, edge.limits
+        self._scope, self._receive, self._send = scope, receive, send
+        self._guest = edge.guests.find(scope["client"])
+        self._has_body = any(
+            name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 ") != b"")
+            for name, value in scope["headers"]
+        )
+        self._exchange = Exchange(self._has_body, trusted=self._guest is not None and self._guest.trusted)
+        self._held_bytes = 0
+
+    async def run(self) -> None:
+        """Answer it."""
+        guest, whole = self._guest, False
         if guest is not None:
-            self._guests.begin(guest)
-            if guest.trusted:
-                exchange.trust()
-        whole = False
+            self._edge.guests.begin(guest)
         try:
-            await self._answer(scope, receive, send, exchange, guest)
+            await self._answer()
             whole = True
         except (_Gone, TimeoutError):
-            log.debug("nobody takes the answer to %s %s", scope["method"], scope["raw_path"])
+            log.debug("nobody takes the answer to %s %s", self._scope["method"], self._scope["raw_path"])
         except Exception:
-            log.exception("%s %s", scope["method"], scope["raw_path"])
+            log.exception("%s %s", self._scope["method"], self._scope["raw_path"])
         finally:
-            exchange.leave()
+            self._exchange.gone = True
             if guest is not None:
-                self._guests.end(guest)
+                self._edge.guests.end(guest)
                 if not whole:
                     guest.cut()
         if not whole:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._limits.linger_s):  # the server hears of it before this ends
-                    while (await receive())["type"] != "http.disconnect":
-                        pass
+                async with asyncio.timeout(self._limits.linger_s):  # the server notices before this ends
+                    await self._until_gone()
 
-    async def _answer(
-        self, scope: Scope, receive: Receive, send: Send, exchange: Exchange, guest: DoorSocket | None
-    ) -> None:
-        held = _Held(self)
+    async def _answer(self) -> None:
+        exchange, app = self._exchange, self._edge.app
         try:
-            environ = environ_of(scope, exchange, self._trusted_proxy)
-            lane = self._lane_of(environ["PATH_INFO"])
-            pool = self._pools[lane]
+            environ = environ_of(self._scope, exchange, self._edge.trusted_proxy)
+            lane = self._edge.lane_of(environ["PATH_INFO"])
+            pool = self._edge.pools[lane]
             if pool.full:
                 raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests wait already, try again")
             if exchange.undecided:
-                refusal = await pool.run(lambda: run(self._app, dict(environ), streams=False))
-                self._learn(exchange, guest)
+                refusal = await pool.run(lambda: run(app, dict(environ), streams=False))
+                self._learn()
                 if exchange.limit_bytes is None:
-                    await self._refuse(scope, receive, send, refusal)
+                    await self._refuse(refusal)
                     return
                 refusal.close()
                 exchange.undecided = False
-                await self._take_body(environ, receive, exchange.limit_bytes, held)
+                await self._take_body(environ, exchange.limit_bytes)
             if lane is Lane.STREAM:
-                await self._stream(pool, environ, receive, send, exchange, guest)
+                await self._stream(pool, environ)
                 return
-            answer = await pool.run(lambda: run(self._app, environ, streams=False))
-            self._learn(exchange, guest)
+            answer = await pool.run(lambda: run(app, environ, streams=False))
+            self._learn()
         except _Refused as refused:
-            await self._refuse(scope, receive, send, _problem(refused))
+            await self._refuse(_problem(refused))
             return
         finally:
-            held.release()
-        await self._send(send, answer)
+            self._edge.held_bytes -= self._held_bytes
+        await self._deliver(answer)
 
-    def _learn(self, exchange: Exchange, guest: DoorSocket | None) -> None:
-        if guest is not None and exchange.trusted:
-            self._guests.trust(guest)
+    def _learn(self) -> None:
+        if self._guest is not None and self._exchange.trusted:
+            self._edge.guests.trust(self._guest)
 
-    async def _take_body(self, environ: Environ, receive: Receive, limit_bytes: int, held: _Held) -> None:
-        body = environ["wsgi.input"]
+    async def _take_body(self, environ: Environ, limit_bytes: int) -> None:
+        """The body into the environment; where it is too large nothing but its size, and the application says so."""
+        body = io.BytesIO()
         try:
             async with asyncio.timeout(self._limits.body_s):
-                size = await _read(receive, body, limit_bytes, held)
+                size = await self._read(body, limit_bytes)
         except TimeoutError:
             detail = f"the body did not come within {self._limits.body_s:g} s"
             raise _Refused(HTTPStatus.REQUEST_TIMEOUT, detail) from None
-        except _TooLarge:
-            environ["wsgi.input"], size = io.BytesIO(), limit_bytes + 1  # the application says so
+        environ["wsgi.input"] = body if size <= limit_bytes else io.BytesIO()
         environ["CONTENT_LENGTH"] = str(size)
         environ.pop("HTTP_TRANSFER_ENCODING", None)
         body.seek(0)
 
-    async def _stream(
-        self, pool: Pool, environ: Environ, receive: Receive, send: Send, exchange: Exchange, guest: DoorSocket | None
-    ) -> None:
+    async def _read(self, body: io.BytesIO, limit_bytes: int) -> int:
+        """Read the body; the size of it, or of what came until it was too large."""
+        size, more = 0, True
+        while more:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit_bytes:
+                return limit_bytes + 1
+            if self._edge.held_bytes + len(part) > self._limits.held_bytes:
+                raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many large requests are under way, try again")
+            self._edge.held_bytes += len(part)
+            self._held_bytes += len(part)
+            body.write(part)
+            more = message.get("more_body", False)
+        return size
+
+    async def _stream(self, pool: Pool, environ: Environ) -> None:
         """Have a thread make the parts of an answer, each when the one before was taken."""
         loop = asyncio.get_running_loop()
-        watch = asyncio.create_task(_until_gone(receive, exchange))
+        watch = asyncio.create_task(self._until_gone())
 
         def push(message: Any) -> None:
             """Called in the thread. Raises TimeoutError, _Gone."""
-            sending = asyncio.run_coroutine_threadsafe(self._within(send(message)), loop)
+            sending = asyncio.run_coroutine_threadsafe(self._within(self._send(message)), loop)
             sending.result(2 * self._limits.answer_s)
-            if exchange.gone:
+            if self._exchange.gone:
                 raise _Gone
 
         def work() -> None:
-            answer = run(self._app, environ, streams=True)
+            answer = run(self._edge.app, environ, streams=True)
             try:
-                loop.call_soon_threadsafe(self._learn, exchange, guest)
+                loop.call_soon_threadsafe(self._learn)
                 push(_start(answer))
                 for piece in answer.pieces:
-                    push({"type": "http.response.body", "body": piece, "more_body": True})
-                push({"type": "http.response.body", "body": b"", "more_body": False})
+                    push(_part(piece, more=True))
+                push(_part(b""))
             finally:
                 answer.close()
 
@@ -191,101 +216,51 @@ class Edge:
         async with asyncio.timeout(self._limits.answer_s):
             await sending
 
-    async def _send(self, send: Send, answer: WsgiAnswer, *, end: bool = True) -> None:
+    async def _deliver(self, answer: WsgiAnswer, *, end: bool = True) -> None:
         try:
             async with asyncio.timeout(self._limits.answer_s):
-                await send(_start(answer))
+                await self._send(_start(answer))
                 for whole in answer.pieces:
                     for begin in range(0, len(whole), PIECE_BYTES):
-                        piece = whole[begin : begin + PIECE_BYTES]
-                        await send({"type": "http.response.body", "body": piece, "more_body": True})
+                        await self._send(_part(whole[begin : begin + PIECE_BYTES], more=True))
                 if end:
-                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    await self._send(_part(b""))
         finally:
             answer.close()
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send, answer: WsgiAnswer) -> None:
+    async def _refuse(self, answer: WsgiAnswer) -> None:
         """Answer without the body, of which a little is passed over."""
-        if not _has_body(scope):
-            await self._send(send, answer)
+        if not self._has_body:
+            await self._deliver(answer)
             return
         closing = replace(answer, headers=[*answer.headers, (b"connection", b"close")])
-        await self._send(send, closing, end=False)
-        waits = any(name == b"expect" for name, _ in scope["headers"])  # for leave to send it, which it does not get
-        if not waits and self._lingering < self._limits.lingering:
-            self._lingering += 1
+        await self._deliver(closing, end=False)
+        waits = any(
+            name == b"expect" for name, _ in self._scope["headers"]
+        )  # for leave to send it, which it never gets
+        if not waits and self._edge.lingering < self._limits.lingering:
+            self._edge.lingering += 1
             try:
-                with contextlib.suppress(TimeoutError, _Gone):
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._limits.linger_s):
-                        await _pass_over(receive)
+                        while (await self._receive()).get("more_body", False):
+                            pass
             finally:
-                self._lingering -= 1
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                self._edge.lingering -= 1
+        await self._send(_part(b""))
 
-    def hold(self, size: int) -> None:
-        """Count bytes in memory. Raises _Refused where they are too many."""
-        if self._held_bytes + size > self._limits.held_bytes:
-            raise _Refused(HTTPStatus.SERVICE_UNAVAILABLE, "too many large requests are under way, try again")
-        self._held_bytes += size
-
-    def release(self, size: int) -> None:
-        """They are in memory no more."""
-        self._held_bytes -= size
-
-
-class _Held:
-    """What one request has of the bytes that bodies may take."""
-
-    def __init__(self, edge: Edge) -> None:
-        self._edge = edge
-        self._bytes = 0
-
-    def add(self, size: int) -> None:
-        """Raises _Refused."""
-        self._edge.hold(size)
-        self._bytes += size
-
-    def release(self) -> None:
-        self._edge.release(self._bytes)
-        self._bytes = 0
-
-
-async def _read(receive: Receive, body: io.BytesIO, limit_bytes: int, held: _Held) -> int:
-    size = 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise _Gone
-        part = message.get("body", b"")
-        size += len(part)
-        if size > limit_bytes:
-            raise _TooLarge
-        held.add(len(part))
-        body.write(part)
-        if not message.get("more_body", False):
-            return size
-
-
-async def _pass_over(receive: Receive) -> None:
-    while (message := await receive())["type"] != "http.disconnect" and message.get("more_body", False):
-        pass
-
-
-async def _until_gone(receive: Receive, exchange: Exchange) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    exchange.leave()
-
-
-def _has_body(scope: Scope) -> bool:
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value.strip(b"0 ") != b"")
-        for name, value in scope["headers"]
-    )
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._exchange.gone = True
 
 
 def _start(answer: WsgiAnswer) -> dict[str, Any]:
     return {"type": "http.response.start", "status": answer.status, "headers": answer.headers}
+
+
+def _part(body: bytes, *, more: bool = False) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": body, "more_body": more}
 
 
 def _problem(refused: _Refused) -> WsgiAnswer:

@@ -1,9 +1,9 @@
-"""What a server and its application tell each other about one request, beside WSGI."""
+"""What a server and its application exchange about one request, beside WSGI."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -31,39 +31,18 @@ class Lane(StrEnum):
     STREAM = "stream"
 
 
+@dataclass(slots=True)
 class Exchange:
-    """One request. Thread-safe.
+    """One request, used by the server's loop and by the thread that answers it.
 
     An application is called twice for a request with a body: first while ``undecided``, with an empty body, when it
-    answers with an error or calls ``allow_body``; then, if it did, with the body. What it keeps in ``kept`` at the
-    first call is there at the second.
+    answers with an error or sets ``limit_bytes``; then, if it did, with the body, and answers a larger one with 413.
+    What it keeps in ``kept`` at the first call is there at the second. It sets ``trusted`` where it knows the sender:
+    the connection gives way to no other then and may be idle for longer. ``gone``: nobody reads the answer any more.
     """
 
-    def __init__(self, has_body: bool) -> None:
-        self.undecided = has_body
-        self.limit_bytes: int | None = None
-        self.kept: Any = None
-        self._trusted = False
-        self._gone = threading.Event()
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the application knows who asks."""
-        return self._trusted
-
-    def trust(self) -> None:
-        """The application knows who asks: the connection gives way to no other and may be idle for longer."""
-        self._trusted = True
-
-    def allow_body(self, limit_bytes: int) -> None:
-        """Read the body, up to a limit, and call the application again. A larger body gets 413 from that call."""
-        self.limit_bytes = limit_bytes
-
-    @property
-    def gone(self) -> bool:
-        """Whether nobody reads the answer any more."""
-        return self._gone.is_set()
-
-    def leave(self) -> None:
-        """Nobody reads the answer any more."""
-        self._gone.set()
+    undecided: bool
+    limit_bytes: int | None = None
+    kept: Any = None
+    trusted: bool = False
+    gone: bool = False

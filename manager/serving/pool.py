@@ -31,7 +31,7 @@ class Pool:
         return self._unfinished >= self._most
 
     def submit(self, work: Callable[[], Result]) -> Future[Result]:
-        """Have a job done; its future tells the end."""
+        """Have a job done; its future has the result."""
         future: Future[Result] = Future()
         with self._lock:
             self._unfinished += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import socket
 import ssl
@@ -26,6 +27,7 @@ _DRAIN_S = 10
 _HUNG_S = 30.0
 _TLS_BYTES = 32 * 1024
 _TURN_S = 0.5
+_IDLE_TURN_S = 10.0
 _HEAD_BYTES = 32 * 1024
 _PROBE_THREADS = 2
 _MOST_WAITING = 1024
@@ -49,22 +51,42 @@ class Lanes:
 
 
 class _Server(uvicorn.Server):
-    """Looks around twice a second, not ten times: an agent that has nothing to do sleeps."""
+    """Turns twice a second while there are connections, else when one comes: an idle agent sleeps."""
 
-    def __init__(self, config: uvicorn.Config, turned: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, guests: Guests, turned: Callable[[], None]) -> None:
         super().__init__(config)
-        self._turned = turned
+        self._guests, self._turned = guests, turned
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        guests.on_first = self._woken.set
 
     async def main_loop(self) -> None:
         """Until it should exit."""
+        self._loop = asyncio.get_running_loop()
         while not await self.on_tick(0):
             self._turned()
-            await asyncio.sleep(_TURN_S)
+            if self._guests.present:
+                await asyncio.sleep(_TURN_S)
+            else:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_IDLE_TURN_S):
+                        await self._woken.wait()
+            self._woken.clear()
         self._turned()
+
+    def stop(self) -> None:
+        """Exit soon. Called in any thread."""
+        self.should_exit = True
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it has exited already
+                self._loop.call_soon_threadsafe(self._woken.set)
 
 
 class HttpServer:
-    """Serves an application with uvicorn. It listens from its creation on, so that a bad address is known at once."""
+    """Serves an application with uvicorn. It listens from its creation on, so that a bad address is known at once.
+
+    ``addresses`` are where it listens.
+    """
 
     def __init__(
         self,
@@ -103,25 +125,21 @@ class HttpServer:
         self._guests = Guests(guests or (TLS_LIMITS if tls else GuestLimits()), frozenset({trusted_proxy} - {""}))
         for door in self._doors:
             door.guests = self._guests
-        self._addresses = [door.getsockname()[:2] for door in self._doors if door.family != socket.AF_UNIX]
+        tcp = (door.getsockname() for door in self._doors if door.family != socket.AF_UNIX)
+        self.addresses = [(str(name[0]), int(name[1])) for name in tcp]
         self._pools = {
             Lane.WORK: Pool("http", lanes.threads, _MOST_WAITING),
             Lane.PROBE: Pool("probe", _PROBE_THREADS, _MOST_PROBES),
             Lane.STREAM: Pool("stream", lanes.streams, 0),
         }
         application = Edge(app, self._pools, lanes.of, self._guests, trusted_proxy, edge or EdgeLimits())
-        self._server = _Server(_config(application, tls), self._turn)
+        self._server = _Server(_config(application, tls), self._guests, self._turn)
         self._scheme = "https" if tls else "http"
         self._turned_s = time.monotonic()
         self._probe: tuple[float, concurrent.futures.Future[None]] | None = None
         if tls is not None:
             _shrink_tls_buffers()
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-
-    @property
-    def addresses(self) -> list[tuple[str, int]]:
-        """Where it listens."""
-        return [(str(host), int(port)) for host, port in self._addresses]
 
     def hanging(self) -> str:
         """What hangs, empty for nothing: the loop that takes requests, or all threads that answer them."""
@@ -145,7 +163,7 @@ class HttpServer:
 
     def close(self) -> None:
         """Take no more connections, answer what was asked (for up to 10 s), and end."""
-        self._server.should_exit = True
+        self._server.stop()
         if self._thread.is_alive():
             self._thread.join()
         for door in self._doors:

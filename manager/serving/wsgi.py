@@ -115,12 +115,12 @@ def run(app: WsgiApp, environ: Environ, *, streams: bool) -> WsgiAnswer:
         close()
         raise
     status, headers = began[-1]
-    kept = [
+    end_to_end = [
         (name.lower().encode("latin-1"), value.encode("latin-1"))
         for name, value in headers
         if name.lower() not in _HOP_BY_HOP
     ]
-    return WsgiAnswer(int(status[:3]), kept, pieces, close)
+    return WsgiAnswer(int(status[:3]), end_to_end, pieces, close)
 
 
 def _path(raw_path: bytes) -> bytes:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
+from operator import attrgetter
 from statistics import fmean
 
 from manager.errors import SettingsError
-from manager.sim.results import RunResult
+from manager.sim.results import RunResult, mean_excess
 from manager.sim.scenario import Scenario
 from manager.sim.simulation import Simulation
 from policies.base import Policy
@@ -23,14 +24,15 @@ WORSE_BY = 0.005
 
 def installed() -> dict[str, Policy]:
     """The installed policies by name."""
-    return {name: one.policy for name, one in load_policies().items()}
+    return {name: installation.policy for name, installation in load_policies().items()}
 
 
 def check_policy(name: str) -> str:
     """``name``, of an installed policy with or without ``:published``. Raises SettingsError."""
-    known = installed()
-    if name.removesuffix(PUBLISHED) not in known:
-        raise SettingsError(f"policy {name!r} is not installed: use {', '.join(known)}, or one with {PUBLISHED} added")
+    if name.removesuffix(PUBLISHED) not in (policies := installed()):
+        raise SettingsError(
+            f"policy {name!r} is not installed: use {', '.join(policies)}, or one with {PUBLISHED} added"
+        )
     return name
 
 
@@ -63,19 +65,17 @@ def run_all(
     ]
     workers = min(len(jobs), len(os.sched_getaffinity(0)))
     if workers < 2:
-        return [_run(job, on_done) for job in jobs]
+        results = []
+        for job in jobs:
+            results.append(run_once(*job))
+            on_done()
+        return results
     # Not forked: the caller may have threads.
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         futures = [pool.submit(run_once, *job) for job in jobs]
         for _ in as_completed(futures):
             on_done()
         return [future.result() for future in futures]
-
-
-def _run(job: tuple[Scenario, str, int], on_done: Callable[[], None]) -> RunResult:
-    result = run_once(*job)
-    on_done()
-    return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,16 +100,14 @@ class Summary:
 def summarise(results: Sequence[RunResult], scenario: str) -> Summary:
     """Sum up runs of one policy, at least one."""
     progress = [result.batch_progress for result in results if result.batch_progress is not None]
-    missed = [(app.violated_share * len(app.time_ms), app.mean_excess) for one in results for app in one.applications]
-    total = sum(count for count, _ in missed)
     return Summary(
         scenario=scenario,
         policy=results[0].policy,
         runs=len(results),
         violated_share=fmean(result.violated_share for result in results),
-        violated_s=sum(app.violated_share * one.duration_s for one in results for app in one.applications),
+        violated_s=sum(app.violated_share * result.duration_s for result in results for app in result.applications),
         worst_excess=max(result.worst_excess for result in results),
-        mean_excess=sum(count * excess for count, excess in missed) / total if total else 0.0,
+        mean_excess=mean_excess(app for result in results for app in result.applications),
         batch_progress=fmean(progress) if progress else None,
         weight_changes_per_hour=fmean(result.weight_changes_per_hour for result in results),
         host_cpu_share=fmean(fmean(result.host_cpu_share) for result in results),
@@ -118,24 +116,25 @@ def summarise(results: Sequence[RunResult], scenario: str) -> Summary:
 
 def by_scenario(results: Sequence[RunResult]) -> list[Summary]:
     """One summary for each scenario and policy, in the order of the results."""
-    groups: dict[tuple[str, str], list[RunResult]] = {}
-    for result in results:
-        groups.setdefault((result.scenario, result.policy), []).append(result)
-    return [summarise(group, scenario) for (scenario, _), group in groups.items()]
+    return [summarise(runs, runs[0].scenario) for runs in _grouped(results, "scenario", "policy")]
 
 
 def by_policy(results: Sequence[RunResult]) -> list[Summary]:
     """One summary for each policy over all scenarios."""
-    groups: dict[str, list[RunResult]] = {}
-    for one in results:
-        groups.setdefault(one.policy, []).append(one)
     scenarios = len({result.scenario for result in results})
-    return [summarise(group, f"{scenarios} scenarios") for group in groups.values()]
+    return [summarise(runs, f"{scenarios} scenarios") for runs in _grouped(results, "policy")]
+
+
+def _grouped(results: Sequence[RunResult], *names: str) -> Iterable[list[RunResult]]:
+    groups: dict[object, list[RunResult]] = {}
+    for result in results:
+        groups.setdefault(attrgetter(*names)(result), []).append(result)
+    return groups.values()
 
 
 @dataclass(frozen=True, slots=True)
 class Worse:
-    """A scenario in which ``policy`` missed SLAs for longer than ``than``: shares of the time, over applications."""
+    """A scenario in which ``policy`` violated SLAs for longer than ``than``: shares of the time, over applications."""
 
     scenario: str
     policy: str
@@ -144,13 +143,12 @@ class Worse:
     than_share: float
 
 
-def worse(summaries: Sequence[Summary], policy: str) -> Iterator[Worse]:
+def worse(summaries: Sequence[Summary], policy: str) -> list[Worse]:
     """The scenarios in which ``policy`` is worse than another, with the best other one; the worst first."""
-    mine = {summary.scenario: summary for summary in summaries if summary.policy == policy}
-    found: list[Worse] = []
-    for scenario, own in mine.items():
-        others = [summary for summary in summaries if summary.scenario == scenario and summary.policy != policy]
-        best = min(others, key=lambda one: one.violated_share, default=own)
-        if own.violated_share > best.violated_share + WORSE_BY:
-            found.append(Worse(scenario, policy, best.policy, own.violated_share, best.violated_share))
-    yield from sorted(found, key=lambda one: one.than_share - one.violated_share)
+    rows: list[Worse] = []
+    for own in summaries:
+        others = [summary for summary in summaries if summary.scenario == own.scenario and summary.policy != policy]
+        best = min(others, key=lambda summary: summary.violated_share, default=own)
+        if own.policy == policy and own.violated_share > best.violated_share + WORSE_BY:
+            rows.append(Worse(own.scenario, policy, best.policy, own.violated_share, best.violated_share))
+    return sorted(rows, key=lambda row: row.than_share - row.violated_share)

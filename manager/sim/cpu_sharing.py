@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import dataclass, field
+from operator import attrgetter
 from random import Random
 
 from manager.sim.scenario import Scheduler
@@ -29,32 +31,26 @@ Request = tuple[float, tuple[float, ...]]
 """When a request came, and the CPU time it needs in each tier, in seconds."""
 
 
+@dataclass(slots=True, eq=False)
 class SimPcpu:
     """One processor. ``running`` share it; ``waiting`` are runnable and do not share it yet; ``load`` counts both."""
 
-    __slots__ = ("at_s", "chosen", "idle_s", "index", "load", "running", "vtime", "waiting", "weight")
-
-    def __init__(self, index: int) -> None:
-        """An idle one at time 0."""
-        self.index = index
-        self.at_s = 0.0
-        self.vtime = 0.0
-        self.weight = 0.0
-        self.load = 0.0
-        self.idle_s = 0.0
-        self.running: list[Vcpu] = []
-        self.waiting: list[Vcpu] = []
-        self.chosen: Vcpu | None = None
+    index: int
+    at_s: float = 0.0
+    vtime: float = 0.0
+    weight: float = 0.0
+    load: float = 0.0
+    idle_s: float = 0.0
+    running: list[Vcpu] = field(default_factory=list)
+    waiting: list[Vcpu] = field(default_factory=list)
+    chosen: Vcpu | None = None
 
 
-def _load(pcpu: SimPcpu) -> float:
-    return pcpu.load
+_load = attrgetter("load")
 
 
 class SchedulingGroup(ABC):
     """What the scheduler knows of a VM: its weight, and its vCPUs."""
-
-    __slots__ = ("runnable", "vcpus", "weight")
 
     def __init__(self, weight: int, vcpus: int, allowed: tuple[SimPcpu, ...]) -> None:
         """All vCPUs sleep at first."""
@@ -67,36 +63,30 @@ class SchedulingGroup(ABC):
         """``vcpu`` has done its work: the CPU time in seconds of the next, or 0 to sleep. Must not wake vCPUs."""
 
 
+@dataclass(slots=True, eq=False)
 class Vcpu:
-    """One vCPU. ``finish`` and ``mark`` are virtual times: its work's end, and up to when ``cpu_s`` is counted."""
+    """One vCPU, asleep at first, last seen on the allowed pCPU of its number.
 
-    __slots__ = (
-        "allowed",
-        "cpu_s",
-        "finish",
-        "group",
-        "index",
-        "join_s",
-        "left_s",
-        "mark",
-        "pcpu",
-        "request",
-        "runnable_s",
-        "since_s",
-        "state",
-        "weight",
-    )
+    ``finish`` and ``mark`` are virtual times: its work's end, and up to when ``cpu_s`` is counted.
+    """
 
-    def __init__(self, group: SchedulingGroup, index: int, allowed: tuple[SimPcpu, ...]) -> None:
-        """A sleeping vCPU, last seen on the allowed pCPU of its number."""
-        self.group = group
-        self.index = index
-        self.allowed = allowed
-        self.pcpu = allowed[index % len(allowed)]
-        self.state = ASLEEP
-        self.weight = 0.0
-        self.finish = self.mark = self.left_s = self.join_s = self.since_s = self.cpu_s = self.runnable_s = 0.0
-        self.request: Request | None = None
+    group: SchedulingGroup
+    index: int
+    allowed: tuple[SimPcpu, ...]
+    pcpu: SimPcpu = field(init=False)
+    state: int = ASLEEP
+    weight: float = 0.0
+    finish: float = 0.0
+    mark: float = 0.0
+    left_s: float = 0.0
+    join_s: float = 0.0
+    since_s: float = 0.0
+    cpu_s: float = 0.0
+    runnable_s: float = 0.0
+    request: Request | None = None
+
+    def __post_init__(self) -> None:
+        self.pcpu = self.allowed[self.index % len(self.allowed)]
 
 
 class SimCpus:
@@ -190,7 +180,7 @@ class SimCpus:
     def set_allowed(self, vcpu: Vcpu, cpus: Iterable[int], now_s: float) -> None:
         """Let a vCPU run on these pCPUs only, of which there must be one; a runnable one moves at once if it has to."""
         vcpu.allowed = tuple(self.pcpus[cpu] for cpu in sorted(cpus))
-        target = min(vcpu.allowed, key=lambda pcpu: pcpu.load)
+        target = min(vcpu.allowed, key=_load)
         if vcpu.pcpu in vcpu.allowed and (target.load > 0.0 or vcpu.pcpu.load <= vcpu.weight):
             return
         if vcpu.state == ASLEEP:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from random import Random
 
 from manager.model.registration import Sla
-from manager.sim.loads import random_stream
 from manager.sim.scenario import (
     AppSpec,
     BatchSpec,
@@ -22,6 +21,7 @@ from manager.sim.scenario import (
     TierSpec,
     tier_vms,
 )
+from manager.sim.services import random_stream
 
 DURATION_S = 600.0
 

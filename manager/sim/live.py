@@ -7,15 +7,10 @@ import math
 import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
-from manager.model.knobs import Family, KnobKey, KnobValue
 from manager.model.law import Law
-from manager.model.registration import Application
-from manager.model.source import SourceStatus
-from manager.model.window import Window
-from manager.sim.live_cache import LiveCache
 from manager.sim.scenario import Scenario
 from manager.sim.sim_host import SimHost
 from manager.sim.telemetry import SimTelemetry
@@ -48,41 +43,46 @@ class LiveSimulation:
         self._behind_s = 0.0
         self._slot_s = scenario.interval_s
         self._slot_begin_s = self._begin_s
-        self._sim_host = SimHost(self._world, speed)
-        self._sim_telemetry = SimTelemetry(self._world, KEEP_S)
-        self.host = LiveHost(self, self._sim_host)
-        self.telemetry = LiveTelemetry(self, self._sim_telemetry)
+        self._looks = 0
+        self._world.look = self._look
+        self.host = SimHost(self._world, speed, str(uuid.uuid4()))  # another boot: what earlier ones changed is gone
+        self.telemetry = SimTelemetry(self._world, KEEP_S, self._set_slot)
 
-    def look(self) -> threading.RLock:
-        """Bring the world up to now, and return the lock under which it may then be looked at.
-
-        After a long time in which nobody looked (the machine slept), or where the clock was set, the world goes on from
-        where it was.
-        """
+    @contextmanager
+    def _look(self) -> Iterator[None]:
+        """Bring the world up to now, where it stays meanwhile."""
         with self._lock:
-            now_s = self._now()
-            gap_s = now_s - self._at_s
-            if gap_s > _LONGEST_GAP_S or gap_s < 0:
-                self._behind_s += gap_s
-                self._slot_begin_s = now_s
-                if gap_s < -_SET_BACK_S:
-                    self._sim_telemetry.forget_slots()
-            else:
-                while (end_s := self._slot_end()) <= now_s:
-                    self._advance(end_s)
-                    slots = self._world.close_slot()
-                    self._sim_telemetry.add(slots, self._slot_begin_s, end_s, self.speed)
-                    self._slot_begin_s = end_s
-                self._advance(now_s)
-            self._at_s = now_s
-            if now_s > self._slot_begin_s:
-                self._sim_telemetry.show(self._slot_begin_s, now_s, self.speed)
-            return self._lock
+            if not self._looks:
+                self._catch_up(self._now())
+            self._looks += 1
+            try:
+                yield
+            finally:
+                self._looks -= 1
 
-    def set_slot(self, slot_s: float) -> None:
+    def _catch_up(self, now_s: float) -> None:
+        """After a long time in which nobody looked (the machine slept), or where the clock was set, the world goes on
+        from where it was.
+        """
+        gap_s = now_s - self._at_s
+        if gap_s > _LONGEST_GAP_S or gap_s < 0:
+            self._behind_s += gap_s
+            self._slot_begin_s = now_s
+            if gap_s < -_SET_BACK_S:
+                self.telemetry.forget_slots()
+        else:
+            while (end_s := self._slot_end()) <= now_s:
+                self._advance(end_s)
+                self.telemetry.add(self._world.close_slot(), self._slot_begin_s, end_s, self.speed)
+                self._slot_begin_s = end_s
+            self._advance(now_s)
+        self._at_s = now_s
+        if now_s > self._slot_begin_s:
+            self.telemetry.show(self._slot_begin_s, now_s, self.speed)
+
+    def _set_slot(self, slot_s: float) -> None:
         """Count response times in slots of another length, from the next one on."""
-        with self.look():
-            self._slot_s = slot_s
+        self._slot_s = slot_s
 
     def _slot_end(self) -> float:
         number = math.floor(self._slot_begin_s / self._slot_s + 1e-6) + 1
@@ -90,127 +90,6 @@ class LiveSimulation:
 
     def _advance(self, now_s: float) -> None:
         self._world.run_until((now_s - self._begin_s - self._behind_s) * self.speed)
-
-
-class LiveHost:
-    """The ``HostPort`` of a live simulation."""
-
-    def __init__(self, live: LiveSimulation, host: SimHost) -> None:
-        """Made by the simulation."""
-        self._live = live
-        self._host = host
-        self._boot_id = str(uuid.uuid4())
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """As of the scenario."""
-        return self._host.capabilities
-
-    @property
-    def connected(self) -> bool:
-        """Whether the simulated libvirtd is there."""
-        with self._live.look():
-            return self._host.connected
-
-    @property
-    def discovery(self) -> Discovery:
-        """As of the simulated host."""
-        return self._host.discovery
-
-    @property
-    def boot_id(self) -> str:
-        """New with each simulation: what an earlier one had changed is gone."""
-        return self._boot_id
-
-    @property
-    def itself(self) -> VmInstance:
-        """As of the simulated host."""
-        return self._host.itself
-
-    @property
-    def cache(self) -> LiveCache | None:
-        """None where the scenario has none."""
-        return None if self._host.cache is None else LiveCache(self._live.look, self._host.cache)
-
-    def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
-        """As of the simulated host: none."""
-        return self._host.knobs(instance, family)
-
-    def warp_counters(self) -> Mapping[str, int]:
-        """As of the simulated host: none."""
-        return self._host.warp_counters()
-
-    def running(self) -> Mapping[str, VmInstance]:
-        """The running VMs by UUID."""
-        with self._live.look():
-            return self._host.running()
-
-    def addresses(self) -> Mapping[str, frozenset[str]]:
-        """None: nothing of a simulated VM comes over a network."""
-        return {}
-
-    def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
-        """Which of these runs of VMs are over."""
-        with self._live.look():
-            return self._host.ended(instances)
-
-    def read(self, instance: VmInstance) -> VmState:
-        """Settings and counters now. Raises VmVanished, HostError."""
-        with self._live.look():
-            return self._host.read(instance)
-
-    def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
-        """Set one knob. Raises VmVanished, HostError."""
-        with self._live.look():
-            return self._host.write(instance, key, value)
-
-    def forget(self, keep: frozenset[VmInstance]) -> None:
-        """Nothing is held open."""
-
-    def cpu_times(self) -> CpuTimes:
-        """CPU time of all pCPUs."""
-        with self._live.look():
-            return self._host.cpu_times()
-
-
-class LiveTelemetry:
-    """The ``Telemetry`` of a live simulation."""
-
-    def __init__(self, live: LiveSimulation, telemetry: SimTelemetry) -> None:
-        """Made by the simulation."""
-        self._live = live
-        self._telemetry = telemetry
-
-    def configure(
-        self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
-    ) -> None:
-        """Tell of these applications only, in slots of that length."""
-        self._live.set_slot(slot_s)
-        with self._live.look():
-            self._telemetry.configure(applications, slot_s, addresses)
-
-    def slots(self) -> Mapping[str, tuple[Window, ...]]:
-        """The slots of the last minutes by application, oldest first; the newest ends now."""
-        with self._live.look():
-            return self._telemetry.slots()
-
-    def recent(self) -> tuple[Window, ...]:
-        """The slots that are still going on."""
-        with self._live.look():
-            return self._telemetry.recent()
-
-    def closed(self) -> tuple[Window, ...]:
-        """The slots that ended since the last call."""
-        with self._live.look():
-            return self._telemetry.closed()
-
-    def statuses(self) -> tuple[SourceStatus, ...]:
-        """A simulated source for each application."""
-        with self._live.look():
-            return self._telemetry.statuses()
-
-    def close(self) -> None:
-        """Nothing runs by itself."""
 
 
 def registrations(scenario: Scenario, host: str, policy: str) -> list[tuple[str, dict[str, object]]]:

@@ -63,19 +63,19 @@ def shares(takers: Sequence[Taker], way_bytes: float) -> list[float]:
     weights = [max(taker.pcpus * taker.use.traffic_gbps, _LEAST_PRESSURE) for taker in takers]
     ways: dict[tuple[int, ...], int] = defaultdict(int)
     for way in range(max((taker.ways.bit_length() for taker in takers), default=0)):
-        ways[tuple(number for number, one in enumerate(takers) if one.ways >> way & 1)] += 1
-    got = [0.0] * len(takers)
+        ways[tuple(number for number, taker in enumerate(takers) if taker.ways >> way & 1)] += 1
+    held = [0.0] * len(takers)
     for _ in range(_ROUNDS):
-        got = [0.0] * len(takers)
+        held = [0.0] * len(takers)
         for members, count in ways.items():
             total = sum(weights[number] for number in members)
             for number in members:
-                got[number] += count * way_bytes * weights[number] / total
-        fitting = [one.use.working_set_bytes / has if has else 1.0 for one, has in zip(takers, got, strict=True)]
+                held[number] += count * way_bytes * weights[number] / total
+        fitting = [taker.use.working_set_bytes / has if has else 1.0 for taker, has in zip(takers, held, strict=True)]
         if min(fitting, default=1.0) > _FULLEST:
             break
         weights = [weight * min(1.0, fits) for weight, fits in zip(weights, fitting, strict=True)]
-    return [min(has, one.use.working_set_bytes) for one, has in zip(takers, got, strict=True)]
+    return [min(has, taker.use.working_set_bytes) for taker, has in zip(takers, held, strict=True)]
 
 
 def traffic(
@@ -85,18 +85,18 @@ def traffic(
 
     def at(used: float) -> tuple[list[tuple[float, float]], float]:
         wait = 1 + used / (2 * (1 - used))
-        slower = [1 + one.use.penalty * miss * wait for one, miss in zip(takers, misses, strict=True)]
+        slower = [1 + taker.use.penalty * miss * wait for taker, miss in zip(takers, misses, strict=True)]
         asked = [
-            one.pcpus * one.use.traffic_gbps * miss / slow
-            for one, miss, slow in zip(takers, misses, slower, strict=True)
+            taker.pcpus * taker.use.traffic_gbps * miss / slow
+            for taker, miss, slow in zip(takers, misses, slower, strict=True)
         ]
         by_group: dict[str, float] = defaultdict(float)
-        for one, gbps in zip(takers, asked, strict=True):
-            by_group[one.group] += gbps
+        for taker, gbps in zip(takers, asked, strict=True):
+            by_group[taker.group] += gbps
         part = {group: min(1.0, limits_gbps.get(group, gbps) / gbps) for group, gbps in by_group.items() if gbps}
         parts = [part.get(taker.group, 1.0) for taker in takers]
-        found = [(slow / cut, gbps * cut) for slow, gbps, cut in zip(slower, asked, parts, strict=True)]
-        return found, sum(gbps for _, gbps in found)
+        moved = [(slow / cut, gbps * cut) for slow, gbps, cut in zip(slower, asked, parts, strict=True)]
+        return moved, sum(gbps for _, gbps in moved)
 
     low, high = 0.0, _FULLEST
     for _ in range(_ROUNDS):
@@ -136,17 +136,19 @@ class SimMemory:
 
     def all_of_it(self) -> dict[Slot, int]:
         """The values of a group that nobody has limited."""
-        values = {Slot(one.name, domain): one.ways.bits for one in self.offered.caches for domain in one.domains}
-        return values | {Slot(one.name, domain): one.most for one in self.offered.bandwidths for domain in one.domains}
+        most = {cache.name: cache.ways.bits for cache in self.offered.caches}
+        most |= {bandwidth.name: bandwidth.most for bandwidth in self.offered.bandwidths}
+        return {Slot(name, domain): value for name, value in most.items() for domain in range(self.spec.domains)}
 
     def settings(self) -> dict[str, tuple[int, int]]:
         """The fewest ways and the least bandwidth of all domains, by control group."""
-        found = {}
-        for name, values in self.values.items():
-            ways = [value.bit_count() for slot, value in values.items() if slot.resource == _CACHE]
-            limits = [value for slot, value in values.items() if slot.resource == _MEMORY]
-            found[name] = min(ways), min(limits, default=0)
-        return found
+        return {
+            name: (
+                min(value.bit_count() for slot, value in values.items() if slot.resource == _CACHE),
+                min((value for slot, value in values.items() if slot.resource == _MEMORY), default=0),
+            )
+            for name, values in self.values.items()
+        }
 
     def slower(self, vm: SimVm) -> float:
         """How many times as long the work of a VM took so far."""
@@ -176,8 +178,8 @@ class SimMemory:
         for domain in range(self.spec.domains):
             for vm, slow in self._domain(domain, here):
                 slower[vm].append((self._used.get((vm.instance, domain), 0.0) + _LEAST_PRESSURE, slow))
-        for vm, found in slower.items():
-            vm.slower = sum(used * slow for used, slow in found) / sum(used for used, _ in found)
+        for vm, parts in slower.items():
+            vm.slower = sum(used * slow for used, slow in parts) / sum(used for used, _ in parts)
 
     def _look(self, vms: Sequence[SimVm], cpus: SimCpus, now_s: float, elapsed_s: float) -> None:
         """The CPU time of each VM since the last look, by the domain where its vCPUs are."""
@@ -193,8 +195,8 @@ class SimMemory:
                 self._work_s[vm.name] += delta_s / vm.slower
         alive = {vm.instance for vm in vms}
         self.homes = {instance: home for instance, home in self.homes.items() if instance in alive}
-        known = {key: self._used.get(key, 0.0) for key in self._used.keys() | used.keys() if key[0] in alive}
-        self._used = {key: was + _SMOOTHING * (used[key] - was) for key, was in known.items()}
+        averages = {key: self._used.get(key, 0.0) for key in self._used.keys() | used.keys() if key[0] in alive}
+        self._used = {key: was + _SMOOTHING * (used[key] - was) for key, was in averages.items()}
 
     def _domain(self, domain: int, vms: Sequence[SimVm]) -> Iterable[tuple[SimVm, float]]:
         users = [(vm, vm.memory) for vm in vms if vm.memory is not None]
@@ -204,16 +206,16 @@ class SimMemory:
             ways = self.values[group][Slot(_CACHE, domain)]
             takers.append(Taker(use, self._used.get((vm.instance, domain), 0.0), ways, group))
         held = shares(takers, self.spec.way_bytes)
-        misses = [one.use.misses(has) for one, has in zip(takers, held, strict=True)]
-        found = traffic(takers, misses, self.spec.bandwidth_gbps, self._limits_gbps(domain))
-        for (vm, _), has, (slow, gbps) in zip(users, held, found, strict=True):
+        misses = [taker.use.misses(has) for taker, has in zip(takers, held, strict=True)]
+        costs = traffic(takers, misses, self.spec.bandwidth_gbps, self._limits_gbps(domain))
+        for (vm, _), has, (slow, gbps) in zip(users, held, costs, strict=True):
             self.counters[self.home(vm.instance)].occupied[domain] += has
             self._gbps[vm.instance, domain] = gbps
             yield vm, slow
 
     def _limits_gbps(self, domain: int) -> dict[str, float]:
         """By group, without those that have all there is."""
-        found = {}
+        limits = {}
         for bandwidth in self.offered.bandwidths:
             scale = (
                 self.spec.bandwidth_gbps / 100 if bandwidth.unit is BandwidthUnit.PERCENT else UNIT_GB[bandwidth.unit]
@@ -221,8 +223,8 @@ class SimMemory:
             for group, values in self.values.items():
                 value = values[Slot(bandwidth.name, domain)]
                 if value < bandwidth.most:
-                    found[group] = value * scale
-        return found
+                    limits[group] = value * scale
+        return limits
 
 
 def control(path: str) -> str:

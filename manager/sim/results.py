@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from manager.model.histogram import Histogram
@@ -15,11 +15,11 @@ from manager.sim.services import AppSlot
 class AppInterval:
     """An application in one interval.
 
-    ``time_ms`` is the percentile that the SLA is about: of requests answered and timed out, or, where there are none,
-    the age of the oldest that waits; None where nothing was to be answered.
+    ``percentile_ms`` is the SLA's percentile: of requests answered and timed out, or, where there are none, the age of
+    the oldest that waits; None where nothing was to be answered.
     """
 
-    time_ms: float | None
+    percentile_ms: float | None
     rate_rps: float
     excess: float
 
@@ -27,11 +27,11 @@ class AppInterval:
 def app_interval(slot: AppSlot, sla: Sla, interval_s: float) -> AppInterval:
     """Judge a slot: ``excess`` is RT / RT_SLA - 1 where that is above 0."""
     time_us = Histogram(slot.counts).percentile_us(sla.percentile)
-    time_ms = None if time_us is None else time_us / 1000
-    if time_ms is None and slot.waiting_s * 1000 > sla.response_time_ms:
-        time_ms = slot.waiting_s * 1000
-    excess = 0.0 if time_ms is None else max(0.0, time_ms / sla.response_time_ms - 1)
-    return AppInterval(time_ms, slot.answered / interval_s, excess)
+    percentile_ms = None if time_us is None else time_us / 1000
+    if percentile_ms is None and slot.waiting_s * 1000 > sla.response_time_ms:
+        percentile_ms = slot.waiting_s * 1000
+    excess = 0.0 if percentile_ms is None else max(0.0, percentile_ms / sla.response_time_ms - 1)
+    return AppInterval(percentile_ms, slot.answered / interval_s, excess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +50,25 @@ class AppResult:
     answered: int
     timed_out: int
     failed: int
-    time_ms: tuple[float | None, ...]
+    percentile_ms: tuple[float | None, ...]
     rate_rps: tuple[float, ...]
 
 
 def app_result(name: str, sla: Sla, slots: Sequence[AppSlot], interval_s: float) -> AppResult:
     """Sum up the slots of an application."""
     intervals = [app_interval(slot, sla, interval_s) for slot in slots]
-    missed = [interval.excess for interval in intervals if interval.excess > 0]
+    violated = [interval.excess for interval in intervals if interval.excess > 0]
     return AppResult(
         name=name,
         sla_ms=sla.response_time_ms,
         percentile=sla.percentile,
-        violated_share=len(missed) / len(intervals) if intervals else 0.0,
-        worst_excess=max(missed, default=0.0),
-        mean_excess=sum(missed) / len(missed) if missed else 0.0,
+        violated_share=len(violated) / len(intervals) if intervals else 0.0,
+        worst_excess=max(violated, default=0.0),
+        mean_excess=sum(violated) / len(violated) if violated else 0.0,
         answered=sum(slot.answered for slot in slots),
         timed_out=sum(slot.timed_out for slot in slots),
         failed=sum(slot.failed for slot in slots),
-        time_ms=tuple(interval.time_ms for interval in intervals),
+        percentile_ms=tuple(interval.percentile_ms for interval in intervals),
         rate_rps=tuple(interval.rate_rps for interval in intervals),
     )
 
@@ -145,6 +145,11 @@ class RunResult:
     @property
     def mean_excess(self) -> float:
         """Over all intervals of all applications in which an SLA was violated."""
-        missed = [app.violated_share * len(app.time_ms) for app in self.applications]
-        total = sum(app.mean_excess * count for app, count in zip(self.applications, missed, strict=True))
-        return total / sum(missed) if sum(missed) else 0.0
+        return mean_excess(self.applications)
+
+
+def mean_excess(apps: Iterable[AppResult]) -> float:
+    """Over all intervals in which the SLA of one of these applications was violated."""
+    violated = [(app.violated_share * len(app.percentile_ms), app.mean_excess) for app in apps]
+    total = sum(count for count, _ in violated)
+    return sum(count * excess for count, excess in violated) / total if total else 0.0

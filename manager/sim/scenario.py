@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
 
 from manager.model.cache import BandwidthUnit
+from manager.model.fields import Name
 from manager.model.law import Law
 from manager.model.registration import (
     Application,
@@ -22,6 +26,15 @@ from manager.model.registration import (
 
 HOST_NAME = "simulated"
 
+# Bounds of what files say; what is computed may be beyond them, such as times without end.
+Seconds = Annotated[float, Field(ge=0.001, le=1e7)]
+Moment = Annotated[float, Field(ge=0, le=1e7)]
+Rate = Annotated[float, Field(ge=0, le=1e5)]
+HalfWaveMs = Annotated[float, Field(ge=0.1, le=1e6)]
+PauseMs = Annotated[float, Field(ge=1, le=1e7)]
+Vms = Annotated[int, Field(ge=1, le=100)]
+Vcpus = Annotated[int, Field(ge=1, le=256)]
+
 
 class Shape(StrEnum):
     """Distribution of the CPU time of a request."""
@@ -35,17 +48,17 @@ class Shape(StrEnum):
 class ServiceTime:
     """CPU time of one request in one tier; ``cv`` is the coefficient of variation of a lognormal one."""
 
-    mean_ms: float
+    mean_ms: Annotated[float, Field(ge=0.001, le=100_000)]
     shape: Shape = Shape.EXPONENTIAL
-    cv: float = 1.0
+    cv: Annotated[float, Field(ge=0, le=20)] = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Constant:
     """Requests at a constant rate for ``for_s`` seconds. Several of them in a row are steps."""
 
-    rate_rps: float
-    for_s: float = math.inf
+    rate_rps: Rate
+    for_s: Seconds = math.inf
 
     @property
     def peak_rps(self) -> float:
@@ -61,9 +74,9 @@ class Constant:
 class Ramp:
     """A rate that changes evenly from ``rate_rps`` to ``to_rps``."""
 
-    rate_rps: float
-    to_rps: float
-    for_s: float
+    rate_rps: Rate
+    to_rps: Rate
+    for_s: Seconds
 
     @property
     def peak_rps(self) -> float:
@@ -79,10 +92,10 @@ class Ramp:
 class Sine:
     """A rate that swings by ``swing_rps`` around ``rate_rps`` once in ``period_s``, beginning at the mean, rising."""
 
-    rate_rps: float
-    swing_rps: float
-    period_s: float
-    for_s: float = math.inf
+    rate_rps: Rate
+    swing_rps: Rate
+    period_s: Seconds
+    for_s: Seconds = math.inf
 
     @property
     def peak_rps(self) -> float:
@@ -121,8 +134,8 @@ class MemoryUse:
     """
 
     working_set_bytes: float
-    penalty: float
-    traffic_gbps: float
+    penalty: Annotated[float, Field(ge=0.01, le=1000)]
+    traffic_gbps: Annotated[float, Field(ge=0.001, le=1000)]
     curve: MissCurve = MissCurve.EXPONENTIAL
 
     def misses(self, cache_bytes: float) -> float:
@@ -143,25 +156,25 @@ class CacheSpec:
     ``rmids`` 0: nothing is measured.
     """
 
-    ways: int
+    ways: Annotated[int, Field(ge=2, le=32)]
     way_bytes: float
-    bandwidth_gbps: float
-    domains: int = 1
+    bandwidth_gbps: Annotated[float, Field(ge=0.01, le=100_000)]
+    domains: Annotated[int, Field(ge=1, le=16)] = 1
     minimum_ways: int = 1
     shareable_ways: int = 0
-    closids: int = 16
+    closids: Annotated[int, Field(ge=1, le=256)] = 16
     mba: BandwidthUnit | None = BandwidthUnit.PERCENT
-    rmids: int = 64
+    rmids: Annotated[int, Field(ge=0, le=1024)] = 64
 
 
 @dataclass(frozen=True, slots=True)
 class TierSpec:
     """One tier: ``vms`` VMs alike, which take turns, each with ``vcpus`` vCPUs that serve one request at a time."""
 
-    name: str
+    name: Name
     service: ServiceTime
-    vms: int = 1
-    vcpus: int = 1
+    vms: Vms = 1
+    vcpus: Vcpus = 1
     memory: MemoryUse | None = None
 
 
@@ -172,12 +185,12 @@ class AppSpec:
     A request that waited longer than ``timeout_s`` when its turn comes is not served and counts with that time.
     """
 
-    name: str
+    name: Name
     sla: Sla
     tiers: tuple[TierSpec, ...]
     load: tuple[Segment, ...]
     sharing: Sharing | None = None
-    timeout_s: float = 30.0
+    timeout_s: Annotated[float, Field(ge=0.001, le=1000)] = 30.0
     route: SampleRoute = SampleRoute.LOCAL
     cache: str | None = None
 
@@ -186,11 +199,11 @@ class AppSpec:
 class BatchSpec:
     """``vms`` batch VMs, always runnable; or, with ``on_ms``, each vCPU for that long, then not for ``off_ms``."""
 
-    name: str
-    vms: int = 1
-    vcpus: int = 1
-    on_ms: float | None = None
-    off_ms: float = 0.0
+    name: Name
+    vms: Vms = 1
+    vcpus: Vcpus = 1
+    on_ms: HalfWaveMs | None = None
+    off_ms: HalfWaveMs = 0.0
     memory: MemoryUse | None = None
 
     @property
@@ -203,9 +216,9 @@ class BatchSpec:
 class Noise:
     """Something outside the VMs takes ``share`` of every pCPU for exponential times of mean ``on_ms``, then pauses."""
 
-    share: float
-    on_ms: float
-    off_ms: float
+    share: Annotated[float, Field(ge=0, le=0.95)]
+    on_ms: PauseMs
+    off_ms: PauseMs
 
 
 class FaultKind(StrEnum):
@@ -225,8 +238,8 @@ class Fault:
     """Something that goes wrong from ``at_s`` for ``for_s`` seconds; ``target`` is an application or a VM."""
 
     kind: FaultKind
-    at_s: float
-    for_s: float
+    at_s: Moment
+    for_s: Seconds
     target: str = ""
 
 
@@ -234,9 +247,9 @@ class Fault:
 class Scheduler:
     """The scheduler's times: see ``manager.sim.cpu_sharing``."""
 
-    slice_ms: float = 3.0
-    tick_ms: float = 4.0
-    balance_ms: float = 100.0
+    slice_ms: Annotated[float, Field(ge=0, le=1000)] = 3.0
+    tick_ms: Annotated[float, Field(ge=0, le=100)] = 4.0
+    balance_ms: Annotated[float, Field(ge=1, le=10_000)] = 100.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,15 +257,15 @@ class Scenario:
     """All that is simulated. The same scenario and seed give the same result."""
 
     name: str
-    pcpus: int
+    pcpus: Vcpus
     applications: tuple[AppSpec, ...]
     batch: tuple[BatchSpec, ...] = ()
     summary: str = ""
-    cgroup: int = 2
-    interval_s: float = 5.0
-    duration_s: float = 1200.0
-    settle_s: float = 60.0
-    seed: int = 1
+    cgroup: Annotated[int, Field(ge=1, le=2)] = 2
+    interval_s: Annotated[float, Field(ge=0.2, le=300)] = 5.0
+    duration_s: Annotated[float, Field(ge=1, le=1e7)] = 1200.0
+    settle_s: Moment = 60.0
+    seed: Annotated[int, Field(ge=0, le=2**63)] = 1
     pinning: bool = False
     law: Law = field(default_factory=Law)
     noise: Noise | None = None

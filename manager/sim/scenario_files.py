@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import tomllib
+import types
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from functools import partial
 from importlib import resources
 from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import Field, TypeAdapter, ValidationError
 
 from manager.errors import SettingsError
 from manager.model.cache import BandwidthUnit, CacheSize, SizeUnit, parse_wish
-from manager.model.fields import bounds_of
 from manager.model.law import Law
-from manager.model.registration import Sharing, Sla
+from manager.model.registration import Sla
 from manager.sim.scenario import (
     AppSpec,
     BatchSpec,
@@ -20,8 +25,8 @@ from manager.sim.scenario import (
     Constant,
     Fault,
     FaultKind,
+    HalfWaveMs,
     MemoryUse,
-    MissCurve,
     Noise,
     Ramp,
     SampleRoute,
@@ -33,26 +38,23 @@ from manager.sim.scenario import (
     Sine,
     TierSpec,
 )
-from manager.sim.toml_fields import Fields
+
+Value = TypeVar("Value")
 
 _SUFFIX = ".toml"
-_LONGEST_S = 1e7
-_FASTEST_RPS = 1e5
-_ON_APPLICATIONS = frozenset({FaultKind.SOURCE_SILENT})
+_FOLDER = resources.files("manager.sim") / "scenarios"
 _ON_VMS = frozenset({FaultKind.VM_RESTART, FaultKind.WRITE_ERROR, FaultKind.READ_ERROR})
 
 
 def shipped() -> tuple[str, ...]:
     """Names of the scenarios that come with Equipoise."""
-    folder = resources.files("manager.sim") / "scenarios"
-    return tuple(sorted(file.name.removesuffix(_SUFFIX) for file in folder.iterdir() if file.name.endswith(_SUFFIX)))
+    return tuple(sorted(file.name.removesuffix(_SUFFIX) for file in _FOLDER.iterdir() if file.name.endswith(_SUFFIX)))
 
 
 def load_scenario(name: str) -> Scenario:
     """A shipped scenario by its name, or one in a file. Raises SettingsError saying what is wrong where."""
     if name in shipped():
-        text = (resources.files("manager.sim") / "scenarios" / (name + _SUFFIX)).read_text()
-        return parse_scenario(text, name)
+        return parse_scenario((_FOLDER / (name + _SUFFIX)).read_text(), name)
     path = Path(name)
     try:
         text = path.read_text()
@@ -66,87 +68,150 @@ def load_scenario(name: str) -> Scenario:
 def parse_scenario(text: str, name: str) -> Scenario:
     """A scenario from the text of a file. Raises SettingsError naming field, value and range."""
     try:
-        return _scenario(Fields(tomllib.loads(text)), name)
+        fields = _Fields(tomllib.loads(text))
+        scenario = _scenario(fields, name)
+        fields.close()
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"scenario {name}: not TOML: {error}") from error
     except SettingsError as error:
         raise SettingsError(f"scenario {name}: {error}") from error
-
-
-def _scenario(fields: Fields, name: str) -> Scenario:
-    noise, scheduler, law = fields.table("noise"), fields.table("scheduler"), fields.table("law")
-    cache = fields.table("cache")
-    usual = Scenario("", 1, ())
-    scenario = Scenario(
-        name=name,
-        summary=fields.text("summary", ""),
-        pcpus=fields.whole("pcpus", 1, 256),
-        cgroup=fields.whole("cgroup", 1, 2, usual.cgroup),
-        interval_s=fields.number("interval_s", 0.2, 300, usual.interval_s),
-        duration_s=fields.number("duration_s", 1, _LONGEST_S, usual.duration_s),
-        settle_s=fields.number("settle_s", 0, _LONGEST_S, usual.settle_s),
-        seed=fields.whole("seed", 0, 2**63, usual.seed),
-        pinning=fields.flag("pinning", usual.pinning),
-        applications=tuple(_application(table) for table in fields.tables("applications", least=1)),
-        batch=tuple(_batch(table) for table in fields.tables("batch")),
-        faults=tuple(_fault(table) for table in fields.tables("faults")),
-        law=Law() if law is None else _law(law),
-        noise=None if noise is None else _noise(noise),
-        scheduler=Scheduler() if scheduler is None else _scheduler(scheduler),
-        cache=None if cache is None else _cache(cache),
-    )
-    memories = [tier.memory for app in scenario.applications for tier in app.tiers]
-    if scenario.cache is None and any([*memories, *(one.memory for one in scenario.batch)]):
-        raise fields.refuse("cache", "a table where VMs have one named memory")
-    _check_names(scenario, fields)
-    fields.close()
     return scenario
 
 
-def _application(fields: Fields) -> AppSpec:
-    max_rate = fields.number("max_rate_rps", 1e-6, 1e9) if fields.has("max_rate_rps") else None
-    app = AppSpec(
-        name=fields.name("name"),
-        sla=Sla(
-            fields.number("response_time_ms", 1e-3, 100_000), fields.number("percentile", 1, 99.99, 95.0), max_rate
-        ),
-        tiers=tuple(_tier(table) for table in fields.tables("tiers", least=1)),
-        load=tuple(_segment(table) for table in fields.tables("load", least=1)),
-        sharing=fields.choice("sharing", Sharing) if fields.has("sharing") else None,
-        timeout_s=fields.number("timeout_s", 0.001, 1000, 30.0),
-        route=fields.choice("source", SampleRoute, SampleRoute.LOCAL),
-        cache=_wish(fields),
+class _Fields:
+    """One table; ``where`` is its path in error messages, such as ``applications[0].tiers[0]``."""
+
+    def __init__(self, table: object, where: str = "") -> None:
+        if not isinstance(table, dict):
+            raise SettingsError(f"{where or 'the file'}: {table!r} is refused: use a table")
+        self._table: Mapping[str, object] = table
+        self._where = where
+        self._read: set[str] = set()
+
+    def path(self, name: str) -> str:
+        return f"{self._where}.{name}" if self._where else name
+
+    def refuse(self, name: str, use: str) -> SettingsError:
+        """The error for an unusable value."""
+        shown = repr(self._table[name]) if self.has(name) else "nothing"
+        return SettingsError(f"{self.path(name)} = {shown} is refused: use {use}")
+
+    def has(self, name: str) -> bool:
+        return name in self._table
+
+    def value(self, name: str, kind: Any, default: object = dataclasses.MISSING) -> Any:
+        """A field of a type, of which None means that it need not be there. Without a default it must be."""
+        self._read.add(name)
+        if not self.has(name):
+            if default is dataclasses.MISSING:
+                raise SettingsError(f"{self.path(name)} is missing")
+            return default
+        if get_origin(kind) is types.UnionType or type(None) in get_args(kind):
+            [kind] = [member for member in get_args(kind) if member is not type(None)]
+        adapter: TypeAdapter[Any] = TypeAdapter(kind)
+        choice = isinstance(kind, type) and issubclass(kind, StrEnum)
+        try:
+            return adapter.validate_python(self._table[name], strict=not choice)
+        except ValidationError:
+            raise self.refuse(name, _allowed(adapter.json_schema())) from None
+
+    def read(self, kind: type[Value], **made: object) -> Value:
+        """A dataclass from the fields of its names, but for what was ``made`` otherwise."""
+        kinds = get_type_hints(kind, include_extras=True)
+        values = {
+            field.name: self.value(field.name, kinds[field.name], field.default)
+            for field in dataclasses.fields(kind)  # type: ignore[arg-type] # a dataclass
+            if field.name not in made
+        }
+        return kind(**values, **made)
+
+    def table(self, name: str, make: Callable[[_Fields], Value]) -> Value | None:
+        """What is made of a table inside, None where there is none."""
+        self._read.add(name)
+        return _whole(make, self._table[name], self.path(name)) if self.has(name) else None
+
+    def tables(self, name: str, make: Callable[[_Fields], Value], least: int = 0) -> tuple[Value, ...]:
+        """What is made of each table of a list."""
+        rows = self.value(name, list, dataclasses.MISSING if least else [])
+        if len(rows) < least:
+            raise self.refuse(name, "a list of at least one table")
+        return tuple(_whole(make, row, f"{self.path(name)}[{number}]") for number, row in enumerate(rows))
+
+    def close(self) -> None:
+        """Raises SettingsError for a field that nothing read."""
+        unknown = sorted(self._table.keys() - self._read)
+        if unknown:
+            raise SettingsError(f"{self.path(unknown[0])} is not a field here: use {', '.join(sorted(self._read))}")
+
+
+def _whole(make: Callable[[_Fields], Value], table: object, where: str) -> Value:
+    fields = _Fields(table, where)
+    value = make(fields)
+    fields.close()
+    return value
+
+
+def _allowed(schema: Mapping[str, Any]) -> str:
+    """What a field takes, in words."""
+    if "enum" in schema:
+        return " or ".join(map(repr, schema["enum"]))
+    if schema["type"] in {"number", "integer"}:
+        least = f"from {schema['minimum']}" if "minimum" in schema else f"above {schema['exclusiveMinimum']}"
+        most = f"to {schema['maximum']}" if "maximum" in schema else f"below {schema['exclusiveMaximum']}"
+        return f"{'a whole number' if schema['type'] == 'integer' else 'a number'} {least} {most}"
+    usual = {"boolean": "true or false", "string": "a text", "array": "a list of tables"}
+    return str(schema.get("description", usual[schema["type"]]))
+
+
+def _of(kind: type[Value]) -> Callable[[_Fields], Value]:
+    return partial(_Fields.read, kind=kind)
+
+
+def _scenario(fields: _Fields, name: str) -> Scenario:
+    scenario = fields.read(
+        Scenario,
+        name=name,
+        applications=fields.tables("applications", _application, least=1),
+        batch=fields.tables("batch", _batch),
+        faults=fields.tables("faults", _fault),
+        law=fields.table("law", _of(Law)) or Law(),
+        noise=fields.table("noise", _of(Noise)),
+        scheduler=fields.table("scheduler", _of(Scheduler)) or Scheduler(),
+        cache=fields.table("cache", _cache),
     )
-    fields.close()
-    return app
+    memories = [tier.memory for app in scenario.applications for tier in app.tiers]
+    if scenario.cache is None and any([*memories, *(group.memory for group in scenario.batch)]):
+        raise fields.refuse("cache", "a table where VMs have one named memory")
+    _check_names(scenario)
+    return scenario
 
 
-def _tier(fields: Fields) -> TierSpec:
-    name = fields.name("name")
-    vms, vcpus = fields.whole("vms", 1, 100, 1), fields.whole("vcpus", 1, 256, 1)
-    shape = fields.choice("service", Shape, Shape.EXPONENTIAL)
-    mean_ms, cv = fields.number("mean_ms", 0.001, 100_000), fields.number("cv", 0, 20, 1.0)
-    if fields.has("cv") and shape is not Shape.LOGNORMAL:
-        raise fields.refuse("cv", "it with service = 'lognormal' only")
-    memory = _memory(fields)
-    fields.close()
-    return TierSpec(name, ServiceTime(mean_ms, shape, cv), vms, vcpus, memory)
-
-
-def _wish(fields: Fields) -> str | None:
-    if not fields.has("cache"):
-        return None
-    text = fields.text("cache")
+def _application(fields: _Fields) -> AppSpec:
+    cache = fields.value("cache", str, None)
     try:
-        parse_wish(text)
+        _ = cache is None or parse_wish(cache)
     except ValueError as error:
         raise fields.refuse("cache", "auto, or a size such as 40%, 6 ways or 5MiB") from error
-    return text
+    return fields.read(
+        AppSpec,
+        sla=fields.read(Sla),
+        tiers=fields.tables("tiers", _tier, least=1),
+        load=fields.tables("load", _segment, least=1),
+        route=fields.value("source", SampleRoute, SampleRoute.LOCAL),
+        cache=cache,
+    )
 
 
-def _bytes(fields: Fields, name: str) -> float:
+def _tier(fields: _Fields) -> TierSpec:
+    service = fields.read(ServiceTime, shape=fields.value("service", Shape, Shape.EXPONENTIAL))
+    if fields.has("cv") and service.shape is not Shape.LOGNORMAL:
+        raise fields.refuse("cv", "it with service = 'lognormal' only")
+    return fields.read(TierSpec, service=service, memory=fields.table("memory", _memory))
+
+
+def _bytes(fields: _Fields, name: str) -> float:
     try:
-        size = parse_wish(fields.text(name))
+        size = parse_wish(fields.value(name, str))
     except ValueError:
         size = None
     if not isinstance(size, CacheSize) or size.unit is not SizeUnit.BYTES:
@@ -154,108 +219,40 @@ def _bytes(fields: Fields, name: str) -> float:
     return float(size.amount)
 
 
-def _memory(fields: Fields) -> MemoryUse | None:
-    found = fields.table("memory")
-    if found is None:
-        return None
-    memory = MemoryUse(
-        _bytes(found, "working_set"),
-        found.number("penalty", 0.01, 1000),
-        found.number("traffic_gbps", 0.001, 1000),
-        found.choice("curve", MissCurve, MissCurve.EXPONENTIAL),
+def _memory(fields: _Fields) -> MemoryUse:
+    return fields.read(MemoryUse, working_set_bytes=_bytes(fields, "working_set"))
+
+
+def _cache(fields: _Fields) -> CacheSpec:
+    limits = fields.value("limits_bandwidth", bool, True)
+    mba = fields.value("mba", BandwidthUnit, BandwidthUnit.PERCENT) if limits else None
+    cache = fields.read(CacheSpec, way_bytes=_bytes(fields, "way_size"), minimum_ways=1, shareable_ways=0, mba=mba)
+    return dataclasses.replace(
+        cache,
+        minimum_ways=fields.value("minimum_ways", Annotated[int, Field(ge=1, le=cache.ways)], 1),
+        shareable_ways=fields.value("shareable_ways", Annotated[int, Field(ge=0, le=cache.ways - 1)], 0),
     )
-    found.close()
-    return memory
 
 
-def _cache(fields: Fields) -> CacheSpec:
-    ways, usual = fields.whole("ways", 2, 32), CacheSpec(2, 1.0, 1.0)
-    cache = CacheSpec(
-        ways=ways,
-        way_bytes=_bytes(fields, "way_size"),
-        bandwidth_gbps=fields.number("bandwidth_gbps", 0.01, 100_000),
-        domains=fields.whole("domains", 1, 16, usual.domains),
-        minimum_ways=fields.whole("minimum_ways", 1, ways, usual.minimum_ways),
-        shareable_ways=fields.whole("shareable_ways", 0, ways - 1, usual.shareable_ways),
-        closids=fields.whole("closids", 1, 256, usual.closids),
-        mba=fields.choice("mba", BandwidthUnit, usual.mba) if fields.flag("limits_bandwidth", True) else None,
-        rmids=fields.whole("rmids", 0, 1024, usual.rmids),
-    )
-    fields.close()
-    return cache
-
-
-def _segment(fields: Fields) -> Segment:
-    rate_rps = fields.number("rate_rps", 0, _FASTEST_RPS)
-    for_s = fields.number("for_s", 0.001, _LONGEST_S) if fields.has("for_s") else math.inf
-    segment: Segment
+def _segment(fields: _Fields) -> Segment:
     if fields.has("to_rps"):
-        to_rps = fields.number("to_rps", 0, _FASTEST_RPS)
-        segment = Ramp(rate_rps, to_rps, fields.number("for_s", 0.001, _LONGEST_S))
-    elif fields.has("swing_rps"):
-        swing_rps = fields.number("swing_rps", 0, _FASTEST_RPS)
-        segment = Sine(rate_rps, swing_rps, fields.number("period_s", 0.001, _LONGEST_S), for_s)
-    else:
-        segment = Constant(rate_rps, for_s)
-    fields.close()
-    return segment
+        return fields.read(Ramp)
+    return fields.read(Sine) if fields.has("swing_rps") else fields.read(Constant)
 
 
-def _batch(fields: Fields) -> BatchSpec:
-    name = fields.name("name")
-    vms, vcpus = fields.whole("vms", 1, 100, 1), fields.whole("vcpus", 1, 256, 1)
-    on_ms = fields.number("on_ms", 0.1, 1e6) if fields.has("on_ms") else None
-    off_ms = 0.0 if on_ms is None else fields.number("off_ms", 0.1, 1e6)
-    memory = _memory(fields)
-    fields.close()
-    return BatchSpec(name, vms, vcpus, on_ms, off_ms, memory)
+def _batch(fields: _Fields) -> BatchSpec:
+    off_ms = fields.value("off_ms", HalfWaveMs) if fields.has("on_ms") else 0.0
+    return fields.read(BatchSpec, off_ms=off_ms, memory=fields.table("memory", _memory))
 
 
-def _fault(fields: Fields) -> Fault:
-    kind = fields.choice("kind", FaultKind)
-    target = fields.text("target", "")
-    if target and kind not in _ON_APPLICATIONS | _ON_VMS:
-        raise fields.refuse("target", f"none with kind = {str(kind)!r}")
-    fault = Fault(kind, fields.number("at_s", 0, _LONGEST_S), fields.number("for_s", 0.001, _LONGEST_S), target)
-    fields.close()
+def _fault(fields: _Fields) -> Fault:
+    fault = fields.read(Fault)
+    if fault.target and fault.kind not in {FaultKind.SOURCE_SILENT, *_ON_VMS}:
+        raise fields.refuse("target", f"none with kind = {str(fault.kind)!r}")
     return fault
 
 
-def _law(fields: Fields) -> Law:
-    values: dict[str, float | bool] = {}
-    bounds = bounds_of(Law)
-    for field in dataclasses.fields(Law):
-        if not fields.has(field.name):
-            continue
-        if isinstance(field.default, bool):
-            values[field.name] = fields.flag(field.name, field.default)
-        elif isinstance(field.default, int):
-            low, high = bounds[field.name]
-            values[field.name] = fields.whole(field.name, int(low), int(high))
-        else:
-            values[field.name] = fields.number(field.name, *bounds[field.name])
-    fields.close()
-    return dataclasses.replace(Law(), **values)  # type: ignore[arg-type] # each is of its field's type
-
-
-def _noise(fields: Fields) -> Noise:
-    noise = Noise(fields.number("share", 0, 0.95), fields.number("on_ms", 1, 1e7), fields.number("off_ms", 1, 1e7))
-    fields.close()
-    return noise
-
-
-def _scheduler(fields: Fields) -> Scheduler:
-    usual = Scheduler()
-    scheduler = Scheduler(
-        fields.number("slice_ms", 0, 1000, usual.slice_ms),
-        fields.number("tick_ms", 0, 100, usual.tick_ms),
-        fields.number("balance_ms", 1, 10_000, usual.balance_ms),
-    )
-    fields.close()
-    return scheduler
-
-
-def _check_names(scenario: Scenario, fields: Fields) -> None:
+def _check_names(scenario: Scenario) -> None:
     applications = [app.name for app in scenario.applications]
     vms = [vm.name for vm in scenario.vms]
     for names, what in ((applications, "applications"), (vms, "VMs")):
@@ -263,11 +260,10 @@ def _check_names(scenario: Scenario, fields: Fields) -> None:
         if twice:
             raise SettingsError(f"{what}: the name {twice[0]!r} is used twice")
     for app in scenario.applications:
-        tiers = [tier.name for tier in app.tiers]
-        if len(set(tiers)) < len(tiers):
+        if len({tier.name for tier in app.tiers}) < len(app.tiers):
             raise SettingsError(f"application {app.name}: two tiers have the same name")
     for number, fault in enumerate(scenario.faults):
-        known = applications if fault.kind in _ON_APPLICATIONS else vms if fault.kind in _ON_VMS else [""]
-        if fault.target not in known:
-            where = f"{fields.path('faults')}[{number}].target"
-            raise SettingsError(f"{where} = {fault.target!r} is refused: use {' or '.join(known)}")
+        targets = applications if fault.kind is FaultKind.SOURCE_SILENT else vms if fault.kind in _ON_VMS else [""]
+        if fault.target not in targets:
+            where = f"faults[{number}].target"
+            raise SettingsError(f"{where} = {fault.target!r} is refused: use {' or '.join(targets)}")

@@ -12,7 +12,7 @@ from manager.model.cpus import CpuSet
 from manager.model.host import VmInstance
 from manager.sim.memory_bus import MONITORS, Counter, SimMemory, control
 from manager.sim.scenario import FaultKind
-from manager.sim.world import World
+from manager.sim.world import World, in_step
 
 _TIDS = 1000
 
@@ -22,7 +22,7 @@ class SimCache:
 
     def __init__(self, world: World, memory: SimMemory, speed: float = 1.0) -> None:
         """``speed``: seconds of the world in one second of its reader, by which counters of bytes are scaled."""
-        self._world = world
+        self.world = world
         self._memory = memory
         self._speed = speed
 
@@ -33,7 +33,7 @@ class SimCache:
     def domains(self) -> Mapping[int, CpuSet]:
         """The pCPUs of each domain."""
         of = self._memory.domain_of
-        return {one: frozenset(cpu for cpu, domain in enumerate(of) if domain == one) for one in set(of)}
+        return {number: frozenset(cpu for cpu, domain in enumerate(of) if domain == number) for number in set(of)}
 
     def mount(self) -> bool:
         """It is mounted."""
@@ -43,17 +43,20 @@ class SimCache:
         """It stays mounted. Raises HostError."""
         raise _error("umount", errno.EBUSY)
 
+    @in_step
     def groups(self) -> Mapping[str, Group]:
         """All control groups."""
         return {name: Group(name, dict(values)) for name, values in self._memory.values.items()}
 
+    @in_step
     def tasks(self, group: str) -> frozenset[int]:
         """Of a control group also those in its monitoring groups."""
         memory = self._memory
-        alive = [vm.instance for vm in self._world.vms.values() if vm.alive]
-        here = [one for one in alive if group in {memory.home(one), control(memory.home(one))}]
-        return frozenset().union(*(self.threads(one) for one in here))
+        alive = [vm.instance for vm in self.world.vms.values() if vm.alive]
+        here = [vm for vm in alive if group in {memory.home(vm), control(memory.home(vm))}]
+        return frozenset().union(*map(self.threads, here))
 
+    @in_step
     def monitored(self, groups: Collection[str]) -> Mapping[str, frozenset[str]]:
         """The monitoring groups in each."""
         there = groups if self._memory.spec.rmids else ()
@@ -63,23 +66,26 @@ class SimCache:
             if name in self._memory.values
         }
 
+    @in_step
     def uses(self, groups: Collection[str]) -> Mapping[str, tuple[CacheUse, ...]]:
         """Counters of a control group are with those of the monitoring groups inside it."""
         memory = self._memory
-        found = {}
+        uses = {}
         for path in groups if memory.spec.rmids else ():
             if path in memory.counters:
-                counters = [memory.counters[one] for one in (path, *memory.inside(path))]
-                found[path] = tuple(self._use(counters, domain) for domain in range(memory.spec.domains))
-        return found
+                counters = [memory.counters[counted] for counted in (path, *memory.inside(path))]
+                uses[path] = tuple(self._use(counters, domain) for domain in range(memory.spec.domains))
+        return uses
 
+    @in_step
     def threads(self, instance: VmInstance, *, afresh: bool = False) -> frozenset[int]:  # noqa: ARG002
         """The emulator's thread and one for each vCPU. Raises VmVanished."""
-        vm = self._world.vms.get(instance.libvirt_name)
+        vm = self.world.vms.get(instance.libvirt_name)
         if vm is None or not vm.alive or vm.instance != instance:
             raise VmVanished(f"process {instance.pid} is gone", errno.ESRCH)
         return frozenset(range(_TIDS * instance.pid, _TIDS * instance.pid + len(vm.vcpus) + 1))
 
+    @in_step
     def create(self, group: str) -> None:
         """A control group has all ways and all bandwidth at first."""
         memory, above = self._memory, control(group)
@@ -97,6 +103,7 @@ class SimCache:
         if above == group:
             memory.values[group] = memory.all_of_it()
 
+    @in_step
     def remove(self, group: str) -> None:
         """With its monitoring groups and counters; one that is gone is no error."""
         self._ours(group)
@@ -105,9 +112,10 @@ class SimCache:
             memory.counters.pop(path, None)
         memory.values.pop(group, None)
         goes_to = DEFAULT if above == group else above
-        gone = [one for one, home in memory.homes.items() if home not in memory.counters]
+        gone = [vm for vm, home in memory.homes.items() if home not in memory.counters]
         memory.homes |= dict.fromkeys(gone, goes_to)
 
+    @in_step
     def write(self, group: str, values: Schemata) -> Schemata:
         """All values or none. EINVAL: one is not legal."""
         if group != DEFAULT:
@@ -115,7 +123,7 @@ class SimCache:
         held = self._memory.values.get(group)
         if held is None:
             raise _error(f"write schemata of {group}", errno.ENODEV)
-        caches = {one.name: one for one in self._memory.offered.caches}
+        caches = {cache.name: cache for cache in self._memory.offered.caches}
         limits = {bandwidth.name: bandwidth for bandwidth in self._memory.offered.bandwidths}
         legal = {}
         for slot, value in values.items():
@@ -127,10 +135,11 @@ class SimCache:
         held |= legal
         return legal
 
+    @in_step
     def move(self, group: str, instance: VmInstance) -> int:
         """Put a VM into a group of either kind. Raises VmVanished, HostError."""
         threads = self.threads(instance)
-        if (FaultKind.WRITE_ERROR, instance.libvirt_name) in self._world.faults:
+        if (FaultKind.WRITE_ERROR, instance.libvirt_name) in self.world.faults:
             raise _error(f"write tasks of {group}", errno.EIO)
         if group not in self._memory.counters:
             raise _error(f"write tasks of {group}", errno.ENODEV)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from manager.errors import HostError, VmVanished
+from manager.model.finding import Finding, FindingStatus
 from manager.model.host import CPU_SHARES_V1, Capabilities, CpuTimes, Discovery, VcpuState, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.topology import Topology
-from manager.sim.scenario import FaultKind
+from manager.sim.scenario import FaultKind, Scenario
 from manager.sim.services import SimVm
 from manager.sim.sim_cache import SimCache
-from manager.sim.world import World
+from manager.sim.world import World, in_step
 
 BOOT_ID = "simulated-boot"
 _IDLE_WEIGHT = 3 / 1024
@@ -27,49 +28,41 @@ class SimHost:
     the weight that such a group has inside the kernel, but does not yield any sooner than with that weight.
     """
 
-    def __init__(self, world: World, speed: float = 1.0) -> None:
+    def __init__(self, world: World, speed: float = 1.0, boot_id: str = BOOT_ID) -> None:
         """``speed``: seconds of the world in one second of its reader, by which CPU times are scaled."""
-        self._world = world
+        self.world = world
         self._speed = speed
         self._listed = self._alive()
         self._idle: set[VmInstance] = set()
-        self._topology = Topology.flat(range(world.scenario.pcpus))
-        self._cache = SimCache(world, world.memory, speed) if world.memory else None
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """Weights of the scenario's cgroup version, and all its pCPUs."""
-        scenario = self._world.scenario
-        cpus = frozenset(range(scenario.pcpus))
-        warnings = (f"simulated host: scenario {scenario.name}",)
-        return Capabilities(
+        self.boot_id = boot_id
+        self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, 1)
+        self.cache = SimCache(world, world.memory, speed) if world.memory else None
+        cpus = frozenset(range(world.scenario.pcpus))
+        self.capabilities = Capabilities(
             "simulated",
             "simulated",
-            scenario.cgroup,
-            self._world.scale,
+            world.scenario.cgroup,
+            world.scale,
             cpus,
             cpus,
             schedstat=True,
-            warnings=warnings,
+            warnings=(f"simulated host: scenario {world.scenario.name}",),
             idle_class=True,
-            topology=self._topology,
+            topology=Topology.flat(sorted(cpus)),
         )
 
     @property
+    @in_step
     def connected(self) -> bool:
         """False while the simulated libvirtd is away."""
-        return (FaultKind.LIBVIRT_AWAY, "") not in self._world.faults
+        return (FaultKind.LIBVIRT_AWAY, "") not in self.world.faults
 
     @property
     def discovery(self) -> Discovery:
         """Never late: a simulated libvirtd is there, or is not."""
         return Discovery(0.0, math.inf)
 
-    @property
-    def boot_id(self) -> str:
-        """A simulated host never boots again."""
-        return BOOT_ID
-
+    @in_step
     def running(self) -> Mapping[str, VmInstance]:
         """The running VMs by UUID; while libvirtd is away, those that ran before."""
         if self.connected:
@@ -80,6 +73,7 @@ class SimHost:
         """None: nothing of a simulated VM comes over a network."""
         return {}
 
+    @in_step
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
         """Which of these runs of VMs are over."""
         return {instance for instance in instances if not self.is_alive(instance)}
@@ -88,15 +82,16 @@ class SimHost:
         """Whether that very process still runs."""
         if instance.uuid == HOST_UUID:
             return True
-        vm = self._world.vms.get(instance.libvirt_name)
+        vm = self.world.vms.get(instance.libvirt_name)
         return vm is not None and vm.alive and vm.instance == instance
 
+    @in_step
     def read(self, instance: VmInstance) -> VmState:
         """Settings and counters of a VM. Raises VmVanished, HostError."""
         vm = self._require(instance)
-        if (FaultKind.READ_ERROR, vm.name) in self._world.faults:
+        if (FaultKind.READ_ERROR, vm.name) in self.world.faults:
             raise HostError("read: Input/output error", errno.EIO)
-        cpus, now_s = self._world.cpus, self._world.now_s
+        cpus, now_s = self.world.cpus, self.world.now_s
         vcpus = tuple(
             VcpuState(
                 vcpu.index,
@@ -108,8 +103,9 @@ class SimHost:
         )
         idle = instance in self._idle
         weight = None if idle else vm.weight
-        return VmState(vm.instance, self._ns(self._world.vm_cpu_s(vm)), weight, vcpus, vm.emulator, idle=idle)
+        return VmState(vm.instance, self._ns(self.world.vm_cpu_s(vm)), weight, vcpus, vm.emulator, idle=idle)
 
+    @in_step
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what it then holds. Raises VmVanished, HostError.
 
@@ -117,29 +113,29 @@ class SimHost:
         to the pCPUs there are, and EINVAL where none is left.
         """
         vm = self._require(instance)
-        if (FaultKind.WRITE_ERROR, vm.name) in self._world.faults:
+        if (FaultKind.WRITE_ERROR, vm.name) in self.world.faults:
             raise HostError("write: Input/output error", errno.EIO)
         if key.knob is Knob.IDLE and isinstance(value, int):
             return self._set_idle(vm, idle=bool(value))
         if key.knob is Knob.WEIGHT:
             if not isinstance(value, int) or instance in self._idle:
                 raise HostError("write: Invalid argument", errno.EINVAL)
-            scale = self._world.scale
+            scale = self.world.scale
             if scale != CPU_SHARES_V1 and scale.clamp(value) != value:
                 raise HostError("write: Numerical result out of range", errno.ERANGE)
             if value < 0:
                 raise HostError("write: Invalid argument", errno.EINVAL)
-            self._world.cpus.set_weight(vm, scale.clamp(value), self._world.now_s)
+            self.world.cpus.set_weight(vm, scale.clamp(value), self.world.now_s)
             return vm.weight
         if isinstance(value, int):
             raise HostError(f"{key.knob} takes pCPUs, not {value!r}", errno.EINVAL)
-        online = value & frozenset(range(self._world.scenario.pcpus))
+        online = value & frozenset(range(self.world.scenario.pcpus))
         if not online:
             raise HostError("sched_setaffinity: Invalid argument", errno.EINVAL)
         if key.knob is Knob.EMULATOR_PIN:
             vm.emulator = online
         elif 0 <= key.index < len(vm.vcpus):
-            self._world.cpus.set_allowed(vm.vcpus[key.index], online, self._world.now_s)
+            self.world.cpus.set_allowed(vm.vcpus[key.index], online, self.world.now_s)
         else:
             raise VmVanished(f"{vm.name} has no vCPU {key.index}", errno.ESRCH)
         return online
@@ -148,20 +144,10 @@ class SimHost:
         """kernel/sched/fair.c, sched_group_set_idle: whatever the weight was before, it is lost."""
         if idle != (vm.instance in self._idle):
             self._idle ^= {vm.instance}
-            scale = self._world.scale
+            scale = self.world.scale
             weight = max(round(_IDLE_WEIGHT * scale.default), 1) if idle else scale.default
-            self._world.cpus.set_weight(vm, weight, self._world.now_s)
+            self.world.cpus.set_weight(vm, weight, self.world.now_s)
         return int(idle)
-
-    @property
-    def itself(self) -> VmInstance:
-        """The host never boots again."""
-        return VmInstance(HOST_UUID, HOST_UUID, 1, 1)
-
-    @property
-    def cache(self) -> SimCache | None:
-        """None where the scenario has none."""
-        return self._cache
 
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
         """None: a simulated host has no network interfaces, and its kernel neither warps nor policies of vCPUs."""
@@ -174,18 +160,76 @@ class SimHost:
     def forget(self, keep: frozenset[VmInstance]) -> None:
         """Nothing is held open."""
 
+    @in_step
     def cpu_times(self) -> CpuTimes:
         """CPU time of all pCPUs."""
-        total_s = self._world.scenario.pcpus * self._world.now_s
-        return CpuTimes(self._ns(total_s), self._ns(self._world.busy_s()))
+        total_s = self.world.scenario.pcpus * self.world.now_s
+        return CpuTimes(self._ns(total_s), self._ns(self.world.busy_s()))
 
     def _require(self, instance: VmInstance) -> SimVm:
         if not self.is_alive(instance):
             raise VmVanished(f"process {instance.pid} is gone", errno.ESRCH)
-        return self._world.vms[instance.libvirt_name]
+        return self.world.vms[instance.libvirt_name]
 
     def _alive(self) -> dict[str, VmInstance]:
-        return {vm.instance.uuid: vm.instance for vm in self._world.vms.values() if vm.alive}
+        return {vm.instance.uuid: vm.instance for vm in self.world.vms.values() if vm.alive}
 
     def _ns(self, seconds: float) -> int:
         return round(seconds / self._speed * 1e9)
+
+
+_NONE = "nothing to do: it is not simulated"
+_Row = tuple[str, str, str, FindingStatus, bool, str, str]
+
+
+class SimExaminer:
+    """The ``Examiner`` of a simulated host. The findings have the ids of the doctor's, see docs/reference/doctor.md."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        """Of a host in that scenario."""
+        self._scenario = scenario
+
+    def look(self) -> tuple[Finding, ...]:
+        """Always the same."""
+        works, missing = FindingStatus.WORKS, FindingStatus.MISSING
+        name, version, pcpus = self._scenario.name, self._scenario.cgroup, self._scenario.pcpus
+        warned = f"a model of a host, scenario {name}: nothing that it shows was measured"
+        return tuple(
+            Finding(check, area, title, status, essential, f"simulated: {detail}", advice)
+            for check, area, title, status, essential, detail, advice in (
+                ("kernel", "Host", "Kernel", FindingStatus.WARNING, False, warned, "run an agent on a KVM host"),
+                ("cgroup", "CPU weights", "CPU controller", works, True, f"cgroup v{version}, {pcpus} pCPUs", ""),
+                ("cpu-weight", "CPU weights", "Weights are taken", works, True, "taken and read back", ""),
+                ("cpu-weight-acts", "CPU weights", "Weights act", works, False, "they share the pCPUs", ""),
+                (
+                    "cpu-idle",
+                    "CPU weights",
+                    "Idle class for batch",
+                    FindingStatus.DEGRADED,
+                    False,
+                    "taken, but VMs in it do not yield any sooner than with the least weight",
+                    _NONE,
+                ),
+                ("cpu-quota", "CPU weights", "Limits", missing, False, "no limits", _NONE),
+                ("affinity", "Pinning", "Pinning of threads", works, True, "vCPUs stay where they are pinned", ""),
+                ("sched-ext", "Warp", "sched_ext", missing, False, "no warp", _NONE),
+                *self._cache(),
+                ("libvirt", "Virtualisation", "libvirt", works, True, "a model of libvirtd", ""),
+            )
+        )
+
+    def _cache(self) -> Iterator[_Row]:
+        works, missing, spec = FindingStatus.WORKS, FindingStatus.MISSING, self._scenario.cache
+        ways = f"{spec.ways} ways in each of {spec.domains} domains" if spec else "no caches"
+        for check, title, there, detail in (
+            ("cache-allocation", "Cache allocation", spec is not None, ways),
+            ("memory-bandwidth", "Memory bandwidth", spec is not None and spec.mba is not None, "a model of limits"),
+            ("cache-monitoring", "Cache monitoring", spec is not None and spec.rmids > 0, "a model of counters"),
+        ):
+            if there:
+                yield check, "Cache", title, works, False, detail, ""
+            elif spec or check == "cache-allocation":
+                yield check, "Cache", title, missing, False, "no caches" if spec is None else "none", _NONE
+
+    def close(self) -> None:
+        """A look takes no time."""

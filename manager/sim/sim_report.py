@@ -4,54 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from manager.sim.compare import Summary, Worse
-from manager.sim.results import GroupResult, RunResult, VmResult
+from manager.sim.results import RunResult
 from manager.sim.scenario import Scenario, Segment
 from manager.terminal import Table
 
 _BARS = " ▁▂▃▄▅▆▇█"
 
 
-def run_json(result: RunResult) -> dict[str, object]:
+def run_json(result: RunResult) -> dict[str, Any]:
     """One run: the same names as a run of the demonstration has, and a mark that it is simulated."""
-    applications = {}
-    weights = {vm.name: vm.weights for vm in result.vms}
-    for app in result.applications:
-        body = asdict(app)
-        name = body.pop("name")
-        body["p95_ms" if app.percentile == 95 else f"p{app.percentile:g}_ms"] = body.pop("time_ms")
-        body["weights"] = {vm: weights[vm] for vm in weights if vm.startswith(f"{name}-")}
-        applications[name] = body
-    return {
-        "simulated": True,
-        "scenario": result.scenario,
-        "policy": result.policy,
-        "seed": result.seed,
-        "interval_s": result.interval_s,
-        "duration_s": result.duration_s,
-        "violated_share": result.violated_share,
-        "worst_excess": result.worst_excess,
-        "mean_excess": result.mean_excess,
-        "batch_progress": result.batch_progress,
-        "batch_share": result.batch_share,
-        "weight_changes_per_hour": result.weight_changes_per_hour,
-        "applications": applications,
-        "vms": {vm.name: _without_name(vm) for vm in result.vms},
-        "cache": {group.name or "default": _without_name(group) for group in result.groups},
-        "host_cpu_share": result.host_cpu_share,
-        "notes": result.notes,
-    }
-
-
-def _without_name(one: VmResult | GroupResult) -> dict[str, object]:
-    return {key: value for key, value in asdict(one).items() if key != "name"}
+    body = asdict(result)
+    applications = {app.pop("name"): app for app in body["applications"]}
+    for name, app in applications.items():
+        app[f"p{app['percentile']:g}_ms"] = app.pop("percentile_ms")
+        app["weights"] = {vm.name: vm.weights for vm in result.vms if vm.name.startswith(f"{name}-")}
+    body.update(
+        simulated=True,
+        violated_share=result.violated_share,
+        worst_excess=result.worst_excess,
+        mean_excess=result.mean_excess,
+        applications=applications,
+        vms={vm.pop("name"): vm for vm in body["vms"]},
+        cache={group.pop("name") or "default": group for group in body.pop("groups")},
+    )
+    return body
 
 
 def run_tables(result: RunResult) -> list[Table]:
     """One run: applications, and VMs."""
     title = f"Simulated: {result.scenario} under {result.policy}, {result.duration_s:g} s, seed {result.seed}"
-    apps = Table("application", "SLA", "missed", "mean excess", "worst", "answered", "timed out", "failed", title=title)
+    apps = Table(
+        "application", "SLA", "violated", "mean excess", "worst", "answered", "timed out", "failed", title=title
+    )
     for app in result.applications:
         apps.add_row(
             app.name,
@@ -65,7 +52,7 @@ def run_tables(result: RunResult) -> list[Table]:
         )
     curves = Table("what", "over time", "from", "to", title="Simulated: curves")
     for app in result.applications:
-        curves.add_row(f"{app.name} p{app.percentile:g}, ms", *_curve([value or 0.0 for value in app.time_ms]))
+        curves.add_row(f"{app.name} p{app.percentile:g}, ms", *_curve([value or 0.0 for value in app.percentile_ms]))
         curves.add_row(f"{app.name} req/s", *_curve(app.rate_rps))
     for vm in result.vms:
         if vm.critical:
@@ -75,7 +62,11 @@ def run_tables(result: RunResult) -> list[Table]:
         curves.add_row(f"{name} ways", *_curve(group.ways))
         if len(set(group.bandwidth)) > 1:
             curves.add_row(f"{name} bandwidth", *_curve(group.bandwidth))
-    vms = Table("VM", "host CPU", "of alone", "slower by", "weight", "changes/h", title="Simulated: VMs")
+    progress = "-" if result.batch_progress is None else f"{result.batch_progress:.0%}"
+    busy = sum(result.host_cpu_share) / max(len(result.host_cpu_share), 1)
+    caption = (f"batch together {progress} of alone; host {busy:.0%} busy", *result.notes)
+    columns = ("VM", "host CPU", "of alone", "slower by", "weight", "changes/h")
+    vms = Table(*columns, title="Simulated: VMs", caption=caption)
     for vm in result.vms:
         vms.add_row(
             vm.name,
@@ -85,9 +76,6 @@ def run_tables(result: RunResult) -> list[Table]:
             f"{min(vm.weights)} .. {max(vm.weights)}" if vm.weights else "-",
             f"{vm.weight_changes_per_hour:.0f}",
         )
-    progress = "-" if result.batch_progress is None else f"{result.batch_progress:.0%}"
-    busy = sum(result.host_cpu_share) / max(len(result.host_cpu_share), 1)
-    vms.caption = (f"batch together {progress} of alone; host {busy:.0%} busy", *result.notes)
     return [apps, curves, vms]
 
 
@@ -97,15 +85,15 @@ def comparison_table(summaries: Sequence[Summary], title: str) -> Table:
         "scenario",
         "policy",
         "runs",
-        "SLA missed",
-        "missed, s",
+        "SLA violated",
+        "violated, s",
         "mean excess",
         "worst",
         "batch",
         "changes/h",
         "host CPU",
         title=title,
-        caption="SLA missed: share of the time, mean over applications. batch: CPU time against running alone.",
+        caption="SLA violated: share of the time, mean over applications. batch: CPU time against running alone.",
     )
     before = ""
     for summary in summaries:
@@ -127,17 +115,17 @@ def comparison_table(summaries: Sequence[Summary], title: str) -> Table:
     return table
 
 
-def worse_table(found: Sequence[Worse], policy: str, scenarios: int) -> Table:
+def worse_table(rows: Sequence[Worse], policy: str, scenarios: int) -> Table:
     """The scenarios in which a policy is not the best."""
     table = Table(
         "scenario",
-        f"missed under {policy}",
+        f"violated under {policy}",
         "best",
-        "missed under it",
-        title=f"Simulated: {policy} is worse than another policy in {len(found)} of {scenarios} scenarios",
+        "violated under it",
+        title=f"Simulated: {policy} is worse than another policy in {len(rows)} of {scenarios} scenarios",
     )
-    for one in found:
-        table.add_row(one.scenario, f"{one.violated_share:.2%}", one.than, f"{one.than_share:.2%}")
+    for row in rows:
+        table.add_row(row.scenario, f"{row.violated_share:.2%}", row.than, f"{row.than_share:.2%}")
     return table
 
 

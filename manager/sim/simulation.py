@@ -146,9 +146,7 @@ class Simulation:
             weight_changes_per_hour=sum(self._changes.values()) / settled_h,
             host_cpu_share=tuple(self._host_share),
             notes=tuple(self._notes),
-            groups=tuple(
-                self._group(name, settled_h) for name in sorted({name for one in self._groups for name in one})
-            ),
+            groups=tuple(self._group(name, settled_h) for name in sorted(set().union(*self._groups))),
         )
 
     def _group(self, name: str, settled_h: float) -> GroupResult:
@@ -172,6 +170,6 @@ class Simulation:
         self._notes.update(dict.fromkeys(problem.text for problem in result.problems))
         if self.world.now_s > self.scenario.settle_s:
             for outcome in result.outcomes:
-                if outcome.change.key.knob is Knob.WEIGHT and outcome.kind in _WRITTEN:
-                    self._changes[result.specs[outcome.change.key.uuid].name] += 1
+                if outcome.key.knob is Knob.WEIGHT and outcome.kind in _WRITTEN:
+                    self._changes[result.specs[outcome.key.uuid].name] += 1
         return result

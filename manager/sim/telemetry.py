@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from manager.model.histogram import Histogram
@@ -11,7 +11,7 @@ from manager.model.registration import Application
 from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.window import Window
 from manager.sim.services import AppSlot
-from manager.sim.world import World
+from manager.sim.world import World, in_step
 
 SOURCE = "simulated"
 
@@ -28,10 +28,11 @@ class _SimSource:
 class SimTelemetry:
     """Keeps the slots of the last ``keep_s`` seconds. Only applications of the scenario have any."""
 
-    def __init__(self, world: World, keep_s: float) -> None:
-        """Whoever drives the world reports each slot that ends."""
-        self._world = world
+    def __init__(self, world: World, keep_s: float, set_slot: Callable[[float], None] = lambda _slot_s: None) -> None:
+        """Whoever drives the world reports each slot that ends; ``set_slot`` takes how long slots are to be."""
+        self.world = world
         self._keep_s = keep_s
+        self._set_slot = set_slot
         self._sources = {name: _SimSource(deque()) for name in world.apps}
         self._configured = frozenset(world.apps)
         self._closed: list[Window] = []
@@ -41,7 +42,7 @@ class SimTelemetry:
         for name, slot in slots.items():
             source = self._sources[name]
             source.open = None
-            source.working = self._world.source_works(name)
+            source.working = self.world.source_works(name)
             window = self._window(name, slot.counts, slot.answered, start_s, end_s, speed)
             if window is not None:
                 source.slots.append(window)
@@ -53,7 +54,7 @@ class SimTelemetry:
 
     def show(self, start_s: float, now_s: float, speed: float = 1.0) -> None:
         """Take a look at what happened since ``start_s``; the slots go on."""
-        for name, app in self._world.apps.items():
+        for name, app in self.world.apps.items():
             window = self._window(name, dict(app.counts), app.answered, start_s, now_s, speed)
             self._sources[name].open = window
 
@@ -62,13 +63,16 @@ class SimTelemetry:
         for source in self._sources.values():
             source.slots.clear()
 
+    @in_step
     def configure(
         self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
     ) -> None:
-        """Only registered applications are reported. Slots and addresses are those of the simulation."""
-        del slot_s, addresses
+        """Only registered applications are reported. Addresses are those of the simulation."""
+        del addresses
+        self._set_slot(slot_s)
         self._configured = frozenset(application.name for application in applications)
 
+    @in_step
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         """The slots of the last minutes by application, oldest first."""
         return {
@@ -77,16 +81,19 @@ class SimTelemetry:
             if name in self._configured
         }
 
+    @in_step
     def recent(self) -> tuple[Window, ...]:
         """The slots that are still going on."""
         return tuple(source.open for name, source in self._sources.items() if source.open and name in self._configured)
 
+    @in_step
     def closed(self) -> tuple[Window, ...]:
         """The slots that ended since the last call."""
         closed = tuple(window for window in self._closed if window.application in self._configured)
         self._closed = []
         return closed
 
+    @in_step
     def statuses(self) -> tuple[SourceStatus, ...]:
         """One source an application, which pushes all its response times."""
         return tuple(
@@ -115,6 +122,6 @@ class SimTelemetry:
         self, name: str, counts: Mapping[int, int], answered: int, start_s: float, end_s: float, speed: float
     ) -> Window | None:
         """None where the source does not work: a source that works tells also of no requests at all."""
-        if not self._world.source_works(name):
+        if not self.world.source_works(name):
             return None
         return Window(name, start_s, end_s, Histogram(counts), answered / speed)

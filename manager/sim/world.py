@@ -5,16 +5,37 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial, wraps
+from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance, WeightScale
 from manager.sim.cpu_sharing import ASLEEP, INFINITE, Request, SimCpus, Vcpu
-from manager.sim.loads import random_stream
 from manager.sim.memory_bus import STEP_S, SimMemory
-from manager.sim.scenario import Fault, FaultKind, SampleRoute, Scenario, batch_vms, tier_vms
-from manager.sim.services import App, AppSlot, SimVm
+from manager.sim.scenario import Fault, FaultKind, Noise, SampleRoute, Scenario, batch_vms, tier_vms
+from manager.sim.services import App, AppSlot, SimVm, random_stream
 
 _FIRST_PID = 1000
+
+
+class _OfWorld(Protocol):
+    world: World
+
+
+Part = TypeVar("Part", bound=_OfWorld)
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def in_step(method: Callable[Concatenate[Part, Arguments], Result]) -> Callable[Concatenate[Part, Arguments], Result]:
+    """A method that sees the world as of now, and undisturbed."""
+
+    @wraps(method)
+    def current(part: Part, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+        with part.world.look():
+            return method(part, *args, **kwargs)
+
+    return current
 
 
 class World:
@@ -25,6 +46,8 @@ class World:
         self.scenario = scenario
         self.seed = scenario.seed if seed is None else seed
         self.now_s = 0.0
+        self.look: Callable[[], AbstractContextManager[object]] = nullcontext
+        """Brings the world up to now where time passes by itself, and keeps other threads out; see ``in_step``."""
         self.faults: set[tuple[FaultKind, str]] = set()
         self.noise_s = 0.0
         self._noise_since_s = 0.0
@@ -56,7 +79,8 @@ class World:
         self._remember(0.0)
         self._schedule(scenario.scheduler.balance_ms / 1000, self._balance)
         if scenario.noise:
-            self._schedule(self._noise_random.expovariate(1000 / scenario.noise.off_ms), self._noise_on)
+            first_s = self._noise_random.expovariate(1000 / scenario.noise.off_ms)
+            self._schedule(first_s, partial(self._switch_noise, scenario.noise, on=True))
         for fault in scenario.faults:
             self._schedule(fault.at_s, partial(self._begin_fault, fault))
 
@@ -113,9 +137,10 @@ class World:
         """CPU time of all pCPUs that was not idle, noise included."""
         return self.scenario.pcpus * self.now_s - self.cpus.idle_s(self.now_s)
 
-    def noise_cpu_s(self) -> float:
-        """CPU time that went to what is outside the VMs."""
-        return self.noise_s + (self.now_s - self._noise_since_s) * (1 - self.cpus.speed) * self.scenario.pcpus
+    def noise_cpu_s(self, now_s: float | None = None) -> float:
+        """CPU time that went to what is outside the VMs until now, or until ``now_s``."""
+        since_s = (self.now_s if now_s is None else now_s) - self._noise_since_s
+        return self.noise_s + since_s * (1 - self.cpus.speed) * self.scenario.pcpus
 
     def _deliver(self, request: Request, app: App, tier: int, now_s: float) -> None:
         vms = app.tiers[tier]
@@ -179,20 +204,12 @@ class World:
             lasts_ms = vm.batch.off_ms
         self._schedule(now_s + lasts_ms / 1000, partial(self._wave, vm, wave, vcpu))
 
-    def _noise_on(self, now_s: float) -> None:
-        noise = self.scenario.noise
-        assert noise is not None  # noqa: S101 - it is what scheduled this
+    def _switch_noise(self, noise: Noise, now_s: float, *, on: bool) -> None:
+        self.noise_s = self.noise_cpu_s(now_s)
         self._noise_since_s = now_s
-        self.cpus.set_speed(1 - noise.share, now_s)
-        self._schedule(now_s + self._noise_random.expovariate(1000 / noise.on_ms), self._noise_off)
-
-    def _noise_off(self, now_s: float) -> None:
-        noise = self.scenario.noise
-        assert noise is not None  # noqa: S101 - it is what scheduled this
-        self.noise_s += (now_s - self._noise_since_s) * (1 - self.cpus.speed) * self.scenario.pcpus
-        self._noise_since_s = now_s
-        self.cpus.set_speed(1.0, now_s)
-        self._schedule(now_s + self._noise_random.expovariate(1000 / noise.off_ms), self._noise_on)
+        self.cpus.set_speed(1 - noise.share if on else 1.0, now_s)
+        lasts_s = self._noise_random.expovariate(1000 / (noise.on_ms if on else noise.off_ms))
+        self._schedule(now_s + lasts_s, partial(self._switch_noise, noise, on=not on))
 
     def _begin_fault(self, fault: Fault, now_s: float) -> None:
         self.faults.add((fault.kind, fault.target))

@@ -51,7 +51,7 @@ class SessionRow(Base):
 
 
 class SignInFailureRow(Base):
-    """A try to sign in that did not succeed. The name is kept as a hash: it may be a password in the wrong field."""
+    """A failed sign-in. The name is kept as a hash: it may be a password in the wrong field."""
 
     __tablename__ = "sign_in_failures"
 
@@ -62,7 +62,7 @@ class SignInFailureRow(Base):
 
 
 class AuditRow(Base):
-    """What somebody did, and what was registered before and after; see ``manager.store.audit``."""
+    """An action, with what was registered before and after; see ``manager.store.audit``."""
 
     __tablename__ = "audit"
     __table_args__ = (
@@ -86,7 +86,7 @@ class AuditRow(Base):
 class AuditRetentionRow(Base):
     """Lets the transaction that added it remove rows of the audit from before that time: triggers refuse all else.
 
-    It is removed in the same transaction, so nobody else ever sees it.
+    It is removed in the same transaction, so no other transaction ever sees it.
     """
 
     __tablename__ = "audit_retention"

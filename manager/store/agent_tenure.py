@@ -1,4 +1,4 @@
-"""Which agent serves a host, as reports show and operators say."""
+"""Which agent serves a host, from reports and operators' choices."""
 
 from __future__ import annotations
 
@@ -21,68 +21,69 @@ _SHOWN = _AGAIN + _ANOTHER
 
 
 def tenure_of(host: HostRow) -> Tenure:
-    """Who serves a host."""
+    """The agent that serves a host, its former boot, and its rival."""
     holder = Who(host.agent_instance, host.agent_boot or "") if host.agent_instance else None
     rival = Who(host.rival_instance, host.rival_boot or "") if host.rival_instance else None
     return Tenure(holder, host.former_boot, rival)
 
 
 def is_live(host: HostRow, now: datetime, silent: timedelta) -> bool:
-    """Whether its agent reported not longer than ``silent`` ago, by a clock that may have been set."""
+    """Whether its agent reported within ``silent``, also if the clock was set."""
     return host.last_seen_at is not None and abs(now - host.last_seen_at) <= silent
 
 
 def refusal(host: HostRow, who: Who | None, now: datetime, silent: timedelta) -> str:
-    """Why an agent may not serve the host, and what to do; empty: it may."""
+    """Why an agent is refused, and what to do; empty: it is not."""
     if who is None:
         return ""
     tenure = tenure_of(host)
     verdict, _ = judge(tenure, who, live=is_live(host, now, silent))
-    return _words(host, who, now) if verdict is ReportOrigin.RIVAL else ""
+    return _refusal(host, who, now) if verdict is ReportOrigin.RIVAL else ""
 
 
 def note_agent(session: Session, host: HostRow, who: Who | None, now: datetime, silent: timedelta) -> str:
-    """Take who reports; the answer, and what is told in events, as ``refusal``. None: an agent that does not say."""
+    """Record the agent that reports; answer and events as ``refusal``. ``who`` None: an agent without an id."""
     if who is None:
         return ""
     before = tenure_of(host)
     verdict, after = judge(before, who, live=is_live(host, now, silent))
-    words = _words(host, who, now)
+    reason = _refusal(host, who, now)
     if verdict is ReportOrigin.RIVAL:
         pause = _AGAIN if before.rival == who else _ANOTHER
         if host.rival_at is None or abs(now - host.rival_at) >= pause:
             host.rival_at = now
-            store_new(session, EventRow, [host_event(host.name, now, Severity.ERROR, SECOND, words)])
+            store_new(session, EventRow, [host_event(host.name, now, Severity.ERROR, SECOND, reason)])
     elif verdict is ReportOrigin.RETURNED:
         host.rival_at = now
         text = (
             f"two machines serve {host.name} with copies of one state directory: boots {who.boot} and {host.agent_boot}"
-            f" take turns; the earlier goes on. Remove the agent's state directory on the copy, and give it a host_name"
+            " alternate; the earlier one is served. Remove the agent's state directory on the copy, and give it a"
+            " host_name"
         )
         store_new(session, EventRow, [host_event(host.name, now, Severity.ERROR, CLONED, text)])
     elif verdict is ReportOrigin.TAKEN_OVER and before.holder is not None:
-        text = f"agent {who.instance} serves {host.name} after {before.holder.instance}, which had fallen silent"
+        text = f"agent {who.instance} serves {host.name} after {before.holder.instance}, which is silent"
         store_new(session, EventRow, [host_event(host.name, now, Severity.WARNING, REPLACED, text)])
     if after != before:
-        _keep(host, after)
-    return words if verdict is ReportOrigin.RIVAL else ""
+        _set_tenure(host, after)
+    return reason if verdict is ReportOrigin.RIVAL else ""
 
 
 def rival_of(host: HostRow, now: datetime) -> str | None:
-    """The id of a second agent that is refused, None where none reported in the last minutes.
+    """The id of a second agent that was refused in the last minutes, None where there is none.
 
-    One that goes on is told of in an event at least every ``_AGAIN``, so that one of long ago has gone.
+    While it reports, an event follows at least every ``_AGAIN``: without one for longer it has stopped.
     """
     return host.rival_instance if host.rival_at is not None and abs(now - host.rival_at) <= _SHOWN else None
 
 
 def replace_agent(session: Session, name: str, now: datetime) -> HostRow:
-    """Let the agent that was refused last serve the host, in place of the one that does. Raises NotFound, Conflict."""
+    """Let the agent that was refused last serve the host instead of the current one. Raises NotFound, Conflict."""
     host = get(session, HostRow, name)
     tenure = tenure_of(host)
     if tenure.rival is None:
         raise Conflict(f"no other agent has asked to serve host {name!r}: there is none to replace its agent with")
-    _keep(host, Tenure(tenure.rival, None, tenure.holder))
+    _set_tenure(host, Tenure(tenure.rival, None, tenure.holder))
     touch(host, now)
     text = f"an operator let agent {tenure.rival.instance} serve {name}"
     store_new(session, EventRow, [host_event(name, now, Severity.WARNING, REPLACED, text)])
@@ -90,22 +91,22 @@ def replace_agent(session: Session, name: str, now: datetime) -> HostRow:
 
 
 def forget_agent(session: Session, host: HostRow) -> None:
-    """Nobody serves the host any more: whoever reports next does."""
-    _keep(host, Tenure())
+    """No agent serves the host any more; the next one to report will."""
+    _set_tenure(host, Tenure())
     session.flush()
 
 
-def _keep(host: HostRow, tenure: Tenure) -> None:
+def _set_tenure(host: HostRow, tenure: Tenure) -> None:
     holder, rival = tenure.holder, tenure.rival
     host.agent_instance, host.agent_boot = (holder.instance, holder.boot) if holder else (None, None)
     host.rival_instance, host.rival_boot = (rival.instance, rival.boot) if rival else (None, None)
     host.former_boot = tenure.former_boot
 
 
-def _words(host: HostRow, who: Who, now: datetime) -> str:
+def _refusal(host: HostRow, who: Who, now: datetime) -> str:
     ago_s = (now - host.last_seen_at).total_seconds() if host.last_seen_at else 0.0
     return (
         f"host {host.name} is served by agent {host.agent_instance} (boot {host.agent_boot}), which reported"
-        f" {ago_s:.0f} s ago, so agent {who.instance} (boot {who.boot}) is refused: give its machine a host_name of its"
-        f" own, stop one of the two, or let this one serve the host with `equipoise host replace {host.name}`"
+        f" {ago_s:.0f} s ago, so agent {who.instance} (boot {who.boot}) is refused: give its machine a different"
+        f" host_name, stop one of the two, or let this one serve the host with `equipoise host replace {host.name}`"
     )

@@ -1,9 +1,9 @@
-"""Applications: tiers, SLA, sources, and which VMs serve them."""
+"""Applications: tiers, SLA, sources, and VMs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from datetime import datetime
 
 from sqlalchemy import delete, or_, select
@@ -21,10 +21,10 @@ from manager.store.vms import may_run_on
 def put_application(
     session: Session, wanted: Application, now: datetime, precondition: Precondition
 ) -> tuple[ApplicationRow, bool]:
-    """Register an application; see ``registered.replace``. One that was registered before has its history again.
+    """Register an application; see ``registrations.replace``. A removed application of that name regains its history.
 
-    Raises InvalidRequest naming the field when a tier's VM is not registered or anything is named twice, and Conflict
-    when a VM serves another application already.
+    Raises InvalidRequest naming the field if a tier's VM is unregistered or a name is used twice, and Conflict if a VM
+    serves another application.
     """
     vm_ids: dict[str, int] = {}
 
@@ -32,17 +32,9 @@ def put_application(
         precondition(etag)
         vm_ids.update(_registered_vms(session, wanted))
 
-    sla = wanted.sla
-    values = {
-        "mode": wanted.mode,
-        "sla_response_time_ms": sla.response_time_ms if sla else None,
-        "sla_percentile": sla.percentile if sla else None,
-        "sla_max_rate_rps": sla.max_rate_rps if sla else None,
-        "sharing": wanted.sharing,
-        "warp_us": wanted.warp_us,
-        "cache": wanted.cache,
-        "sources": SOURCES.dump_python(wanted.sources, mode="json", by_alias=True) or None,
-    }
+    values = {f"sla_{field.name}": getattr(wanted.sla, field.name, None) for field in fields(Sla)}
+    values |= {name: getattr(wanted, name) for name in ("mode", "sharing", "warp_us", "cache")}
+    values["sources"] = SOURCES.dump_python(wanted.sources, mode="json", by_alias=True) or None
     past = _past(session, wanted.name)
     first = {"id": past.id, "version": past.version + 1} if past else None
     row, created = replace(session, ApplicationRow, wanted.name, values, now, servable, first)
@@ -63,30 +55,30 @@ def put_application(
 
 
 def remove_application(session: Session, name: str, now: datetime, precondition: Precondition) -> None:
-    """Remove an application; what was measured of it stays for as long as it is kept. Raises NotFound."""
+    """Remove an application; its history stays until its retention ends. Raises NotFound."""
     row = find(session, ApplicationRow, name)
     precondition(row.etag if row else None)
     if row is None:
         raise not_found(ApplicationRow, name)
-    sla = sla_of(row)
-    kept = {"id": row.id, "name": row.name, "version": row.version, "sla": asdict(sla) if sla else None}
-    session.add(PastApplicationRow(**kept, removed_at=now))
+    sla = row.sla
+    past = {"id": row.id, "name": row.name, "version": row.version, "sla": asdict(sla) if sla else None}
+    session.add(PastApplicationRow(**past, removed_at=now))
     session.delete(row)
 
 
 def application_with_past(session: Session, name: str) -> ApplicationRow:
-    """An application, also one that was removed since: what was measured of it can be read by its row's number.
+    """An application, also a removed one, whose history can be read by its row number.
 
-    Such a row is in no session, and has no VMs. Raises NotFound.
+    The row of a removed one is in no session, and has no VMs. Raises NotFound.
     """
     past = _past(session, name)
     return get(session, ApplicationRow, name) if past is None else as_it_was(past)
 
 
 def as_it_was(past: PastApplicationRow) -> ApplicationRow:
-    """A row, in no session, for an application that was removed."""
-    promise = {f"sla_{field}": value for field, value in (past.sla or {}).items()}
-    return ApplicationRow(id=past.id, name=past.name, version=past.version, **promise)
+    """A row, in no session, for a removed application."""
+    sla = {f"sla_{field}": value for field, value in (past.sla or {}).items()}
+    return ApplicationRow(id=past.id, name=past.name, version=past.version, **sla)
 
 
 def _past(session: Session, name: str) -> PastApplicationRow | None:
@@ -109,7 +101,9 @@ def _registered_vms(session: Session, wanted: Application) -> dict[str, int]:
     seen_vms: set[str] = set()
     for place, tier in enumerate(wanted.tiers):
         if tier.name in seen_tiers:
-            raise InvalidRequest(f"tiers[{place}].name", f"{tier.name!r} names an earlier tier, too; use another name")
+            raise InvalidRequest(
+                f"tiers[{place}].name", f"{tier.name!r} is the name of an earlier tier; use another name"
+            )
         seen_tiers.add(tier.name)
         for index, vm in enumerate(tier.vms):
             field = f"tiers[{place}].vms[{index}]"
@@ -141,19 +135,19 @@ def applications_of(session: Session, rows: Sequence[ApplicationRow]) -> dict[st
         row.name: Application(
             row.name,
             tuple(Tier(tier, tuple(vms)) for tier, vms in tiers[row.id].items()),
-            sla_of(row),
+            row.sla,
             row.mode,
             row.sharing,
-            sources_of(row),
             row.warp_us,
             row.cache,
+            sources_of(row),
         )
         for row in rows
     }
 
 
 def applications_for_host(session: Session, host: str) -> Sequence[ApplicationRow]:
-    """The applications that are served by a VM which may run on a host, or have a source there, by name."""
+    """The applications that have a VM which may run on a host, or a source there, by name."""
     served = (
         select(TierRow.application_id)
         .join(TierVmRow, TierVmRow.tier_id == TierRow.id)
@@ -171,10 +165,3 @@ def keep_applications(session: Session, numbers: Collection[int]) -> dict[str, i
     query = select(ApplicationRow.name, ApplicationRow.id).where(ApplicationRow.id.in_(numbers))
     locked = query.order_by(ApplicationRow.id).with_for_update(read=True, key_share=True)
     return {row.name: row.id for row in session.execute(locked)}
-
-
-def sla_of(row: ApplicationRow) -> Sla | None:
-    """The promise of an application."""
-    if row.sla_response_time_ms is None or row.sla_percentile is None:
-        return None
-    return Sla(row.sla_response_time_ms, row.sla_percentile, row.sla_max_rate_rps)

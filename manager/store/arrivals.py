@@ -1,4 +1,4 @@
-"""Which rows arrived so long ago that they may be forgotten, whatever their dates; see ``manager.control.uptime``."""
+"""Which rows arrived so long ago that they may be removed, whatever their dates; see ``manager.control.uptime``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
@@ -15,7 +14,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from manager.control.uptime import Boot, Mark, Noted, ahead_s, arrived, marked, uptime_s
 from manager.model.fields import MANAGER
 from manager.model.records import Severity
-from manager.store.database import Database, insert_for
+from manager.store.database import Database, upsert
 from manager.store.decision_records import store_new
 from manager.store.models import EventRow
 from manager.store.progress_models import ArrivalRow, UptimeRow
@@ -30,11 +29,11 @@ log = logging.getLogger(__name__)
 
 
 Arrived = Callable[[str, InstrumentedAttribute[int], timedelta], int]
-"""The number of the newest row of what is kept, by the column of numbers, that arrived so long ago; 0: none did."""
+"""By what is kept, its column of numbers and a time: the number of the newest row that arrived so long ago; 0: none."""
 
 
 class Arrivals:
-    """Notes arrivals whenever somebody asks. ``clock`` answers seconds since the epoch."""
+    """Notes arrivals at each call. ``clock`` returns seconds since the epoch."""
 
     def __init__(self, database: Database, clock: Callable[[], float], boot: Callable[[], Boot]) -> None:
         self._database = database
@@ -51,36 +50,36 @@ class Arrivals:
             newest_id = session.scalar(select(func.max(number))) or 0
             marks = marked(before, Mark(total_s, wall_s, newest_id), keep_s)
             _replace(session, kept, before, marks)
+            ahead = timedelta(seconds=ahead_s(marks, total_s, wall_s))
             if kept == WINDOWS:
-                _note_held(session, timedelta(seconds=ahead_s(marks, total_s, wall_s)), wall_s)
-        self._tell(kept, timedelta(seconds=ahead_s(marks, total_s, wall_s)), keep)
-        return arrived(marks, total_s, keep_s)
-
-    def _tell(self, kept: str, ahead: timedelta, keep: timedelta) -> None:
-        if ahead > _HELD and kept not in self._held:
+                _note_held(session, ahead, wall_s)
+        if ahead <= _HELD:
+            self._held.discard(kept)
+        elif kept not in self._held:
+            self._held.add(kept)
             text = "the time of day is %s ahead of what it was by uptime: the clock was set, or no manager was up; %s"
             log.warning(text + " stay for %s of uptime, whatever their dates", ahead, kept, keep)
-        (self._held.add if ahead > _HELD else self._held.discard)(kept)
+        return arrived(marks, total_s, keep_s)
 
 
 def _note_held(session: Session, ahead: timedelta, wall_s: float) -> None:
     """An event when the clock is so far ahead that only uptime counts, and one when that is over: once each."""
     held_events = select(EventRow.kind).where(EventRow.host == MANAGER, EventRow.kind.in_((HELD, RESUMED)))
-    held = session.scalars(held_events.order_by(EventRow.id.desc()).limit(1)).first() == HELD
-    if held == (ahead > _HELD):
+    was_held = session.scalars(held_events.order_by(EventRow.id.desc()).limit(1)).first() == HELD
+    if was_held == (ahead > _HELD):
         return
     at = datetime.fromtimestamp(wall_s, UTC)
-    if held:
+    if was_held:
         text = "the manager's time of day agrees with uptime again"
-        row = host_event(MANAGER, at, Severity.INFO, RESUMED, text)
+        event = host_event(MANAGER, at, Severity.INFO, RESUMED, text)
     else:
         text = f"the manager's time of day is {ahead} ahead of uptime: what is old by its date alone is not removed"
-        row = host_event(MANAGER, at, Severity.WARNING, HELD, text)
-    store_new(session, EventRow, [row])
+        event = host_event(MANAGER, at, Severity.WARNING, HELD, text)
+    store_new(session, EventRow, [event])
 
 
 def clock_ahead_s(session: Session, boot: Boot, wall_s: float) -> float:
-    """By how much the manager's clock is ahead of what it was, by uptime, in most of the last time (``raw_days``).
+    """By how much the manager's clock is ahead of uptime, compared with most of the last time (``raw_days``).
 
     Below 0: it was set back; 0: nothing is known.
     """
@@ -88,21 +87,19 @@ def clock_ahead_s(session: Session, boot: Boot, wall_s: float) -> float:
 
 
 def boot_clock(name: str = "") -> Callable[[], Boot]:
-    """Answers the start of this machine, by its name, and how long ago it was; without one that of this process."""
+    """Returns the start of this machine, by its name, and how long ago it was; without one that of this process."""
     if name:
         return lambda: Boot(name, time.clock_gettime(time.CLOCK_BOOTTIME))
-    own = str(uuid.uuid4())
-    return lambda: Boot(own, time.monotonic())
+    process = str(uuid.uuid4())
+    return lambda: Boot(process, time.monotonic())
 
 
 def _advance(session: Session, boot: Boot, wall_s: float) -> float:
-    """Note for how long managers have been up, and tell it."""
+    """Note for how many seconds managers have been up, and return it."""
     total_s = uptime_s(_noted(session), boot)
-    insert = insert_for(session, UptimeRow).values(
-        boot=boot.name, boot_s=boot.age_s, total_s=total_s, at=datetime.fromtimestamp(wall_s, UTC)
-    )
-    changed = {name: insert.excluded[name] for name in ("boot_s", "total_s", "at")}
-    session.execute(insert.on_conflict_do_update(index_elements=["boot"], set_=changed))
+    at = datetime.fromtimestamp(wall_s, UTC)
+    row = {"boot": boot.name, "boot_s": boot.age_s, "total_s": total_s, "at": at}
+    upsert(session, UptimeRow, [row], ["boot"])
     session.execute(delete(UptimeRow).where(UptimeRow.total_s < total_s - _STALE_S))
     return total_s
 
@@ -122,13 +119,14 @@ def _replace(session: Session, kept: str, before: tuple[Mark, ...], after: tuple
     gone = {mark.total_s for mark in before} - {mark.total_s for mark in after}
     if gone:
         session.execute(delete(ArrivalRow).where(ArrivalRow.kept == kept, ArrivalRow.total_s.in_(gone)))
-    rows: list[dict[str, Any]] = [
-        {"total_s": mark.total_s, "at": datetime.fromtimestamp(mark.wall_s, UTC), "newest_id": mark.newest_id}
+    rows = [
+        {
+            "kept": kept,
+            "total_s": mark.total_s,
+            "at": datetime.fromtimestamp(mark.wall_s, UTC),
+            "newest_id": mark.newest_id,
+        }
         for mark in after
         if mark not in before
     ]
-    if rows:
-        insert = insert_for(session, ArrivalRow)
-        changed = {name: insert.excluded[name] for name in ("at", "newest_id")}
-        statement = insert.on_conflict_do_update(index_elements=["kept", "total_s"], set_=changed)
-        session.execute(statement, [{"kept": kept} | row for row in rows])
+    upsert(session, ArrivalRow, rows, ["kept", "total_s"])

@@ -1,4 +1,4 @@
-"""Who did what: added in the transaction of the change that a row tells of, and read.
+"""The audit: who did what, added in the transaction of the change itself.
 
 The database refuses to change rows, and to remove them in any other way than ``forget``.
 """
@@ -26,10 +26,10 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who does something.
+    """The author of a change.
 
-    ``kind`` is ``user`` or ``token``; ``LOCAL`` for somebody on the manager's machine, named as the system does;
-    ``UNKNOWN`` for somebody who is not signed in. ``address`` is empty where there is none.
+    ``kind`` is ``user`` or ``token``; ``LOCAL`` for a system user of the manager's machine; ``UNKNOWN`` without a
+    sign-in. ``address`` is empty where there is none.
     """
 
     kind: str
@@ -39,7 +39,7 @@ class Actor:
 
 
 def actor_of(principal: Principal, address: str) -> Actor:
-    """Somebody who is signed in, or uses a token."""
+    """The author of a signed-in request."""
     return Actor(principal.kind, principal.name, principal.role, address)
 
 
@@ -92,7 +92,7 @@ def audited(
 ) -> Iterator[Session]:
     """``Database.registering`` for a change of one object, which is recorded if it changed what was registered.
 
-    ``describe`` tells what was registered, without secrets. Nothing is recorded when the block raises.
+    ``describe`` returns what was registered, without secrets. Nothing is recorded when the block raises.
     """
 
     def state(session: Session) -> tuple[str | None, Json | None]:
@@ -116,20 +116,14 @@ def list_audit(session: Session, wanted: AuditFilter, after: Position | None, li
         query = query.where(AuditRow.at < wanted.until)
     if after is not None:
         query = query.where(AuditRow.id < after.id)
-    if wanted.actor is not None:
-        query = query.where(AuditRow.actor == wanted.actor)
-    if wanted.object_kind is not None:
-        query = query.where(AuditRow.object_kind == wanted.object_kind)
-    if wanted.object is not None:
-        query = query.where(AuditRow.object == wanted.object)
+    for name in ("actor", "object_kind", "object"):
+        if getattr(wanted, name) is not None:
+            query = query.where(getattr(AuditRow, name) == getattr(wanted, name))
     return session.scalars(query.order_by(AuditRow.id.desc()).limit(limit)).all()
 
 
 def forget(session: Session, before: datetime, newest_id: int, most: int) -> int:
-    """Remove at most ``most`` rows from before a time, up to a number, and tell how many.
-
-    It is the only way that the database lets pass.
-    """
+    """Remove at most ``most`` rows from before a time, up to a number; the database allows no other way. How many."""
     allowed = AuditRetentionRow(before=before)
     session.add(allowed)
     session.flush()

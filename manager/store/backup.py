@@ -1,6 +1,9 @@
-"""The manager's database in one file and back, while it is in use: of SQLite as such a file, of PostgreSQL by pg_dump.
+"""The manager's database in one file and back, while it is in use: a SQLite file, or PostgreSQL's dump.
 
-Either is one state of the database, and has the revision of its tables in it.
+Either is one state of the database, and contains the revision of its tables.
+
+A backup does not know of tokens that were revoked, or of users that were removed or have a smaller role or another
+password since. So access stays as it is in the database that is replaced, unless it is restored explicitly.
 """
 
 from __future__ import annotations
@@ -10,18 +13,22 @@ import shutil
 import sqlite3
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from sqlalchemy import URL
+from sqlalchemy import URL, Table, delete, insert, select
+from sqlalchemy import inspect as inspect_tables
 
 from manager.errors import BackupError, DatabaseUnavailable
 from manager.private import make_file
-from manager.sqlite_files import check_pages
-from manager.store.backup_access import KINDS, TABLES, Access, access_of, drop_sessions, replace_access
+from manager.sqlite_files import check_pages, read_only
+from manager.store.access_models import SessionRow, TokenRow, UserRow
 from manager.store.database import Database, is_known, open_database
+from manager.store.host_models import JoinTokenRow
+from manager.store.models import Base
 
 _SQLITE, _POSTGRESQL = b"SQLite format 3\0", b"PGDMP"
 _PACKAGE = "postgresql-client (Debian, Ubuntu) or postgresql (RHEL, Fedora)"
@@ -49,11 +56,14 @@ END $$;
 """
 
 
-class _ProgramFailed(BackupError):
-    """One of PostgreSQL's programs is there, and did not do what it was to."""
-
-
+_TABLES: tuple[type[Base], ...] = (TokenRow, UserRow, JoinTokenRow)
 Say = Callable[[str], None]
+Access = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Rows by table."""
+
+
+class _ProgramFailed(BackupError):
+    """One of PostgreSQL's programs failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +105,9 @@ def back_up(database: Database, path: Path, say: Say) -> Backup:
 
 
 def restore(database: Database, path: Path, say: Say, *, force: bool = False, with_access: bool = False) -> Backup:
-    """Make the database what it was when the file was written, and bring its tables to the newest revision.
+    """Restore the state of the file, and bring its tables to the newest revision.
 
-    Tokens and users stay as they are in the database that is replaced: the file may hold some that were revoked since.
-    ``with_access``: these are those of the file, too. Sessions end in any case.
+    Tokens and users stay as they are in the database that is replaced, unless ``with_access``; sessions always end.
 
     Raises BackupError, before anything is changed: for a file of the other kind of database, of a newer version, or
     that is no backup; without ``force`` for a database that has tables. Raises DatabaseUnavailable.
@@ -127,33 +136,56 @@ def restore(database: Database, path: Path, say: Say, *, force: bool = False, wi
 
 
 def _access(database: Database, say: Say) -> Access:
-    """Nobody's where it cannot be told: who is left out can be let in again, who was let in was in already."""
+    """Who has access now, also in tables of an older version; nobody where it cannot be read, as that can be mended."""
+    access: dict[str, Sequence[Mapping[str, Any]]] = {}
     try:
-        return access_of(database)
+        with database.reading() as session:
+            inspector = inspect_tables(session.connection())
+            existing = {*inspector.get_table_names()}
+            for table in map(_table, _TABLES):
+                if table.name in existing:
+                    names = {column["name"] for column in inspector.get_columns(table.name)} - {"id"}
+                    columns = [column for column in table.columns if column.name in names]
+                    access[table.name] = [dict(row) for row in session.execute(select(*columns)).mappings()]
     except DatabaseUnavailable as error:
         say(f"tokens and users of the present database cannot be read, so there will be none: {error}")
         return {}
+    return access
 
 
 def _admit(database: Database, access: Access | None, say: Say) -> None:
-    if access is None:
-        drop_sessions(database)
-        return
-    replace_access(database, access)
-    stay = ", ".join(f"{len(access.get(table, ()))} {kind}" for table, kind in KINDS.items())
+    """End all sessions, and let only those have access that had it; None: those of the backup. In one transaction."""
+    with database.writing() as session:
+        session.execute(delete(SessionRow))
+        if access is None:
+            return
+        for table in map(_table, _TABLES):
+            session.execute(delete(table))
+            if rows := access.get(table.name):
+                session.execute(insert(table), [dict(row) for row in rows])
+    stay = ", ".join(
+        f"{len(access.get(table.name, ()))} {table.name.replace('_', ' ')}" for table in map(_table, _TABLES)
+    )
     say(
         f"access is as before this restore: {stay}; all sessions ended. Who needs more gets it anew: `equipoise user"
         " create`, `equipoise token create`, and for hosts `equipoise token create --join`; or restore --with-access"
     )
 
 
+def _table(row: type[Base]) -> Table:
+    table = row.__table__
+    if not isinstance(table, Table):
+        raise TypeError(f"{row} is no table")
+    return table
+
+
 def inspect(path: Path) -> Backup:
-    """What is in a file. Raises BackupError where it is no backup, or a damaged one."""
+    """The content of a file. Raises BackupError where it is no backup, or a damaged one."""
     try:
         with path.open("rb") as file:
             begin = file.read(16)
         if begin == _SQLITE:
-            with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as source:
+            with closing(read_only(path)) as source:
                 check_pages(source)
                 [revision] = source.execute("SELECT version_num FROM alembic_version").fetchone()
             return Backup(path, "sqlite", str(revision), path.stat().st_size)
@@ -187,9 +219,9 @@ def _restore_file(path: Path, file: Path, access: Access | None, say: Say) -> No
 
 
 def _restore_dump(path: Path, url: URL, *, revives: bool) -> None:
-    """In one transaction: what was there before stays where anything of it fails.
+    """In one transaction: where anything fails, all is as before.
 
-    Unless it ``revives`` access nobody has any at its end, so that who is killed then has let nobody in.
+    Unless it ``revives`` access, nobody has any at its end, so that being killed then lets nobody in.
     """
     with tempfile.TemporaryDirectory() as folder:
         empty, script = Path(folder) / "empty.sql", Path(folder) / "restore.sql"
@@ -197,13 +229,13 @@ def _restore_dump(path: Path, url: URL, *, revives: bool) -> None:
         _run(None, "pg_restore", "--no-owner", "--no-privileges", f"--file={script}", str(path))
         options = ("--quiet", "--no-psqlrc", "--single-transaction", "--set=ON_ERROR_STOP=1", "--output=" + os.devnull)
         closed = Path(folder) / "closed.sql"
-        tables = TABLES[:1] if revives else TABLES
-        closed.write_text("\n".join(_CLOSED.format(table) for table in tables))
+        tables: tuple[type[Base], ...] = (SessionRow,) if revives else (SessionRow, *_TABLES)
+        closed.write_text("\n".join(_CLOSED.format(table.__tablename__) for table in tables))
         _run(url, "psql", *options, f"--file={empty}", f"--file={script}", f"--file={closed}")
 
 
 def _run(url: URL | None, program: str, *arguments: str) -> str:
-    """What a program of PostgreSQL's prints. Raises BackupError."""
+    """The output of a program of PostgreSQL's. Raises BackupError."""
     variables = dict(os.environ)
     if url is not None:
         if url.password:

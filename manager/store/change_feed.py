@@ -1,7 +1,7 @@
-"""Tells those who follow a page when something it shows has changed.
+"""Notifies followers of a page when something it shows has changed.
 
-The database is asked for the newest rows of each followed topic, by one thread, at most every half second, and not at
-all while nobody follows. So it costs the same for one page and for thirty, and sees what other managers wrote.
+One thread asks the database for the newest rows of each followed topic, every half second while anybody follows. So
+thirty pages cost no more than one, and changes that other managers wrote are seen.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicKind(StrEnum):
-    """What a page is about."""
+    """The subject of a page."""
 
     FLEET = "fleet"
     DECISIONS = "decisions"
@@ -54,7 +54,7 @@ class TopicKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What is followed. ``name`` is that of the host or application, empty for the other kinds."""
+    """The subject that is followed. ``name`` is that of the host or application, empty for the other kinds."""
 
     kind: TopicKind
     name: str = ""
@@ -70,15 +70,12 @@ def parse_topic(text: str) -> Topic:
 
 
 class Changes:
-    """One a process. Thread-safe."""
+    """All followers of a process. Thread-safe."""
 
     def __init__(
         self, database: Database, most: int, period_s: float = PERIOD_S, clock: Callable[[], float] = time.time
     ) -> None:
-        """``most`` is how many may follow at once; the database is asked every ``period_s`` seconds.
-
-        ``clock`` answers seconds since the epoch.
-        """
+        """At most ``most`` may follow at once; ``clock`` returns seconds since the epoch."""
         self._database = database
         self._clock = clock
         self._most = most
@@ -91,22 +88,22 @@ class Changes:
 
     @property
     def closed(self) -> bool:
-        """Nothing will be told any more."""
+        """There will be no more notifications."""
         return self._stop.is_set()
 
     @contextmanager
     def following(self, topic: Topic) -> Iterator[Callable[[str, float], str]]:
-        """Within it, the answer waits for a mark of the topic that is not the given one.
+        """A function that waits for the topic's next mark, within the block.
 
-        It is called with the mark last seen and how many seconds to wait at most, and answers the mark after that, at
-        once when this object is closed. Marks say nothing but that something changed.
+        It takes the last mark seen and the seconds to wait at most, and returns the mark then, at once when this object
+        is closed. Marks mean only that something changed.
 
         Raises Busy when too many follow already or it is closed, and DatabaseUnavailable.
         """
-        first = self._ask([topic])  # before anybody waits, so that the wait is for changes only
+        first = self._ask([topic])  # before the wait, which is then for changes only
         with self._news:
             if self.closed or self._followed.total() >= self._most:
-                raise Busy(f"{self._most} pages are told of changes already: the setting live_streams allows no more")
+                raise Busy(f"{self._most} pages are followed already: the setting live_streams allows no more")
             self._marks.setdefault(topic, first[topic])
             self._followed[topic] += 1
             if self._thread is None:
@@ -121,7 +118,7 @@ class Changes:
                     del self._followed[topic], self._marks[topic]
 
     def close(self) -> None:
-        """Let all who wait go on, and end."""
+        """End, and all waiting with it."""
         self._stop.set()
         with self._news:
             self._news.notify_all()
@@ -144,7 +141,7 @@ class Changes:
             try:
                 marks = self._ask(topics)
             except DatabaseUnavailable as error:
-                log.warning("nobody is told of changes: %s", error)
+                log.warning("changes of pages are not noticed: %s", error)
                 continue
             with self._news:
                 self._marks |= {topic: mark for topic, mark in marks.items() if topic in self._followed}
@@ -162,10 +159,9 @@ def _mark(session: Session, topic: Topic, now: datetime) -> str:
 
 
 def _newest(topic: Topic, now: datetime) -> list[ScalarSelect[Any]]:
-    """Newest rows of what a page about the topic shows, each found by an index.
+    """The newest rows that a page about the topic shows, each found by an index.
 
-    They are the last that arrived, or the newest that are not of the future: what a clock that was ahead dated would
-    hide all others until then.
+    They are the last that arrived, or the newest that are not of the future, where a clock was ahead.
     """
     match topic.kind:
         case TopicKind.FLEET:

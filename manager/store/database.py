@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -20,7 +20,19 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
-from sqlalchemy import URL, Connection, Engine, NullPool, case, create_engine, event, func, make_url, select
+from sqlalchemy import (
+    URL,
+    ColumnElement,
+    Connection,
+    Engine,
+    NullPool,
+    case,
+    create_engine,
+    event,
+    func,
+    make_url,
+    select,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -47,7 +59,8 @@ class Database:
     """Sessions and migrations of one database. Thread-safe; make one a process with ``open_database``."""
 
     def __init__(self, url: URL, pool_size: int) -> None:
-        self._url = url
+        self.url = url
+        """With the password."""
         self._engine = _make_engine(url, pool_size)
         # All statements of a reader see one state: SQLite's do anyway, PostgreSQL's at this isolation level.
         snapshot = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
@@ -82,12 +95,12 @@ class Database:
 
     @contextmanager
     def alone(self, name: str) -> Iterator[bool]:
-        """Whether nobody else in the fleet is in such a block of this name. It never waits. Raises DatabaseUnavailable.
+        """Whether this is the only block of this name in the fleet. It never waits. Raises DatabaseUnavailable.
 
-        On PostgreSQL an advisory lock of a connection, outside of transactions: however this process ends, it is free
-        again. SQLite has one manager, which is always alone.
+        On PostgreSQL it is an advisory lock of a connection, outside of transactions, free again however this process
+        ends. SQLite has one manager, which is always alone.
         """
-        if self._url.get_backend_name() == "sqlite":
+        if self.file:
             yield True
             return
         with self._answering("locked"), self._engine.connect() as connection:
@@ -106,24 +119,18 @@ class Database:
         A damaged file of SQLite is recovered before; what became of it. Raises DatabaseUnavailable when the database
         cannot be opened.
         """
-        file = self.file
-        damage = recover_database(file, self._create) if file else None
+        damage = recover_database(self.file, self._create) if self.file else None
         self._migrate(lambda config: command.upgrade(config, revision))
         return damage
 
     @property
-    def url(self) -> URL:
-        """Where it is, with the password."""
-        return self._url
-
-    @property
     def file(self) -> Path | None:
         """The file of SQLite's; None: it is another database."""
-        return Path(self._url.database or "") if self._url.get_backend_name() == "sqlite" else None
+        return Path(self.url.database or "") if self.url.get_backend_name() == "sqlite" else None
 
     def _create(self, file: Path, revision: str) -> None:
         """An empty database of SQLite with the tables of a revision."""
-        Database(self._url.set(database=str(file)), 1)._migrate(lambda config: command.upgrade(config, revision))
+        Database(self.url.set(database=str(file)), 1)._migrate(lambda config: command.upgrade(config, revision))
 
     def downgrade(self, revision: str) -> None:
         """Take the tables back to ``revision``; ``base`` removes them. Raises DatabaseUnavailable."""
@@ -146,7 +153,7 @@ class Database:
     def _migrate(self, act: Callable[[Config], None]) -> None:
         # An engine of its own: waiting for another process's migration takes longer than any request may, and SQLite
         # must not enforce foreign keys while a migration rebuilds a table, or dropping the old one deletes its rows.
-        engine = _immediate(_make_engine(self._url, None))
+        engine = _immediate(_make_engine(self.url, None))
         with self._answering("migrated"), as_file(files("migrations")) as folder, engine.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(select(func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
@@ -159,7 +166,7 @@ class Database:
         except (DataError, IntegrityError):
             raise  # our mistake, not the database's
         except (DBAPIError, PoolTimeout, CommandError) as error:
-            where = self._url.render_as_string(hide_password=True)
+            where = self.url.render_as_string(hide_password=True)
             why = str(getattr(error, "orig", error)).strip()
             if self.file and is_broken(getattr(error, "orig", None)):
                 mark(self.file)
@@ -191,31 +198,29 @@ def open_database(url: str, pool_size: int = 8) -> Database:
 
 
 def is_known(revision: str) -> bool:
-    """Whether there is a migration of that name: what a newer version made is not known."""
-    config = Config()
+    """Whether there is a migration of that name, as there is not for a newer version's."""
     with as_file(files("migrations")) as folder:
-        config.set_main_option("script_location", str(folder).replace("%", "%%"))
-        return revision in {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        return revision in {script.revision for script in ScriptDirectory(str(folder)).walk_revisions()}
 
 
 def lock_registrations(session: Session) -> None:
-    """Until the end of the transaction, let no other one register anything. Writers on SQLite are alone anyway.
+    """Register exclusively until the end of the transaction, with a new ``registration_revision``.
 
-    What is registered then has another revision, see ``registration_revision``.
+    Writers on SQLite are alone anyway.
     """
     if _is_postgresql(session):
         session.execute(select(func.pg_advisory_xact_lock(_REGISTRATION_LOCK)))
-    counted = insert_for(session, RevisionRow).values(id=1, number=time.time_ns() // 1000)
+    insert = insert_for(session, RevisionRow).values(id=1, number=time.time_ns() // 1000)
     following = RevisionRow.number + 1
-    greater = case((following > counted.excluded.number, following), else_=counted.excluded.number)
-    session.execute(counted.on_conflict_do_update(index_elements=["id"], set_={"number": greater}))
+    greater = case((following > insert.excluded.number, following), else_=insert.excluded.number)
+    session.execute(insert.on_conflict_do_update(index_elements=["id"], set_={"number": greater}))
 
 
 def registration_revision(session: Session) -> int:
-    """Grows with each transaction that registers anything: who has seen a number knows of all before it.
+    """Grows with each transaction that registers anything: a number covers all registrations before it.
 
-    It is the time of the last one in microseconds, so that no number comes again, not even of a database that was
-    restored: what was remembered by a number would be of something else.
+    It is the time of the last one in microseconds, so that no number recurs, not even in a restored database: what was
+    cached by it would be outdated.
     """
     return session.scalar(select(RevisionRow.number)) or 0
 
@@ -223,6 +228,24 @@ def registration_revision(session: Session) -> int:
 def insert_for(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
     """An INSERT into ``table`` that can say what to do ON CONFLICT, in the words of the session's database."""
     return postgresql.insert(table) if _is_postgresql(session) else sqlite.insert(table)
+
+
+def upsert(
+    session: Session,
+    table: type[Base],
+    rows: Sequence[Mapping[str, Any]],
+    keys: Sequence[str],
+    where: Callable[[Any], ColumnElement[bool]] | None = None,
+) -> None:
+    """Insert rows (columns by name, the same in all); those whose ``keys`` exist get the other columns of the new row.
+
+    ``where`` makes of the new row's columns the condition for that; a row that does not meet it is locked all the same.
+    """
+    if rows:
+        insert = insert_for(session, table)
+        changed = {name: insert.excluded[name] for name in rows[0] if name not in keys}
+        condition = where(insert.excluded) if where else None
+        session.execute(insert.on_conflict_do_update(index_elements=keys, set_=changed, where=condition), rows)
 
 
 def _is_postgresql(session: Session) -> bool:
@@ -282,7 +305,7 @@ def _prepare_sqlite(engine: Engine, *, foreign_keys: bool, timeout_s: int) -> No
     def create(*_connecting: object) -> None:
         name = engine.url.database or ""
         if not name.startswith("file:"):
-            with suppress(OSError):  # which SQLite tells of better
+            with suppress(OSError):  # for which SQLite has a better error
                 make_file(Path(name))
 
     event.listen(engine, "do_connect", create)

@@ -1,4 +1,4 @@
-"""Intervals judged and violated of many applications at once, from what is rolled up: for error budgets."""
+"""Intervals judged and violated of many applications at once, from roll-ups: for error budgets."""
 
 from __future__ import annotations
 
@@ -33,25 +33,18 @@ class ErrorBudgets:
     """Sums of rolled-up hours and minutes, remembered for a minute: none is finished more often. Thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[datetime, Rolled]] = {}
+        self._cached: dict[int, tuple[datetime, Rolled]] = {}
         self._lock = threading.Lock()
 
     def of(self, session: Session, applications: Collection[int], now: datetime) -> dict[int, Rolled]:
         """Each application, by row number, in all of ``WINDOWS_S``."""
         with self._lock:
-            fresh = {number: rolled for number, (at, rolled) in self._known.items() if abs(now - at) < _REMEMBERED}
-        wanted = [number for number in applications if number not in fresh]
-        budgets = _rolled(session, wanted, now)
+            fresh = {number: entry for number, entry in self._cached.items() if abs(now - entry[0]) < _REMEMBERED}
+        read = _rolled(session, [number for number in applications if number not in fresh], now)
+        fresh |= {number: (now, rolled) for number, rolled in read.items()}
         with self._lock:
-            self._known = {
-                number: (at, rolled) for number, (at, rolled) in self._known.items() if abs(now - at) < _REMEMBERED
-            } | {number: (now, rolled) for number, rolled in budgets.items()}
-        return {number: budgets.get(number) or fresh[number] for number in applications}
-
-    def forget(self) -> None:
-        """Nothing is remembered any more: row numbers are those of other applications now."""
-        with self._lock:
-            self._known = {}
+            self._cached = fresh
+        return {number: fresh[number][1] for number in applications}
 
 
 def _rolled(session: Session, applications: Collection[int], now: datetime) -> dict[int, Rolled]:
@@ -88,7 +81,7 @@ def _sums(
         begin = max(since, now - timedelta(seconds=window_s))
         columns += [
             func.sum(case((RollupRow.start >= begin, column), else_=0))
-            for column in (RollupRow.judged, RollupRow.missed)
+            for column in (RollupRow.judged, RollupRow.violated)
         ]
     length = timedelta(seconds=length_s)
     query = (

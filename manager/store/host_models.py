@@ -1,4 +1,4 @@
-"""More tables: what agents report of their hosts, and the number that tells which registrations they know."""
+"""More tables: reports of agents on their hosts, the registrations' revision, jobs and join tokens."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class DomainRow(Base):
 
 
 class ClaimRow(Base):
-    """What became of a VM on a host that does not have it.
+    """A VM on a host that does not run it.
 
-    ``refused_at``: since when the host reports it all the same, null: it does not; ``told_at``: when an event last told
-    of that. ``left_at``: when the VM was last on that host.
+    ``refused_at``: since when the host reports it nevertheless, null: it does not; ``told_at``: time of the last event
+    about that. ``left_at``: when the VM was last on that host.
     """
 
     __tablename__ = "vm_claims"
@@ -37,7 +37,7 @@ class ClaimRow(Base):
 
 
 class FindingsRow(Base):
-    """What a host's agent last found out about it. ``body`` is JSON text, ready to be answered."""
+    """The doctor's latest findings on a host. ``body`` is JSON text, ready to be answered."""
 
     __tablename__ = "findings"
 
@@ -46,7 +46,7 @@ class FindingsRow(Base):
 
 
 class RevisionRow(Base):
-    """Counts the changes of all that is registered, in the one row that it has."""
+    """The revision of all registrations, in a single row."""
 
     __tablename__ = "revision"
 
@@ -55,7 +55,7 @@ class RevisionRow(Base):
 
 
 class JobRow(Base):
-    """A scheduled job: when it last began, and since when it has been run in time, by whichever manager."""
+    """A scheduled job: when any manager last began it, and since when it has run on time."""
 
     __tablename__ = "jobs"
 
@@ -83,10 +83,10 @@ class TickRollupRow(Base):
 
 
 class JoinTokenRow(Registered):
-    """A token that an agent exchanges once for one of its own; ``host`` null: of any host that has not joined yet.
+    """A token that an agent exchanges once for its host's token; ``host`` null: any host that has not joined yet.
 
-    ``replace``: also of a host that is served, whose tokens it replaces. Only the SHA-256 of its 256-bit random secret
-    is kept. ``used_by`` is the host that joined with it.
+    ``replace``: the host may have joined already, and its tokens are replaced. Only the SHA-256 of the 256-bit random
+    secret is stored. ``used_by`` is the host that joined with it.
     """
 
     __tablename__ = "join_tokens"

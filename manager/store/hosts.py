@@ -1,9 +1,8 @@
-"""Hosts, and what their agents report of themselves and their VMs."""
+"""Hosts, and the reports of their agents on them and their VMs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from datetime import datetime
 from operator import itemgetter
 from typing import Any
@@ -11,10 +10,8 @@ from typing import Any
 from sqlalchemy import and_, bindparam, delete, func, literal, or_, select, tuple_, update
 from sqlalchemy.orm import Session, aliased
 
-from manager.model.cpus import format_cpus, parse_cpus
-from manager.model.law import DEFAULT_LAW, Law
-from manager.model.registration import HostSpec
-from manager.model.rules import DEFAULT_RULES, BatchPlacement, IrqSteering, PlacementRules
+from manager.model.fields import fields_of
+from manager.model.registration import HostIn, HostSpec
 from manager.store.database import insert_for, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
@@ -22,51 +19,13 @@ from manager.store.registrations import Precondition, get, refuse_bad_host, repl
 
 
 def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Precondition) -> tuple[HostRow, bool]:
-    """Register how a host is to be controlled; see ``registered.replace``."""
+    """Register the settings of a host; see ``registrations.replace``."""
     refuse_bad_host("name", spec.name)
-    rules = _unusual(spec.placement, DEFAULT_RULES)
-    if "reserved_cpus" in rules:
-        rules["reserved_cpus"] = format_cpus(spec.placement.reserved_cpus)
-    values = {
-        "mode": spec.mode,
-        "policy": spec.policy,
-        "pinning": spec.pinning,
-        "batch_idle": spec.batch_idle,
-        "warp": spec.warp,
-        "warp_max_us": spec.warp_max_us,
-        "cache": spec.cache,
-        "cache_mount": spec.cache_mount,
-        "bandwidth_warning": spec.bandwidth_warning,
-        "law": _unusual(spec.law, DEFAULT_LAW) or None,
-        "placement": rules or None,
-    }
-    return replace(session, HostRow, spec.name, values, now, precondition)
-
-
-def _unusual(settings: Law | PlacementRules, usual: Law | PlacementRules) -> dict[str, Any]:
-    """What was set: what was left at its default follows that when a later version changes it."""
-    defaults = asdict(usual)
-    return {name: value for name, value in asdict(settings).items() if value != defaults[name]}
-
-
-def spec_of(row: HostRow) -> HostSpec:
-    """How a host is to be controlled."""
-    rules = dict(row.placement or {})
-    if "reserved_cpus" in rules:
-        rules["reserved_cpus"] = parse_cpus(rules["reserved_cpus"])
-    if "batch" in rules:
-        rules["batch"] = BatchPlacement(rules["batch"])
-    if "irqs" in rules:
-        rules["irqs"] = IrqSteering(rules["irqs"])
-    law = Law(**(row.law or {}))
-    placement = PlacementRules(**rules)
-    how = (row.mode, row.policy, row.pinning, law, row.batch_idle, placement, row.adoptions)
-    cache = (row.cache, row.cache_mount, row.bandwidth_warning)
-    return HostSpec(row.name, *how, row.warp, row.warp_max_us, *cache)
+    return replace(session, HostRow, spec.name, fields_of(HostIn, spec), now, precondition)
 
 
 def adopt_host(session: Session, name: str, now: datetime) -> HostRow:
-    """Have settings of a host itself that somebody else changed taken back. Raises NotFound."""
+    """Adopt externally modified settings of a host itself. Raises NotFound."""
     row = get(session, HostRow, name)
     row.adoptions += 1
     touch(row, now)
@@ -79,16 +38,16 @@ def reporting_host(session: Session, defaults: HostSpec, now: datetime) -> HostR
     row = session.scalars(query).one_or_none()
     if row is None:
         lock_registrations(session)
-        row = session.scalars(query).one_or_none()  # meanwhile somebody else may have registered it
+        row = session.scalars(query).one_or_none()  # another request may have registered it meanwhile
     if row is None:
         row, _ = put_host(session, defaults, now, lambda _etag: None)
     return row
 
 
 def put_statuses(session: Session, host: HostRow, statuses: Iterable[Mapping[str, Any]], now: datetime) -> None:
-    """Take statuses of VMs on a host: mappings with the columns ``vm``, ``cpu_share``, ``run_delay_share``, ``body``.
+    """Store statuses of VMs on a host: mappings with the columns ``vm``, ``cpu_share``, ``run_delay_share``, ``body``.
 
-    A VM that another host reported before (it was migrated) now is on this one.
+    A VM that another host reported before (it was migrated) is now on this host.
     """
     rows = [{"host_id": host.id, "at": now, **status} for status in sorted(statuses, key=itemgetter("vm"))]
     if rows:
@@ -98,9 +57,9 @@ def put_statuses(session: Session, host: HostRow, statuses: Iterable[Mapping[str
 
 
 def put_shares(session: Session, host: HostRow, shares: Mapping[str, tuple[float, float]], now: datetime) -> bool:
-    """Take the CPU shares and run-queue delays of the VMs on a host, by name.
+    """Store the CPU shares and run-queue delays of the VMs on a host, by name.
 
-    False: the statuses of the host are not of these VMs.
+    False: the host has statuses of other VMs than these.
     """
     reported = set(session.scalars(select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)))
     rows = [
@@ -121,7 +80,7 @@ def statuses_on(session: Session, host: HostRow) -> list[str]:
 
 
 def replace_domains(session: Session, host: HostRow, names: Mapping[str, str]) -> None:
-    """Take the domains that run on a host, as libvirt names by UUID, for all there are."""
+    """Store all domains that run on a host, as libvirt names by UUID."""
     session.execute(delete(DomainRow).where(DomainRow.host_id == host.id))
     if names:
         rows = [{"host_id": host.id, "libvirt_uuid": uuid, "libvirt_name": name} for uuid, name in names.items()]
@@ -130,15 +89,16 @@ def replace_domains(session: Session, host: HostRow, names: Mapping[str, str]) -
 
 def list_domains(
     session: Session, host: str | None, registered: bool | None, after: tuple[str, str] | None, limit: int
-) -> Sequence[tuple[str, str, str, str | None]]:
-    """At most ``limit`` running domains by host and UUID: host, UUID, libvirt name, and the VM it is registered as.
+) -> Sequence[Any]:
+    """At most ``limit`` running domains by host and UUID: ``host``, ``libvirt_uuid``, ``libvirt_name``, and the VM it
+    is ``registered_as``.
 
-    None means any host, registered or not, from the begin. A UUID decides before a name, as it does at the agents.
+    None means any host, registered or not, from the first. A UUID takes precedence over a name, as in the agents.
     """
     by_uuid, by_name = aliased(VmRow), aliased(VmRow)
     vm = func.coalesce(by_uuid.name, by_name.name)
     query = (
-        select(HostRow.name, DomainRow.libvirt_uuid, DomainRow.libvirt_name, vm)
+        select(HostRow.name.label("host"), DomainRow.libvirt_uuid, DomainRow.libvirt_name, vm.label("registered_as"))
         .join(HostRow, HostRow.id == DomainRow.host_id)
         .outerjoin(
             by_uuid,
@@ -163,17 +123,16 @@ def list_domains(
     place = (HostRow.name, DomainRow.libvirt_uuid)
     if after is not None:
         query = query.where(tuple_(*place) > tuple_(*map(literal, after)))
-    rows = session.execute(query.order_by(*place).limit(limit))
-    return [(name, uuid, libvirt_name, registered_as) for name, uuid, libvirt_name, registered_as in rows]
+    return session.execute(query.order_by(*place).limit(limit)).all()
 
 
 def put_findings(session: Session, host: HostRow, body: str) -> None:
-    """Take what was found out about a host, as JSON text."""
+    """Store the doctor's findings on a host, as JSON text."""
     insert = insert_for(session, FindingsRow).values(host_id=host.id, body=body)
     session.execute(insert.on_conflict_do_update(index_elements=["host_id"], set_={"body": insert.excluded.body}))
 
 
 def get_findings(session: Session, host: str) -> str | None:
-    """What was last found out about a host, as JSON text; None: never. Raises NotFound."""
+    """The latest findings on a host, as JSON text; None: never reported. Raises NotFound."""
     row = session.get(FindingsRow, get(session, HostRow, host).id)
     return None if row is None else row.body

@@ -1,13 +1,12 @@
-"""What the manager does by the clock, each job once in the fleet however many managers there are.
+"""The manager's scheduled jobs, each run once in the fleet however many managers there are.
 
-Every manager asks for each job in time; the first one that does takes the job's lock, notes in the database that it
-began, and does it. For the others the job is done until its period is over.
+Every manager asks for each job in time; the first one takes the job's lock, notes in the database that it began, and
+runs it. For the others the job is done until its period is over.
 
-When a period is over is judged by steady time, because no two clocks agree and any may be set. What is in the database
-tells a manager only *that* the job began since it last looked, and its own monotonic clock how long ago it looked. So a
-job is run within two periods of the last time, and still once a period, wherever the clocks of managers or of the
-database's machine jump. Only a manager that looks for the first time has nothing but the date; one of the future tells
-nothing.
+When a period is over is judged by steady time, because no two clocks agree and any may be set. The database tells a
+manager only *that* the job began since it last looked, and its own monotonic clock how long ago it looked. So a job
+runs within two periods of the last time, and still once a period, wherever clocks jump. Only a manager that looks for
+the first time relies on the date, unless that is of the future.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 
 from manager.errors import DatabaseUnavailable
 from manager.steady import Every, SteadyScheduler
 from manager.store.database import Database
 from manager.store.host_models import JobRow
 
-_ASKED_S = 60.0  # at least so often a manager asks for a job: another one that had it may be gone
+_ASKED_S = 60.0  # at least so often a manager asks for a job: the one that ran it may be gone
 _EARLY = 0.9  # of a period; managers do not ask at the same moments
 _POOL = "jobs"
 _GAP = 2.5  # periods without a run, after which it was not run in time
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class JobResult(StrEnum):
-    """What came of asking for a job. ``ELSEWHERE``: another manager does it, or did it in this period."""
+    """The result of asking for a job. ``ELSEWHERE``: another manager runs it, or did in this period."""
 
     DONE = "done"
     ELSEWHERE = "elsewhere"
@@ -53,7 +53,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """``act`` is called every ``period_s`` seconds, and tells how many rows it made, changed or removed."""
+    """``act`` is called every ``period_s`` seconds, and returns how many rows it made, changed or removed."""
 
     name: str
     period_s: float
@@ -62,7 +62,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
-    """A job that was asked for, what came of it, and for how many seconds it was done."""
+    """A job that was asked for, the result, and how many seconds it took."""
 
     job: str
     result: JobResult
@@ -71,7 +71,7 @@ class JobEnd:
 
 @dataclass(frozen=True, slots=True)
 class _SeenRun:
-    """What the database last said of when a job began, and since when on this manager's steady clock it has said so."""
+    """When a job began by the database, and since when on this manager's steady clock the database has said so."""
 
     began_at: datetime
     steady_s: float
@@ -88,8 +88,9 @@ class Jobs:
         ended: Callable[[JobEnd], None] = lambda _end: None,
         steady: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``clock`` answers seconds since the epoch, ``steady`` seconds that only grow; ``ended`` is told of each end,
-        from several threads.
+        """``clock`` returns seconds since the epoch, ``steady`` seconds that only grow.
+
+        ``ended`` is called at each end, from several threads.
         """
         self._database = database
         self._jobs = tuple(jobs)
@@ -103,25 +104,22 @@ class Jobs:
     def start(self) -> None:
         """Begin."""
         for job in self._jobs:
-
-            def ask(job: Job = job) -> JobResult:
-                return self.ask(job)
-
-            self._scheduler.add(job.name, ask, Every(min(job.period_s, _ASKED_S), at_once=True), _POOL)
+            every = Every(min(job.period_s, _ASKED_S), at_once=True)
+            self._scheduler.add(job.name, partial(self.ask, job), every, _POOL)
         self._scheduler.start()
 
     def close(self) -> None:
-        """End, after what jobs do at once is done."""
+        """End, once the running jobs have."""
         self._stop.set()
         self._scheduler.stop()
 
     def ages_s(self) -> dict[str, float]:
-        """How long ago each job last began in the fleet, as far as this manager saw, by a clock that nobody sets."""
+        """How long ago each job last began in the fleet, as far as this manager saw, by its steady clock."""
         now_s = self._steady()
         return {name: now_s - seen.steady_s for name, seen in tuple(self._seen.items())}
 
     def ask(self, job: Job) -> JobResult:
-        """Do a job, unless another manager does or did."""
+        """Run a job, unless another manager does or did."""
         begin_s = time.monotonic()
         try:
             result = self._do(job)
@@ -145,7 +143,7 @@ class Jobs:
         return JobResult.DONE
 
     def _begin(self, job: Job) -> datetime | None:
-        """Note that it begins, and tell since when it has been run in time; None: it was run in this period."""
+        """Note that it begins; returns since when it has been run in time, None where it was run in this period."""
         now, steady_s = self._now(), self._steady()
         with self._database.writing() as session:
             row = session.get(JobRow, job.name)
@@ -163,7 +161,7 @@ class Jobs:
         return since
 
     def _age_s(self, row: JobRow, now: datetime, steady_s: float) -> float | None:
-        """How long ago the job last began, in steady seconds; None: nobody can tell."""
+        """How long ago the job last began, in steady seconds; None: unknown."""
         seen = self._seen.get(row.name)
         if seen is None:
             age_s = (now - row.began_at).total_seconds()

@@ -1,4 +1,4 @@
-"""How hosts join: a token that works once is exchanged for one of the host's own."""
+"""Joining: a host exchanges a single-use join token for a token of its own."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from manager.store.tokens import (
 )
 
 JOIN = "join"
-"""What the audit calls the role of such a token."""
+"""The role of a join token in the audit."""
 
 KEEP = timedelta(days=30)
-"""So long after its end a token is still known, so that its use can be refused with the reason."""
+"""How long after its end a join token is kept, so that a refusal can give the reason."""
 
 _PREFIX = "eqj_"
 _SECRET_BYTES = 32
@@ -41,10 +41,10 @@ _LONGEST = timedelta(days=30)
 def create_join_token(
     session: Session, name: str, host: str | None, now: datetime, expires_at: datetime, *, replace: bool = False
 ) -> tuple[JoinTokenRow, str]:
-    """Make a token to join with; the second answer is its secret. Call it in ``Database.registering``.
+    """Create a join token; the second result is its secret. Call it in ``Database.registering``.
 
-    ``host`` None: any host may use it. Only with ``replace``, which needs ``host``, it joins a host that is served
-    already, and replaces that one's tokens. Raises InvalidRequest, Conflict.
+    ``host`` None: for any host. Only ``replace``, which needs ``host``, admits a host that has joined already, and
+    replaces its tokens. Raises InvalidRequest, Conflict.
     """
     refuse_bad_name("name", name)
     if host is not None:
@@ -64,18 +64,18 @@ def create_join_token(
 
 
 def join(database: Database, secret: str, host: str, address: str, now: datetime) -> tuple[TokenRow, str]:
-    """Exchange a join token for a token of role host, and tell its secret. Both are in the audit.
+    """Exchange a join token for a token of role host; the second result is its secret. Both are audited.
 
-    A host is served as long as a token speaks for it, whatever that is called: then only a join token made to replace
-    it is taken, and all tokens of the host are revoked. Raises JoinRefused saying why, InvalidRequest for a bad name.
+    If the host has a valid token already, only a join token with ``replace`` is accepted, and all tokens of the host
+    are revoked. Raises JoinRefused with the reason, InvalidRequest for an invalid name.
     """
     refuse_bad_host("name", host)
-    with database.reading() as session:  # tries of those who have no such token write nothing
+    with database.reading() as session:  # attempts without a valid token write nothing
         _usable(session, secret, host, now)
     with database.registering() as session:
         token = _usable(session, secret, host, now)
-        known = host_tokens(session, host)
-        live = [one.name for one in known if not has_expired(one, now)]
+        replaced = host_tokens(session, host)
+        live = [old.name for old in replaced if not has_expired(old, now)]
         if live and not token.replace:
             raise JoinRefused(
                 f"host {host!r} is served already, with token {', '.join(map(repr, live))}: revoke that first, or join"
@@ -84,24 +84,24 @@ def join(database: Database, secret: str, host: str, address: str, now: datetime
         token.used_at, token.used_by = now, host
         touch(token, now)
         actor = Actor("token", token.name, JOIN, address)
-        for one in known:
-            record(session, actor, "token.delete", one.name, now, described_token(session, one), None)
-            revoke_token(session, one.name)
+        for old in replaced:
+            record(session, actor, "token.delete", old.name, now, described_token(session, old), None)
+            revoke_token(session, old.name)
         served = find(session, HostRow, host)
         if served is not None:
-            forget_agent(session, served)  # whoever has the new token serves it
+            forget_agent(session, served)  # the agent with the new token serves it
         session.flush()
-        row, own = create_token(session, free_name(session, f"agent-{host}"), Role.HOST, host, now)
+        row, host_secret = create_token(session, free_name(session, f"agent-{host}"), Role.HOST, host, now)
         record(session, actor, "token.create", row.name, now, None, described_token(session, row))
-    return row, own
+    return row, host_secret
 
 
 def _usable(session: Session, secret: str, host: str, now: datetime) -> JoinTokenRow:
-    """The join token of a secret. Raises JoinRefused saying why it joins no such host."""
+    """The join token of a secret. Raises JoinRefused with the reason why it does not admit the host."""
     query = select(JoinTokenRow).where(JoinTokenRow.secret_hash == hash_secret(secret))
     token = session.scalars(query).one_or_none()
     if token is None:
-        raise JoinRefused("this join token is unknown or was deleted: have an administrator make another one")
+        raise JoinRefused("this join token is unknown or was deleted: ask an administrator for a new one")
     if token.used_at is not None:
         raise JoinRefused(f"join token {token.name!r} was used at {token.used_at} by host {token.used_by!r}")
     if token.expires_at <= now:

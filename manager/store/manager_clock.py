@@ -1,4 +1,4 @@
-"""The clock of a manager's machine: whether it is set, an event like that of a host's, and whether it is behind."""
+"""The clock of a manager's machine: an event when it is set, and whether it is behind."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class ClockWatch:
-    """Looks every second, in a thread of its own. What the database does not take now is kept for the next look."""
+    """Looks every second, in a thread of its own. Events that the database does not take are kept for the next look."""
 
     def __init__(self, database: Database, machine: str, read: Callable[[], Times] = read_times) -> None:
         """``machine`` is the name of this one. Nothing is watched before ``start``."""
@@ -67,7 +67,7 @@ class ClockWatch:
             with self._database.writing() as session:
                 store_new(session, EventRow, self._waiting)
         except DatabaseUnavailable as error:
-            log.warning("that a clock was set is told later: %s", error)
+            log.warning("the event that a clock was set is stored later: %s", error)
         else:
             self._waiting = []
 
@@ -79,10 +79,9 @@ class ClockWatch:
 def manager_behind_s(
     session: Session, host: str, ahead_s: float | None, boot: Boot, wall_s: float, skew_s: float
 ) -> float:
-    """By how many seconds the manager's clock is behind, and not those of the hosts ahead; never below 0.
+    """By how many seconds the manager's clock is behind, by uptime and by what hosts find; never below 0.
 
-    By uptime, and by what hosts find.
-    ``ahead_s``: by how much the host that reports finds its clock ahead, None: it does not tell.
+    ``ahead_s``: by how much the reporting host finds its clock ahead, None: unknown.
     """
     others = select(HostRow.clock_ahead_s).where(
         HostRow.name != host, HostRow.silent.is_(False), HostRow.clock_ahead_s.is_not(None)

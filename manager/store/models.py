@@ -1,7 +1,7 @@
-"""The tables. Times are aware UTC datetimes on every database; names are those of the REST interface.
+"""The tables. Times are aware UTC datetimes on every database; names are as in the REST interface.
 
-``decisions``, ``events``, ``ticks`` and ``vm_status`` name hosts and VMs as text, because they outlive a registration
-or come before it.
+``decisions``, ``events``, ``ticks`` and ``vm_status`` refer to hosts and VMs by name, because they may precede or
+outlive a registration.
 """
 
 from __future__ import annotations
@@ -33,9 +33,14 @@ from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, declared_attr, mapped_column
 from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
+from manager.model.cpus import CpuSet, format_cpus, parse_cpus
+from manager.model.fields import adapter_of, json_fields
 from manager.model.knobs import Knob
+from manager.model.law import Law
 from manager.model.records import OutcomeKind, Severity
-from manager.model.registration import CacheControl, Mode, Sharing, VmClass
+from manager.model.registration import CacheControl, Mode, Sharing, Sla, VmClass
+from manager.model.rules import PlacementRules
+from manager.model.scheduling import Scheduling
 from manager.model.warp import WarpUse, WarpWish
 
 Json = dict[str, Any]
@@ -43,7 +48,7 @@ JsonList = list[dict[str, Any]]
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime, kept as UTC. SQLite has no time zones: there the stored value is naive UTC."""
+    """An aware datetime, stored as UTC. SQLite has no time zones and stores naive UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -58,31 +63,75 @@ class UtcDateTime(TypeDecorator[datetime]):
         return utc.replace(tzinfo=None) if dialect.name == "sqlite" else utc
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any] | None:  # noqa: ARG002
-        """From the database: quicker than ``process_result_value``, for lists hold thousands of times.
+        """From the database: faster than ``process_result_value``, for lists with thousands of times.
 
-        SQLite's driver answers text; PostgreSQL's an aware datetime in the session's time zone, which is UTC.
+        SQLite's driver returns text; PostgreSQL's an aware datetime in the session's time zone, which is UTC.
         """
         if dialect.name == "sqlite":
             return lambda text: None if text is None else datetime.fromisoformat(text + "+00:00")
         return None
 
 
+class PcpuList(TypeDecorator[CpuSet]):
+    """pCPUs, stored in the kernel's list format."""
+
+    impl = String
+    cache_ok = True
+
+    def process_bind_param(self, value: CpuSet | None, dialect: Dialect) -> str | None:  # noqa: ARG002
+        """To the database."""
+        return None if value is None else format_cpus(value)
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> CpuSet | None:  # noqa: ARG002
+        """From the database."""
+        return None if value is None else parse_cpus(value)
+
+
+class JsonOf(TypeDecorator[Any]):
+    """A value of ``kind``, stored as JSON.
+
+    With ``default`` only the differences are stored (null: none), so that fields left at their default follow it when
+    a later version changes it.
+    """
+
+    impl = JSON(none_as_null=True)
+    cache_ok = True
+
+    def __init__(self, kind: type, default: object = None) -> None:
+        super().__init__()
+        self.kind, self.default = kind, default
+
+    def process_bind_param(self, value: object, dialect: Dialect) -> Json | None:  # noqa: ARG002
+        """To the database."""
+        if value is None:
+            return None
+        written = json_fields(value)
+        if self.default is None:
+            return written
+        defaults = json_fields(self.default)
+        return {name: part for name, part in written.items() if part != defaults[name]} or None
+
+    def process_result_value(self, value: Json | None, dialect: Dialect) -> Any:  # noqa: ARG002
+        """From the database."""
+        return self.default if value is None else adapter_of(self.kind).validate_python(value)
+
+
 def _words(kind: type[StrEnum]) -> Enum:
-    """A column of the enumeration's words as plain text, so that a new word needs no migration."""
+    """A column of an enumeration as plain text, so that a new value needs no migration."""
     return Enum(kind, native_enum=False, length=32, values_callable=lambda members: [word.value for word in members])
 
 
 def only_where(condition: str) -> dict[str, Any]:
-    """What makes an index one of the rows that meet a condition, on every database."""
+    """Arguments of a partial index with a condition, on every database."""
     return {f"{dialect}_where": text(condition) for dialect in ("sqlite", "postgresql")}
 
 
-# Row numbers of tables that grow for ever; SQLite counts by itself only in a column of exactly this type.
+# Row numbers of tables that grow without limit; SQLite numbers rows only in a column of exactly this type.
 Serial = BigInteger().with_variant(Integer, "sqlite")
 
 
 class Base(DeclarativeBase):
-    """Base of all tables. Every constraint has a name, so that a migration can drop it on any database."""
+    """Base of all tables. Constraints have names, so that a migration can drop them on any database."""
 
     metadata = MetaData(
         naming_convention={
@@ -104,7 +153,7 @@ class Base(DeclarativeBase):
 
 
 class Registered(Base):
-    """What all objects that operators register have. ``version`` counts the changes of what was registered."""
+    """Common columns of registered objects. ``version`` counts changes of the registration."""
 
     __abstract__ = True
     __table_args__: object = {"sqlite_autoincrement": True}  # never reuse an id: the ETag is built from it
@@ -118,18 +167,16 @@ class Registered(Base):
 
     @property
     def etag(self) -> str:
-        """Names this registration: it changes with every change, and is never that of an earlier object."""
+        """Identifies this version of the registration; never reused for another object."""
         return f"{self.id}.{self.version}"
 
 
 class HostRow(Registered):
-    """A host: how it is to be controlled, and what its agent reported last.
+    """A host: its settings as in ``HostSpec``, and its agent's last report.
 
-    ``law`` and ``placement`` hold what differs from their defaults, null: nothing. ``adoptions``: see ``HostSpec``.
-    ``silent`` and ``clock_off``: an event says that it does not report, or that its clock differs too much, and none
-    since that it is well again; ``back_at``: when it last fell silent no more. ``clock_ahead_s``: by how much its clock
-    was ahead at the last report; null: unknown. ``agent_instance`` to ``rival_boot``: see ``Tenure``; ``rival_at``:
-    when an event last told of a rival.
+    ``silent`` and ``clock_off``: according to the latest event it does not report, or its clock is off; ``back_at``:
+    when it last reported again after silence. ``clock_ahead_s``: its clock's lead at the last report; null: unknown.
+    ``agent_instance`` to ``rival_boot``: see ``Tenure``; ``rival_at``: time of the last event about a rival.
     """
 
     __tablename__ = "hosts"
@@ -144,8 +191,8 @@ class HostRow(Registered):
     cache: Mapped[CacheControl] = mapped_column(server_default="off")
     cache_mount: Mapped[bool] = mapped_column(server_default=false())
     bandwidth_warning: Mapped[float] = mapped_column(server_default="0.9")
-    law: Mapped[Json | None]
-    placement: Mapped[Json | None]
+    law: Mapped[Law] = mapped_column(JsonOf(Law, Law()), nullable=True)
+    placement: Mapped[PlacementRules] = mapped_column(JsonOf(PlacementRules, PlacementRules()), nullable=True)
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
     last_seen_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=False, server_default=false())
@@ -164,7 +211,7 @@ class HostRow(Registered):
 
 
 class VmRow(Registered):
-    """A registered VM, which need not exist."""
+    """A registered VM, which need not exist, as in ``VmSpec``."""
 
     __tablename__ = "vms"
     __table_args__ = (Index(None, "libvirt_name"), {"sqlite_autoincrement": True})
@@ -176,18 +223,18 @@ class VmRow(Registered):
     host: Mapped[str | None] = mapped_column(index=True)
     weight: Mapped[int | None]
     pin: Mapped[bool | None]
-    cpus: Mapped[str | None]
+    cpus: Mapped[CpuSet | None] = mapped_column(PcpuList())
     max_pcpus: Mapped[float | None]
     warp_us: Mapped[WarpWish | None] = mapped_column(JSON(none_as_null=True))
-    scheduling: Mapped[dict[str, Any] | None] = mapped_column(JSON(none_as_null=True))
+    scheduling: Mapped[Scheduling | None] = mapped_column(JsonOf(Scheduling))
     mode: Mapped[Mode | None]
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
 
 
 class VmStatusRow(Base):
-    """What the last report said of a VM: one row a VM, that of the host which reported it last.
+    """The last reported status of a VM: one row per VM, from the host that reported it last.
 
-    ``body`` is the status as JSON text, but for what changes all the time and has columns.
+    ``body`` is the status as JSON text, without the shares, which change all the time and have columns.
     """
 
     __tablename__ = "vm_status"
@@ -221,6 +268,13 @@ class ApplicationRow(Registered):
     cache: Mapped[str | None]
     sources: Mapped[JsonList | None]
 
+    @property
+    def sla(self) -> Sla | None:
+        """Its SLA; null columns: none."""
+        if self.sla_response_time_ms is None or self.sla_percentile is None:
+            return None
+        return Sla(self.sla_response_time_ms, self.sla_percentile, self.sla_max_rate_rps)
+
 
 class TierRow(Base):
     """One tier of an application; ``position`` is its place among them."""
@@ -235,7 +289,7 @@ class TierRow(Base):
 
 
 class TierVmRow(Base):
-    """A VM serves a tier. The VM is the key: it serves at most one tier of one application."""
+    """A VM of a tier. The VM is the key: it serves at most one tier of one application."""
 
     __tablename__ = "tier_vms"
 
@@ -245,10 +299,10 @@ class TierVmRow(Base):
 
 
 class PastApplicationRow(Base):
-    """An application that is not registered any more, while there are windows or roll-ups of it.
+    """A removed application that still has windows or roll-ups.
 
-    ``id`` and ``version`` are those it had: registered again it goes on with them, and so with its history. ``sla`` is
-    its promise, by field; null: none.
+    Registered again, it continues with its ``id`` and ``version``, and so with its history. ``sla``: by field; null:
+    none.
     """
 
     __tablename__ = "past_applications"
@@ -261,13 +315,13 @@ class PastApplicationRow(Base):
 
 
 class WindowRow(Base):
-    """Response times of an application that ended in one slot, as one origin knows them.
+    """Response times of an application that ended in one slot, from one origin.
 
     They outlive the application, see ``PastApplicationRow``; so do roll-ups.
-    ``slot`` is the aligned start of the slot; ``start_at`` .. ``end_at`` is the time the samples really cover.
-    ``origin`` is the host whose agent counted them, empty for those that were posted to the manager. ``buckets`` maps
-    bucket numbers (as text) of ``manager.model.histogram`` to counts, ``requests`` and ``ready`` are those of
-    ``manager.model.window``. ``ahead``: it was of the future when it arrived.
+    ``slot`` is the aligned start of the slot; ``start_at`` .. ``end_at`` is the time that the samples cover.
+    ``origin`` is the host whose agent counted them, empty for samples posted to the manager. ``buckets`` maps
+    bucket numbers (as text) of ``manager.model.histogram`` to counts, ``requests`` and ``ready`` are as in
+    ``manager.model.window``. ``ahead``: it was in the future when it arrived.
     """
 
     __tablename__ = "windows"
@@ -289,8 +343,8 @@ class WindowRow(Base):
 class RollupRow(Base):
     """Response times of an application in a whole minute or hour (``length_s`` 60 or 3600) that began at ``start``.
 
-    ``slots`` counts the slots with data, ``judged`` those of them with enough of it, ``missed`` those that missed the
-    SLA that was in force then; ``violations`` are runs of those (``start_s``, ``end_s`` after ``start``, ``missed``),
+    ``slots`` counts the slots with data, ``judged`` those with enough samples, ``violated`` those that violated the SLA
+    in force at the time; ``violations`` are runs of those (``start_s``, ``end_s`` after ``start``, ``violated``),
     null: none. The other columns are as in ``windows``.
     """
 
@@ -307,12 +361,12 @@ class RollupRow(Base):
     ready: Mapped[Json | None]
     slots: Mapped[int]
     judged: Mapped[int]
-    missed: Mapped[int]
+    violated: Mapped[int]
     violations: Mapped[JsonList | None]
 
 
 class SourceStatusRow(Base):
-    """How a source of response times is on a host, as that host's agent last reported.
+    """The status of a source of response times on a host, as its agent last reported.
 
     ``body`` is the status as JSON text, ready to be answered.
     """
@@ -327,9 +381,9 @@ class SourceStatusRow(Base):
 
 
 class TickRow(Base):
-    """What one tick of a host saw. ``body`` is JSON text, ready to be answered; a host has one tick at a time.
+    """A tick of a host. ``body`` is JSON text, ready to be answered; a host has one tick per time.
 
-    ``claimed_at``: when it was by the host's clock, where that was ahead; see ``manager.control.dating``.
+    ``claimed_at``: its time by the host's clock, if that was ahead; see ``manager.control.dating``.
     """
 
     __tablename__ = "ticks"
@@ -346,9 +400,9 @@ class TickRow(Base):
 
 
 class Recorded(Base):
-    """What decisions and events have, of the host itself where ``vm`` is null.
+    """Common columns of decisions and events; ``vm`` null: about the host itself.
 
-    ``record_id`` is the agent's UUID, by which a repeated report is recognised; ``claimed_at`` as in ``ticks``.
+    ``record_id`` is the agent's UUID, which identifies a repeated report; ``claimed_at`` as in ``ticks``.
     """
 
     __abstract__ = True
@@ -366,12 +420,12 @@ class Recorded(Base):
 
 
 class DecisionRow(Recorded):
-    """One decision about one knob."""
+    """A decision about a knob."""
 
     __tablename__ = "decisions"
 
     knob: Mapped[Knob]
-    knob_index: Mapped[int]
+    index: Mapped[int] = mapped_column("knob_index")
     before: Mapped[str]
     after: Mapped[str]
     reason: Mapped[str]
@@ -382,7 +436,7 @@ class DecisionRow(Recorded):
 
 
 class EventRow(Recorded):
-    """Something an operator may want to know."""
+    """An event."""
 
     __tablename__ = "events"
 

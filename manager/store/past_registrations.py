@@ -1,6 +1,6 @@
-"""What was registered of applications at earlier times: the audit holds what there was before each change.
+"""Earlier registrations of applications, from the audit, which contains the state before each change.
 
-Of times before its oldest row (``audit_days``), or before anything was registered, the oldest known state counts.
+Before its oldest row (``audit_days``), or before the first registration, the oldest known state counts.
 """
 
 from __future__ import annotations
@@ -14,13 +14,12 @@ from sqlalchemy.orm import Session
 
 from manager.model.registration import Application, Sla
 from manager.store.access_models import AuditRow
-from manager.store.applications import sla_of
 from manager.store.models import ApplicationRow, Json, TierRow, TierVmRow, VmRow
 
 
 @dataclass(frozen=True, slots=True)
 class Era:
-    """The VMs of an application before ``until``, from the end of the era before on; None: until now."""
+    """The VMs of an application from the end of the previous era to ``until``; None: now."""
 
     until: datetime | None
     vms: frozenset[str]
@@ -28,16 +27,16 @@ class Era:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What changed since some time: by name, the times of changes and what was registered before, oldest first."""
+    """Changes since some time: by name, the times of changes and the registrations before, oldest first."""
 
     changes: Mapping[str, Sequence[tuple[datetime, Json]]]
 
     def sla(self, row: ApplicationRow, at: datetime) -> Sla | None:
-        """The promise of an application at a time."""
+        """The SLA of an application at a time."""
         for until, before in self.changes.get(row.name, ()):
             if at < until:
                 return Sla(**before["sla"]) if before["sla"] else None
-        return sla_of(row)
+        return row.sla
 
     def eras(self, now: Application) -> list[Era]:
         """The VMs of an application over time, oldest first."""
@@ -49,7 +48,7 @@ class Past:
 
 
 def read_past(session: Session, since: datetime | None, name: str | None = None) -> Past:
-    """What changed of all applications, or of one, from ``since`` on."""
+    """Changes of all applications, or of ``name``, from ``since`` on."""
     query = select(AuditRow.object, AuditRow.at, AuditRow.before).where(AuditRow.object_kind == "application")
     if since is not None:
         query = query.where(AuditRow.at >= since)
@@ -65,7 +64,7 @@ def read_past(session: Session, since: datetime | None, name: str | None = None)
 def serving(
     session: Session, past: Past, places: Collection[tuple[str, datetime]]
 ) -> dict[tuple[str, datetime], ApplicationRow]:
-    """The applications that VMs served at times; those that are gone are left out."""
+    """The applications that VMs served at times; removed applications are left out."""
     query = (
         select(VmRow.name, ApplicationRow)
         .join(TierVmRow, TierVmRow.vm_id == VmRow.id)
@@ -87,7 +86,7 @@ def serving(
 
 
 def _before(past: Past, name: str, at: datetime) -> frozenset[str] | None:
-    """The VMs of an application at a time, None if nothing of it changed since."""
+    """The VMs of an application at a time; None: it has not changed since."""
     return next((_vms(before) for until, before in past.changes.get(name, ()) if at < until), None)
 
 

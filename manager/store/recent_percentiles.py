@@ -1,4 +1,4 @@
-"""The last minutes of all applications at once, for the page that shows every one of them."""
+"""The last minutes of all applications at once, for the fleet page."""
 
 from __future__ import annotations
 
@@ -6,29 +6,25 @@ import threading
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy import func, select
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
-from manager.model.histogram import Histogram
-from manager.model.window import Ready
 from manager.store.models import HostRow, TierRow, TierVmRow, VmRow, VmStatusRow, WindowRow
-
-Place = tuple[int, datetime]
-"""Row number of an application, and the start of a slot."""
+from manager.store.windows import windows_at
 
 MOST_READ = 1000
-"""Slots that are read for one answer, about: so the first answer takes no longer than others; the next ones go on."""
+"""About how many slots are read for one answer: so the first one takes no longer than others; the next ones go on."""
 
 _FRESH = timedelta(seconds=30)
 _KEPT = timedelta(hours=1)
 
 
 class RecentSlot(NamedTuple):
-    """A slot's percentile in milliseconds, None where another one alone is known, and of how many response times.
+    """A slot's percentile in milliseconds, None where only another one is known, and its number of response times.
 
-    ``samples`` is 0 where a source answered the percentile itself.
+    ``samples`` is 0 where a source measured the percentile itself.
     """
 
     value_ms: float | None
@@ -40,7 +36,7 @@ class RecentSlot(NamedTuple):
 
 
 class _SlotState(NamedTuple):
-    """What grows with a slot, or with the sum of several: what is known of it, and until when."""
+    """What grows with a slot, or with the sum of several: origins, samples, and when they end."""
 
     origins: int
     samples: int
@@ -48,7 +44,7 @@ class _SlotState(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Cached:
     """A slot's percentile in milliseconds, and what the slot was when it was made."""
 
     state: _SlotState
@@ -56,20 +52,20 @@ class _Known:
     value_ms: float | None
 
 
-_Line = dict[datetime, _Known]
+_Line = dict[datetime, _Cached]
 
 
 class RecentPercentiles:
     """A percentile of each slot of the last minutes. Thread-safe.
 
-    Histograms take long to read, so what was made of them is remembered for as long as the slot does not change. Slots
-    that began just before the last question or later are compared one by one, all others as a sum: where that differs,
-    so does one of them.
+    Histograms take long to read, so a percentile is cached for as long as its slot does not change. Slots that began
+    just before the last call or later are compared one by one, all others as a sum: where that differs, so does one of
+    them.
     """
 
     def __init__(self) -> None:
         self._lines: dict[int, _Line] = {}
-        self._asked: dict[int, datetime] = {}
+        self._called: dict[int, datetime] = {}
         self._lock = threading.Lock()
 
     def of(
@@ -77,31 +73,31 @@ class RecentPercentiles:
     ) -> dict[int, dict[datetime, RecentSlot]]:
         """By application (row number) and start of the slot, slots that begin from ``since`` to ``now``.
 
-        ``percentiles`` says which percentile is wanted of which application, the most urgent first. Of slots older
-        than half a minute some may be missing, see ``MOST_READ``.
+        ``percentiles`` are those wanted by application, the most urgent first. Of slots older than half a minute some
+        may be missing, see ``MOST_READ``.
         """
         with self._lock:
             lines = {
                 number: {
-                    slot: known
-                    for slot, known in self._lines.get(number, {}).items()
-                    if slot >= since and known.percentile == percentile
+                    slot: cached
+                    for slot, cached in self._lines.get(number, {}).items()
+                    if slot >= since and cached.percentile == percentile
                 }
                 for number, percentile in percentiles.items()
             }
-            asked = min((self._asked.get(number, now) for number in percentiles), default=now)
-        read = _renew(session, lines, percentiles, max(since, asked - _FRESH), now)
-        sums = _sums(session, percentiles, since, now)
+            called = min((self._called.get(number, now) for number in percentiles), default=now)
+        read = _renew(session, lines, percentiles, max(since, called - _FRESH), now)
+        sums = _states(session, percentiles, since, now, WindowRow.application_id)
         for number, line in lines.items():
-            if read < MOST_READ and sums.get(number) != _sum(line.values()):
+            if read < MOST_READ and sums.get((number,)) != _sum(line.values()):
                 read += _renew(session, {number: line}, percentiles, since, now)
         with self._lock:
             self._lines |= lines
-            self._asked |= dict.fromkeys(lines, now)
-            for number in [number for number, at in self._asked.items() if at < now - _KEPT]:
-                del self._lines[number], self._asked[number]
+            self._called |= dict.fromkeys(lines, now)
+            for number in [number for number, at in self._called.items() if at < now - _KEPT]:
+                del self._lines[number], self._called[number]
         return {
-            number: {slot: RecentSlot(known.value_ms, known.state.samples) for slot, known in line.items()}
+            number: {slot: RecentSlot(cached.value_ms, cached.state.samples) for slot, cached in line.items()}
             for number, line in lines.items()
         }
 
@@ -126,79 +122,37 @@ def serving_hosts(session: Session) -> dict[int, list[str]]:
 def _renew(
     session: Session, lines: Mapping[int, _Line], percentiles: Mapping[int, float], since: datetime, now: datetime
 ) -> int:
-    """Bring lines up to date with the slots that begin from ``since`` to ``now``; tells how many slots were read."""
-    states = _states(session, lines, since, now)
-    changed: list[Place] = []
+    """Bring lines up to date with the slots that begin from ``since`` to ``now``; returns how many slots were read."""
+    states = _states(session, lines, since, now, WindowRow.application_id, WindowRow.slot)
     for number, line in lines.items():
         for slot in [slot for slot in line if slot >= since and (number, slot) not in states]:
             del line[slot]
-    for (number, slot), state in states.items():
-        if slot not in lines[number] or lines[number][slot].state != state:
-            changed.append((number, slot))
-    changed.sort(key=lambda place: place[1], reverse=True)
-    del changed[MOST_READ:]
-    for (number, slot), value_ms in _percentiles_ms(session, percentiles, changed).items():
-        lines[number][slot] = _Known(states[number, slot], percentiles[number], value_ms)
+    changed = [
+        (number, slot)
+        for (number, slot), state in states.items()
+        if slot not in lines[number] or lines[number][slot].state != state
+    ]
+    changed = sorted(changed, key=lambda place: place[1], reverse=True)[:MOST_READ]
+    windows = windows_at(session, changed, {})
+    for number, slot in changed:
+        window, percentile = windows.get((number, slot)), percentiles[number]
+        value_ms = window.percentile_ms(percentile) if window else None
+        lines[number][slot] = _Cached(states[number, slot], percentile, value_ms)
     return len(changed)
 
 
-_STATE = (func.count(), func.sum(WindowRow.count), func.max(WindowRow.end_at))
+def _states(
+    session: Session, numbers: Iterable[int], since: datetime, now: datetime, *by: InstrumentedAttribute[Any]
+) -> dict[tuple[Any, ...], _SlotState]:
+    """The states of the slots that begin from ``since`` to ``now``, or their sums, by some columns."""
+    state = func.count(), func.sum(WindowRow.count), func.max(WindowRow.end_at)
+    within = WindowRow.application_id.in_(numbers), WindowRow.slot.between(since, now)
+    rows = session.execute(select(*by, *state).where(*within).group_by(*by))
+    return {tuple(key): _SlotState(origins, int(samples), end) for *key, origins, samples, end in rows}
 
 
-def _states(session: Session, numbers: Iterable[int], since: datetime, now: datetime) -> dict[Place, _SlotState]:
-    query = (
-        select(WindowRow.application_id, WindowRow.slot, *_STATE)
-        .where(WindowRow.application_id.in_(numbers), WindowRow.slot.between(since, now))
-        .group_by(WindowRow.application_id, WindowRow.slot)
-    )
-    return {(row[0], row[1]): _SlotState(row[2], int(row[3]), row[4]) for row in session.execute(query)}
-
-
-def _sums(session: Session, numbers: Iterable[int], since: datetime, now: datetime) -> dict[int, _SlotState]:
-    query = (
-        select(WindowRow.application_id, *_STATE)
-        .where(WindowRow.application_id.in_(numbers), WindowRow.slot.between(since, now))
-        .group_by(WindowRow.application_id)
-    )
-    return {row[0]: _SlotState(row[1], int(row[2]), row[3]) for row in session.execute(query)}
-
-
-def _sum(line: Collection[_Known]) -> _SlotState | None:
+def _sum(line: Collection[_Cached]) -> _SlotState | None:
     if not line:
         return None
-    states = [slots.state for slots in line]
-    return _SlotState(
-        sum(slot.origins for slot in states), sum(slot.samples for slot in states), max(slot.end for slot in states)
-    )
-
-
-def _percentiles_ms(
-    session: Session, percentiles: Mapping[int, float], places: Collection[Place]
-) -> dict[Place, float | None]:
-    """The percentile of each slot, over all that any origin knows of it; of ready ones the latest counts."""
-    columns = (WindowRow.application_id, WindowRow.slot, WindowRow.buckets, WindowRow.ready)
-    histograms: dict[Place, Histogram] = {}
-    ready: dict[Place, Ready] = {}
-    wanted = set(places)
-    # Not as pairs of application and slot, for which SQLite uses no index. They are nearly all of these.
-    query = select(*columns).where(
-        WindowRow.application_id.in_({number for number, _ in wanted}), WindowRow.slot.in_({slot for _, slot in wanted})
-    )
-    for number, slot, buckets, answered in session.execute(query.order_by(WindowRow.end_at)):
-        place = (number, slot)
-        if place not in wanted:
-            continue
-        found = Histogram(dict(zip(map(int, buckets), buckets.values(), strict=True)))
-        known = histograms.get(place)
-        histograms[place] = known.merge(found) if known else found
-        if answered:
-            ready[place] = Ready(**answered)
-    values: dict[Place, float | None] = {}
-    for place, histogram in histograms.items():
-        percentile = percentiles[place[0]]
-        if place in ready:
-            values[place] = ready[place].time_ms if ready[place].percentile == percentile else None
-        else:
-            time_us = histogram.percentile_us(percentile)
-            values[place] = None if time_us is None else time_us / 1000
-    return values
+    origins, samples, ends = zip(*(slot.state for slot in line), strict=True)
+    return _SlotState(sum(origins), sum(samples), max(ends))

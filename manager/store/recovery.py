@@ -1,6 +1,6 @@
-"""A database of SQLite that is damaged: noticed at the start, set aside, and made anew from the rows that can be read.
+"""A damaged SQLite database: noticed at the start, set aside, and rebuilt from the rows that can be read.
 
-It is read through at the start where it is small, was not closed, or showed damage in use, which leaves a mark for the
+A file is checked at the start where it is small, was not closed, or showed damage in use, which leaves a mark for the
 next start. PostgreSQL looks after its own files.
 """
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from manager.errors import DatabaseUnavailable
 from manager.private import make_file
-from manager.sqlite_files import Damage, check_pages, check_rows, finish, is_unusable, recover
+from manager.sqlite_files import Damage, check_pages, check_rows, finish, is_unusable, read_only, recover
 
 _SMALL_BYTES = 64 << 20
 _MAGIC, _ENDING = b"SQLite format 3\0", ".db"
@@ -33,7 +33,7 @@ def recover_database(file: Path, create: Callable[[Path, str], None]) -> Damage 
     """Recover the file if it is damaged. ``create`` makes an empty database of a revision at another path.
 
     Of several processes that start at once, one does. Raises DatabaseUnavailable: then all is as it was. So it does for
-    a file that neither begins as one of SQLite's nor is called ``*.db``: that is somebody else's, and the URL is wrong.
+    a file that neither begins as one of SQLite's nor is called ``*.db``: then the URL is wrong.
     """
     if not file.parent.is_dir():
         return None
@@ -50,11 +50,11 @@ def recover_database(file: Path, create: Callable[[Path, str], None]) -> Damage 
         finally:
             os.close(folder)
     except (OSError, sqlite3.Error) as error:
-        raise DatabaseUnavailable(f"database {file} cannot be looked at, or recovered: {error}") from error
+        raise DatabaseUnavailable(f"database {file} cannot be checked, or recovered: {error}") from error
 
 
 def _damage(file: Path) -> str:
-    """What is wrong with a file, empty for nothing."""
+    """The damage of a file, empty for none."""
     if not file.is_file() or not file.stat().st_size or not _is_suspect(file):
         return ""
     try:
@@ -69,7 +69,7 @@ def _damage(file: Path) -> str:
 
 
 def _fits(table: str, row: Mapping[str, object]) -> bool:
-    """Whether the database calls itself by what a version may be called by."""
+    """Whether the revision of the database is written like one."""
     return table != "alembic_version" or _REVISION.fullmatch(str(row["version_num"])) is not None
 
 
@@ -85,10 +85,7 @@ def _is_suspect(file: Path) -> bool:
 
 def _revision(file: Path) -> str:
     """That of the tables, the newest where it cannot be read."""
-    with (
-        suppress(sqlite3.Error, UnicodeDecodeError),
-        closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as source,
-    ):
+    with suppress(sqlite3.Error, UnicodeDecodeError), closing(read_only(file)) as source:
         for [revision] in source.execute("SELECT version_num FROM alembic_version"):
             if _REVISION.fullmatch(str(revision)):
                 return str(revision)

@@ -1,4 +1,4 @@
-"""What all registered objects share: finding by name, listing by name, replacing idempotently, deleting."""
+"""Operations on all registered objects: find, list, replace idempotently, delete."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Row = TypeVar("Row", bound=Registered)
 Query = TypeVar("Query", bound="Select[*tuple[Any, ...]]")
 
 Precondition = Callable[[str | None], None]
-"""Called in the transaction with the object's ETag, None where there is no object yet; raises to prevent a write."""
+"""Called in the transaction with the object's ETag, None for a new object; raises to prevent the write."""
 
 
 def find(session: Session, kind: type[Row], name: str) -> Row | None:
-    """The object of that kind and name, if there is one."""
+    """The object of that kind and name, or None."""
     return session.scalars(select(kind).where(kind.name == name)).one_or_none()
 
 
@@ -35,25 +35,25 @@ def get(session: Session, kind: type[Row], name: str) -> Row:
 
 
 def refuse_bad_name(field: str, name: str) -> None:
-    """Raises InvalidRequest for a name that nothing may have."""
+    """Raises InvalidRequest for an invalid name."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise InvalidRequest(field, f"{name!r} is refused; use 1 to 63 letters, digits, dots, dashes, underscores")
 
 
 def refuse_bad_host(field: str, name: str) -> None:
-    """Raises InvalidRequest for a name that no host may have."""
+    """Raises InvalidRequest for an invalid name of a host."""
     refuse_bad_name(field, name)
     if name == MANAGER:
-        raise InvalidRequest(field, f"{name!r} is refused; the manager's own events have it in place of a host's name")
+        raise InvalidRequest(field, f"{name!r} is refused; it is reserved for events of the manager itself")
 
 
 def not_found(kind: type[Registered], name: str) -> NotFound:
-    """The error for a name that nothing has."""
+    """The error for an unknown name."""
     return NotFound(f"there is no {kind.kind} named {name!r}")
 
 
 def by_name(query: Query, kind: type[Registered], after: str | None, limit: int) -> Query:
-    """``query`` in the order of names: at most ``limit`` rows whose name comes after ``after``."""
+    """``query`` in the order of names: at most ``limit`` rows with names after ``after``."""
     if after is not None:
         query = query.where(kind.name > after)
     return query.order_by(kind.name).limit(limit)
@@ -73,11 +73,12 @@ def replace(
     precondition: Precondition,
     first: Mapping[str, object] | None = None,
 ) -> tuple[Row, bool]:
-    """Create the object, or give it these values; the second answer tells whether it was created.
+    """Create the object, or set its values; the second result: whether it was created.
 
-    ``first``: columns of one that is created, such as the version that it begins with if not 1.
+    ``first``: further columns of a new object, such as a first version other than 1.
 
-    Equal values leave it untouched, its version and ``updated_at`` included. Call it in ``Database.registering``.
+    Equal values leave the object unchanged, including its version and ``updated_at``.
+    Call it in ``Database.registering``.
     """
     row = find(session, kind, name)
     precondition(row.etag if row else None)
@@ -95,13 +96,13 @@ def replace(
 
 
 def touch(row: Registered, now: datetime) -> None:
-    """Make what was registered a new version."""
+    """Start a new version of the registration."""
     row.version += 1
     row.updated_at = now
 
 
 def delete(session: Session, kind: type[Row], name: str, precondition: Precondition) -> None:
-    """Remove the object and what belongs to it. Raises NotFound."""
+    """Remove the object and its dependent rows. Raises NotFound."""
     row = find(session, kind, name)
     precondition(row.etag if row else None)
     if row is None:

@@ -1,7 +1,7 @@
-"""Forgetting: what is kept for so long and not longer.
+"""Removing what was kept for its time.
 
-So long both by its date and since it arrived, see ``manager.control.uptime``: no clock that is wrong for a while has
-anything forgotten that would not have been soon.
+That is both by its date and since it arrived, see ``manager.control.uptime``: a clock that is wrong for a while removes
+nothing that would not have been removed soon.
 """
 
 from __future__ import annotations
@@ -9,32 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypeVar
+from typing import Any
 
-from sqlalchemy import ColumnElement, delete, select
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, delete, select, true
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from manager.store import audit, joining
 from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow
 from manager.store.arrivals import Arrived
 from manager.store.database import Database
-from manager.store.host_models import JoinTokenRow, TickRollupRow
-from manager.store.models import DecisionRow, EventRow, PastApplicationRow, RollupRow, TickRow, WindowRow
+from manager.store.host_models import JoinTokenRow
+from manager.store.models import DecisionRow, EventRow
 from manager.store.sign_in_throttle import counts_no_more
-
-Prunable = TypeVar(
-    "Prunable",
-    DecisionRow,
-    EventRow,
-    JoinTokenRow,
-    PastApplicationRow,
-    RollupRow,
-    SessionRow,
-    SignInFailureRow,
-    TickRollupRow,
-    TickRow,
-    WindowRow,
-)
 
 _BATCH = 10_000
 _SESSIONS = timedelta(days=1)
@@ -49,59 +35,68 @@ class Keep:
     hours: timedelta
 
 
-def prune(
-    database: Database, now: datetime, keep: timedelta, arrived: Arrived, stopped: Callable[[], bool] = lambda: False
-) -> int:
-    """Delete decisions and events that were kept for ``keep``, and tell how many.
+@dataclass(frozen=True, slots=True)
+class Cleanup:
+    """Removes rows as of ``now``, in batches, each a transaction of its own, so that agents are not kept waiting.
 
-    In batches, each a transaction of its own, so that agents are not kept waiting; ``stopped`` is asked before each.
+    ``stopped`` is asked before each. All methods return the number of removed rows, and raise DatabaseUnavailable.
+    """
+
+    database: Database
+    now: datetime
+    arrived: Arrived
+    stopped: Callable[[], bool] = lambda: False
+
+    def remove(self, number: InstrumentedAttribute[int], condition: ColumnElement[bool]) -> int:
+        """Remove the rows of a table, given by its column of numbers, that meet a condition."""
+        some = select(number).where(condition).limit(_BATCH)
+        statement = delete(number.class_).where(number.in_(some)).returning(number)
+        return self.in_batches(lambda session: len(session.execute(statement).all()))
+
+    def remove_old(
+        self,
+        kept: str,
+        number: InstrumentedAttribute[int],
+        date: InstrumentedAttribute[datetime],
+        keep: timedelta,
+        condition: ColumnElement[Any] | None = None,
+    ) -> int:
+        """Remove rows that meet a condition and were kept for ``keep`` by date and since they arrived as ``kept``."""
+        old = (date < self.now - keep) & (number <= self.arrived(kept, number, keep))
+        return self.remove(number, old & (true() if condition is None else condition))
+
+    def in_batches(self, some: Callable[[Session], int]) -> int:
+        """Call ``some``, which removes at most one batch of rows, until there are no more."""
+        total = 0
+        while not self.stopped():
+            with self.database.writing() as session:
+                gone = some(session)
+            total += gone
+            if gone < _BATCH:
+                break
+        return total
+
+
+def prune(cleanup: Cleanup, keep: timedelta) -> int:
+    """Remove decisions and events that were kept for ``keep``; returns how many. Raises DatabaseUnavailable."""
+    gone = cleanup.remove_old("decisions", DecisionRow.id, DecisionRow.at, keep)
+    return gone + cleanup.remove_old("events", EventRow.id, EventRow.at, keep)
+
+
+def prune_access(cleanup: Cleanup, audit_keep: timedelta) -> int:
+    """Remove audit rows that were kept for ``audit_keep``, sessions that ended, and expired sign-in failures.
+
+    What ended stays for a while after it began, in case it ended by a wrong clock. Returns how many were removed.
     Raises DatabaseUnavailable.
     """
-    before = now - keep
-    decisions = (DecisionRow.at < before) & (DecisionRow.id <= arrived("decisions", DecisionRow.id, keep))
-    events = (EventRow.at < before) & (EventRow.id <= arrived("events", EventRow.id, keep))
-    return remove(database, DecisionRow, decisions, stopped) + remove(database, EventRow, events, stopped)
-
-
-def prune_access(
-    database: Database,
-    now: datetime,
-    audit_keep: timedelta,
-    arrived: Arrived,
-    stopped: Callable[[], bool] = lambda: False,
-) -> int:
-    """Delete audit entries that were kept for ``audit_keep``, sessions that ended, and failures to sign in that no
-    longer count as of ``now``; tell how many. Otherwise as ``prune``.
-
-    What ended stays for a while after it began, should a clock that is wrong be why it ended.
-    """
+    now, arrived = cleanup.now, cleanup.arrived
     audited = arrived("audit", AuditRow.id, audit_keep)
     sessions = (SessionRow.expires_at <= now) & (SessionRow.id <= arrived("sessions", SessionRow.id, _SESSIONS))
-    ended = JoinTokenRow.expires_at <= now - joining.KEEP
-    tokens = ended & (JoinTokenRow.id <= arrived("join-tokens", JoinTokenRow.id, joining.KEEP))
+    tokens = JoinTokenRow.expires_at <= now - joining.KEEP
+    tokens &= JoinTokenRow.id <= arrived("join-tokens", JoinTokenRow.id, joining.KEEP)
     return (
-        _in_batches(database, lambda session: audit.forget(session, now - audit_keep, audited, _BATCH), stopped)
-        + remove(database, SessionRow, sessions, stopped)
-        + remove(database, JoinTokenRow, tokens, stopped)
-        + remove(database, SignInFailureRow, counts_no_more(now), stopped)
+        cleanup.in_batches(lambda session: audit.forget(session, now - audit_keep, audited, _BATCH))
+        + cleanup.remove(SessionRow.id, sessions)
+        + cleanup.remove(JoinTokenRow.id, tokens)
+        + cleanup.remove(SignInFailureRow.id, counts_no_more(now))
     )
-
-
-def remove(
-    database: Database, kind: type[Prunable], condition: ColumnElement[bool], stopped: Callable[[], bool]
-) -> int:
-    """Delete the rows of a kind that meet a condition, and tell how many. Otherwise as ``prune``."""
-    some = select(kind.id).where(condition).limit(_BATCH)
-    statement = delete(kind).where(kind.id.in_(some)).returning(kind.id)
-    return _in_batches(database, lambda session: len(session.execute(statement).all()), stopped)
-
-
-def _in_batches(database: Database, some: Callable[[Session], int], stopped: Callable[[], bool]) -> int:
-    total = 0
-    while not stopped():
-        with database.writing() as session:
-            gone = some(session)
-        total += gone
-        if gone < _BATCH:
-            break
-    return total

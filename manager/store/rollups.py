@@ -1,9 +1,9 @@
 """Response times rolled up: each finished minute and hour of an application as one row, for charts of long ranges.
 
-What is to be rolled up is noted with the windows themselves, see ``manager.store.rollup_queue``. A minute is rolled up
-once its slots are settled, by their date or because it has been noted for long enough; should something come later
-still, it is noted and rolled up again. Hours are made of their minutes. Several managers may do the same at once: a row
-is replaced only by one with as many response times.
+What is to be rolled up is noted with the windows, see ``manager.store.rollup_queue``. A minute is rolled up once its
+slots are settled, by their date or because it has been noted for long enough; if something arrives later, it is noted
+and rolled up again. Hours are made of minutes. Several managers may do the same at once: a row is replaced only by one
+with as many response times.
 """
 
 from __future__ import annotations
@@ -11,35 +11,36 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict
 from datetime import datetime, timedelta
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, func, or_, select, true, update
+from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
-from manager.control.budget import Period, Span, judge, total
+from manager.control.budget import Period, Violation, judge, total
 from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
 from manager.store.applications import as_it_was
-from manager.store.arrivals import WINDOWS, Arrived
-from manager.store.database import Database, insert_for
+from manager.store.arrivals import WINDOWS
+from manager.store.database import Database, upsert
 from manager.store.models import ApplicationRow, PastApplicationRow, RollupRow, WindowRow
 from manager.store.past_registrations import read_past
 from manager.store.progress_models import UnrolledWindowsRow
-from manager.store.retention import Keep, remove
-from manager.store.rollup_queue import HOUR, MINUTE, floor, note_windows, seconds, windows_noted
+from manager.store.retention import Cleanup, Keep
+from manager.store.rollup_queue import HOUR, MINUTE, floor, is_noted, note_windows, seconds
 from manager.store.windows import columns_of, window_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
 _CHUNKS = {MINUTE: timedelta(minutes=10), HOUR: HOUR}  # what of each length is made at once
 
 Place = tuple[int, datetime]
-"""Row number of an application, and the begin of a minute or hour."""
+"""Row number of an application, and the start of a minute or hour."""
 
 
 class RollUps:
-    """Rolls up response times, and forgets what is too old."""
+    """Rolls up response times, and removes what is too old."""
 
     def __init__(
         self,
@@ -58,41 +59,33 @@ class RollUps:
         self._noted: deque[tuple[float, int]] = deque()
 
     def roll_up(self, now: datetime, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Roll up all that is finished and not yet done, and tell how many rows that made. Raises DatabaseUnavailable.
+        """Roll up all that is finished, also from while no manager ran; returns how many rows that made.
 
-        Whatever was missed while no manager ran is made up for. ``stopped`` is asked before each transaction.
+        ``stopped`` is asked before each transaction. Raises DatabaseUnavailable.
         """
         settled = floor(now - timedelta(seconds=_SETTLED_S), MINUTE)
         waited = UnrolledWindowsRow.id <= self._long_noted()
         made = self._roll(MINUTE, (UnrolledWindowsRow.start < settled) | waited, stopped)
-        # How long an hour has been noted tells nothing: it is with its first minute.
+        # How long an hour has been noted means nothing: it is noted with its first minute.
         return made + self._roll(HOUR, UnrolledWindowsRow.start < floor(settled, HOUR), stopped)
 
-    def forget(self, now: datetime, arrived: Arrived, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Remove windows and rows that were kept for their time, and tell how many; otherwise as ``prune``.
-
-        What is not rolled up yet stays.
-        """
-        keep = self._keep
-        old = (WindowRow.slot < now - keep.raw) & (WindowRow.id <= arrived(WINDOWS, WindowRow.id, keep.raw))
-        noted = windows_noted(MINUTE, WindowRow.application_id, WindowRow.slot)
-        gone = remove(self._database, WindowRow, old & ~noted, stopped)
-        noted = windows_noted(HOUR, RollupRow.application_id, RollupRow.start)
-        for kept, length, long, free in (
-            ("minutes", MINUTE, keep.minutes, ~noted),
-            ("hours", HOUR, keep.hours, true()),
-        ):
-            old = (RollupRow.length_s == seconds(length)) & (RollupRow.start < now - long)
-            old &= RollupRow.id <= arrived(kept, RollupRow.id, long)
-            gone += remove(self._database, RollupRow, old & free, stopped)
+    def forget(self, cleanup: Cleanup) -> int:
+        """Remove windows and rows that were kept for their time and are rolled up; returns how many."""
+        keep, notes = self._keep, UnrolledWindowsRow
+        minutes, hours = (RollupRow.length_s == seconds(length) for length in (MINUTE, HOUR))
+        noted = is_noted(notes, notes.application_id == WindowRow.application_id, MINUTE, WindowRow.slot)
+        gone = cleanup.remove_old(WINDOWS, WindowRow.id, WindowRow.slot, keep.raw, ~noted)
+        noted = is_noted(notes, notes.application_id == RollupRow.application_id, HOUR, RollupRow.start)
+        gone += cleanup.remove_old("minutes", RollupRow.id, RollupRow.start, keep.minutes, minutes & ~noted)
+        gone += cleanup.remove_old("hours", RollupRow.id, RollupRow.start, keep.hours, hours)
         measured = (
             select(kind.id).where(kind.application_id == PastApplicationRow.id).exists()
             for kind in (WindowRow, RollupRow)
         )
-        return gone + remove(self._database, PastApplicationRow, ~or_(*measured), stopped)
+        return gone + cleanup.remove(PastApplicationRow.id, ~or_(*measured))
 
     def _long_noted(self) -> int:
-        """The number of the newest note that has been there for as long as it takes to settle, whatever the date."""
+        """The number of the newest note that is old enough to be settled, whatever its date."""
         now_s = self._steady()
         with self._database.reading() as session:
             self._noted.append((now_s, session.scalar(select(func.max(UnrolledWindowsRow.id))) or 0))
@@ -152,10 +145,9 @@ def period_of(application: str, row: RollupRow) -> Period:
     ready = Ready(**row.ready) if row.ready else None
     window = Window(application, start_s, start_s + row.length_s, histogram, row.requests, ready)
     spans = (
-        Span(start_s + violation["start_s"], start_s + violation["end_s"], violation["missed"])
-        for violation in row.violations or ()
+        Violation(start_s + run["start_s"], start_s + run["end_s"], run["violated"]) for run in row.violations or ()
     )
-    return Period(start_s, window, row.slots, row.judged, row.missed, tuple(spans))
+    return Period(start_s, window, row.slots, row.judged, row.violated, tuple(spans))
 
 
 def _take(session: Session, length: timedelta, due: ColumnElement[bool]) -> dict[int, Place]:
@@ -190,14 +182,9 @@ def _row(number: int, start: datetime, length: timedelta, periods: Sequence[Peri
     start_s = start.timestamp()
     whole = total("", periods, start_s, start_s + length.total_seconds())
     columns = columns_of(whole.window)
-    spans = [
-        {
-            "start_s": round(violation.start_s - start_s, 6),
-            "end_s": round(violation.end_s - start_s, 6),
-            "missed": violation.missed,
-        }
-        for violation in whole.violations
-    ]
+    spans = [asdict(span) for span in whole.violations]
+    for span in spans:
+        span |= {name: round(span[name] - start_s, 6) for name in ("start_s", "end_s")}
     return {
         "application_id": number,
         "length_s": seconds(length),
@@ -205,20 +192,16 @@ def _row(number: int, start: datetime, length: timedelta, periods: Sequence[Peri
         **{name: columns[name] for name in ("count", "buckets", "requests", "ready")},
         "slots": whole.slots,
         "judged": whole.judged,
-        "missed": whole.missed,
+        "violated": whole.violated,
         "violations": spans or None,
     }
 
 
 def _write(session: Session, rows: Sequence[dict[str, Any]]) -> int:
-    """Insert or replace rows, and tell how many. Those of applications that nobody knows are left out."""
+    """Insert or replace rows of known applications; returns how many."""
     there = {number for kind in (ApplicationRow, PastApplicationRow) for number in session.scalars(select(kind.id))}
-    kept = [row for row in rows if row["application_id"] in there]
-    if kept:
-        insert = insert_for(session, RollupRow)
-        unique = ["application_id", "length_s", "start"]
-        changed = {name: insert.excluded[name] for name in kept[0] if name not in unique}
-        # Slots only grow: a row with fewer response times was made when some of its slots were forgotten already.
-        more = RollupRow.count <= insert.excluded["count"]
-        session.execute(insert.on_conflict_do_update(index_elements=unique, set_=changed, where=more), kept)
-    return len(kept)
+    storable = [row for row in rows if row["application_id"] in there]
+    # Slots only grow: a row with fewer response times was made when some of its slots were removed already.
+    keys = ["application_id", "length_s", "start"]
+    upsert(session, RollupRow, storable, keys, lambda new: RollupRow.count <= new["count"])
+    return len(storable)

@@ -21,8 +21,7 @@ from manager.store.access_models import SessionRow, TokenRow, UserRow
 from manager.store.audit import actor_of, record
 from manager.store.database import Database
 from manager.store.registrations import find
-from manager.store.sign_in_audit import record_refusal
-from manager.store.sign_in_throttle import count_try, forgive, network, refuse_try
+from manager.store.sign_in_throttle import count_try, forgive, network, record_refusal, refuse_try
 from manager.store.tokens import MACHINES, Principal, PrincipalKind, Role, has_expired, hash_secret
 from manager.store.users import is_password
 
@@ -80,23 +79,23 @@ def sign_in(
     with database.registering() as session:  # nobody may change the user or the token meanwhile
         user = find(session, UserRow, known_name)
         token = find(session, TokenRow, known_name)
-        principal = None
+        owner: UserRow | TokenRow | None = None
         if user is not None and user.password_hash == proven_hash:
-            principal = _principal(user)
+            owner = user
             user.signed_in_at = now
         elif token is not None and _may_sign_in(token, password, now):
-            principal = _principal(token)
-        if principal is None:
-            shown = known_name if user or token else ""  # a name that nobody has may be a password in the wrong field
+            owner = token
+        if owner is None:
+            shown = known_name if user or token else ""  # an unknown name may be a password in the wrong field
             record_refusal(session, shown, address, now)
         else:
             forgive(session, name)
-            of_user = principal.kind is PrincipalKind.USER
+            principal = _principal(owner)
             session.add(
                 SessionRow(
                     secret_hash=hash_secret(secret),
-                    user_id=user.id if user and of_user else None,
-                    token_id=token.id if token and not of_user else None,
+                    user_id=owner.id if owner is user else None,
+                    token_id=owner.id if owner is token else None,
                     created_at=now,
                     last_seen_at=now,
                     expires_at=now + limits.length,
@@ -104,9 +103,8 @@ def sign_in(
                 )
             )
             record(session, actor_of(principal, address), "session.create", principal.name, now)
-    if principal is None:
-        raise SignInRefused("the name is unknown or the password is wrong")
-    return SignedIn(secret, principal)
+            return SignedIn(secret, principal)
+    raise SignInRefused("the name is unknown or the password is wrong")
 
 
 def find_session(

@@ -1,9 +1,9 @@
-"""Failed tries to sign in, counted in the database, so that several managers count together.
+"""Failed sign-ins, counted in the database, so that several managers count together; what the audit says of them.
 
-After ``FAILURES`` of them within ``WINDOW``, for one name or from one network, further tries are refused for
+After ``FAILURES`` within ``WINDOW``, for one name or from one network, further attempts are refused for
 ``FIRST_WAIT * 2 ** (failures - FAILURES)`` after the last, at most for ``WINDOW``. What is dated further ahead than the
-clocks of several managers may differ was noted by a clock that was wrong: it counts for nothing and is removed. A
-network is an address of IPv4, or the 64 bits of an IPv6 address that one subscriber has.
+clocks of several managers may differ was noted by a wrong clock: it counts for nothing and is removed. A network is an
+IPv4 address, or the 64 bits of an IPv6 address that one subscriber has.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from sqlalchemy import ColumnElement, delete, func, select
 from sqlalchemy.orm import Session
 
 from manager.errors import SignInThrottled
-from manager.store.access_models import SignInFailureRow
+from manager.store.access_models import AuditRow, SignInFailureRow
+from manager.store.audit import UNKNOWN, Actor, record
 from manager.store.database import Database
 from manager.store.tokens import hash_secret
 
@@ -24,59 +25,53 @@ FAILURES = 5
 WINDOW = timedelta(minutes=15)
 FIRST_WAIT = timedelta(seconds=30)
 MOST_ROWS = 10_000
-"""Failures that are kept, of all names and networks; beyond them the oldest are forgotten.
+"""Failures that are kept, of all names and networks; beyond them the oldest are removed.
 
-One password is looked at at a time, about ten a second: filling the table takes longer than ``WINDOW``.
+Passwords are checked one at a time, about ten a second: filling the table takes longer than ``WINDOW``.
 """
 KEEP = 2 * WINDOW
-"""How long a failure may count: for a window before a later one, which has others wait as long again at most."""
+"""How long a failure may count: for a window before a later one, which makes others wait as long again at most.
+
+It is also the time that one summary in the audit covers: none is lost while attempts go on.
+"""
 AHEAD = timedelta(minutes=1)
 """How far ahead a failure may be dated."""
+REFUSE = "session.refuse"
+DAY = timedelta(days=1)
+MOST_A_DAY = 100
+"""Rows of the audit for each name, and for all unknown names together; a name may fail about as often."""
 
 
 def refuse_try(database: Database, name: str, address: str, now: datetime) -> None:
-    """Raises SignInThrottled as ``count_try`` does, but writes nothing, so that a flood of tries costs little."""
+    """Raises SignInThrottled as ``count_try`` does, but writes nothing, so that a flood of attempts costs little."""
     with database.reading() as session:
-        _refuse(session, SignInFailureRow(at=now, name_hash=hash_secret(name), network=network(address)), now)
+        _refuse(session, name, address, now)
 
 
 def count_try(database: Database, name: str, address: str, now: datetime) -> None:
-    """Count a try as failed before its password is looked at: of many at the same time none gets past the limit.
+    """Count an attempt as failed before its password is checked: of many at the same time none gets past the limit.
 
-    Raises SignInThrottled; such a try does not count. ``forgive`` takes it back after success.
+    Raises SignInThrottled; such an attempt does not count. ``forgive`` removes it after success.
     """
-    row = SignInFailureRow(at=now, name_hash=hash_secret(name), network=network(address))
     with database.registering() as session:
         session.execute(delete(SignInFailureRow).where(SignInFailureRow.at > now + AHEAD))
-        _refuse(session, row, now)
-        _make_room(session)
-        session.add(row)
+        _refuse(session, name, address, now)
+        excess = (session.scalar(select(func.count(SignInFailureRow.id))) or 0) - MOST_ROWS + 1
+        if excess > 0:
+            oldest = select(SignInFailureRow.id).order_by(SignInFailureRow.id).limit(excess)
+            session.execute(delete(SignInFailureRow).where(SignInFailureRow.id.in_(oldest)))
+        session.add(SignInFailureRow(at=now, name_hash=hash_secret(name), network=network(address)))
 
 
-def _refuse(session: Session, row: SignInFailureRow, now: datetime) -> None:
-    waits = [
-        _wait(session, SignInFailureRow.name_hash == row.name_hash, now),
-        _wait(session, SignInFailureRow.network == row.network, now),
-    ]
-    if max(waits) > timedelta(0):
-        raise SignInThrottled(math.ceil(max(waits).total_seconds()))
-
-
-def _make_room(session: Session) -> None:
-    excess = (session.scalar(select(func.count(SignInFailureRow.id))) or 0) - MOST_ROWS + 1
-    if excess > 0:
-        oldest = select(SignInFailureRow.id).order_by(SignInFailureRow.id).limit(excess)
-        session.execute(delete(SignInFailureRow).where(SignInFailureRow.id.in_(oldest)))
-
-
-def count_failures(session: Session, since: datetime, until: datetime) -> int:
-    """Failures after a time and up to another, as far as they are kept."""
-    between = (SignInFailureRow.at > since) & (SignInFailureRow.at <= until)
-    return session.scalar(select(func.count(SignInFailureRow.id)).where(between)) or 0
+def _refuse(session: Session, name: str, address: str, now: datetime) -> None:
+    same = SignInFailureRow.name_hash == hash_secret(name), SignInFailureRow.network == network(address)
+    wait = max(_wait(session, condition, now) for condition in same)
+    if wait > timedelta(0):
+        raise SignInThrottled(math.ceil(wait.total_seconds()))
 
 
 def forgive(session: Session, name: str) -> None:
-    """Forget all failures of a name: somebody proved to be its owner, or an administrator vouches for it."""
+    """Remove all failures of a name: its owner signed in, or an administrator gave it a new password."""
     session.execute(delete(SignInFailureRow).where(SignInFailureRow.name_hash == hash_secret(name)))
 
 
@@ -95,12 +90,30 @@ def _wait(session: Session, condition: ColumnElement[bool], now: datetime) -> ti
 
 
 def network(address: str, v4_bits: int = 32, v6_bits: int = 64) -> str:
-    """What one subscriber has, or, of fewer bits, a neighbourhood of them."""
+    """The block of addresses of one subscriber, or, of fewer bits, of a neighbourhood."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
-        return address  # none, as with a Unix socket
-    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is None:
-        return str(ipaddress.IPv6Network((parsed, v6_bits), strict=False))
-    v4 = parsed.ipv4_mapped if isinstance(parsed, ipaddress.IPv6Address) else parsed
-    return str(v4) if v4_bits == 32 else str(ipaddress.IPv4Network((str(v4), v4_bits), strict=False))
+        return address  # as with a Unix socket
+    parsed = getattr(parsed, "ipv4_mapped", None) or parsed
+    block = ipaddress.ip_network((str(parsed), v4_bits if parsed.version == 4 else v6_bits), strict=False)
+    return str(parsed if block.num_addresses == 1 else block)
+
+
+def record_refusal(session: Session, name: str, address: str, now: datetime) -> None:
+    """Add a failed sign-in to the audit, as long as there were few for that name within a day.
+
+    Beyond that, a row for each ``KEEP`` says how many failed in that time, of all names. ``name`` is empty for an
+    unknown one. Call it in ``Database.registering``.
+    """
+    rows = select(func.count(AuditRow.id)).where(
+        AuditRow.actor == name, AuditRow.at <= now + AHEAD, AuditRow.action == REFUSE
+    )
+    after = None
+    if (session.scalar(rows.where(AuditRow.at > now - DAY)) or 0) >= MOST_A_DAY:
+        since = now - KEEP
+        if session.scalar(rows.where(AuditRow.at > since, AuditRow.after.is_not(None))):
+            return
+        failed = select(func.count(SignInFailureRow.id)).where(SignInFailureRow.at > since, SignInFailureRow.at <= now)
+        after = {"failures": session.scalar(failed) or 0, "since": since.isoformat()}
+    record(session, Actor(UNKNOWN, name, "", address), REFUSE, name, now, after=after)

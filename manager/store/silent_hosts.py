@@ -1,4 +1,4 @@
-"""Hosts that do not report any more, and those that do again; and hosts whose clocks differ from the manager's."""
+"""Hosts that stop or resume reporting, and hosts whose clocks differ from the manager's."""
 
 from __future__ import annotations
 
@@ -17,48 +17,51 @@ from manager.store.decision_records import store_new
 from manager.store.models import EventRow, HostRow
 
 SILENT, BACK = "host-silent", "host-back"
-_STEADY = timedelta(minutes=1)  # so that what a host does for others does not come and go with it
+_STEADY = timedelta(minutes=1)  # so that a host with short outages is not relied on
 CLOCK_OFF, CLOCK_WELL = "clock-off", "clock-well"
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    """When a host reported last by the date in the database, and since when that stands by a steady clock."""
+class _LastReport:
+    """The date of a host's last report in the database, and since when it is unchanged by a steady clock."""
 
     at: datetime
     steady_s: float
 
 
 class SilenceWatch:
-    """Which hosts do not report, by how long nothing new came of them: by monotonic time, whatever the clocks say.
+    """Finds silent hosts, by the monotonic time since their last report.
 
-    The date of a host's last report tells only whether it reported between two looks. So a clock that is set makes no
-    host silent and hides none that is; a manager that begins to look goes by the dates, where they can be true.
+    The date of a last report only shows whether a host reported between two runs, so setting a clock neither makes a
+    host silent nor hides silence. At its first run a manager uses the dates, as far as they are plausible.
     """
 
     def __init__(self, after: timedelta, steady: Callable[[], float] = time.monotonic) -> None:
-        """``after`` so long a host counts as silent. ``steady`` answers seconds that only grow."""
+        """``after``: silence until a host counts as silent. ``steady``: a monotonic clock, in seconds."""
         self._after = after
         self._steady = steady
-        self._heard: dict[str, _Heard] = {}
+        self._last_reports: dict[str, _LastReport] = {}
         self._looked_s = float("-inf")
 
     def look(self, database: Database, now: datetime, since: datetime) -> int:
-        """An event for each host that has fallen silent, and one when it reports again; once each. Tells how many.
+        """Store an event for each host that became silent or reports again, once each; returns how many.
 
-        ``since``: what was not heard before then counts for nothing, because nobody listened. Raises
-        DatabaseUnavailable.
+        ``since``: silence before then does not count, because no manager ran. Raises DatabaseUnavailable.
         """
         steady_s, after_s = self._steady(), self._after.total_seconds()
         if steady_s - self._looked_s > after_s:
-            self._heard = {}  # another manager looked meanwhile, or nobody
+            self._last_reports = {}  # another manager, or none, watched meanwhile
         with database.writing() as session:
             query = select(HostRow.name, HostRow.last_seen_at, HostRow.silent).where(HostRow.last_seen_at.is_not(None))
             hosts = {name: (at, silent) for name, at, silent in session.execute(query) if at is not None}
-            heard = {name: self._now_heard(name, at, now, since, steady_s) for name, (at, _) in hosts.items()}
-            again = {name for name, before in self._heard.items() if name in heard and heard[name].at != before.at}
+            reports = {name: self._last_report(name, at, now, since, steady_s) for name, (at, _) in hosts.items()}
+            again = {
+                name for name, before in self._last_reports.items() if name in reports and reports[name].at != before.at
+            }
             fell = {
-                name for name, (_, silent) in hosts.items() if not silent and steady_s - heard[name].steady_s > after_s
+                name
+                for name, (_, silent) in hosts.items()
+                if not silent and steady_s - reports[name].steady_s > after_s
             }
             back = {name for name in again if hosts[name][1]}
             events = []
@@ -66,18 +69,18 @@ class SilenceWatch:
                 rows = select(HostRow).where(HostRow.name.in_(fell | back)).with_for_update(skip_locked=True)
                 events = [self._note(host, now) for host in session.scalars(rows) if host.silent is (host.name in back)]
             count = store_new(session, EventRow, events)
-        self._heard, self._looked_s = heard, steady_s
+        self._last_reports, self._looked_s = reports, steady_s
         return count
 
-    def _now_heard(self, name: str, at: datetime, now: datetime, since: datetime, steady_s: float) -> _Heard:
-        before = self._heard.get(name)
+    def _last_report(self, name: str, at: datetime, now: datetime, since: datetime, steady_s: float) -> _LastReport:
+        before = self._last_reports.get(name)
         if before is None:
             listened = min(now - at, now - since).total_seconds()
-            return _Heard(at, steady_s - max(listened, 0.0))
-        return before if before.at == at else _Heard(at, steady_s)
+            return _LastReport(at, steady_s - max(listened, 0.0))
+        return before if before.at == at else _LastReport(at, steady_s)
 
     def _note(self, host: HostRow, now: datetime) -> dict[str, object]:
-        """Turn a host's state, and tell of it."""
+        """Toggle a host's silence; returns the event."""
         host.silent = not host.silent
         if host.silent:
             length = f"{self._after.total_seconds():g} s"
@@ -88,20 +91,20 @@ class SilenceWatch:
 
 
 def ranks_of(session: Session, hosts: Collection[str], now: datetime) -> dict[str, int]:
-    """How much hosts can be relied on: 0; 1 those that were silent until a minute ago; 2 those that do not report."""
+    """Ranks of hosts: 0 reliable, 1 silent until less than a minute ago, 2 silent or unknown."""
     query = select(HostRow.name, HostRow.silent, HostRow.back_at).where(HostRow.name.in_(hosts))
-    seen = session.execute(query.where(HostRow.last_seen_at.is_not(None)))
-    found = {
+    reporting = session.execute(query.where(HostRow.last_seen_at.is_not(None)))
+    ranks = {
         name: 2 if silent else int(back is not None and timedelta() <= now - back < _STEADY)
-        for name, silent, back in seen
+        for name, silent, back in reporting
     }
-    return {name: found.get(name, 2) for name in hosts}
+    return {name: ranks.get(name, 2) for name in hosts}
 
 
 def note_clock(host: HostRow, ahead_s: float | None, bound_s: float, now: datetime) -> list[dict[str, object]]:
-    """Take by how much a host found its clock ahead, None: it does not tell. Answers events, as ``host_event`` does.
+    """Record a host's clock offset, None: unknown. Returns events, as ``host_event`` does.
 
-    One when it is off by more than ``bound_s``, and one when it is off by less than half of that again.
+    One when the offset exceeds ``bound_s``, and one when it falls below half of that.
     """
     if ahead_s is None:
         return []
@@ -114,10 +117,10 @@ def note_clock(host: HostRow, ahead_s: float | None, bound_s: float, now: dateti
     if off:
         text = f"{words}, more than {bound_s:g} s: its response times go into the wrong windows; check NTP on both"
         return [host_event(host.name, now, Severity.WARNING, CLOCK_OFF, text)]
-    return [host_event(host.name, now, Severity.INFO, CLOCK_WELL, f"{words}, which will do")]
+    return [host_event(host.name, now, Severity.INFO, CLOCK_WELL, f"{words}, back within tolerance")]
 
 
 def host_event(host: str, at: datetime, severity: Severity, kind: str, message: str) -> dict[str, object]:
-    """The columns of an event about a host that the manager itself noted."""
-    told = {"record_id": str(uuid.uuid4()), "at": at, "host": host, "vm": None}
-    return told | {"severity": severity, "kind": kind, "message": message}
+    """The columns of an event about a host that the manager itself observed."""
+    columns = {"record_id": str(uuid.uuid4()), "at": at, "host": host, "vm": None}
+    return columns | {"severity": severity, "kind": kind, "message": message}

@@ -1,4 +1,4 @@
-"""Sources of response times: which run on a host, and how they are."""
+"""Sources of response times, their hosts and statuses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def sources_of(row: ApplicationRow) -> tuple[Source, ...]:
-    """The sources of an application. One that today's rules refuse is left out and logged: the others are served."""
+    """The sources of an application. Sources that violate current rules are left out and logged."""
     try:
         return SOURCES.validate_python(row.sources or ())
     except ValidationError:
@@ -35,9 +35,9 @@ def _valid(application: str, stored: Json) -> tuple[Source, ...]:
 
 
 def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[str]]:
-    """The hosts that have a VM of each application, by its name: it is registered for the host, or for none and there.
+    """The hosts with a VM of each application, by its name: registered for the host, or for none and reported there.
 
-    ``names`` are those of applications by the numbers of their rows.
+    ``names``: of applications by row number.
     """
     hosts_by_name: dict[str, set[str]] = {name: set() for name in names.values()}
     query = (
@@ -56,7 +56,7 @@ def hosts_of(session: Session, names: Mapping[int, str]) -> dict[str, frozenset[
 def replace_source_statuses(
     session: Session, host: HostRow, statuses: Mapping[tuple[int, str], str], now: datetime
 ) -> None:
-    """Take the statuses of all sources on a host, as JSON text by row number of the application and name."""
+    """Store the statuses of all sources on a host, as JSON text by the application's row number and source name."""
     session.execute(delete(SourceStatusRow).where(SourceStatusRow.host_id == host.id))
     if statuses:
         session.execute(

@@ -1,8 +1,8 @@
 """Ticks rolled up: their mean over each finished minute and hour of a host, for charts of long ranges.
 
-What is to be rolled up is noted with the ticks, see ``manager.store.rollup_queue``. The ticks of one host come in their
-order, however late: its agent sends what waits oldest first. So a minute is finished once a tick of another one came,
-be that later or, after the clock was set, earlier; what still comes of it then is noted and rolled up again.
+What is to be rolled up is noted with the ticks, see ``manager.store.rollup_queue``. A host's ticks arrive in order,
+however late: its agent sends the oldest first. So a minute is finished once a tick of another minute arrived, later or,
+after the clock was set, earlier; what still arrives of it is noted and rolled up again.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
 
-from sqlalchemy import delete, exists, func, select, true
+from sqlalchemy import delete, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from manager.control.tick_means import mean_tick
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import Mode
-from manager.store.arrivals import Arrived
-from manager.store.database import Database, insert_for
+from manager.store.database import Database, upsert
 from manager.store.host_models import TickRollupRow
 from manager.store.models import HostRow, TickRow
 from manager.store.progress_models import UnrolledTicksRow
-from manager.store.retention import Keep, remove
-from manager.store.rollup_queue import HOUR, MINUTE, note_ticks, seconds, ticks_noted
+from manager.store.retention import Cleanup, Keep
+from manager.store.rollup_queue import HOUR, MINUTE, is_noted, note_ticks, seconds
 
 _LENGTHS = MINUTE, HOUR
 _AT_ONCE = {MINUTE: 30, HOUR: 24}  # rows of each length that are made by one transaction
@@ -33,14 +32,14 @@ _BATCH = 500
 
 
 class TickRollUps:
-    """Rolls up the ticks of a database, and forgets what is too old."""
+    """Rolls up the ticks of a database, and removes what is too old."""
 
     def __init__(self, database: Database, keep: Keep) -> None:
         self._database = database
         self._keep = keep
 
     def roll_up(self, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Roll up all that is finished and not yet done, and tell how many rows that made. Raises DatabaseUnavailable.
+        """Roll up all that is finished; returns how many rows that made. Raises DatabaseUnavailable.
 
         ``stopped`` is asked before each transaction.
         """
@@ -51,24 +50,18 @@ class TickRollUps:
             hosts = session.scalars(several).all()
         return sum(self._of(host, stopped) for host in hosts)
 
-    def forget(self, now: datetime, arrived: Arrived, stopped: Callable[[], bool] = lambda: False) -> int:
-        """Remove ticks and their means that were kept for their time, and tell how many; otherwise as ``prune``.
-
-        What is not rolled up yet stays, unless its host is gone.
-        """
-        keep = self._keep
-        hosts = select(HostRow.name)
+    def forget(self, cleanup: Cleanup) -> int:
+        """Remove ticks and means that were kept for their time and are rolled up, or whose host is gone: how many."""
+        keep, notes = self._keep, UnrolledTicksRow
         with self._database.writing() as session:
-            session.execute(delete(UnrolledTicksRow).where(UnrolledTicksRow.host.not_in(hosts)))
-        old = (TickRow.at < now - keep.raw) & (TickRow.id <= arrived("ticks", TickRow.id, keep.raw))
-        gone = remove(self._database, TickRow, old & ~ticks_noted(MINUTE, TickRow.host, TickRow.at), stopped)
-        noted = ticks_noted(HOUR, TickRollupRow.host, TickRollupRow.start)
-        kinds = ("tick-minutes", MINUTE, keep.minutes, ~noted), ("tick-hours", HOUR, keep.hours, true())
-        for kept, length, long, free in kinds:
-            old = (TickRollupRow.length_s == seconds(length)) & (TickRollupRow.start < now - long)
-            old &= TickRollupRow.id <= arrived(kept, TickRollupRow.id, long)
-            gone += remove(self._database, TickRollupRow, old & free, stopped)
-        return gone
+            session.execute(delete(notes).where(notes.host.not_in(select(HostRow.name))))
+        minutes, hours = (TickRollupRow.length_s == seconds(length) for length in (MINUTE, HOUR))
+        noted = is_noted(notes, notes.host == TickRow.host, MINUTE, TickRow.at)
+        gone = cleanup.remove_old("ticks", TickRow.id, TickRow.at, keep.raw, ~noted)
+        row = TickRollupRow
+        noted = is_noted(notes, notes.host == row.host, HOUR, row.start)
+        gone += cleanup.remove_old("tick-minutes", row.id, row.start, keep.minutes, minutes & ~noted)
+        return gone + cleanup.remove_old("tick-hours", row.id, row.start, keep.hours, hours)
 
     def _of(self, host: str, stopped: Callable[[], bool]) -> int:
         """Roll up what is finished of a host: minutes, then hours of which no minute is left."""
@@ -98,8 +91,8 @@ class TickRollUps:
 def read_ticks(session: Session, host: str, since: datetime, until: datetime, most: int) -> Iterator[TickRecord]:
     """The ticks of a host from ``since`` until before ``until``, oldest first.
 
-    Where that is long, means over minutes or hours take their place; and where ticks are not kept any more. Of more
-    than ``most`` rows every second, or third and so on is read.
+    In a long range, and where ticks are not kept any more, means over minutes or hours take their place. Of more than
+    ``most`` rows every second, third and so on is read.
     """
     rows = _places(session, host, since, until, 2 * (until - since).total_seconds() / most)
     chosen = rows[:: -(-len(rows) // most) or 1]
@@ -112,7 +105,7 @@ def read_ticks(session: Session, host: str, since: datetime, until: datetime, mo
 
 def tick_of(body: str) -> TickRecord:
     """A tick, from its JSON text."""
-    # By hand, because it is by far quicker than by the shapes of the interface, which checked it when it came in.
+    # By hand: far quicker than by the shapes of the interface, which checked it on arrival.
     fields = json.loads(body)
     vms = (
         VmTick(
@@ -132,10 +125,10 @@ def tick_of(body: str) -> TickRecord:
 def _places(
     session: Session, host: str, since: datetime, until: datetime, coarse_s: float
 ) -> Sequence[tuple[type[TickRow] | type[TickRollupRow], int]]:
-    """Table and row number of what tells of a range, oldest first.
+    """Table and row number of what covers a range, oldest first.
 
-    The longest that is at most ``coarse_s`` long tells; of what comes after it the shorter ones do, and before it,
-    where it is not kept any more, the longer ones.
+    Those are the longest means of at most ``coarse_s``; after the last of them shorter ones and ticks, and before the
+    first, where these are not kept any more, longer ones.
     """
     places: list[tuple[type[TickRow] | type[TickRollupRow], int]] = []
     for length in reversed(_LENGTHS):
@@ -165,7 +158,7 @@ def _oldest(session: Session, host: str, since: datetime, length: timedelta) -> 
 
 
 def _parts(session: Session, host: str, length: timedelta, start: datetime) -> list[tuple[TickRecord, int]]:
-    """What a minute or hour is made of, oldest first: ticks or their means, and of how many ticks each tells."""
+    """The ticks or means in a minute or hour, oldest first, each with its number of ticks."""
     end = start + length
     if length == MINUTE:
         ticks = select(TickRow.body).where(TickRow.host == host, TickRow.at >= start, TickRow.at < end)
@@ -177,7 +170,7 @@ def _parts(session: Session, host: str, length: timedelta, start: datetime) -> l
 
 
 def _write(session: Session, host: str, length: timedelta, starts: Sequence[datetime]) -> int:
-    """Insert the means over each ``length``, or replace those that are of no more ticks; tells how many."""
+    """Insert the means over each ``length``, or replace those of no more ticks; returns how many."""
     rows = []
     for start in sorted(starts):
         parts = _parts(session, host, length, start)
@@ -190,10 +183,6 @@ def _write(session: Session, host: str, length: timedelta, starts: Sequence[date
         body = json.dumps({"at": at.isoformat(), **fields}, separators=(",", ":"))
         of = {"host": host, "length_s": seconds(length), "start": start}
         rows.append({**of, "at": at, "ticks": sum(count for _, count in parts), "body": body})
-    if rows:
-        insert = insert_for(session, TickRollupRow)
-        changed = {name: insert.excluded[name] for name in ("at", "ticks", "body")}
-        more = TickRollupRow.ticks <= insert.excluded.ticks  # fewer: some of them were forgotten already
-        unique = ["host", "length_s", "start"]
-        session.execute(insert.on_conflict_do_update(index_elements=unique, set_=changed, where=more), rows)
+    # Of fewer ticks: some of them were removed already.
+    upsert(session, TickRollupRow, rows, ["host", "length_s", "start"], lambda new: TickRollupRow.ticks <= new["ticks"])
     return len(rows)

@@ -69,7 +69,7 @@ def create_token(
     expires_at: datetime | None = None,
     application: str | None = None,
 ) -> tuple[TokenRow, str]:
-    """Make a token; the second answer is its secret, which nobody can read again. Call it in ``Database.registering``.
+    """Make a token, returned with its secret, which cannot be read again. Call it in ``Database.registering``.
 
     ``expires_at`` None: it lasts until it is revoked.
 
@@ -78,17 +78,13 @@ def create_token(
     refuse_bad_name("name", name)
     if host is not None:
         refuse_bad_host("host", host)
-    if role is Role.HOST and host is None:
-        raise InvalidRequest("host", "null is refused; a token of role host names the host it is for")
-    if role is not Role.HOST and host is not None:
-        raise InvalidRequest("host", f"{host!r} is refused; only a token of role host is for one host")
     if application is not None:
         refuse_bad_name("application", application)
-    if role is Role.SOURCE and application is None:
-        raise InvalidRequest("application", "null is refused; a token of role source names the application it is for")
-    if role is not Role.SOURCE and application is not None:
-        text = f"{application!r} is refused; only a token of role source is for one application"
-        raise InvalidRequest("application", text)
+    for field, value, only in ("host", host, Role.HOST), ("application", application, Role.SOURCE):
+        if role is only and value is None:
+            raise InvalidRequest(field, f"null is refused; a token of role {only} names the {field} it is for")
+        if role is not only and value is not None:
+            raise InvalidRequest(field, f"{value!r} is refused; only a token of role {only} is for one {field}")
     if expires_at is not None and expires_at <= now:
         raise InvalidRequest("expires_at", f"{expires_at} is refused; allowed: after now, {now}")
     if find(session, TokenRow, name) is not None:
@@ -126,7 +122,7 @@ def host_tokens(session: Session, host: str) -> Sequence[TokenRow]:
 
 
 def replaced_tokens(session: Session, name: str, role: Role, host: str | None) -> Sequence[TokenRow]:
-    """What a lost token may have been: one of those of the host, or without a host that of the name and role."""
+    """What a lost token may have been: one of the host's tokens, or without a host that of the name and role."""
     if host is not None:
         return host_tokens(session, host)
     row = find(session, TokenRow, name)
@@ -134,7 +130,7 @@ def replaced_tokens(session: Session, name: str, role: Role, host: str | None) -
 
 
 def free_name(session: Session, wanted: str) -> str:
-    """A name for a token that no other one has: ``wanted`` where that can be, else its begin with a random end."""
+    """An unused name for a token: ``wanted`` where it is free, else its start with a random end."""
     name = wanted
     while len(name) > NAME_MAX or find(session, TokenRow, name) is not None:
         end = f"-{secrets.token_hex(_END_BYTES)}"
@@ -172,7 +168,7 @@ def described_token(_session: Session, row: TokenRow) -> Json:
 
 
 def hash_secret(secret: str) -> str:
-    """What is kept of a secret of 256 random bits."""
+    """The stored form of a secret of 256 random bits."""
     # A plain hash is enough for 256 random bits: there is no dictionary to try, so a slow hash, which every request
     # would pay for, would keep nobody out.
     return hashlib.sha256(secret.encode()).hexdigest()

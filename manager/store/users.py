@@ -24,7 +24,7 @@ _NOBODYS_HASH = f"{_METHOD}${'0' * 16}${'0' * 128}"
 
 
 def hash_password(password: str) -> str:
-    """What is kept of a password. Takes a quarter of a second of CPU time: call it outside of transactions.
+    """The stored form of a password. Takes a quarter of a second of CPU time: call it outside of transactions.
 
     Raises InvalidRequest for one that is too short or too long.
     """
@@ -81,7 +81,7 @@ def remove_user(session: Session, name: str, precondition: Precondition) -> None
 
 
 def set_password(session: Session, name: str, password_hash: str, now: datetime) -> UserRow:
-    """Give a user a new password, end its sessions, and forget failed tries to sign in. Raises NotFound."""
+    """Give a user a new password, end its sessions, and forget its failed sign-ins. Raises NotFound."""
     row = get(session, UserRow, name)
     row.password_hash = password_hash
     touch(row, now)
@@ -102,7 +102,7 @@ def _checked(role: Role) -> Role:
 
 
 def _keep_an_admin(session: Session, row: UserRow) -> None:
-    """Raises Conflict if nobody else is an administrator: then nobody could make one in the dashboard any more."""
+    """Raises Conflict for the last administrator, without whom the dashboard could not make another one."""
     others = select(UserRow.id).where(UserRow.role == Role.ADMIN, UserRow.id != row.id).limit(1)
     if row.role == Role.ADMIN and session.scalar(others) is None:
         raise Conflict(f"{row.name!r} is the last administrator: make another user one first; nothing was changed")

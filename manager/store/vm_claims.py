@@ -1,7 +1,8 @@
-"""VMs that hosts report: taken from the host that has them, and from no other."""
+"""VMs that hosts report: each is accepted only from the host that runs it."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -10,7 +11,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from manager.control.claim_rules import Foul, RegisteredVm, foul, told_of
+from manager.control.claim_rules import Foul, RegisteredVm, claim_text, foul
 from manager.model.records import Severity
 from manager.store.database import insert_for
 from manager.store.decision_records import store_new
@@ -20,18 +21,23 @@ from manager.store.models import EventRow, HostRow, VmRow, VmStatusRow
 from manager.store.silent_hosts import host_event
 
 CLAIMED = "vm-claimed"
-"""Kind of the event about a VM that is reported by a host which does not have it."""
+"""Kind of the event about a VM reported by a host that does not run it."""
+MOVED = "vm-moved"
+"""Kind of the event about a VM that runs on another host than before."""
 
 _AGAIN = timedelta(minutes=10)
 _SETTLES = timedelta(minutes=1)
-"""For so long a VM may be on two hosts, as one that migrates is, and a host may act on an older registration."""
+"""How long two hosts may report a VM, and a host may act on an older registration."""
+_MIGRATES = timedelta(hours=1)
+"""How long they may report the same domain: a large VM migrates for many minutes."""
 
 _UNREGISTERED = RegisteredVm(None, None)
+_NOBODY = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A VM that a host reports: its name, its domain's UUID, and what ``put_statuses`` takes."""
+    """A VM that a host reports: its name, its domain's UUID, and the columns for ``put_statuses``."""
 
     vm: str
     uuid: str
@@ -40,62 +46,98 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class RefusedVm:
-    """A VM that was not taken, and why; ``other`` is the host that has it."""
+    """A refused VM with the reason; ``other`` is the host that runs it, ``migrates``: as the same domain."""
 
     vm: str
     why: Foul
     text: str
     other: str | None
+    migrates: bool = False
 
 
 def take_statuses(
     session: Session, host: HostRow, reported: Sequence[Reported], now: datetime, live: timedelta, *, whole: bool
 ) -> list[RefusedVm]:
-    """Take the VMs that are this host's, and answer the others, of which events tell after a while.
+    """Store the statuses of the VMs that belong to this host; returns the others, for which events may follow.
 
-    ``whole``: there are no others on the host. A host that has not reported for ``live`` has no VM that another one
-    reports. A VM that nobody registered counts as registered for no host: it may just have been removed.
+    ``whole``: the host runs no other VMs. A host that has not reported for ``live`` loses its VMs to another that
+    reports them. An unregistered VM counts as registered for no host: it may just have been removed.
     """
     registered, changed_at = _registered(session, {status.vm for status in reported})
     holders = _holders(session, host, {status.vm for status in reported}, now, live)
     refused: list[RefusedVm] = []
     taken: list[Reported] = []
     for status in reported:
-        registration, holder = registered.get(status.vm, _UNREGISTERED), holders.get(status.vm)
+        registration, (holder, held) = registered.get(status.vm, _UNREGISTERED), holders.get(status.vm, _NOBODY)
         why = foul(registration, host.name, status.uuid, holder)
         if why is None:
             taken.append(status)
         else:
             other = holder if why is Foul.RUNS_ELSEWHERE else registration.host
-            refused.append(
-                RefusedVm(status.vm, why, told_of(why, status.vm, host.name, other, registration, status.uuid), other)
-            )
+            text = claim_text(why, status.vm, host.name, other, registration, status.uuid)
+            migrates = why is Foul.RUNS_ELSEWHERE and status.uuid == held
+            refused.append(RefusedVm(status.vm, why, text, other, migrates))
     not_here = {status.vm for status in refused}
     gone = select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)
     gone = gone.where(VmStatusRow.vm.not_in([status.vm for status in taken]) if whole else VmStatusRow.vm.in_(not_here))
     left = session.scalars(gone).all()
     if left:
         session.execute(delete(VmStatusRow).where(VmStatusRow.host_id == host.id, VmStatusRow.vm.in_(left)))
-    moved = _holder_ids(session, host, {status.vm for status in taken})
+    names = {status.vm for status in taken}
+    moved = _holder_ids(session, host, names)
+    new = names - _on(session, host, names)
     put_statuses(session, host, [status.columns for status in taken], now)
     note_left(session, [*((vm, host.id) for vm in left), *moved], now)
+    _tell_moved(session, host, new, now)
     _forget(session, host, not_here if whole else None, {status.vm for status in taken})
-    _tell(session, host, refused, changed_at, now)
+    _store_events(session, host, refused, changed_at, now)
     return refused
 
 
 def _registered(session: Session, names: Collection[str]) -> tuple[dict[str, RegisteredVm], dict[str, datetime]]:
-    """What was registered of the VMs, and when."""
+    """The registrations of the VMs, and when they changed."""
     query = select(VmRow.name, VmRow.host, VmRow.libvirt_uuid, VmRow.updated_at).where(VmRow.name.in_(names))
     rows = session.execute(query).all()
     return {row.name: RegisteredVm(row.host, row.libvirt_uuid) for row in rows}, {row.name: row[3] for row in rows}
 
 
-def _holders(session: Session, host: HostRow, names: Collection[str], now: datetime, live: timedelta) -> dict[str, str]:
-    """The other hosts that report VMs of these names and still answer, by VM."""
-    query = select(VmStatusRow.vm, HostRow.name, HostRow.last_seen_at).join(HostRow, HostRow.id == VmStatusRow.host_id)
+def _holders(
+    session: Session, host: HostRow, names: Collection[str], now: datetime, live: timedelta
+) -> dict[str, tuple[str, str]]:
+    """The other live hosts that report VMs of these names, each with the UUID of its domain, by VM."""
+    columns = VmStatusRow.vm, HostRow.name, HostRow.last_seen_at, VmStatusRow.body
+    query = select(*columns).join(HostRow, HostRow.id == VmStatusRow.host_id)
     rows = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
-    return {vm: name for vm, name, seen_at in rows if seen_at is not None and abs(now - seen_at) <= live}
+    return {
+        vm: (name, domain_of(body))
+        for vm, name, seen_at, body in rows
+        if seen_at is not None and abs(now - seen_at) <= live
+    }
+
+
+def domain_of(body: str) -> str:
+    """The UUID of the domain in a stored status."""
+    return str(json.loads(body)["libvirt_uuid"])
+
+
+def _on(session: Session, host: HostRow, names: Collection[str]) -> set[str]:
+    query = select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id, VmStatusRow.vm.in_(names))
+    return set(session.scalars(query))
+
+
+def _tell_moved(session: Session, host: HostRow, names: Collection[str], now: datetime) -> None:
+    """Store an event for each of these VMs, new on a host, that was on another one before."""
+    if not names:
+        return
+    query = select(ClaimRow.vm, HostRow.name).join(HostRow, HostRow.id == ClaimRow.host_id)
+    query = query.where(ClaimRow.vm.in_(names), ClaimRow.left_at.is_not(None)).order_by(ClaimRow.left_at)
+    left = {vm: name for vm, name in session.execute(query)}  # noqa: C416 - the last one counts
+    events = [
+        host_event(host.name, now, Severity.INFO, MOVED, f"{vm} moved from {name} to {host.name}") | {"vm": vm}
+        for vm, name in sorted(left.items())
+        if name != host.name
+    ]
+    store_new(session, EventRow, events)
 
 
 def _holder_ids(session: Session, host: HostRow, names: Collection[str]) -> list[tuple[str, int]]:
@@ -105,7 +147,7 @@ def _holder_ids(session: Session, host: HostRow, names: Collection[str]) -> list
 
 
 def note_left(session: Session, places: Sequence[tuple[str, int]], now: datetime) -> None:
-    """VMs, by name and their host's row number, are not there any more. Those that nobody registered are left out."""
+    """Record that VMs, by name and their host's row number, left their hosts. Unregistered VMs are left out."""
     registered_names = (
         set(session.scalars(select(VmRow.name).where(VmRow.name.in_([vm for vm, _ in places])))) if places else ()
     )
@@ -117,7 +159,7 @@ def note_left(session: Session, places: Sequence[tuple[str, int]], now: datetime
 
 
 def drop_status_elsewhere(session: Session, vm: str, host: str, now: datetime) -> None:
-    """A VM is registered for ``host``: what another one said of it counts no more."""
+    """Drop the status of a VM registered for ``host`` from another host."""
     query = select(VmStatusRow.host_id).join(HostRow, HostRow.id == VmStatusRow.host_id)
     elsewhere = session.scalars(query.where(VmStatusRow.vm == vm, HostRow.name != host)).one_or_none()
     if elsewhere is not None:
@@ -126,17 +168,17 @@ def drop_status_elsewhere(session: Session, vm: str, host: str, now: datetime) -
 
 
 def _forget(session: Session, host: HostRow, still: Collection[str] | None, taken: Collection[str]) -> None:
-    """Claims that are none any more: ``still`` None: all that are not of ``taken`` go on."""
+    """End the claims of all VMs but ``still``; None: the claims of ``taken``."""
     of_host = (ClaimRow.host_id == host.id, ClaimRow.refused_at.is_not(None))
     over = ClaimRow.vm.in_(taken) if still is None else ClaimRow.vm.not_in(still)
     for row in session.scalars(select(ClaimRow).where(*of_host, over)):
         row.refused_at = None
 
 
-def _tell(
+def _store_events(
     session: Session, host: HostRow, refused: Sequence[RefusedVm], changed_at: Mapping[str, datetime], now: datetime
 ) -> None:
-    """An event on the lists of both hosts, when a claim lasts, and again now and then."""
+    """Store an event for both hosts when a claim persists, repeated every ``_AGAIN``."""
     refused = [refusal for refusal in refused if refusal.vm in changed_at]
     if not refused:
         return
@@ -148,7 +190,8 @@ def _tell(
         refusal = by_name[row.vm]
         row.refused_at = row.refused_at or now
         settling = abs(now - changed_at[row.vm]) < _SETTLES
-        settling |= refusal.why is Foul.RUNS_ELSEWHERE and abs(now - row.refused_at) < _SETTLES
+        settles = _MIGRATES if refusal.migrates else _SETTLES
+        settling |= refusal.why is Foul.RUNS_ELSEWHERE and abs(now - row.refused_at) < settles
         if settling or (row.told_at is not None and abs(now - row.told_at) < _AGAIN):
             continue
         row.told_at = now

@@ -1,8 +1,9 @@
-"""Registered VMs, with the application each serves and its last status."""
+"""Registered VMs, with their application and last status."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import dataclasses
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
@@ -11,8 +12,8 @@ from sqlalchemy import delete as remove
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict
-from manager.model.cpus import format_cpus
-from manager.model.registration import VmClass, VmSpec
+from manager.model.fields import fields_of
+from manager.model.registration import VmClass, VmIn, VmSpec
 from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 from manager.store.registrations import Precondition, by_name, delete, get, not_found, replace, touch
@@ -30,54 +31,39 @@ class VmFilter:
 
 
 def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondition) -> tuple[VmRow, bool]:
-    """Register a VM; see ``registered.replace``. Without UUID and libvirt name, its own name is the libvirt name.
+    """Register a VM; see ``registrations.replace``. Without UUID and libvirt name, its name is the libvirt name.
 
-    Raises Conflict when another VM may be the same domain.
+    Raises Conflict if another VM may be the same domain.
     """
-    libvirt_name = spec.libvirt_name if spec.libvirt_name or spec.libvirt_uuid else spec.name
-    values = {
-        "vm_class": spec.vm_class,
-        "libvirt_name": libvirt_name,
-        "libvirt_uuid": spec.libvirt_uuid,
-        "host": spec.host,
-        "weight": spec.weight,
-        "pin": spec.pin,
-        "cpus": None if spec.cpus is None else format_cpus(spec.cpus),
-        "max_pcpus": spec.max_pcpus,
-        "warp_us": spec.warp_us,
-        "scheduling": asdict(spec.scheduling) if spec.scheduling else None,
-        "mode": spec.mode,
-    }
+    vm = spec if spec.libvirt_name or spec.libvirt_uuid else dataclasses.replace(spec, libvirt_name=spec.name)
 
     def unclaimed(etag: str | None) -> None:
         precondition(etag)
-        _refuse_rivals(session, spec.name, libvirt_name, spec.libvirt_uuid, spec.host)
+        _refuse_rivals(session, vm)
 
-    row, created = replace(session, VmRow, spec.name, values, now, unclaimed)
-    if spec.host is not None:
-        drop_status_elsewhere(session, spec.name, spec.host, now)
+    row, created = replace(session, VmRow, vm.name, fields_of(VmIn, vm), now, unclaimed)
+    if vm.host is not None:
+        drop_status_elsewhere(session, vm.name, vm.host, now)
     return row, created
 
 
-def _refuse_rivals(session: Session, name: str, libvirt_name: str | None, uuid: str | None, host: str | None) -> None:
-    # "= NULL" must not become "IS NULL": two VMs registered without a UUID have none in common.
-    same_name = and_(VmRow.libvirt_name.is_not(None), VmRow.libvirt_name == libvirt_name)
-    if host is not None:
-        same_name = and_(same_name, or_(VmRow.host == host, VmRow.host.is_(None)))
-    same_uuid = and_(VmRow.libvirt_uuid.is_not(None), VmRow.libvirt_uuid == uuid)
-    rivals = select(VmRow).where(VmRow.name != name, or_(same_uuid, same_name)).limit(1)
-    rival = session.scalars(rivals).one_or_none()
+def _refuse_rivals(session: Session, vm: VmSpec) -> None:
+    # "= NULL" must not become "IS NULL": two VMs without a UUID do not share one.
+    same_name = and_(VmRow.libvirt_name.is_not(None), VmRow.libvirt_name == vm.libvirt_name)
+    if vm.host is not None:
+        same_name = and_(same_name, or_(VmRow.host == vm.host, VmRow.host.is_(None)))
+    same_uuid = and_(VmRow.libvirt_uuid.is_not(None), VmRow.libvirt_uuid == vm.libvirt_uuid)
+    rival = session.scalars(select(VmRow).where(VmRow.name != vm.name, or_(same_uuid, same_name)).limit(1)).first()
     if rival is None:
         return
-    what = (
-        f"libvirt_uuid {uuid}" if uuid is not None and rival.libvirt_uuid == uuid else f"libvirt_name {libvirt_name!r}"
-    )
+    by_uuid = vm.libvirt_uuid is not None and rival.libvirt_uuid == vm.libvirt_uuid
+    what = f"libvirt_uuid {vm.libvirt_uuid}" if by_uuid else f"libvirt_name {vm.libvirt_name!r}"
     where = rival.host or "any host"
-    raise Conflict(f"{what} is that of VM {rival.name!r} already (registered for {where})")
+    raise Conflict(f"{what} belongs to VM {rival.name!r} already (registered for {where})")
 
 
 def delete_vm(session: Session, name: str, precondition: Precondition) -> None:
-    """Remove a VM. Raises NotFound, or Conflict when it serves an application."""
+    """Remove a VM. Raises NotFound, or Conflict if it serves an application."""
     application = session.scalars(
         select(ApplicationRow.name).join(TierRow).join(TierVmRow).join(VmRow).where(VmRow.name == name)
     ).one_or_none()
@@ -92,7 +78,7 @@ def delete_vm(session: Session, name: str, precondition: Precondition) -> None:
 
 
 def list_vms(session: Session, wanted: VmFilter, after: str | None, limit: int) -> list[dict[str, Any]]:
-    """A page of VMs, each as a mapping: what was registered, its application and its status (as JSON text)."""
+    """A page of VMs, each as a mapping: registration, application, and status (as JSON text)."""
     query = _details()
     if wanted.host is not None:
         query = query.where(or_(VmRow.host == wanted.host, HostRow.name == wanted.host))
@@ -113,14 +99,14 @@ def get_vm(session: Session, name: str) -> dict[str, Any]:
     return mappings[0]
 
 
-def vms_for_host(session: Session, host: str) -> list[dict[str, Any]]:
-    """The VMs that may run on a host by name, each as a mapping of what was registered."""
-    query = select(*_registered(), VmRow.adoptions).where(may_run_on(host)).order_by(VmRow.name)
-    return _mappings(session, query)
+def vms_for_host(session: Session, host: str) -> list[VmSpec]:
+    """The VMs that may run on a host, by name."""
+    rows = session.execute(select(*_REGISTERED, VmRow.adoptions).where(may_run_on(host)).order_by(VmRow.name))
+    return [VmSpec(*row) for row in rows]
 
 
 def adopt_vm(session: Session, name: str, now: datetime) -> VmRow:
-    """Have settings of a VM that somebody else changed taken back. Raises NotFound."""
+    """Adopt externally modified settings of a VM. Raises NotFound."""
     row = get(session, VmRow, name)
     row.adoptions += 1
     touch(row, now)
@@ -128,7 +114,7 @@ def adopt_vm(session: Session, name: str, now: datetime) -> VmRow:
 
 
 def may_run_on(host: str) -> ColumnElement[bool]:
-    """Whether a VM is registered for a host, or for none in particular."""
+    """Whether a VM is registered for a host, or for none."""
     return or_(VmRow.host == host, VmRow.host.is_(None))
 
 
@@ -139,27 +125,13 @@ def _mappings(session: Session, query: Select[*tuple[Any, ...]]) -> list[dict[st
     return [dict(zip(names, row, strict=True)) for row in result]
 
 
-def _registered() -> tuple[Any, ...]:
-    return (
-        VmRow.name,
-        VmRow.vm_class.label("class"),
-        VmRow.libvirt_name,
-        VmRow.libvirt_uuid,
-        VmRow.host,
-        VmRow.weight,
-        VmRow.pin,
-        VmRow.cpus,
-        VmRow.max_pcpus,
-        VmRow.warp_us,
-        VmRow.scheduling,
-        VmRow.mode,
-    )
+_REGISTERED = (VmRow.name, *(getattr(VmRow, field.name) for field in fields(VmIn)))
 
 
 def _details() -> Select[*tuple[Any, ...]]:
     return (
         select(
-            *_registered(),
+            *_REGISTERED,
             VmRow.created_at,
             VmRow.updated_at,
             ApplicationRow.name.label("application"),

@@ -1,12 +1,12 @@
 """Response times of applications in windows of aligned slots, each as one origin knows it.
 
 A slot of length L covers ``(k L, (k + 1) L]`` since the epoch. Response times belong to the slot in which they ended.
-The origin of those that were posted to the manager is empty, and they are added up; an agent reports the whole content
-of its slots under its host's name, which replaces what it reported before. What is read is merged over all origins.
+The origin of those posted to the manager is empty, and they are added up; an agent reports the whole content of its
+slots under its host's name, which replaces what it reported before. Reads merge all origins.
 
 The *latest window* of an application is its latest slot merged with the one just before it, if that has samples: so
-it always holds at least one slot's worth while samples keep coming, and a state drawn from it does not flap when a new
-slot begins. It covers only the time the samples say they cover, so its rate is not diluted by the rest of the slot.
+it holds at least one slot's worth while samples keep coming, and a state drawn from it does not flap when a new slot
+begins. It covers only the time of its samples, so its rate is not diluted by the rest of the slot.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from manager.errors import InvalidRequest
 from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
-from manager.store.database import insert_for
+from manager.store.database import upsert
 from manager.store.models import ApplicationRow, WindowRow
 from manager.store.registrations import not_found
 from manager.store.rollup_queue import MINUTE, note_windows
@@ -37,6 +37,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _END = datetime.max.replace(tzinfo=UTC)
 _TICK = timedelta(microseconds=1)
 _BATCH = 100  # groups of applications looked up by one statement
+_MOST_SLOTS = 1000  # slots looked up by one statement
 _COLUMNS = (  # read alone: making objects of rows takes longer than reading them
     WindowRow.application_id,
     WindowRow.slot,
@@ -83,11 +84,11 @@ def replace_windows(
     slot_length: timedelta,
     latest: datetime = _END,
 ) -> int:
-    """Take the whole contents of slots as a host's agent knows them, and tell how many windows that were.
+    """Take the whole contents of slots as a host's agent knows them; returns how many windows that were.
 
     ``applications`` are row numbers by name; windows of others are left out. Of several contents of a slot the one with
-    the most samples stays: slots only grow, and an agent that was started anew counts from 0. One that ended after
-    ``latest`` when it arrived, by whichever clock was wrong, makes room for one that comes when its time has come.
+    the most samples stays: slots only grow, and a restarted agent counts from 0. One that ended after ``latest`` when
+    it arrived, by whichever clock was wrong, makes room for one that arrives when its time has come.
     """
     rows: dict[tuple[int, datetime], dict[str, Any]] = {}
     taken = 0
@@ -104,15 +105,13 @@ def replace_windows(
             rows[number, slot] = row
     if rows:
         note_windows(session, MINUTE, ((number, slot, origin) for number, slot in rows))
-        insert = insert_for(session, WindowRow)
-        changed = {
-            name: insert.excluded[name]
-            for name in ("start_at", "end_at", "count", "buckets", "requests", "ready", "ahead")
-        }
-        unique = ["application_id", "slot", "origin"]
-        more = (WindowRow.count <= insert.excluded["count"]) | (WindowRow.ahead & ~insert.excluded["ahead"])
-        statement = insert.on_conflict_do_update(index_elements=unique, set_=changed, where=more)
-        session.execute(statement, [rows[place] for place in sorted(rows)])
+        upsert(
+            session,
+            WindowRow,
+            [rows[place] for place in sorted(rows)],
+            ["application_id", "slot", "origin"],
+            lambda new: (WindowRow.count <= new["count"]) | (WindowRow.ahead & ~new["ahead"]),
+        )
     return taken
 
 
@@ -193,6 +192,25 @@ def list_windows(
     for row in session.execute(select(*_COLUMNS).where(WindowRow.application_id == application.id, between)):
         parts[row.slot].append(window_of(application.name, row))
     return [(slot, merge(windows)) for slot, windows in parts.items()]
+
+
+def windows_at(
+    session: Session, places: Collection[tuple[int, datetime]], names: Mapping[int, str]
+) -> dict[tuple[int, datetime], Window]:
+    """The windows of slots, given by row number of the application and start, merged over all origins."""
+    parts: dict[tuple[int, datetime], list[Window]] = {place: [] for place in places}
+    wanted = sorted(parts)
+    for first in range(0, len(wanted), _MOST_SLOTS):
+        some = wanted[first : first + _MOST_SLOTS]
+        # Not as pairs of application and slot, for which SQLite uses no index. They are nearly all of these.
+        numbers, slots = {number for number, _ in some}, {slot for _, slot in some}
+        query = select(*_COLUMNS).where(WindowRow.application_id.in_(numbers), WindowRow.slot.in_(slots))
+        chosen = set(some)
+        for row in session.execute(query):
+            place = (row.application_id, row.slot)
+            if place in chosen:
+                parts[place].append(window_of(names.get(row.application_id, ""), row))
+    return {place: merge(windows) for place, windows in parts.items() if windows}
 
 
 def window_of(application: str, row: WindowRow | Row[*tuple[Any, ...]]) -> Window:

@@ -23,8 +23,8 @@ _KEYS = frozenset({"url", "user", "password", "token", "headers"})
 _NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _CONNECTION = frozenset({"host", "content-length", "transfer-encoding", "connection", "upgrade"})
 Headers = Mapping[str, str]
-Carried = Callable[[], Headers]
-"""What requests of a source have to carry, read again for each time that it is started. Raises CredentialError."""
+ReadHeaders = Callable[[], Headers]
+"""Reads the headers of a source's requests, again each time it is started. Raises CredentialError."""
 
 
 class CredentialError(SourceError):
@@ -98,17 +98,18 @@ def _headers(fields: Mapping[str, Any], url: str) -> Headers:
     if not isinstance(prefixes, list) or not prefixes or not all(isinstance(prefix, str) for prefix in prefixes):
         raise ValueError("names no `url`, or list of them, that it is for")
     try:
-        if not any(covers(prefix, url) for prefix in prefixes):
-            raise _NotForIt
-    except _NotForIt:
-        raise ValueError("is not for this URL: its `url` names another server, or another path") from None
+        is_for_it = any(covers(prefix, url) for prefix in prefixes)
     except ValueError:
         raise ValueError("has a `url` that is none, with http:// or https:// and a host") from None
-    return _checked(_made(fields))
-
-
-class _NotForIt(Exception):
-    pass
+    if not is_for_it:
+        raise ValueError("is not for this URL: its `url` names another server, or another path")
+    headers = _made(fields)
+    for name, value in headers.items():
+        if not _NAME.fullmatch(name) or name.lower() in _CONNECTION:
+            raise ValueError("has a header of a name that is not allowed")
+        if not value.isascii() or not value.isprintable():
+            raise ValueError("has a header whose value is not printable ASCII")
+    return headers
 
 
 def _made(fields: Mapping[str, Any]) -> dict[str, str]:
@@ -127,12 +128,3 @@ def _made(fields: Mapping[str, Any]) -> dict[str, str]:
     elif texts or not headers:
         raise ValueError("has neither `user` and `password`, nor `token`, nor `headers`")
     return made
-
-
-def _checked(headers: dict[str, str]) -> Headers:
-    for name, value in headers.items():
-        if not _NAME.fullmatch(name) or name.lower() in _CONNECTION:
-            raise ValueError("has a header of a name that is not allowed")
-        if not value.isascii() or not value.isprintable():
-            raise ValueError("has a header whose value is not printable ASCII")
-    return headers

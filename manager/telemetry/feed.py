@@ -1,14 +1,17 @@
-"""What a source delivers to: the slots of its application and its own counters."""
+"""Where a source delivers response times: the slots of its application, and the source's own counters."""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from manager.errors import EquipoiseError
 from manager.model.source import SourceKind, SourceState, SourceStatus
@@ -22,40 +25,28 @@ _MAX_DETAIL = 300
 _MOST_CAUSES = 8
 
 
+@dataclass(eq=False)
 class Feed:
-    """Takes over what one source measures, and knows how that source is. Thread-safe."""
+    """Takes what one source measures, and reports how the source is. Thread-safe.
 
-    def __init__(
-        self,
-        application: str,
-        source: str,
-        kind: SourceKind,
-        store: WindowStore,
-        clock: Callable[[], float],
-        silent_s: float = SILENT_S,
-        steady: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """``clock`` tells seconds since the epoch, ``steady`` seconds that only grow."""
-        self.application = application
-        self._source = source
-        self._kind = kind
-        self._store = store
-        self._clock = clock
-        self._silent_s = silent_s
+    ``clock`` returns seconds since the epoch, ``steady`` seconds that only grow.
+    """
+
+    application: str
+    source: str
+    kind: SourceKind
+    store: WindowStore
+    clock: Callable[[], float]
+    silent_s: float = SILENT_S
+    steady: Callable[[], float] = time.monotonic
+
+    def __post_init__(self) -> None:
         self._lock = threading.Lock()
-        self._steady = steady
-        self._heard_s = steady()  # or begun
+        self._heard_s = self.steady()  # or begun
         self._last_sample_s: float | None = None  # since the epoch, to be shown
-        self._accepted = self._malformed = self._refused = self._late = self._errors = 0
-        self._failure = ""
-        self._note = ""
+        self._counts: Counter[str] = Counter()
+        self._failure = self._note = self._extra = ""
         self._noted_s = float("-inf")
-        self._extra = ""
-
-    @property
-    def slot_s(self) -> float:
-        """Length of a slot in seconds."""
-        return self._store.slot_s
 
     def take(
         self,
@@ -67,54 +58,43 @@ class Feed:
         ready: Ready | None = None,
     ) -> Fate:
         """Count response times as ``WindowStore.add`` does. Those of the future, and too many, are malformed."""
-        fate = self._store.add(self.application, end_s, times_us, buckets=buckets, requests=requests, ready=ready)
+        fate = self.store.add(self.application, end_s, times_us, buckets=buckets, requests=requests, ready=ready)
         count = len(times_us) + sum((buckets or {}).values()) + (ready is not None)
-        if not count:
-            return fate
-        with self._lock:
-            if fate is Fate.TAKEN:
-                self._accepted += count
-                self._last_sample_s = self._clock()
-                self._heard_s = self._steady()
-            elif fate is Fate.LATE:
-                self._late += count
-            else:
-                self._malformed += count
-                ahead = "response times of the future: the clock of the sender is ahead"
-                self._say(ahead if fate is Fate.EARLY else "more response times than can be counted")
+        match fate:
+            case Fate.TAKEN if count:
+                with self._lock:
+                    self._counts["accepted"] += count
+                    self._last_sample_s = self.clock()
+                    self._heard_s = self.steady()
+            case Fate.LATE:
+                self._count("late", count=count)
+            case Fate.EARLY if count:
+                self._count("malformed", "response times of the future: the clock of the sender is ahead", count)
+            case Fate.FULL:
+                self._count("malformed", "more response times than can be counted", count)
         return fate
 
-    def local_s(self, end_s: float) -> float:
-        """A sender's time by this machine's clock, see ``WindowStore.local_s``."""
-        return self._store.local_s(end_s)
-
     def take_requests(self, start_s: float, end_s: float, requests: float) -> None:
-        """Count requests whose response times are not known, as ``WindowStore.add_requests`` does."""
-        self._store.add_requests(self.application, start_s, end_s, requests)
+        """Count requests whose response times are unknown, as ``WindowStore.add_requests`` does."""
+        self.store.add_requests(self.application, start_s, end_s, requests)
 
-    def malformed(self, reason: str, count: int = 1) -> None:
-        """Something that could not be understood. The reason must not quote it: it may be private."""
-        with self._lock:
-            self._malformed += count
-            self._say(reason)
+    def malformed(self, reason: str) -> None:
+        """Something that could not be read. The reason must not quote it: it may be private."""
+        self._count("malformed", reason)
 
     def refused(self, address: str) -> None:
-        """Something from an address that is not believed."""
-        with self._lock:
-            self._refused += 1
-            self._say(f"{address} is not an address of the application's VMs, as far as is known")
+        """Something from an address that is not trusted."""
+        self._count("refused", f"{address} is not an address of the application's VMs, as far as is known")
 
     def flooded(self, per_s: float) -> None:
-        """Something from an address that sent more than it may, which was not looked at."""
-        with self._lock:
-            self._refused += 1
-            self._say(f"more than {per_s:g} response times per second came from one address; the rest is left out")
+        """Something unread from an address that sent more than it may."""
+        self._count(
+            "refused", f"more than {per_s:g} response times per second came from one address; the rest is left out"
+        )
 
     def error(self, reason: str) -> None:
         """A request that failed or was not answered in time."""
-        with self._lock:
-            self._errors += 1
-            self._say(reason)
+        self._count("errors", reason)
 
     def failing(self, reason: str) -> None:
         """The source cannot work now."""
@@ -127,39 +107,37 @@ class Feed:
             self._failure = ""
 
     def explain(self, text: str) -> None:
-        """Add something to the detail for as long as it holds; empty takes it away."""
+        """Add a text to the detail for as long as it holds; empty removes it."""
         with self._lock:
             self._extra = text
 
     def status(self) -> SourceStatus:
         """How the source is now."""
         with self._lock:
-            now_s = self._steady()
+            now_s = self.steady()
             if self._failure:
                 state = SourceState.FAILING
-            elif now_s - self._heard_s > self._silent_s:
+            elif now_s - self._heard_s > self.silent_s:
                 state = SourceState.SILENT
             else:
                 state = SourceState.STARTING if self._last_sample_s is None else SourceState.OK
             note = self._note if now_s - self._noted_s < _NOTE_S else ""
             details = (self._failure, "" if note == self._failure else note, self._extra)
+            detail = "; ".join(filter(None, details))
             return SourceStatus(
-                self.application,
-                self._source,
-                self._kind,
-                state,
-                self._last_sample_s,
-                self._accepted,
-                self._malformed,
-                self._refused,
-                self._late,
-                self._errors,
-                "; ".join(filter(None, details)),
+                self.application, self.source, self.kind, state, self._last_sample_s, detail=detail, **self._counts
             )
 
-    def _say(self, reason: str) -> None:
-        self._note = reason[:_MAX_DETAIL]
-        self._noted_s = self._steady()
+    def _count(self, counter: str, reason: str = "", count: int = 1) -> None:
+        with self._lock:
+            self._counts[counter] += count
+            if reason:
+                self._note, self._noted_s = reason[:_MAX_DETAIL], self.steady()
+
+
+def until_next_s(now_s: float, every_s: float) -> float:
+    """Seconds until the next multiple of ``every_s`` since the epoch."""
+    return (math.floor(now_s / every_s) + 1) * every_s - now_s
 
 
 class SourceError(Exception):
@@ -167,7 +145,7 @@ class SourceError(Exception):
 
 
 class Abuse(SourceError):
-    """Whoever is asked gives the agent more work than an answer is worth: it is not asked again for a while."""
+    """The server gives the agent more work than an answer is worth: it is not asked again for a while."""
 
 
 def reason_of(error: BaseException) -> str:
@@ -180,7 +158,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def os_reason(error: BaseException | None) -> str:
-    """What the operating system said of an error or of what it came from; empty where that is not known."""
+    """The operating system's text for an error or one of its causes; empty where there is none."""
     for _ in range(_MOST_CAUSES):
         if isinstance(error, socket.gaierror):
             return "the host name cannot be resolved"

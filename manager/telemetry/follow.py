@@ -74,25 +74,25 @@ class Follower:
     rotation is read on for a while, as NGINX writes to it until each of its workers has opened the new one.
     """
 
-    def __init__(
-        self, path: str, folders: Sequence[str] = DEFAULT_LOG_DIRS, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        """``folders`` are those that logs may be in. ``clock`` is a monotonic one, in seconds."""
+    def __init__(self, path: str, folders: Sequence[str], steady: Callable[[], float] = time.monotonic) -> None:
+        """``folders`` are those that logs may be in. ``steady`` returns seconds that only grow."""
         self._path = path
         self._folders = folders
         self.taken = 0  # bytes, at the last call of ``read``
         self.left_out = 0
-        self._clock = clock
+        self._steady = steady
         self._tail: _Tail | None = None
         self._old: list[tuple[_Tail, float]] = []  # with when to let go
         self._begin_at_end = True
 
     def close(self) -> None:
         """Close all files."""
-        for tail in [self._tail, *(old for old, _ in self._old)]:
-            if tail is not None:
-                tail.close()
+        for tail in self._tails():
+            tail.close()
         self._tail, self._old = None, []
+
+    def _tails(self) -> list[_Tail]:
+        return [tail for tail, _ in self._old] + ([self._tail] if self._tail else [])
 
     def read(self) -> list[bytes | None]:
         """The complete lines since the last call, of a bounded amount of data; None for each that is too long.
@@ -105,15 +105,14 @@ class Follower:
             self._reopen()
         except OSError as error:
             missing = error
-        tails = [*(tail for tail, _ in self._old), *([self._tail] if self._tail else [])]
+        tails = self._tails()
         for tail in tails:
             lines += tail.lines()
         self.taken = sum(tail.taken for tail in tails)
         self.left_out = sum(tail.left_out for tail in tails)
-        now_s = self._clock()
-        for old in [old for old in self._old if old[1] <= now_s]:
-            old[0].close()
-            self._old.remove(old)
+        now_s = self._steady()
+        while self._old and self._old[0][1] <= now_s:
+            self._old.pop(0)[0].close()
         if missing is not None and not lines:
             raise missing
         return lines
@@ -133,62 +132,37 @@ class Follower:
         finally:
             os.close(looked_at)
         if self._tail is not None:
-            self._old.append((self._tail, self._clock() + _OLD_FILE_S))
-        for tail, _ in self._old[:-_MOST_OLD]:  # somebody renames it again and again
-            tail.close()
-        del self._old[:-_MOST_OLD]
+            self._old.append((self._tail, self._steady() + _OLD_FILE_S))
+        while len(self._old) > _MOST_OLD:  # it is renamed again and again
+            self._old.pop(0)[0].close()
         self._tail = opened
         self._begin_at_end = False
 
 
-class FileSource:
-    """An access log on this machine."""
+async def follow_file(
+    spec: NginxFile, feed: Feed, folders: Sequence[str] = DEFAULT_LOG_DIRS, lines_per_s: float = 0.0
+) -> None:
+    """Follow an access log in one of ``folders`` until cancelled; ``lines_per_s`` in the long run, 0: any number."""
+    with contextlib.closing(Follower(spec.path, folders)) as follower:
+        while True:
+            lines: list[bytes | None] = []
+            try:
+                lines = follower.read()
+            except OSError as error:
+                feed.failing(f"{spec.path}: {error.strerror or 'it cannot be read'}")
+            else:
+                feed.working()
+            for line in lines:
+                if line is None:
+                    feed.malformed(f"a line longer than {MAX_LINE} bytes")
+                elif line.strip():
+                    take_line(feed, line.decode("utf-8", "replace"), spec.time)
+            if follower.left_out:
+                feed.malformed("a part of the log was left out: it grows faster than it may be read")
+            await asyncio.sleep(_pause_s(len(lines), follower.taken, lines_per_s))
 
-    def __init__(
-        self,
-        spec: NginxFile,
-        feed: Feed,
-        clock: Callable[[], float],
-        folders: Sequence[str] = DEFAULT_LOG_DIRS,
-        lines_per_s: float = 0.0,
-    ) -> None:
-        """``clock`` tells seconds since the epoch.
 
-        ``folders`` are those that logs may be in, ``lines_per_s`` how many lines are read in the long run; 0: any
-        number.
-        """
-        self._spec = spec
-        self._feed = feed
-        self._clock = clock
-        self._folders = folders
-        self._lines_per_s = lines_per_s
-
-    async def run(self) -> None:
-        """Follow until cancelled."""
-        with contextlib.closing(Follower(self._spec.path, self._folders)) as follower:
-            while True:
-                lines: list[bytes | None] = []
-                try:
-                    lines = follower.read()
-                except OSError as error:
-                    self._feed.failing(f"{self._spec.path}: {error.strerror or 'it cannot be read'}")
-                else:
-                    self._feed.working()
-                for line in lines:
-                    self._take(line)
-                if follower.left_out:
-                    self._feed.malformed("a part of the log was left out: it grows faster than it may be read")
-                await asyncio.sleep(self._pause_s(len(lines), follower.taken))
-
-    def _pause_s(self, lines: int, read_bytes: int) -> float:
-        """As long as the log may take for what was read, and until there can be more: a log is no reason to be busy."""
-        least_s = POLL_S if read_bytes < _CHUNK else 0.0
-        return max(least_s, lines / self._lines_per_s if self._lines_per_s else 0.0, read_bytes / MOST_BYTES_S)
-
-    def _take(self, line: bytes | None) -> None:
-        if line is None:
-            self._feed.malformed(f"a line longer than {MAX_LINE} bytes")
-            return
-        if not line.strip():
-            return
-        take_line(self._feed, line.decode("utf-8", "replace"), self._spec.time, self._clock())
+def _pause_s(lines: int, read_bytes: int, lines_per_s: float) -> float:
+    """As long as the log may take for what was read, and until there can be more: a log is no reason to be busy."""
+    least_s = POLL_S if read_bytes < _CHUNK else 0.0
+    return max(least_s, lines / lines_per_s if lines_per_s else 0.0, read_bytes / MOST_BYTES_S)

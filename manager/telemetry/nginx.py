@@ -78,8 +78,8 @@ def parse_syslog(packet: bytes) -> tuple[str, str]:
     return match["tag"], match["message"].rstrip("\n")
 
 
-def take_line(feed: Feed, text: str, time: TimeField, now_s: float) -> None:
-    """Count what a line tells; ``now_s`` (seconds since the epoch) is when it came."""
+def take_line(feed: Feed, text: str, time: TimeField) -> None:
+    """Count the request of a line, which arrived now."""
     try:
         line = parse_line(text, time)
     except MalformedLine as error:
@@ -88,4 +88,4 @@ def take_line(feed: Feed, text: str, time: TimeField, now_s: float) -> None:
     if line.failed:
         feed.error("a request was answered with a status of 500 or more")
     times_us = () if line.time_us is None else (line.time_us,)
-    feed.take(now_s if line.end_s is None else feed.local_s(line.end_s), times_us, requests=1)
+    feed.take(feed.clock() if line.end_s is None else feed.store.local_s(line.end_s), times_us, requests=1)

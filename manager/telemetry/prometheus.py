@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 from urllib.parse import urlencode
 
-from manager.model.reach import DEFAULT_REACH, Reach
+from manager.model.histogram import bucket_of
+from manager.model.reach import Reach
 from manager.model.source import PrometheusQuery
 from manager.model.window import Ready
-from manager.telemetry.buckets import BucketCounter, Series
-from manager.telemetry.credentials import Carried
-from manager.telemetry.feed import Feed, SourceError, reason_of
-from manager.telemetry.http_client import HttpClient, http_client
+from manager.telemetry.connect import HttpClient, http_client
+from manager.telemetry.credentials import ReadHeaders
+from manager.telemetry.feed import Feed, SourceError, reason_of, until_next_s
 
 MOST_BYTES = 2 * 1024 * 1024
 MOST_SERIES = 10_000
+MOST_KEPT = 20_000
+"""So many buckets of series are remembered, besides those of the last reading: their names may change all the time."""
+KEEP_S = 300.0
 _CONNECTIONS = 2
 _ERROR_TYPES = frozenset(
     {"timeout", "canceled", "execution", "bad_data", "internal", "unavailable", "not_found", "not_acceptable"}
@@ -28,10 +31,16 @@ _ERROR_TYPES = frozenset(
 _RESULT_TYPES = frozenset({"matrix", "string"})
 _MAX_TIME_S = 1e6
 _IDLE_AFTER_S = 60.0
-"""Counters move with each scrape only: not before this long without a change do they tell that there is no request."""
+"""Counters move with each scrape only: not before this long without a change do they mean that there is no request."""
 _MOST = 2.0**53
 """Above it a float is no exact count any more."""
 _NO_SERIES = "the query answers no series"
+_POSITIONS = 200
+
+Series = frozenset[tuple[str, str]]
+"""The labels of a series, without ``le``."""
+Cumulative = Mapping[float, float]
+"""Observations at or below each bound, in seconds; ``inf`` holds all."""
 
 
 class QueryError(SourceError):
@@ -45,60 +54,34 @@ def query_url(base: str, query: str) -> str:
     return f"{base.rstrip('/')}/api/v1/query?{urlencode({'query': query})}"
 
 
-class PrometheusClient:
-    """Instant queries on one server."""
-
-    def __init__(self, client: HttpClient, url: str) -> None:
-        self._client = client
-        self._url = url
-
-    async def query(self, query: str) -> list[tuple[Mapping[str, str], float]]:
-        """As ``read_series``. Raises SourceError, OSError."""
-        answer = await self._client.get(query_url(self._url, query))
-        return read_series(answer.status, answer.body)
+async def ask(client: HttpClient, base: str, query: str) -> list[tuple[Mapping[str, str], float]]:
+    """The answer to an instant query, as ``read_series``. Raises SourceError, OSError."""
+    answer = await client.get(query_url(base, query))
+    return read_series(answer.status, answer.body)
 
 
 class PrometheusSource:
-    """One query, asked again and again."""
+    """One query, asked periodically."""
 
-    def __init__(
-        self,
-        spec: PrometheusQuery,
-        feed: Feed,
-        clock: Callable[[], float],
-        reach: Reach = DEFAULT_REACH,
-        steady: Callable[[], float] = time.monotonic,
-        headers: Carried = dict,
-    ) -> None:
-        """``clock`` tells seconds since the epoch, ``steady`` seconds that only grow.
-
-        ``headers`` tells what requests carry, and raises CredentialError.
-        """
+    def __init__(self, spec: PrometheusQuery, feed: Feed) -> None:
         self._spec = spec
-        self._reach = reach
-        self._headers = headers
         self._feed = feed
-        self._clock = clock
-        self._steady = steady
         self._counter = BucketCounter()
         self._changed_s: float | None = None  # steady
 
-    async def run(self) -> None:
+    async def run(self, reach: Reach, headers: ReadHeaders) -> None:
         """Ask until cancelled. Raises CredentialError."""
-        spec = self._spec
-        async with http_client(self._reach, MOST_BYTES, _CONNECTIONS, self._headers()) as http:
-            client = PrometheusClient(http, spec.url)
+        async with http_client(reach, MOST_BYTES, _CONNECTIONS, headers()) as client:
             while True:
                 await self._poll(client)
                 # Aligned, so that all agents and sources see the same state of the server.
-                now_s = self._clock()
-                await asyncio.sleep((math.floor(now_s / spec.every_s) + 1) * spec.every_s - now_s)
+                await asyncio.sleep(until_next_s(self._feed.clock(), self._spec.every_s))
 
-    async def _poll(self, client: PrometheusClient) -> None:
+    async def _poll(self, client: HttpClient) -> None:
         try:
             async with asyncio.timeout(self._spec.timeout_s):
                 if self._spec.percentile is None:
-                    self._take_buckets(await client.query(self._spec.query))
+                    self._take_buckets(await ask(client, self._spec.url, self._spec.query))
                 else:
                     await self._take_percentile(client, self._spec.percentile)
         except TimeoutError:
@@ -116,22 +99,23 @@ class PrometheusSource:
     def _take_buckets(self, answer: list[tuple[Mapping[str, str], float]]) -> None:
         if not answer:
             raise QueryError(_NO_SERIES)
-        now_s, steady_s = self._clock(), self._steady()
+        feed, now_s, steady_s = self._feed, self._feed.clock(), self._feed.steady()
         buckets = self._counter.update(read_buckets(answer), steady_s)
         count = sum(buckets.values())
         if self._changed_s is None:
             self._changed_s = steady_s
         elif count:
-            self._feed.take(now_s, buckets=buckets)
-            self._feed.take_requests(now_s - (steady_s - self._changed_s), now_s, count)
+            feed.take(now_s, buckets=buckets)
+            feed.take_requests(now_s - (steady_s - self._changed_s), now_s, count)
             self._changed_s = steady_s
         elif steady_s - self._changed_s > _IDLE_AFTER_S:
-            self._feed.take_requests(now_s - self._spec.every_s, now_s, 0.0)
+            feed.take_requests(now_s - self._spec.every_s, now_s, 0.0)
 
-    async def _take_percentile(self, client: PrometheusClient, percentile: float) -> None:
-        time_s = one_number(await client.query(self._spec.query))
-        rate_rps = one_number(await client.query(self._spec.rate_query)) if self._spec.rate_query else None
-        now_s = self._clock()
+    async def _take_percentile(self, client: HttpClient, percentile: float) -> None:
+        spec = self._spec
+        time_s = one_number(await ask(client, spec.url, spec.query))
+        rate_rps = one_number(await ask(client, spec.url, spec.rate_query)) if spec.rate_query else None
+        now_s = self._feed.clock()
         # No failure: a rate() has none before its second scrape. But a misspelt query would be silent without a reason.
         self._feed.explain(_NO_SERIES if time_s is None else "")
         if time_s is not None and math.isnan(time_s):  # nothing was observed
@@ -141,7 +125,7 @@ class PrometheusSource:
                 raise QueryError(f"the query answers {time_s:g}; use one for seconds, 0 to {_MAX_TIME_S:g}")
             self._feed.take(now_s, ready=Ready(percentile, time_s * 1000))
         if rate_rps is not None and math.isfinite(rate_rps) and rate_rps >= 0:
-            self._feed.take_requests(now_s - self._spec.every_s, now_s, rate_rps * self._spec.every_s)
+            self._feed.take_requests(now_s - spec.every_s, now_s, rate_rps * spec.every_s)
 
 
 def read_series(status: int, body: bytes) -> list[tuple[Mapping[str, str], float]]:
@@ -201,3 +185,68 @@ def one_number(answer: list[tuple[Mapping[str, str], float]]) -> float | None:
     if len(answer) > 1:
         raise QueryError(f"the query answers {len(answer)} series; it should answer one number")
     return answer[0][1] if answer else None
+
+
+def increase(before: Cumulative, now: Cumulative) -> dict[float, float]:
+    """Observations per bucket (by its upper bound) between two readings of one series.
+
+    A counter that went down was reset, and began from 0. Bounds that were not there before count from 0 too.
+    """
+    reset = any(count < before.get(bound, 0.0) for bound, count in now.items())
+    since = {bound: count - (0.0 if reset else before.get(bound, 0.0)) for bound, count in now.items()}
+    bounds = sorted(since)
+    counts = {bounds[0]: since[bounds[0]]} if bounds else {}
+    for low, high in pairwise(bounds):
+        counts[high] = max(0.0, since[high] - since[low])  # not below 0: buckets are not read at one instant
+    return counts
+
+
+def to_histogram(increases: Mapping[float, float]) -> dict[int, int]:
+    """Counts by our buckets: each of Prometheus' evenly spread between its bounds, as in histogram_quantile.
+
+    What is above the highest finite bound counts at that bound.
+    """
+    buckets: dict[int, int] = {}
+    low_s = 0.0
+    for high_s in sorted(increases):
+        count = round(increases[high_s])
+        finite_s = low_s if math.isinf(high_s) else high_s
+        places = min(count, _POSITIONS)
+        for place in range(places):
+            time_s = low_s + (finite_s - low_s) * (place + 0.5) / places
+            bucket = bucket_of(time_s * 1e6)
+            # The counts of all places together are the bucket's.
+            share = count * (place + 1) // places - count * place // places
+            buckets[bucket] = buckets.get(bucket, 0) + share
+        low_s = finite_s
+    return buckets
+
+
+class BucketCounter:
+    """Turns readings of all series of a query into what was observed since the reading before.
+
+    Series are distinguished by a hash of their labels, as these may be long.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[float, Cumulative]] = {}  # with when it was seen, the oldest first
+
+    def update(self, reading: Mapping[Series, Cumulative], now_s: float) -> dict[int, int]:
+        """Counts by our buckets. A series counts from its second reading on.
+
+        Series that are missing for up to ``KEEP_S``, as after a failed scrape, go on where they were.
+        """
+        total: dict[float, float] = {}
+        for series, now in reading.items():
+            key = hash(series)
+            before = self._before.pop(key, None)
+            if before is not None:
+                for bound, count in increase(before[1], now).items():
+                    total[bound] = total.get(bound, 0.0) + count
+            self._before[key] = now_s, now
+        beyond = sum(len(cumulative) for _, cumulative in self._before.values()) - sum(map(len, reading.values()))
+        for key, (seen_s, cumulative) in list(self._before.items())[: len(self._before) - len(reading)]:
+            if seen_s < now_s - KEEP_S or beyond > MOST_KEPT:
+                del self._before[key]
+                beyond -= len(cumulative)
+        return to_histogram(total)

@@ -1,12 +1,12 @@
-"""Response times that others post to the agent: POST /samples/APPLICATION."""
+"""The agent's HTTP pages: response times posted to /samples/APPLICATION, and /metrics at a listener of its own."""
 
 from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from hmac import compare_digest
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -15,11 +15,10 @@ from pydantic import BaseModel, ValidationError
 
 from manager.protocol.samples import ProblemDetails, SampleLine, SamplesIn, SamplesOut
 from manager.rate_limit import RateLimit
-from manager.serving.exchange import EXCHANGE, UNIX, Exchange
+from manager.serving.exchange import EXCHANGE, UNIX, Exchange, WsgiApp
 from manager.telemetry.feed import Feed
-from manager.telemetry.own import is_own_address
 from manager.telemetry.store import MOST, SKEW_S, Fate
-from manager.telemetry.trust import Network, believed, plain_address
+from manager.telemetry.trust import Network, is_own_address, is_trusted, plain_address
 
 PREFIX = "/samples/"
 MOST_BYTES = 1024 * 1024
@@ -29,12 +28,12 @@ _MAX_VALUE = 80
 _BYTES_A_TIME = 64
 _FIELDS = frozenset({*SamplesIn.model_fields, *SampleLine.model_fields})
 
-HARDENING = (("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff"))
+_SCRAPES_PER_S = 10.0
+_HARDENING = [("Cache-Control", "no-store"), ("X-Content-Type-Options", "nosniff")]
 """Of every answer."""
 
 Environ = dict[str, Any]
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
-WsgiApp = Callable[[Environ, StartResponse], Iterable[bytes]]
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -50,59 +49,50 @@ class PushRoute:
 class Refusal(Exception):
     """A request that is answered with an error. ``field`` is a path such as ``times_ms[3]``."""
 
-    def __init__(self, status: HTTPStatus, detail: str, field: str | None = None, wait_s: float = 0.0) -> None:
+    def __init__(
+        self, status: HTTPStatus, detail: str, field: str | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(detail)
         self.status = status
         self.detail = detail
         self.field = field
-        self.wait_s = wait_s
+        self.headers = headers or {}
 
 
 class PushPages:
-    """A WSGI application, served at a Unix socket and, where that is wanted, by TCP. Called by many threads.
+    """A WSGI application, served at a Unix socket and, optionally, by TCP. Called by many threads.
 
-    Who reaches the socket is believed, and who has the token. By TCP addresses are believed, too, but none of this
+    Senders that reach the socket or have the token are trusted. By TCP addresses are trusted, too, but none of this
     machine itself, where any user could post.
     """
 
     def __init__(
         self,
         on_unknown: Callable[[str], None] = lambda _address: None,
-        clock: Callable[[], float] = time.time,
         samples: RateLimit | None = None,
         token: str = "",
         is_own: Callable[[str], bool] = is_own_address,
     ) -> None:
-        """``on_unknown`` is called with the address of somebody who posts and is not believed.
+        """``on_unknown`` is called with each untrusted sender's address, ``is_own`` tells this machine's own ones.
 
         ``samples`` bounds the response times that each address posts of an application; None: nothing does. ``token``
-        empty: there is none. ``is_own`` tells whether an address is this machine's.
+        empty: there is none.
         """
         self.routes: Mapping[str, tuple[PushRoute, ...]] = {}
         self._token = token
         self._is_own = is_own
         self._on_unknown = on_unknown
-        self._clock = clock
         self._samples = samples or RateLimit(0)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Answer one request."""
-        path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
-        headers: list[tuple[str, str]] = []
+        path = environ["PATH_INFO"]
         try:
-            if not path.startswith(PREFIX):
-                raise Refusal(HTTPStatus.NOT_FOUND, "there is /samples/APPLICATION here")
-            if method != "POST":
-                headers = [("Allow", "POST")]
-                raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, f"{method} is not possible here")
-            status, kind = HTTPStatus.OK, JSON
-            body: BaseModel = self._post(path.removeprefix(PREFIX), environ)
+            _check(environ, path.startswith(PREFIX), "/samples/APPLICATION", "POST")
+            answer = self._post(path.removeprefix(PREFIX), environ)
         except Refusal as refusal:
-            return refuse(refusal, headers, start_response)
-        answer = body.model_dump_json().encode()
-        headers += [("Content-Type", kind), ("Content-Length", str(len(answer))), *HARDENING]
-        start_response(f"{status.value} {status.phrase}", headers)
-        return [answer]
+            return _refuse(refusal, start_response)
+        return _answer(start_response, HTTPStatus.OK, answer, JSON)
 
     def _post(self, application: str, environ: Environ) -> SamplesOut:
         routes = self.routes.get(application)
@@ -110,38 +100,35 @@ class PushPages:
             raise Refusal(HTTPStatus.NOT_FOUND, "no application with that name has a push source on this host")
         address = environ["REMOTE_ADDR"]
         address = address if address == UNIX else plain_address(address)
-        feed = self._believed(address, environ.get("HTTP_AUTHORIZATION", ""), routes)
+        feed = self._trusted(address, environ.get("HTTP_AUTHORIZATION", ""), routes)
         if feed is None:
             self._on_unknown(address)
             for route in routes:
                 route.feed.refused(address)
             raise Refusal(
                 HTTPStatus.FORBIDDEN,
-                f"response times of this application are not believed from {address}: on the host itself post to the"
+                f"response times of this application are not trusted from {address}: on the host itself post to the"
                 " agent's Unix socket, or send its token",
             )
         source = (application, address)
         wait_s = self._samples.wait_s(source)
         if wait_s:
             feed.flooded(self._samples.per_s)
-            detail = f"too many response times, try again in {math.ceil(wait_s)} s"
-            raise Refusal(HTTPStatus.TOO_MANY_REQUESTS, detail, wait_s=wait_s)
+            raise _too_often(f"too many response times, try again in {math.ceil(wait_s)} s", wait_s)
         try:
             return self._take(feed, source, environ)
         except Refusal as refusal:
             feed.malformed(_what_is_bad(refusal.field))
             raise
 
-    def _believed(self, address: str, authorization: str, routes: tuple[PushRoute, ...]) -> Feed | None:
-        """The source that takes what comes from there; None: nobody believes it."""
+    def _trusted(self, address: str, authorization: str, routes: tuple[PushRoute, ...]) -> Feed | None:
+        """The source that takes what comes from there; None: it is not trusted."""
         kind, _, token = authorization.partition(" ")
-        trusted = (
-            bool(self._token) and kind.lower() == "bearer" and compare_digest(token.encode(), self._token.encode())
-        )
-        if trusted or address == UNIX:
+        has_token = self._token and kind.lower() == "bearer" and compare_digest(token.encode(), self._token.encode())
+        if has_token or address == UNIX:
             return routes[0].feed
         for route in routes:
-            if believed(address, route.addresses, route.networks):
+            if is_trusted(address, route.addresses, route.networks):
                 return None if self._is_own(address) else route.feed
         return None
 
@@ -154,7 +141,7 @@ class PushPages:
             raise Refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of more than {MOST_BYTES} bytes is refused")
         exchange: Exchange | None = environ.get(EXCHANGE)
         if exchange is not None and exchange.undecided:
-            exchange.allow_body(MOST_BYTES)
+            exchange.limit_bytes = MOST_BYTES
             return SamplesOut(accepted=0, late=0)
         body: bytes = environ["wsgi.input"].read(length)
         self._samples.take(source, len(body) // _BYTES_A_TIME)  # reading what cannot be used takes time, too
@@ -163,30 +150,27 @@ class PushPages:
     def _batch(self, feed: Feed, source: tuple[str, str], body: bytes) -> SamplesOut:
         samples = _read(SamplesIn, body, "")
         self._samples.take(source, len(samples.times_ms) + len(samples.buckets))
-        end_s = self._end_s(feed, samples.end.timestamp() if samples.end else None, "end")
-        if samples.start is not None and samples.start.timestamp() > (
-            samples.end.timestamp() if samples.end else end_s
-        ):
-            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, "start: should not be after end", "start")
+        end_s = _end_s(feed, samples.end, "end")
+        sent_s = samples.end.timestamp() if samples.end else end_s
+        if samples.start is not None and samples.start.timestamp() > sent_s:
+            raise _bad("start", "should not be after end")
         count = len(samples.times_ms) + sum(samples.buckets.values())
         if count > MOST:
-            detail = f"buckets: {count} response times are refused; allowed: {MOST} in all"
-            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, detail, "buckets")
+            raise _bad("buckets", f"{count} response times are refused; allowed: {MOST} in all")
         requests = float(count) if samples.requests is None else samples.requests
         times_us = [time_ms * 1000 for time_ms in samples.times_ms]
         fate = feed.take(end_s, times_us, buckets=samples.buckets, requests=requests)
         if fate is Fate.FULL:
-            detail = f"buckets: a slot counts at most {MOST} response times"
-            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, detail, "buckets")
+            raise _bad("buckets", f"a slot counts at most {MOST} response times")
         return SamplesOut(accepted=0, late=count) if fate is Fate.LATE else SamplesOut(accepted=count, late=0)
 
     def _lines(self, feed: Feed, source: tuple[str, str], body: bytes) -> SamplesOut:
         ends: dict[float, list[float]] = {}
-        now_s = self._clock()
+        now_s = feed.clock()
         for number, text in enumerate(body.splitlines(), 1):
             if text.strip():
                 line = _read(SampleLine, text, f"line {number}")
-                end_s = self._end_s(feed, line.end.timestamp(), f"line {number}: end") if line.end else now_s
+                end_s = _end_s(feed, line.end, f"line {number}: end") if line.end else now_s
                 ends.setdefault(end_s, []).append(line.time_ms * 1000)
         self._samples.take(source, sum(map(len, ends.values())))
         counts = dict.fromkeys(Fate, 0)
@@ -194,13 +178,17 @@ class PushPages:
             counts[feed.take(end_s, times_us, requests=len(times_us))] += len(times_us)
         return SamplesOut(accepted=counts[Fate.TAKEN], late=counts[Fate.LATE])
 
-    def _end_s(self, feed: Feed, end_s: float | None, field: str) -> float:
-        now_s = self._clock()
-        end_s = None if end_s is None else feed.local_s(end_s)
-        if end_s is not None and end_s > now_s + SKEW_S:
-            detail = f"{field}: is {end_s - now_s:.1f} s in the future; allowed: up to {SKEW_S:g} s"
-            raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, detail, field)
-        return now_s if end_s is None else end_s
+
+def _end_s(feed: Feed, end: datetime | None, field: str) -> float:
+    now_s = feed.clock()
+    end_s = feed.store.local_s(end.timestamp()) if end else now_s
+    if end_s > now_s + SKEW_S:
+        raise _bad(field, f"is {end_s - now_s:.1f} s in the future; allowed: up to {SKEW_S:g} s")
+    return end_s
+
+
+def _bad(field: str, problem: str) -> Refusal:
+    return Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, f"{field}: {problem}", field)
 
 
 def _what_is_bad(field: str | None) -> str:
@@ -223,17 +211,60 @@ def _read(model: type[Model], text: bytes, where: str) -> Model:
         message = first["msg"].removeprefix("Value error, ")
         if first["type"] not in {"missing", "extra_forbidden", "too_long"}:
             message = f"{str(first['input'])[:_MAX_VALUE]!r} is refused: {message}"
-        raise Refusal(HTTPStatus.UNPROCESSABLE_ENTITY, f"{field}: {message}; nothing was taken", field) from None
+        raise _bad(field, f"{message}; nothing was taken") from None
 
 
-def refuse(refusal: Refusal, headers: list[tuple[str, str]], start_response: StartResponse) -> Iterable[bytes]:
-    """The answer to what is refused: a problem, with more headers."""
-    status = refusal.status
-    if refusal.wait_s:
-        headers.append(("Retry-After", str(math.ceil(refusal.wait_s))))
-    errors = [{"field": refusal.field, "message": refusal.detail}] if refusal.field else []
-    body = ProblemDetails(title=status.phrase, status=status, detail=refusal.detail, field=refusal.field, errors=errors)
+class MetricsPage:
+    """A WSGI application: GET /metrics, apart from posts, whose senders need not see all VMs' names. Thread-safe."""
+
+    def __init__(self, metrics: WsgiApp) -> None:
+        self._metrics = metrics
+        self._requests = RateLimit(_SCRAPES_PER_S)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        """Answer one request."""
+        try:
+            _check(environ, environ["PATH_INFO"] == "/metrics", "/metrics", "GET", "HEAD")
+            wait_s = self._requests.ask(environ["REMOTE_ADDR"])
+            if wait_s:
+                raise _too_often("metrics are requested too often", wait_s)
+        except Refusal as refusal:
+            return _refuse(refusal, start_response)
+
+        def hardened(status: str, headers: list[tuple[str, str]]) -> object:
+            return start_response(status, [*headers, *_HARDENING])
+
+        return self._metrics(environ | {"REQUEST_METHOD": "GET"}, hardened)
+
+
+def _check(environ: Environ, is_here: bool, path: str, *methods: str) -> None:
+    if not is_here:
+        raise Refusal(HTTPStatus.NOT_FOUND, f"there is {path} here")
+    method = environ["REQUEST_METHOD"]
+    if method not in methods:
+        detail = f"{method} is not possible here"
+        raise Refusal(HTTPStatus.METHOD_NOT_ALLOWED, detail, headers={"Allow": ", ".join(methods)})
+
+
+def _too_often(detail: str, wait_s: float) -> Refusal:
+    return Refusal(HTTPStatus.TOO_MANY_REQUESTS, detail, headers={"Retry-After": str(math.ceil(wait_s))})
+
+
+def _refuse(refusal: Refusal, start_response: StartResponse) -> Iterable[bytes]:
+    status, field = refusal.status, refusal.field
+    errors = [{"field": field, "message": refusal.detail}] if field else []
+    body = ProblemDetails(title=status.phrase, status=status, detail=refusal.detail, field=field, errors=errors)
+    return _answer(start_response, status, body, "application/problem+json", refusal.headers)
+
+
+def _answer(
+    start_response: StartResponse,
+    status: HTTPStatus,
+    body: BaseModel,
+    kind: str,
+    headers: Mapping[str, str] | None = None,
+) -> Iterable[bytes]:
     answer = body.model_dump_json().encode()
-    more = [("Content-Type", "application/problem+json"), ("Content-Length", str(len(answer))), *HARDENING]
-    start_response(f"{status.value} {status.phrase}", [*headers, *more])
+    more = [("Content-Type", kind), ("Content-Length", str(len(answer))), *_HARDENING]
+    start_response(f"{status.value} {status.phrase}", [*(headers or {}).items(), *more])
     return [answer]

@@ -27,25 +27,30 @@ from manager.model.source import (
 )
 from manager.model.window import Window
 from manager.rate_limit import RateLimit
-from manager.telemetry.credentials import Carried, Credentials
+from manager.telemetry.credentials import Credentials
 from manager.telemetry.feed import SILENT_S, Feed, reason_of
-from manager.telemetry.follow import FileSource
-from manager.telemetry.http_probe import HttpSource
-from manager.telemetry.memcached import MemcachedSource
+from manager.telemetry.follow import follow_file
+from manager.telemetry.memcached import probe_memcached
+from manager.telemetry.probe import probe_url
 from manager.telemetry.prometheus import PrometheusSource
 from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import WindowStore
-from manager.telemetry.strangers import Strangers
 from manager.telemetry.syslog import Routes, SyslogListener, SyslogReceiver, SyslogRoute
-from manager.telemetry.trust import parse_networks, plain_addresses
+from manager.telemetry.trust import Strangers, parse_networks, plain_addresses
 
 _NICE = -15
 _BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _LASTING_S = 60.0
 _STOP_S = 5.0
 
+MOST_SOURCES = 1000
+"""Sources that this agent runs at the same time, however many it is assigned."""
+
 Key = tuple[str, str]
 """Application and source."""
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+"""What a source does until it is cancelled."""
 
 log = logging.getLogger(__name__)
 
@@ -57,17 +62,6 @@ class _Running:
     source: Source
     feed: Feed
     task: asyncio.Task[None] | None = None
-
-
-MOST_SOURCES = 1000
-"""Sources that this agent runs at the same time, however many it is assigned."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    applications: tuple[Application, ...]
-    slot_s: float
-    addresses: Mapping[str, frozenset[str]]
 
 
 class Sources:
@@ -88,14 +82,12 @@ class Sources:
         credentials: Credentials | None = None,
         push_token: str = "",
     ) -> None:
-        """``on_unknown_address`` is called when somebody sends whose address is not known, at most as ``Strangers``
-        says.
+        """``on_unknown_address`` is called for senders of unknown addresses, at most as ``Strangers`` allows.
 
-        ``clock`` tells seconds since the epoch. ``samples_per_s`` is how many response times an address may send by
-        syslog, and how many it may post of an application; 0: any number. ``log_dirs`` are the folders
-        that logs may be in, ``reach`` says what may be asked, ``credentials`` are what sources may name.
-        ``push_token`` is that of ``PushPages``.
-        Nothing runs before ``start``.
+        ``clock`` returns seconds since the epoch. ``samples_per_s`` is how many response times an address may send by
+        syslog, and how many it may post of an application; 0: any number. Logs may be in the folders ``log_dirs``,
+        ``reach`` says what may be connected to, ``credentials`` are those that sources may name, ``push_token`` is that
+        of ``PushPages``. Nothing runs before ``start``.
         """
         self._samples_per_s = samples_per_s
         self._log_dirs = tuple(log_dirs)
@@ -105,12 +97,12 @@ class Sources:
         self._on_unknown_address = on_unknown_address
         self._strangers = Strangers()
         self._store = WindowStore(clock, steady=time.monotonic)
-        self._receiver = SyslogReceiver(clock, self._unknown, RateLimit(samples_per_s))
+        self._receiver = SyslogReceiver(self._unknown, RateLimit(samples_per_s))
         self._listener = SyslogListener(syslog_host, syslog_port, self._receiver)
         self._listening: asyncio.Task[None] | None = None
-        self.pages = PushPages(self._unknown, clock, RateLimit(samples_per_s), push_token)
+        self.pages = PushPages(self._unknown, RateLimit(samples_per_s), push_token)
         self._lock = threading.Lock()
-        self._wanted = _Wanted((), self._store.slot_s, {})
+        self._configured: object = None
         self._running: dict[Key, _Running] = {}
         self._beyond: dict[Key, Feed] = {}
         self._loop = asyncio.new_event_loop()
@@ -124,11 +116,11 @@ class Sources:
         self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
     ) -> None:
         """Run exactly the sources of these applications; see ``Telemetry``."""
-        wanted = _Wanted(tuple(applications), slot_s, dict(addresses))
+        configured = (tuple(applications), slot_s, dict(addresses))
         with self._lock:
-            if wanted == self._wanted:
+            if configured == self._configured:
                 return
-            self._wanted = wanted
+            self._configured = configured
             self._store.set_slot_length(slot_s)
             assigned = [
                 ((application.name, source.name), source)
@@ -147,7 +139,7 @@ class Sources:
                 if key not in self._running:
                     self._running[key] = _Running(source, self._feed(key[0], source))
                     self._loop.call_soon_threadsafe(self._start_task, self._running[key])
-            self._route(wanted)
+            self._route(applications, addresses)
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         """The slots of the last minutes by application, oldest first."""
@@ -181,22 +173,21 @@ class Sources:
         silent_s = max(SILENT_S, 3 * source.every_s) if isinstance(source, PrometheusQuery) else SILENT_S
         return Feed(application, source.name, source.kind, self._store, self._clock, silent_s)
 
-    def _route(self, wanted: _Wanted) -> None:
-        """Say who may send what to where."""
+    def _route(self, applications: Sequence[Application], addresses: Mapping[str, frozenset[str]]) -> None:
+        """Set who may send what to which source."""
         syslog: list[SyslogRoute] = []
         push: dict[str, tuple[PushRoute, ...]] = {}
-        for application in wanted.applications:
-            vms = (wanted.addresses.get(vm, frozenset()) for vm in application.vms)
-            addresses = plain_addresses(address for vm in vms for address in vm)
+        for application in applications:
+            senders = plain_addresses(address for vm in application.vms for address in addresses.get(vm, ()))
             for source in application.sources:
                 if (application.name, source.name) in self._beyond:
                     continue
                 feed = self._running[application.name, source.name].feed
                 if isinstance(source, NginxSyslog):
-                    syslog.append(SyslogRoute(source, feed, addresses))
+                    syslog.append(SyslogRoute(source, feed, senders))
                 elif isinstance(source, Push):
                     try:
-                        route = PushRoute(feed, addresses, parse_networks(source.allow))
+                        route = PushRoute(feed, senders, parse_networks(source.allow))
                     except ValueError as error:
                         feed.failing(f"allow: {error}")
                         continue
@@ -251,26 +242,22 @@ class Sources:
             self._listening.cancel()
             self._listening = None
 
-    def _work(self, source: Source, feed: Feed) -> Callable[[], Coroutine[Any, Any, None]] | None:
-        """What a source does until it is cancelled; None where others bring it what it counts."""
+    def _work(self, source: Source, feed: Feed) -> Work | None:
+        """What runs a source; None where response times are sent to it."""
         match source:
             case NginxFile():
-                return FileSource(source, feed, self._clock, self._log_dirs, self._samples_per_s).run
+                return partial(follow_file, source, feed, self._log_dirs, self._samples_per_s)
             case MemcachedProbe():
-                return MemcachedSource(source, feed, self._clock, self._reach).run
-            case HttpProbe():
-                return HttpSource(source, feed, self._clock, self._reach, self._carried(source)).run
-            case PrometheusQuery():
-                return PrometheusSource(source, feed, self._clock, self._reach, headers=self._carried(source)).run
+                return partial(probe_memcached, source, feed, self._reach)
+            case HttpProbe() | PrometheusQuery():
+                headers = partial(self._credentials.headers, source.credential, source.url)
+                if isinstance(source, HttpProbe):
+                    return partial(probe_url, source, feed, self._reach, headers)
+                return partial(PrometheusSource(source, feed).run, self._reach, headers)
             case NginxSyslog() | Push():
                 return None
 
-    def _carried(self, source: HttpProbe | PrometheusQuery) -> Carried:
-        return partial(self._credentials.headers, source.credential, source.url)
-
-    async def _keep_running(
-        self, name: str, work: Callable[[], Coroutine[Any, Any, None]], failing: Callable[[str], None]
-    ) -> None:
+    async def _keep_running(self, name: str, work: Work, failing: Callable[[str], None]) -> None:
         failures = 0
         while True:
             started_s = self._loop.time()

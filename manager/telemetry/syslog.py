@@ -56,26 +56,19 @@ class Routes:
     @staticmethod
     def of(routes: Sequence[SyslogRoute]) -> Routes:
         """The routes, indexed."""
-        addresses = {address for route in routes for address in route.addresses}
-        by_address = {
-            address: tuple(each_route for each_route in routes if address in each_route.addresses)
-            for address in addresses
-        }
+        by_address: dict[str, tuple[SyslogRoute, ...]] = {}
+        for route in routes:
+            for address in route.addresses:
+                by_address[address] = (*by_address.get(address, ()), route)
         return Routes(tuple(routes), by_address)
 
 
 class SyslogReceiver:
     """Counts the lines of packets where they belong, if they come from where they may. Does no I/O."""
 
-    def __init__(
-        self, clock: Callable[[], float], on_unknown: Callable[[str], None], samples: RateLimit | None = None
-    ) -> None:
-        """``clock`` tells seconds since the epoch. ``on_unknown`` is called for packets of unknown addresses.
-
-        ``samples`` bounds the packets of each address; None: nothing does.
-        """
+    def __init__(self, on_unknown: Callable[[str], None], samples: RateLimit | None = None) -> None:
+        """``on_unknown`` is called for packets of unknown addresses; ``samples`` bounds the packets of each address."""
         self.routes = Routes()
-        self._clock = clock
         self._on_unknown = on_unknown
         self._samples = samples or RateLimit(0)
 
@@ -102,10 +95,9 @@ class SyslogReceiver:
                 if not tag or route.takes(tag):
                     route.feed.refused(address)
             return
-        now_s = self._clock()
         takers = [route for route in senders if route.takes(tag)]
         for route in takers:
-            take_line(route.feed, message, route.spec.time, now_s)
+            take_line(route.feed, message, route.spec.time)
         if not takers:
             for route in senders:
                 route.feed.malformed("a line whose tag is that of no source of the application")
@@ -133,7 +125,7 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def dropped(opened: socket.socket) -> int:
-    """How many packets the kernel dropped, as the receive buffer was full; 0 where the kernel does not tell."""
+    """How many packets the kernel dropped, as the receive buffer was full; 0 where the kernel does not say."""
     try:
         return int(_MEMINFO.unpack(opened.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, _MEMINFO.size))[-1])
     except (OSError, struct.error):  # since Linux 4.12
@@ -173,7 +165,7 @@ class SyslogListener:
             opened.close()
 
     def failing(self, reason: str) -> None:
-        """Tell all sources that nothing is received."""
+        """Mark all sources as failing: nothing is received."""
         for route in self._receiver.routes.every:
             route.feed.failing(f"no syslog is received at {self._host} port {self._port}: {reason}")
 
@@ -185,7 +177,5 @@ class SyslogListener:
                 data, sender = opened.recvfrom(_MAX_PACKET)
                 self._receiver.packet(data, sender[0])
             loop.remove_reader(opened)
-            self._resting = loop.call_later(_IDLE_SHARE * (loop.time() - begun_s), self._resume, opened)
-
-    def _resume(self, opened: socket.socket) -> None:
-        asyncio.get_running_loop().add_reader(opened, self._read, opened)
+            idle_s = _IDLE_SHARE * (loop.time() - begun_s)
+            self._resting = loop.call_later(idle_s, loop.add_reader, opened, self._read, opened)

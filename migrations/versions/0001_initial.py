@@ -164,7 +164,7 @@ def upgrade() -> None:
         sa.Column("ready", sa.JSON()),
         sa.Column("slots", sa.Integer(), nullable=False),
         sa.Column("judged", sa.Integer(), nullable=False),
-        sa.Column("missed", sa.Integer(), nullable=False),
+        sa.Column("violated", sa.Integer(), nullable=False),
         sa.Column("violations", sa.JSON()),
         sa.UniqueConstraint("application_id", "length_s", "start"),
         sa.Index(None, "length_s", "start"),

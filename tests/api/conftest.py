@@ -47,7 +47,7 @@ CAPABILITIES = {
         ],
         "queues": [{"interface": "eth0", "irq": 40, "cpus": "0-3", "serving": "1", "managed": False}],
     },
-    "warps": [{"mechanism": "slice", "there": True, "detail": "set and read back"}],
+    "warps": [{"mechanism": "slice", "available": True, "detail": "set and read back"}],
     "scheduler": "",
     "scheduler_is_ours": False,
     "limits": [],
@@ -155,6 +155,7 @@ def tick(**changes: Any) -> dict[str, Any]:
         "cache": None,
         "stalled_s": None,
         "discovery_age_s": None,
+        "busy_pcpus": {},
         "busy_vcpus": [],
         "limited": [],
         **changes,
@@ -290,7 +291,7 @@ def get_api(migrated: Callable[[str], Database]) -> Callable[[str], Api]:
         if kind not in made:
             made[kind] = make_api(database)
         made[kind].clock.now_s = START.timestamp()
-        made[kind].budgets.forget()
+        made[kind].budgets._cached = {}
         made[kind].make_tokens()
         return made[kind]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from manager.cli.sweep_checks import Timing
+from manager.cli.sweep import Timing
 from manager.model.histogram import Histogram
 from manager.protocol.client import Answer, ManagerClient
 from manager.protocol.headers import REVISION_HEADER

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from manager.api.schemas.registration_shapes import HostOut
+from manager.model.fields import adapter_of
 from manager.protocol.assignment import AssignmentOut
-from manager.protocol.convert import assignment_of
 from tests.api.conftest import (
     CAPABILITIES,
     HOST,
@@ -39,7 +39,7 @@ def test_the_first_report_registers_its_host(api: Api) -> None:
         "refused": [],
     }
     host = api.ok("GET", f"/hosts/{HOST}")
-    HostOut.model_validate_json(api.call("GET", f"/hosts/{HOST}").data, strict=True)
+    adapter_of(HostOut).validate_json(api.call("GET", f"/hosts/{HOST}").data, strict=True)
     assert (host["mode"], host["policy"], host["pinning"]) == ("enforce", "priority", True)
     assert (host["last_seen_at"], host["agent_version"]) == ("2026-03-01T12:00:00Z", "0.1.0")
     assert (host["tick"], host["capabilities"]) == (tick(), CAPABILITIES)
@@ -133,7 +133,11 @@ def test_statuses_are_replaced_as_a_whole_or_left_alone(shop: Api) -> None:
         ({"tick": tick(number=2**53 + 1)}, "tick.number", ["9007199254740992"]),
         ({"windows": [window(), window(start=moment(1))]}, "windows[1].start", ["at most the end"]),
         ({"windows": [window(buckets={"500": 2**53, "501": 1})]}, "windows[0].buckets", [str(2**53 + 1), "in all"]),
-        ({"windows": [window(ready={"percentile": 95, "time_ms": -1})]}, "windows[0].ready.time_ms", ["at least 0"]),
+        (
+            {"windows": [window(ready={"percentile": 95, "percentile_ms": -1})]},
+            "windows[0].ready.percentile_ms",
+            ["at least 0"],
+        ),
         ({"sources": [source_status("a"), source_status("a")]}, "sources[1].source", ["shop a", "twice"]),
         ({"sources": [source_status("a", state="fine")]}, "sources[0].state", ['"fine"', "silent"]),
         ({"ticks": [tick_of(1, host_cpu_share=2)]}, "ticks[0].host_cpu_share", ["2", "at most 1"]),
@@ -219,8 +223,9 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
     assert [sum(slot["buckets"].values()) for slot in application["windows"]] == [3]
     alone = shop.ok("GET", f"/hosts/{HOST}/slots", role="host")
     assert alone == {"digest": body["digest"], "windows": {"shop": application["windows"]}, "shared": True}
-    parsed, slots = assignment_of(AssignmentOut.model_validate_json(shop.call("GET", f"/hosts/{HOST}/assignment").data))
-    assert (parsed.applications[0].sla is not None, [slot.histogram.count for slot in slots["shop"]]) == (True, [3])
+    read = adapter_of(AssignmentOut).validate_json(shop.call("GET", f"/hosts/{HOST}/assignment").data)
+    counts = [slot.histogram.count for slot in read.slots["shop"]]
+    assert (read.assignment.applications[0].sla is not None, counts) == (True, [3])
 
 
 def test_a_report_can_ask_for_the_slots_as_they_are_after_it(shop: Api) -> None:

@@ -10,11 +10,11 @@ from manager.model.histogram import Histogram
 from tests.api.conftest import CAPABILITIES, HOST, Api, moment, report, status, tick_of, window
 
 WORSE_S = -60
-"""When ``hog`` began to run, and the SLA of 10 ms to be missed."""
+"""When ``hog`` began to run, and the SLA of 10 ms to be violated."""
 
 
-def slot(end: int, time_ms: float, requests: float = 20) -> dict[str, Any]:
-    buckets = Histogram.of([time_ms * 1000] * 20).buckets
+def slot(end: int, percentile_ms: float, requests: float = 20) -> dict[str, Any]:
+    buckets = Histogram.of([percentile_ms * 1000] * 20).buckets
     return window(end=end, buckets={str(number): count for number, count in buckets.items()}, requests=requests)
 
 
@@ -23,7 +23,7 @@ def vm(name: str, share: float, delay: float = 0.0) -> dict[str, Any]:
 
 
 def tell(api: Api, calm: list[dict[str, Any]], worse: list[dict[str, Any]], until: int = 0, **changes: Any) -> None:
-    """Ticks and slots of ten minutes; the SLA is missed from ``WORSE_S`` until ``until``."""
+    """Ticks and slots of ten minutes; the SLA is violated from ``WORSE_S`` until ``until``."""
     ends = range(-600, 5, 5)
     api.ok(
         "POST",
@@ -58,10 +58,10 @@ def test_the_neighbour_is_named(site: Api) -> None:
     tell(site, CALM, WORSE)
     found = site.ok("GET", "/applications/shop/evidence", role="viewer")
     assert (found["verdict"], found["vm"], found["host"]) == ("neighbour", "hog", HOST)
-    assert found["violation"] == {"start": moment(WORSE_S), "end": moment(0), "missed": 12}
+    assert found["violation"] == {"start": moment(WORSE_S), "end": moment(0), "violated": 12}
     assert (found["at"], found["rate_rps"]) == (moment(0), 4)
-    assert "batch VM hog rose from 10.0% to 70.0%" in found["evidence"][1]
-    shares = {(one["subject"], one["what"]): (one["before"], one["during"]) for one in found["measures"]}
+    assert "batch VM hog rose from 10.0 % to 70.0 %" in found["evidence"][1]
+    shares = {(one["subject"], one["metric"]): (one["before"], one["during"]) for one in found["measures"]}
     assert shares["hog", "cpu_share"] == (pytest.approx(0.1), pytest.approx(0.7))
 
 
@@ -98,8 +98,8 @@ def test_one_full_vcpu_of_two(site: Api) -> None:
     tell(site, CALM, [vm("web-1", 0.26, 0.02) | {"vcpu": hot}, vm("hog", 0.1)])
     found = site.ok("GET", "/applications/shop/evidence")
     assert (found["verdict"], found["vm"], found["host"]) == ("imbalance", None, HOST)
-    assert "vCPU 1 of web-1 is full: it runs 96% of the time" in found["evidence"][0]
-    measured = {one["what"]: one["during"] for one in found["measures"]}
+    assert "vCPU 1 of web-1 is full: it runs 96 % of the time" in found["evidence"][0]
+    measured = {one["metric"]: one["during"] for one in found["measures"]}
     assert (measured["vcpu_used"], measured["vcpu_wait"]) == (pytest.approx(0.96), pytest.approx(0.02))
     history = site.ok("GET", f"/hosts/{HOST}/ticks")["items"]
     assert [one.get("vcpu") for one in history[0]["vms"]] == [hot, None]
@@ -126,7 +126,7 @@ def test_without_ticks_it_is_unknown_why(site: Api) -> None:
     site.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
     site.ok("POST", f"/hosts/{HOST}/report", report(windows=[slot(-5, 40.0), slot(0, 40.0)]))
     found = site.ok("GET", "/applications/shop/evidence")
-    assert (found["verdict"], found["violation"]["missed"]) == ("unknown", 2)
+    assert (found["verdict"], found["violation"]["violated"]) == ("unknown", 2)
     assert found["evidence"] == ["no host is known on which its VMs run"]
 
 

@@ -32,12 +32,12 @@ def names(api: Api, query: str = "") -> list[str]:
 def test_the_worst_comes_first(fleet: Api) -> None:
     found = fleet.ok("GET", "/fleet")
     assert [(one["name"], one["sla_state"]) for one in found["applications"]] == [
-        ("late", "missed"),
+        ("late", "violated"),
         ("close", "at_risk"),
         ("silent", "no_data"),
         ("fine", "met"),
     ]
-    assert found["states"] == {"missed": 1, "at_risk": 1, "no_data": 1, "met": 1}
+    assert found["states"] == {"violated": 1, "at_risk": 1, "no_data": 1, "met": 1}
     assert (found["registered"], found["matching"]) == (4, 4)
 
 
@@ -47,7 +47,7 @@ def test_the_worst_comes_first(fleet: Api) -> None:
         ("?sort=name", ["close", "fine", "late", "silent"]),
         ("?sort=used", ["late", "close", "fine", "silent"]),
         ("?sort=rate", ["fine", "close", "late", "silent"]),
-        ("?state=missed", ["late"]),
+        ("?state=violated", ["late"]),
         ("?search=IL", ["silent"]),
         (f"?host={HOST}", ["late", "fine"]),
         ("?host=kvm9", []),
@@ -61,7 +61,7 @@ def test_orders_conditions_and_parts(fleet: Api, query: str, expected: list[str]
 
 def test_states_are_counted_whatever_state_is_asked_for(fleet: Api) -> None:
     found = fleet.ok("GET", "/fleet?state=met&host=" + HOST)
-    assert found["states"] == {"missed": 1, "at_risk": 0, "no_data": 0, "met": 1}
+    assert found["states"] == {"violated": 1, "at_risk": 0, "no_data": 0, "met": 1}
     assert (found["registered"], found["matching"]) == (4, 1)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import delete
 
 from manager.model.histogram import Histogram
 from manager.store.models import WindowRow
-from manager.store.retention import Keep
+from manager.store.retention import Cleanup, Keep
 from manager.store.rollups import RollUps
 from manager.store.tick_rollups import TickRollUps
 from tests.aging import long_ago
@@ -30,8 +30,8 @@ def hosts(shop: Api) -> Api:
     return shop
 
 
-def slot(end: int, time_ms: float = 5.0, count: int = 20, **changes: Any) -> dict[str, Any]:
-    buckets = Histogram.of([time_ms * 1000] * count).buckets
+def slot(end: int, percentile_ms: float = 5.0, count: int = 20, **changes: Any) -> dict[str, Any]:
+    buckets = Histogram.of([percentile_ms * 1000] * count).buckets
     return window(end=end, count=count, buckets={str(number): found for number, found in buckets.items()}, **changes)
 
 
@@ -47,27 +47,35 @@ def roll_up(api: Api) -> None:
 
 
 def test_the_last_hour_in_steps_of_slots(hosts: Api) -> None:
-    send(hosts, windows=[slot(end=-15), slot(end=-10, time_ms=50.0), slot(end=-5, time_ms=50.0), slot(end=0, count=3)])
+    send(
+        hosts,
+        windows=[
+            slot(end=-15),
+            slot(end=-10, percentile_ms=50.0),
+            slot(end=-5, percentile_ms=50.0),
+            slot(end=0, count=3),
+        ],
+    )
     found = hosts.ok("GET", "/applications/shop/history?points=2000", role="viewer")
     assert (found["step_s"], found["sla"]["response_time_ms"], found["until"]) == (5, 10, moment(0))
     assert len(found["steps"]) == 720
     assert found["since"] == found["steps"][0]["start"] == moment(-3600)
     last = found["steps"][-4:]
-    assert [(one["count"], one["judged"], one["missed"]) for one in last] == [
+    assert [(one["count"], one["judged"], one["violated"]) for one in last] == [
         (20, 1, 0),
         (20, 1, 1),
         (20, 1, 1),
         (3, 0, 0),
     ]
     assert [one["rate_rps"] for one in last] == [4, 4, 4, 0.6]
-    assert last[1]["p95_ms"] == last[1]["time_ms"] == pytest.approx(50, rel=0.01)
-    assert found["violations"] == [{"start": moment(-15), "end": moment(-5), "missed": 2}]
+    assert last[1]["p95_ms"] == last[1]["percentile_ms"] == pytest.approx(50, rel=0.01)
+    assert found["violations"] == [{"start": moment(-15), "end": moment(-5), "violated": 2}]
     empty = found["steps"][0]
     assert (empty["count"], empty["p95_ms"], empty["rate_rps"]) == (0, None, None)
 
 
 def test_a_step_has_the_percentiles_of_all_its_response_times(hosts: Api) -> None:
-    send(hosts, windows=[slot(end=-10, count=97), slot(end=-5, time_ms=500.0, count=3)])
+    send(hosts, windows=[slot(end=-10, count=97), slot(end=-5, percentile_ms=500.0, count=3)])
     found = hosts.ok("GET", f"/applications/shop/history?since={moment(-600)}&points=10")
     [step] = [one for one in found["steps"] if one["count"]]
     assert step["p95_ms"] == pytest.approx(5, rel=0.01)
@@ -75,22 +83,22 @@ def test_a_step_has_the_percentiles_of_all_its_response_times(hosts: Api) -> Non
 
 
 def test_a_ready_percentile_stands_in_where_nothing_was_counted(hosts: Api) -> None:
-    ready = {"percentile": 95, "time_ms": 12.5}
+    ready = {"percentile": 95, "percentile_ms": 12.5}
     send(hosts, windows=[window(buckets={}, requests=None, ready=ready)])
     [step] = [one for one in hosts.ok("GET", "/applications/shop/history")["steps"] if one["judged"]]
-    assert (step["p50_ms"], step["p95_ms"], step["time_ms"], step["missed"]) == (None, 12.5, 12.5, 1)
+    assert (step["p50_ms"], step["p95_ms"], step["percentile_ms"], step["violated"]) == (None, 12.5, 12.5, 1)
 
 
 @pytest.mark.parametrize("points", [10, 300, 2000])
 def test_rolled_up_or_not_six_hours_are_the_same(hosts: Api, points: int) -> None:
-    windows = [slot(end=-90 * number, time_ms=(5.0, 50.0)[number % 7 == 0], count=20) for number in range(200)]
+    windows = [slot(end=-90 * number, percentile_ms=(5.0, 50.0)[number % 7 == 0], count=20) for number in range(200)]
     send(hosts, windows=windows)
     path = f"/applications/shop/history?since={moment(-6 * 3600)}&points={points}"
     before = hosts.ok("GET", path)
     roll_up(hosts)
     assert hosts.ok("GET", path) == before
     assert sum(step["count"] for step in before["steps"]) == 200 * 20
-    assert sum(step["missed"] for step in before["steps"]) == 29
+    assert sum(step["violated"] for step in before["steps"]) == 29
     assert len(before["steps"]) <= points
 
 
@@ -132,7 +140,7 @@ def test_what_is_not_there_has_no_history(hosts: Api) -> None:
 
 
 def test_budgets(hosts: Api) -> None:
-    good, bad = {"time_ms": 5.0}, {"time_ms": 50.0}
+    good, bad = {"percentile_ms": 5.0}, {"percentile_ms": 50.0}
     lately = [slot(end=-5 * number, **(bad if number in {3, 4, 5, 9} else good)) for number in range(10)]
     earlier = [slot(end=-7200 - 5 * number, **bad) for number in range(24)]
     month = [slot(end=-10 * 86_400 - 5 * number, **bad) for number in range(2)]
@@ -141,21 +149,26 @@ def test_budgets(hosts: Api) -> None:
     def budgets() -> list[tuple[Any, ...]]:
         found = hosts.ok("GET", "/applications/shop/budget", role="viewer")
         assert (found["slot_s"], found["sla"]["percentile"]) == (5, 95)
-        return [(one["length_s"], one["judged"], one["missed"], one["longest_violation_s"]) for one in found["budgets"]]
+        return [
+            (one["length_s"], one["judged"], one["violated"], one["longest_violation_s"]) for one in found["budgets"]
+        ]
 
     expected = [(3600, 10, 4, 15), (86_400, 34, 28, 120), (30 * 86_400, 36, 30, 120)]
     assert budgets() == expected
     roll_up(hosts)
     assert budgets() == expected
     [hour, *_] = hosts.ok("GET", "/applications/shop/budget")["budgets"]
-    assert (hour["missed_share"], hour["time_ms"]) == (0.4, pytest.approx(50, rel=0.01))
+    assert (hour["violated_share"], hour["percentile_ms"]) == (0.4, pytest.approx(50, rel=0.01))
     assert (hour["attainment"], hour["burn_rate"]) == (pytest.approx(0.6), pytest.approx(40))
 
 
 def test_the_fleet_counts_hours_minutes_and_slots_once(hosts: Api) -> None:
     """What an application's own budget counts, whatever of it is rolled up."""
     places = [5 * number for number in range(12)] + [3 * 86_400, 2 * 86_400, 7200, 5000, 1800, 900, 500, 100]
-    send(hosts, windows=[slot(end=-place, time_ms=50.0 if place % 100 == 0 else 5.0) for place in sorted(set(places))])
+    send(
+        hosts,
+        windows=[slot(end=-place, percentile_ms=50.0 if place % 100 == 0 else 5.0) for place in sorted(set(places))],
+    )
 
     def agree() -> None:
         told = hosts.ok("GET", "/applications/shop/budget")
@@ -166,14 +179,19 @@ def test_the_fleet_counts_hours_minutes_and_slots_once(hosts: Api) -> None:
 
     roll_up(hosts)
     agree()
-    send(hosts, windows=[slot(end=-65, time_ms=50.0)])
+    send(hosts, windows=[slot(end=-65, percentile_ms=50.0)])
     agree()
 
 
 def test_a_budget_without_response_times_or_without_a_promise(hosts: Api) -> None:
     hosts.ok("PUT", "/applications/idle", {})
     [hour, *_] = hosts.ok("GET", "/applications/idle/budget")["budgets"]
-    assert (hour["judged"], hour["missed_share"], hour["longest_violation_s"], hour["time_ms"]) == (0, None, 0, None)
+    assert (hour["judged"], hour["violated_share"], hour["longest_violation_s"], hour["percentile_ms"]) == (
+        0,
+        None,
+        0,
+        None,
+    )
 
 
 def vm(name: str, share: float, weight: int | None = 100, delay: float = 0.0) -> dict[str, Any]:
@@ -263,7 +281,7 @@ def line(api: Api, days: int, points: int) -> list[Any]:
 
 def forget(api: Api) -> None:
     keep = Keep(timedelta(days=1), timedelta(days=30), timedelta(days=730))
-    assert TickRollUps(api.database, keep).forget(START, long_ago) > 0
+    assert TickRollUps(api.database, keep).forget(Cleanup(api.database, START, long_ago)) > 0
 
 
 def test_the_history_of_tiers_over_the_hosts_on_which_they_ran(hosts: Api) -> None:
@@ -304,8 +322,8 @@ def test_a_slot_is_judged_by_the_sla_that_was_in_force_when_it_began(hosts: Api,
     if rolled:
         roll_up(hosts)
     found = hosts.ok("GET", f"/applications/shop/history?since={moment(0)}")
-    assert found["violations"] == [{"start": moment(5), "end": moment(10), "missed": 1}]
-    assert [one["missed_share"] for one in hosts.ok("GET", "/applications/shop/budget")["budgets"]] == [0.5] * 3
+    assert found["violations"] == [{"start": moment(5), "end": moment(10), "violated": 1}]
+    assert [one["violated_share"] for one in hosts.ok("GET", "/applications/shop/budget")["budgets"]] == [0.5] * 3
 
 
 def test_the_budget_tells_since_when_anything_was_measured(hosts: Api) -> None:

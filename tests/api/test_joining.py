@@ -14,7 +14,7 @@ from manager.cli import main
 from manager.serving.server import HttpServer, Lanes
 from manager.store.host_models import JoinTokenRow
 from manager.store.joining import KEEP
-from manager.store.retention import prune_access
+from manager.store.retention import Cleanup, prune_access
 from tests.aging import long_ago
 from tests.api.conftest import HOST, START, Api, moment, report
 
@@ -121,9 +121,9 @@ def test_they_are_forgotten_some_time_after_their_end(api: Api) -> None:
     make(api, expires_at=moment(60))
     api.clock.now_s += 60
     end = START.replace(minute=1)
-    prune_access(api.database, end + KEEP.__class__(seconds=KEEP.total_seconds() - 1), KEEP, long_ago)
+    prune_access(Cleanup(api.database, end + KEEP.__class__(seconds=KEEP.total_seconds() - 1), long_ago), KEEP)
     assert len(api.ok("GET", "/join-tokens")["items"]) == 1
-    prune_access(api.database, end + KEEP, KEEP, long_ago)
+    prune_access(Cleanup(api.database, end + KEEP, long_ago), KEEP)
     assert api.ok("GET", "/join-tokens")["items"] == []
 
 

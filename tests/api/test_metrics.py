@@ -69,8 +69,8 @@ def test_applications(api: Api) -> None:
     assert value(samples, "equipoise_application_sla_seconds", application="shop") == 0.01
     assert value(samples, "equipoise_application_rate_rps", application="shop") == 50
     assert value(samples, "equipoise_application_window_samples", application="shop") == 50
-    for application, current in (("shop", "missed"), ("idle", "no_data")):
-        for state in ("met", "at_risk", "missed", "no_data"):
+    for application, current in (("shop", "violated"), ("idle", "no_data")):
+        for state in ("met", "at_risk", "violated", "no_data"):
             seen = value(samples, "equipoise_application_sla_state", application=application, state=state)
             assert seen == (1 if state == current else 0)
 
@@ -80,8 +80,8 @@ def test_error_budgets(api: Api) -> None:
         api.ok("PUT", f"/applications/{name}", {"sla": {"response_time_ms": 10}})
     with api.database.registering() as session:
         number = session.scalars(select(ApplicationRow.id).where(ApplicationRow.name == "shop")).one()
-        for minutes_ago, missed in ((4, 3), (20, 0), (50, 0)):
-            session.add(rolled_minute(number, START - timedelta(minutes=minutes_ago), judged=10, missed=missed))
+        for minutes_ago, violated in ((4, 3), (20, 0), (50, 0)):
+            session.add(rolled_minute(number, START - timedelta(minutes=minutes_ago), judged=10, violated=violated))
     samples = scrape(api)
     for length, rate in (("5m", 30), ("30m", 15), ("1h", 10), ("6h", 10), ("30d", 10)):
         labels = {"application": "shop", "window": length}
@@ -92,7 +92,7 @@ def test_error_budgets(api: Api) -> None:
     assert not [name for name, labels in samples if "budget" in name and ("application", "silent") in labels]
 
 
-def rolled_minute(application_id: int, start: datetime, judged: int, missed: int) -> RollupRow:
+def rolled_minute(application_id: int, start: datetime, judged: int, violated: int) -> RollupRow:
     return RollupRow(
         application_id=application_id,
         length_s=60,
@@ -103,7 +103,7 @@ def rolled_minute(application_id: int, start: datetime, judged: int, missed: int
         ready=None,
         slots=judged,
         judged=judged,
-        missed=missed,
+        violated=violated,
         violations=None,
     )
 

@@ -95,7 +95,7 @@ def test_an_estimate_sees_response_times_and_says_what_it_cannot_tell(shop: Api)
     shop.ok("POST", f"/hosts/{HOST}/report", report(windows=[window(end=0)], vms=[late]))
     found = preview(shop, "?mode=enforce")
     assert plain(found) == []
-    assert "no tick tells of them: web-2" in found["notes"][-1]
+    assert "no tick holds them: web-2" in found["notes"][-1]
 
 
 def test_without_ticks_nothing_is_estimated(shop: Api) -> None:
@@ -173,7 +173,7 @@ def test_groups_of_the_cache_that_are_ours_go_with_the_mode(shop: Api) -> None:
     found = preview(shop, "?mode=released")
     assert (plain(found), found["kind"]) == ([REMOVED, LEFT], "exact")
     assert {one["reason"] for one in found["changes"]} == {"mode released"}
-    assert found["notes"] == ["what the default group of the cache had before comes back, too"]
+    assert found["notes"] == ["what the default group of the cache had before is restored, too"]
     assert plain(preview(shop, "?mode=observe", "/vms/web-1")) == [LEFT]
     assert plain(preview(shop, "?mode=observe", "/vms/db-1")) == [], "given up"
     assert plain(preview(shop, "?mode=released", "/applications/shop")) == [LEFT]

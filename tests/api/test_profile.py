@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from manager.cli import main, profile_command
-from manager.cli.sweep import Sweep, Swept
-from manager.cli.sweep_checks import SweepTarget, examine
+from manager.cli.sweep import Sweep, SweepTarget, Swept, examine
 from manager.control.knee import curve_of
 from manager.errors import EquipoiseError
 from manager.protocol.client import Answer
@@ -99,7 +98,7 @@ def test_ways_that_are_not_to_be_had_are_left_out(agents: Agents) -> None:
     agents.shape = lambda _host, cache: cache | {"notes": ["shop gets 7 of 9 ways in domain 0"]}
     swept, told = sweep(agents, 9, 7, 2)
     assert swept.ended == ""
-    lacks = f"not to be had on {HOST}, it gets 7: shop gets 7 of 9 ways in domain 0"
+    lacks = f"not available on {HOST}, it gets 7: shop gets 7 of 9 ways in domain 0"
     assert [(step.ways, step.lacks, len(step.times_ms)) for step in swept.steps] == [
         (9, lacks, 0),
         (7, "", 6),
@@ -119,9 +118,7 @@ def test_it_is_swept_on_all_its_hosts_at_once(agents: Agents) -> None:
     swept, _ = sweep(agents, 6, 2)
     assert [(step.ways, len(step.times_ms)) for step in swept.steps] == [(6, 6), (2, 6)]
     agents.shape = lambda host, cache: cache | {"ways": 20} if host == "kvm2" else cache
-    assert f"caches are not alike, so that a number of ways is not the same on each: {HOST}, kvm2" in refusal(
-        lambda: look(agents)
-    )
+    assert f"different caches, so a number of ways differs in size: {HOST}, kvm2" in refusal(lambda: look(agents))
     api.ok("PATCH", "/hosts/kvm2", {"cache": "off"})
     assert "the cache of kvm2 is not divided" in refusal(lambda: look(agents))
 
@@ -133,7 +130,7 @@ def foreign_change(agents: Agents, body: dict[str, Any]) -> None:
 def test_somebody_elses_value_ends_it_and_stays(agents: Agents) -> None:
     agents.also[8] = lambda: foreign_change(agents, {"cache": "40%"})
     swept, _ = sweep(agents)
-    assert (swept.ended, swept.left, swept.kept) == ("somebody changed shop meanwhile", "", True)
+    assert (swept.ended, swept.left, swept.kept) == ("another user changed shop meanwhile", "", True)
     assert registered(agents) == "40%"
     assert [step.ways for step in swept.steps] == [9]
 
@@ -141,7 +138,7 @@ def test_somebody_elses_value_ends_it_and_stays(agents: Agents) -> None:
 def test_another_change_ends_it_too_and_is_not_undone(agents: Agents) -> None:
     agents.also[8] = lambda: foreign_change(agents, {"sla": {"response_time_ms": 3}})
     swept, _ = sweep(agents)
-    assert (swept.ended, swept.left, swept.kept) == ("somebody changed shop meanwhile", "", False)
+    assert (swept.ended, swept.left, swept.kept) == ("another user changed shop meanwhile", "", False)
     assert registered(agents) == "auto"
     assert agents.api.ok("GET", CACHE)["sla"]["response_time_ms"] == 3
 
@@ -165,7 +162,7 @@ def put_host(agents: Agents, body: dict[str, Any]) -> None:
         (lambda agents: put_host(agents, {"cache": "off"}), f"the cache of {HOST} is not divided"),
         (lambda agents: setattr(agents, "mute", True), f"the agent of {HOST} does not report any more"),
         (lambda agents: setattr(agents, "count", 0), "is shop still under load?"),
-        (lambda agents: setattr(agents, "shape", lambda _host, _cache: cache_of(3)), "has not 8 ways any more"),
+        (lambda agents: setattr(agents, "shape", lambda _host, _cache: cache_of(3)), "no longer has 8 ways"),
         (lambda agents: setattr(agents, "pause", lambda _seconds: True), "interrupted"),
     ],
 )
@@ -243,7 +240,7 @@ def test_putting_back_is_tried_again_and_said_where_it_fails(agents: Agents) -> 
     swept, told = sweep(agents, 9, 8, client=failing(agents, Outage(back, 100)))
     assert "503" in swept.left
     assert registered(agents) == "8 ways"
-    assert told[-1].startswith("the former value could not be put back: ")
+    assert told[-1].startswith("the former value could not be restored: ")
 
 
 def test_even_a_fault_of_ours_puts_it_back(agents: Agents) -> None:
@@ -293,7 +290,7 @@ def old_agent(agents: Agents) -> None:
     [
         (patched(CACHE, sla=None), ["shop has no SLA", 'PATCH /api/v1/applications/shop {"sla"']),
         (batch_only, ["shop has no critical VM"]),
-        (not_running, ["no agent sees a critical VM of shop run: start one of web-2"]),
+        (not_running, ["no agent sees a critical VM of shop running: start one of web-2"]),
         (patched(f"/hosts/{HOST}", mode="released"), ["mode released", f"`equipoise enforce --host {HOST}`"]),
         (patched(f"/hosts/{HOST}", mode="observe"), ["mode observe, in which nothing is written"]),
         (patched(f"/hosts/{HOST}", cache="off"), ["is not divided", f'PATCH /api/v1/hosts/{HOST} {{"cache": "on"}}']),
@@ -373,7 +370,7 @@ def call(agents: Agents, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cal
 
 TABLE = """\
 ways response times rate p95 p99 curve SLA
-1 600 20/s 13.8 ms 14 ms 13.8 ms MISSED
+1 600 20/s 13.8 ms 14 ms 13.8 ms VIOLATED
 4 600 20/s 7.87 ms 8.02 ms 7.79 ms met
 6 600 20/s 3.91 ms 3.98 ms 3.91 ms met <- knee
 9 600 20/s 3.91 ms 3.98 ms 3.87 ms met

@@ -120,7 +120,7 @@ def test_what_a_kill_leaves_the_command_that_was_printed_puts_back(agents: Agent
     started.kill()
     _, errors = started.communicate(timeout=WAIT_S)
     assert registered(agents) == "8 ways"
-    [command] = [line.partition("killed: ")[2] for line in errors.splitlines() if "killed: " in line]
+    [command] = [line.partition("kill: ")[2] for line in errors.splitlines() if "kill: " in line]
     given = os.environ | {"EQUIPOISE_TOKEN": agents.api.secrets["operator"]}
     subprocess.run(["sh", "-c", command], env=given, check=True, capture_output=True, timeout=WAIT_S)
     assert registered(agents) == "40%"

@@ -149,7 +149,7 @@ def test_an_agent_understands_earlier_and_later_managers(tmp_path: Path, stack: 
     assert [what for what, _, _ in manager.sent] == ["assignment", "slots", "report"]
     assert agent.link.clock_ahead_s is None
     again = ManagerLink(ManagerClient("http://m", "x", manager), HOST, "1", agent.cache, agent.outbox)
-    assert again.cached_orders().assignment == orders.assignment, "also from the cache that a later version wrote"
+    assert again.cached().assignment == orders.assignment, "also from the cache that a later version wrote"
 
 
 def test_a_manager_with_another_protocol_is_refused_and_nothing_is_lost(tmp_path: Path, stack: ExitStack) -> None:

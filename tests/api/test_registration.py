@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from manager.api.schemas.registration_shapes import ApplicationOut, HostOut, VmOut
+from manager.model.fields import adapter_of
 from tests.api.conftest import LAW, PLACEMENT, Api, report, status
 
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
@@ -215,7 +216,7 @@ def test_taking_back_is_told_to_the_agent(api: Api) -> None:
 
 def test_a_host_is_answered_whole(api: Api) -> None:
     api.ok("PUT", "/hosts/kvm1", {"policy": "equal", "pinning": False})
-    host = HostOut.model_validate(api.ok("GET", "/hosts/kvm1"))
+    host = adapter_of(HostOut).validate_python(api.ok("GET", "/hosts/kvm1"))
     assert (host.mode, host.policy, host.pinning, host.last_seen_at, host.tick) == (
         "enforce",
         "equal",
@@ -270,14 +271,14 @@ def test_a_vm_is_answered_with_application_and_status(shop: Api) -> None:
     vm = shop.ok("GET", "/vms/web-1")
     assert vm["status"] == status("web-1")
     assert (vm["status_host"], vm["status_at"]) == ("kvm1", "2026-03-01T12:00:00Z")
-    VmOut.model_validate_json(shop.call("GET", "/vms/web-1").data, strict=True)
+    adapter_of(VmOut).validate_json(shop.call("GET", "/vms/web-1").data, strict=True)
     assert vm in shop.ok("GET", "/vms")["items"]
 
 
 def test_a_vm_registered_by_nothing_is_found_by_its_name(api: Api) -> None:
     assert api.ok("PUT", "/vms/a", {"class": "batch"})["libvirt_name"] == "a"
     problem = api.refused(409, "PUT", "/vms/b", {"class": "batch", "libvirt_name": "a"})
-    assert "libvirt_name 'a' is that of VM 'a' already" in problem["detail"]
+    assert "libvirt_name 'a' belongs to VM 'a' already" in problem["detail"]
 
 
 def test_vms_are_filtered(shop: Api) -> None:
@@ -343,7 +344,7 @@ def test_an_application_is_answered_whole(shop: Api) -> None:
     assert application["tiers"] == [{"name": "web", "vms": ["web-1", "web-2"]}, {"name": "db", "vms": ["db-1"]}]
     assert application["sla"] == {"response_time_ms": 10.0, "percentile": 95.0, "max_rate_rps": None}
     assert (application["mode"], application["sla_state"], application["window"]) == (None, "no_data", None)
-    ApplicationOut.model_validate_json(shop.call("GET", "/applications/shop").data, strict=True)
+    adapter_of(ApplicationOut).validate_json(shop.call("GET", "/applications/shop").data, strict=True)
     assert shop.ok("GET", "/applications")["items"] == [application]
 
 

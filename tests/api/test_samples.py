@@ -44,9 +44,9 @@ def test_no_requests_are_an_answer_too(shop: Api) -> None:
     [
         (5, 20, 0, "met"),
         (9.5, 20, 0, "at_risk"),
-        (11, 20, 0, "missed"),
+        (11, 20, 0, "violated"),
         (11, 19, 0, "no_data"),
-        (11, 20, 30, "missed"),
+        (11, 20, 30, "violated"),
         (11, 20, 31, "no_data"),
     ],
 )
@@ -62,7 +62,7 @@ def test_the_state_does_not_flap_when_a_slot_begins(shop: Api) -> None:
         post(shop, {"times_ms": [11.0] * 10})
         seen.add(state(shop))
         shop.clock.now_s += 1
-    assert seen == {"no_data", "missed"}
+    assert seen == {"no_data", "violated"}
     window = shop.ok("GET", "/applications/shop")["window"]
     assert window["rate_rps"] == pytest.approx(10)
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from manager.model.fields import adapter_of
+from manager.model.registration import ApplicationIn
 from manager.model.source import (
     HttpProbe,
     MemcachedProbe,
@@ -17,8 +19,6 @@ from manager.model.source import (
     SourceKind,
     TimeField,
 )
-from manager.protocol.convert import application_of
-from manager.protocol.registration_in import ApplicationIn
 from manager.store.silent_hosts import SilenceWatch
 from tests.api.conftest import HOST, START, Api, report
 
@@ -56,8 +56,8 @@ def test_sources_are_kept_as_registered(shop: Api) -> None:
         assert given.items() <= kept.items()
     etag = shop.call("GET", "/applications/shop").headers["ETag"]
     assert shop.call("PUT", "/applications/shop", {"sources": sources, "sharing": "isolation"}).headers["ETag"] == etag
-    body = ApplicationIn.model_validate({"sources": answered["sources"]})
-    assert application_of("shop", body).sources == (
+    body = adapter_of(ApplicationIn).validate_python({"sources": answered["sources"]})
+    assert body.sources == (
         NginxSyslog("a", "shop_1", TimeField.UPSTREAM),
         NginxFile("b", "/var/log/nginx/access.log", host="kvm7"),
         MemcachedProbe("c", "cache.example.org", 11212, 0.1, 60),
@@ -70,7 +70,7 @@ def test_sources_are_kept_as_registered(shop: Api) -> None:
 @pytest.mark.parametrize("kind", LEAST)
 def test_defaults_are_those_of_the_model(shop: Api, kind: str) -> None:
     [answered] = shop.ok("PUT", "/applications/shop", {"sources": [source(kind)]})["sources"]
-    [parsed] = application_of("shop", ApplicationIn.model_validate({"sources": [source(kind)]})).sources
+    [parsed] = adapter_of(ApplicationIn).validate_python({"sources": [source(kind)]}).sources
     assert parsed == type(parsed)(name="one", **LEAST[kind])
     assert answered["type"] == parsed.kind
 

@@ -12,8 +12,8 @@ from tests.api.conftest import HOST, Api, moment, record, report, window
 OTHER = "kvm2"
 
 
-def slot(end: int, time_ms: float) -> dict[str, Any]:
-    buckets = Histogram.of([time_ms * 1000] * 20).buckets
+def slot(end: int, percentile_ms: float) -> dict[str, Any]:
+    buckets = Histogram.of([percentile_ms * 1000] * 20).buckets
     return window(end=end, count=20, buckets={str(number): count for number, count in buckets.items()})
 
 
@@ -70,7 +70,7 @@ def test_the_records_of_one_tick_about_one_vm_are_one_entry(told: Api) -> None:
 def test_an_entry_tells_of_the_response_times_then_and_later(told: Api) -> None:
     web = story(told)[3]
     assert web["sla"]["response_time_ms"] == 10
-    assert web["time_ms"] == pytest.approx(612, rel=0.01), "of the two intervals that had ended"
+    assert web["percentile_ms"] == pytest.approx(612, rel=0.01), "of the two intervals that had ended"
     assert web["later_ms"] == pytest.approx(500, rel=0.01)
     assert web["later_s"] == 10
     assert web["sentence"].startswith("shop: p95 6")
@@ -80,10 +80,10 @@ def test_an_entry_tells_of_the_response_times_then_and_later(told: Api) -> None:
 
 def test_what_serves_no_application_or_is_not_known_yet(told: Api) -> None:
     db, interrupt, hog, _ = story(told)
-    assert (hog["application"], hog["sla"], hog["time_ms"]) == (None, None, None)
+    assert (hog["application"], hog["sla"], hog["percentile_ms"]) == (None, None, None)
     assert hog["sentence"] == "hog: CPU weight of hog from 100 to 1 (observed only, nothing written)"
     assert interrupt["sentence"] == f"{HOST}: interrupt 40 affinity from 0-3 to 0"
-    assert db["time_ms"] == pytest.approx(500, rel=0.01)
+    assert db["percentile_ms"] == pytest.approx(500, rel=0.01)
     assert db["later_ms"] is None
     assert db["sentence"].endswith("(could not be written: EBUSY)")
 

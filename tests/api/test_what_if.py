@@ -46,7 +46,7 @@ def test_the_same_minutes_under_another_policy(site: Api) -> None:
     assert (found["estimated"], found["policy"], found["recorded_policies"]) == (True, "equal", ["priority"])
     assert (found["since"], found["until"], found["interval_s"], found["ticks"]) == (moment(-60), moment(0), 5, 12)
     [shop] = found["applications"]
-    assert (shop["judged"], shop["missed"]) == (12, 0)
+    assert (shop["judged"], shop["violated"]) == (12, 0)
     assert (shop["recorded"], shop["replayed"]) == ([10_000, 10_000], [100, 100])
     assert shop["vms"] == [{"vm": "web-1", "recorded": [10_000] * 12, "replayed": [100] * 12}]
     assert found["at"] == [moment(end) for end in range(-60, 0, 5)]

@@ -60,7 +60,7 @@ def test_percentiles_come_from_all_origins_together(hosts: Api) -> None:
 
 
 def test_windows_come_as_histograms_on_demand(hosts: Api) -> None:
-    ready = {"percentile": 95, "time_ms": 12.5}
+    ready = {"percentile": 95, "percentile_ms": 12.5}
     send(hosts, HOST, windows=[window(end=-5, count=3, ready=ready), window(count=4)])
     send(hosts, OTHER, windows=[window(count=5, requests=None)])
     items = hosts.ok("GET", "/applications/shop/windows?buckets=true", role="viewer")["items"]
@@ -125,12 +125,12 @@ def test_windows_from_the_future_are_passed_over(hosts: Api) -> None:
 
 
 def test_a_ready_percentile_is_answered_for_its_own(hosts: Api) -> None:
-    ready = {"percentile": 95, "time_ms": 12.5}
+    ready = {"percentile": 95, "percentile_ms": 12.5}
     send(hosts, HOST, windows=[window(buckets={}, requests=None, ready=ready)])
     application = hosts.ok("GET", "/applications/shop")
     shown = application["window"]
     assert (shown["p50_ms"], shown["p95_ms"], shown["rate_rps"]) == (None, 12.5, None)
-    assert application["sla_state"] == "missed"
+    assert application["sla_state"] == "violated"
     [assigned] = hosts.ok("GET", f"/hosts/{OTHER}/assignment")["applications"]
     assert assigned["windows"][0]["ready"] == ready
 

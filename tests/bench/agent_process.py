@@ -91,6 +91,13 @@ class StandIn:
         self._call("listAllDomains")
         return self._domains
 
+    def domainListGetStats(  # noqa: N802 - libvirt's name
+        self, domains: list[StandInDomain], _stats: int, _flags: int
+    ) -> list[tuple[StandInDomain, dict[str, int]]]:
+        self._call("domainListGetStats")
+        state = {"state.state": libvirt.VIR_DOMAIN_RUNNING, "state.reason": libvirt.VIR_DOMAIN_RUNNING_BOOTED}
+        return [(domain, state) for domain in domains]
+
     def domainEventRegisterAny(self, _domain: None, _kind: int, callback: LifecycleCallback, _opaque: None) -> int:  # noqa: N802 - libvirt's name
         self._callback = callback
         return 1

@@ -220,7 +220,7 @@ def main() -> None:
     print(machine)
     print(f"{'':36} {'p50 ms':>8} {'p95 ms':>8} {'rate /s':>10}  bar")
     for one in results:
-        verdict = f"{one.bar}: {'met' if one.met else 'MISSED'}" if one.bar else ""
+        verdict = f"{one.bar}: {'met' if one.met else 'VIOLATED'}" if one.bar else ""
         print(f"{one.what:36} {one.p50_ms:8.1f} {one.p95_ms:8.1f} {one.rate_per_s:10.0f}  {verdict}")
 
 

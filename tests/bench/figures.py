@@ -56,7 +56,7 @@ def host_cpu_s() -> tuple[float, float]:
 
 def verdict(value: float, bar: float) -> str:
     """Whether a value is at most its bar."""
-    return "met" if value <= bar else "MISSED"
+    return "met" if value <= bar else "VIOLATED"
 
 
 def write_json(file: Path | None, body: Mapping[str, object]) -> None:

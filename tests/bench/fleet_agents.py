@@ -15,12 +15,12 @@ from pathlib import Path
 from manager import __version__
 from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.findings import FindingsWatch
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
 from manager.loop.observer import LoopSettings
 from manager.loop.outbox import Outbox
 from manager.loop.tick import ControlLoop
+from manager.loop.watches import FindingsWatch
 from manager.model.histogram import Histogram
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.registration import Application

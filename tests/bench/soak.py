@@ -26,7 +26,7 @@ from rich.table import Table
 from manager.model.registration import Application
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.site import AgentProcess, Site, Usage, running_agent, running_site, usage
-from tests.bench.vms import Vm, Vms, assignment, running_vms
+from tests.bench.vms import BenchError, Vm, Vms, assignment, running_vms
 
 BAR_CPU_SHARE, BAR_MIB = 0.01, 120.0
 EARLY_S, SETTLED_S = 120.0, 330.0
@@ -75,6 +75,13 @@ def post(site: Site, applications: Sequence[Application], chance: random.Random)
         site.client.post(f"/applications/{app.name}/samples", json={"times_ms": times}).raise_for_status()
 
 
+def require_managed(site: Site, count: int) -> None:
+    """Raises BenchError when the agent does not manage so many VMs: its figures would be those of an idle one."""
+    managed = sum(1 for vm in site.client.get("/vms").raise_for_status().json()["items"] if vm["status"])
+    if managed != count:
+        raise BenchError(f"the agent manages {managed} of {count} VMs")
+
+
 def soak(
     vms: Vms,
     started: Sequence[Vm],
@@ -101,6 +108,7 @@ def soak(
         post(site, applications, chance)
         time.sleep(max(began_s + len(readings) - time.monotonic(), 0.0))
     readings.append(Reading(time.monotonic() - began_s, usage(agent.pid)))
+    require_managed(site, len(started))
     figures, busy_s = agent.figures(), host_cpu_s()
     later = [one for one in readings if one.at_s >= settled_s]
     spent_s = later[-1].at_s - later[0].at_s

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import gc
 import math
 import pstats
 import random
@@ -37,11 +38,11 @@ from rich.table import Table
 from manager.host.kernel_host import KernelHost
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.apply import Applied
-from manager.loop.garbage import COLLECT_S, collect_as_usual, collect_garbage, postpone_garbage
 from manager.loop.journal import Journal
 from manager.loop.observer import Clock, LoopSettings, Observation, Observer
 from manager.loop.outbox import Outbox
 from manager.loop.planner import Planned
+from manager.loop.schedule import COLLECT_S, collect_as_usual, postpone_garbage
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult
 from manager.model.decision import Change, Decision, Memory, Snapshot
@@ -280,7 +281,7 @@ class Rig:
             return None
         self._collected_s = self.now_s
         began_s = time.perf_counter()
-        collect_garbage()
+        gc.collect()
         return (time.perf_counter() - began_s) * 1000
 
     def _report(self, result: TickResult) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 
 from manager.store.audit import LOCAL, Actor, AuditFilter, forget, list_audit, record
 from manager.store.database import Database
-from manager.store.retention import prune_access
+from manager.store.retention import Cleanup, prune_access
 from tests.aging import long_ago
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -52,7 +52,7 @@ def test_postgresql_refuses_to_empty_the_table(migrated: Callable[[str], Databas
 
 
 def test_retention_removes_what_is_old_and_nothing_else(told: Database) -> None:
-    assert prune_access(told, NOW, timedelta(days=1), long_ago) == 1
+    assert prune_access(Cleanup(told, NOW, long_ago), timedelta(days=1)) == 1
     assert objects(told) == ["vm0", "vm1"]
     with told.reading() as session:
         assert session.execute(text("SELECT count(*) FROM audit_retention")).scalar() == 0, "it is allowed only then"

@@ -12,12 +12,15 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import MetaData, Table, select
 
+from manager.model.fields import fields_of
+from manager.model.law import Law
+from manager.model.registration import HostSpec
+from manager.model.rules import PlacementRules
 from manager.store.access_models import UserRow
 from manager.store.applications import applications_of
 from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database, open_database
 from manager.store.decision_records import RecordFilter, list_records
-from manager.store.hosts import spec_of
 from manager.store.models import ApplicationRow, Base, DecisionRow, EventRow, HostRow, WindowRow
 from manager.store.tokens import described_token, list_tokens
 from manager.store.users import described_user
@@ -34,21 +37,21 @@ STATUS = {"vm": "v", "knobs": []}
 
 GIVEN: dict[tuple[str, str], object] = {
     ("decisions", "knob"): "weight",
-    ("vms", "cpus"): "0-1",
+    ("vms", "cpus"): frozenset({0, 1}),
     ("vms", "scheduling"): None,
     ("vms", "warp_us"): 1000,
     ("applications", "warp_us"): "auto",
     ("applications", "cache"): "auto",
     ("applications", "sources"): None,
     ("applications", "sla_percentile"): 95.0,
-    ("hosts", "law"): {"gain": 0.5},
-    ("hosts", "placement"): None,
+    ("hosts", "law"): Law(gain=0.5),
+    ("hosts", "placement"): PlacementRules(),
     ("hosts", "tick"): None,
     ("hosts", "capabilities"): None,
     ("hosts", "cache"): "on",
     ("hosts", "warp"): "on",
     ("windows", "buckets"): {"500": 3},
-    ("windows", "ready"): {"percentile": 95.0, "time_ms": 2.5},
+    ("windows", "ready"): {"percentile": 95.0, "percentile_ms": 2.5},
     ("rollups", "buckets"): {"500": 3},
     ("rollups", "ready"): None,
     ("rollups", "violations"): None,
@@ -169,7 +172,7 @@ def _are_readable(database: Database, put: Mapping[str, list[dict[str, Any]]]) -
             assert len(rows) == expected
         vms = list_vms(session, VmFilter(), None, 100)
         assert [one["name"] for one in vms] == [one["name"] for one in put["vms"]]
-        hosts = [spec_of(row) for row in session.scalars(select(HostRow).order_by(HostRow.id))]
+        hosts = [HostSpec(**fields_of(HostSpec, row)) for row in session.scalars(select(HostRow).order_by(HostRow.id))]
         assert [one.name for one in hosts] == [one["name"] for one in put["hosts"]]
         rows = session.scalars(select(ApplicationRow).order_by(ApplicationRow.id)).all()
         applications = applications_of(session, rows)

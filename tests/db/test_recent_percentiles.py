@@ -73,7 +73,7 @@ def window(
 ) -> Window:
     """The slot that begins so long before 12 o'clock."""
     start_s = NOW.timestamp() - back_s
-    histogram = Histogram.of(time_ms * 1000 for time_ms in times_ms)
+    histogram = Histogram.of(percentile_ms * 1000 for percentile_ms in times_ms)
     return Window(name, start_s, start_s + covered_s, histogram, None, ready)
 
 

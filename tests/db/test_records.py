@@ -21,10 +21,9 @@ from manager.store import retention
 from manager.store.access_models import TokenRow
 from manager.store.applications import put_application
 from manager.store.database import Database
-from manager.store.decision_records import Position, RecordFilter, list_records, store_new
+from manager.store.decision_records import Position, RecordFilter, list_records, list_ticks, store_new, store_ticks
 from manager.store.models import DecisionRow, EventRow, TickRow, WindowRow
-from manager.store.retention import prune
-from manager.store.ticks import list_ticks, store_ticks
+from manager.store.retention import Cleanup, prune
 from manager.store.tokens import Principal, Role, authenticate, create_token, list_tokens, revoke_token
 from manager.store.windows import add_samples
 from tests.aging import long_ago
@@ -39,7 +38,7 @@ def decision(second: float, *, host: str = "h", vm: str = "a", knob: Knob = Knob
         "host": host,
         "vm": vm,
         "knob": knob,
-        "knob_index": 0,
+        "index": 0,
         "before": "100",
         "after": "10000",
         "reason": "a critical VM",
@@ -150,10 +149,10 @@ def left(database: Database) -> tuple[int, ...]:
 def test_what_is_old_is_pruned_in_batches(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retention, "_BATCH", 3)
     fill(database, old=7, new=2)
-    assert prune(database, NOW, timedelta(0), long_ago, lambda: True) == 0
-    assert prune(database, NOW, timedelta(0), long_ago) == 14
+    assert prune(Cleanup(database, NOW, long_ago, lambda: True), timedelta(0)) == 0
+    assert prune(Cleanup(database, NOW, long_ago), timedelta(0)) == 14
     assert left(database) == (2, 2, 9, 9), "windows and ticks go by their roll-ups"
-    assert prune(database, NOW, timedelta(0), long_ago) == 0
+    assert prune(Cleanup(database, NOW, long_ago), timedelta(0)) == 0
 
 
 def test_a_tick_of_a_host_is_stored_once(database: Database) -> None:

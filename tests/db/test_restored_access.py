@@ -136,10 +136,10 @@ def test_where_it_cannot_be_told_nobody_is_let_in(
     secret = make(database, "old")
     backup = back_up(database, tmp_path / "backup", lambda _text: None)
 
-    def fail(_database: Database) -> None:
+    def fail(_connection: object) -> None:
         raise DatabaseUnavailable("damaged")
 
-    monkeypatch.setattr("manager.store.backup.access_of", fail)
+    monkeypatch.setattr("manager.store.backup.inspect_tables", fail)
     said: list[str] = []
     restore(database, backup.path, said.append, force=True)
     assert who(database, secret) is None

@@ -18,10 +18,10 @@ from manager.model.window import Ready, Window
 from manager.store import retention, rollups
 from manager.store.applications import application_with_past, put_application, remove_application
 from manager.store.database import Database
-from manager.store.history import latest_violation, read_longest, read_periods
+from manager.store.history import MeasuredPast
 from manager.store.models import ApplicationRow, RollupRow, WindowRow
 from manager.store.registrations import get
-from manager.store.retention import Keep
+from manager.store.retention import Cleanup, Keep
 from manager.store.rollups import RollUps, period_of
 from manager.store.windows import replace_windows
 from tests.aging import long_ago
@@ -48,7 +48,7 @@ class Store:
         return self.job().roll_up(self.now)
 
     def forget(self) -> int:
-        return self.job().forget(self.now, long_ago)
+        return self.job().forget(Cleanup(self.database, self.now, long_ago))
 
     def raw(self) -> list[float]:
         """Begins of the slots that are kept, in seconds since the hour."""
@@ -70,7 +70,7 @@ class Store:
     def read(self, since: float, until: float, period_s: float) -> list[Period]:
         with self.database.reading() as session:
             row = application_with_past(session, "shop")
-            return read_periods(session, row, at(since), at(until), period_s, SLOT, LEAST, self.now)
+            return MeasuredPast(session, row, SLOT, LEAST).periods(at(since), at(until), period_s, self.now)
 
 
 def at(second: float) -> datetime:
@@ -102,7 +102,7 @@ def slots(since: float, until: float, seed: int = 0) -> list[Window]:
 def same(found: Period, wanted: Period) -> None:
     assert found.window.histogram == wanted.window.histogram
     assert found.window.requests == wanted.window.requests
-    assert (found.slots, found.judged, found.missed) == (wanted.slots, wanted.judged, wanted.missed)
+    assert (found.slots, found.judged, found.violated) == (wanted.slots, wanted.judged, wanted.violated)
     assert found.violations == wanted.violations
 
 
@@ -144,7 +144,7 @@ def test_a_sum_is_made_of_the_longest_periods_within(
     store.roll_up(10800)
     with store.database.reading() as session:
         shop = get(session, ApplicationRow, "shop")
-        found = read_longest(session, shop, at(since), at(until), SLOT, LEAST)
+        found = MeasuredPast(session, shop, SLOT, LEAST).fewest_periods(at(since), at(until))
     same(whole(found, since, until), whole(raw, since, until))
     assert [round(one.window.end_s - one.window.start_s) for one in found] == lengths_s
 
@@ -154,7 +154,7 @@ def test_what_several_origins_know_of_a_slot_is_judged_together(store: Store) ->
     store.report(window(0, 6, 400.0), origin="g")
     store.roll_up(600)
     [(_, minute)] = store.rows(60)
-    assert (minute.window.histogram.count, minute.slots, minute.judged, minute.missed) == (12, 1, 1, 1)
+    assert (minute.window.histogram.count, minute.slots, minute.judged, minute.violated) == (12, 1, 1, 1)
 
 
 def test_only_what_is_settled_is_rolled_up_and_the_rest_is_read_from_slots(store: Store) -> None:
@@ -234,16 +234,16 @@ def test_a_late_report_of_what_is_forgotten_does_not_make_a_minute_smaller(store
     assert minute.window.histogram.count == 240
 
 
-def test_a_promise_that_changes_later_does_not_change_what_was_missed_under_the_old_one(store: Store) -> None:
+def test_a_promise_that_changes_later_does_not_change_what_was_violated_under_the_old_one(store: Store) -> None:
     store.report(*(window(5.0 * number, time_ms=400.0) for number in range(12)))
     store.roll_up(600)
     with store.database.registering() as session:
         put_application(session, Application("shop", sla=Sla(500.0)), HOUR, lambda _etag: None)
     store.report(*(window(60 + 5.0 * number, time_ms=400.0) for number in range(12)))
     store.roll_up(3960)
-    assert [minute.missed for _, minute in store.rows(60)] == [12, 0]
+    assert [minute.violated for _, minute in store.rows(60)] == [12, 0]
     [(_, hour)] = store.rows(3600)
-    assert (hour.judged, hour.missed) == (24, 12)
+    assert (hour.judged, hour.violated) == (24, 12)
     assert [(one.end_s - one.start_s) for one in hour.violations] == [60]
 
 
@@ -251,7 +251,7 @@ def test_a_ready_percentile_is_kept(store: Store) -> None:
     store.report(window(0, 0, ready=Ready(95, 40.0)), window(5, 0, ready=Ready(95, 140.0)))
     store.roll_up(3960)
     [(_, minute)] = store.rows(60)
-    assert (minute.window.percentile_ms(95), minute.judged, minute.missed) == (140.0, 2, 1)
+    assert (minute.window.percentile_ms(95), minute.judged, minute.violated) == (140.0, 2, 1)
 
 
 def test_what_was_measured_outlives_the_application_and_belongs_to_it_when_it_is_registered_again(store: Store) -> None:
@@ -317,7 +317,9 @@ def test_windows_that_are_not_rolled_up_are_not_forgotten(store: Store) -> None:
     assert store.forget() == 0
     store.job().roll_up(store.now)
     before = store.rows(60)
-    assert store.job().forget(store.now, lambda *_: 0) == 0, "they came late, others may come later"
+    assert store.job().forget(Cleanup(store.database, store.now, lambda *_: 0)) == 0, (
+        "they came late, others may come later"
+    )
     store.now += RAW + timedelta(seconds=1)
     assert store.forget() == 720
     assert store.rows(60) == before
@@ -329,7 +331,7 @@ def test_what_two_hosts_tell_hours_apart_of_a_time_long_gone_is_rolled_up_togeth
     store.report(*(window(5.0 * number) for number in range(12)))
     store.job().roll_up(store.now)
     store.now += timedelta(hours=20)
-    assert store.job().forget(store.now, lambda *_: 0) == 0, "it arrived less than a day ago"
+    assert store.job().forget(Cleanup(store.database, store.now, lambda *_: 0)) == 0, "it arrived less than a day ago"
     store.report(*(window(5.0 * number, 7) for number in range(12)), origin="g")
     store.job().roll_up(store.now)
     [(_, minute)] = store.rows(60)
@@ -350,7 +352,7 @@ def test_the_latest_violation(store: Store, rolled: bool) -> None:
     def latest(until: float) -> tuple[float, float] | None:
         with store.database.reading() as session:
             row = get(session, ApplicationRow, "shop")
-            found = latest_violation(session, row, at(until), timedelta(hours=1), SLOT, LEAST)
+            found = MeasuredPast(session, row, SLOT, LEAST).latest_violation(at(until), timedelta(hours=1))
         return (found.start_s - HOUR.timestamp(), found.end_s - HOUR.timestamp()) if found else None
 
     assert latest(3600) == (130, 140)

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import select
 
 from manager.errors import Conflict, InvalidRequest, NotFound, SignInRefused, SignInThrottled
-from manager.store import sessions, sign_in_audit, sign_in_throttle, users
+from manager.store import sessions, sign_in_throttle, users
 from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow, UserRow
 from manager.store.audit import AuditFilter, list_audit
 from manager.store.database import Database
 from manager.store.registrations import delete, get
-from manager.store.retention import prune_access
+from manager.store.retention import Cleanup, prune_access
 from manager.store.sessions import (
     DEFAULT_LIMITS,
     SignedIn,
@@ -363,9 +363,9 @@ def test_what_counts_no_more_is_removed(store: Database) -> None:
     enter(store)
     fail(store, 2)
     fail(store, 1, after(minutes=1))
-    assert prune_access(store, after(minutes=30), timedelta(minutes=30), long_ago) == 2
-    assert prune_access(store, after(hours=12), timedelta(hours=12), long_ago) == 2, "a failure and a session"
-    assert prune_access(store, after(hours=12), timedelta(hours=12) - timedelta(seconds=1), long_ago) == 1, (
+    assert prune_access(Cleanup(store, after(minutes=30), long_ago), timedelta(minutes=30)) == 2
+    assert prune_access(Cleanup(store, after(hours=12), long_ago), timedelta(hours=12)) == 2, "a failure and a session"
+    assert prune_access(Cleanup(store, after(hours=12), long_ago), timedelta(hours=12) - timedelta(seconds=1)) == 1, (
         "the sign-in, from the audit"
     )
 
@@ -387,7 +387,7 @@ def test_a_flood_of_failures_adds_few_rows_to_the_audit_and_they_count_it(
     store: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sessions, "is_password", lambda *_: False)
-    monkeypatch.setattr(sign_in_audit, "MOST_A_DAY", 10)
+    monkeypatch.setattr(sign_in_throttle, "MOST_A_DAY", 10)
 
     def refused(minute: int, name: str = "") -> None:
         with pytest.raises(SignInRefused):

@@ -13,13 +13,13 @@ from manager.model.records import TickRecord, VmTick
 from manager.model.registration import HostSpec
 from manager.store import retention
 from manager.store.database import Database
+from manager.store.decision_records import store_ticks
 from manager.store.host_models import TickRollupRow
 from manager.store.hosts import put_host
 from manager.store.models import TickRow
 from manager.store.registrations import delete
-from manager.store.retention import Keep
+from manager.store.retention import Cleanup, Keep
 from manager.store.tick_rollups import TickRollUps, read_ticks
-from manager.store.ticks import store_ticks
 from tests.aging import long_ago
 
 HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC)
@@ -105,9 +105,11 @@ def test_what_a_host_tells_days_late_is_rolled_up_before_it_is_forgotten(databas
     report(database, 0, 60)
     job = TickRollUps(database, KEEP)
     now = at(0) + 3 * DAY
-    assert (job.roll_up(), job.forget(now, long_ago)) == (0, 0), "of its minute there may be more to come"
+    assert (job.roll_up(), job.forget(Cleanup(database, now, long_ago))) == (0, 0), (
+        "of its minute there may be more to come"
+    )
     report(database, 60, 3605)
-    assert (job.roll_up(), job.forget(now, long_ago)) == (60 + 1, 60 * 12)
+    assert (job.roll_up(), job.forget(Cleanup(database, now, long_ago))) == (60 + 1, 60 * 12)
     assert rows(database, 60) == [(60.0 * minute, 12) for minute in range(60)]
     assert raw(database) == 1, "of the minute that is not over"
 
@@ -117,11 +119,11 @@ def test_each_length_is_kept_for_its_time(database: Database, monkeypatch: pytes
     report(database, 0, 7300, 20)
     job = TickRollUps(database, KEEP)
     job.roll_up()
-    assert job.forget(at(600) + DAY, long_ago) == 30
-    assert job.forget(at(600) + 30 * DAY, long_ago) == (121 - 10) * 3 + 10
-    assert job.forget(at(3600) + 730 * DAY, long_ago) == (120 - 10) + 1
+    assert job.forget(Cleanup(database, at(600) + DAY, long_ago)) == 30
+    assert job.forget(Cleanup(database, at(600) + 30 * DAY, long_ago)) == (121 - 10) * 3 + 10
+    assert job.forget(Cleanup(database, at(3600) + 730 * DAY, long_ago)) == (120 - 10) + 1
     assert (rows(database, 60), rows(database, 3600)) == ([(7200, 3)], [(3600, 180)]), "of an hour that is not over"
-    assert job.forget(at(3601) + 730 * DAY, long_ago) == 1
+    assert job.forget(Cleanup(database, at(3601) + 730 * DAY, long_ago)) == 1
 
 
 def test_the_ticks_of_a_host_that_was_removed_are_forgotten_like_others(database: Database) -> None:
@@ -130,7 +132,7 @@ def test_the_ticks_of_a_host_that_was_removed_are_forgotten_like_others(database
     with database.registering() as session:
         delete(session, type(put_host(session, HostSpec("h"), HOUR, lambda _etag: None)[0]), "h", lambda _etag: None)
     assert len(read(database, 0, 600)) == 120, "they are still there to be read"
-    assert (job.roll_up(), job.forget(at(300) + DAY, long_ago), raw(database)) == (0, 60, 60)
+    assert (job.roll_up(), job.forget(Cleanup(database, at(300) + DAY, long_ago)), raw(database)) == (0, 60, 60)
 
 
 def test_a_short_range_is_read_from_ticks_and_a_long_one_from_means(database: Database) -> None:
@@ -150,10 +152,10 @@ def test_where_ticks_are_gone_minutes_tell_and_where_those_are_gone_hours_do(dat
     report(database, 0, 10900)
     job = TickRollUps(database, KEEP)
     job.roll_up()
-    job.forget(at(9000) + DAY, long_ago)
+    job.forget(Cleanup(database, at(9000) + DAY, long_ago))
     found = read(database, 0, 10900, 100_000)
     assert len(found) == 9000 / 60 + 1900 / 5
-    job.forget(at(7200) + 30 * DAY, long_ago)
+    job.forget(Cleanup(database, at(7200) + 30 * DAY, long_ago))
     found = read(database, 0, 10800, 100_000)
     assert [tick.time_s - HOUR.timestamp() for tick in found[:3]] == [3595, 7195, 7255]
     assert found == sorted(found, key=lambda tick: tick.time_s)

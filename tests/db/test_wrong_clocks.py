@@ -18,16 +18,15 @@ from manager.store.applications import put_application
 from manager.store.arrivals import HELD, RESUMED, Arrivals, clock_ahead_s
 from manager.store.audit import LOCAL, Actor, record
 from manager.store.database import Database
-from manager.store.decision_records import store_new
+from manager.store.decision_records import store_new, store_ticks
 from manager.store.host_models import TickRollupRow
 from manager.store.hosts import put_host
 from manager.store.models import ApplicationRow, Base, EventRow, RollupRow, TickRow, WindowRow
 from manager.store.registrations import get
-from manager.store.retention import Keep, prune, prune_access
+from manager.store.retention import Cleanup, Keep, prune, prune_access
 from manager.store.rollups import RollUps
 from manager.store.silent_hosts import host_event
 from manager.store.tick_rollups import TickRollUps
-from manager.store.ticks import store_ticks
 from manager.store.windows import replace_windows
 from tests.aging import Machine
 
@@ -97,12 +96,13 @@ class Fleet:
             self.work()
 
     def work(self) -> None:
+        cleanup = Cleanup(self.database, self.now, self.arrived)
         self.rollups.roll_up(self.now)
-        self.rollups.forget(self.now, self.arrived)
+        self.rollups.forget(cleanup)
         self.ticks.roll_up()
-        self.ticks.forget(self.now, self.arrived)
-        prune(self.database, self.now, 30 * DAY, self.arrived)
-        prune_access(self.database, self.now, 400 * DAY, self.arrived)
+        self.ticks.forget(cleanup)
+        prune(cleanup, 30 * DAY)
+        prune_access(cleanup, 400 * DAY)
 
     def hours(self, name: str = "shop") -> list[tuple[float, int]]:
         """Begins in hours since noon, and response times."""

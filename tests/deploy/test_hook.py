@@ -277,7 +277,7 @@ def test_without_a_place_for_its_socket_the_agent_works_on(
     made = Arrivals(site)
     with ExitStack() as stack:
         _welcome(made, site.machines[0].agent, hook.folder / "no folder/hook.sock", stack)
-    assert "libvirt's hook finds no socket" in caplog.text
+    assert "no socket for libvirt's hook" in caplog.text
     assert made.on_arrival == site.machines[0].agent.tick_now
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import os
-import re
 import shutil
 import subprocess
 import sysconfig
@@ -54,6 +53,7 @@ def test_into_a_tree_again_and_out_of_it(tmp_path: Path) -> None:
     assert "ExecStart=/opt/other/bin/equipoise agent\n" in (units / "equipoise-agent.service").read_text()
     assert (tmp_path / "usr/local/bin/equipoise").readlink() == Path("/opt/other/bin/equipoise")
     assert (tmp_path / "etc/equipoise/manager.toml").stat().st_mode & 0o777 == 0o640
+    assert "  /opt/other/** mrix,\n" in (tmp_path / "etc/apparmor.d/equipoise-agent").read_text()
     venv = tmp_path / "opt/other"
     assert (venv / "bin/equipoise").read_text().startswith("#!/opt/other/bin/python")
     [site] = (venv / "lib").glob("python*/site-packages")
@@ -84,6 +84,8 @@ def test_into_a_tree_again_and_out_of_it(tmp_path: Path) -> None:
     kept = {"etc/equipoise/equipoise.toml", "etc/equipoise/manager.toml", "var/lib/equipoise/journal.db"}
     assert set(files(tmp_path)) == kept
     assert not venv.exists()
+    assert not (tmp_path / "etc/libvirt/hooks/qemu.d").exists()
+    assert [folder.name for folder in shared.rglob("*")] == ["man"]
     install("--root", tmp_path, "--prefix", "/opt/other", "--uninstall", "--purge")
     assert not files(tmp_path)
 
@@ -96,24 +98,6 @@ def test_one_role_alone_and_nothing_written_by_a_dry_run(role: str, other: str, 
     assert f"equipoise-{role}.service" in said
     assert f"equipoise-{other}.service" not in said
     assert set(files(tmp_path)) == {"etc/os-release"}
-
-
-@pytest.mark.parametrize(
-    ("release", "package"),
-    [
-        ("ID=ubuntu\nID_LIKE=debian\n", "apt-get .* python3-venv .* libvirt-dev"),
-        ("ID=debian\n", "apt-get .* python3-venv .* libvirt-dev"),
-        ('ID="rocky"\nID_LIKE="rhel centos fedora"\n', r"dnf -y install python3\.11 .* libvirt-devel"),
-        ('ID="rhel"\nID_LIKE="fedora"\n', r"dnf -y install python3\.11 .* libvirt-devel"),
-        ("ID=fedora\n", r"dnf -y install python3\.11 .* libvirt-devel"),
-    ],
-)
-def test_the_packages_of_each_family(release: str, package: str, tmp_path: Path) -> None:
-    (tmp_path / "etc").mkdir()
-    (tmp_path / "etc/os-release").write_text(release)
-    said = install("--dry-run", "--root", tmp_path)
-    assert [line for line in said.splitlines() if line.startswith("+")]
-    assert re.search(package, said), said
 
 
 def test_what_it_refuses(tmp_path: Path) -> None:
@@ -135,6 +119,7 @@ stat -c '%U %a %n' /var/lib/equipoise-manager /var/lib/equipoise /etc/equipoise/
 stat -c '%U:%G %a' /etc/equipoise/manager.toml
 mark again; before=$(cat /etc/equipoise/token); deploy/install --both --no-packages >/dev/null
 [ "$before" = "$(cat /etc/equipoise/token)" ] && echo same token
+: >/etc/equipoise/token; deploy/install --both --no-packages >/dev/null; [ -s /etc/equipoise/token ] && echo new token
 mark tokens; equipoise token list --config /etc/equipoise/manager.toml
 mark settings; equipoise config | grep -E 'token_file|manager_url'
 mark uninstall; deploy/install --uninstall
@@ -154,7 +139,7 @@ def test_on_a_copy_of_this_machine(tmp_path: Path) -> None:
     assert "root 700 /var/lib/equipoise\n" in parts["users"]
     assert "root 600 /etc/equipoise/token" in parts["users"]
     assert "root:equipoise 640" in parts["users"]
-    assert parts["again"].strip() == "same token"
+    assert parts["again"].split("\n")[:2] == ["same token", "new token"]
     assert "agent-" in parts["tokens"]
     assert "/etc/equipoise/token" in parts["settings"]
     assert "nothing to restore" in parts["uninstall"]

@@ -53,6 +53,13 @@ def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
     assert not ours, "\n".join(ours)
 
 
+def test_an_agent_is_not_ended_while_a_busy_host_lets_it_start_slowly() -> None:
+    """Beside VMs that start with the host, 90 s, systemd's default, were too short: it was ended and started again."""
+    [start], [stop] = (values("equipoise-agent.service", f"Timeout{when}Sec") for when in ("Start", "Stop"))
+    assert int(start) >= 300
+    assert int(stop) >= 90, "also of ExecStopPost=, which restores"
+
+
 def exposure(unit: Path) -> float:
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=yes", "--no-pager", str(unit)],
@@ -95,6 +102,19 @@ NEEDS = {
     # a group of resctrl: the modes of its folder, as of those of control groups, let nobody write
     "dac_override": "import os, sys; open(sys.argv[3]).read(); os.mkdir(sys.argv[4] + '/' + sys.argv[5])",
 }
+
+
+def test_the_profile_of_the_agent_is_what_its_unit_names_and_has_its_capabilities() -> None:
+    unit = "equipoise-agent.service"
+    [name] = values(unit, "AppArmorProfile")
+    profile = TOP / "deploy/apparmor" / name.removeprefix("-")
+    text = profile.read_text()
+    assert name.startswith("-"), "a host without AppArmor starts it as well"
+    assert f"\nprofile {profile.name} " in text
+    assert "complain" not in text
+    assert set(re.findall(r"^ *capability (\w+),$", text, re.MULTILINE)) == capabilities(unit)
+    if parser := shutil.which("apparmor_parser"):
+        subprocess.run([parser, "--skip-kernel-load", "--skip-cache", profile], check=True)
 
 
 @as_root

@@ -1,4 +1,4 @@
-"""The screenshots that README and docs show, of an hour in which an SLA was missed; `deploy/screenshots` keeps them."""
+"""The screenshots of README and docs, of an hour in which an SLA was violated; `deploy/screenshots` keeps them."""
 
 from __future__ import annotations
 

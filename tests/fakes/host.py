@@ -103,6 +103,7 @@ class FakeHost:
     warp_reads: list[str] = field(default_factory=list)
     limits: bool = False
     machine_us: int = 0
+    pcpu_times: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def online(self) -> CpuSet:
@@ -371,12 +372,19 @@ class FakeHost:
             vm.vcpus = [mask & self.online or self.online for mask in vm.vcpus]
             vm.emulator = vm.emulator & self.online or self.online
 
+    def replug_cpu(self, cpu: int) -> None:
+        """A pCPU comes back: before Linux 6.2 the threads of every cpuset may then run on all pCPUs of that."""
+        self.offline.discard(cpu)
+        for vm in self.vms.values():
+            vm.vcpus = [self.online for _ in vm.vcpus]
+            vm.emulator = self.online
+
     def forget(self, keep: frozenset[VmInstance]) -> None:
         pass
 
     def cpu_times(self) -> CpuTimes:
         busy = sum(vm.cpu_ns for vm in self.vms.values())
-        return CpuTimes(10**15, busy)
+        return CpuTimes(10**15, busy, self.pcpu_times)
 
     def _require(self, instance: VmInstance) -> FakeVm:
         vm = self.vms.get(instance.uuid)

@@ -49,7 +49,7 @@ ASSIGNMENT = {
                     "end": "2026-01-31T14:00:05Z",
                     "buckets": {"500": 3},
                     "requests": 30,
-                    "ready": {"percentile": 95, "time_ms": 12.5},
+                    "ready": {"percentile": 95, "percentile_ms": 12.5},
                 }
             ],
         },

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from manager.control.vcpus import busiest_vcpu
+from manager.control.tick_means import busiest_vcpu
 from manager.host.kernel_host import KernelHost
-from manager.loop.collect import Reading, rates, read_host
+from manager.loop.observer import Reading, rates, read_host
 from manager.model.decision import VmView
 from manager.model.registration import Mode, VmClass, VmSpec
 from tests.host.conftest import REAL, QemuLike, until

@@ -52,7 +52,8 @@ class Tree:
         mounts = read_mounts(self.paths)
         found = find_vm_cgroup(self.paths, mounts, cpu_controller(mounts), PID)
         assert (found.usage is None) == (found.usage_file is None)
-        return self._inside(found.weight_file), self._inside(found.usage_file)
+        weight = found.cpu_folder / found.cpu.weight_file if found.cpu_folder and found.cpu else None
+        return self._inside(weight), self._inside(found.usage_file)
 
     def _inside(self, file: Path | None) -> str | None:
         return None if file is None else "/" + str(file.relative_to(self.folder))

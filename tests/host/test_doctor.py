@@ -21,11 +21,10 @@ import pytest
 
 from manager import terminal
 from manager.cli import doctor_command
-from manager.cli.doctor_command import manager_checks, print_findings, report
-from manager.cli.report_check import second_agent
+from manager.cli.doctor_command import manager_checks, print_findings, report, second_agent
 from manager.errors import HostError, VmVanished
-from manager.host.doctor import bpf_check
-from manager.host.doctor.check import Check, CheckResult, Subject, run_checks, works
+from manager.host.doctor import warp_check
+from manager.host.doctor.check import Check, CheckResult, Subject, works
 from manager.host.doctor.checks import CHECKS
 from manager.host.registry import HostPaths
 from manager.loop.lock import HostLock
@@ -68,7 +67,7 @@ def test_a_check_that_fails_is_unknown_and_the_others_go_on(tmp_path: Path, erro
         Check("first", "A", "First", raising(error), essential=True),
         Check("second", "A", "Second", lambda _subject: works("fine")),
     )
-    first, second = run_checks(checks, subject_of(tmp_path))
+    first, second = (check.run(subject_of(tmp_path)) for check in checks)
     assert (first.status, first.broken) == (FindingStatus.UNKNOWN, True)
     assert str(error) in first.detail
     assert first.advice
@@ -108,7 +107,7 @@ def test_every_finding_is_in_the_manual_and_nothing_else() -> None:
 
 def test_on_an_empty_tree_nothing_crashes(tmp_path: Path) -> None:
     """A root with nothing in it: every check says something."""
-    found = list(run_checks(CHECKS, subject_of(tmp_path, HostPaths(tmp_path))))
+    found = [check.run(subject_of(tmp_path, HostPaths(tmp_path))) for check in CHECKS]
     assert [one.id for one in found] == [check.id for check in CHECKS]
     assert not report("h", found)["ok"]
 
@@ -174,7 +173,7 @@ def test_tables_come_by_default(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert "\x1b" not in ended.stdout
     assert re.search(r"libvirt +│ MISSING", ended.stdout)
-    assert re.search(r"^Broken, and needed: .*libvirt", ended.stdout, re.MULTILINE)
+    assert re.search(r"^Broken and essential: .*libvirt", ended.stdout, re.MULTILINE)
 
 
 def look(identity: str, subject: Subject) -> Finding:
@@ -210,7 +209,7 @@ def test_bpftool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | 
         (tmp_path / "bpftool").write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / "bpftool").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if script else str(tmp_path))
-    monkeypatch.setattr(bpf_check, "_BPFTOOL_S", 0.2 if script == "sleep 5" else 20)
+    monkeypatch.setattr(warp_check, "_BPFTOOL_S", 0.2 if script == "sleep 5" else 20)
     found = look("bpftool", subject_of(tmp_path))
     assert found.status == status, found.detail
 

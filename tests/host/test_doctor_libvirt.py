@@ -43,15 +43,14 @@ def look(identity: str, view: LibvirtView) -> Finding:
 
 
 def connected(*domains: DomainFacts) -> LibvirtView:
-    return LibvirtView("qemu:///system", "", "QEMU", "9.0.0", "9.0.0", "7.2.0", "", domains)
+    return LibvirtView("qemu:///system", versions="libvirt 9.0.0 at qemu:///system", domains=domains)
 
 
 def test_the_test_driver_answers() -> None:
     view = look_at_libvirt("test:///default")
     assert view.error == ""
-    assert view.driver == "TEST"
+    assert f"(library {version_text(libvirt.getVersion())}), TEST " in view.versions
     assert view.events_error == ""
-    assert view.library == version_text(libvirt.getVersion())
     assert [(one.name, one.kind) for one in view.domains] == [("test", "test")]
     assert look("libvirt", view).status == "works"
     assert look("libvirt-events", view).status == "works"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from manager.cli import examine
-from manager.cli.examine import Doctor
+from manager.cli import this_machine
+from manager.cli.this_machine import Doctor
 from manager.errors import HostError
 from manager.host.doctor.checks import CHECKS
 from manager.model.finding import Finding, FindingStatus
@@ -49,13 +49,13 @@ def test_it_finds_what_the_command_finds_and_tries_weights_once(
 def runs(monkeypatch: pytest.MonkeyPatch, script: str) -> list[list[str]]:
     """Have another program in place of the doctor; the options that it gets."""
     options: list[list[str]] = []
-    real = examine.subprocess.Popen
+    real = this_machine.subprocess.Popen
 
     def start(command: list[str], **more: object) -> object:
         options.append(command[5:])
         return real([sys.executable, "-c", script], **more)
 
-    monkeypatch.setattr(examine.subprocess, "Popen", start)
+    monkeypatch.setattr(this_machine.subprocess, "Popen", start)
     return options
 
 
@@ -88,7 +88,7 @@ def test_what_is_no_answer_is_an_error(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_doctor_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(examine, "_LONGEST_S", 0.2)
+    monkeypatch.setattr(this_machine, "_LONGEST_S", 0.2)
     runs(monkeypatch, "import time; time.sleep(60)")
     with pytest.raises(HostError, match="longer than"):
         doctor(tmp_path).look()
@@ -115,5 +115,5 @@ def test_closing_ends_a_look_and_lets_none_begin(tmp_path: Path, monkeypatch: py
     thread.join(LONG_S)
     assert not thread.is_alive()
     assert len(errors) == 1
-    with pytest.raises(HostError, match="told to end"):
+    with pytest.raises(HostError, match="stopped"):
         one.look()

@@ -57,10 +57,10 @@ def bare(qemu: QemuLike) -> Iterator[VmHandle]:
 
 
 def test_the_groups_are_found(qemu: QemuLike, group: VmGroup) -> None:
-    assert find_vm_cgroup(REAL, read_mounts(REAL), group.cpu, qemu.pid).weight_file is None, "in nobody's group yet"
+    assert find_vm_cgroup(REAL, read_mounts(REAL), group.cpu, qemu.pid).cpu_folder is None, "in nobody's group yet"
     group.take(qemu)
     found = find_vm_cgroup(REAL, read_mounts(REAL), group.cpu, qemu.pid)
-    assert found.weight_file == group.weight
+    assert found.cpu_folder == group.weight.parent
     assert found.usage_file is not None
     assert found.usage_file.parent.name == "qemu-99-test.libvirt-qemu"
 

@@ -10,10 +10,9 @@ import libvirt
 import pytest
 
 from manager.host.doctor import libvirt_view
-from manager.host.domain_calls import MOST_HANGING
 from manager.host.hypervisor import HypervisorWatch
 from manager.host.kernel_host import KernelHost
-from manager.host.libvirt_line import Patience
+from manager.host.libvirt_calls import MOST_HANGING, Patience
 from tests.host.conftest import REAL, QemuLike, Root, until
 from tests.host.test_doctor_libvirt import look
 from tests.host.test_event_bursts import Connection, Domain

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
-from manager.host.interrupts import Interrupts, read_affinity
+from manager.host.knob_files import Interrupts, read_affinity
 from manager.host.registry import HostPaths
 from manager.host.topology_reader import discover
 from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue

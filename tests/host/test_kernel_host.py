@@ -85,8 +85,17 @@ def test_cpu_times_only_grow() -> None:
 
 def test_cpu_times_count_steal_as_busy_and_guests_once(tree: Tree) -> None:
     # user nice system idle iowait irq softirq steal guest guest_nice
-    tree.write("proc/stat", "cpu  100 20 30 4000 500 6 7 80 90 9\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
-    assert tree.host().cpu_times() == CpuTimes(4743 * 10_000_000, 243 * 10_000_000)
+    tree.write("proc/stat", "cpu  100 20 30 4000 500 6 7 80 90 9\ncpu0 1 1 1 1 1 1 1 1 1 1\nintr 1 2\n")
+    host = tree.host()
+    assert host.cpu_times() == CpuTimes(4743 * 10_000_000, 243 * 10_000_000, {0: (80_000_000, 60_000_000)})
+    tree.write("proc/stat", "cpu  100 20 30 4000 500 6 7 80 90 9\ncpu0 2 1 1 1 1 1 1 1 1 1\ncpu3 0 0 0 1 0 0 0 0 0 0\n")
+    assert host.cpu_times().pcpus == {0: (90_000_000, 70_000_000), 3: (10_000_000, 0)}, "read again where it is open"
+
+
+def test_cpu_times_of_each_pcpu_are_those_of_this_machine() -> None:
+    times = KernelHost(REAL, None).cpu_times()
+    assert times.pcpus.keys() == ONLINE
+    assert sum(total for total, _ in times.pcpus.values()) == pytest.approx(times.total_ns, rel=0.01)
 
 
 @pytest.mark.parametrize("text", [None, "", "cpu\n", "cpu 1 2 3 4\n", "cpu a b c d e f g h\n"])
@@ -133,6 +142,13 @@ def test_a_v2_host(tree: Tree) -> None:
     assert found.online_cpus == {0, 1, 2, 3, 6}
     assert found.schedstat
     assert found.warnings == ()
+
+
+def test_the_idle_class_is_seen_once_a_group_has_the_cpu_controller(tree: Tree) -> None:
+    host = tree.host()
+    assert not host.capabilities.idle_class
+    tree.write("sys/fs/cgroup/machine.slice/cpu.idle", "0\n")
+    assert host.capabilities.idle_class
 
 
 def test_what_is_missing_is_said(tree: Tree) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.host.numa_memory import memory_nodes
+from manager.host.cgroup import memory_nodes
 from manager.host.registry import HostPaths
 
 V1 = "total=100 N0=5 N1=95\nfile=90 N0=90 N1=0\n"

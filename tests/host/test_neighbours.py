@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.host.neighbours import read_neighbours
+from manager.host.addresses import read_neighbours
 
 TOP = Path(__file__).parents[2]
 SCRIPT = """
@@ -28,7 +28,7 @@ ip neigh add 192.0.2.13 dev veth0 nud failed
 for i in $(seq 2000); do
   echo "neigh add 198.18.$((i / 250)).$((i % 250 + 1)) lladdr 52:54:00:01:$(printf %02x:%02x $((i / 250)) $((i % 250))) dev veth0 nud permanent"
 done | ip -batch -
-exec "$1" -c 'import json; from manager.host.neighbours import read_neighbours
+exec "$1" -c 'import json; from manager.host.addresses import read_neighbours
 print(json.dumps({mac: sorted(ips) for mac, ips in read_neighbours().items()}))'
 """  # noqa: E501
 

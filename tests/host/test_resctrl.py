@@ -8,10 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from manager.errors import HostError
-from manager.host.resctrl.groups import Groups
-from manager.host.resctrl.info import discover
-from manager.host.resctrl.mount import ensure_mounted, unmount_ours
-from manager.host.resctrl.thread_moves import Moved, group_of_others, move
+from manager.host.resctrl.groups import Groups, Moved, group_of_others, move
+from manager.host.resctrl.resctrl_cache import ensure_mounted, unmount_ours
+from manager.host.resctrl.tree import discover
 from manager.model.cache import (
     DEFAULT,
     BandwidthResource,
@@ -269,13 +268,11 @@ def test_tasks_of_a_removed_group_are_the_default_ones() -> None:
 # Mount
 
 
-def test_it_is_mounted_only_if_absent_and_allowed() -> None:
+def test_it_is_mounted_only_if_absent() -> None:
     tree = fake(mounted=None)
-    assert not ensure_mounted(tree, allowed=False)
-    assert tree.options() is None
-    assert ensure_mounted(tree, allowed=True)
+    assert ensure_mounted(tree)
     assert tree.options() is not None
-    assert not ensure_mounted(tree, allowed=True), "it was there"
+    assert not ensure_mounted(tree), "it was there"
 
 
 def test_it_is_unmounted_with_all_files_closed_unless_others_have_groups() -> None:

@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError
-from manager.host.resctrl.groups import Groups
-from manager.host.resctrl.monitor import Monitor, Monitors
-from manager.host.resctrl.thread_moves import move
-from manager.host.resctrl.tree import KernelTree
+from manager.host.resctrl.groups import Groups, move
+from manager.host.resctrl.resctrl_cache import Monitor, ResctrlCache
+from manager.host.resctrl.tree import ResctrlTree
 from manager.model.cache import DEFAULT, CacheUse, monitoring_group
+from tests.fakes.resctrl import FakeResctrl
 from tests.host.resctrl import unpack
 from tests.host.test_resctrl import OURS, fake, threads_of
+
+
+def cache_of(tree: FakeResctrl) -> ResctrlCache:
+    return ResctrlCache(tree, lambda _vm, _afresh: frozenset(), lambda _level: {})
 
 
 def test_counters_of_a_vm_are_read_by_domain() -> None:
@@ -46,25 +50,25 @@ def test_counters_of_a_vm_are_read_by_domain() -> None:
 def test_counters_of_groups_are_held_from_reading_to_reading_and_let_go_of_with_their_groups() -> None:
     tree = fake(rmids=8)
     tree.start(10)
-    groups, monitors = Groups(tree), Monitors(tree)
+    groups, monitors = Groups(tree), cache_of(tree)
     path = monitoring_group(OURS, "web")
     groups.create(OURS)
     groups.create(path)
     move(groups, OURS, threads_of(tree, 10))
     move(groups, path, threads_of(tree, 10))
     tree.use(10, 0, mbm_total_bytes=7, llc_occupancy=3)
-    assert monitors.read((OURS, path, "equipoise-none")) == {
+    assert monitors.uses((OURS, path, "equipoise-none")) == {
         OURS: (CacheUse(0, 3, 7, 0), CacheUse(1, 0, 0, 0)),
         path: (CacheUse(0, 3, 7, 0), CacheUse(1, 0, 0, 0)),
     }
     held = set(tree.held)
-    monitors.read((OURS, path))
+    monitors.uses((OURS, path))
     assert tree.held == held
     groups.remove(path)
     groups.create(path)
-    assert monitors.read((OURS, path)).keys() == {OURS}, "it is another group"
-    assert monitors.read((OURS, path))[path][0].total_bytes == 0
-    monitors.read((OURS,))
+    assert monitors.uses((OURS, path)).keys() == {OURS}, "it is another group"
+    assert monitors.uses((OURS, path))[path][0].total_bytes == 0
+    monitors.uses((OURS,))
     groups.close()
     assert len(tree.held) == 6, "three counters in two domains"
     monitors.close()
@@ -91,11 +95,11 @@ def test_a_control_group_counts_what_its_monitoring_groups_do_as_far_as_they_can
     tree.tasks[10] = tree.root.monitored["perf"]
     tree.use(10, 0, mbm_total_bytes=5)
     tree.use(11, 0, mbm_total_bytes=2)
-    assert Monitors(tree).read((DEFAULT,))[DEFAULT][0].total_bytes == 7
+    assert cache_of(tree).uses((DEFAULT,))[DEFAULT][0].total_bytes == 7
     tree.root.monitored["perf"].counters[0, "mbm_total_bytes"] = "Unavailable"
-    assert Monitors(tree).read((DEFAULT,))[DEFAULT][0].total_bytes == 2
+    assert cache_of(tree).uses((DEFAULT,))[DEFAULT][0].total_bytes == 2
     tree.root.counters[0, "mbm_total_bytes"] = "Unavailable"
-    assert Monitors(tree).read((DEFAULT,))[DEFAULT][0].total_bytes is None
+    assert cache_of(tree).uses((DEFAULT,))[DEFAULT][0].total_bytes is None
 
 
 def test_a_vm_is_moved_into_a_monitoring_group_of_its_own_control_group_only() -> None:
@@ -119,13 +123,13 @@ def test_rmids_run_out() -> None:
 
 
 def test_without_monitoring_nothing_is_read(tmp_path: Path) -> None:
-    for tree in (fake(), KernelTree(unpack("haswell", tmp_path))):
+    for tree in (fake(), ResctrlTree(unpack("haswell", tmp_path))):
         with pytest.raises(HostError, match="open the counters") as caught:
             Monitor(tree, DEFAULT)
         assert caught.value.errno == errno.ENODEV
 
 
 def test_counters_that_a_machine_has_not_are_none(tmp_path: Path) -> None:
-    monitor = Monitor(KernelTree(unpack("arm-mpam", tmp_path)), DEFAULT)
+    monitor = Monitor(ResctrlTree(unpack("arm-mpam", tmp_path)), DEFAULT)
     assert monitor.read() == (CacheUse(1, 0, 0, None), CacheUse(5, 0, 0, None))
     monitor.close()

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from manager.host.registry import HostPaths
-from manager.host.resctrl.info import discover
-from manager.host.resctrl.tree import KernelTree
+from manager.host.resctrl.tree import ResctrlTree, discover
 from manager.model.cache import BandwidthResource, BandwidthUnit, CacheResource, Mask, Monitoring, Resctrl
 from tests.host.resctrl import TREES, unpack
 
@@ -65,7 +64,7 @@ EXPECTED = {
 
 @pytest.mark.parametrize("name", TREES)
 def test_everything_is_taken_from_info(name: str, tmp_path: Path) -> None:
-    assert discover(KernelTree(unpack(name, tmp_path))) == EXPECTED[name]
+    assert discover(ResctrlTree(unpack(name, tmp_path))) == EXPECTED[name]
 
 
 def test_every_tree_offers_the_fewest_closids_of_its_resources(tmp_path: Path) -> None:
@@ -84,7 +83,7 @@ def test_bandwidth_in_megabytes_is_known_by_the_mount(tmp_path: Path) -> None:
     paths = unpack("skylake-sp", tmp_path)
     paths.mountinfo.write_text(paths.mountinfo.read_text().rstrip() + ",mba_MBps\n")
     (paths.resctrl / "schemata").write_text("MB:0=4294967295;1=4294967295\nL3:0=7ff;1=7ff\n")
-    offered = discover(KernelTree(paths))
+    offered = discover(ResctrlTree(paths))
     assert offered is not None
     assert offered.bandwidths[0].unit is BandwidthUnit.MBPS
     assert offered.bandwidths[0].most == 4294967295
@@ -95,17 +94,17 @@ def test_it_is_found_where_it_is_mounted(tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     paths.resctrl.rename(tmp_path / "mnt/my cache")
     paths.mountinfo.write_text("40 23 0:30 / /mnt/my\\040cache rw - resctrl resctrl rw\n")
-    assert discover(KernelTree(paths)) == EXPECTED["haswell"]
+    assert discover(ResctrlTree(paths)) == EXPECTED["haswell"]
 
 
 def test_nothing_is_offered_where_it_is_not_mounted(tmp_path: Path) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/mountinfo").write_text("22 1 0:20 / /sys rw - sysfs sysfs rw\n")
-    assert discover(KernelTree(HostPaths(tmp_path))) is None
+    assert discover(ResctrlTree(HostPaths(tmp_path))) is None
 
 
 def test_a_file_of_garbage_is_refused(tmp_path: Path) -> None:
     paths = unpack("haswell", tmp_path)
     (paths.resctrl / "schemata").write_text("nonsense\n")
     with pytest.raises(ValueError, match="nonsense"):
-        discover(KernelTree(paths))
+        discover(ResctrlTree(paths))

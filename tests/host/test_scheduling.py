@@ -16,8 +16,7 @@ from manager.host.doctor.scratch import scratch_process
 from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import RT_PERIOD_FILE, RT_RUNTIME_FILE
-from manager.host.thread_scheduling import scheduling_of, set_scheduling
-from manager.host.warp.slices import attributes, default_slice_ns, set_slice
+from manager.host.thread_scheduling import attributes, default_slice_ns, scheduling_of, set_scheduling, set_slice
 from manager.loop.journal import Journal
 from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop, TickResult
@@ -123,7 +122,7 @@ def limited(agent: Agent) -> Agent:
 
 
 def kinds(result: TickResult) -> set[OutcomeKind]:
-    return {one.kind for one in result.outcomes if one.change.key.knob in SCHEDULINGS}
+    return {one.kind for one in result.outcomes if one.key.knob in SCHEDULINGS}
 
 
 @pytest.mark.parametrize("policy", [os.SCHED_OTHER, os.SCHED_BATCH, os.SCHED_IDLE])
@@ -242,7 +241,7 @@ def test_a_thread_that_nothing_would_stop_is_not_made_real_time(limited: Agent) 
 def test_another_period_than_the_kernels_own_is_left_alone(limited: Agent) -> None:
     (limited.folders["vcpu0"] / RT_PERIOD_FILE).write_text("500000")
     result = limited.tick()
-    failed = {one.change.key.knob: one.detail for one in result.outcomes if one.kind is OutcomeKind.FAILED}
+    failed = {one.key.knob: one.detail for one in result.outcomes if one.kind is OutcomeKind.FAILED}
     assert "is 500000, not 1000000" in failed[Knob.VCPU_RT_RUNTIME]
     assert limited.threads()[VCPUS[0]] == "nice 0"
     assert limited.threads()[VCPUS[1]] == "fifo 1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
-from manager.host.doctor.thread_check import read_slice_ns
 from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
-from manager.host.warp.slices import DEFAULT, attributes, default_slice_ns, set_slice, slice_of
+from manager.host.thread_scheduling import DEFAULT, attributes, default_slice_ns, set_slice, slice_of
 from manager.loop.journal import Journal
 from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop, TickResult
@@ -32,9 +32,15 @@ AUTO_10_MS_NS = 100_000
 pytestmark = pytest.mark.skipif(DEFAULT_NS is None, reason="NOT TESTED: this kernel does not honour slices (6.12 does)")
 
 
+def read_slice_ns(pid: int) -> int | None:
+    """``se.slice`` of /proc/PID/sched, None where this kernel has none."""
+    match = re.search(r"^(?:se\.)?slice\s*:\s*(\d+)", Path(f"/proc/{pid}/sched").read_text(), re.MULTILINE)
+    return int(match[1]) if match else None
+
+
 def slices(vm: QemuLike) -> dict[str, int | None]:
     """Of every thread, as the kernel's own file shows them."""
-    return {task.name: read_slice_ns(REAL, int(task.name)) for task in Path(f"/proc/{vm.pid}/task").iterdir()}
+    return {task.name: read_slice_ns(int(task.name)) for task in Path(f"/proc/{vm.pid}/task").iterdir()}
 
 
 def test_it_is_set_read_back_and_given_back_to_the_kernel(qemu: QemuLike) -> None:
@@ -44,7 +50,7 @@ def test_it_is_set_read_back_and_given_back_to_the_kernel(qemu: QemuLike) -> Non
     for wanted_ns in (100_000, 250_000, 100_000_000, DEFAULT):
         set_slice(tid, wanted_ns)
         assert slice_of(tid, {DEFAULT_NS}) == wanted_ns
-        assert read_slice_ns(REAL, tid) == (wanted_ns or DEFAULT_NS)
+        assert read_slice_ns(tid) == (wanted_ns or DEFAULT_NS)
     assert os.getpriority(os.PRIO_PROCESS, tid) == 5
     assert attributes(tid).policy == os.SCHED_OTHER
 
@@ -112,7 +118,7 @@ class Agent:
 def agent(qemu: QemuLike, tmp_path: Path) -> Iterator[Agent]:
     made = Agent(qemu, tmp_path / "journal.db")
     if made.host.capabilities.scheduler or any(
-        offer.there
+        offer.available
         for offer in made.host.capabilities.warps
         if offer.mechanism in {Mechanism.BVT, Mechanism.GROUP_IDENTITY}
     ):
@@ -122,9 +128,9 @@ def agent(qemu: QemuLike, tmp_path: Path) -> Iterator[Agent]:
 
 
 def warps_of(result: TickResult, vm: QemuLike) -> list[tuple[int, str, OutcomeKind]]:
-    found = [one for one in result.outcomes if one.change.key.knob is Knob.SLICE]
-    assert {one.change.key.uuid for one in found} <= {vm.uuid}
-    return [(one.change.key.index, str(one.change.after), one.kind) for one in found]
+    found = [one for one in result.outcomes if one.key.knob is Knob.SLICE]
+    assert {one.key.uuid for one in found} <= {vm.uuid}
+    return [(one.key.index, str(one.after), one.kind) for one in found]
 
 
 def test_a_warp_is_a_slice_of_each_vcpu_and_of_no_other_thread(agent: Agent) -> None:
@@ -164,10 +170,10 @@ def test_a_slice_of_somebody_else_is_left_alone(agent: Agent) -> None:
     tid = agent.vm.tids["CPU 0/TCG"]
     set_slice(tid, 7_000_000)
     [given_up] = [one for one in agent.tick().outcomes if one.kind is OutcomeKind.EXTERNAL]
-    assert given_up.change.key == KnobKey(agent.vm.uuid, Knob.SLICE, 0)
+    assert given_up.key == KnobKey(agent.vm.uuid, Knob.SLICE, 0)
     agent.tick()
     agent.loop.release("test")
-    assert read_slice_ns(REAL, tid) == 7_000_000
+    assert read_slice_ns(tid) == 7_000_000
 
 
 def test_a_vcpu_that_is_plugged_gets_it_and_one_that_goes_is_forgotten(agent: Agent) -> None:
@@ -175,7 +181,7 @@ def test_a_vcpu_that_is_plugged_gets_it_and_one_that_goes_is_forgotten(agent: Ag
     tid = agent.vm.tell("start CPU 2/TCG")
     for _ in range(3):  # its thread is found a reading after its number has changed
         agent.tick()
-    assert read_slice_ns(REAL, tid) == AUTO_10_MS_NS
+    assert read_slice_ns(tid) == AUTO_10_MS_NS
     agent.vm.tell("end CPU 2/TCG")
     for _ in range(3):
         agent.tick()

@@ -13,10 +13,8 @@ from manager.errors import HostError
 from manager.host.cgroup import cpu_controller, read_mounts
 from manager.host.knob_files import VmTarget
 from manager.host.registry import HostPaths
-from manager.host.warp.bvt_file import WARP_FILE, FileKind, bvt_file
-from manager.host.warp.mechanisms import Mechanisms
-from manager.host.warp.offers import offers_of
-from manager.model.knobs import Knob, KnobKey
+from manager.host.warp_mechanisms import WARP_FILE, FileKind, WarpMechanisms, bvt_file, offers_of
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism
 
 UUID = "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10"
@@ -55,9 +53,9 @@ class Tree:
         return bvt_file(self.paths, mounts, cpu_controller(mounts)).kind
 
     @property
-    def mechanisms(self) -> Mechanisms:
+    def mechanisms(self) -> WarpMechanisms:
         mounts = read_mounts(self.paths)
-        return Mechanisms(self.paths, mounts, cpu_controller(mounts))
+        return WarpMechanisms(self.paths, mounts, cpu_controller(mounts))
 
     @property
     def vm(self) -> VmTarget:
@@ -148,7 +146,7 @@ def test_where_it_must_not_be_written_nothing_is_read_offered_or_written(
 ) -> None:
     tree = Tree(tmp_path, release, **settings)
     mechanisms = tree.mechanisms
-    assert {offer.mechanism for offer in mechanisms.offers if offer.there} <= {Mechanism.SLICE}
+    assert {offer.mechanism for offer in mechanisms.offers if offer.available} <= {Mechanism.SLICE}
     assert mechanisms.read(tree.vm) == {}
     for knob in (Knob.BVT_WARP, Knob.GROUP_IDENTITY):
         with pytest.raises(HostError, match="does not take"):
@@ -211,7 +209,7 @@ def test_what_our_scheduler_needs(tmp_path: Path, without: str, says: str) -> No
     if without:
         (tmp_path / without).unlink()
     offer = offers_of(tree.paths, read_mounts(tree.paths), None, bpftool="sh")[0]
-    assert (offer.mechanism, offer.there) == (Mechanism.SCHED_EXT, not without)
+    assert (offer.mechanism, offer.available) == (Mechanism.SCHED_EXT, not without)
     assert says in offer.detail
 
 
@@ -221,7 +219,7 @@ def test_what_our_scheduler_needs(tmp_path: Path, without: str, says: str) -> No
 def test_kernels_that_it_was_not_seen_on_are_left_alone(tmp_path: Path, release: str, there: bool) -> None:
     tree = sched_ext_tree(tmp_path, release)
     offer = offers_of(tree.paths, read_mounts(tree.paths), None, bpftool="sh")[0]
-    assert offer.there == there
+    assert offer.available == there
     assert there or f"Linux {release} is older than 6.17" in offer.detail
 
 
@@ -229,7 +227,7 @@ def test_without_bpftool_or_a_bpf_file_system_it_is_not_offered(tmp_path: Path) 
     tree = sched_ext_tree(tmp_path)
     tree.write("proc/self/mountinfo", V1)
     offer = offers_of(tree.paths, read_mounts(tree.paths), None, bpftool="no-such-program")[0]
-    assert not offer.there
+    assert not offer.available
     assert "no BPF file system" in offer.detail
     assert "bpftool is not installed" in offer.detail
 
@@ -237,18 +235,18 @@ def test_without_bpftool_or_a_bpf_file_system_it_is_not_offered(tmp_path: Path) 
 def test_the_scheduler_is_what_the_kernel_says_and_its_pin_tells_an_ejected_one(tmp_path: Path) -> None:
     tree = sched_ext_tree(tmp_path)
     mechanisms = tree.mechanisms
-    assert mechanisms.scheduler() == UNLOADED
+    assert mechanisms.sched_ext.state == UNLOADED
     tree.write("sys/fs/bpf/equipoise_bvt", "")
-    assert mechanisms.scheduler() == EJECTED
-    assert mechanisms.set_scheduler(UNLOADED) == UNLOADED, "the stale pin is removed"
+    assert mechanisms.sched_ext.state == EJECTED
+    assert mechanisms.write(KnobKey(HOST_UUID, Knob.SCHEDULER), UNLOADED, None) == UNLOADED, "the stale pin is removed"
     assert not (tmp_path / "sys/fs/bpf/equipoise_bvt").exists()
     tree.write("sys/kernel/sched_ext/state", "enabled\n")
     tree.write("sys/kernel/sched_ext/root/ops", "scx_lavd_1.0\n")
-    assert mechanisms.scheduler() == UNLOADED, "somebody else's is not ours"
+    assert mechanisms.sched_ext.state == UNLOADED, "somebody else's is not ours"
     tree.write("sys/kernel/sched_ext/root/ops", f"{bpf.build_name()}\n")
-    assert mechanisms.scheduler() == LOADED
+    assert mechanisms.sched_ext.state == LOADED
     tree.write("sys/kernel/sched_ext/root/ops", "equipoise_bvt_00000000\n")
-    assert mechanisms.scheduler() == OUTDATED
+    assert mechanisms.sched_ext.state == OUTDATED
     tree.write("sys/kernel/sched_ext/state", "disabled\n")
 
 

@@ -56,9 +56,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> bool | None:
     name = machine_name(item)
     if name is None:
         return None
-    if _runs not in item.session.stash:
-        item.session.stash[_runs] = start(item.session)
-    run = item.session.stash[_runs][name].result()
+    if _runs not in item.config.stash:
+        item.config.stash[_runs] = start(item.session)
+    run = item.config.stash[_runs][name].result()
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
     for report in reports_of(item, run):
         item.ihook.pytest_runtest_logreport(report=report)
@@ -78,6 +78,15 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Boot no more of them when the tests were ended before."""
     if _pool in session.stash:
         session.stash[_pool].shutdown(cancel_futures=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say of which guests the kernel hung, and came up when it was booted again."""
+    for name, run in config.stash.get(_runs, {}).items():
+        if run.done() and not run.cancelled() and run.result().boots > 1:
+            terminalreporter.write_line(
+                f"{name}: its kernel hung before its first process; boots: {run.result().boots}"
+            )
 
 
 def run_chosen(name: str, nodeids: Sequence[str], image: Path | None) -> Run:

@@ -61,6 +61,11 @@ def test_a_guest_that_hangs() -> None:
     assert not run.reports
 
 
+def test_a_kernel_that_hangs_is_booted_again() -> None:
+    run = run_tests(Machine(boot_s=0.2), [SAMPLE + "test_passes"])
+    assert run.trouble == "its kernel hung 3 times, for 0.2 s each, before its first process"
+
+
 def test_a_package_that_is_not_there() -> None:
     with pytest.raises(LabError, match="the package no-such-package is not installed"):
         run_tests(Machine(packages=("pytest", "no-such-package")), [])

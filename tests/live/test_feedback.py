@@ -22,7 +22,7 @@ from tests.live.conftest import CACHE, HOST, LIVE_PREFIX, Service, until
 pytestmark = pytest.mark.live
 
 GATEWAY = "192.168.122.1"
-RUN_S, CALM_S = 30.0, 3.0
+RUN_S, CALM_S = 30.0, 3.0  # of intervals of 5 s: two in each third
 
 
 @pytest.fixture

@@ -82,6 +82,6 @@ def is_told_of(service: Service) -> None:
     assert (found["vm"], found["host"]) == (None, HOST), "no neighbour is involved"
     assert f"vCPU 0 of {LOPSIDED.name} is full" in found["evidence"][0]
     assert "1 of 2 vCPUs are full" in found["evidence"][1]
-    measured = {one["what"]: one["during"] for one in found["measures"]}
+    measured = {one["metric"]: one["during"] for one in found["measures"]}
     assert measured["vcpu_used"] > FULL
     assert measured["vcpu_used"] + measured["vcpu_wait"] > 0.9

@@ -76,9 +76,10 @@ def original(service: Service, knob: str) -> str | None:
 
 
 def alarms(service: Service) -> list[str]:
-    """What an operator was told that is not mere news, but for ticks that a busy machine is late with."""
+    """What an operator was told that is not mere news, but for ticks and reports that a busy machine is late with."""
+    late = {"loop-stalled", "host-silent"}  # after a second: the interval is a fifth of one
     events = service.client.items("/events")
-    return [event["message"] for event in events if event["severity"] != "info" and event["kind"] != "loop-stalled"]
+    return [event["message"] for event in events if event["severity"] != "info" and event["kind"] not in late]
 
 
 def errors_counted(service: Service) -> float:

@@ -94,7 +94,7 @@ def test_one_vm_is_released_and_enforced_again(before: dict[str, str], service: 
     service.register()
     until(in_force, "the weights of `priority`")
     for _ in range(2):
-        assert "back to its original" in service.cli("release", "--vm", CACHE.name)
+        assert "every setting is restored" in service.cli("release", "--vm", CACHE.name)
         assert held(CACHE) == settings_of_vm(before, CACHE)
         service.ticks(3)
         assert held(CACHE) == settings_of_vm(before, CACHE), "released means left alone"

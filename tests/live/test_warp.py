@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from deploy.lab.demo.originals import qemu_pid
-from manager.host.warp.slices import attributes, default_slice_ns
+from manager.host.thread_scheduling import attributes, default_slice_ns
 from tests.live.conftest import CACHE, HOST, LabVm, Service, held, kill_all, until
 
 pytestmark = pytest.mark.live

@@ -25,7 +25,7 @@ class Moment:
 
     @classmethod
     def of(cls, walk: Walk) -> Moment:
-        ledger = {key: (one.original, one.intended, one.external) for key, one in walk.journal.ledger.items()}
+        ledger = {key: (one.original, one.intended, one.external) for key, one in ledger_of(walk).items()}
         return cls(walk.stage.host.settings(), ledger)
 
 
@@ -35,9 +35,13 @@ def name(key: KnobKey, value: KnobValue | None) -> str:
     return f"{key.knob} {key.index} of {key.uuid} is {text}"
 
 
+def ledger_of(walk: Walk) -> dict[KnobKey, Owned]:
+    return {key: entry.owned for key, entry in walk.journal.entries.items()}
+
+
 def violations(walk: Walk) -> list[str]:
     """What nobody accounts for on the host, whenever the agent may have died."""
-    stage, ledger = walk.stage, walk.journal.ledger
+    stage, ledger = walk.stage, ledger_of(walk)
     settings = stage.host.settings()
     found: list[str] = []
     for key, value in settings.items():
@@ -98,11 +102,11 @@ def misconduct(walk: Walk, result: TickResult) -> list[str]:
     """What a tick said or left undone that it must not have."""
     stage, director = walk.stage, walk.director
     found = [
-        f"{name(one.change.key, one.change.after)}: claimed to be somebody else's, which it is not"
+        f"{one.key.knob} {one.key.index} of {one.key.uuid} is {one.after}: claimed to be external, which it is not"
         for one in result.outcomes
-        if one.kind is OutcomeKind.EXTERNAL and one.change.key not in stage.meddled
+        if one.kind is OutcomeKind.EXTERNAL and one.key not in stage.meddled
     ]
-    undone = {one.change.key for one in result.outcomes if one.kind in _UNDONE}
+    undone = {one.key for one in result.outcomes if one.kind in _UNDONE}
     for step, kind in director.hits_now:
         if kind is Kind.FULL and not any(problem.kind == "journal" for problem in result.problems):
             found.append(f"{kind} is not told")
@@ -115,11 +119,11 @@ def misconduct(walk: Walk, result: TickResult) -> list[str]:
         unlimited = any(
             one.op in {Op.READ, Op.SCHEDULING} or (one.key and one.key.knob in SCHEDULINGS) for one in steps
         )
-        found += missed(walk, {step.uuid for step in steps}, SCHEDULINGS if unlimited else ())
+        found += violated(walk, {step.uuid for step in steps}, SCHEDULINGS if unlimited else ())
     return found
 
 
-def missed(walk: Walk, but: Collection[str] = (), without: Collection[Knob] = ()) -> list[str]:
+def violated(walk: Walk, but: Collection[str] = (), without: Collection[Knob] = ()) -> list[str]:
     """Goals of the last plan that the host does not have, but for those of some domains, or of the host itself.
 
     And ``without`` knobs that depend on each other, of whatever domain: what a VM that cannot be read has of a limit

@@ -13,12 +13,12 @@ from manager.api.app import create_app
 from manager.api.context import ManagerContext
 from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.findings import FindingsWatch
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
 from manager.loop.observer import Clock, LoopSettings
 from manager.loop.outbox import Outbox
 from manager.loop.tick import ControlLoop
+from manager.loop.watches import FindingsWatch
 from manager.model.decision import Decision, Memory, Snapshot
 from manager.model.limits import EVERYTHING
 from manager.model.window import Window

@@ -12,7 +12,7 @@ import pytest
 from manager.control.cache_plan import BATCH_GROUP
 from manager.control.judged_windows import latest
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.cache_reading import CacheOutcome
+from manager.loop.apply import Outcome
 from manager.loop.journal import CacheNote
 from manager.loop.status import tick_status
 from manager.loop.tick import TickResult
@@ -81,7 +81,7 @@ def test_a_critical_vm_gets_ways_of_its_own_and_all_goes_back(rig: CacheRig) -> 
     assert [(one.vm, one.after) for one in written] == [(None, f"{SHOP} L3:0=f;1=f")]
     again = rig.tick()
     assert not again.cache.outcomes
-    assert [(one.name, one.apps, one.vms) for one in again.cache.groups] == [
+    assert [(one.name, one.applications, one.vms) for one in again.cache.groups] == [
         (DEFAULT, (), ()),
         (BATCH_GROUP, (), ("hog",)),
         (SHOP, ("shop",), ("web",)),
@@ -144,7 +144,7 @@ def test_plugged_threads_inherit_and_one_outside_is_fetched(rig: CacheRig) -> No
     rig.host.resctrl.start(99)
     rig.host.started[rig.host.vm("web").instance].append(99)
     result = rig.tick()
-    assert [(one.knob, one.before, one.after) for one in result.cache.outcomes] == [(Knob.CACHE_GROUP, SHOP, SHOP)]
+    assert [(one.key.knob, one.before, one.after) for one in result.cache.outcomes] == [(Knob.CACHE_GROUP, SHOP, SHOP)]
     assert rig.host.group_of("web") == SHOP
 
 
@@ -161,7 +161,7 @@ def test_one_vm_is_released(rig: CacheRig) -> None:
     result = rig.loop.release("VM released", "hog")
     assert rig.host.group_of("hog") == DEFAULT
     assert rig.host.group_of("web") == SHOP
-    assert [(one.vm, one.reason) for one in result.cache.outcomes] == [(domain_uuid("hog"), "VM released")]
+    assert [(one.key.uuid, one.reason) for one in result.cache.outcomes] == [(domain_uuid("hog"), "VM released")]
 
 
 def test_nothing_is_taken_from_a_vm_that_cannot_be_read(rig: CacheRig) -> None:
@@ -173,7 +173,7 @@ def test_nothing_is_taken_from_a_vm_that_cannot_be_read(rig: CacheRig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "reason"), [({Slot("L3", 0): 0x3, Slot("L3", 1): 0xF}, "somebody else changed it"), (None, "removed")]
+    ("values", "reason"), [({Slot("L3", 0): 0x3, Slot("L3", 1): 0xF}, "another tool changed it"), (None, "removed")]
 )
 def test_a_group_that_somebody_else_changed_is_given_up_until_adopted(
     rig: CacheRig, values: dict[Slot, int] | None, reason: str
@@ -286,7 +286,7 @@ def test_who_unmounts_it_is_not_fought(rig: CacheRig) -> None:
     resctrl.unmount()
     resctrl.tasks = dict.fromkeys(resctrl.tasks, resctrl.root)
     rig.host.cache.close()
-    assert told(rig.tick()) == ["somebody unmounted resctrl: `equipoise adopt` takes it back"]
+    assert told(rig.tick()) == ["another tool unmounted resctrl: `equipoise adopt` takes it back"]
     rig.crash()
     rig.tick()
     assert resctrl.mounted is None
@@ -297,7 +297,7 @@ def test_who_unmounts_it_is_not_fought(rig: CacheRig) -> None:
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EBUSY, errno.EINVAL])
 def test_a_refusal_is_told_with_the_kernels_reason_and_tried_again(rig: CacheRig, number: int) -> None:
-    refused: list[CacheOutcome] = []
+    refused: list[Outcome] = []
 
     def refuse(_group: object, leaf: str, _text: str) -> None:
         if leaf == "schemata" and not refused:
@@ -362,7 +362,7 @@ def test_status_and_metrics_tell_the_ways_in_force(rig: CacheRig) -> None:
     assert tick_status(rig.tick(), 0, 0, True).cache is None
 
 
-def test_auto_grows_while_the_sla_is_missed_and_gives_back_what_does_not_help(rig: CacheRig) -> None:
+def test_auto_grows_while_the_sla_is_violated_and_gives_back_what_does_not_help(rig: CacheRig) -> None:
     rig.serve("shop", "auto", "web", sla=Sla(100.0))
     rig.tick()
     begun = rig.host.resctrl.groups[SHOP].values[Slot("L3", 0)].bit_count()
@@ -378,5 +378,5 @@ def test_auto_grows_while_the_sla_is_missed_and_gives_back_what_does_not_help(ri
         most = max(most, rig.host.resctrl.groups[SHOP].values[Slot("L3", 0)].bit_count())
     assert begun == 6
     assert most > begun
-    assert any("promised are 100 ms" in reason for reason in reasons)
+    assert any("target 100 ms" in reason for reason in reasons)
     assert any("more ways did not help" in reason for reason in reasons)

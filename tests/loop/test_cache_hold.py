@@ -1,4 +1,4 @@
-"""The batch VM that takes most of the memory's bandwidth is held back while an SLA is missed, and let go of again."""
+"""The batch VM that takes most of the memory's bandwidth is held back while an SLA is violated, and let go of again."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class HoldRig(CacheRig):
         """What the greedy VM's group is held to in domain 0, in percent."""
         return self.host.resctrl.groups[self.host.group_of("hog")].values.get(Slot("MB", 0), 100)
 
-    def slot(self, time_ms: Callable[[int], float], *, traffic: bool = True) -> TickResult:
-        """A slot passes, in which the greedy VM takes what it may, and ``time_ms`` makes response times of that."""
-        took = time_ms(self.limit())
+    def slot(self, percentile_ms: Callable[[int], float], *, traffic: bool = True) -> TickResult:
+        """A slot passes; the greedy VM takes what it may, and ``percentile_ms`` makes response times of that."""
+        took = percentile_ms(self.limit())
         for name, gbps in (("hog", self.limit() / 10), ("crunch", 1), ("web", 1)) if traffic else ():
             self.host.use(name, int(gbps * GB * SLOT_S))
         self.now_s += SLOT_S
@@ -42,8 +42,8 @@ class HoldRig(CacheRig):
         window = Window("shop", self.now_s - SLOT_S, self.now_s, histogram, 10.0)
         return self.loop.tick(self.assignment, {"shop": (window,)})
 
-    def slots(self, count: int, time_ms: Callable[[int], float]) -> list[TickResult]:
-        return [self.slot(time_ms) for _ in range(count)]
+    def slots(self, count: int, percentile_ms: Callable[[int], float]) -> list[TickResult]:
+        return [self.slot(percentile_ms) for _ in range(count)]
 
 
 def made(folder: Path, rmids: int = 32, bandwidths: tuple[BandwidthResource, ...] = (LIMIT,)) -> HoldRig:

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from manager.control.cache_plan import BATCH_GROUP
-from manager.control.monitoring import Traffic
-from manager.control.saturation import HELD, LASTING
+from manager.control.monitoring import HELD, LASTING, Traffic
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.cache_watch import RETRY_S
 from manager.loop.status import tick_status
@@ -301,7 +300,7 @@ def test_in_mode_observe_nothing_is_made_and_that_is_said(rig: WatchRig) -> None
 def test_without_counters_of_memory_traffic_it_is_said_that_guilt_cannot_be_told(tmp_path: Path) -> None:
     rig = made(tmp_path, 0, (LIMIT,))
     assert told(rig.tick()) == [
-        "this host does not measure memory traffic: guilt cannot be told, so nobody's bandwidth is held back"
+        "this host does not measure memory traffic: no VM can be found to be the cause, and none is held back"
     ]
     assert not rig.tick().cache.measured.vms
     rig.journal.close()

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from manager.errors import JournalError
 from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.findings import FindingsWatch
 from manager.loop.journal import CacheNote, Entry, Journal
 from manager.loop.link import ManagerLink
 from manager.loop.outbox import ItemKind, Outbox
+from manager.loop.watches import FindingsWatch
 from manager.model.decision import Owned
 from manager.model.host import VmInstance
 from manager.model.knobs import Knob, KnobKey
@@ -405,7 +405,7 @@ def test_the_operator_is_told_of_each_damaged_file_once(
     rig: Rig, tmp_path: Path, link: ManagerLink, outbox: Outbox, cache: Path
 ) -> None:
     cache.write_text("{torn")
-    link.cached_orders()
+    link.cached()
     rig.register("web")
     rig.host.boot("web")
     metrics = AgentMetrics()

@@ -18,8 +18,8 @@ from manager.errors import ManagerUnavailable
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.delivery import Rejected
 from manager.loop.link import ManagerLink, Report
-from manager.loop.outbox import MOST_ASIDE, Outbox
-from manager.loop.rejections import Rejections
+from manager.loop.outbox import MOST_ASIDE, ItemKind, Outbox
+from manager.loop.outgoing import Outgoing
 from manager.model.records import Event, Severity
 from manager.protocol.client import ManagerClient
 from tests.fakes.manager import ASSIGNMENT, Wire, orders
@@ -150,14 +150,15 @@ def test_what_waits_of_another_host_name_is_set_aside_at_the_start(tmp_path: Pat
     again.close()
 
 
-def test_it_is_told_now_and_then_and_always_counted() -> None:
-    said: list[tuple[str, str]] = []
+def test_it_is_told_now_and_then_and_always_counted(tmp_path: Path) -> None:
     metrics = AgentMetrics()
-    rejections = Rejections(metrics, lambda _, kind, text: said.append((kind, text)))
+    outbox = Outbox(tmp_path / "outbox.db", 100)
+    outgoing = Outgoing("h1", outbox, metrics)
     for now_s in (0.0, 1.0, 601.0):
-        rejections.tell([Rejected("event", "no"), Rejected("vms[3].vm", "no")], now_s)
-    rejections.tell([], 9999.0)
-    assert [kind for kind, _ in said] == ["items-refused"] * 2
+        outgoing.reject([Rejected("event", "no"), Rejected("vms[3].vm", "no")], now_s)
+    outgoing.reject([], 9999.0)
+    assert [one["kind"] for one in outbox.peek(9, 10**6).fields[ItemKind.EVENT]] == ["items-refused"] * 2
+    outbox.close()
     count = metrics.registry.get_sample_value
     assert count("equipoise_agent_items_refused_total", {"kind": "event"}) == 3
     assert count("equipoise_agent_items_refused_total", {"kind": "vms"}) == 3

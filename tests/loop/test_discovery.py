@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manager.loop.discovery import discovery_news
+from manager.loop.chronicle import discovery_news
 from manager.model.host import Discovery
 from manager.model.records import Severity
 from tests.loop.site import Site

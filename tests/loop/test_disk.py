@@ -13,13 +13,13 @@ import pytest
 from manager.errors import JournalError
 from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.findings import FindingsWatch
 from manager.loop.journal import Journal
 from manager.loop.link import ManagerLink
 from manager.loop.observer import LoopSettings
 from manager.loop.outbox import Outbox
-from manager.loop.reserve import RESERVE_BYTES, Reserve
+from manager.loop.replicated import RESERVE_BYTES, Reserve
 from manager.loop.tick import ControlLoop
+from manager.loop.watches import FindingsWatch
 from manager.model.limits import EVERYTHING
 from manager.protocol.client import ManagerClient
 from policies.priority import POLICY as PRIORITY

@@ -14,7 +14,7 @@ from manager.control.placement import place
 from manager.loop.journal import Journal
 from manager.model.knobs import Knob
 from tests.fakes.host import FakeHost
-from tests.loop.custody import Moment, left_behind, misconduct, missed, strayed, violations
+from tests.loop.custody import Moment, left_behind, misconduct, strayed, violated, violations
 from tests.loop.scenarios import SCENARIOS
 from tests.loop.stage import Scenario
 from tests.loop.walk import (
@@ -52,7 +52,7 @@ def remembered_placements() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("manager.control.placer.place", ask)
-        patch.setattr("manager.control.ladder.FIRST_RETRY_S", 0.0)  # all is tried again within the time to recover
+        patch.setattr("manager.control.warp_plan.FIRST_RETRY_S", 0.0)  # all is tried again within the time to recover
         yield
 
 
@@ -126,8 +126,8 @@ class Sweep:
 
     def _recovered(self, walk: Walk, number: int) -> list[str]:
         if any(kind is Kind.ENDS for _, kind in walk.director.hits):
-            return missed(walk)
-        return missed(walk) + strayed(walk, self.calm.moments[number], free=self.calm.scenario.free)
+            return violated(walk)
+        return violated(walk) + strayed(walk, self.calm.moments[number], free=self.calm.scenario.free)
 
     def _end(self, walk: Walk) -> list[str]:
         """Release the host now, without a fault."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from manager.loop.findings import FindingsWatch
+from manager.loop.watches import FindingsWatch
 from tests.fakes.examiner import FOUND, FakeExaminer
 
 LONG_S = 20.0

@@ -67,14 +67,13 @@ def crashed(path: Path, where: Path) -> Path:
 
 
 def test_a_new_journal_is_empty_and_for_its_owner_alone(journal: Journal, path: Path) -> None:
-    assert (dict(journal.entries), journal.ledger) == ({}, {})
+    assert dict(journal.entries) == {}
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_entries_survive_a_restart(journal: Journal, path: Path) -> None:
     journal.update(ENTRIES)
     assert journal.entries == ENTRIES
-    assert journal.ledger == {key: one.owned for key, one in ENTRIES.items()}
     assert reopened(path) == ENTRIES
 
 
@@ -96,7 +95,6 @@ def test_nothing_to_do_is_no_write(journal: Journal, path: Path) -> None:
 def test_entries_cannot_be_changed_but_through_the_journal(journal: Journal) -> None:
     with pytest.raises(TypeError):
         journal.entries[WEIGHT] = ENTRIES[WEIGHT]  # type: ignore[index]
-    journal.ledger[WEIGHT] = ENTRIES[WEIGHT].owned
     assert not journal.entries
 
 

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from manager.errors import ManagerUnavailable
-from manager.loop.link import ManagerLink, Orders
+from manager.loop.assigned import Assigned
+from manager.loop.link import ManagerLink
 from manager.loop.outbox import Outbox
 from manager.model.finding import Findings
 from manager.model.histogram import Histogram
@@ -37,7 +38,7 @@ from tests.fakes.manager import (
 
 def test_orders_are_understood(manager: Manager, link: ManagerLink) -> None:
     manager.will(orders())
-    assert link.fetch() == Orders(UNDERSTOOD, {"shop": (WINDOW,)})
+    assert link.fetch() == Assigned(UNDERSTOOD, {"shop": (WINDOW,)})
     [request] = manager.requests
     assert request.url.path == "/api/v1/hosts/h1/assignment"
     assert request.headers["Authorization"] == "Bearer s3cret"
@@ -135,7 +136,7 @@ def test_orders_come_with_the_answer_to_a_report_that_asks(manager: Manager, lin
     first = link.fetch()
     second = link.send(report, ask=True)
     assert (second.assignment, second.slots["shop"][0].histogram) == (first.assignment, Histogram({700: 5}))
-    assert (second.number, link.shared) == (7, False)
+    assert (second.revision, link.shared) == (7, False)
     assert link.send(report) is second
     assert link.send(report, ask=True).slots["shop"][0].histogram == Histogram({500: 3})
     assert link.shared
@@ -157,10 +158,10 @@ def test_the_number_of_what_is_registered_is_known_also_of_orders_that_are_not_s
 
     manager.will(numbered(200, "7"), numbered(304, "7"), numbered(304, "9"), numbered(304, "none"))
     first = link.fetch()
-    assert first.number == 7
+    assert first.revision == 7
     assert link.fetch() is first
-    assert link.fetch() == replace(first, number=9)
-    assert link.fetch() == replace(first, number=None)
+    assert link.fetch() == replace(first, revision=9)
+    assert link.fetch() == replace(first, revision=None)
 
 
 def test_domains_and_findings_are_told_and_what_cannot_be_is_left_out(manager, link, report, caplog) -> None:
@@ -178,10 +179,10 @@ def test_domains_and_findings_are_told_and_what_cannot_be_is_left_out(manager, l
     assert (second.domains, second.findings) == (None, None)
 
 
-def restarted(cache: Path, outbox: Outbox, host: str = "h1") -> Orders:
+def restarted(cache: Path, outbox: Outbox, host: str = "h1") -> Assigned:
     """What an agent that starts without its manager goes by."""
     client = ManagerClient("http://manager:8750", "", Wire(down))
-    found = ManagerLink(client, host, "0.1.0", cache, outbox).cached_orders()
+    found = ManagerLink(client, host, "0.1.0", cache, outbox).cached()
     client.close()
     return found
 
@@ -189,8 +190,8 @@ def restarted(cache: Path, outbox: Outbox, host: str = "h1") -> Orders:
 def test_orders_are_there_at_the_next_start_without_stale_windows(manager, link, cache, outbox) -> None:
     manager.will(orders())
     link.fetch()
-    assert restarted(cache, outbox) == Orders(UNDERSTOOD, {})
-    assert restarted(cache, outbox, "another-host") == Orders()
+    assert restarted(cache, outbox) == Assigned(UNDERSTOOD, {})
+    assert restarted(cache, outbox, "another-host") == Assigned()
     assert [file.name for file in cache.parent.iterdir() if "assignment" in file.name] == ["assignment.json"]
 
 
@@ -209,7 +210,7 @@ def test_a_manager_that_comes_back_with_the_same_orders_writes_no_cache(manager,
     manager.will(orders())
     link.fetch()
     before = cache.stat().st_ino
-    assert link.cached_orders() == Orders(UNDERSTOOD)
+    assert link.cached() == Assigned(UNDERSTOOD)
     assert link.fetch().slots == {"shop": (WINDOW,)}
     assert cache.stat().st_ino == before
 
@@ -229,17 +230,17 @@ def test_a_manager_that_comes_back_with_the_same_orders_writes_no_cache(manager,
 )
 def test_a_cache_that_cannot_be_understood_is_ignored(cache, outbox, caplog, content: bytes) -> None:
     cache.write_bytes(content)
-    assert restarted(cache, outbox) == Orders()
+    assert restarted(cache, outbox) == Assigned()
     assert "is unusable and ignored" in caplog.text
     assert [one.read_bytes() for one in cache.parent.glob("assignment.json.broken-*")] == [content]
     assert not cache.exists()
 
 
 def test_a_cache_that_cannot_be_read_is_ignored(cache, outbox, caplog) -> None:
-    assert restarted(cache, outbox) == Orders()
+    assert restarted(cache, outbox) == Assigned()
     assert caplog.text == "", "a first start is nothing to warn of"
     cache.mkdir()
-    assert restarted(cache, outbox) == Orders()
+    assert restarted(cache, outbox) == Assigned()
     assert "is unusable and ignored" in caplog.text
 
 

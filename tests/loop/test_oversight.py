@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from manager.clocks import Times
-from manager.loop.oversight import Oversight
+from manager.loop.watches import Oversight
 from manager.model.records import Severity
 
 

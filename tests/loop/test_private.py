@@ -17,7 +17,7 @@ from manager.errors import UnsafeFile
 from manager.hook import HookSocket
 from manager.loop.journal import Journal
 from manager.loop.outbox import Outbox
-from manager.loop.reserve import Reserve
+from manager.loop.replicated import Reserve
 from manager.private import claim_folder, open_new, replace_file
 from manager.store.database import open_database
 

@@ -10,14 +10,14 @@ import pytest
 
 from manager.cli import plan_command
 from manager.control.cache_plan import BATCH_GROUP
-from manager.loop.cache_reading import CacheOutcome
+from manager.loop.apply import Outcome
 from manager.loop.journal import CacheNote, Journal
 from manager.loop.observer import LoopSettings
 from manager.loop.rehearsal import Preview
 from manager.loop.status import VmStatuses, tick_status
 from manager.loop.tick import ControlLoop
 from manager.model.cache import DEFAULT, Slot
-from manager.model.knobs import Knob
+from manager.model.knobs import HOST_UUID, Knob
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind
 from manager.model.registration import CacheControl, Mode
@@ -81,8 +81,8 @@ def preview(rig: CacheRig) -> Preview:
     return found
 
 
-def told(outcomes: tuple[CacheOutcome, ...]) -> list[tuple[str, str | None, str, str, str, str]]:
-    return [(one.knob, one.vm, one.group, one.before, one.after, one.reason) for one in outcomes]
+def told(outcomes: tuple[Outcome, ...]) -> list[tuple[str, str, str, str, str, str]]:
+    return [(one.key.knob, one.key.uuid, one.group, one.before, one.after, one.reason) for one in outcomes]
 
 
 def divided(rig: CacheRig) -> None:
@@ -204,6 +204,6 @@ def test_what_is_observed_is_reported_at_each_tick_and_is_what_enforcing_does(ri
     assert (Knob.CACHE_WAYS, f"{SHOP} L3:0=f;1=f", "for shop") in [(one.knob, one.planned, one.reason) for one in told]
     rig.control(mode=Mode.ENFORCE)
     done = rig.tick()
-    written = [one.after for one in done.cache.outcomes if one.vm is None]
+    written = [one.after for one in done.cache.outcomes if one.key.uuid == HOST_UUID]
     assert [one.planned for one in told] == written
     assert tick_status(rig.tick(), 0, 0, True).observed == []

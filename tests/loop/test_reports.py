@@ -21,7 +21,6 @@ from manager.model.registration import (
 )
 from manager.model.source import SourceKind, SourceState, SourceStatus
 from manager.model.window import Window
-from manager.protocol.convert import window_of
 from manager.protocol.report import ReportIn, TickStatus
 from tests.fakes.manager import (
     ASSIGNMENT,
@@ -223,7 +222,7 @@ def test_windows_ticks_and_sources_arrive_as_they_were(manager, link, outbox, re
     )
     link.send(replace(report, windows=(replace(WINDOW, end_s=END_S + 1),), sources=(status,)))
     [body] = manager.reports
-    assert [window_of(one.application, one) for one in body.windows] == [WINDOW, replace(WINDOW, end_s=END_S + 1)]
+    assert body.windows == [WINDOW, replace(WINDOW, end_s=END_S + 1)]
     [sent_tick], [source] = body.ticks, body.sources
     assert (sent_tick.time_s, sent_tick.policy, sent_tick.vms[0].weight) == (END_S, "fair", None)
     assert (source.source, source.kind, source.state, source.last_sample_s, source.detail) == (

@@ -42,9 +42,7 @@ def limits(rig: Rig, name: str) -> tuple[object, ...]:
 
 
 def writes(result: TickResult) -> list[tuple[Knob, int]]:
-    return [
-        (one.change.key.knob, one.change.key.index) for one in result.outcomes if one.change.key.knob in SCHEDULINGS
-    ]
+    return [(one.key.knob, one.key.index) for one in result.outcomes if one.key.knob in SCHEDULINGS]
 
 
 def told(events: tuple[Event, ...]) -> list[tuple[Severity, str]]:
@@ -157,7 +155,7 @@ def test_a_thread_that_somebody_else_changed_is_given_up_until_it_is_adopted(hos
     key = KnobKey(domain_uuid("web"), Knob.SCHEDULING, 1)
     host.host.change(key, 0)
     result = host.tick()
-    assert [one.change.key for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL] == [key]
+    assert [one.key for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL] == [key]
     host.tick()
     assert scheduled(host, "web") == [1001, 0]
     change(host, "web", adoptions=1)

@@ -84,6 +84,19 @@ def test_observed(rig: Rig) -> None:
     compare(rig, rig.tick(), "observed")
 
 
+def test_each_managed_pcpu_that_was_online_is_reported_as_busy_as_it_was(busy: Rig) -> None:
+    def report(*times: tuple[int, int]) -> dict[str, float]:
+        busy.host.pcpu_times = dict(enumerate(times))
+        return tick_status(busy.tick(), 0, 0, True).busy_pcpus
+
+    managed = len(busy.host.capabilities.managed_cpus)
+    assert report((100, 50), (100, 0)) == {}, "nothing is known of the interval before"
+    assert report((1100, 300), (1100, 1000), (1000, 1000)) == {"0": 0.25, "1": 1.0}
+    assert report((1100, 300), (2100, 900)) == {"1": 0.0}, "the first did not go on, and the last went offline"
+    report(*[(0, 0)] * (managed + 1))
+    assert list(report(*[(10, 5)] * (managed + 1))) == [str(number) for number in range(managed)]
+
+
 def test_troubles_are_counted_and_unreadable_vms_left_out(busy: Rig) -> None:
     busy.host.unreadable.add(domain_uuid("web"))
     result = busy.tick()
@@ -123,7 +136,8 @@ def test_batch_vms_below_their_floor_are_told_of(rig: Rig) -> None:
     rig.register("web")
     rig.register("hog", "batch")
     rig.control(law=Law(batch_floor=0.4, floor_window_s=1.0))
-    rig.tick()
+    first = tick_status(rig.tick(), 0, 0, True)
+    assert (first.batch_cpu_share, first.critical_cpu_share) == (None, None), "there is nothing to compare with"
     for _ in range(2):
         rig.host.vms[domain_uuid("hog")].cpu_ns += 400_000_000
         rig.host.vms[domain_uuid("hog")].delay_ns += 500_000_000

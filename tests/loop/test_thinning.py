@@ -15,9 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manager.loop import thinning
-from manager.loop.outbox import ItemKind, Outbox
-from manager.loop.thinning import Thinning
+from manager.loop import outbox as thinning
+from manager.loop.outbox import ItemKind, Outbox, Thinning
 from manager.model.histogram import Histogram
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.window import Window

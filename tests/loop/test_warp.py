@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manager.control.ladder import FIRST_RETRY_S
+from manager.control.warp_plan import FIRST_RETRY_S
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.status import VmStatuses, tick_status
 from manager.loop.tick import TickResult
@@ -64,7 +64,7 @@ def test_a_warp_is_set_explained_reported_and_undone(
     assert (record.vm, record.outcome) == ("web", OutcomeKind.APPLIED)
     assert record.reason == f"warp auto: SLA 10 ms -> 29,651 us by {by}"
     assert status(host, result) == (mechanism, 29_651)
-    assert not [one for one in host.tick().outcomes if one.change.key.knob in WARPS], "and then it stays"
+    assert not [one for one in host.tick().outcomes if one.key.knob in WARPS], "and then it stays"
     host.loop.release("test")
     assert host.host.settings() == before
     assert not host.journal.entries
@@ -75,7 +75,7 @@ def test_on_without_a_mechanism_that_helps_nothing_is_done_and_that_is_said_once
     preview = host.loop.preview(host.assignment, {})
     assert not [one for one in preview.changes if one.key.knob in WARPS]
     first, second = host.tick(), host.tick()
-    assert not [one for result in (first, second) for one in result.outcomes if one.change.key.knob in WARPS]
+    assert not [one for result in (first, second) for one in result.outcomes if one.key.knob in WARPS]
     assert not first.problems, "it is no error"
     [event] = [one for one in first.events if one.kind == "warp"]
     assert event.severity is Severity.WARNING
@@ -121,7 +121,7 @@ def test_only_vms_with_a_warp_are_asked_for_it(host: Rig) -> None:
 def test_observed_it_is_only_told(host: Rig) -> None:
     host.control(mode=Mode.OBSERVE)
     result = host.tick()
-    assert {one.kind for one in result.outcomes if one.change.key.knob is Knob.SLICE} == {OutcomeKind.OBSERVED}
+    assert {one.kind for one in result.outcomes if one.key.knob is Knob.SLICE} == {OutcomeKind.OBSERVED}
     assert status(host, result) == ("slice", None)
     assert not host.host.writes
 
@@ -129,7 +129,7 @@ def test_observed_it_is_only_told(host: Rig) -> None:
 def test_a_warp_that_the_kernel_does_not_keep_is_not_in_force(host: Rig) -> None:
     host.host.ignore = {Knob.SLICE}
     result = host.tick()
-    assert {one.kind for one in result.outcomes if one.change.key.knob is Knob.SLICE} == {OutcomeKind.IGNORED}
+    assert {one.kind for one in result.outcomes if one.key.knob is Knob.SLICE} == {OutcomeKind.IGNORED}
     assert status(host, result) == ("slice", None)
 
 
@@ -138,7 +138,7 @@ def test_somebody_elses_is_given_up_until_it_is_adopted(host: Rig) -> None:
     key = KnobKey(domain_uuid("web"), Knob.SLICE, 1)
     host.host.change(key, 5_000_000)
     result = host.tick()
-    assert [one.change.key for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL] == [key]
+    assert [one.key for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL] == [key]
     assert status(host, result) == ("slice", None)
     host.tick()
     assert host.value("web", Knob.SLICE, 1) == 5_000_000
@@ -232,7 +232,7 @@ def test_one_that_somebody_removed_stays_away_until_it_is_adopted(host: Rig) -> 
         host.tick()
     host.host.change(SCHEDULER, UNLOADED)
     result = host.tick()
-    assert [one.change.key for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL] == [SCHEDULER]
+    assert [one.key for one in result.outcomes if one.kind is OutcomeKind.EXTERNAL] == [SCHEDULER]
     for _ in range(30):
         result = host.tick()
     assert host.host.scheduler == UNLOADED

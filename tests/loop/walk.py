@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from manager.errors import HostError
-from manager.host.process import refusal
+from manager.host.files import refusal
 from manager.loop.apply import Applied
 from manager.loop.journal import Entry, Journal
 from manager.loop.observer import Clock, LoopSettings, Observation

@@ -34,7 +34,7 @@ def snapshot():
         VmView(VmSpec("batch", VmClass.BATCH), 1, 0.5, 0.5, Mode.ENFORCE, 1024),
         VmView(VmSpec("slow", VmClass.CRITICAL), 1, 0.2, 0.1, Mode.ENFORCE, 1024, "shop", "web"),
     )
-    views = (ApplicationView(Application("shop", (), Sla(500)), None, SlaState.MISSED),)
+    views = (ApplicationView(Application("shop", (), Sla(500)), None, SlaState.VIOLATED),)
     return Snapshot(1000.0, 5.0, HostSpec("h1"), capabilities, vms, views)
 """
 
@@ -55,7 +55,7 @@ def test_the_example_of_the_documentation_is_found_and_decides(installed: Path, 
     (tmp_path / "script.py").write_text(SCRIPT)
     printed = run(installed / "bin/python", tmp_path / "script.py", cwd=tmp_path)
     assert printed.strip() == (
-        "equipoise-doubling [('batch', 2, 'doubling: SLA no_data'), ('slow', 2048, 'doubling: SLA missed')]"
+        "equipoise-doubling [('batch', 2, 'doubling: SLA no_data'), ('slow', 2048, 'doubling: SLA violated')]"
     )
 
 

@@ -16,7 +16,7 @@ from werkzeug.exceptions import BadRequest
 from werkzeug.http import parse_etags
 
 from manager.api.auth import COOKIE, credentials
-from manager.api.paging import read_cursor, record_place, time_place
+from manager.api.paging import NAME, RECORD, TIME, read_cursor
 from manager.api.queries import PageQuery
 from manager.api.validation import read_json, read_lines
 from manager.errors import InvalidRequest
@@ -25,13 +25,12 @@ from manager.model.reach import DEFAULT_REACH
 from manager.model.source import NginxSyslog, SourceKind, TimeField
 from manager.protocol.samples import SampleLine, SamplesIn
 from manager.store.tokens import hash_secret
-from manager.telemetry.buckets import BucketCounter
 from manager.telemetry.connect import Names
 from manager.telemetry.feed import Feed, SourceError
 from manager.telemetry.follow import MAX_LINE, Follower
-from manager.telemetry.memcached import GetSession, OwnGets, RequestCounter, TextConnection, read_stats
+from manager.telemetry.memcached import OwnGets, RequestCounter, TextConnection
 from manager.telemetry.nginx import take_line
-from manager.telemetry.prometheus import QueryError, one_number, read_buckets, read_series
+from manager.telemetry.prometheus import BucketCounter, QueryError, one_number, read_buckets, read_series
 from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import WindowStore
 from manager.telemetry.syslog import Routes, SyslogReceiver, SyslogRoute
@@ -88,7 +87,7 @@ PACKETS = (
 
 def syslog() -> Callable[[bytes], None]:
     counted = Counted(SourceKind.NGINX_SYSLOG)
-    receiver = SyslogReceiver(counted.clock, lambda: None)
+    receiver = SyslogReceiver(lambda _address: None)
     spec = NginxSyslog("web", tag=None, time=TimeField.UPSTREAM)
     receiver.routes = Routes.of([SyslogRoute(spec, counted.feed, frozenset({SENDER}))])
 
@@ -104,7 +103,7 @@ def log_line() -> Callable[[bytes], None]:
 
     def take(data: bytes) -> None:
         for time in TimeField:
-            take_line(counted.feed, data.decode("utf-8", "replace"), time, counted.clock())
+            take_line(counted.feed, data.decode("utf-8", "replace"), time)
         counted.check()
 
     return take
@@ -113,7 +112,7 @@ def log_line() -> Callable[[bytes], None]:
 def push(kind: str) -> Callable[[bytes], None]:
     """The agent's route for posts, without its server."""
     counted = Counted(SourceKind.PUSH)
-    pages = PushPages(clock=counted.clock)
+    pages = PushPages()
     pages.routes = {"shop": (PushRoute(counted.feed, frozenset({SENDER}), ()),)}
     told: list[str] = []
 
@@ -189,17 +188,6 @@ class Said(TextConnection):
     """A memcached whose answer is there already."""
 
     def __init__(self, reader: asyncio.StreamReader) -> None:
-        super().__init__(Names(DEFAULT_REACH), "", 0)
-        self._reader = reader
-
-    async def send(self, command: str) -> asyncio.StreamReader:
-        return self._reader
-
-
-class SaidToGet(GetSession):
-    """The same for a get."""
-
-    def __init__(self, reader: asyncio.StreamReader) -> None:
         super().__init__(Names(DEFAULT_REACH), "", 0, OwnGets())
         self._reader = reader
 
@@ -218,9 +206,9 @@ def memcached() -> Callable[[bytes], None]:
 
     def take(data: bytes) -> None:
         with contextlib.suppress(SourceError):
-            finished(SaidToGet(said(data)).request())
+            finished(Said(said(data)).request())
         try:
-            stats = finished(read_stats(Said(said(data))))
+            stats = finished(Said(said(data)).stats())
             since = counter.update(stats, 0, 0, NOW_S)
         except SourceError:
             return
@@ -268,9 +256,9 @@ def headers(data: bytes) -> None:
     target = local_path(request.args.get("next", text))
     if target and (not target.startswith("/") or target.startswith(("//", "/\\"))):
         raise AssertionError(f"leads elsewhere: {target!r}")
-    for parse in (time_place, record_place):
+    for places in (NAME, TIME, RECORD):
         with contextlib.suppress(InvalidRequest):
-            read_cursor(PageQuery.model_construct(cursor=request.args.get("cursor", text), limit=1), parse)
+            read_cursor(PageQuery.model_construct(cursor=request.args.get("cursor", text), limit=1), places)
 
 
 def follow(folder: str) -> Callable[[bytes], None]:

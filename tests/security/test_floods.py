@@ -214,7 +214,7 @@ def test_tls_handshakes_that_stop_half_way(tls_manager: Target, many: bool) -> N
     hello = outgoing.read()
     with watched(tls_manager.pid, tls_manager.probe) as cost, closing(Flood(tls_manager.port, many)) as flood:
         flood.send(1000, hello)
-        for _ in lasting(1):
+        for _ in lasting(2):
             pass
     judge(cost)
 

@@ -105,6 +105,7 @@ def test_the_file_of_a_local_agent_is_for_its_host_and_takes_no_other_token_away
 MOVED_S = 61
 OTHER = "kvm2"
 UUID, OTHER_UUID = (f"6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a1{digit}" for digit in (0, 1))
+DOMAIN = {"libvirt_uuid": UUID, "libvirt_name": "web"}
 PROBE = {"type": "http_probe", "name": "probe", "url": "http://10.0.0.1/secret"}
 
 
@@ -133,6 +134,10 @@ def seen_on(api: Api) -> str | None:
 def alarms(api: Api) -> list[tuple[str, str]]:
     events = api.ok("GET", "/events")["items"]
     return sorted((one["host"], one["severity"]) for one in events if one["kind"] == "vm-claimed")
+
+
+def moves(api: Api) -> list[str]:
+    return [event["message"] for event in api.ok("GET", "/events?vm=web&kind=vm-moved")["items"]]
 
 
 def probed_by(api: Api) -> list[str]:
@@ -198,14 +203,57 @@ def test_a_vm_registered_for_no_host_stays_where_it_is_until_that_host_lets_it_g
     claim(api, "host", vms=[])
     claim(api)
     assert (seen_on(api), alarms(api)) == (OTHER, [])
-    claim(api, "host")
+    claim(api, "host", OTHER_UUID)
     api.clock.now_s += MOVED_S
     claim(api, vms=None)
-    claim(api, "host")
+    claim(api, "host", OTHER_UUID)
     assert (seen_on(api), alarms(api)) == (OTHER, [(HOST, "warning"), (OTHER, "warning")])
     api.clock.now_s += MOVED_S
-    claim(api, "host")
+    claim(api, "host", OTHER_UUID)
     assert seen_on(api) == HOST, "the other one is silent"
+
+
+def test_a_migration_takes_as_long_as_it_takes(api: Api) -> None:
+    register(api)
+    claim(api, "host", domains=[DOMAIN])
+    claim(api, domains=[DOMAIN])
+    for _ in range(10):
+        api.clock.now_s += MOVED_S
+        claim(api, "host")
+        claim(api)
+    assert (seen_on(api), alarms(api)) == (HOST, [])
+    api.clock.now_s += 3600
+    claim(api, "host")
+    claim(api)
+    assert len(alarms(api)) == 2, "nobody migrates a VM for so long"
+
+
+def test_response_times_count_on_the_host_that_a_vm_migrates_to(api: Api) -> None:
+    """In a post-copy migration it runs there while its process on the host that it comes from still exists."""
+    register(api)
+    claim(api, "host", domains=[DOMAIN])
+    assert claim(api, windows=[window(end=MOVED_S)], domains=[])["stored_windows"] == 0, "it has no such domain"
+    told = claim(api, windows=[window(end=MOVED_S)], domains=[DOMAIN])
+    assert (told["stored_windows"], seen_on(api)) == (1, HOST)
+    api.ok("POST", "/applications/shop/samples", {"times_ms": [1]}, role="other host")
+    assert claim(api, "host", windows=[window(end=MOVED_S)])["stored_windows"] == 1
+    assert claim(api, vms=[], windows=[window(end=MOVED_S)], domains=[])["stored_windows"] == 0, "it was cancelled"
+
+
+def test_a_vm_that_moves_is_an_event(api: Api) -> None:
+    register(api)
+    claim(api, "host")
+    claim(api)
+    claim(api, "host", vms=[])
+    claim(api, "host", vms=[])
+    claim(api)
+    claim(api)
+    claim(api, vms=[])
+    claim(api)
+    assert moves(api) == ["web moved from kvm1 to kvm2"], "not when it starts again where it was"
+    claim(api, vms=[])
+    claim(api, "host")
+    assert moves(api) == ["web moved from kvm2 to kvm1", "web moved from kvm1 to kvm2"]
 
 
 def test_probes_and_their_credentials_follow_no_claim(api: Api) -> None:
@@ -257,6 +305,6 @@ def test_no_host_has_the_name_that_the_managers_own_events_have(sqlite_api: Api)
         api.refused(422, "POST", "/hosts/manager/join", {"token": any_host}, role=""),
     ]
     for problem in problems:
-        assert "'manager' is refused; the manager's own events have it" in problem["detail"]
-    with pytest.raises(SettingsError, match="host_name = 'manager'"):
+        assert "'manager' is refused; it is reserved for events of the manager itself" in problem["detail"]
+    with pytest.raises(SettingsError, match="'manager' stands for the manager"):
         load_settings(None, {}, {"host_name": "manager"})

@@ -19,8 +19,7 @@ from manager.model.histogram import LAST_BUCKET
 from manager.model.source import NginxSyslog, SourceKind
 from manager.rate_limit import BURST_S, RateLimit
 from manager.telemetry.feed import Feed
-from manager.telemetry.metrics_page import MetricsPage
-from manager.telemetry.push import PushPages, PushRoute
+from manager.telemetry.push import MetricsPage, PushPages, PushRoute
 from manager.telemetry.store import MOST, WindowStore
 from manager.telemetry.syslog import Routes, SyslogReceiver, SyslogRoute
 from tests.api.conftest import Api, moment, report
@@ -136,7 +135,7 @@ def test_requests_of_one_token_are_bounded_and_those_of_others_are_not_concerned
     assert statuses == [200] * 21 + [429] * 4
     refused = api.call("GET", "/vms", role="viewer")
     assert refused.headers["Retry-After"] == "1"
-    assert "token 'the-viewer' asks too often" in refused.get_json()["detail"]
+    assert "token 'the-viewer' exceeds the rate limit" in refused.get_json()["detail"]
     assert api.call("GET", "/vms", role="operator").status_code == 200
     assert api.call("GET", "/health", role="").status_code == 200
     wrong = [api.call("GET", "/vms", role="", Authorization="Bearer no").status_code for _ in range(25)]
@@ -150,7 +149,7 @@ def test_an_agent_takes_of_each_address_what_it_may_send() -> None:
     now_s = 1_700_000_000.0
     store = WindowStore(lambda: now_s)
     feed = Feed("shop", "push", SourceKind.PUSH, store, lambda: now_s, steady=lambda: now_s)
-    pages = PushPages(clock=lambda: now_s, samples=RateLimit(PER_S, lambda: now_s))
+    pages = PushPages(samples=RateLimit(PER_S, lambda: now_s))
     pages.routes = {"shop": (PushRoute(feed, frozenset({"10.0.0.1", "10.0.0.2"}), ()),)}
 
     def send(sender: str) -> tuple[str, dict[str, str]]:
@@ -173,7 +172,7 @@ def test_an_agent_looks_at_no_more_packets_of_an_address_than_it_may_send() -> N
     ]
     senders = ("10.0.0.1", "10.0.0.2")
     asked: list[str] = []
-    receiver = SyslogReceiver(lambda: now_s, asked.append, RateLimit(PER_S / 10, lambda: now_s))
+    receiver = SyslogReceiver(asked.append, RateLimit(PER_S / 10, lambda: now_s))
     receiver.routes = Routes.of(
         [
             SyslogRoute(NginxSyslog("log"), feed, frozenset({sender}))

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from manager.control.tenure_rules import ReportOrigin, Tenure, Who, judge
 from manager.errors import ManagerRefused
 from manager.loop.agent_metrics import AgentMetrics
-from manager.loop.instance import instance_id
 from manager.loop.link import ManagerLink, Report
-from manager.loop.outbox import Outbox
-from manager.loop.rejections import Rejections
+from manager.loop.lock import instance_id
+from manager.loop.outbox import ItemKind, Outbox
+from manager.loop.outgoing import Outgoing
 from manager.model.records import Severity
 from manager.protocol.client import ManagerClient
 from tests.api.conftest import HOST, Api, report, status
@@ -145,16 +145,16 @@ def test_the_refused_agent_says_so_and_goes_on(sqlite_api: Api, tmp_path: Path) 
     outbox = Outbox(tmp_path / "outbox.db", 100)
     client = ManagerClient("http://m", sqlite_api.secrets["host"], Wire(handle))
     link = ManagerLink(client, HOST, "1", tmp_path / "assignment.json", outbox, Who(SECOND, "boot-9"))
-    events: list[tuple[str, str]] = []
     metrics = AgentMetrics()
-    rejections = Rejections(metrics, lambda severity, kind, _: events.append((severity, kind)))
+    outgoing = Outgoing(HOST, outbox, metrics)
     for _ in range(3):
         with pytest.raises(ManagerRefused, match=f"409 host kvm1 is served by agent {FIRST}") as refused:
             link.send(Report(None, None, None))
-        rejections.unanswered(refused.value)
-    assert events == [(Severity.ERROR, "second-agent")], "once"
+        outgoing.unanswered(refused.value)
+    events = outbox.peek(9, 10**6).fields[ItemKind.EVENT]
+    assert [(one["severity"], one["kind"]) for one in events] == [(Severity.ERROR, "second-agent")], "once"
     assert metrics.registry.get_sample_value("equipoise_agent_second") == 1
-    rejections.answered()
+    outgoing.answered()
     assert metrics.registry.get_sample_value("equipoise_agent_second") == 0
     outbox.close()
 

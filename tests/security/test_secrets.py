@@ -60,7 +60,7 @@ def test_a_bug_and_a_database_that_fails_tell_nothing_of_the_request(
 ) -> None:
     """The traceback in the log has no values of variables."""
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr("manager.api.user_routes.create_user", lambda *_arguments: 1 / 0)
+    monkeypatch.setattr("manager.api.access_routes.create_user", lambda *_arguments: 1 / 0)
     body = {"name": "a", "role": "viewer", "password": PASSWORD}
     response = desk.api.call("POST", "/users", body)
     assert (response.status_code, "ZeroDivisionError" in caplog.text) == (500, True)

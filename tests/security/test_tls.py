@@ -50,7 +50,7 @@ def application() -> Flask:
     @app.post("/api/v1/digest")
     def digest() -> Response:
         if request.environ[EXCHANGE].undecided:
-            request.environ[EXCHANGE].allow_body(MAX_BODY_BYTES)
+            request.environ[EXCHANGE].limit_bytes = MAX_BODY_BYTES
             return Response()
         body = request.get_data()
         assert request.is_secure

@@ -115,7 +115,7 @@ def test_the_command_line_makes_tokens_that_end(tmp_path: Any) -> None:
 
 def test_managers_count_failed_tries_together(database: Database) -> None:
     """Two of them, with connections of their own, on one database; none gets past the limit."""
-    url = database._url.render_as_string(hide_password=False)
+    url = database.url.render_as_string(hide_password=False)
     other = open_database(url)
     with database.registering() as session:
         create_user(session, "ada", Role.VIEWER, hash_password("correct horse"), START)

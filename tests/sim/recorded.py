@@ -52,4 +52,6 @@ def recorded(scenario: Scenario, policy: str) -> Recording:
 
 def tick(result: TickResult) -> TickRecord:
     vms = (VmTick(one.name, one.cpu_share, one.run_delay_share, one.weight, one.mode) for one in result.snapshot.vms)
-    return TickRecord(result.at_s, result.snapshot.host.policy, result.snapshot.host.mode, result.use.busy, tuple(vms))
+    return TickRecord(
+        result.at_s, result.snapshot.host.policy, result.snapshot.host.mode, result.busy or 0.0, tuple(vms)
+    )

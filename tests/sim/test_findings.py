@@ -7,7 +7,7 @@ from dataclasses import replace
 from manager.host.doctor.checks import CHECKS
 from manager.model.finding import FindingStatus
 from manager.sim.scenario import CacheSpec
-from manager.sim.sim_findings import SimExaminer
+from manager.sim.sim_host import SimExaminer
 from tests.sim.build import app, scenario
 
 

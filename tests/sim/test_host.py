@@ -8,7 +8,7 @@ import pytest
 
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
-from manager.loop.collect import rates, read_host
+from manager.loop.observer import rates, read_host
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.sim.scenario import BatchSpec, Fault, FaultKind

@@ -6,8 +6,9 @@ import pytest
 
 from manager.control.judged_windows import slot_number
 from manager.host.port import HostPort
+from manager.model.fields import adapter_of
+from manager.model.registration import ApplicationIn, HostIn, VmIn
 from manager.model.source import SourceKind, SourceState
-from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
 from manager.sim.live import LiveSimulation, registrations
 from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind
 from manager.sim.scenario_files import load_scenario
@@ -113,8 +114,8 @@ def test_a_cache_is_registered_with_what_is_asked_of_it() -> None:
     found = dict(registrations(load_scenario("cache-thrash"), "here", "fair"))
     assert found["/hosts/here"]["cache"] == "on"
     assert found["/applications/shop"]["cache"] == "auto"
-    ApplicationIn.model_validate(found["/applications/shop"])
-    HostIn.model_validate(found["/hosts/here"])
+    adapter_of(ApplicationIn).validate_python(found["/applications/shop"])
+    adapter_of(HostIn).validate_python(found["/hosts/here"])
 
 
 def test_what_is_registered_is_what_the_interface_takes() -> None:
@@ -124,4 +125,4 @@ def test_what_is_registered_is_what_the_interface_takes() -> None:
     assert paths[-3:] == ["/applications/calm", "/applications/spiking", "/hosts/here"]
     shapes = {"vms": VmIn, "applications": ApplicationIn, "hosts": HostIn}
     for path, body in found:
-        shapes[path.split("/")[1]].model_validate(body)
+        adapter_of(shapes[path.split("/")[1]]).validate_python(body)

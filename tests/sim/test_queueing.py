@@ -9,8 +9,8 @@ from statistics import fmean, pstdev
 import pytest
 
 from manager.model.histogram import Histogram, bucket_value_us
-from manager.sim.loads import arrivals, random_stream, service_times
 from manager.sim.scenario import Constant, Ramp, Segment, ServiceTime, Shape, Sine
+from manager.sim.services import arrivals, random_stream, service_times
 from manager.sim.world import World
 from tests.sim.build import AT_ONCE, app, scenario
 

@@ -78,11 +78,11 @@ def test_slas_are_judged_as_they_were() -> None:
     ]
     for one in summaries(found, recording):
         states = [step.sla[one.application] for step in found.steps]
-        assert (one.judged, one.missed) == (
+        assert (one.judged, one.violated) == (
             len(states) - states.count(SlaState.NO_DATA),
-            states.count(SlaState.MISSED),
+            states.count(SlaState.VIOLATED),
         )
-    assert any(one.missed for one in summaries(found, recording))
+    assert any(one.violated for one in summaries(found, recording))
 
 
 def test_another_law_decides_otherwise() -> None:

@@ -172,7 +172,7 @@ def test_the_whole_service_runs_without_root_or_libvirt(start: Callable[[], Serv
     sla = {"response_time_ms": 5}
     service.until(lambda client: client.request("PUT", "/applications/calm", body={"sla": sla}))
     assert service.stop() == 0, service.log
-    assert "everything is as it was" in service.log
+    assert "everything is restored" in service.log
     again = start()
     newest = again.until(lambda client: [one for one in client.items("/hosts/sim1/ticks") if one["policy"] == "equal"])
     assert newest
@@ -181,7 +181,7 @@ def test_the_whole_service_runs_without_root_or_libvirt(start: Callable[[], Serv
     released = subprocess.run(
         [sys.executable, "-m", "manager.cli", *release], check=True, capture_output=True, text=True
     )
-    assert released.stdout == "sim1: released, every setting is back to its original\n"
+    assert released.stdout == "sim1: released, every setting is restored\n"
     for command, *options in (("enforce", "--vm", "calm-web"), ("release", "--vm", "calm-web"), ("enforce",)):
         subprocess.run([sys.executable, "-m", "manager.cli", command, *options, *release[1:]], check=True)
     vm = again.until(lambda client: client.get("/vms/calm-web"))

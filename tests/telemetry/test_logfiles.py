@@ -164,8 +164,7 @@ def test_a_log_that_is_always_shorter_than_it_was_does_not_keep_the_agent_busy(
 
     log.write_text(line * 20_000 if len(line) < 100 else line * 20)
     monkeypatch.setattr(follow.os, "fstat", always_empty)
-    source = follow.FileSource(NginxFile("log", str(log)), fed.feed, fed.clock, [str(tmp_path)], 20_000)
-    run_virtually(source.run, 10)
+    run_virtually(lambda: follow.follow_file(NginxFile("log", str(log)), fed.feed, [str(tmp_path)], 20_000), 10)
     assert 0 < reads.taken <= 10 * follow.MOST_BYTES_S * 1.1
     assert reads.calls <= 10 * (20_000 / 13_000) * 20, "it waits between two readings"
     assert fed.status.accepted <= 10 * 20_000 * 1.1

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from manager.model.source import MemcachedProbe, SourceState
 from manager.telemetry.memcached import RequestCounter
-from manager.telemetry.open_loop import ProbeError
+from manager.telemetry.probe import ProbeError
 from tests.telemetry.conftest import Running, free_port, shop, until
 
 GOOD_STATS = b"STAT pid 7\r\nSTAT cmd_get 1\r\nEND\r\n"

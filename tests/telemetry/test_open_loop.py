@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from manager.model.source import SourceState
-from manager.telemetry.open_loop import OpenLoop, ProbeError
-from manager.telemetry.probe import ProbeReport
+from manager.telemetry.probe import OpenLoop, ProbeError, ProbeReport
 from tests.telemetry.conftest import Fed, run_virtually
 
 
@@ -126,7 +125,7 @@ def test_time_that_was_slept_through_is_not_made_up_for() -> None:
 
 
 def test_three_failures_in_a_row_are_failing_and_a_success_ends_that(fed: Fed) -> None:
-    report = ProbeReport(fed.feed, fed.clock)
+    report = ProbeReport(fed.feed)
     states = []
     for problem in ("", "refused", "refused", "refused", ""):
         report(5.0 if problem else 0.001, problem)

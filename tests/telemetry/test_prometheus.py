@@ -16,9 +16,17 @@ from hypothesis import strategies as st
 from manager.model.histogram import Histogram
 from manager.model.source import PrometheusQuery, SourceState
 from manager.model.window import Ready
-from manager.telemetry.buckets import BucketCounter, increase, to_histogram
-from manager.telemetry.http_client import HttpAnswer, HttpClient
-from manager.telemetry.prometheus import PrometheusClient, PrometheusSource, QueryError, one_number, read_buckets
+from manager.telemetry.connect import HttpAnswer, HttpClient
+from manager.telemetry.prometheus import (
+    BucketCounter,
+    PrometheusSource,
+    QueryError,
+    increase,
+    one_number,
+    read_buckets,
+    to_histogram,
+)
+from manager.telemetry.prometheus import ask as ask_server
 from tests.telemetry.conftest import Fed, Running, shop, until
 
 INF = math.inf
@@ -95,7 +103,7 @@ class Said(HttpClient):
 
 def ask(status: int, body: object) -> list[Any]:
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return asyncio.run(PrometheusClient(Said(status, [content]), "http://prometheus.example.org/").query("up"))
+    return asyncio.run(ask_server(Said(status, [content]), "http://prometheus.example.org/", "up"))
 
 
 def test_vectors_and_scalars_are_read() -> None:
@@ -148,13 +156,13 @@ class Server:
 
     def __init__(self, fed: Fed, spec: PrometheusQuery) -> None:
         self.fed = fed
-        self.source = PrometheusSource(spec, fed.feed, fed.clock, steady=fed.clock)
+        self.source = PrometheusSource(spec, fed.feed)
         self.every_s = spec.every_s
 
     def poll(self, *answers: dict[str, Any], after_s: float | None = None) -> None:
         self.fed.clock.now_s += self.every_s if after_s is None else after_s
         said = Said(200, [json.dumps(answer).encode() for answer in answers])
-        asyncio.run(self.source._poll(PrometheusClient(said, "http://prometheus.example.org")))
+        asyncio.run(self.source._poll(said))
 
 
 def test_a_histogram_becomes_response_times_and_requests(fed: Fed) -> None:

@@ -19,9 +19,8 @@ from manager.model.histogram import bucket_of
 from manager.model.source import Push, SourceState
 from manager.protocol.samples import ProblemDetails, SamplesOut
 from manager.serving.server import HttpServer, Lanes
-from manager.telemetry.own import is_own_address
 from manager.telemetry.push import MOST_BYTES, PushPages, PushRoute
-from manager.telemetry.trust import parse_networks
+from manager.telemetry.trust import is_own_address, parse_networks
 from tests.telemetry.conftest import NOW_S, Fed, Running, shop, until
 
 JSON, NDJSON = "application/json", "application/x-ndjson"
@@ -40,7 +39,7 @@ class Pages:
 
     def __init__(self, fed: Fed) -> None:
         self.asked = 0
-        self.pages = PushPages(self._ask, fed.clock, token=TOKEN, is_own=lambda address: address == OWN)
+        self.pages = PushPages(self._ask, token=TOKEN, is_own=lambda address: address == OWN)
         self.pages.routes = {
             "shop": (PushRoute(fed.feed, frozenset({VM}), parse_networks(["10.1.0.0/16", "fd00::/8"])),)
         }

@@ -6,13 +6,13 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manager.model.source import HttpProbe, NginxFile, Push, SourceKind, SourceState
 from manager.telemetry import source_thread as module
 from manager.telemetry.feed import SILENT_S, Feed, SourceError, reason_of
-from manager.telemetry.follow import FileSource
 from manager.telemetry.source_thread import Sources
 from manager.telemetry.store import Fate
 from manager.telemetry.telemetry_port import Telemetry
@@ -60,15 +60,15 @@ def test_a_source_that_crashes_is_told_started_again_and_harms_nobody(
 ) -> None:
     monkeypatch.setattr(module, "_BACKOFF_S", (0.01, 0.02))
     crashes: list[int] = []
-    real: Callable[..., object] = FileSource.run
+    real: Callable[..., Any] = module.follow_file
 
-    async def crash(self: FileSource) -> None:
+    async def crash(*arguments: Any) -> None:
         crashes.append(1)
         if len(crashes) <= 5:
             raise ZeroDivisionError("a bug")
-        await real(self)  # type: ignore[misc]
+        await real(*arguments)
 
-    monkeypatch.setattr(FileSource, "run", crash)
+    monkeypatch.setattr(module, "follow_file", crash)
     log = tmp_path / "access.log"
     log.touch()
     server = web(lambda path: (200, b""))

@@ -28,7 +28,7 @@ class Receiver:
 
     def __init__(self, fed: Fed, *sources: tuple[NginxSyslog, set[str]]) -> None:
         self.asked = 0
-        self.receiver = SyslogReceiver(fed.clock, self._ask)
+        self.receiver = SyslogReceiver(self._ask)
         self.feeds = [fed.another(spec.name) for spec, _ in sources]
         self.receiver.routes = Routes.of(
             [SyslogRoute(spec, feed, frozenset(ips)) for (spec, ips), feed in zip(sources, self.feeds, strict=True)]

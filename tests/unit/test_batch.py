@@ -56,7 +56,7 @@ def test_below_the_floor_weights_are_raised_until_it_has_caught_up() -> None:
     assert got[0] == 2
     raised = got[4]
     assert 2 * raised / (2 * raised + 10_000) >= 0.05
-    assert next(goal.reason for goal in found[4].weights if goal.vm == "c").endswith("less than their floor of 5.0%")
+    assert next(goal.reason for goal in found[4].weights if goal.vm == "c").endswith("less than their floor of 5.0 %")
     assert got[-1] == 2
     assert all(weights(one)["web"] == 10_000 for one in found)
 

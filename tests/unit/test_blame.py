@@ -1,4 +1,4 @@
-"""Who is guilty of a missed SLA: a table of cases, and what holds for all of them."""
+"""Who is guilty of a violated SLA: a table of cases, and what holds for all of them."""
 
 from __future__ import annotations
 
@@ -133,27 +133,27 @@ def test_the_verdict(seen: Case, kind: VerdictKind, vm: str | None) -> None:
 def test_the_evidence_has_numbers() -> None:
     found = blame(case(ticks(CALM), ticks(uses(web=WAITING, hog=(0.6, 0)), weights={"web": 50})))
     assert found.evidence == (
-        "web on kvm1: vCPU wait (steal) 33% (before: 1%), while it used 0.8 pCPUs",
-        "batch VM hog rose from 10.0% to 60.0% of the host's CPU at the same time, 100% of all that rose",
+        "web on kvm1: vCPU wait (steal) 33 % (before: 1 %), while it used 0.8 pCPUs",
+        "batch VM hog rose from 10.0 % to 60.0 % of the host's CPU at the same time, 100 % of all that rose",
         "the weight of web changed from 100 to 50 meanwhile",
     )
-    shares = {(one.subject, one.what): (one.before, one.during) for one in found.measures}
+    shares = {(one.subject, one.metric): (one.before, one.during) for one in found.measures}
     assert shares["hog", "cpu_share"] == (pytest.approx(0.1), pytest.approx(0.6))
     assert shares["kvm1", "cpu_share"] == (pytest.approx(0.4), pytest.approx(0.9))
-    assert shares["web", "wait_part"] == (pytest.approx(0.0123, abs=1e-3), pytest.approx(1 / 3))
+    assert shares["web", "wait_share"] == (pytest.approx(0.0123, abs=1e-3), pytest.approx(1 / 3))
 
 
 def test_a_full_vcpu_is_named_with_what_it_did() -> None:
     found = blame(case(ticks(CALM), ticks(ONE_OF_FOUR, hot=RUNS), **FOUR))
     assert found.evidence[:2] == (
-        "on kvm1 vCPU 2 of web is full: it runs 97% of the time, vCPU wait (steal) 1%",
+        "on kvm1 vCPU 2 of web is full: it runs 97 % of the time, vCPU wait (steal) 1 %",
         "1 of 4 vCPUs are full, while the VM uses 1.00 pCPUs in all: more CPU does not help, look at how the service"
         " spreads its work over threads",
     )
-    measured = {one.what: one.during for one in found.measures}
+    measured = {one.metric: one.during for one in found.measures}
     assert (measured["vcpu_used"], measured["vcpu_wait"]) == (pytest.approx(0.97), pytest.approx(0.01))
     waits = blame(case(ticks(CALM), ticks(uses(web=(0.38, 0.3), hog=(0.6, 0)), hot=WAITS), **FOUR))
-    assert "vCPU 2 of web is full: it runs 70% of the time, vCPU wait (steal) 27%" in waits.evidence
+    assert "vCPU 2 of web is full: it runs 70 % of the time, vCPU wait (steal) 27 %" in waits.evidence
 
 
 def test_the_host_is_the_one_on_which_a_vm_waits_most() -> None:

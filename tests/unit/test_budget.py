@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from manager.control.budget import (
     MAX_PERIODS,
     Period,
-    Span,
     Steps,
+    Violation,
     budget,
     by_step,
     cut_range,
@@ -31,7 +31,7 @@ SLA = Sla(response_time_ms=100.0)
 def slot(number: int, *times_ms: float, requests: float | None = None, ready: Ready | None = None) -> Period:
     """A slot of 5 s, judged from 2 response times on."""
     start_s = BEGIN_S + 5 * number
-    histogram = Histogram.of(time_ms * 1000 for time_ms in times_ms)
+    histogram = Histogram.of(percentile_ms * 1000 for percentile_ms in times_ms)
     return judge(Window("shop", start_s, start_s + 5, histogram, requests, ready), start_s, 5.0, SLA, 2)
 
 
@@ -40,7 +40,7 @@ def spans(*seconds: tuple[float, float]) -> list[tuple[float, float]]:
 
 
 @pytest.mark.parametrize(
-    ("period", "judged", "missed"),
+    ("period", "judged", "violated"),
     [
         (slot(0, 50, 50), 1, 0),
         (slot(0, 150, 150), 1, 1),
@@ -50,9 +50,9 @@ def spans(*seconds: tuple[float, float]) -> list[tuple[float, float]]:
         (slot(0, ready=Ready(99, 101)), 0, 0),
     ],
 )
-def test_a_slot_is_judged_when_it_holds_enough(period: Period, judged: int, missed: int) -> None:
-    assert (period.slots, period.judged, period.missed) == (1, judged, missed)
-    assert [(one.start_s, one.end_s) for one in period.violations] == (spans((0, 5)) if missed else [])
+def test_a_slot_is_judged_when_it_holds_enough(period: Period, judged: int, violated: int) -> None:
+    assert (period.slots, period.judged, period.violated) == (1, judged, violated)
+    assert [(one.start_s, one.end_s) for one in period.violations] == (spans((0, 5)) if violated else [])
 
 
 def test_without_a_promise_nothing_is_judged() -> None:
@@ -86,25 +86,26 @@ def test_a_violation_ends_with_a_slot_that_is_met_or_cannot_be_judged() -> None:
     contents = [bad, bad, few, bad, good, bad, bad, bad]
     whole = total("shop", [slot(number, *times) for number, times in enumerate(contents)], BEGIN_S, BEGIN_S + 40)
     assert [(one.start_s, one.end_s) for one in whole.violations] == spans((0, 10), (15, 20), (25, 40))
-    found = budget(whole, SLA)
-    assert (found.judged, found.missed, found.missed_share, found.longest_s) == (7, 6, 6 / 7, 15)
+    found = budget(whole, 40, SLA, 0.99)
+    assert (found.length_s, found.since_s, found.judged, found.violated) == (40, BEGIN_S, 7, 6)
+    assert (found.violated_share, found.longest_violation_s) == (6 / 7, 15)
 
 
 def test_a_violation_goes_on_over_the_border_of_minutes() -> None:
     slots = [slot(number, 150, 150) for number in range(24)]
     minutes = [total("shop", slots[:12], BEGIN_S, BEGIN_S + 60), total("shop", slots[12:], BEGIN_S + 60, BEGIN_S + 120)]
-    assert total("shop", minutes, BEGIN_S, BEGIN_S + 120).violations == (Span(BEGIN_S, BEGIN_S + 120, 24),)
+    assert total("shop", minutes, BEGIN_S, BEGIN_S + 120).violations == (Violation(BEGIN_S, BEGIN_S + 120, 24),)
 
 
 def test_a_budget_of_nothing() -> None:
-    found = budget(total("shop", [], BEGIN_S, BEGIN_S + 60), SLA)
-    assert (found.judged, found.missed_share, found.longest_s, found.time_ms) == (0, None, 0, None)
+    found = budget(total("shop", [], BEGIN_S, BEGIN_S + 60), 60, SLA, 0.99)
+    assert (found.judged, found.violated_share, found.longest_violation_s, found.percentile_ms) == (0, None, 0, None)
 
 
 def test_spans_are_joined_over_gaps_that_are_small_enough() -> None:
-    parts = [Span(0, 5, 1), Span(5, 10, 1), Span(20, 25, 1), Span(36, 40, 1)]
-    assert joined(parts) == (Span(0, 10, 2), Span(20, 25, 1), Span(36, 40, 1))
-    assert joined(parts, 10) == (Span(0, 25, 3), Span(36, 40, 1))
+    parts = [Violation(0, 5, 1), Violation(5, 10, 1), Violation(20, 25, 1), Violation(36, 40, 1)]
+    assert joined(parts) == (Violation(0, 10, 2), Violation(20, 25, 1), Violation(36, 40, 1))
+    assert joined(parts, 10) == (Violation(0, 25, 3), Violation(36, 40, 1))
 
 
 @pytest.mark.parametrize(
@@ -158,7 +159,7 @@ def test_steps_hold_all_that_the_periods_held(content: list[tuple[int, tuple[flo
     found = by_step("shop", periods, Steps(BEGIN_S, 15.0, 20, 5.0), math.inf)
     assert [one.start_s for one in found] == [BEGIN_S + 15 * place for place in range(20)]
     again = total("shop", found, BEGIN_S, BEGIN_S + 300)
-    assert (again.slots, again.judged, again.missed) == (whole.slots, whole.judged, whole.missed)
+    assert (again.slots, again.judged, again.violated) == (whole.slots, whole.judged, whole.violated)
     assert again.window.histogram == whole.window.histogram
     assert again.violations == whole.violations
 

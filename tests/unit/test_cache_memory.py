@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.cache_demand import JudgedWays
-from manager.control.cache_memory import judged_text, read_judged
-from manager.control.ways import DEFAULT_RULES, Wait, WaysMemory, WaysSeen, next_ways
+from manager.control.cache_demand import JudgedWays, judged_text, read_judged
+from manager.control.ways import LONGEST_RETRY_S, SETTLE_S, Wait, WaysMemory, WaysSeen, next_ways
 
 NOW_S = 1e9
 TRIED = WaysMemory(6, (90.0, 95.0), (5, 120.0), NOW_S - 20, NOW_S - 5, Wait(NOW_S + 60, 240.0), Wait(NOW_S - 9, 480.0))
 TOLD = json.loads(judged_text({"shop": JudgedWays(TRIED)}))["shop"]
 
 times = st.floats(0, NOW_S)
-waits = st.builds(Wait, times, st.floats(0, DEFAULT_RULES.longest_retry_s))
+waits = st.builds(Wait, times, st.floats(0, LONGEST_RETRY_S))
 memories = st.builds(
     WaysMemory,
     st.integers(1, 64),
@@ -56,7 +55,7 @@ def test_response_times_are_measured_anew() -> None:
 def test_a_clock_that_was_ahead_makes_nobody_wait_for_ever(now_s: float) -> None:
     memory = read_judged(judged_text({"shop": JudgedWays(TRIED)}), now_s)["shop"].memory
     assert memory.changed_s <= now_s
-    assert memory.grow.until_s <= now_s + DEFAULT_RULES.longest_retry_s
+    assert memory.grow.until_s <= now_s + LONGEST_RETRY_S
 
 
 @pytest.mark.parametrize(
@@ -91,6 +90,6 @@ json_values = st.recursive(
 @given(st.text() | json_values.map(json.dumps) | json_values.map(lambda value: json.dumps({"shop": value})))
 def test_whatever_is_read_can_be_gone_on_from(text: str) -> None:
     for judged in read_judged(text, NOW_S).values():
-        seen = WaysSeen(NOW_S + DEFAULT_RULES.settle_s, 50.0, 100.0, 1, 16)
+        seen = WaysSeen(NOW_S + SETTLE_S, 50.0, 100.0, 1, 16)
         memory, _ = next_ways(judged.memory, seen)
         assert 1 <= memory.ways <= 16

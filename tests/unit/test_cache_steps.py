@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from manager.control.cache_plan import CacheDemand, CachePlan, Claim, allocate
 from manager.control.cache_steps import CacheAction, CacheStep, plan_steps
-from manager.host.resctrl.groups import Groups
-from manager.host.resctrl.thread_moves import move
+from manager.host.resctrl.groups import Groups, move
 from manager.model.cache import (
     DEFAULT,
     BandwidthResource,

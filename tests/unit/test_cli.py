@@ -94,3 +94,21 @@ def test_releasing_this_host_needs_no_token_and_no_manager(tmp_path: Path) -> No
     assert result.exit_code == 0
     assert "nothing to restore" in result.output
     assert "no token" in result.output
+
+
+def test_an_empty_token_file_is_named_as_the_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A power cut may leave a new file empty."""
+    monkeypatch.delenv("EQUIPOISE_TOKEN", raising=False)
+    file = tmp_path / "token"
+    file.write_text("\n")
+    file.chmod(0o600)
+    result = call("status", "--token-file", str(file))
+    assert result.exit_code == 1
+    assert f"no token: {file} is empty" in result.output
+
+
+def test_the_environment_names_a_settings_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "e.toml"
+    file.write_text("interval_s = 2\n")
+    monkeypatch.setenv("EQUIPOISE_CONFIG", str(file))
+    assert json.loads(call("config", "--json").stdout)["interval_s"]["source"] == str(file)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.diff import Found, _Diff
+from manager.control.diff import HostValues, _Diff
 from manager.control.diff import diff as diff_found
 from manager.model.decision import Action, Change, Goal, Owned, Plan
 from manager.model.knobs import Knob, KnobKey, KnobValue
@@ -29,7 +29,7 @@ def goal(value: KnobValue, mode: Mode = ENFORCE, key: KnobKey = KEY) -> Goal:
 
 def diff(plan: Plan, actual: dict[KnobKey, KnobValue], ledger: dict[KnobKey, Owned]) -> tuple[Change, ...]:
     """On a host with the pCPUs 0 to 7."""
-    return diff_found(plan, Found(actual, ONLINE, default_weight=1024), ledger)
+    return diff_found(plan, HostValues(actual, ONLINE, default_weight=1024), ledger)
 
 
 def owned(original: int, intended: int, previous: int | None = None, **flags: bool) -> Owned:
@@ -119,6 +119,14 @@ def test_every_case(value: int | None, wish: Goal | None, known: Owned | None, c
     found = diff(plan, actual, {KEY: known} if known else {})
     expected = tuple(Change(action, KEY, before, after, reason, ANY) for action, before, after, reason in changes)
     assert found == expected
+
+
+def test_a_limit_that_systemd_takes_from_a_scope_is_set_again() -> None:
+    key, plan = KnobKey("u", Knob.QUOTA), Plan((goal(50_000, key=KnobKey("u", Knob.QUOTA)),))
+    ledger = {key: owned(-1, 50_000)}
+    for scopes, action in (({"u"}, Action.WRITE), ({"v"}, Action.LEAVE)):
+        [change] = diff_found(plan, HostValues({key: -1}, ONLINE, scopes=scopes), ledger)
+        assert change.action is action
 
 
 def test_the_table_has_every_action() -> None:

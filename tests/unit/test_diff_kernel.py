@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.diff import Found, diff
+from manager.control.diff import HostValues, diff
 from manager.model.decision import Action, Change, Goal, Owned, Plan
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.registration import Mode
@@ -35,6 +35,7 @@ class Kernel:
         self.broken: set[KnobKey] = set()
         self.dies_after = 10**9
         self.adoptions = 0
+        self.scopes: set[str] = set()
 
     @property
     def values(self) -> dict[KnobKey, KnobValue]:
@@ -57,7 +58,8 @@ class Kernel:
 
     def reach(self, plan: Plan) -> tuple[Change, ...]:
         """One tick, journal first. Dies in the middle where it is to."""
-        changes = diff(plan, Found(self.values, self.online, DEFAULT, {"u": self.adoptions}), dict(self.ledger))
+        found = HostValues(self.values, self.online, DEFAULT, {"u": self.adoptions}, self.scopes)
+        changes = diff(plan, found, dict(self.ledger))
         for change in changes:
             known = self.ledger.get(change.key)
             if known and known.external and change.action is Action.KEEP:
@@ -151,6 +153,51 @@ def test_who_takes_a_vm_out_of_the_idle_class_is_respected() -> None:
     assert (vm.idle, vm.weight) == (0, 2)
     vm.reach(Plan())
     assert (vm.idle, vm.weight, vm.ledger) == (0, 5000, {})
+
+
+class Scope(Kernel):
+    """Its group is a scope of systemd."""
+
+    def __init__(self, weight: int) -> None:
+        super().__init__(weight)
+        self.scopes, self.property = {"u"}, weight
+
+    def reload(self) -> None:
+        """As systemd does on daemon-reload: it leaves the idle class first."""
+        self.write(IDLE, 0)
+        self.write(WEIGHT, self.property)
+
+
+@pytest.mark.parametrize("weight", [DEFAULT, 5000])
+@pytest.mark.parametrize("goals", [((WEIGHT, 2),), ((IDLE, 1),), ((IDLE, 1), (WEIGHT, 2))])
+def test_what_systemd_gives_a_scope_again_is_set_again(weight: int, goals: tuple) -> None:
+    vm = Scope(weight)
+    vm.reach(wants(*goals))
+    as_wanted = (vm.idle, vm.weight)
+    for _ in range(3):
+        vm.reload()
+        assert Action.LEAVE not in {change.action for change in vm.reach(wants(*goals))}
+        assert (vm.idle, vm.weight) == as_wanted
+        assert vm.reach(wants(*goals)) == ()
+    vm.reload()
+    vm.reach(Plan())
+    assert (vm.idle, vm.weight, vm.ledger) == (0, weight, {})
+
+
+def test_a_weight_that_systemd_was_given_is_an_external_change() -> None:
+    vm = Scope(DEFAULT)
+    vm.reach(wants((IDLE, 1), (WEIGHT, 2)))
+    vm.property = 777  # systemctl set-property
+    vm.reload()
+    for _ in range(3):
+        vm.reach(wants((IDLE, 1), (WEIGHT, 2)))
+        assert (vm.idle, vm.weight, vm.ledger[WEIGHT].external) == (0, 777, True)
+    vm.adoptions = 1
+    for _ in range(3):
+        vm.reach(wants((IDLE, 1), (WEIGHT, 2)))
+    assert vm.idle == 1
+    vm.reach(Plan())
+    assert (vm.idle, vm.weight, vm.ledger) == (0, 777, {})
 
 
 GOALS = st.tuples(st.sampled_from([None, 0, 1]), st.sampled_from([None, 2, 30, DEFAULT, 5000]))
@@ -293,7 +340,7 @@ def test_one_word_is_for_one_time() -> None:
 def test_a_part_of_an_original_that_was_on_its_way_back_is_let_go(plan: Plan) -> None:
     """The kernel narrowed it to a cpuset, and the disk was full when that was to be noted; or somebody else did."""
     back = Owned(ALL, previous=ONE, intended=ALL)
-    found = Found({VCPU: ZERO}, ALL)
+    found = HostValues({VCPU: ZERO}, ALL)
     assert [change.action for change in diff(plan, found, {VCPU: back})] == [Action.FORGET]
     settled = diff(plan, found, {VCPU: replace(back, settled=True)})
     assert settled[0].action is Action.LEAVE, "it was given back, and is somebody else's since"

@@ -45,7 +45,7 @@ def application(
 ) -> ApplicationView:
     """An application whose last slot of 5 s held these response times, each ten times."""
     spec = Application(name, (Tier("web"),), Sla(sla_ms, 95.0, max_rate_rps), None, sharing)
-    histogram = Histogram.of(time_ms * 1000 for time_ms in times_ms for _ in range(10))
+    histogram = Histogram.of(percentile_ms * 1000 for percentile_ms in times_ms for _ in range(10))
     requests = None if rate_rps is None else rate_rps * 5
     slot = Window(name, end_s - 5, end_s, histogram, requests)
     return ApplicationView(spec, slot, SlaState.MET, (slot,))
@@ -111,7 +111,7 @@ def test_published_isolation_gives_the_least_weight_above_the_agreed_rate() -> N
     decision = ISOLATION.decide(seen, None)
     assert weights(decision) == {"a": 262_144, "b": 1_025}  # RT / 1,000,000 s is not quite nothing
     assert [goal.reason for goal in decision.weights if goal.vm == "b"] == [
-        "isolation: over its agreed load: 41 of 30 req/s, CPU 40.0% of the host"
+        "isolation: over its agreed load: 41 of 30 req/s, CPU 40.0 % of the host"
     ]
     assert decision.notes == (Note("two", "over its agreed load"),)
     assert weights(FAIR.decide(seen, None))["b"] == 262_144

@@ -21,7 +21,7 @@ PLANTED = {
     "manager/model/histogram.py": ("import manager.control.diff", "Imports lead down"),
     "manager/control/diff.py": ("def f() -> None:\n    import time", "Decisions are pure"),
     "manager/loop/tick.py": ("from manager.host.handle import VmHandle", "know the host by its port"),
-    "manager/loop/collect.py": ("import manager.telemetry.push", "know response times by their port"),
+    "manager/loop/observer.py": ("import manager.telemetry.push", "know response times by their port"),
     "manager/replay/policy_replay.py": ("from policies.fair import POLICY", "Policies are found by their registry"),
     "manager/cli/agent_command.py": ("from manager.store import tokens", "The agent loads no web framework"),
     "manager/telemetry/push.py": ("from libvirt import open", "libvirt is spoken to in manager.host"),

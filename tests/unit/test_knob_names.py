@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from manager.cli import main, status_commands
-from manager.control.story import DecidedChange, sentence
+from manager.control.story import StoryChange, sentence
 from manager.model.knobs import Knob, knob_name
 from manager.model.records import OutcomeKind
 from manager.protocol.client import ManagerClient
@@ -41,7 +41,7 @@ def test_no_two_settings_of_a_host_are_called_alike() -> None:
 @pytest.mark.parametrize("knob", NUMBERED)
 def test_the_story_tells_the_same_settings_apart(knob: Knob) -> None:
     def told(index: int) -> str:
-        return sentence("kvm1", "web", [DecidedChange(knob, index, "1", "2", "why", OutcomeKind.APPLIED)], None)
+        return sentence("kvm1", "web", [StoryChange("", knob, index, "1", "2", "why", OutcomeKind.APPLIED)], None)
 
     assert len({told(index) for index in range(3)}) == 3
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from manager.control.diff import Found, diff
-from manager.control.story import DecidedChange, sentence
+from manager.control.diff import HostValues, diff
+from manager.control.story import StoryChange, sentence
 from manager.host.doctor.checks import CHECKS
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
@@ -74,7 +74,7 @@ def test_reports_decisions_and_pages_have_it(knob: Knob) -> None:
     assert KnobStatus.model_validate(status).knob == knob
     name = FILTERS["setting"](status)
     assert name == knob_name(knob, 3)
-    assert name in sentence("kvm1", "web", [DecidedChange(knob, 3, "0", "1", "why", OutcomeKind.APPLIED)], None)
+    assert name in sentence("kvm1", "web", [StoryChange("", knob, 3, "0", "1", "why", OutcomeKind.APPLIED)], None)
     assert settings_shown([status], {knob})[0].startswith(f"{name}: ")
     assert settings_shown([status], set(Knob) - {knob}) == []
     assert f"| **{knob.spec.label}**: {knob.spec.description} | `{knob}` |" in PAGE
@@ -109,7 +109,7 @@ def test_the_journal_keeps_it_over_a_restart(knob: Knob, tmp_path: Path) -> None
 def test_the_difference_writes_it_restores_it_and_leaves_external_changes_alone(knob: Knob) -> None:
     key, (before, after) = key_of(knob), values_of(knob)
     plan = Plan((Goal(key, after, "why", Mode.ENFORCE),))
-    found = {value: Found({key: value}, ONLINE) for value in (before, after)}
+    found = {value: HostValues({key: value}, ONLINE) for value in (before, after)}
     owned = {key: Owned(before, before, after, settled=True)}
     assert [(one.action, one.after) for one in diff(plan, found[before], {})] == [(Action.WRITE, after)]
     assert diff(plan, found[after], owned) == ()
@@ -117,7 +117,7 @@ def test_the_difference_writes_it_restores_it_and_leaves_external_changes_alone(
     if knob.spec.resets or isinstance(before, frozenset):
         return  # what the kernel makes of these may pass for ours
     external = next(number for number in range(10) if number not in {before, after} | knob.spec.resets)
-    [given_up] = diff(plan, Found({key: external}, ONLINE), owned)
+    [given_up] = diff(plan, HostValues({key: external}, ONLINE), owned)
     assert given_up.action is Action.LEAVE
 
 

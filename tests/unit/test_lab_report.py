@@ -146,7 +146,7 @@ def test_warps_are_shown_by_what_helps_only(there: set[str], use: WarpUse, words
     offers = [
         {
             "mechanism": str(mechanism),
-            "there": mechanism in there,
+            "available": mechanism in there,
             "detail": f"{mechanism} {'is there' if mechanism in there else 'lacks'}",
         }
         for mechanism in Mechanism

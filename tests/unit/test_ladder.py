@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.ladder import (
+from manager.control.warp_plan import (
     CALM_S,
     FIRST_RETRY_S,
     LONGEST_RETRY_S,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manager.control.placer import Confined, Steered
 from manager.control.resolve import Wishes, effective_mode, resolve, validate
-from manager.control.steering import Confined, Steered
 from manager.model.decision import (
     Decision,
     Goal,

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.saturation import CLEARANCE, HELD, LASTING, LEAST_MAXIMUM, Saturation, next_saturation
+from manager.control.monitoring import CLEARANCE, HELD, LASTING, LEAST_MAXIMUM, Saturation, next_saturation
 
 GB = 1e9
 

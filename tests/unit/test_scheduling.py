@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.diff import Found, diff
+from manager.control.diff import HostValues, diff
 from manager.control.scheduling_plan import SchedulingPlan, plan_scheduling
 from manager.model.decision import Action, Owned, Plan, Snapshot
 from manager.model.knobs import HOST_UUID, SCHEDULINGS, UNLIMITED, Knob, KnobKey
@@ -155,7 +155,7 @@ def test_the_kernel_takes_every_change_in_its_turn_and_nothing_is_left(
     before = host.settings()
     plans = [plan(seen(wanted, vcpus)).goals for wanted, vcpus in history]
     for goals in (*plans, ()):
-        for change in diff(Plan(goals), Found(host.settings(), host.online), ledger):
+        for change in diff(Plan(goals), HostValues(host.settings(), host.online), ledger):
             assert change.key.knob in SCHEDULINGS
             assert change.action in {Action.WRITE, Action.RESTORE, Action.FORGET}
             if change.action is not Action.FORGET:
@@ -175,6 +175,6 @@ def test_a_limit_of_a_group_that_was_removed_is_forgotten_once_the_root_was_read
     key, root = KnobKey(HOST_UUID, Knob.RT_RUNTIME, 99), KnobKey(HOST_UUID, Knob.RT_RUNTIME)
     ledger = {key: Owned(0, 0, 300_000, settled=True)}
     for unknown in ({}, {MACHINE: 300_000}):  # one group of a VM is no sign that all were looked for
-        assert diff(Plan(()), Found(unknown, frozenset({0})), ledger) == ()
-    [change] = diff(Plan(()), Found({root: MOST_LIMIT_US}, frozenset({0})), ledger)
+        assert diff(Plan(()), HostValues(unknown, frozenset({0})), ledger) == ()
+    [change] = diff(Plan(()), HostValues({root: MOST_LIMIT_US}, frozenset({0})), ledger)
     assert (change.key, change.action) == (key, Action.FORGET)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from manager.control.budget import Steps
 from manager.control.series import host_lines
 from manager.model.records import TickRecord, VmTick
 from manager.model.registration import VmClass
 
 CLASSES = {"web": VmClass.CRITICAL, "hog": VmClass.BATCH}
+ONE = Steps(0, 10, 1, 5)
 
 
 def tick(time_s: float, busy: float = 0.9, **shares: float) -> TickRecord:
@@ -17,12 +19,14 @@ def tick(time_s: float, busy: float = 0.9, **shares: float) -> TickRecord:
 
 
 def test_shares_are_means_and_weights_are_the_last() -> None:
-    found = host_lines([tick(1, 0.5, web=0.1, hog=0.2), tick(9, 0.7, web=0.3, hog=0.4)], CLASSES, 0, 10, 1)
-    assert (found.ticks, found.host_cpu_share, found.critical_share, found.batch_share) == ([2], [0.6], [0.2], [0.3])
-    assert found.other_share == [pytest.approx(0.1)]
-    hog, web = found.vms
-    assert (hog.vm, hog.cpu_share, hog.run_delay_share, hog.weight, hog.mode) == (
+    ticks = [tick(1, 0.5, web=0.1, hog=0.2), tick(9, 0.7, web=0.3, hog=0.4)]
+    [step], (hog, web) = host_lines("kvm1", ticks, CLASSES, ONE)
+    assert (step.ticks, step.host_cpu_share, step.critical_share, step.batch_share) == (2, 0.6, 0.2, 0.3)
+    assert step.other_share == pytest.approx(0.1)
+    assert (hog.vm, hog.host, hog.vm_class, hog.cpu_share, hog.run_delay_share, hog.weight, hog.mode) == (
         "hog",
+        "kvm1",
+        VmClass.BATCH,
         [0.3],
         [0.03],
         [400],
@@ -32,20 +36,21 @@ def test_shares_are_means_and_weights_are_the_last() -> None:
 
 
 def test_a_step_without_ticks_is_unknown_and_not_zero() -> None:
-    found = host_lines([tick(25, web=0.3)], CLASSES, 0, 10, 4)
-    assert found.ticks == [0, 0, 1, 0]
-    assert found.host_cpu_share == [None, None, 0.9, None]
-    assert found.vms[0].cpu_share == [None, None, 0.3, None]
-    assert found.other_share == [None, None, pytest.approx(0.6), None]
+    steps, [web] = host_lines("kvm1", [tick(25, web=0.3)], CLASSES, Steps(0, 10, 4, 5))
+    assert [step.ticks for step in steps] == [0, 0, 1, 0]
+    assert [step.host_cpu_share for step in steps] == [None, None, 0.9, None]
+    assert web.cpu_share == [None, None, 0.3, None]
+    assert [step.other_share for step in steps] == [None, None, pytest.approx(0.6), None]
 
 
 def test_a_vm_that_came_later_has_the_mean_of_the_ticks_that_tell_of_it() -> None:
-    found = host_lines([tick(1, web=0.2), tick(2, web=0.2, hog=0.4)], CLASSES, 0, 10, 1)
-    assert [vm.cpu_share for vm in found.vms] == [[0.4], [0.2]]
-    assert found.batch_share == [0.2], "of the whole step"
+    [step], vms = host_lines("kvm1", [tick(1, web=0.2), tick(2, web=0.2, hog=0.4)], CLASSES, ONE)
+    assert [vm.cpu_share for vm in vms] == [[0.4], [0.2]]
+    assert step.batch_share == 0.2, "of the whole step"
 
 
 def test_what_is_not_registered_and_ticks_of_other_times_are_left_out() -> None:
-    found = host_lines([tick(-1, web=1.0), tick(5, 0.9, web=0.2, gone=0.5), tick(10, web=1.0)], CLASSES, 0, 10, 1)
-    assert [vm.vm for vm in found.vms] == ["web"]
-    assert found.other_share == [pytest.approx(0.7)]
+    ticks = [tick(-1, web=1.0), tick(5, 0.9, web=0.2, gone=0.5), tick(10, web=1.0)]
+    [step], vms = host_lines("kvm1", ticks, CLASSES, ONE)
+    assert [vm.vm for vm in vms] == ["web"]
+    assert step.other_share == pytest.approx(0.7)

@@ -135,9 +135,9 @@ class Asked:
             start_response("200 OK", [])
             return self._stream(exchange)
         if path == "/allowed":
-            exchange.trust()
+            exchange.trusted = True
             if exchange.undecided:
-                exchange.allow_body(LIMIT)
+                exchange.limit_bytes = LIMIT
         status = "401 Unauthorized" if path == "/refused" else "200 OK" if length <= LIMIT else "413 Too Large"
         start_response(status, [("Content-Length", "2")])
         return [b"ok"]

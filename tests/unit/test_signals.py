@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import signal, threading
-from manager.cli.signals import stop_signal, wait
+from manager.cli.options import stop_signal, wait
 
 def send():
     print("ready", flush=True)

@@ -28,15 +28,15 @@ def window(*times_ms: float, age_s: float = 0.0) -> Window:
         (window(*[50] * 20), SLA, SlaState.MET),
         (window(*[88] * 20), SLA, SlaState.MET),
         (window(*[95] * 20), SLA, SlaState.AT_RISK),
-        (window(*[102] * 20), SLA, SlaState.MISSED),
+        (window(*[102] * 20), SLA, SlaState.VIOLATED),
         (window(*[50] * 19, 500), SLA, SlaState.MET),  # 95 % of 20 is the 19th
-        (window(*[50] * 18, 500, 500), SLA, SlaState.MISSED),
+        (window(*[50] * 18, 500, 500), SLA, SlaState.VIOLATED),
         (window(*[50] * 18, 500, 500), Sla(100.0, percentile=90), SlaState.MET),
-        (window(*[50] * 19, 500), Sla(100.0, percentile=99), SlaState.MISSED),
-        (window(*[500] * 20, age_s=30), SLA, SlaState.MISSED),
+        (window(*[50] * 19, 500), Sla(100.0, percentile=99), SlaState.VIOLATED),
+        (window(*[500] * 20, age_s=30), SLA, SlaState.VIOLATED),
         (window(*[500] * 20, age_s=30.1), SLA, SlaState.NO_DATA),
-        (window(*[500] * 20, age_s=-60), SLA, SlaState.MISSED),  # the clock of the source is ahead
-        (window(*[0.001] * 20), Sla(5e-324), SlaState.MISSED),
+        (window(*[500] * 20, age_s=-60), SLA, SlaState.VIOLATED),  # the clock of the source is ahead
+        (window(*[0.001] * 20), Sla(5e-324), SlaState.VIOLATED),
     ],
 )
 def test_state(seen: Window | None, sla: Sla | None, state: SlaState) -> None:

@@ -98,7 +98,7 @@ def test_a_vm_with_one_full_vcpu_is_named() -> None:
         {"vm": "none-full", "used": [0.8, 0.0], "waited": [0.0, 0.0]},
     ]
     assert list(status_commands._busy_vcpus(one)) == [
-        "kvm1: web has a full vCPU beside idle ones (use + vCPU wait: 0: 97% + 1%, 1: 5% + 0%)"
+        "kvm1: web has a full vCPU beside idle ones (use + vCPU wait: 0: 97 % + 1 %, 1: 5 % + 0 %)"
     ]
 
 
@@ -197,7 +197,7 @@ def test_the_time_of_an_application_is_that_of_its_slas_percentile(monkeypatch: 
     shop = {
         "name": "shop",
         "sla": {"percentile": 99, "response_time_ms": 80},
-        "sla_state": "missed",
+        "sla_state": "violated",
         "window": {"p95_ms": 40.0, "p99_ms": 90.0, "rate_rps": 5.0},
         "measured_percentile": 99.0,
         "measured_ms": 90.0,
@@ -251,3 +251,8 @@ def test_what_was_refused_of_reports_is_shown_once_a_host(monkeypatch: pytest.Mo
     assert result.exit_code == 0, result.output
     lines = [line.partition(" (")[0] for line in result.output.splitlines() if line.startswith("kvm")]
     assert lines == ["kvm1: this host was kvm0", "kvm1: the newest", "kvm2: of another"]
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.1234, "0.123"), (12.34, "12.3"), (999.6, "1,000"), (7512.0, "7,512")])
+def test_numbers_are_no_powers_of_ten(value: float, shown: str) -> None:
+    assert status_commands._rounded(value) == shown

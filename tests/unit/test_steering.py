@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from manager.control.placer import Pinned
-from manager.control.steering import Confined, confine, steer_interrupts
+from manager.control.placer import Confined, Pinned, confine, steer_interrupts
 from manager.model.decision import Placement, Snapshot, VcpuPlacement, VmPlacement, VmView
 from manager.model.registration import HostSpec, Mode, VmClass
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manager.control.story import DecidedChange, TimesAround, outcome_of, reasons, sentence
+from manager.control.story import StoryChange, TimesAround, outcome_of, reasons, sentence
 from manager.model.knobs import Knob
 from manager.model.numbers import milliseconds
 from manager.model.records import OutcomeKind
@@ -19,18 +19,18 @@ def change(
     index: int = 0,
     detail: str = "",
     reason: str = "fair",
-) -> DecidedChange:
-    return DecidedChange(knob, index, before, after, reason, outcome, detail)
+) -> StoryChange:
+    return StoryChange("", knob, index, before, after, reason, outcome, detail)
 
 
 SLA = Sla(500)
 
 
-def times(time_ms: float | None = 612, later_ms: float | None = 431, sla: Sla | None = SLA) -> TimesAround:
-    return TimesAround("shop", sla, time_ms, later_ms, 10)
+def times(percentile_ms: float | None = 612, later_ms: float | None = 431, sla: Sla | None = SLA) -> TimesAround:
+    return TimesAround("shop", sla, percentile_ms, later_ms, 10)
 
 
-def pin(index: int, before: str = "0-3", after: str = "1") -> DecidedChange:
+def pin(index: int, before: str = "0-3", after: str = "1") -> StoryChange:
     return change(Knob.VCPU_PIN, before, after, index=index)
 
 
@@ -52,7 +52,7 @@ def pin(index: int, before: str = "0-3", after: str = "1") -> DecidedChange:
         (
             "web",
             [change()],
-            times(time_ms=None, later_ms=0.8234, sla=Sla(2, 99)),
+            times(percentile_ms=None, later_ms=0.8234, sla=Sla(2, 99)),
             "shop: p99 unknown, SLA 2 ms, CPU weight of web from 9,100 to 24,300; 10 s later 0.82 ms",
         ),
         ("web", [change()], times(None, None, None), "shop: CPU weight of web from 9,100 to 24,300"),
@@ -117,7 +117,7 @@ def pin(index: int, before: str = "0-3", after: str = "1") -> DecidedChange:
         ),
     ],
 )
-def test_the_sentence(vm: str | None, changes: list[DecidedChange], seen: TimesAround | None, text: str) -> None:
+def test_the_sentence(vm: str | None, changes: list[StoryChange], seen: TimesAround | None, text: str) -> None:
     assert sentence("kvm1", vm, changes, seen) == text
 
 
@@ -134,7 +134,7 @@ def test_reasons_are_told_once_and_not_without_end() -> None:
 
 
 @pytest.mark.parametrize(
-    ("time_ms", "text"), [(0.01, "0.01 ms"), (1.5, "1.5 ms"), (99.96, "100 ms"), (1250, "1,250 ms")]
+    ("percentile_ms", "text"), [(0.01, "0.01 ms"), (1.5, "1.5 ms"), (99.96, "100 ms"), (1250, "1,250 ms")]
 )
-def test_milliseconds(time_ms: float, text: str) -> None:
-    assert milliseconds(time_ms) == text
+def test_milliseconds(percentile_ms: float, text: str) -> None:
+    assert milliseconds(percentile_ms) == text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from manager.telemetry.strangers import LONGEST_S, MOST, Strangers
+from manager.telemetry.trust import LONGEST_S, MOST, Strangers
 
 
 def test_one_stranger_gives_reason_once_a_minute() -> None:

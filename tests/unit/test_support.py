@@ -122,9 +122,9 @@ def test_what_cannot_be_had_is_said(tmp_path: Path) -> None:
             name.partition("/")[2]: found.extractfile(name).read().decode()  # type: ignore[union-attr]
             for name in found.getnames()
         }
-    assert "not to be had: no token" in texts["manager/hosts.json"]
-    assert "not to be had" in texts["log/equipoise-agent.txt"]
-    assert "not to be had" in texts["journal.db.txt"]
+    assert "not available: no token" in texts["manager/hosts.json"]
+    assert "not available" in texts["log/equipoise-agent.txt"]
+    assert "not available" in texts["journal.db.txt"]
     assert not (tmp_path / "journal.db").exists()
 
 

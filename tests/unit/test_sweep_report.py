@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from manager.cli.sweep import SweepStep, Swept, times_of
-from manager.cli.sweep_checks import SweepTarget, needed, own_ways
-from manager.cli.sweep_report import SweepReport, percentile_ms, remarks, report_json, report_of, table_of
+from manager.cli.profile_command import SweepReport, percentile_ms, remarks, report_json, table_of
+from manager.cli.sweep import SweepStep, SweepTarget, Swept, needed, own_ways, times_of
 from manager.control.knee import DEFAULT_RULES
 from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
@@ -32,7 +31,7 @@ def step(ways: int, longest_ms: float, slots: int = 18, **more: Any) -> SweepSte
 def report(
     *steps: SweepStep, target: SweepTarget = TARGET, ended: str = "", left: str = "", kept: bool = False
 ) -> SweepReport:
-    return report_of(target, Swept(steps, ended, left, kept), DEFAULT_RULES, "curl X")
+    return SweepReport(target, Swept(steps, ended, left, kept), DEFAULT_RULES, "curl X")
 
 
 @pytest.mark.parametrize(
@@ -72,27 +71,31 @@ def test_own_ways_are_those_that_the_rest_has_not() -> None:
     assert own_ways({"groups": [rest]}, "shop") == set()
 
 
+def headings(report: SweepReport) -> list[str]:
+    return [str(column.header) for column in table_of(report).columns]
+
+
 def test_the_percentile_of_the_sla_has_a_column_where_it_is_another() -> None:
     other = replace(TARGET, percentile=99.5)
-    assert table_of(report(step(4, 5.0), target=other)).columns[3:6] == ("p95", "p99", "p99.5")
-    assert "p99.5" not in table_of(report(step(4, 5.0))).columns
+    assert headings(report(step(4, 5.0), target=other))[3:6] == ["p95", "p99", "p99.5"]
+    assert "p99.5" not in headings(report(step(4, 5.0)))
 
 
 def test_the_fewest_ways_for_the_sla_are_those_from_which_on_it_is_met() -> None:
     assert report(step(8, 5.0), step(4, 5.0), step(2, 20.0)).fewest_for_sla == 4
     assert report(step(8, 5.0), step(4, 20.0), step(2, 5.0)).fewest_for_sla == 8, "less is luck"
     assert report(step(8, 5.0), SweepStep(4, lacks="x"), step(2, 5.0)).fewest_for_sla == 2
-    missed = report(step(8, 20.0), step(2, 5.0))
-    assert missed.fewest_for_sla is None
-    assert "The SLA, p99 <= 10 ms, was violated with the most ways." in list(remarks(missed))
+    violated = report(step(8, 20.0), step(2, 5.0))
+    assert violated.fewest_for_sla is None
+    assert "The SLA, p99 <= 10 ms, was violated with the most ways." in list(remarks(violated))
 
 
 @pytest.mark.parametrize(
     ("given", "says"),
     [
         ({}, "The cache of shop is none of its own again."),
-        ({"left": "503"}, "NOT restored: 503. Do it by"),
-        ({"kept": True}, "Somebody else changed the cache of shop meanwhile: it is left as it is."),
+        ({"left": "503"}, "NOT restored: 503. To restore it:"),
+        ({"kept": True}, "Another user changed the cache of shop meanwhile: it is left as it is."),
         ({"ended": "interrupted"}, "It ended early: interrupted."),
     ],
 )
@@ -107,9 +110,9 @@ def test_what_became_of_the_former_value_is_said(given: dict[str, Any], says: st
 
 
 def test_another_load_and_what_is_missing_are_said() -> None:
-    steps = (step(8, 5.0), step(4, 5.0, rate=12), SweepStep(2, lacks="not to be had"), step(1, 5.0, slots=1))
+    steps = (step(8, 5.0), step(4, 5.0, rate=12), SweepStep(2, lacks="not available"), step(1, 5.0, slots=1))
     said = list(remarks(report(*steps)))
-    assert "The load was not the same throughout: 8/s to 12/s." in said
-    assert "2 ways: not to be had." in said
-    assert "1 ways: too few response times to judge them." in said
-    assert not any("load was not" in one for one in remarks(report(step(8, 5.0), step(4, 5.0, rate=9))))
+    assert "The load varied: 8/s to 12/s." in said
+    assert "2 ways: not available." in said
+    assert "1 ways: too few response times to judge." in said
+    assert not any("load varied" in one for one in remarks(report(step(8, 5.0), step(4, 5.0, rate=9))))

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from manager.control.vcpus import busiest_vcpu, busy_vms, mean_vcpu
-from manager.loop.collect import Reading, rates
+from manager.control.tick_means import busiest_vcpu, busy_vms, mean_vcpu
+from manager.loop.observer import Reading, rates
 from manager.model.decision import VmView
 from manager.model.host import VcpuState, VmInstance, VmState
 from manager.model.records import VcpuTick

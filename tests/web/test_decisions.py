@@ -144,7 +144,7 @@ def test_the_noisy_neighbour_is_named_with_the_evidence(shop: Desk) -> None:
     page = shop.browser(Role.VIEWER).get("/decisions/cause?application=shop")
     assert page.status == 200
     assert "Noisy neighbour: crunch on kvm1." in page.text
-    assert "batch VM crunch rose from 5.0% to 60.0%" in page.text
+    assert "batch VM crunch rose from 5.0 % to 60.0 %" in page.text
 
 
 def test_without_evidence_nobody_is_named(shop: Desk) -> None:

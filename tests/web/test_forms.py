@@ -6,15 +6,14 @@ import json
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 from werkzeug.datastructures import MultiDict
 
-from manager.api.schemas.access_shapes import UserIn
-from manager.api.schemas.service_shapes import TokenIn
-from manager.protocol.registration_in import ApplicationIn, HostIn, VmIn
+from manager.api.schemas.access_shapes import TokenIn, UserIn
+from manager.model.fields import adapter_of, json_fields
+from manager.model.registration import ApplicationIn, HostIn, VmIn
 from webui.filled import check, differences, press, read_form, shown
-from webui.forms import FieldGroup, Input, Look, Rows, inputs_of, parts_of, summary_of
-from webui.labels import label_of, range_words
+from webui.forms import FieldGroup, Input, Look, inputs_of, parts_of, summary_of
+from webui.words import label_of, range_words
 
 SHAPES = (VmIn, ApplicationIn, HostIn, TokenIn, UserIn)
 
@@ -76,10 +75,10 @@ VM: dict[str, Any] = {
 }
 
 
-def sent(model: type[BaseModel], body: dict[str, Any]) -> MultiDict[str, str]:
+def sent(model: type, body: dict[str, Any]) -> MultiDict[str, str]:
     """What a browser sends of a form that shows ``body``."""
     given: MultiDict[str, str] = MultiDict()
-    for field in inputs_of(parts_of(model, body)):
+    for field, _ in inputs_of(parts_of(model, body)):
         if field.kind == "lines":
             given.add(field.path, "\r\n".join(field.values))
         elif field.kind == "check":
@@ -93,7 +92,7 @@ def sent(model: type[BaseModel], body: dict[str, Any]) -> MultiDict[str, str]:
 
 def of(parts: Any, path: str) -> Input:
     """The field of a path."""
-    [found] = [field for field in inputs_of(parts) if field.path == path]
+    [found] = [field for field, _ in inputs_of(parts) if field.path == path]
     return found
 
 
@@ -106,23 +105,25 @@ def of(parts: Any, path: str) -> Input:
             {"tiers": [], "sla": None, "mode": None, "sharing": None, "warp_us": None, "cache": None, "sources": []},
         ),
         (VmIn, VM),
-        (HostIn, HostIn().model_dump(mode="json")),
+        (HostIn, json_fields(HostIn())),
         (
             HostIn,
-            HostIn.model_validate({"pinning": False, "law": {"published": True, "gain": 1}}).model_dump(mode="json"),
+            json_fields(adapter_of(HostIn).validate_python({"pinning": False, "law": {"published": True, "gain": 1}})),
         ),
     ],
 )
-def test_a_form_that_nobody_changed_sends_what_it_showed(model: type[BaseModel], body: dict[str, Any]) -> None:
+def test_a_form_that_nobody_changed_sends_what_it_showed(model: type, body: dict[str, Any]) -> None:
     assert read_form(model, sent(model, body)) == body
     assert check(model, body) == {}
 
 
 @pytest.mark.parametrize("model", SHAPES)
-def test_every_field_of_a_shape_has_a_control_with_a_label(model: type[BaseModel]) -> None:
-    fields = inputs_of(parts_of(model, {"tiers": [{}], "sources": [{"type": kind} for kind in KINDS]}))
+def test_every_field_of_a_shape_has_a_control_with_a_label(model: type) -> None:
+    fields = [
+        field for field, _ in inputs_of(parts_of(model, {"tiers": [{}], "sources": [{"type": kind} for kind in KINDS]}))
+    ]
     assert {name.split(".")[0].split("[")[0] for name in (field.path for field in fields)} == set(
-        model.model_json_schema()["properties"]
+        adapter_of(model).json_schema()["properties"]
     )
     assert all(field.label and "_" not in field.label for field in fields)
     assert len({field.path for field in fields}) == len(fields)
@@ -133,9 +134,9 @@ KINDS = ("nginx_syslog", "nginx_file", "memcached_probe", "http_probe", "prometh
 
 def test_rows_can_be_of_each_kind_that_the_shape_knows() -> None:
     [rows] = [part for part in parts_of(ApplicationIn, SHOP) if part.path == "sources"]
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, FieldGroup)
     assert sorted(kind for kind, _ in rows.kinds) == sorted(KINDS)
-    assert [row.label for row in rows.rows][:2] == ["NGINX by syslog", "NGINX log file"]
+    assert [row.label for row in rows.parts][:2] == ["NGINX by syslog", "NGINX log file"]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_rows_can_be_of_each_kind_that_the_shape_knows() -> None:
     ],
 )
 def test_text_becomes_a_value_of_the_fields_kind_or_stays_text(
-    model: type[BaseModel], field: str, text: str | None, value: object
+    model: type, field: str, text: str | None, value: object
 ) -> None:
     given: MultiDict[str, str] = MultiDict() if text is None else MultiDict({field: text})
     read = read_form(model, given)[field]
@@ -246,7 +247,9 @@ def test_buttons_add_and_remove_rows(button: str, tiers: list[str | None], sourc
 
 def test_a_new_row_gets_the_focus() -> None:
     body, focus = press(SHOP, "add tiers")
-    focused = [field.path for field in inputs_of(parts_of(ApplicationIn, body, {}, Look(focus=focus))) if field.focus]
+    focused = [
+        field.path for field, _ in inputs_of(parts_of(ApplicationIn, body, {}, Look(focus=focus))) if field.focus
+    ]
     assert focused == ["tiers[2].name"]
 
 

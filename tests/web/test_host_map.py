@@ -47,10 +47,11 @@ def vm(name: str, vm_class: str, *knobs: dict[str, Any], host: str | None = "kvm
 def shape(drawn: CpuMap) -> Any:
     """Titles and numbers alone, nested as the map is."""
     return [
-        (socket.title, node.title, cache.title, [[cell.number for cell in core] for core in cache.cores])
-        for socket in drawn.sockets
-        for node in socket.nodes
-        for cache in node.caches
+        (socket.title, node.title, cache.title, [[cell.number for cell in core.cells] for core in cache.inside])
+        for socket in drawn.boxes
+        if socket.kind == "socket"
+        for node in socket.inside
+        for cache in node.inside  # type: ignore[union-attr]
     ]
 
 
@@ -64,8 +65,8 @@ def test_cpus_stand_in_their_sockets_nodes_caches_and_cores() -> None:
         for number in range(8)
     ]
     assert shape(draw_map(capabilities(cpus), "", [])) == [
-        ("Socket 0", "NUMA node 0", "L3 of 0-1,4-5", [[0, 4], [1, 5]]),
-        ("Socket 1", "NUMA node 1", "L3 of 2-3,6-7", [[2, 6], [3, 7]]),
+        ("Socket 0", "NUMA node 0", "L3 cache of pCPUs 0-1,4-5", [[0, 4], [1, 5]]),
+        ("Socket 1", "NUMA node 1", "L3 cache of pCPUs 2-3,6-7", [[2, 6], [3, 7]]),
     ]
 
 
@@ -99,13 +100,13 @@ def test_each_cpu_says_what_it_is_for_by_letter_and_in_words() -> None:
 
 def test_gaps_in_the_online_cpus_are_offline() -> None:
     drawn = draw_map(capabilities([place(0), place(3)]), "", [])
-    assert [cell.number for cell in drawn.offline] == [1, 2]
+    assert [cell.number for cell in drawn.cells if cell.use is Use.OFFLINE] == [1, 2]
     assert uses(drawn)[1] is Use.OFFLINE
 
 
 def test_online_cpus_of_which_nothing_else_is_known_are_shown() -> None:
     told = {"online_cpus": "0-2", "managed_cpus": "0-2", "topology": {"cpus": [], "queues": []}}
-    assert shape(draw_map(told, "", [])) == [("Socket 0", "NUMA node 0", "L3 of 0-2", [[0], [1], [2]])]
+    assert shape(draw_map(told, "", [])) == [("Socket 0", "NUMA node 0", "L3 cache of pCPUs 0-2", [[0], [1], [2]])]
 
 
 def test_vms_without_pcpus_of_their_own_are_listed_by_where_they_may_run() -> None:
@@ -252,11 +253,36 @@ def test_each_pcpu_shows_its_use_by_class_where_vms_float_too() -> None:
     crunch = vm("crunch", "batch", knob("vcpu_pin", "0-3"), knob("vcpu_pin", "0-3", 1))
     crunch["status"] |= {"vcpus": 2, "cpu_share": 0.5}
     cpus = capabilities([place(number) for number in range(4)])
-    cells = draw_map(cpus, "", [web, crunch], {"crunch": [0.8, 0.9]}).cells
+    tick = {"busy_vcpus": [{"vm": "crunch", "used": [0.8, 0.9], "waited": [0.0, 0.0]}]}
+    drawn = draw_map(cpus, "", [web, crunch], tick)
+    cells = drawn.cells
     shares = [{part.name: round(part.share, 3) for part in cell.parts} for cell in cells]
     assert shares[0] == {"critical": 0.6, "batch": 0.2, "idle": 0.2}
     assert shares[1:] == [{"critical": 0.0, "batch": 0.5, "idle": 0.5}] * 3
-    assert cells[0].text.endswith("; critical 60 %, batch 20 %")
+    assert cells[0].text.endswith("; estimated: critical 60 %, batch 20 %")
+    assert (drawn.estimated, drawn.measured, cells[0].busy) == (True, False, None), "an agent that reports no pCPUs"
+    [alone] = draw_map(capabilities([place(0)]), "", [web]).cells
+    assert "estimated" not in alone.text
+
+
+def test_the_measured_use_of_a_pcpu_bounds_its_split_by_class() -> None:
+    web = vm("web", "critical", knob("vcpu_pin", "0"))
+    web["status"] |= {"vcpus": 1, "cpu_share": 0.15}
+    crunch = vm("crunch", "batch", knob("vcpu_pin", "1-3"))
+    crunch["status"] |= {"vcpus": 1, "cpu_share": 0.225}
+    cpus = capabilities([place(number) for number in range(4)])
+    drawn = draw_map(cpus, "", [web, crunch], {"busy_pcpus": {"0": 0.75, "1": 0.1, "2": 0.0}})
+    shares = [{part.name: round(part.share, 3) for part in cell.parts} for cell in drawn.cells]
+    assert shares == [
+        {"critical": 0.6, "batch": 0.0, "other": 0.15, "idle": 0.25},
+        {"critical": 0.0, "batch": 0.1, "other": 0.0, "idle": 0.9},
+        {"critical": 0.0, "batch": 0.0, "other": 0.0, "idle": 1.0},
+        {"critical": 0.0, "batch": 0.3, "idle": 0.7},
+    ]
+    assert [cell.busy for cell in drawn.cells] == [0.75, 0.1, 0.0, None]
+    assert drawn.cells[0].text.endswith("; measured: 75 % busy; critical 60 %, other 15 %")
+    assert drawn.cells[1].text.endswith("; measured: 10 % busy; estimated: batch 10 %")
+    assert (drawn.estimated, drawn.measured) == (True, True)
 
 
 def test_use_that_nothing_is_known_of_is_idle() -> None:

@@ -55,7 +55,9 @@ def test_a_host_shows_its_pcpus_vms_and_health(desk: Desk) -> None:
     seen(desk)
     page = desk.browser(Role.VIEWER).get(f"/hosts/{HOST}")
     assert page.status == 200
-    assert page.by_id("pcpu-1")["aria-label"].endswith("web-1: vCPU 0; serves eth0 interrupt 40; critical 100 %")
+    assert page.by_id("pcpu-1")["aria-label"].endswith(
+        "web-1: vCPU 0; serves eth0 interrupt 40; estimated: critical 100 %"
+    )
     assert "50 % of the speed" in page.by_id("pcpu-3")["aria-label"]
     assert "unmanaged" in page.by_id("pcpu-0")["class"]
     web, crunch = (" ".join(page.by_id(f"vm-{name}").text.split()) for name in ("web-1", "crunch"))
@@ -157,7 +159,7 @@ def test_host_checks_say_what_to_do_and_controls_do_not_say_it_again(desk: Desk)
     assert [one for one in groups if one.startswith("findings-")] == ["findings-missing", "findings-works"]
     assert "open" in page.by_id("findings-missing").attributes
     assert "mount resctrl" in page.by_id("findings-missing").text
-    assert " ".join(page.by_id("control-5").text.split()) == "Cache ways – ✗ missing cache-allocation"
+    assert " ".join(page.by_id("control-5").text.split()) == "Cache ways no VM ✗ missing cache-allocation"
     assert page.text.count("the CPU cannot") == page.text.count("mount resctrl") == 1
 
 

@@ -286,7 +286,7 @@ def test_what_changed_since_the_question_is_not_deleted(desk: Desk, operator: Br
     register_shop(desk)
     asked = operator.get("/registered/vms/web-2/delete").fields()
     desk.api.ok("PUT", "/vms/web-2", {"class": "batch"})
-    assert operator.post("/registered/vms/web-2/delete", asked).status == 409
+    assert operator.post("/registered/vms/web-2/delete", asked).status == 412
     assert desk.api.ok("GET", "/vms/web-2")["class"] == "batch"
     asked["etag"] = "\n"
     assert operator.post("/registered/vms/web-2/delete", asked).status == 400

@@ -9,7 +9,8 @@ import pytest
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, report, tick_of, window
 from tests.web.desk import Browser, Desk
-from webui.inside import Inside, RequestRefused
+from webui import rest
+from webui.rest import RequestRefused
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_the_form_offers_hosts_and_policies_and_nothing_is_estimated_unasked(rec
     assert "Nothing is changed" in page.text
 
 
-def test_an_estimate_is_labelled_and_shows_weights_intervals_missed_and_changes(recorded: Desk) -> None:
+def test_an_estimate_is_labelled_and_shows_weights_intervals_violated_and_changes(recorded: Desk) -> None:
     page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=15")
     assert "ESTIMATED, open loop." in page.text
     assert "which do not react to its weights" in page.text
@@ -52,7 +53,7 @@ def test_an_estimate_is_labelled_and_shows_weights_intervals_missed_and_changes(
 def test_a_policy_that_would_have_changed_weights_says_which_and_why(recorded: Desk) -> None:
     page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=priority&minutes=60")
     cells = [cell.text for cell in page.all("td")]
-    assert cells == ["12:00:05", "100", "–", "10,000", "priority: critical VM"]
+    assert cells == ["12:00:05", "100", "begin", "10,000", "priority: critical VM"]
 
 
 def test_only_the_estimate_is_answered_to_the_form(recorded: Desk) -> None:
@@ -80,7 +81,7 @@ def test_while_another_estimate_is_made_it_says_to_try_again(recorded: Desk, mon
     def busy(*_args: object, **_query: object) -> None:
         raise RequestRefused(503, "another what-if is being computed: try again")
 
-    monkeypatch.setattr(Inside, "get", busy)
+    monkeypatch.setattr(rest, "get", busy)
     page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=5", HX_Request="true")
     assert "Another estimate is running." in page.source
 

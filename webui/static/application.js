@@ -1,7 +1,7 @@
 // The charts of an application: response times, rate, CPU and weights of its tiers, over the range that the URL names.
 import { TimeChart, ask, shown } from "./charts.js";
 
-const COLORS = ["--critical", "--batch", "--other", "--met", "--missed", "--muted"];
+const COLORS = ["--critical", "--batch", "--other", "--met", "--violated", "--muted"];
 const DASHES = [undefined, [6, 3], [2, 3]];
 const DEFAULT_RANGE = "1h";
 const UNITS_S = { min: 60, h: 3600, d: 86400 };
@@ -84,7 +84,7 @@ class Application {
       return;
     }
     const { steps, sla } = found;
-    if (!steps.some((step) => step.count || step.time_ms !== null)) {
+    if (!steps.some((step) => step.count || step.percentile_ms !== null)) {
       for (const name of ["times", "rate"]) this.#charts[name].say("No response times in this range. Choose another one, or check the sources below.");
       return;
     }
@@ -100,23 +100,23 @@ class Application {
     const others = [99, 95, 50].filter((percentile) => percentile !== promised);
     // The thick line is the one to hold against the SLA.
     const lines = [{ label: `p${promised}`, color: "--critical", width: 2 }, ...others.map((one) => ({ label: `p${one}`, ...looks[one] }))];
-    const values = [steps.map((step) => (sla ? step.time_ms : step.p95_ms)), ...others.map((one) => steps.map((step) => step[`p${one}_ms`]))];
+    const values = [steps.map((step) => (sla ? step.percentile_ms : step.p95_ms)), ...others.map((one) => steps.map((step) => step[`p${one}_ms`]))];
     if (sla) {
-      lines.push({ label: `SLA (p${sla.percentile})`, color: "--missed", width: 1, dash: [8, 4] });
+      lines.push({ label: `SLA (p${sla.percentile})`, color: "--violated", width: 1, dash: [8, 4] });
       values.push(constant(sla.response_time_ms));
     }
     this.#charts.times.show(lines, { times, values, range: limits, spans, marks });
     const rates = [{ label: "rate", color: "--critical" }];
     const rateValues = [steps.map((step) => step.rate_rps)];
     if (sla?.max_rate_rps) {
-      rates.push({ label: "agreed rate", color: "--missed", width: 1, dash: [8, 4] });
+      rates.push({ label: "agreed rate", color: "--violated", width: 1, dash: [8, 4] });
       rateValues.push(constant(sla.max_rate_rps));
     }
     this.#charts.rate.show(rates, { times, values: rateValues, range: limits, spans });
-    const missed = steps.reduce((sum, step) => sum + step.missed, 0);
+    const violated = steps.reduce((sum, step) => sum + step.violated, 0);
     const judged = steps.reduce((sum, step) => sum + step.judged, 0);
     document.getElementById("in-range").textContent = judged
-      ? `SLA violated in ${shown(missed)} of ${shown(judged)} intervals (${shown((100 * missed) / judged)} %). Shaded: violated. ▾: decision, hover for details. Drag to zoom.`
+      ? `SLA violated in ${shown(violated)} of ${shown(judged)} intervals (${shown((100 * violated) / judged)} %). Shaded: violated. ▾: decision, hover for details. Drag to zoom.`
       : "No interval in this range has enough samples to evaluate.";
   }
 

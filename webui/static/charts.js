@@ -182,7 +182,7 @@ export class TimeChart {
   #shade(plot) {
     const { ctx, bbox } = plot;
     ctx.save();
-    ctx.fillStyle = css("--missed-soft");
+    ctx.fillStyle = css("--violated-soft");
     for (const [since, until] of this.#data.spans ?? []) {
       const left = Math.max(plot.valToPos(since, "x", true), bbox.left);
       const right = Math.min(plot.valToPos(until, "x", true), bbox.left + bbox.width);

@@ -41,7 +41,7 @@ export function hostCharts(place) {
       { times, range, values: [line("critical_share"), line("batch_share"), line("other_share")] },
     );
     batch.show(
-      [{ label: "batch", color: "--batch" }, { label: "floor", color: "--missed", dash: [6, 4] }],
+      [{ label: "batch", color: "--batch" }, { label: "floor", color: "--violated", dash: [6, 4] }],
       { times, range, values: [line("batch_share"), times.map(() => percent(Number(floor)))] },
     );
     const [mean, least, most] = [got.reduce((sum, one) => sum + one, 0) / got.length, Math.min(...got), Math.max(...got)];

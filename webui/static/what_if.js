@@ -1,7 +1,7 @@
 // The charts of a what-if: weights as recorded, and as the policy would have set them.
 import { TimeChart } from "./charts.js";
 
-const COLOURS = ["--critical", "--batch", "--other", "--met", "--missed", "--muted"];
+const COLOURS = ["--critical", "--batch", "--other", "--met", "--violated", "--muted"];
 
 function draw() {
   for (const place of document.querySelectorAll("[data-weights]:empty")) {
@@ -17,7 +17,7 @@ function draw() {
     new TimeChart(place, { title: `Weights of ${application}, recorded and estimated` }).show(lines, {
       times,
       range: [times[0], times.at(-1)],
-      spans: times.flatMap((time, number) => (sla[number] === "missed" ? [[time - intervalS, time]] : [])),
+      spans: times.flatMap((time, number) => (sla[number] === "violated" ? [[time - intervalS, time]] : [])),
       values: vms.flatMap(({ recorded, replayed }) => [recorded, replayed]),
     });
   }

@@ -17,7 +17,7 @@ MARGIN = 1.25
 """By what the p95 of the spiking application is at least above the SLA: static weights miss it by more than noise."""
 CALM_HEADROOM, NEIGHBOUR_HEADROOM = 1.5, 1.1
 """How many times the SLA is at least what was measured: of both applications before the spike, of the other one in it.
-An SLA below that is missed without a spike, or whatever a policy does."""
+An SLA below that is violated without a spike, or whatever a policy does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def calibrate(seen: Static) -> Calibration:
         f" {seen.neighbour_ms:.0f} ms meanwhile of the other"
     )
     if sla_ms < least_ms:
-        return Calibration(None, f"{measured}: no SLA is kept without the spike and clearly missed in it")
+        return Calibration(None, f"{measured}: no SLA is kept without the spike and clearly violated in it")
     return Calibration(round(sla_ms, 3), f"{measured}: SLA {sla_ms:.0f} ms")
 
 
@@ -76,6 +76,6 @@ def judged(run: Mapping[str, Any], sla_ms: float) -> dict[str, Any]:
 
 
 def violated_share(times_ms: list[float | None], sla_ms: float) -> float:
-    """The share of intervals with response times that missed it."""
+    """The share of intervals with response times that violated it."""
     known = [time_ms for time_ms in times_ms if time_ms is not None]
     return round(sum(time_ms > sla_ms for time_ms in known) / max(len(known), 1), 4)

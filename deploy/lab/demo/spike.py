@@ -184,7 +184,7 @@ def _run(stage: Stage, policy: str, duration_s: float, progress: Any) -> dict[st
 def seen_by(
     pushed: Sequence[Mapping[str, Any]], began_s: float, duration_s: float, sla_ms: float, interval_s: float
 ) -> dict[str, Any]:
-    """An application's p95 and rate in each interval, p95 of the three parts, and the share of intervals that missed.
+    """An application's p95 and rate in each interval, p95 of the three parts, and the share of intervals that violated.
 
     ``pushed`` are the load generator's histograms, ``began_s`` (seconds since the epoch) the schedule's begin.
     """

@@ -57,7 +57,7 @@ def print_spike_report(console: Console, result: Mapping[str, Any]) -> None:
         "p95 before",
         "spike",
         "after",
-        "SLA missed",
+        "SLA violated",
         "weights",
         "host CPU",
         "batch",
@@ -78,7 +78,7 @@ def print_spike_report(console: Console, result: Mapping[str, Any]) -> None:
             )
     console.print(table)
     console.print(
-        "SLA missed: share of intervals; host CPU: busy share of the managed CPU; batch: CPU time of the batch VM",
+        "SLA violated: share of intervals; host CPU: busy share of the managed CPU; batch: CPU time of the batch VM",
         style="dim",
     )
     if any(seen["client_limited"] for run in result["runs"] for seen in run["applications"].values()):

@@ -15,7 +15,7 @@ def warp_to_show(offers: Sequence[Mapping[str, Any]]) -> tuple[WarpUse, str]:
     """How the host's ``warp`` is set in that phase, ``off`` where it is left out, and why; by what the agent tells."""
     by_mechanism = {offer["mechanism"]: offer for offer in offers}
     for mechanism, use in _USES.items():
-        if by_mechanism.get(mechanism, {}).get("there"):
+        if by_mechanism.get(mechanism, {}).get("available"):
             return use, f"by {TITLES[mechanism]}"
     lacking = "; ".join(by_mechanism[mechanism]["detail"] for mechanism in _USES if mechanism in by_mechanism)
     return WarpUse.OFF, "no mechanism that was measured to help is here" + f": {lacking}" * bool(lacking)

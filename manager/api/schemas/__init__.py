@@ -1,1 +1,1 @@
-"""Shapes that only the REST interface has, for people and their tools. Unknown fields are refused everywhere."""
+"""Schemas of the REST interface alone. Unknown fields are refused."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import libvirt
 from manager.errors import HostError
 from manager.host.doctor.libvirt_view import LibvirtView, look_at_libvirt
 from manager.host.registry import HostPaths
-from manager.model.cpus import CpuSet
+from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.finding import Finding, FindingStatus
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 
@@ -37,6 +37,11 @@ class Subject:
     limits: AgentLimits = DEFAULT_LIMITS
     log_dirs: str = ""
     probe_networks: str = ""
+
+    def managed_online(self) -> CpuSet:
+        """The managed pCPUs that are online. Raises OSError, ValueError."""
+        online = parse_cpus(self.paths.online_cpus.read_text())
+        return (self.managed_cpus or online) & online
 
     @cached_property
     def libvirt(self) -> LibvirtView:
@@ -73,12 +78,6 @@ class Check:
             verdict = unknown(f"could not be found out: {error}", advice)
         essential = self.essential or verdict.essential
         return Finding(self.id, self.area, self.title, verdict.status, essential, verdict.detail, verdict.advice)
-
-
-def run_checks(checks: Iterable[Check], subject: Subject) -> Iterator[Finding]:
-    """One finding a check, in order, each as soon as it is known."""
-    for check in checks:
-        yield check.run(subject)
 
 
 works = partial(CheckResult, FindingStatus.WORKS)

@@ -11,8 +11,7 @@ from functools import partial
 import libvirt
 
 from manager.errors import DomainHangs
-from manager.host.domain_calls import DomainCalls
-from manager.host.libvirt_calls import version_text
+from manager.host.libvirt_calls import DomainCalls, version_text
 
 _ANSWER_S = 10.0
 _DOMAIN_S = 2.0
@@ -32,15 +31,13 @@ class DomainFacts:
 class LibvirtView:
     """``error`` non-empty: no connection, and why. ``events_error`` non-empty: no lifecycle events, and why.
 
-    ``hanging``: the domains about which it does not answer, which are not among the others.
+    ``versions`` of libvirt, its library and the hypervisor. ``hanging``: the domains about which it does not answer,
+    which are not among the others.
     """
 
     uri: str
     error: str = ""
-    driver: str = ""
-    library: str = ""
-    daemon: str = ""
-    hypervisor: str = ""
+    versions: str = ""
     events_error: str = ""
     domains: tuple[DomainFacts, ...] = ()
     hanging: tuple[str, ...] = ()
@@ -48,11 +45,11 @@ class LibvirtView:
 
 def look_at_libvirt(uri: str, answer_s: float = _ANSWER_S) -> LibvirtView:
     """Connect, ask and close, in a thread of its own, as libvirt has no timeout for a daemon that hangs."""
-    found: list[LibvirtView] = []
-    thread = threading.Thread(target=lambda: found.append(_ask(uri)), name="doctor-libvirt", daemon=True)
+    views: list[LibvirtView] = []
+    thread = threading.Thread(target=lambda: views.append(_ask(uri)), name="doctor-libvirt", daemon=True)
     thread.start()
     thread.join(answer_s)
-    return found[0] if found else LibvirtView(uri, error=f"no answer within {answer_s:g} s")
+    return views[0] if views else LibvirtView(uri, error=f"no answer within {answer_s:g} s")
 
 
 def _ask(uri: str) -> LibvirtView:
@@ -62,14 +59,13 @@ def _ask(uri: str) -> LibvirtView:
         return LibvirtView(uri, error=str(error))
     calls = DomainCalls(_DOMAIN_S)
     try:
+        numbers = connection.getLibVersion(), libvirt.getVersion(), connection.getVersion()
+        daemon, library, hypervisor = map(version_text, numbers)
         return LibvirtView(
             uri,
-            driver=connection.getType(),
-            library=version_text(libvirt.getVersion()),
-            daemon=version_text(connection.getLibVersion()),
-            hypervisor=version_text(connection.getVersion()),
+            versions=f"libvirt {daemon} at {uri} (library {library}), {connection.getType()} {hypervisor}",
             events_error=_try_events(connection),
-            domains=tuple(sorted(_domains(connection, calls), key=lambda one: one.name)),
+            domains=tuple(sorted(_domains(connection, calls), key=lambda domain: domain.name)),
             hanging=tuple(sorted(calls.hanging.values())),
         )
     except (libvirt.libvirtError, ValueError) as error:
@@ -93,17 +89,17 @@ def _try_events(connection: libvirt.virConnect) -> str:
 
 
 def _domains(connection: libvirt.virConnect, calls: DomainCalls) -> list[DomainFacts]:
-    found: list[DomainFacts] = []
+    facts: list[DomainFacts] = []
     for domain in connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE):
         try:
             described = partial(domain.XMLDesc, libvirt.VIR_DOMAIN_XML_INACTIVE)
-            found.append(parse_domain(calls.ask(domain.UUIDString(), domain.name(), described)))
+            facts.append(parse_domain(calls.ask(domain.UUIDString(), domain.name(), described)))
         except DomainHangs:
             continue
         except libvirt.libvirtError as error:
             if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:  # it may have ended meanwhile
                 raise
-    return found
+    return facts
 
 
 def parse_domain(xml: str) -> DomainFacts:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from manager.host.doctor.check import Check, CheckResult, Subject, missing, warning, works
-from manager.host.doctor.kernel_text import cpu_flags, mounted, names_in, text_of
-from manager.model.cache import is_ours
+from functools import partial
 
-_AREA = "Cache"
+from manager.host.doctor.check import CheckResult, Subject, missing, warning, works
+from manager.host.files import cpu_flags, mounted, text_of
+from manager.host.resctrl.groups import Groups
+from manager.host.resctrl.tree import ResctrlTree
+
 _MOUNT = "mount -t resctrl resctrl /sys/fs/resctrl"
 _BY_US = "let the agent do it: the host's fields cache: on and cache_mount: true"
-_NOT_GROUPS = frozenset({"info", "mon_data", "mon_groups"})
 _FLAGS = frozenset({"cat_l3", "cat_l2", "cdp_l3", "mba", "smba", "cqm", "cqm_llc", "cqm_mbm_total", "bmec"})
 
 
-def _resctrl(subject: Subject) -> CheckResult:
+def resctrl(subject: Subject) -> CheckResult:
     kinds = (text_of(subject.paths.filesystems) or "").split()
     hardware = ", ".join(sorted(cpu_flags(subject.paths) & _FLAGS))
     if "resctrl" not in kinds:
@@ -47,38 +48,32 @@ def _part(subject: Subject, what: str, flag: str, kinds: tuple[str, ...], shown:
     return missing(f"this CPU has no {what}", "nothing to do: the other steps work without")
 
 
-def _allocation(subject: Subject) -> CheckResult:
-    shown = ("cbm_mask", "min_cbm_bits", "num_closids", "shareable_bits")
-    return _part(subject, "cache allocation", "cat_l3", ("L3", "L3DATA"), shown)
+allocation = partial(
+    _part,
+    what="cache allocation",
+    flag="cat_l3",
+    kinds=("L3", "L3DATA"),
+    shown=("cbm_mask", "min_cbm_bits", "num_closids", "shareable_bits"),
+)
+bandwidth = partial(
+    _part,
+    what="memory bandwidth allocation",
+    flag="mba",
+    kinds=("MB",),
+    shown=("min_bandwidth", "bandwidth_gran", "num_closids"),
+)
+monitoring = partial(_part, what="cache monitoring", flag="cqm", kinds=("L3_MON",), shown=("mon_features", "num_rmids"))
 
 
-def _bandwidth(subject: Subject) -> CheckResult:
-    shown = ("min_bandwidth", "bandwidth_gran", "num_closids")
-    return _part(subject, "memory bandwidth allocation", "mba", ("MB",), shown)
-
-
-def _monitoring(subject: Subject) -> CheckResult:
-    return _part(subject, "cache monitoring", "cqm", ("L3_MON",), ("mon_features", "num_rmids"))
-
-
-def _groups(subject: Subject) -> CheckResult:
-    point = mounted(subject.paths, "resctrl")
-    if point is None:
+def groups(subject: Subject) -> CheckResult:
+    """Those that other tools made."""
+    tree = ResctrlTree(subject.paths)
+    if tree.options() is None:
         return works("none: resctrl is not mounted")
-    names = [name for name in names_in(point) if (point / name).is_dir() and name not in _NOT_GROUPS]
-    others = [name for name in names if not is_ours(name)]
+    others = Groups(tree).of_others()
     if others:
         return warning(
             f"{len(others)} groups of other tools use up classes and cache ways: {', '.join(others[:5])}",
             "they are left alone; remove what is not wanted (pqos -R, <cachetune> of domains) to have the ways",
         )
     return works("none of other tools")
-
-
-CHECKS = (
-    Check("resctrl", _AREA, "resctrl", _resctrl),
-    Check("cache-allocation", _AREA, "Cache allocation", _allocation),
-    Check("memory-bandwidth", _AREA, "Memory bandwidth", _bandwidth),
-    Check("cache-monitoring", _AREA, "Cache monitoring", _monitoring),
-    Check("resctrl-groups", _AREA, "Groups of other tools", _groups),
-)

@@ -14,15 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from manager.errors import HostError
-from manager.host.cgroup import CgroupMounts, cpu_controller, read_mounts
+from manager.host.cgroup import cpu_controller, read_mounts
 from manager.host.doctor.check import CheckResult, Subject, unknown
-from manager.host.doctor.kernel_text import text_of
+from manager.host.files import text_of
 from manager.host.registry import CGROUP_V1, CgroupCpu, HostPaths
 
 _PREFIX = "equipoise-doctor-"
 _NAME = re.compile(rf"^{_PREFIX}(\d+)$")
 _REMOVE_S = 2.0
-# Says that it runs, waits for a line, then spins; ends by itself soon, should nobody be left to end it.
+# Says that it runs, waits for a line, then spins; ends by itself soon, should no one be left to end it.
 _PROGRAM = """
 import os, time
 os.write(1, b"r")
@@ -33,8 +33,8 @@ if os.read(0, 1):
 """
 
 
-def cpu_hierarchy(paths: HostPaths) -> tuple[CgroupMounts, CgroupCpu, Path]:
-    """The mounts, the cgroup version that weighs CPU time, and the root of its hierarchy.
+def cpu_hierarchy(paths: HostPaths) -> tuple[CgroupCpu, Path]:
+    """The cgroup version that weighs CPU time, and the root of its hierarchy.
 
     Raises HostError where no hierarchy has a cpu controller, OSError where the mounts cannot be read.
     """
@@ -42,7 +42,7 @@ def cpu_hierarchy(paths: HostPaths) -> tuple[CgroupMounts, CgroupCpu, Path]:
     cpu = cpu_controller(mounts)
     if cpu is None:
         raise HostError("no cgroup hierarchy has a cpu controller", errno.ENOENT)
-    return mounts, cpu, mounts.by_controller[cpu.controller][0]
+    return cpu, mounts.by_controller[cpu.controller][0]
 
 
 def is_enabled(cpu: CgroupCpu, folder: Path) -> bool:
@@ -52,7 +52,7 @@ def is_enabled(cpu: CgroupCpu, folder: Path) -> bool:
 
 def on_scratch_group(subject: Subject, attempt: Callable[[CgroupCpu, Path], CheckResult]) -> CheckResult:
     """The result of an attempt on a new group with the CPU controller. Raises HostError, OSError."""
-    _, cpu, root = cpu_hierarchy(subject.paths)
+    cpu, root = cpu_hierarchy(subject.paths)
     if not is_enabled(cpu, root):
         return unknown(
             "not tried: the cpu controller is not enabled for groups below the root",
@@ -73,8 +73,8 @@ def refused_value(file: Path, text: str) -> str:
 def scratch_group(root: Path) -> Iterator[Path]:
     """A new group ``equipoise-doctor-PID`` right below a hierarchy's root, removed with all below it.
 
-    There, as a sibling of machine.slice and of libvirt's machine, it is in nobody's way: no VM is among its siblings,
-    and no manager of units keeps a list of what may be there. What a killed doctor left is removed as well. Raises
+    There, as a sibling of machine.slice and of libvirt's machine, it disturbs nothing: no VM is among its siblings, and
+    no manager of units keeps a list of what may be there. What a killed doctor left is removed as well. Raises
     OSError.
     """
     _sweep(root)
@@ -90,53 +90,39 @@ def _sweep(root: Path) -> None:
     """Remove empty scratch groups of processes that are no more."""
     for entry in root.iterdir():
         match = _NAME.match(entry.name)
-        if match and not _runs(int(match[1])):
+        if match and not Path(f"/proc/{match[1]}").exists():
             with contextlib.suppress(OSError):  # not empty, or removed by another doctor just now
                 remove_groups(entry)
 
 
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def remove_groups(top: Path) -> None:
     """Remove a group and those below it. Raises OSError when one cannot be removed within a moment."""
-    for folder in sorted((Path(one) for one, _, _ in os.walk(top)), key=lambda one: -len(one.parts)):
+    for folder, _, _ in os.walk(top, topdown=False):
         deadline = time.monotonic() + _REMOVE_S
         while True:
             try:
-                folder.rmdir()
-            except FileNotFoundError:
-                pass
-            except OSError as error:  # somebody who just ended is still being counted
+                with contextlib.suppress(FileNotFoundError):
+                    Path(folder).rmdir()
+                break
+            except OSError as error:  # a process that just ended is still being counted
                 if error.errno != errno.EBUSY or time.monotonic() > deadline:
                     raise
                 time.sleep(0.005)
-                continue
-            break
 
 
-class ScratchProcess:
-    """A process that sleeps until it is to spin."""
+class ScratchProcess(subprocess.Popen[bytes]):
+    """A process of our own that sleeps until it is to spin."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
+    def __init__(self) -> None:
+        """Raises OSError."""
+        command = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+        super().__init__(command, stdin=pipe, stdout=pipe, stderr=nothing, bufsize=0)
 
     def spin(self) -> None:
         """Let it use all the CPU time it gets."""
-        assert self._process.stdin is not None  # noqa: S101 - it was started with a pipe
-        self._process.stdin.write(b"x")
+        assert self.stdin is not None  # noqa: S101 - it was started with a pipe
+        self.stdin.write(b"x")
 
     def cpu_ns(self) -> int:
         """Nanoseconds of CPU time it has used, from its clock (clock_getcpuclockid(3)). Raises OSError."""
@@ -145,21 +131,12 @@ class ScratchProcess:
 
 @contextmanager
 def scratch_process() -> Iterator[ScratchProcess]:
-    """A process of our own, ended and reaped at the end. Raises OSError, HostError."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-    )
-    try:
-        if process.stdout is None or process.stdout.read(1) != b"r":
-            raise HostError("a scratch process ended before it began")
-        yield ScratchProcess(process)
-    finally:
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
+    """One that is ended and reaped at the end. Raises OSError, HostError."""
+    with ScratchProcess() as process:
+        try:
+            if process.stdout is None or process.stdout.read(1) != b"r":
+                raise HostError("a scratch process ended before it began")
+            yield process
+        finally:
+            process.kill()
+            process.wait()

@@ -4,35 +4,34 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import os
 from collections import Counter
+from collections.abc import Sequence
 
-from manager.host.doctor.check import Check, CheckResult, Subject, degraded, missing, unknown, warning, works
-from manager.host.doctor.kernel_text import text_of
+from manager.host.doctor.check import CheckResult, Subject, degraded, missing, unknown, warning, works
+from manager.host.files import text_of
 
-_AREA = "Virtualisation"
 _KVM_GET_API_VERSION = 0xAE00
 _KVM_API_VERSION = 12  # Documentation/virt/kvm/api.rst, 4.1: the only one there ever will be
 _SHOWN = 5
+_YES_NO = {"Y": "yes", "1": "yes", "N": "no", "0": "no"}
 
 
-def _libvirt(subject: Subject) -> CheckResult:
+def connection(subject: Subject) -> CheckResult:
     view = subject.libvirt
     if view.error:
         return missing(
             f"no connection to {view.uri}: {view.error}",
             "start libvirtd (`systemctl start libvirtd` or virtqemud), or name another connection with --libvirt-uri",
         )
-    versions = f"libvirt {view.daemon} at {view.uri} (library {view.library}), {view.driver} {view.hypervisor}"
     if view.hanging:
         return degraded(
-            f"{versions}, which does not answer about {len(view.hanging)} domains: {', '.join(view.hanging[:_SHOWN])}",
+            f"{view.versions}, which does not answer about {len(view.hanging)} domains: {_some(view.hanging)}",
             "look at these domains' QEMU processes, storage and hooks; all others are controlled, and so are these",
         )
-    return works(f"{versions}, {len(view.domains)} running domains")
+    return works(f"{view.versions}, {len(view.domains)} running domains")
 
 
-def _events(subject: Subject) -> CheckResult:
+def events(subject: Subject) -> CheckResult:
     view = subject.libvirt
     if view.error:
         return unknown("libvirt is not connected", "see the finding `libvirt`")
@@ -44,32 +43,27 @@ def _events(subject: Subject) -> CheckResult:
     return works("lifecycle events can be followed")
 
 
-def _kvm(subject: Subject) -> CheckResult:
+def kvm(subject: Subject) -> CheckResult:
     device, advice = subject.paths.kvm, "switch on VT-x or AMD-V in the firmware, and load kvm_intel or kvm_amd"
     try:
-        descriptor = os.open(device, os.O_RDWR | os.O_CLOEXEC)
+        with device.open("r+b", buffering=0) as file:
+            try:
+                version = fcntl.ioctl(file, _KVM_GET_API_VERSION)
+            except OSError as error:
+                return missing(f"{device} is not KVM's: {error.strerror}", advice)
     except FileNotFoundError:
         return missing(f"no {device}: VMs are emulated (TCG), far slower", advice)
     except OSError as error:
         if error.errno in {errno.EACCES, errno.EPERM, errno.ENODEV, errno.ENXIO}:
             return missing(f"{device} cannot be used: {error.strerror}", advice)
         raise
-    try:
-        version = fcntl.ioctl(descriptor, _KVM_GET_API_VERSION)
-    except OSError as error:
-        return missing(f"{device} is not KVM's: {error.strerror}", advice)
-    finally:
-        os.close(descriptor)
     if version != _KVM_API_VERSION:
         return missing(f"{device} speaks version {version}, not {_KVM_API_VERSION}", "run a kernel of this century")
     nested = next((text for file in subject.paths.kvm_nested if (text := text_of(file)) is not None), None)
     return works(f"{device} answers; guests may run guests: {_YES_NO.get(nested or '', 'unknown')}")
 
 
-_YES_NO = {"Y": "yes", "1": "yes", "N": "no", "0": "no"}
-
-
-def _accelerator(subject: Subject) -> CheckResult:
+def accelerator(subject: Subject) -> CheckResult:
     view = subject.libvirt
     if view.error:
         return unknown("libvirt is not connected", "see the finding `libvirt`")
@@ -86,11 +80,11 @@ def _accelerator(subject: Subject) -> CheckResult:
     return works(f"running: {seen}")
 
 
-def _tuning(subject: Subject) -> CheckResult:
+def tuning(subject: Subject) -> CheckResult:
     view = subject.libvirt
     if view.error:
         return unknown("libvirt is not connected", "see the finding `libvirt`")
-    tuned = [f"{one.name} ({', '.join(one.tuning)})" for one in view.domains if one.tuning]
+    tuned = [f"{domain.name} ({', '.join(domain.tuning)})" for domain in view.domains if domain.tuning]
     if tuned:
         return warning(
             f"domains with CPU tuning of their own: {_some(tuned)}",
@@ -100,15 +94,6 @@ def _tuning(subject: Subject) -> CheckResult:
     return works("no running domain has CPU tuning of its own")
 
 
-def _some(names: list[str]) -> str:
+def _some(names: Sequence[str]) -> str:
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(names[:_SHOWN]) + more
-
-
-CHECKS = (
-    Check("libvirt", _AREA, "libvirt", _libvirt, essential=True),
-    Check("libvirt-events", _AREA, "Domain events", _events),
-    Check("libvirt-tuning", _AREA, "Tuning by libvirt", _tuning),
-    Check("kvm", _AREA, "KVM", _kvm),
-    Check("accelerator", _AREA, "Running domains", _accelerator),
-)

@@ -1,4 +1,4 @@
-"""Control groups of resctrl: which there are, their values, and commands with what the kernel says to them."""
+"""Groups of resctrl: which there are, their values, commands with what the kernel says to them, and VMs moved."""
 
 from __future__ import annotations
 
@@ -6,17 +6,26 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from manager.errors import HostError
-from manager.host.resctrl.info import read_text
-from manager.host.resctrl.tree import ResctrlFile, ResctrlTree
+from manager.host.resctrl.tree import ResctrlFile, ResctrlTree, read_text
 from manager.model.cache import DEFAULT, Group, Schemata, format_schemata, is_ours, parse_schemata
 
+MOST_ROUNDS = 20
+"""So often a VM's threads are listed while new ones keep appearing outside the group."""
 _MONITORING = "mon_groups"
 _NOT_GROUPS = frozenset({"info", "mon_data", _MONITORING})
 # mkdir(2) that ends with one of these never came as far as the kernel's own reasons
 _WITHOUT_REASON = frozenset({errno.EEXIST, errno.EPERM, errno.ENOENT, errno.EACCES, errno.E2BIG})
 _GONE = frozenset({errno.ENODEV, errno.ENOENT})
+
+
+def failure(action: str, error: OSError, reason: str = "") -> HostError:
+    """With the errno, and the kernel's ``reason`` where it gave one."""
+    number = error.errno or 0
+    words = error.strerror or os.strerror(number)
+    return HostError(f"{action}: {words}" + (f": {reason}" if reason else ""), number)
 
 
 class Groups:
@@ -29,12 +38,16 @@ class Groups:
     def names(self) -> tuple[str, ...]:
         """All of them, the default group first."""
         try:
-            found = self._tree.folders("")
+            folders = self._tree.folders("")
         except OSError as error:
-            raise HostError(f"read the groups of resctrl: {_words(error)}", error.errno or 0) from error
-        names = (DEFAULT, *(name for name in found if name not in _NOT_GROUPS))
+            raise failure("read the groups of resctrl", error) from error
+        names = (DEFAULT, *(name for name in folders if name not in _NOT_GROUPS))
         self._let_go(lambda path: "/" in path and path.split("/")[0] not in (*names, _MONITORING))
         return names
+
+    def of_others(self) -> tuple[str, ...]:
+        """Those that other tools made."""
+        return tuple(name for name in self.names() if name != DEFAULT and not is_ours(name))
 
     def read(self) -> Mapping[str, Group]:
         """All groups by name, without those removed meanwhile. Raises ValueError for what no kernel writes."""
@@ -52,29 +65,27 @@ class Groups:
 
     def monitored(self, names: Iterable[str]) -> Mapping[str, frozenset[str]]:
         """The names of the monitoring groups in each of these, without those that are gone or have none."""
-        found = {}
+        names_of = {}
         for name in names:
             try:
-                found[name] = frozenset(self._tree.folders(f"{name}/{_MONITORING}".lstrip("/")))
+                names_of[name] = frozenset(self._tree.folders(f"{name}/{_MONITORING}".lstrip("/")))
             except OSError as error:
                 if error.errno not in _GONE:
-                    raise HostError(f"read resctrl's {name}/mon_groups: {_words(error)}", error.errno or 0) from error
-        return found
+                    raise failure(f"read resctrl's {name}/{_MONITORING}", error) from error
+        return names_of
 
     def text(self, name: str, file: str) -> str | None:
         """A file of a group, which is then held; None when the group is gone."""
         path = f"{name}/{file}" if name else file
         for _ in range(2):  # the second time where a group was removed and made again
             try:
-                held = self._held.get(path)
-                if held is None:
-                    held = self._held[path] = self._tree.open(path)
-                return held.read()
+                if path not in self._held:
+                    self._held[path] = self._tree.open(path)
+                return self._held[path].read()
             except OSError as error:
-                if path in self._held:
-                    self._held.pop(path).close()
+                self._let_go(lambda held: held == path)
                 if error.errno not in _GONE:
-                    raise HostError(f"read resctrl's {path}: {_words(error)}", error.errno or 0) from error
+                    raise failure(f"read resctrl's {path}", error) from error
         return None
 
     def create(self, name: str) -> None:
@@ -82,25 +93,24 @@ class Groups:
 
         ENOSPC: no CLOSID or RMID is left, or no way that it may have.
         """
-        self._ours(name)
+        _require_ours(name)
         try:
             self._tree.make(name)
         except OSError as error:
-            if error.errno in _WITHOUT_REASON:
-                raise HostError(f"make resctrl group {name}: {_words(error)}", error.errno or 0) from error
-            raise self._refused(f"make resctrl group {name}", error, latest=True) from error
+            reason = "" if error.errno in _WITHOUT_REASON else self._reason(latest=True)
+            raise failure(f"make resctrl group {name}", error, reason) from error
 
     def remove(self, name: str) -> None:
         """Remove a group of ours; its tasks go to the default group, those of a monitoring group to the one above it.
 
         One that is gone is no error.
         """
-        self._ours(name)
+        _require_ours(name)
         try:
             self._tree.remove(name)
         except OSError as error:
             if error.errno not in _GONE:  # rmdir leaves the status as it was
-                raise HostError(f"remove resctrl group {name}: {_words(error)}", error.errno or 0) from error
+                raise failure(f"remove resctrl group {name}", error) from error
         self._let_go(lambda path: path.startswith(f"{name}/"))
 
     def write(self, name: str, values: Schemata) -> Schemata:
@@ -109,7 +119,7 @@ class Groups:
         The default group's may be written too, those of other tools never. ENODEV: the group is gone.
         """
         if name != DEFAULT:
-            self._ours(name)
+            _require_ours(name)
         if values:
             self.command(name, "schemata", format_schemata(values))
         held = parse_schemata(self.text(name, "schemata") or "")
@@ -121,34 +131,24 @@ class Groups:
         try:
             opened = self._tree.open(path, write=True)
         except OSError as error:
-            raise HostError(f"open resctrl's {path}: {_words(error)}", error.errno or 0) from error
+            raise failure(f"open resctrl's {path}", error) from error
         try:
             opened.write(text)
         except OSError as error:
-            what = f"write {'; '.join(text.splitlines())} to resctrl's {path}"
-            raise self._refused(what, error) from error
+            reason = "" if error.errno in {errno.E2BIG, *_GONE} else self._reason()
+            raise failure(f"write {'; '.join(text.splitlines())} to resctrl's {path}", error, reason) from error
         finally:
             opened.close()
 
-    def _refused(self, what: str, error: OSError, *, latest: bool = False) -> HostError:
-        """With the kernel's reason after its errno: ``latest`` takes only the last one (before 7.x mkdir adds to those
-        of earlier commands). It is ``ok`` for some refusals, an unknown domain among them: that is no reason.
+    def _reason(self, *, latest: bool = False) -> str:
+        """Why the kernel refused: ``latest`` takes only the last line (before 7.x mkdir adds to those of earlier
+        commands). It is ``ok`` for some refusals, an unknown domain among them: that is no reason.
         """
         said: list[str] = []
-        if error.errno not in {errno.E2BIG, *_GONE}:
-            with contextlib.suppress(OSError):
-                said = (read_text(self._tree, "info/last_cmd_status") or "").splitlines()
+        with contextlib.suppress(OSError):
+            said = (read_text(self._tree, "info/last_cmd_status") or "").splitlines()
         reason = "; ".join(said[-1:] if latest else said)
-        words = _words(error) + (f": {reason}" if reason and reason != "ok" else "")
-        return HostError(f"{what}: {words}", error.errno or 0)
-
-    @staticmethod
-    def _ours(name: str) -> None:
-        """Raises HostError unless it is the path of a control or monitoring group that we may make."""
-        *above, own = name.split("/")
-        inside = above in ([], [_MONITORING]) or (len(above) == 2 and above[1] == _MONITORING and is_ours(above[0]))
-        if not is_ours(own) or not inside or "\n" in name:
-            raise HostError(f"resctrl group {name!r} is not ours", errno.EPERM)
+        return reason if reason != "ok" else ""
 
     def _let_go(self, which: Callable[[str], bool]) -> None:
         for path in [path for path in self._held if which(path)]:
@@ -156,9 +156,61 @@ class Groups:
 
     def close(self) -> None:
         """Close all files; may be called twice."""
-        while self._held:
-            self._held.popitem()[1].close()
+        self._let_go(lambda _path: True)
 
 
-def _words(error: OSError) -> str:
-    return error.strerror or os.strerror(error.errno or 0)
+def _require_ours(name: str) -> None:
+    """Raises HostError unless it is the path of a control or monitoring group that we may make."""
+    *above, last = name.split("/")
+    inside = above in ([], [_MONITORING]) or (len(above) == 2 and above[1] == _MONITORING and is_ours(above[0]))
+    if not is_ours(last) or not inside or "\n" in name:
+        raise HostError(f"resctrl group {name!r} is not ours", errno.EPERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """How a VM was moved: threads written, those that had died meanwhile, and how often they were listed."""
+
+    threads: int
+    dead: int
+    rounds: int
+
+
+def group_of_others(groups: Groups, tids: Iterable[int]) -> str | None:
+    """The first group of another tool that has one of the threads (libvirt's cachetune puts single vCPUs into such).
+
+    None where none has. Raises HostError.
+    """
+    threads = frozenset(tids)
+    return next((name for name in groups.of_others() if not threads.isdisjoint(groups.tasks(name))), None)
+
+
+def move(groups: Groups, group: str, threads: Callable[[], Iterable[int]]) -> Moved:
+    """Put all threads of a VM into ``group`` and look again until none is missing: only a thread that is written moves,
+    and those that it starts from then on inherit its group.
+
+    That is a group of ours, the default one, or a monitoring group of ours inside the control group they are in.
+
+    ``threads`` lists them as they are now. Raises HostError: EBUSY, before anything is moved, when one is in such a
+    group; EAGAIN when new ones appear for ever; otherwise with the kernel's errno. What ``threads`` raises goes on.
+    """
+    if group != DEFAULT and not is_ours(group.rpartition("/")[2]):
+        raise HostError(f"resctrl group {group!r} is not ours", errno.EPERM)
+    other = group_of_others(groups, threads())
+    if other is not None:
+        raise HostError(f"threads of the VM are in resctrl group {other}, which another tool made", errno.EBUSY)
+    written = dead = 0
+    for rounds in range(1, MOST_ROUNDS + 1):
+        # The list first: a thread that is in neither was started later, by one that had been moved or is in the list.
+        missing = frozenset(threads()) - groups.tasks(group)
+        if not missing:
+            return Moved(written, dead, rounds)
+        for tid in sorted(missing):
+            try:
+                groups.command(group, "tasks", f"{tid}\n")
+                written += 1
+            except HostError as error:
+                if error.errno != errno.ESRCH:
+                    raise
+                dead += 1
+    raise HostError(f"threads keep appearing outside resctrl group {group or 'default'}", errno.EAGAIN)

@@ -56,7 +56,7 @@ def test_the_group_of_a_vm_is_its_scope(web: Vm) -> None:
     mounts = read_mounts(REAL)
     assert cpu_controller(mounts) is CGROUP_V2
     found = find_vm_cgroup(REAL, mounts, CGROUP_V2, web.process.pid)
-    assert (found.weight_file, found.usage_file) == (web.weight, web.scope / "cpu.stat")
+    assert (found.cpu_folder, found.usage_file) == (web.scope, web.scope / "cpu.stat")
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_groups_of_other_shapes(place: Place, group: Path, nested: bool) -> None
         delegate(group.parent)
     vm = place(group, nested=nested)
     found = find_vm_cgroup(REAL, read_mounts(REAL), CGROUP_V2, vm.process.pid)
-    assert (found.weight_file, found.usage_file) == (group / "cpu.weight", group / "cpu.stat")
+    assert (found.cpu_folder, found.usage_file) == (group, group / "cpu.stat")
     host = open_host(vm)
     assert host.write(vm.instance, weight_of(vm), 777) == 777
     assert vm.weight.read_text() == "777\n"

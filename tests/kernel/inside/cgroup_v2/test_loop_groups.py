@@ -138,19 +138,27 @@ def test_a_vm_that_another_tool_made_idle_is_left_so(agent: Agent, assignment: A
     assert batch.settings() == before
 
 
-@pytest.mark.parametrize("value", ["1", "0"])
-def test_what_another_tool_makes_of_the_idle_class_is_left_to_it(
-    agent: Agent, assignment: Assignment, batch: Vm, value: str
-) -> None:
-    wanted = replace(assignment, host=replace(assignment.host, batch_idle=value == "0"))
+def test_an_idle_class_that_another_tool_set_is_left_to_it(agent: Agent, assignment: Assignment, batch: Vm) -> None:
+    wanted = replace(assignment, host=replace(assignment.host, batch_idle=False))
     agent.tick(wanted)
     agent.tick(wanted)
-    assert try_write(batch.idle, value) == 0
+    assert try_write(batch.idle, 1) == 0
     agent.tick(wanted)
     agent.tick(wanted)
-    assert batch.idle.read_text() == f"{value}\n"
+    assert batch.idle.read_text() == "1\n"
     agent.release()
-    assert batch.idle.read_text() == f"{value}\n"
+    assert batch.idle.read_text() == "1\n"
+
+
+def test_an_idle_class_that_systemd_took_back_is_set_again(agent: Agent, assignment: Assignment, batch: Vm) -> None:
+    agent.tick(assignment)
+    agent.tick(assignment)
+    assert try_write(batch.idle, 0) == 0  # as systemd does in a scope on daemon-reload
+    agent.tick(assignment)
+    agent.tick(assignment)
+    assert batch.idle.read_text() == "1\n"
+    agent.release()
+    assert batch.idle.read_text() == "0\n"
 
 
 @pytest.mark.parametrize("original", ["max 50000", "30000 50000", "5000 10000", "max 100000", "2000000 1000000"])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from manager.host.resctrl.mount import ensure_mounted
-from manager.host.resctrl.tree import KernelTree
+from manager.host.resctrl.resctrl_cache import ensure_mounted
+from manager.host.resctrl.tree import ResctrlTree
 from manager.model.cache import Slot, format_schemata
 from tests.host.conftest import REAL
 from tests.kernel.inside.resctrl.host import POINT, Host, Vm
@@ -34,7 +34,7 @@ def vms() -> Iterator[Mapping[str, Vm]]:
 @pytest.fixture
 def mounted() -> None:
     """Mounted, if it is not; each test begins and ends with the default group alone, which has everything."""
-    ensure_mounted(KernelTree(REAL), allowed=True)
+    ensure_mounted(ResctrlTree(REAL))
 
 
 @pytest.fixture

@@ -14,10 +14,8 @@ from pathlib import Path
 from manager.control.cache_plan import CacheDemand, CachePlan, Claim, allocate
 from manager.control.cache_steps import CacheAction, CacheStep, plan_steps
 from manager.host.process import find_threads
-from manager.host.resctrl.groups import Groups
-from manager.host.resctrl.info import discover
-from manager.host.resctrl.thread_moves import move
-from manager.host.resctrl.tree import KernelFile, KernelTree
+from manager.host.resctrl.groups import Groups, move
+from manager.host.resctrl.tree import ResctrlFile, ResctrlTree, discover
 from manager.model.cache import DEFAULT, Group, Mask, Resctrl, Slot, parse_wish, union
 from tests.host import qemu_like
 from tests.host.conftest import REAL
@@ -61,7 +59,7 @@ class Vm:
         self._answers.close()
 
 
-class DeadlyFile(KernelFile):
+class DeadlyFile(ResctrlFile):
     """A file whose commands count."""
 
     def __init__(self, path: Path, flags: int, tree: DeadlyTree) -> None:
@@ -73,7 +71,7 @@ class DeadlyFile(KernelFile):
         self._tree.count()
 
 
-class DeadlyTree(KernelTree):
+class DeadlyTree(ResctrlTree):
     """Ends this process, by SIGKILL, after so many changes; -1: never, they are only counted."""
 
     def __init__(self, deadly: int = -1) -> None:
@@ -87,7 +85,7 @@ class DeadlyTree(KernelTree):
         if self.changes == self._deadly:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def open(self, path: str, *, write: bool = False) -> KernelFile:
+    def open(self, path: str, *, write: bool = False) -> ResctrlFile:
         return DeadlyFile(POINT / path, os.O_WRONLY, self) if write else super().open(path)
 
     def mount(self, options: frozenset[str]) -> None:
@@ -112,7 +110,7 @@ class Host:
     """What an agent knows that just started: the VMs, and what resctrl tells."""
 
     vms: Mapping[str, Vm]
-    tree: KernelTree = field(default_factory=lambda: KernelTree(REAL))
+    tree: ResctrlTree = field(default_factory=lambda: ResctrlTree(REAL))
 
     def __post_init__(self) -> None:
         offered = discover(self.tree)

@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from manager.host.process import find_threads
-from manager.host.resctrl.mount import unmount_ours
-from manager.host.resctrl.resctrl_cache import ResctrlCache
+from manager.host.resctrl.resctrl_cache import ResctrlCache, unmount_ours
 from manager.loop.cache_keeper import CacheKeeper
 from manager.loop.cache_reading import CacheSeen
 from manager.loop.journal import CacheNote, Journal

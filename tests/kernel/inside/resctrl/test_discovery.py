@@ -10,9 +10,8 @@ import pytest
 
 from manager.errors import HostError
 from manager.host.resctrl.groups import Groups
-from manager.host.resctrl.info import discover
-from manager.host.resctrl.monitor import Monitor
-from manager.host.resctrl.mount import ensure_mounted, unmount_ours
+from manager.host.resctrl.resctrl_cache import Monitor, ensure_mounted, unmount_ours
+from manager.host.resctrl.tree import discover
 from manager.model.cache import DEFAULT, CacheResource, Mask, Resctrl, Slot
 from tests.host.conftest import descriptors
 from tests.kernel.inside.resctrl.host import POINT, Host
@@ -45,14 +44,12 @@ def test_nothing_is_monitored(host: Host) -> None:
 
 def test_it_is_mounted_once_and_unmounted_again(host: Host) -> None:
     tree = host.tree
-    assert not ensure_mounted(tree, allowed=True), "it was there"
+    assert not ensure_mounted(tree), "it was there"
     unmount_ours(tree, host.groups)
     assert tree.options() is None
     assert not list(POINT.iterdir())
     assert discover(tree) is None
-    assert not ensure_mounted(tree, allowed=False)
-    assert tree.options() is None
-    assert ensure_mounted(tree, allowed=True)
+    assert ensure_mounted(tree)
     assert discover(tree) == host.offered
 
 
@@ -76,7 +73,7 @@ def test_options_that_this_machine_has_not(host: Host, option: str) -> None:
     with pytest.raises(OSError, match="Invalid argument") as caught:
         host.tree.mount(frozenset({option}))
     assert caught.value.errno == errno.EINVAL
-    assert ensure_mounted(host.tree, allowed=True)
+    assert ensure_mounted(host.tree)
 
 
 def test_no_file_stays_open(host: Host) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
-from manager.host.resctrl.thread_moves import Moved, group_of_others, move
+from manager.host.resctrl.groups import Moved, group_of_others, move
 from manager.model.cache import DEFAULT
 from tests.kernel.inside.resctrl.host import THREADS, Host, Vm
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.host.resctrl.tree import KernelTree
+from manager.host.resctrl.tree import ResctrlTree
 from tests.host.conftest import REAL
 from tests.host.resctrl.replay import Role, differences, read_record
 from tests.kernel.inside.resctrl.host import POINT, Host
@@ -23,7 +23,7 @@ from tests.kernel.inside.resctrl.host import POINT, Host
 class KernelSubject:
     """This machine's resctrl, and processes of the kinds that the record has."""
 
-    tree: KernelTree
+    tree: ResctrlTree
     started: list[int] = field(default_factory=list)
 
     def entries(self, path: str) -> dict[str, bool]:
@@ -71,7 +71,7 @@ def subject(host: Host) -> Iterator[KernelSubject]:
     host.groups.close()
     host.tree.unmount()
     host.tree.mount(frozenset())
-    found = KernelSubject(KernelTree(REAL))
+    found = KernelSubject(ResctrlTree(REAL))
     found.tree.options()
     yield found
     found.end()

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError
-from manager.host.resctrl.monitor import Monitor
-from manager.host.resctrl.thread_moves import Moved, move
+from manager.host.resctrl.groups import Moved, move
+from manager.host.resctrl.resctrl_cache import Monitor
 from manager.model.cache import DEFAULT, CacheUse, monitoring_group
 from tests.kernel.inside.resctrl.host import POINT, THREADS, Host
 

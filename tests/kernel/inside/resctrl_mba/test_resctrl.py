@@ -10,7 +10,7 @@ import pytest
 
 from manager.control.cache_plan import BATCH_GROUP, HELD_GROUP, CacheDemand
 from manager.errors import HostError
-from manager.host.resctrl.info import discover
+from manager.host.resctrl.tree import discover
 from manager.model.cache import BandwidthResource, BandwidthUnit, CacheResource, Mask, Monitoring, Resctrl, Slot
 from tests.host.resctrl.replay import differences, read_record
 from tests.kernel.inside.resctrl.host import Host, claim, demand

@@ -12,6 +12,7 @@ import pytest
 from manager import bpf
 from manager.errors import HostError
 from manager.host.sched_ext import LINK, SchedExt, Warp
+from manager.model.warp import LOADED, OUTDATED
 from tests.kernel.inside.warp import lab
 from tests.kernel.inside.warp.lab import Load
 
@@ -124,7 +125,7 @@ def test_a_loader_that_is_killed(loads: list[Load], decides: bool) -> None:
     loader.wait()
     assert_all_run(loads)
     scheduler.load()
-    assert scheduler.current
+    assert scheduler.state == LOADED
     assert_all_run(loads)
 
 
@@ -143,9 +144,9 @@ def test_another_build_takes_the_place_of_the_one_that_is_loaded(
         scheduler.load()
     bpf.build_name.cache_clear()
     assert scheduler.active
-    assert not scheduler.current
+    assert scheduler.state == OUTDATED
     scheduler.load()
-    assert scheduler.current
+    assert scheduler.state == LOADED
     assert_all_run(loads)
 
 

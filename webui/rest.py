@@ -1,0 +1,92 @@
+"""The REST interface, called within the process as the person who is signed in.
+
+So a page shows nothing, and a form changes nothing, that the interface would not: validation, roles and the audit are
+those of one code path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from flask import g, request
+
+from manager.api.auth import PRINCIPAL_KEY
+from manager.api.endpoint import PREFIX
+from webui.site import site
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAnswer:
+    """What the interface answered: ``body`` is JSON's value, None where it is empty."""
+
+    body: Any
+    etag: str
+
+
+@dataclass(slots=True)
+class RequestRefused(Exception):
+    """The interface refused a request. ``errors`` maps fields, such as ``sla.response_time_ms``, to messages."""
+
+    status: int
+    detail: str
+    errors: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.detail
+
+
+def at(*parts: str) -> str:
+    """The path of names, such as ``/hosts/kvm1/history``."""
+    return "".join(f"/{quote(part, safe='')}" for part in parts)
+
+
+def get(path: str, **query: object) -> Any:
+    """The body of a GET below ``/api/v1``; query values None are left out. Raises RequestRefused."""
+    return call("GET", path, query=query).body
+
+
+def every(path: str, **query: object) -> Iterator[Json]:
+    """All items of a list, through its pages. Raises RequestRefused."""
+    cursor = None
+    while True:
+        page = get(path, **{"limit": 1000, **query}, cursor=cursor)
+        yield from page["items"]
+        cursor = page["next"]
+        if cursor is None:
+            return
+
+
+def call(
+    method: str,
+    path: str,
+    *,
+    query: Mapping[str, Any] | None = None,
+    body: object = None,
+    etag: str = "",
+    new: bool = False,
+) -> ApiAnswer:
+    """Any request below ``/api/v1``. Raises RequestRefused for an answer of 400 and above.
+
+    ``etag`` becomes If-Match; with ``new`` the object must not be there yet.
+    """
+    rest_api, caller = site().rest_api, {PRINCIPAL_KEY: g.principal, "REMOTE_ADDR": request.remote_addr}
+
+    def as_caller(environ: dict[str, Any], start_response: object) -> Iterable[bytes]:
+        return rest_api(environ | caller, start_response)
+
+    headers = {"If-None-Match": "*"} if new else {"If-Match": f'"{etag}"'} if etag else {}
+    params = {name: value for name, value in (query or {}).items() if value is not None}
+    with httpx.Client(transport=httpx.WSGITransport(app=as_caller), base_url="http://inside") as client:
+        response = client.request(method, f"{PREFIX}{path}", params=params, headers=headers, json=body)
+    content = response.json() if response.content else None
+    if response.status_code >= 400:
+        problem: Json = content or {}
+        errors = {error["field"]: error["message"] for error in problem.get("errors", ())}
+        raise RequestRefused(response.status_code, problem.get("detail") or problem.get("title", ""), errors)
+    return ApiAnswer(content, response.headers.get("ETag", "").strip('"'))
