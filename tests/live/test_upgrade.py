@@ -16,7 +16,7 @@ from tests.live.test_control import CRITICAL, smallest
 
 pytestmark = pytest.mark.live
 
-OLDER = "a9dc6395c3c15095ee9fe6f6669ff381bbc8cf4b"
+OLDER = "ceaca0646a26dff862c49607c991e8c982ac3e74"
 """A commit of main: the last change which older versions cannot follow, in what agents and managers exchange, in
 the journal, or, until the first release, in the first migration. Who makes such a change moves it."""
 REVISION = "0001"
