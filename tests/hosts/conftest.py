@@ -6,16 +6,15 @@ share a network, named alpha and beta. What a test does to a machine is gone bef
 
 from __future__ import annotations
 
-import os
+import socket
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.emulated import TCG, Host, start
+from tests.hosts.emulated import TCG, Host, best_hardware, start
 from tests.hosts.images import DEBIAN_12, DEBIAN_13, PACKAGES_FOLDER, Release, build
 
 BOOTED, INSTALLED = "booted", "installed"
@@ -36,21 +35,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
 
 
-def boot(
-    release: Release, names: Sequence[str], folder: Path, stack: ExitStack, hardware: Sequence[str] = TCG
-) -> list[Host]:
-    """Machines of one network, with the package installed. Each has the snapshots ``BOOTED`` and ``INSTALLED``."""
+def boot(release: Release, name: str, folder: Path, stack: ExitStack, port: int, emulated: Sequence[str] = TCG) -> Host:
+    """A machine with the package installed, on the network of that port; it has ``BOOTED`` and ``INSTALLED``."""
     image = build(release, say=print)
-    port = 20_000 + os.getpid() % 20_000
-    hosts = [
-        start(image, folder / name, number=number, fleet_port=port, hardware=hardware)
-        for number, name in enumerate(names, start=1)
-    ]
-    for host in hosts:
-        stack.callback(host.close)
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(prepare, hosts))
-    return hosts
+    hardware = best_hardware(image, emulated)
+    host = start(image, folder / name, number=NAMES.index(name) + 1, fleet_port=port, hardware=hardware)
+    stack.callback(host.close)
+    prepare(host)
+    return host
+
+
+def unused_port() -> int:
+    """A port for a network of its own: machines of another one have the same names and addresses."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as unused:
+        unused.bind(("", 0))
+        return int(unused.getsockname()[1])
 
 
 def prepare(host: Host) -> None:
@@ -81,37 +80,49 @@ def folder(stack: ExitStack) -> Path:
 
 
 @pytest.fixture(scope="session")
-def debian_12_pair(folder: Path, stack: ExitStack) -> list[Host]:
-    """Both Debian 12 machines, in whatever state."""
-    return boot(DEBIAN_12, NAMES, folder / "debian-12", stack)
+def fleet_port() -> int:
+    """Of the network of both Debian 12 machines."""
+    return unused_port()
+
+
+@pytest.fixture(scope="session")
+def alpha(folder: Path, stack: ExitStack, fleet_port: int) -> Host:
+    """The first Debian 12 machine, in whatever state."""
+    return boot(DEBIAN_12, "alpha", folder / "debian-12", stack, fleet_port)
+
+
+@pytest.fixture(scope="session")
+def beta(folder: Path, stack: ExitStack, fleet_port: int) -> Host:
+    """The second one, in whatever state."""
+    return boot(DEBIAN_12, "beta", folder / "debian-12", stack, fleet_port)
 
 
 @pytest.fixture(scope="session")
 def debian_13_machine(folder: Path, stack: ExitStack) -> Host:
     """The Debian 13 machine, in whatever state."""
-    return boot(DEBIAN_13, NAMES[:1], folder / "debian-13", stack)[0]
+    return boot(DEBIAN_13, "alpha", folder / "debian-13", stack, unused_port())
 
 
 @pytest.fixture
-def two_hosts(debian_12_pair: list[Host]) -> list[Host]:
+def two_hosts(alpha: Host, beta: Host) -> list[Host]:
     """Two Debian 12 hosts, alpha and beta, with the package installed and nothing of it started."""
-    for host in debian_12_pair:
+    for host in (alpha, beta):
         host.load(INSTALLED)
-    return debian_12_pair
+    return [alpha, beta]
 
 
 @pytest.fixture
-def debian_12(debian_12_pair: list[Host]) -> Host:
+def debian_12(alpha: Host) -> Host:
     """A Debian 12 host with the package installed and nothing of it started."""
-    debian_12_pair[0].load(INSTALLED)
-    return debian_12_pair[0]
+    alpha.load(INSTALLED)
+    return alpha
 
 
 @pytest.fixture
-def bare_debian_12(debian_12_pair: list[Host]) -> Host:
+def bare_debian_12(alpha: Host) -> Host:
     """A Debian 12 host without Equipoise."""
-    debian_12_pair[0].load(BOOTED)
-    return debian_12_pair[0]
+    alpha.load(BOOTED)
+    return alpha
 
 
 @pytest.fixture

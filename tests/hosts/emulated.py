@@ -1,7 +1,7 @@
-"""An emulated machine that boots an image of ``tests.hosts.images``, and a root shell in it.
+"""A machine that boots an image of ``tests.hosts.images``, and a root shell in it.
 
-Emulated, so that it runs anywhere. Its disk is a copy on write: what a test does to it is gone at its end. It has two
-networks: to the outside (QEMU's user mode), and between machines of a fleet.
+By KVM where that runs a machine, else emulated, which works anywhere. Its disk is a copy on write: what a test does to
+it is gone at its end. It has two networks: to the outside (QEMU's user mode), and between machines of a fleet.
 """
 
 from __future__ import annotations
@@ -28,11 +28,16 @@ from tests.hosts.images import Image
 BOOT_S = 900.0
 COMMAND_S = 300.0
 CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
+KVM = ("-accel", "kvm", "-cpu", "host")
 # Without what QEMU 7.2 emulates wrongly (cx16 in code that the kernel patches while another CPU runs it) or slowly.
 TCG = ("-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-la57")
 # With cx16, one thread for all CPUs: newer kernels have no memory for BPF's task storage without it (kmalloc_nolock).
 TCG_CX16 = ("-accel", "tcg,thread=single", "-cpu", "max,-la57")
 KERNEL = "root=/dev/vda rw console=ttyS0 quiet mitigations=off tsc=reliable no_timer_check systemd.show_status=no"
+
+
+KVM_S = 5.0
+"""Within which a kernel says something on the console where KVM works: it takes one of them."""
 
 
 class ShellError(LabError):
@@ -118,6 +123,22 @@ class Monitor:
         """Close the socket."""
         self._lines.close()
         self._socket.close()
+
+
+def best_hardware(image: Image, emulated: Sequence[str] = TCG) -> Sequence[str]:
+    """KVM where it runs a kernel: /dev/kvm may be there and run nothing. Else what emulates."""
+    return KVM if Path("/dev/kvm").exists() and runs(image, KVM) else emulated
+
+
+def runs(image: Image, hardware: Sequence[str], patience_s: float = KVM_S) -> bool:
+    """Whether the image's kernel gets as far as its console, without a disk."""
+    machine = ("qemu-system-x86_64", "-machine", "q35", *hardware, "-m", "512", "-nodefaults", "-display", "none")
+    kernel = ("-kernel", str(image.kernel), "-append", "console=ttyS0 panic=-1", "-no-reboot", "-serial", "stdio")
+    try:
+        output = subprocess.run([*machine, *kernel], capture_output=True, timeout=patience_s, check=False).stdout
+    except subprocess.TimeoutExpired as error:
+        output = error.stdout or b""
+    return b"Linux version" in output
 
 
 def start(

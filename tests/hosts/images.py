@@ -19,6 +19,7 @@ from pathlib import Path
 from deploy.bpf.suites import apt_of, own_suite
 from deploy.lab.commands import run
 from deploy.lab.guest.builder import DEFAULT_BASE, only_builder
+from deploy.lab.guest.builder import build as build_guest
 
 TOP = Path(__file__).parents[2]
 CHECKOUT = "srv/equipoise"
@@ -27,6 +28,8 @@ PACKAGES_FOLDER = "srv/packages"
 """Where in a machine the package is that was built of it."""
 WHEELS = "srv/wheels"
 """Where in a machine its wheel is, and those of all that it needs."""
+GUEST = "srv/guest"
+"""Where in a machine the lab's guest is, for VMs that serve something."""
 IMAGE_SIZE = "6G"
 UNUSED_S = 86_400.0
 SHELL = Path(__file__).parent / "guest/shell.py"
@@ -91,9 +94,10 @@ def build(release: Release, base: Path = DEFAULT_BASE, say: Callable[[str], None
     for directory in (cache, images):
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     with only_builder(images):
-        tree = _tree(release, cache, say)
+        tree, guest = _tree(release, cache, say), build_guest(base)
         files = checkout()
-        stamp = _digest(tree.name, *(f"{path}\0{_digest_of(file)}" for path, file in sorted(files.items())))
+        contents = (f"{path}\0{_digest_of(file)}" for path, file in sorted(files.items()))
+        stamp = _digest(tree.name, guest.stamp, *contents)
         image = Image(images / f"{'-'.join(release.suites)}-{stamp}")
         if image.directory.is_dir():
             os.utime(image.directory)
@@ -106,6 +110,7 @@ def build(release: Release, base: Path = DEFAULT_BASE, say: Callable[[str], None
                 target = root / CHECKOUT / path
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(file, target)
+            shutil.copytree(guest.directory, root / GUEST)
             with pip_of_this_machine(root) as environment:
                 _add_wheels(root, cache / f"wheels-{tree.stem}", environment)
                 in_chroot(root, f"{PACKAGE} --output /{PACKAGES_FOLDER} --wheels /{WHEELS}", environment)

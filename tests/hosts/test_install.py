@@ -109,7 +109,7 @@ def test_a_fleet_of_two_with_postgresql_behind_the_shipped_proxy(two_hosts: list
     alpha, beta = two_hosts
     for host in two_hosts:
         host.run(f"echo {ADDRESSES['alpha']} {NAME} >>/etc/hosts")
-    postgresql, joining = blocks("how-to/fleet.md")[:2]
+    postgresql, joining = blocks("how-to/fleet.md")[1:3]
     create, join, start = joining.splitlines()
 
     alpha.run(f"set -e\n{postgresql}")

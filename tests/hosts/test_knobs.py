@@ -94,9 +94,9 @@ def kept() -> list[Registered]:
 
 
 @pytest.fixture
-def service(debian_12_pair: list[Host], kept: list[Registered]) -> Iterator[Registered]:
+def service(alpha: Host, kept: list[Registered]) -> Iterator[Registered]:
     """As it was when everything was in force."""
-    host = debian_12_pair[0]
+    host = alpha
     if kept:
         host.load(REGISTERED)
     else:

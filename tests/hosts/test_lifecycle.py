@@ -59,9 +59,9 @@ class Managed:
 
 
 @pytest.fixture(scope="module")
-def controlled(request: pytest.FixtureRequest) -> Managed:
+def controlled(alpha: Host) -> Managed:
     """A host with a registered VM, saved as ``READY``."""
-    host: Host = request.getfixturevalue("debian_12_pair")[0]
+    host = alpha
     host.load(INSTALLED)
     make_guest(host)
     manager = start_manager(host)

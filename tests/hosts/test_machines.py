@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from tests.hosts.emulated import Host
+from tests.hosts.emulated import TCG, Host, runs
+from tests.hosts.images import DEBIAN_12, build
 
 
 def test_a_host_is_a_whole_debian(host: Host) -> None:
@@ -19,8 +18,8 @@ def test_a_host_is_a_whole_debian(host: Host) -> None:
     assert host.run("systemctl is-active libvirtd chrony nginx postgresql").split() == ["active"] * 4
 
 
-@pytest.mark.long  # once a connection was reset while its server began: not understood yet
-def test_two_hosts_reach_each_other(two_hosts: list[Host]) -> None:
+def test_two_hosts_reach_each_other_and_nobody_else(two_hosts: list[Host], debian_13: Host) -> None:
+    assert debian_13.name == two_hosts[0].name, "it has the same address in a network of its own"
     for host in two_hosts:
         host.run("systemd-run -q --unit=answers python3 -m http.server --directory /etc 8099")
     for host, other in (two_hosts, two_hosts[::-1]):
@@ -28,8 +27,15 @@ def test_two_hosts_reach_each_other(two_hosts: list[Host]) -> None:
         assert host.run(asked).strip() == other.name
 
 
-def test_what_a_test_does_is_gone_before_the_next(debian_12_pair: list[Host]) -> None:
-    alpha = debian_12_pair[0]
+def test_hardware_is_taken_if_it_runs_a_kernel() -> None:
+    """As KVM is where /dev/kvm exists, which says little."""
+    image = build(DEBIAN_12)
+    assert runs(image, TCG, patience_s=60.0)
+    assert not runs(image, ("-accel", "none"))
+    assert not runs(image, (*TCG, "-S")), "it starts and stands still"
+
+
+def test_what_a_test_does_is_gone_before_the_next(alpha: Host) -> None:
     alpha.load("installed")
     alpha.run("touch /kept && sync")
     alpha.load("installed")

@@ -81,19 +81,18 @@ class Fleet:
 
 
 @pytest.fixture(scope="module")
-def joined(request: pytest.FixtureRequest) -> Fleet:
+def joined(alpha: Host, beta: Host) -> Fleet:
     """Hosts that joined, with an application of one VM, defined on alpha. Saved as ``READY``."""
-    debian_12_pair: list[Host] = request.getfixturevalue("debian_12_pair")
-    alpha, beta = debian_12_pair
-    for host in debian_12_pair:
+    hosts = (alpha, beta)
+    for host in hosts:
         host.load(INSTALLED)
         make_guest(host)
         host.run(LISTEN)
     manager = start_manager(alpha)
-    start_agents(debian_12_pair, manager)
+    start_agents(hosts, manager)
     register(manager)
     define(alpha, VM)
-    for host in debian_12_pair:
+    for host in hosts:
         host.save(READY)
     return Fleet(alpha, beta, manager)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.conftest import INSTALLED, NAMES, boot
+from tests.hosts.conftest import INSTALLED, boot, unused_port
 from tests.hosts.emulated import TCG_CX16, Host, ShellError
 from tests.hosts.images import DEBIAN_13_BACKPORTS
 
@@ -128,7 +128,7 @@ def reboot(host: Host) -> None:
 def sched_ext_host(tmp_path: Path) -> Iterator[Host]:
     """A Debian 13 host with the newest kernel of backports and the package."""
     with ExitStack() as stack:
-        [host] = boot(DEBIAN_13_BACKPORTS, NAMES[:1], tmp_path, stack, TCG_CX16)
+        host = boot(DEBIAN_13_BACKPORTS, "alpha", tmp_path, stack, unused_port(), TCG_CX16)
         host.load(INSTALLED)
         yield host
 
