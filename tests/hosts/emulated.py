@@ -19,14 +19,18 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from deploy.lab.commands import LabError, last_lines, run
 from tests.hosts.images import Image
 
 BOOT_S = 900.0
 COMMAND_S = 300.0
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 CLOCK = "/sys/devices/system/clocksource/clocksource0/current_clocksource"
 KVM = ("-accel", "kvm", "-cpu", "host")
 # Without what QEMU 7.2 emulates wrongly (cx16 in code that the kernel patches while another CPU runs it) or slowly.
@@ -36,6 +40,8 @@ TCG_CX16 = ("-accel", "tcg,thread=single", "-cpu", "max,-la57")
 KERNEL = "root=/dev/vda rw console=ttyS0 quiet mitigations=off tsc=reliable no_timer_check systemd.show_status=no"
 
 
+OUTSIDE = "10.0.2.2"
+"""The loopback of the machine that runs QEMU, as its user-mode network calls it."""
 KVM_S = 5.0
 """Within which a kernel says something on the console where KVM works: it takes one of them."""
 
@@ -236,11 +242,40 @@ class Host:
         """A file's text."""
         return self.run(f"cat {shlex.quote(path)}")
 
+    def fetch(self, file: Path, path: str) -> None:
+        """Bring a large file into the machine, over its network to the outside."""
+        handler = partial(SimpleHTTPRequestHandler, directory=str(file.parent))
+        with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            url = f"http://{OUTSIDE}:{server.server_port}/{quote(file.name)}"
+            self.run(f"curl -sSf -o {shlex.quote(path)} {shlex.quote(url)}")
+            server.shutdown()
+
     def reset(self) -> Host:
         """Crash it, as the button does, and wait until it is up again."""
         self._shell.forget()
         self.monitor.execute("system_reset")
         return self.ready()
+
+    def reboot(self) -> Host:
+        """Shut it down in order, and wait until it is up again. Raises LabError."""
+        booted = self.read(BOOT_ID)
+        self.run("systemd-run -q --on-active=1 systemctl reboot")
+        deadline_s = time.monotonic() + BOOT_S
+        while self._boot_id() in {"", booted}:
+            if time.monotonic() > deadline_s:
+                raise LabError(
+                    f"{self.name} does not come back: {last_lines(self.console.read_text('utf-8', 'replace'), 30)}"
+                )
+        return self.ready()
+
+    def _boot_id(self) -> str:
+        """Of this boot; empty while nobody answers."""
+        try:
+            return self._shell.ask(f"cat {BOOT_ID}", "", COMMAND_S).result(5.0).stdout
+        except FutureTimeoutError:
+            self._shell.forget()
+            return ""
 
     def save(self, tag: str) -> None:
         """Keep the whole machine as it is now, disk and memory."""

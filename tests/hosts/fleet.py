@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tests.hosts.emulated import Host
 
@@ -17,21 +16,7 @@ GUEST = Path(__file__).parent / "guest/tiny.S"
 KERNEL = "/var/lib/libvirt/images/tiny.elf"
 PORT = 8750
 INTERVAL_S = 5
-DEADLINE_S = 180.0
 START_S = 600.0
-
-Answer = TypeVar("Answer")
-
-
-def until(look: Callable[[], Answer], what: str, timeout_s: float = DEADLINE_S) -> Answer:
-    """What ``look`` returns once that is true. Raises AssertionError when that takes longer."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        seen = look()
-        if seen:
-            return seen
-        assert time.monotonic() < deadline_s, f"waited {timeout_s:g} s for {what}; last seen: {seen!r}"
-        time.sleep(0.3)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -111,14 +112,46 @@ def build(release: Release, base: Path = DEFAULT_BASE, say: Callable[[str], None
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(file, target)
             shutil.copytree(guest.directory, root / GUEST)
-            with pip_of_this_machine(root) as environment:
-                _add_wheels(root, cache / f"wheels-{tree.stem}", environment)
-                in_chroot(root, f"{PACKAGE} --output /{PACKAGES_FOLDER} --wheels /{WHEELS}", environment)
+            _make_package(root, cache / f"wheels-{tree.stem}")
             new.directory.mkdir()
             _write(root, new)
             new.directory.rename(image.directory)
         _remove_unused(images, UNUSED_S)
         return image
+
+
+OLDER_VERSION = "0.0.1"
+
+
+def older_package(commit: str, base: Path = DEFAULT_BASE) -> Path:
+    """Debian 12's package of an earlier commit, as ``OLDER_VERSION``: built unless it is there. Raises LabError."""
+    cache, images = base / "cache", base / "hosts"
+    with only_builder(images):
+        tree = _tree(DEBIAN_12, cache, print)
+        package = cache / f"older-{commit}-{tree.stem}.deb"
+        if package.is_file():
+            return package
+        with tempfile.TemporaryDirectory(dir=base) as scratch:
+            root, archive = Path(scratch) / "root", Path(scratch) / "older.tar"
+            _unpack(tree, root)
+            (root / CHECKOUT).mkdir(parents=True)
+            run(["git", "-C", str(TOP), "archive", "--output", str(archive), commit])
+            run(["tar", "--extract", "--file", str(archive), "--directory", str(root / CHECKOUT)])
+            settings = root / CHECKOUT / "setup.cfg"
+            settings.write_text(re.sub("^version = .*", f"version = {OLDER_VERSION}", settings.read_text(), flags=re.M))
+            _make_package(root, cache / f"wheels-{tree.stem}")
+            [built] = (root / PACKAGES_FOLDER).glob("*.deb")
+            for other in cache.glob("older-*.deb"):
+                other.unlink()
+            built.rename(package)
+    return package
+
+
+def _make_package(root: Path, wheels: Path) -> None:
+    """Build the package of the checkout in a tree. ``wheels`` is where those are kept that it needs."""
+    with pip_of_this_machine(root) as environment:
+        _add_wheels(root, wheels, environment)
+        in_chroot(root, f"{PACKAGE} --output /{PACKAGES_FOLDER} --wheels /{WHEELS}", environment)
 
 
 def _remove_unused(images: Path, unused_s: float) -> None:

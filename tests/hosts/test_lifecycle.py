@@ -19,8 +19,8 @@ from tests.hosts.fleet import (
     settings_of,
     start_agents,
     start_manager,
-    until,
 )
+from tests.hosts.service import until
 
 pytestmark = pytest.mark.long
 
@@ -47,7 +47,7 @@ class Managed:
             done = found.get("cpu.weight", "100") != "100" and all(pin in {"0", "1"} for pin in pins)
             return found if done else {}
 
-        return until(look, f"settings of {vm}")
+        return until(look, bool, f"settings of {vm}")
 
     def release(self) -> None:
         """Restore everything."""
@@ -86,7 +86,7 @@ def test_a_vm_is_set_again_after_a_managed_save_and_after_it_was_destroyed(manag
     before = managed.set()
     for stop in ("managedsave", "destroy"):
         managed.host.run(f"virsh -q {stop} {VM.name}")
-        until(lambda: not journalled(managed.host, VM.name), f"the journal to forget the VM after {stop}")
+        until(lambda: not journalled(managed.host, VM.name), bool, f"the journal to forget the VM after {stop}")
         managed.host.run(f"virsh -q start {VM.name}")
         assert managed.set() == before
     managed.release()
@@ -106,15 +106,15 @@ def test_a_vm_is_set_again_after_a_snapshot_is_reverted(managed: Managed) -> Non
 
 def test_a_plugged_vcpu_is_set_and_an_unplugged_one_forgotten(managed: Managed) -> None:
     managed.host.run(f"virsh -q setvcpus {VM.name} 2 --live")
-    until(lambda: settings_of(managed.host, VM.name).get("CPU 1/TCG") in {"0", "1"}, "the second vCPU's own pCPU")
+    until(lambda: settings_of(managed.host, VM.name).get("CPU 1/TCG") in {"0", "1"}, bool, "the second vCPU's own pCPU")
     both = managed.set()
     assert {both["CPU 0/TCG"], both["CPU 1/TCG"]} == {"0", "1"}
     count = journalled(managed.host, VM.name)
     managed.host.run(f"virsh -q setvcpus {VM.name} 1 --live")
-    until(lambda: journalled(managed.host, VM.name) < count, "the journal to forget the second vCPU")
+    until(lambda: journalled(managed.host, VM.name) < count, bool, "the journal to forget the second vCPU")
     assert "CPU 1/TCG" not in managed.set()
     managed.host.run(f"virsh -q setvcpus {VM.name} 2 --live")
-    until(lambda: settings_of(managed.host, VM.name).get("CPU 1/TCG") in {"0", "1"}, "the second vCPU again")
+    until(lambda: settings_of(managed.host, VM.name).get("CPU 1/TCG") in {"0", "1"}, bool, "the second vCPU again")
     managed.release()
     assert settings_of(managed.host, VM.name) == {**ORIGINAL, "CPU 1/TCG": ALL_CPUS}
     assert managed.warnings() == []
@@ -123,13 +123,14 @@ def test_a_plugged_vcpu_is_set_and_an_unplugged_one_forgotten(managed: Managed) 
 def test_pins_outlive_a_pcpu_that_goes_and_comes_back(managed: Managed) -> None:
     online = "/sys/devices/system/cpu/cpu1/online"
     managed.host.run(f"echo 0 >{online}")
-    until(lambda: settings_of(managed.host, VM.name)["CPU 0/TCG"] == "0", "a pin on what is left")
+    until(lambda: settings_of(managed.host, VM.name)["CPU 0/TCG"] == "0", bool, "a pin on what is left")
     managed.host.run(f"echo 1 >{online}")
     until(
         lambda: managed.manager.request("GET", f"/hosts/{managed.host.name}")["capabilities"]["online_cpus"] == "0-1",
+        bool,
         "both pCPUs",
     )
-    until(lambda: settings_of(managed.host, VM.name)["CPU 0/TCG"] in {"0", "1"}, "the pin again")
+    until(lambda: settings_of(managed.host, VM.name)["CPU 0/TCG"] in {"0", "1"}, bool, "the pin again")
     assert managed.warnings() == []
     managed.release()
     assert settings_of(managed.host, VM.name) == ORIGINAL
@@ -143,7 +144,7 @@ def test_a_vm_keeps_its_registration_by_uuid_and_leaves_its_name_behind(managed:
     other = replace(VM, uuid=VM.uuid[:-1] + "2", disk="")
     define(managed.host, other)
     managed.host.run(f"virsh -q start {VM.name}")
-    until(lambda: journalled(managed.host, VM.name), "the renamed VM in the journal")
+    until(lambda: journalled(managed.host, VM.name), bool, "the renamed VM in the journal")
     managed.release()
     assert settings_of(managed.host, "renamed") == settings_of(managed.host, VM.name) == ORIGINAL
     assert managed.warnings() == []

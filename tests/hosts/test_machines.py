@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.hosts.emulated import TCG, Host, runs
+from tests.hosts.emulated import BOOT_ID, TCG, Host, runs
 from tests.hosts.images import DEBIAN_12, build
 
 
@@ -44,9 +44,9 @@ def test_what_a_test_does_is_gone_before_the_next(alpha: Host) -> None:
 
 def test_a_crash_keeps_what_was_synced(debian_12: Host) -> None:
     debian_12.run("echo kept >/kept && sync")
-    booted = debian_12.read("/proc/sys/kernel/random/boot_id")
+    booted = debian_12.read(BOOT_ID)
     debian_12.reset()
-    assert debian_12.read("/proc/sys/kernel/random/boot_id") != booted
+    assert debian_12.read(BOOT_ID) != booted
     assert debian_12.read("/kept") == "kept\n"
 
 

@@ -21,8 +21,8 @@ from tests.hosts.fleet import (
     settings_of,
     start_agents,
     start_manager,
-    until,
 )
+from tests.hosts.service import until
 
 pytestmark = pytest.mark.long
 
@@ -109,8 +109,8 @@ def fleet(joined: Fleet) -> Fleet:
     for host in (joined.beta, joined.alpha):
         host.load(READY)
     joined.alpha.run(f"virsh -q start {VM.name}")
-    until(lambda: joined.is_set(joined.alpha), "settings on alpha")
-    until(lambda: joined.shown_on() == "alpha", "the manager to show the VM on alpha")
+    until(lambda: joined.is_set(joined.alpha), bool, "settings on alpha")
+    until(lambda: joined.shown_on() == "alpha", bool, "the manager to show the VM on alpha")
     return joined
 
 
@@ -131,6 +131,7 @@ def migrating(fleet: Fleet, options: str = "") -> Iterator[Future[Output]]:
         try:
             until(
                 lambda: settings_of(fleet.beta, VM.name) or under_way.done(),
+                bool,
                 "the VM's process on beta",
             )
             assert not under_way.done(), under_way.result()
@@ -156,7 +157,7 @@ def test_settings_and_response_times_follow_a_vm_to_its_new_host(fleet: Fleet) -
     before = fleet.is_set(fleet.alpha)
     push()
     with migrating(fleet) as under_way:
-        there = until(lambda: fleet.is_set(fleet.beta), "settings on beta")
+        there = until(lambda: fleet.is_set(fleet.beta), bool, "settings on beta")
         assert (state(fleet.alpha), state(fleet.beta)) == ("running", "paused"), "set before it runs there"
         assert there == before == fleet.is_set(fleet.alpha)
         push()
@@ -166,8 +167,8 @@ def test_settings_and_response_times_follow_a_vm_to_its_new_host(fleet: Fleet) -
     push()
     assert state(fleet.beta) == "running"
     assert fleet.is_set(fleet.beta) == there
-    until(lambda: fleet.is_forgotten(fleet.alpha), "alpha to forget the VM")
-    until(lambda: fleet.shown_on() == "beta", "the manager to show the VM on beta")
+    until(lambda: fleet.is_forgotten(fleet.alpha), bool, "alpha to forget the VM")
+    until(lambda: fleet.shown_on() == "beta", bool, "the manager to show the VM on beta")
     push()
     assert fleet.moves() == ["web moved from alpha to beta"]
     windows = fleet.manager.request("GET", "/applications/shop/windows?limit=100")["items"]
@@ -182,10 +183,10 @@ def test_settings_and_response_times_follow_a_vm_to_its_new_host(fleet: Fleet) -
 def test_a_cancelled_migration_leaves_the_vm_set_where_it_is(fleet: Fleet) -> None:
     before = fleet.is_set(fleet.alpha)
     with migrating(fleet) as under_way:
-        until(lambda: fleet.is_set(fleet.beta), "settings on beta")
+        until(lambda: fleet.is_set(fleet.beta), bool, "settings on beta")
         fleet.alpha.run(f"virsh -q domjobabort {VM.name}")
         assert under_way.result().status != 0
-    until(lambda: fleet.is_forgotten(fleet.beta), "beta to forget the VM")
+    until(lambda: fleet.is_forgotten(fleet.beta), bool, "beta to forget the VM")
     assert (state(fleet.alpha), fleet.is_set(fleet.alpha)) == ("running", before)
     assert (fleet.shown_on(), fleet.moves(), fleet.warnings()) == ("alpha", [], [])
 
@@ -195,26 +196,26 @@ def test_a_migration_that_fails_with_libvirtd_leaves_the_vm_set_where_it_is(flee
     before = fleet.is_set(fleet.alpha)
     host = fleet.alpha if killed == "alpha" else fleet.beta
     with migrating(fleet) as under_way:
-        until(lambda: fleet.is_set(fleet.beta), "settings on beta")
+        until(lambda: fleet.is_set(fleet.beta), bool, "settings on beta")
         host.run("systemctl kill --signal=KILL libvirtd.service")
         assert under_way.result().status != 0
-        until(lambda: state(fleet.alpha) == "running", "libvirtd to say that the VM runs on alpha")
-    until(lambda: fleet.is_forgotten(fleet.beta), "beta to forget the VM")
+        until(lambda: state(fleet.alpha) == "running", bool, "libvirtd to say that the VM runs on alpha")
+    until(lambda: fleet.is_forgotten(fleet.beta), bool, "beta to forget the VM")
     assert fleet.is_set(fleet.alpha) == before
     assert (fleet.shown_on(), fleet.moves(), fleet.warnings()) == ("alpha", [], [])
 
 
 def test_after_post_copy_the_vm_is_set_where_it_runs(fleet: Fleet) -> None:
     with migrating(fleet, "--postcopy") as under_way:
-        there = until(lambda: fleet.is_set(fleet.beta), "settings on beta")
+        there = until(lambda: fleet.is_set(fleet.beta), bool, "settings on beta")
         assert state(fleet.beta) == "paused"
         fleet.alpha.run(f"virsh -q migrate-postcopy {VM.name}")
-        until(lambda: state(fleet.beta) == "running", "the VM to run on beta")
+        until(lambda: state(fleet.beta) == "running", bool, "the VM to run on beta")
         assert fleet.is_set(fleet.beta) == there
         set_speed(fleet, FASTEST)
         assert under_way.result().status == 0, under_way.result()
-    until(lambda: fleet.is_forgotten(fleet.alpha), "alpha to forget the VM")
-    until(lambda: fleet.shown_on() == "beta", "the manager to show the VM on beta")
+    until(lambda: fleet.is_forgotten(fleet.alpha), bool, "alpha to forget the VM")
+    until(lambda: fleet.shown_on() == "beta", bool, "the manager to show the VM on beta")
     assert fleet.is_set(fleet.beta) == there
     assert fleet.moves() == ["web moved from alpha to beta"]
     assert fleet.warnings() == []
@@ -225,7 +226,7 @@ def test_a_vm_leaves_equipoise_behind_with_its_host(fleet: Fleet) -> None:
     with migrating(fleet) as under_way:
         set_speed(fleet, FASTEST)
         assert under_way.result().status == 0, under_way.result()
-    until(lambda: fleet.is_forgotten(fleet.alpha), "alpha to forget the VM")
+    until(lambda: fleet.is_forgotten(fleet.alpha), bool, "alpha to forget the VM")
     assert settings_of(fleet.beta, VM.name)["cpu.weight"] == DEFAULT_WEIGHT, "it took none along"
 
 
@@ -233,9 +234,9 @@ def test_a_vm_comes_under_equipoise_with_its_host(fleet: Fleet) -> None:
     fleet.alpha.run("systemctl stop equipoise-agent", timeout_s=START_S)
     assert not fleet.is_set(fleet.alpha)
     with migrating(fleet) as under_way:
-        until(lambda: fleet.is_set(fleet.beta), "settings on beta")
+        until(lambda: fleet.is_set(fleet.beta), bool, "settings on beta")
         assert state(fleet.beta) == "paused", "set before it runs there"
         set_speed(fleet, FASTEST)
         assert under_way.result().status == 0, under_way.result()
     assert fleet.is_set(fleet.beta)
-    until(lambda: fleet.shown_on() == "beta", "the manager to show the VM on beta")
+    until(lambda: fleet.shown_on() == "beta", bool, "the manager to show the VM on beta")

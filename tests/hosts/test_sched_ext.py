@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.hosts.conftest import INSTALLED, boot, unused_port
-from tests.hosts.emulated import TCG_CX16, Host, ShellError
+from tests.hosts.emulated import TCG_CX16, Host
 from tests.hosts.images import DEBIAN_13_BACKPORTS
 
 pytestmark = pytest.mark.long
@@ -109,21 +109,6 @@ def loads(host: Host) -> int:
     return int(host.read(LOADED))
 
 
-def reboot(host: Host) -> None:
-    """Shut down in order and start again."""
-    before = host.read("/proc/sys/kernel/random/boot_id")
-    host.run("systemd-run -q --on-active=1 systemctl reboot")
-    deadline_s = time.monotonic() + 2 * WAIT_S
-    while True:
-        try:
-            if host.output("cat /proc/sys/kernel/random/boot_id", timeout_s=10.0).stdout not in {"", before}:
-                break
-        except ShellError:
-            pass
-        assert time.monotonic() < deadline_s, "it did not come back"
-    host.ready(2 * WAIT_S)
-
-
 @pytest.fixture
 def sched_ext_host(tmp_path: Path) -> Iterator[Host]:
     """A Debian 13 host with the newest kernel of backports and the package."""
@@ -151,7 +136,7 @@ def test_loaded_ejected_loaded_again_rebooted_and_removed(sched_ext_host: Host) 
     until_in_force(host, "the warp is in force again")
     assert loads(host) == loaded + 1
 
-    reboot(host)
+    host.reboot()
     until(host, "[ $(virsh list --name | grep -c .) = 2 ]", "the VMs run")
     until_in_force(host, "the warp is in force after the reboot")
     assert host.run("systemctl is-system-running --wait", check=False).strip() == "running", host.run(
