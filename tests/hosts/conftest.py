@@ -61,6 +61,8 @@ def prepare(host: Host) -> None:
     host.write("/etc/systemd/network/05-fleet.network", network)
     host.run(f"hostnamectl set-hostname {host.name} && networkctl reload && networkctl reconfigure enp0s2")
     host.run("virsh -q net-autostart default && virsh -q net-start default")
+    # VMs of tests do not answer the power button: by default each would hold up a shutdown for five minutes.
+    host.run("printf 'SHUTDOWN_TIMEOUT=5\\nPARALLEL_SHUTDOWN=4\\n' >>/etc/default/libvirt-guests")
     host.save(BOOTED)
     host.run(f"apt-get -qy install /{PACKAGES_FOLDER}/equipoise_*.deb", timeout_s=INSTALL_S)
     host.save(INSTALLED)
