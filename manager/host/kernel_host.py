@@ -19,6 +19,7 @@ from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.resctrl.resctrl_cache import ResctrlCache
 from manager.host.resctrl.tree import ResctrlTree
 from manager.host.sched_ext import deciding_scheduler
+from manager.host.status_files import MigrationWatch
 from manager.host.thread_scheduling import Schedulings
 from manager.host.topology_reader import cache_domains, discover
 from manager.host.warp_mechanisms import WarpMechanisms
@@ -77,6 +78,7 @@ class KernelHost:
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
         self._exits = select.epoll()
+        self._migrations = MigrationWatch(paths)
         self._offered: tuple[tuple[CpuSet, str, str, tuple[str, ...]], Capabilities] | None = None
 
     @property
@@ -144,6 +146,10 @@ class KernelHost:
 
     def addresses(self) -> Mapping[str, frozenset[str]]:
         return self._watch.domains.addresses if self._watch else {}
+
+    def migrating(self) -> Collection[str]:
+        """By the status files of the domains, which nobody keeps true while libvirtd is away."""
+        return () if self.discovery.late else self._migrations.migrating(self.running().values())
 
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
         """One call covers all that are held open."""

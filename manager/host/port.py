@@ -85,6 +85,9 @@ class HostPort(Protocol):
     def addresses(self) -> Mapping[str, frozenset[str]]:
         """IP addresses of running domains by UUID, as last looked up; of some none may be known."""
 
+    def migrating(self) -> Collection[str]:
+        """UUIDs of running domains that libvirt migrates to other hosts; none while the discovery is late."""
+
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
         """Which of these runs of domains are over; none of those of which that cannot be known."""
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from manager.errors import HostError, VmVanished
 from manager.host.files import read_small, refusal, refused
 from manager.host.registry import HostPaths
+from manager.host.status_files import is_starting
 from manager.model.cpus import CpuSet
 from manager.model.host import VmInstance
 
@@ -26,9 +27,6 @@ _VCPU_THREAD = re.compile(r"^CPU (\d+)/(KVM|TCG)$")
 _IO_THREAD = re.compile(r"^IO iothread(\d+)$")
 _VHOST_THREAD = "vhost-"
 _UUID_OPTION = re.compile(rb"\0-uuid\0([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\0")
-# In a domain's status file, whose form is libvirt's own and may change: one without a readable file counts as set up.
-_STARTING = re.compile(rb"<domstatus state='paused' reason='starting up'")
-_STATUS_BYTES = 4096
 
 log = logging.getLogger(__name__)
 
@@ -104,21 +102,13 @@ def find_running(paths: HostPaths, known: Mapping[str, VmInstance]) -> dict[str,
         return running
     for name in new:
         try:
-            instance = None if _is_starting(paths, name) else find_instance(paths, "", name)
+            instance = None if is_starting(paths, name) else find_instance(paths, "", name)
         except HostError as error:
             log.warning("domain %s cannot be looked up: %s", name, error)
             continue
         if instance is not None:
             running[instance.uuid] = instance
     return running
-
-
-def _is_starting(paths: HostPaths, libvirt_name: str) -> bool:
-    try:
-        with paths.status_file(libvirt_name).open("rb") as file:
-            return _STARTING.search(file.read(_STATUS_BYTES)) is not None
-    except OSError:
-        return False
 
 
 class ExitWatch:

@@ -159,7 +159,7 @@ class Agent:
         self._decides = result.warp.mechanism is Mechanism.SCHED_EXT
         discovery = self._look_at_discovery()
         status = tick_status(result, self._schedule.overruns, owned, connected, assigned.revision, discovery.age_s)
-        self.reporter.latest = Latest(status, self._statuses.of(result, self._journal))
+        self.reporter.latest = Latest(status, self._statuses.of(result, self._journal, self._host.migrating()))
 
     def _look_at_discovery(self) -> Discovery:
         """Report what changed of the discovery of domains since the last tick."""

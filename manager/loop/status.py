@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import lru_cache
 
 from manager.control.resolve import WARP_KNOBS
@@ -38,10 +39,11 @@ class VmStatuses:
     def __init__(self) -> None:
         self._made: dict[str, tuple[tuple[object, ...], VmStatus]] = {}
 
-    def of(self, result: TickResult, journal: Journal) -> list[VmStatus]:
+    def of(self, result: TickResult, journal: Journal, migrating: Collection[str] = ()) -> list[VmStatus]:
         """The managed VMs by name, as read at the begin of the tick, with the values that the tick wrote.
 
-        ``journal`` is as it is after the tick. The same object is returned while nothing but shares changed.
+        ``journal`` is as it is after the tick, ``migrating`` are the domains that migrate to other hosts. The same
+        object is returned while nothing but shares changed.
         """
         views = {view.name: view for view in result.snapshot.vms}
         observed, in_force = _observed(result), warps_in_force(result)
@@ -49,7 +51,18 @@ class VmStatuses:
         for domain, spec in result.specs.items():
             state, view, knobs = result.reading.states[domain], views[spec.name], result.knobs(domain)
             changes, warp_us = observed.get(domain, []), in_force.get(domain)
-            of = spec.name, state.instance, len(state.vcpus), knobs, journal.revision, view.mode, changes, warp_us
+            leaves = domain in migrating
+            of = (
+                spec.name,
+                state.instance,
+                len(state.vcpus),
+                knobs,
+                journal.revision,
+                view.mode,
+                changes,
+                warp_us,
+                leaves,
+            )
             before_of, before = self._made.get(domain, (None, None))
             if before is not None and before_of == of:
                 made[domain] = of, before
@@ -66,6 +79,7 @@ class VmStatuses:
                 mode=view.mode,
                 observed=changes,
                 warp_us=warp_us,
+                migrating=leaves,
             )
             shares = {"cpu_share": view.cpu_share, "run_delay_share": view.run_delay_share}
             same = before is not None and before.model_copy(update=shares) == status

@@ -68,6 +68,7 @@ class VmStatus(Schema):
     mode: Mode | None = Field(default=None, description="in force: the most cautious of host, application and VM")
     observed: list[KnobChange] = Field(default_factory=list, description="what is not written because of mode observe")
     warp_us: Count | None = Field(default=None, description="warp in force, in microseconds; null: none")
+    migrating: bool = Field(default=False, description="libvirt migrates its domain from here to another host")
 
 
 class DomainBody(Schema):

@@ -73,6 +73,10 @@ class SimHost:
         """None: nothing of a simulated VM comes over a network."""
         return {}
 
+    def migrating(self) -> Collection[str]:
+        """None: simulated VMs stay where they are."""
+        return ()
+
     @in_step
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
         """Which of these runs of VMs are over."""

@@ -23,8 +23,8 @@ class DomainRow(Base):
 class ClaimRow(Base):
     """A VM on a host that does not run it.
 
-    ``refused_at``: since when the host reports it nevertheless, null: it does not; ``told_at``: time of the last event
-    about that. ``left_at``: when the VM was last on that host.
+    ``refused_at``: since when the host reports it nevertheless, or when it last did while the VM migrated to it; null:
+    it does not. ``told_at``: time of the last event about that. ``left_at``: when the VM was last on that host.
     """
 
     __tablename__ = "vm_claims"

@@ -13,7 +13,7 @@ from manager.store.host_models import ClaimRow, DomainRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 from manager.store.source_rows import sources_of
 from manager.store.tokens import Role
-from manager.store.vm_claims import domain_of
+from manager.store.vm_claims import held_vm
 
 _AFTERWARDS = timedelta(minutes=1)
 """How long after a VM left a host that host may still report its response times."""
@@ -23,7 +23,8 @@ def served_until(session: Session, host: str, numbers: Collection[int]) -> dict[
     """Until when a host may report response times, by row number of the application; None: no end.
 
     A host serves applications that have a VM registered for it, or a source that names it. VMs registered for no host
-    count on the host that reports them, on one that they migrate to, and on earlier hosts until they left.
+    count on the host that reports them, on one that they migrate to by that host's word, and on earlier hosts until
+    they left.
     """
     of_host = select(HostRow.id).where(HostRow.name == host).scalar_subquery()
     holder = aliased(VmStatusRow)
@@ -49,7 +50,7 @@ def served_until(session: Session, host: str, numbers: Collection[int]) -> dict[
     ends: dict[int, datetime | None] = {}
     now_here: set[int] = set()
     for number, registered, changed_at, seen, left_at, elsewhere in session.execute(members):
-        migrates = elsewhere is not None and domain_of(elsewhere) in domains
+        migrates = elsewhere is not None and held_vm(elsewhere).migrates_to(domains)
         if registered == host or (registered is None and (seen is not None or migrates)):
             now_here.add(number)
             continue

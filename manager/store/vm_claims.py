@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
-from manager.control.claim_rules import Foul, RegisteredVm, claim_text, foul
+from manager.control.claim_rules import Foul, HeldVm, RegisteredVm, claim_text, foul, is_alarm
 from manager.model.records import Severity
 from manager.store.database import insert_for
 from manager.store.decision_records import store_new
@@ -26,10 +26,6 @@ MOVED = "vm-moved"
 """Kind of the event about a VM that runs on another host than before."""
 
 _AGAIN = timedelta(minutes=10)
-_SETTLES = timedelta(minutes=1)
-"""How long two hosts may report a VM, and a host may act on an older registration."""
-_MIGRATES = timedelta(hours=1)
-"""How long they may report the same domain: a large VM migrates for many minutes."""
 
 _UNREGISTERED = RegisteredVm(None, None)
 _NOBODY = (None, None)
@@ -46,7 +42,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class RefusedVm:
-    """A refused VM with the reason; ``other`` is the host that runs it, ``migrates``: as the same domain."""
+    """A refused VM with the reason; ``other`` is the host that runs it; ``migrates``: from there to this host."""
 
     vm: str
     why: Foul
@@ -74,8 +70,8 @@ def take_statuses(
             taken.append(status)
         else:
             other = holder if why is Foul.RUNS_ELSEWHERE else registration.host
-            text = claim_text(why, status.vm, host.name, other, registration, status.uuid)
-            migrates = why is Foul.RUNS_ELSEWHERE and status.uuid == held
+            text = claim_text(why, status.vm, host.name, other, registration, status.uuid, held)
+            migrates = why is Foul.RUNS_ELSEWHERE and held is not None and held.migrates_to({status.uuid})
             refused.append(RefusedVm(status.vm, why, text, other, migrates))
     not_here = {status.vm for status in refused}
     gone = select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)
@@ -103,21 +99,22 @@ def _registered(session: Session, names: Collection[str]) -> tuple[dict[str, Reg
 
 def _holders(
     session: Session, host: HostRow, names: Collection[str], now: datetime, live: timedelta
-) -> dict[str, tuple[str, str]]:
-    """The other live hosts that report VMs of these names, each with the UUID of its domain, by VM."""
+) -> dict[str, tuple[str, HeldVm]]:
+    """The other live hosts that report VMs of these names, each with what it reports, by VM."""
     columns = VmStatusRow.vm, HostRow.name, HostRow.last_seen_at, VmStatusRow.body
     query = select(*columns).join(HostRow, HostRow.id == VmStatusRow.host_id)
     rows = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
     return {
-        vm: (name, domain_of(body))
+        vm: (name, held_vm(body))
         for vm, name, seen_at, body in rows
         if seen_at is not None and abs(now - seen_at) <= live
     }
 
 
-def domain_of(body: str) -> str:
-    """The UUID of the domain in a stored status."""
-    return str(json.loads(body)["libvirt_uuid"])
+def held_vm(body: str) -> HeldVm:
+    """The VM of a stored status."""
+    status = json.loads(body)
+    return HeldVm(str(status["libvirt_uuid"]), status.get("migrating") is True)
 
 
 def _on(session: Session, host: HostRow, names: Collection[str]) -> set[str]:
@@ -188,11 +185,9 @@ def _store_events(
     events: list[dict[str, object]] = []
     for row in session.scalars(select(ClaimRow).where(ClaimRow.host_id == host.id, ClaimRow.vm.in_(by_name))):
         refusal = by_name[row.vm]
-        row.refused_at = row.refused_at or now
-        settling = abs(now - changed_at[row.vm]) < _SETTLES
-        settles = _MIGRATES if refusal.migrates else _SETTLES
-        settling |= refusal.why is Foul.RUNS_ELSEWHERE and abs(now - row.refused_at) < settles
-        if settling or (row.told_at is not None and abs(now - row.told_at) < _AGAIN):
+        row.refused_at = now if refusal.migrates else row.refused_at or now
+        alarm = is_alarm(refusal.why, changed_at[row.vm], row.refused_at, now)
+        if not alarm or (row.told_at is not None and abs(now - row.told_at) < _AGAIN):
             continue
         row.told_at = now
         severity = Severity.WARNING if refusal.why is Foul.RUNS_ELSEWHERE else Severity.ERROR

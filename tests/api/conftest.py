@@ -235,6 +235,7 @@ def status(vm: str, **changes: Any) -> dict[str, Any]:
         "mode": "enforce",
         "observed": [],
         "warp_us": None,
+        "migrating": False,
         **changes,
     }
 

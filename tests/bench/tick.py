@@ -290,7 +290,7 @@ class Rig:
         self.metrics.observe(result, owned, True)
         self.outbox.put([*result.records, *result.events, tick_record(result)])
         tick_status(result, 0, owned, True)
-        self.statuses.of(result, self.journal)
+        self.statuses.of(result, self.journal, self.host.migrating())
 
     def close(self) -> None:
         """Put everything back."""

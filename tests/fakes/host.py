@@ -75,9 +75,10 @@ class FakeVm:
 class FakeHost:
     """``HostPort`` in memory. The next writes fail with the errnos in ``fail_next``; knobs in ``ignore`` keep still.
 
-    ``mechanisms`` are those for warps that its kernel has; ``scheduler`` is the state of our sched_ext scheduler,
-    which the kernel ``refuses`` or not, and ``others`` the name of somebody else's. ``warp_reads`` are the domains that
-    were asked for their warps. ``limits``: it has CONFIG_RT_GROUP_SCHED, and all VMs are below one group.
+    ``mechanisms`` are those for warps that its kernel has; ``scheduler`` is the state of our sched_ext scheduler, which
+    the kernel ``refuses`` or not, and ``others`` the name of somebody else's. ``warp_reads`` are the domains that were
+    asked for their warps, ``leaving`` those that migrate to other hosts. ``limits``: it has CONFIG_RT_GROUP_SCHED, and
+    all VMs are below one group.
     """
 
     cpus: int = 4
@@ -89,6 +90,7 @@ class FakeHost:
     listed: dict[str, VmInstance] = field(default_factory=dict)
     fail_next: list[int] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
+    leaving: set[str] = field(default_factory=set)
     ignore: set[Knob] = field(default_factory=set)
     writes: list[tuple[KnobKey, KnobValue]] = field(default_factory=list)
     next_pid: int = 100
@@ -230,6 +232,9 @@ class FakeHost:
 
     def addresses(self) -> Mapping[str, frozenset[str]]:
         return {uuid: self.ips[uuid] for uuid in self.listed if uuid in self.ips}
+
+    def migrating(self) -> Collection[str]:
+        return self.leaving & self.listed.keys()
 
     def ended(self, instances: Collection[VmInstance]) -> set[VmInstance]:
         return {instance for instance in instances if not self.is_alive(instance)}

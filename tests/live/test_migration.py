@@ -10,6 +10,7 @@ import re
 import subprocess
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import libvirt
@@ -23,6 +24,7 @@ from tests.live.test_lifecycle import alarms, driven, original, status
 
 pytestmark = pytest.mark.live
 
+SLOW_MIB_PER_S, FAST_MIB_PER_S = 1, 1000
 HIDDEN = ("/run/libvirt", "/var/lib/libvirt", "/etc/libvirt/qemu")
 
 
@@ -87,7 +89,15 @@ def test_a_vm_that_migrates_away_and_back(
     there = re.sub(r"<source network='default'[^>]*/>", "<source bridge='virbr0'/>", here)
     there = there.replace("<interface type='network'>", "<interface type='bridge'>").replace(".log'", ".away.log'")
     assert "cputune" not in here, "nothing of ours travels along"
-    guest = migrate(domain, elsewhere, there)
+    domain.migrateSetMaxSpeed(SLOW_MIB_PER_S)
+    with ThreadPoolExecutor(1) as pool:
+        under_way = pool.submit(migrate, domain, elsewhere, there)
+        try:
+            until(lambda: status(service).get("migrating") or under_way.done(), "the host to say that the VM leaves")
+            assert not under_way.done(), under_way.result()
+        finally:
+            domain.migrateSetMaxSpeed(FAST_MIB_PER_S)
+        guest = under_way.result()
     until(lambda: status(service) == {}, "the API to show that it is gone")
     assert [one.name() for one in elsewhere.listAllDomains()] == [HOT.name]
     assert "cputune" not in guest.XMLDesc()
@@ -96,6 +106,7 @@ def test_a_vm_that_migrates_away_and_back(
     service.ticks(3)
     migrate(guest, home, here)
     until(lambda: driven(service), "the VM to be managed again")
+    assert status(service)["migrating"] is False
     guest = home.lookupByName(HOT.name)
     assert guest.state()[0] == libvirt.VIR_DOMAIN_RUNNING
     home.close()

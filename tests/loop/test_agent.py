@@ -178,6 +178,63 @@ def test_of_vms_only_changes_are_told_while_the_manager_knows_them(site: Site) -
     assert told() == (["web-a"], False), "and says that it misses it here"
 
 
+def kinds_of_claims(site: Site) -> list[str]:
+    return [event["kind"] for event in site.client.items("/events") if event["kind"] in {"vm-claimed", "vm-moved"}]
+
+
+def let_web_a_move(site: Site) -> None:
+    """It may run on any host, and is all that the application has."""
+    site.client.request("PUT", "/applications/shop", body={"tiers": [{"name": "web", "vms": ["web-a"]}]})
+    site.client.request("PUT", "/vms/web-a", body={"class": "critical"})
+    site.pass_slot()
+    site.pass_slot()
+
+
+def test_a_vm_migrates_by_the_word_of_the_host_that_it_leaves(site: Site) -> None:
+    """Also for longer than any alarm takes; what is measured at the destination counts at once and once."""
+    a, b = site.machines
+    let_web_a_move(site)
+    a.host.leaving.add(b.host.boot("web-a"))
+    for _ in range(20):
+        site.pass_slot()
+    assert site.client.get("/vms/web-a")["status"]["migrating"] is True
+    b.telemetry.count("shop", site.now_s + 1, 12)
+    end_s = site.now_s + SLOT_S - START_S
+    site.pass_slot()
+    assert (site.windows(), kinds_of_claims(site)) == ([(end_s, 12)], [])
+    a.host.stop("web-a")
+    site.pass_slot()
+    site.pass_slot()
+    shown = site.client.get("/vms/web-a")
+    assert (shown["status_host"], shown["status"]["migrating"]) == ("b", False)
+    assert (site.windows(), kinds_of_claims(site)) == ([(end_s, 12)], ["vm-moved"])
+
+
+def test_a_vm_that_migrates_between_two_ticks_loses_no_response_times(site: Site) -> None:
+    a, b = site.machines
+    let_web_a_move(site)
+    a.host.stop("web-a")
+    b.host.boot("web-a")
+    b.telemetry.count("shop", site.now_s + 1, 12)
+    end_s = site.now_s + SLOT_S - START_S
+    site.pass_slot()
+    site.pass_slot()
+    assert site.client.get("/vms/web-a")["status_host"] == "b"
+    assert (site.windows(), kinds_of_claims(site)) == ([(end_s, 12)], ["vm-moved"])
+
+
+def test_a_host_that_has_the_same_domain_without_that_word_counts_for_nothing(site: Site) -> None:
+    _, b = site.machines
+    let_web_a_move(site)
+    uuid = b.host.boot("web-a")
+    b.host.leaving.add(uuid)
+    b.telemetry.count("shop", site.now_s + 1, 12)
+    for _ in range(15):
+        site.pass_slot()
+    assert site.client.get("/vms/web-a")["status_host"] == "a"
+    assert (site.windows(), kinds_of_claims(site)) == ([], ["vm-claimed", "vm-claimed"])
+
+
 def test_earlier_slots_stay_known_while_few_are_told(site: Site) -> None:
     a, b = site.machines
     for _ in range(8):

@@ -130,6 +130,14 @@ def test_what_is_kept_from_tick_to_tick_is_told_as_it_is(busy: Rig) -> None:
     assert not any(one.owned for vm in kept() for one in vm.knobs)
 
 
+def test_a_vm_that_migrates_is_told_of_when_that_begins_and_when_it_ends(busy: Rig) -> None:
+    known, web = VmStatuses(), domain_uuid("web")
+    busy.tick()
+    for migrating in ([], [web], [web], []):
+        statuses = known.of(busy.tick(), busy.journal, migrating)
+        assert {vm.vm: vm.migrating for vm in statuses} == {"hog": False, "web": bool(migrating)}
+
+
 def test_batch_vms_below_their_floor_are_told_of(rig: Rig) -> None:
     rig.host.boot("web")
     rig.host.boot("hog")

@@ -216,6 +216,7 @@ class FaultyHost:
         self._first_listing = dict(real.running())
         self.itself, self.boot_id = real.itself, real.boot_id
         self.ended, self.addresses, self.forget = real.ended, real.addresses, real.forget
+        self.migrating = real.migrating
         self.connected = True
         self.cache = None
         self.discovery = real.discovery

@@ -119,10 +119,10 @@ def register(api: Api, host: str | None = None, **fields: object) -> None:
     api.clock.now_s += MOVED_S
 
 
-def claim(api: Api, role: str = "other host", uuid: str = UUID, **changes: Any) -> Any:
-    """A host says that it has the VM."""
+def claim(api: Api, role: str = "other host", uuid: str = UUID, *, migrating: bool = False, **changes: Any) -> Any:
+    """A host says that it has the VM, and whether it migrates that to another host."""
     name = HOST if role == "host" else OTHER
-    told = {"vms": [status("web", libvirt_uuid=uuid)], **changes}
+    told = {"vms": [status("web", libvirt_uuid=uuid, migrating=migrating)], **changes}
     return api.ok("POST", f"/hosts/{name}/report", report(**told), role=role)
 
 
@@ -213,31 +213,81 @@ def test_a_vm_registered_for_no_host_stays_where_it_is_until_that_host_lets_it_g
     assert seen_on(api) == HOST, "the other one is silent"
 
 
-def test_a_migration_takes_as_long_as_it_takes(api: Api) -> None:
+def test_a_migration_takes_as_long_as_the_host_says_that_it_leaves(api: Api) -> None:
+    register(api)
+    claim(api, "host", migrating=True)
+    claim(api)
+    for _ in range(100):
+        api.clock.now_s += MOVED_S
+        claim(api, "host", vms=None)
+        claim(api)
+    assert (seen_on(api), alarms(api)) == (HOST, []), "what did not change is not reported again"
+    claim(api, "host")
+    api.clock.now_s += 59
+    claim(api, "host", vms=None)
+    claim(api)
+    assert alarms(api) == [], "the destination may take a moment to end"
+    api.clock.now_s += 1
+    claim(api)
+    assert (seen_on(api), alarms(api)) == (HOST, [(HOST, "warning"), (OTHER, "warning")])
+
+
+def test_without_the_word_of_the_host_that_has_it_the_same_domain_is_a_claim_like_any_other(api: Api) -> None:
+    """So nobody gains anything who knows its UUID, not even when it migrates later."""
     register(api)
     claim(api, "host", domains=[DOMAIN])
-    claim(api, domains=[DOMAIN])
-    for _ in range(10):
+    claims = {"windows": [window(end=MOVED_S)], "domains": [DOMAIN], "migrating": True}
+    assert claim(api, **claims)["stored_windows"] == 0
+    api.refused(403, "POST", "/applications/shop/samples", {"times_ms": [1]}, role="other host")
+    api.clock.now_s += MOVED_S
+    claim(api, "host", vms=None)
+    assert (claim(api, **claims)["stored_windows"], seen_on(api)) == (0, HOST)
+    assert alarms(api) == [(HOST, "warning"), (OTHER, "warning")]
+    [message] = {event["message"] for event in api.ok("GET", "/events?vm=web&kind=vm-claimed")["items"]}
+    assert f"as the same domain {UUID}, and {HOST} reports no migration" in message
+
+
+def test_nor_is_another_domain_the_destination(api: Api) -> None:
+    register(api)
+    claim(api, "host", migrating=True)
+    domains = [{**DOMAIN, "libvirt_uuid": OTHER_UUID}]
+    for _ in range(2):
+        assert claim(api, uuid=OTHER_UUID, windows=[window(end=MOVED_S)], domains=domains)["stored_windows"] == 0
         api.clock.now_s += MOVED_S
-        claim(api, "host")
-        claim(api)
-    assert (seen_on(api), alarms(api)) == (HOST, [])
-    api.clock.now_s += 3600
-    claim(api, "host")
+        claim(api, "host", vms=None)
+    assert (seen_on(api), len(alarms(api))) == (HOST, 2)
+
+
+def test_a_migration_quicker_than_a_report_is_no_alarm_and_loses_no_response_time(api: Api) -> None:
+    """An agent sends its latest windows again with each report."""
+    register(api)
+    claim(api, "host", domains=[DOMAIN])
+    sent = {"windows": [window(end=MOVED_S)], "domains": [DOMAIN]}
+    assert claim(api, **sent)["stored_windows"] == 0
+    claim(api, "host", vms=[], domains=[])
+    assert (claim(api, **sent)["stored_windows"], seen_on(api)) == (1, OTHER)
+    assert (alarms(api), moves(api)) == ([], ["web moved from kvm1 to kvm2"])
+
+
+def test_a_host_that_falls_silent_amid_a_migration_loses_the_vm_to_its_destination(api: Api) -> None:
+    register(api)
+    claim(api, "host", migrating=True)
     claim(api)
-    assert len(alarms(api)) == 2, "nobody migrates a VM for so long"
+    api.clock.now_s += MOVED_S
+    claim(api)
+    assert (seen_on(api), alarms(api)) == (OTHER, [])
 
 
 def test_response_times_count_on_the_host_that_a_vm_migrates_to(api: Api) -> None:
     """In a post-copy migration it runs there while its process on the host that it comes from still exists."""
     register(api)
-    claim(api, "host", domains=[DOMAIN])
+    claim(api, "host", domains=[DOMAIN], migrating=True)
     assert claim(api, windows=[window(end=MOVED_S)], domains=[])["stored_windows"] == 0, "it has no such domain"
     told = claim(api, windows=[window(end=MOVED_S)], domains=[DOMAIN])
     assert (told["stored_windows"], seen_on(api)) == (1, HOST)
     api.ok("POST", "/applications/shop/samples", {"times_ms": [1]}, role="other host")
     assert claim(api, "host", windows=[window(end=MOVED_S)])["stored_windows"] == 1
-    assert claim(api, vms=[], windows=[window(end=MOVED_S)], domains=[])["stored_windows"] == 0, "it was cancelled"
+    assert claim(api, windows=[window(end=MOVED_S)])["stored_windows"] == 0, "it was cancelled"
 
 
 def test_a_vm_that_moves_is_an_event(api: Api) -> None:
