@@ -24,7 +24,7 @@ ADDRESSES = {name: f"10.77.0.{number}" for number, name in enumerate(NAMES, star
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also those that take minutes each: more than an hour")
+    parser.addoption("--long", action="store_true", help="also those that take minutes each: two hours")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
