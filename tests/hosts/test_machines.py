@@ -30,7 +30,7 @@ def test_two_hosts_reach_each_other_and_nobody_else(two_hosts: list[Host], debia
 def test_hardware_is_taken_if_it_runs_a_kernel() -> None:
     """As KVM is where /dev/kvm exists, which says little."""
     image = build(DEBIAN_12)
-    assert runs(image, TCG, patience_s=60.0)
+    assert runs(image, TCG, patience_s=300.0)
     assert not runs(image, ("-accel", "none"))
     assert not runs(image, (*TCG, "-S")), "it starts and stands still"
 
