@@ -118,6 +118,16 @@ class Service:
         """Register a VM."""
         self.call("PUT", f"/vms/{name}", {"class": vm_class, **fields})
 
+    def ticks(self, number: int = 1) -> None:
+        """Wait until the agent has ticked and reported it so often."""
+
+        def reported() -> str:
+            return str(self.call("GET", f"/hosts/{self.host.name}")["last_seen_at"])
+
+        for _ in range(number):
+            before = reported()
+            until(reported, lambda now, before=before: now != before, "the agent reports")
+
     def events(self) -> list[str]:
         """The texts of all events, oldest first."""
         items = self.call("GET", "/events?limit=1000")["items"]

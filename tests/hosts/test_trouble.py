@@ -58,8 +58,7 @@ class Controlled(Service):
             lambda differs: differs.keys() >= SET,
             "settings are in force",
         )
-        for _ in range(3):  # until a tick has nothing left to do
-            self.ticks()
+        self.ticks(3)  # until one has nothing left to do
         self.in_force = of_vms(self.host)
         return self
 
@@ -77,15 +76,6 @@ class Controlled(Service):
         """No file was set aside, and nothing was told to be otherwise than it was left."""
         assert not [event for event in self.events() if event.partition(":")[0] in LOUD]
         assert self.host.run("find /var/lib/equipoise /var/lib/equipoise-manager -name '*broken*'") == ""
-
-    def ticks(self) -> None:
-        """Wait until the agent has ticked and told it."""
-
-        def told() -> str:
-            return str(self.call("GET", f"/hosts/{self.host.name}")["last_seen_at"])
-
-        before = told()
-        until(told, lambda now: now != before, "the agent reports")
 
 
 def of_vms(host: Host) -> Settings:
@@ -186,8 +176,7 @@ def test_a_release_amid_which_the_host_crashes_is_kept(service: Controlled) -> N
     host.reset()
     until(lambda: host.output(BOTH_RUN).status, lambda status: status == 0, "the VMs start with the host")
     until(lambda: host.output(READY).status, lambda status: status == 0, "the manager is up")
-    for _ in range(3):
-        service.ticks()
+    service.ticks(3)
     assert changed(service.untouched, of_vms(host)) == {}
     service.is_undamaged()
 
@@ -246,8 +235,7 @@ def test_a_log_that_ends_or_hangs_stops_nothing(service: Controlled) -> None:
         )
         service.ticks()
     host.run("systemctl kill --signal STOP systemd-journald")
-    for _ in range(3):
-        service.ticks()
+    service.ticks(3)
     host.run("systemctl kill --signal CONT systemd-journald")
     service.gives_all_back()
     host.run("systemctl stop equipoise-agent", timeout_s=START_S)
