@@ -26,6 +26,7 @@ DEFAULT_CONFIG_FILE = Path("/etc/equipoise/equipoise.toml")
 COOKIE_CHOICES = ("auto", "always")
 _URL_PASSWORD = re.compile(r"(?i)(?<=://)([^/?#:@]*:).*(?=@)|([?&](?:ssl)?password=)[^&]*")
 MODES = ("released", "observe", "enforce")
+GUARD_USES = ("off", "observe", "on")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -136,6 +137,8 @@ AGENT_SETTINGS = (
     Setting("allow", "", "what this agent may do besides, with commas: real-time, scheduler, interrupts, mount"),
     Setting("deny", "", "what it must not do, with commas: weight, pin, idle, quota, nice, warp, cache"),
     Setting("min_pcpus", LEAST_PCPUS, "pCPUs whose time a VM is limited to at least, whatever was registered", 0, 1024),
+    Setting("guard", "off", "batch VMs held at once when critical vCPUs wait; observe: only told", choices=GUARD_USES),
+    Setting("guard_interval_ms", 50, "milliseconds between two of its samples of vCPU wait", 20, 50),
     Setting("agent_listen_host", "127.0.0.1", "address of the agent's metrics page"),
     Setting("agent_listen_port", 8751, "TCP port of the agent's metrics page; 0 switches it off", 0, 65535),
     Setting("push_socket", "", "Unix socket at which response times are posted; empty: run/push.sock in state_dir"),

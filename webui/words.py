@@ -213,6 +213,7 @@ LABELS: Mapping[str, str] = {
     "allow": "Networks that may post",
     "bandwidth_warning": "Warn above this share of the memory bandwidth",
     "batch": "Where batch VMs run",
+    "batch_group": "One group for all batch VMs",
     "batch_idle": "Idle class for batch VMs",
     "cache": "Last-level cache",
     "cache_mount": "Mount resctrl for it",

@@ -14,7 +14,7 @@ import click
 from prometheus_client import make_wsgi_app
 
 from manager import __version__
-from manager.cli.machine import MakeMachine, VmArrivals, loop_settings
+from manager.cli.machine import MakeMachine, VmArrivals, guard_settings, loop_settings
 from manager.cli.options import (
     AGENT_TOKEN_FILE,
     ASSIGNMENT_FILE,
@@ -182,6 +182,7 @@ def _start_agent(settings: Settings, stack: ExitStack) -> Agent:
         telemetry=machine.telemetry,
         findings=FindingsWatch(machine.examiner),
         sync_s=settings.number("sync_s"),
+        guard=guard_settings(settings),
     )
     metrics.aside.set_function(lambda: outbox.aside)
     _report_renamed(running, outbox, settings.text("host_name"))

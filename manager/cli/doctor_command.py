@@ -52,9 +52,10 @@ WHAT IT DOES
   Tries every mechanism that Equipoise can use by writing in a scratch place and reading back: a cgroup
   equipoise-doctor-PID below the root of the cpu controller's hierarchy, a process, a file in STATE_DIR. It removes all
   of that again, changes nothing of VMs, libvirt or kernel settings, and mounts nothing, so it can run beside an agent.
-  It takes about three seconds; for one of them two processes compete for the least busy pCPU at a tenth of a VM's
-  weight, to see whether weights act. --gentle omits that; --quick also omits the second in which load outside the VMs
-  is measured. The agent runs it at its start, and with --gentle every hour.
+  It takes about five seconds; for one of them two processes compete for the least busy pCPU at a tenth of a VM's
+  weight, to see whether weights act, and for 1.5 to 4 three do at the weight of a VM, to see whether batch VMs need a
+  group above them. --gentle omits both; --quick also omits the second in which load outside the VMs is measured. The
+  agent runs it at its start, and with --gentle every hour.
 
 OUTPUT
   A table per area: finding, status, what was seen, what to do.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from manager.host.port import HostPort
+from manager.loop.guard import GuardSettings, GuardUse
 from manager.loop.observer import LoopSettings
 from manager.loop.watches import Examiner
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
@@ -47,3 +48,8 @@ def loop_settings(settings: Settings) -> LoopSettings:
     """The bounds of the loop."""
     numbers = settings.number("interval_s"), settings.number("stale_s")
     return LoopSettings(settings.text("host_name"), *numbers, settings.whole("min_samples"))
+
+
+def guard_settings(settings: Settings) -> GuardSettings:
+    """Those of the guard."""
+    return GuardSettings(GuardUse(settings.text("guard")), settings.whole("guard_interval_ms") / 1000)

@@ -24,6 +24,7 @@ _COMMANDS = {
     "observe": "mode_commands",
     "release": "mode_commands",
     "adopt": "mode_commands",
+    "partition": "partition_command",
     "host": "mode_commands",
     "doctor": "doctor_command",
     "profile": "profile_command",

@@ -64,6 +64,7 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         *filter(None, map(_warps, hosts)),
         *_caches(hosts),
         *_warnings(hosts),
+        *filter(None, map(_guard, hosts)),
         *(f"{event['host']}: {event['message']} ({_ago(event['at'])})" for event in events),
         *chain.from_iterable(map(_busy_vcpus, hosts)),
         *filter(None, map(_unhealthy, sources)),
@@ -101,6 +102,15 @@ def _libvirt(tick: dict[str, Any]) -> str:
     age_s = tick.get("discovery_age_s")
     listed = f", listed {age_s:.0f} s ago" if age_s is not None else ""
     return f"{'connected' if tick.get('libvirt_connected') else 'not connected'}{listed}"
+
+
+def _guard(host: dict[str, Any]) -> str:
+    """A line for a host whose guard did, or would have done, something."""
+    guard = (host["tick"] or {}).get("guard")
+    if not guard or not (guard["episodes"] or guard["holding"]):
+        return ""
+    now = "holds batch VMs now" if guard["holding"] and guard["acts"] else "holds nothing now"
+    return f"{host['name']}: the guard {now}; {guard['episodes']} episodes so far, the last: {guard['last'] or '-'}"
 
 
 def _rounded(value: float) -> str:

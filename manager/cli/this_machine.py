@@ -18,7 +18,7 @@ from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.model.cpus import parse_cpus
 from manager.model.fields import adapter_of
-from manager.model.finding import Finding
+from manager.model.finding import Finding, FindingStatus
 from manager.model.reach import parse_reach
 from manager.settings import Settings
 from manager.telemetry.credentials import Credentials
@@ -26,7 +26,9 @@ from manager.telemetry.source_thread import Sources
 
 _FIRST_LISTING_S = 10
 _LONGEST_S = 120
-_ACTS = "cpu-weight-acts"
+_BATCH_GROUP = "batch-group"
+_ONCE = frozenset({"cpu-weight-acts", _BATCH_GROUP})
+_NEEDED = {FindingStatus.DEGRADED: True, FindingStatus.WORKS: False}
 
 log = logging.getLogger(__name__)
 
@@ -34,22 +36,27 @@ log = logging.getLogger(__name__)
 class Doctor:
     """An ``Examiner`` that runs `equipoise doctor` in another process, which costs the agent neither ticks nor memory.
 
-    Only the first look tries whether weights act, as that takes CPU time from VMs; later ones repeat its finding.
+    Only the first look tries what takes CPU time from VMs; later ones repeat its findings of that.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, host: KernelHost | None = None) -> None:
+        """``host`` gets what was found out about its kernel."""
         self._variables = environment(settings)
-        self._acts: Finding | None = None
+        self._host = host
+        self._tried: dict[str, Finding] = {}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
 
     def look(self) -> tuple[Finding, ...]:
         """All findings. Raises HostError."""
-        options = ["--gentle"] if self._acts else []
+        options = ["--gentle"] if self._tried else []
         findings = self._run([sys.executable, "-m", "manager.cli", "doctor", "--json", *options])
-        acts = self._acts = self._acts or next((finding for finding in findings if finding.id == _ACTS), None)
-        return tuple(acts if acts and finding.id == _ACTS else finding for finding in findings)
+        if not self._tried:
+            self._tried = {finding.id: finding for finding in findings if finding.id in _ONCE}
+            if self._host is not None and (tried := self._tried.get(_BATCH_GROUP)):
+                self._host.needs_batch_group = _NEEDED.get(tried.status)
+        return tuple(self._tried.get(finding.id, finding) for finding in findings)
 
     def close(self) -> None:
         """End a running look: the doctor removes its scratch places on SIGTERM."""
@@ -127,4 +134,4 @@ def make_machine(settings: Settings, stack: ExitStack) -> Machine:
     )
     sources.start()
     stack.callback(sources.close)
-    return Machine(host, sources, sources.pages, Doctor(settings), watch, settings.limits)
+    return Machine(host, sources, sources.pages, Doctor(settings, host), watch, settings.limits)

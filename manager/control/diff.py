@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
 from manager.model.knobs import (
+    BATCH_GROUPS,
     HOST_UUID,
+    IDLE_CLASSES,
     PINS,
     UNLIMITED,
     Family,
@@ -27,7 +29,7 @@ _OBSERVE_REASON = "not enforced any more: back to the original"
 _GROUPS = KnobKey(HOST_UUID, Knob.RT_RUNTIME)
 """The root's, which is read together with those of all groups above VMs."""
 _KEEPS = "kept for later: it changes with another setting"
-_OF_CPU_GROUPS = of_family(Family.CPU_GROUP)
+_OF_CPU_GROUPS = of_family(Family.CPU_GROUP, Family.BATCH_GROUP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,8 @@ class HostValues:
     ``values`` are the knobs that could be read. ``default_weight`` is what the kernel gives a group that leaves the
     idle class, whatever it had before (kernel/sched/fair.c, sched_group_set_idle); None without weights.
     ``adoptions`` counts, by domain UUID, how often the operator had settings taken back. ``scopes`` are the domains
-    whose groups are scopes of systemd. ``replugged``: pCPUs went offline or came back a moment ago.
+    whose groups are scopes of systemd, and HOST_UUID where the batch group is a slice. ``replugged``: pCPUs went
+    offline or came back a moment ago. ``no_batch_group``: there is none (any more).
     """
 
     values: Mapping[KnobKey, KnobValue]
@@ -46,6 +49,7 @@ class HostValues:
     adoptions: Mapping[str, int] = field(default_factory=dict)
     scopes: Collection[str] = ()
     replugged: bool = False
+    no_batch_group: bool = False
 
 
 def diff(plan: Plan, host: HostValues, ledger: Mapping[KnobKey, Owned]) -> tuple[Change, ...]:
@@ -101,7 +105,8 @@ class _Diff:
         return goal.mode is Mode.ENFORCE and not owned.external and owned.original != owned.intended == value
 
     def of_domain(self, uuid: str, keys: list[KnobKey]) -> list[Change]:
-        idle_key, weight_key = KnobKey(uuid, Knob.IDLE), KnobKey(uuid, Knob.WEIGHT)
+        weight_key = KnobKey(uuid, Knob.BATCH_WEIGHT if uuid == HOST_UUID else Knob.WEIGHT)
+        idle_key = _idle_key(weight_key)
         changes: list[Change] = []
         if idle_key in keys:
             changes += self._of_idle(idle_key, weight_key)
@@ -170,11 +175,12 @@ class _Diff:
 
         In all cases the VM was read, or the host's root group. All other knobs without a value could not be read.
         """
-        owned, idle_key = self.ledger.get(key), KnobKey(key.uuid, Knob.IDLE)
+        owned, idle_key = self.ledger.get(key), _idle_key(key)
         idle = self.ledger.get(idle_key)
         unplugged = key.knob.spec.ends and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.host.values
         unplugged |= key[:2] == _GROUPS[:2] and _GROUPS in self.host.values
-        weightless = key.knob is Knob.WEIGHT and idle is not None and idle.original == 1
+        unplugged |= key.knob in BATCH_GROUPS and self.host.no_batch_group
+        weightless = key.knob in IDLE_CLASSES and idle is not None and idle.original == 1
         if owned and (unplugged or (weightless and self.host.values.get(idle_key) == 1)):
             yield Change(Action.FORGET, key, owned.intended, owned.intended, self.undo_reason)
 
@@ -232,9 +238,9 @@ class _Diff:
             pinning = not owned.settled and owned.intended != owned.original
             narrowed = pinning and isinstance(value, frozenset) and value < owned.intended
             return narrowed or not owned.intended & self.host.online
-        idle = self.ledger.get(KnobKey(key.uuid, Knob.IDLE))
-        left_idle = idle is not None and idle.intended == 1 and self.host.values.get(KnobKey(key.uuid, Knob.IDLE)) == 0
-        return key.knob is Knob.WEIGHT and left_idle and value == self.host.default_weight
+        idle = self.ledger.get(_idle_key(key))
+        left_idle = idle is not None and idle.intended == 1 and self.host.values.get(_idle_key(key)) == 0
+        return key.knob in IDLE_CLASSES and left_idle and value == self.host.default_weight
 
     def _is_reset(self, value: KnobValue, intended: CpuSet) -> bool:
         """Whether a pin became all pCPUs of its cpuset: before Linux 6.2 all threads of one get these when a pCPU goes
@@ -302,7 +308,12 @@ def _part_given_back(value: KnobValue, owned: Owned) -> bool:
 
 def _sets_idle(change: Change, value: int) -> bool:
     written = change.action in {Action.WRITE, Action.RESTORE} and change.before != change.after
-    return change.key.knob is Knob.IDLE and written and change.after == value
+    return change.key.knob in IDLE_CLASSES.values() and written and change.after == value
+
+
+def _idle_key(weight_key: KnobKey) -> KnobKey:
+    """The idle class beside a weight."""
+    return KnobKey(weight_key.uuid, IDLE_CLASSES.get(weight_key.knob, Knob.IDLE))
 
 
 def _turn(change: Change) -> tuple[int, int, int]:
@@ -317,6 +328,8 @@ def _turn(change: Change) -> tuple[int, int, int]:
     order = key.knob.spec.order
     if order is Order.WIDEN_FIRST and isinstance(before, frozenset) and isinstance(after, frozenset) and before < after:
         return 0, 0, 0
+    if order is Order.GROUP_FIRST:
+        return 1, 0, 0
     if order is Order.REAL_TIME_LAST and isinstance(after, int):
         return (5 if is_real_time(after) else 1), 0, 0
     if order is Order.NESTED and isinstance(before, int) and isinstance(after, int):

@@ -9,7 +9,7 @@ from manager.control.resolve import effective_mode
 from manager.model.knobs import Control
 from manager.model.limits import AgentLimits
 from manager.model.registration import Assignment, CacheControl, HostSpec, Mode, VmSpec
-from manager.model.rules import BatchPlacement, IrqSteering
+from manager.model.rules import BatchGroupUse, BatchPlacement, IrqSteering
 from manager.model.warp import WarpUse
 
 
@@ -48,6 +48,7 @@ def _without(host: HostSpec) -> dict[Control, tuple[str, dict[str, Any]]]:
     return {
         Control.PIN: ("pins", {"pinning": False, "placement": replace(rules, batch=BatchPlacement.FLOAT)}),
         Control.INTERRUPTS: ("steering of interrupts", {"placement": replace(rules, irqs=IrqSteering.OFF)}),
+        Control.BATCH_GROUP: ("the batch group", {"placement": replace(rules, batch_group=BatchGroupUse.OFF)}),
         Control.IDLE: ("the idle class for batch VMs", {"batch_idle": False}),
         Control.WARP: ("warps", {"warp": WarpUse.OFF}),
         Control.SCHEDULER: ("loading our sched_ext scheduler", {"warp": warp}),

@@ -17,7 +17,7 @@ from manager.control.placement import PlacementRequest, VcpuNeed, place
 from manager.model.cpus import CpuSet
 from manager.model.decision import Placement, Snapshot, VmView
 from manager.model.registration import Mode, VmSpec
-from manager.model.rules import BatchPlacement, IrqSteering
+from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.topology import Topology
 
 RECONSIDER_S = 10.0
@@ -40,7 +40,21 @@ class Pinned:
     nodes: frozenset[int] = frozenset()
 
 
-Question = tuple[object, ...]
+Question = tuple[tuple[tuple[str, tuple[CpuSet, ...], Pinned], ...], Topology, CpuSet, PlacementRules]
+"""The VMs that want pins, with where each vCPU may run; the topology, the pCPUs that may be given, and the rules."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that is asked of a placement but the demands, and what it follows ``of``: mostly nothing changes for long.
+
+    ``wanting`` are the positions of the VMs that want pins; ``allowed`` is by their names, of each vCPU.
+    """
+
+    of: tuple[object, ...]
+    wanting: tuple[int, ...]
+    allowed: Mapping[str, tuple[CpuSet, ...]]
+    question: Question
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +70,7 @@ class PlacerMemory:
     question: Question | None = None
     placement: Placement = field(default_factory=Placement)
     settled_for: Mapping[str, tuple[float, ...]] | None = None
+    situation: Situation | None = None
 
 
 def usable_cpus(snapshot: Snapshot) -> CpuSet:
@@ -87,24 +102,17 @@ def plan_placement(
     snapshot: Snapshot, pinned: Mapping[str, Pinned], taken: CpuSet, memory: PlacerMemory
 ) -> tuple[Placement, PlacerMemory]:
     """Place the VMs that want pins; ``pinned`` is by VM name, ``taken`` are pCPUs of VMs that cannot be read now."""
-    rules, topology = snapshot.host.placement, snapshot.capabilities.topology
-    if rules.irqs is not IrqSteering.OFF:  # the interrupts go where the rules say, but for those that cannot
-        topology = Topology(topology.cpus, tuple(queue for queue in topology.queues if queue.managed))
-    wanting = [vm for vm in snapshot.vms if wants_pins(vm, snapshot) and vm.name in pinned]
+    situation = _situation(snapshot, pinned, taken, memory.situation)
+    wanting = [snapshot.vms[position] for position in situation.wanting]
     demand = {vm.name: _demand(vm, memory.demand.get(vm.name, ()), snapshot) for vm in wanting}
-    cpus = usable_cpus(snapshot) - taken
-    online = snapshot.capabilities.online_cpus
-    allowed = {
-        vm.name: tuple(allowed_cpus(vm.spec, original, online) for original in pinned[vm.name].originals)
-        for vm in wanting
-    }
-    question = (tuple((name, allowed[name], pinned[name]) for name in sorted(allowed)), topology, cpus, rules)
+    question, allowed = situation.question, situation.allowed
+    _, topology, cpus, rules = question
     now_s = snapshot.steady_s
     if question == memory.question:
         if 0 <= now_s - memory.asked_s < RECONSIDER_S:
-            return memory.placement, replace(memory, demand=demand)
+            return memory.placement, replace(memory, demand=demand, situation=situation)
         if memory.settled_for is not None and _alike(demand, memory.settled_for):
-            return memory.placement, replace(memory, demand=demand, asked_s=now_s)
+            return memory.placement, replace(memory, demand=demand, asked_s=now_s, situation=situation)
     moves_s = tuple(moved for moved in memory.moves_s if 0 <= now_s - moved < MINUTE_S)
     requests = [
         PlacementRequest(vm.name, tuple(map(VcpuNeed, demand[vm.name], allowed[vm.name])), pinned[vm.name].nodes)
@@ -119,7 +127,30 @@ def plan_placement(
         for before, after, may in zip(previous.get(name, ()), pins, allowed[name], strict=False)
     )
     settled_for = demand if budget and placement.cpus == memory.placement.cpus else None
-    return placement, PlacerMemory(demand, moves_s + (now_s,) * moved, now_s, question, placement, settled_for)
+    moves_s += (now_s,) * moved
+    return placement, PlacerMemory(demand, moves_s, now_s, question, placement, settled_for, situation)
+
+
+def _situation(snapshot: Snapshot, pinned: Mapping[str, Pinned], taken: CpuSet, before: Situation | None) -> Situation:
+    """The same object while nothing has changed that it, and where the other VMs go, follow from."""
+    registered = [(vm.spec, vm.mode, vm.vcpus) for vm in snapshot.vms]
+    of = (pinned, taken, snapshot.host, snapshot.capabilities, registered)
+    if before is not None and before.of == of:
+        return before
+    rules, topology = snapshot.host.placement, snapshot.capabilities.topology
+    if rules.irqs is not IrqSteering.OFF:  # the interrupts go where the rules say, but for those that cannot
+        topology = Topology(topology.cpus, tuple(queue for queue in topology.queues if queue.managed))
+    online = snapshot.capabilities.online_cpus
+    wanting = [
+        (position, vm) for position, vm in enumerate(snapshot.vms) if wants_pins(vm, snapshot) and vm.name in pinned
+    ]
+    allowed = {
+        vm.name: tuple(allowed_cpus(vm.spec, original, online) for original in pinned[vm.name].originals)
+        for _, vm in wanting
+    }
+    asked = tuple((name, allowed[name], pinned[name]) for name in sorted(allowed))
+    question = asked, topology, usable_cpus(snapshot) - taken, rules
+    return Situation(of, tuple(position for position, _ in wanting), allowed, question)
 
 
 def _alike(demand: Mapping[str, tuple[float, ...]], before: Mapping[str, tuple[float, ...]]) -> bool:
@@ -221,6 +252,8 @@ def steer_interrupts(snapshot: Snapshot, placement: Placement, taken: CpuSet = f
     none. Queues that the kernel itself placed are left out. ``taken``: see ``confine``.
     """
     rules = snapshot.host.placement
+    if rules.irqs is IrqSteering.OFF:
+        return ()
     critical = {vm.name for vm in snapshot.vms if vm.critical}
     if rules.irqs is IrqSteering.SERVING:
         cpus = sorted(taken.union(*(pins for name, pins in placement.cpus if name in critical)))

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cache
 from operator import itemgetter
 
+from manager.control.batch_membership import Grouped
 from manager.control.placer import Confined, Steered
 from manager.model.cpus import CpuSet
 from manager.model.decision import Decision, Goal, IdleGoal, Note, Placement, Plan, Snapshot, VmView, WeightGoal
-from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, Knob, KnobKey
+from manager.model.knobs import HOST_UUID, INSIDE, LEAST_QUOTA_US, Knob, KnobKey
 from manager.model.registration import Mode
 from manager.model.warp import LOADED, NO_WARPS, Mechanism, WarpPlan
 
@@ -82,6 +83,7 @@ class Wishes:
     interrupts: tuple[Steered, ...] = ()
     warp: WarpPlan = NO_WARPS
     scheduling: tuple[Goal, ...] = ()
+    grouped: Grouped | None = None
 
 
 def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
@@ -96,6 +98,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
         *_quota_goals(snapshot, uuids),
         *_warp_goals(wishes.warp, snapshot, views, uuids),
         *wishes.scheduling,
+        *_membership_goals(wishes.grouped, views, uuids),
     ]
     for placed in wishes.placement.vms:
         pins = [
@@ -128,6 +131,13 @@ def _group_goals(
         weight = scale.clamp(goal.weight)
         reason = goal.reason if weight == goal.weight else f"{goal.reason}; {goal.weight} clamped to {weight}"
         yield Goal(KnobKey(uuids[goal.vm], Knob.WEIGHT), weight, reason, view.mode)
+
+
+def _membership_goals(grouped: Grouped | None, views: Mapping[str, VmView], uuids: Mapping[str, str]) -> Iterator[Goal]:
+    if grouped is not None:
+        yield from grouped.goals
+        for vm in grouped.vms:
+            yield Goal(KnobKey(uuids[vm], Knob.BATCH_GROUP), INSIDE, grouped.reason, views[vm].mode)
 
 
 def _quota_goals(snapshot: Snapshot, uuids: Mapping[str, str]) -> Iterator[Goal]:

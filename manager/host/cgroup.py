@@ -27,6 +27,7 @@ from manager.host.registry import (
     CgroupUsage,
     HostPaths,
 )
+from manager.host.write_watch import UNWATCHED, WriteWatch
 from manager.model.cpus import parse_cpus
 from manager.model.host import Quota
 from manager.model.knobs import UNLIMITED, Knob
@@ -207,26 +208,39 @@ class GroupState:
 class CpuGroup:
     """A cgroup's files, held open."""
 
-    def __init__(self, cpu: CgroupCpu, folder: Path) -> None:
-        """Open them. Raises VmVanished, HostError."""
+    def __init__(self, cpu: CgroupCpu, folder: Path, watch: WriteWatch | None = None) -> None:
+        """Open them. Raises VmVanished, HostError.
+
+        With a ``watch`` only the weight is read, whose file fails once the group is gone, until anybody wrote there.
+        """
         self._cpu = cpu
+        self._watch = watch
+        self._watched = UNWATCHED
         self._files = {Knob.WEIGHT: cpu.weight_file, Knob.IDLE: IDLE_FILE, Knob.QUOTA: cpu.quota_file}
         self._fds: dict[str, int] = {}
-        self._seen: tuple[list[bytes], GroupState] | None = None
+        self._texts: Mapping[str, bytes] = {}  # as last read, what they say, and after how many writes that was
+        self._state = GroupState(None, None, None)
+        self._writes: int | None = None
         try:
             for name in filter(None, (*self._files.values(), cpu.period_file)):
                 if name == cpu.weight_file or (folder / name).exists():
                     self._fds[name] = open_file(folder / name, os.O_RDWR)
+            self._weight_fd, self._weight = self._fds[cpu.weight_file], b""
+            if watch is not None:
+                self._watched = watch.add(folder)
         except BaseException:  # whatever ends it, no descriptor may stay open
             self.close()
             raise
 
     def read(self) -> GroupState:
         """All of them. Raises VmVanished, HostError; ValueError or IndexError for what no kernel writes."""
-        read_now = [read(descriptor) for descriptor in self._fds.values()]
-        if self._seen is None or self._seen[0] != read_now:  # mostly they hold what they held
-            self._seen = read_now, self._state_of(dict(zip(self._fds, read_now, strict=True)))
-        return self._seen[1]
+        writes = None if self._watch is None else self._watch.writes(self._watched)
+        if writes is None or writes != self._writes or read(self._weight_fd) != self._weight:
+            texts = {name: read(descriptor) for name, descriptor in self._fds.items()}
+            if texts != self._texts:
+                self._state, self._texts = self._state_of(texts), texts
+            self._weight, self._writes = texts[self._cpu.weight_file], writes
+        return self._state
 
     def _state_of(self, texts: Mapping[str, bytes]) -> GroupState:
         idle = bool(_number(texts[IDLE_FILE])) if IDLE_FILE in texts else None
@@ -243,6 +257,7 @@ class CpuGroup:
         # v2 keeps the period where only the quota is written.
         unlimited = knob is Knob.QUOTA and value == UNLIMITED and self._cpu.period_file is None
         write(descriptor, b"max" if unlimited else str(value).encode())
+        self._writes = None  # what it holds now is read, whatever was reported
         held = self.read().value(knob)
         return value if held is None else held
 
@@ -250,6 +265,9 @@ class CpuGroup:
         """Close all descriptors; may be called twice."""
         while self._fds:
             os.close(self._fds.popitem()[1])
+        if self._watch is not None and self._watched != UNWATCHED:
+            self._watch.remove(self._watched)
+            self._watched = UNWATCHED
 
     def _quota_of(self, texts: Mapping[str, bytes]) -> Quota | None:
         period_file, quota_text = self._cpu.period_file, texts.get(self._cpu.quota_file)

@@ -17,6 +17,8 @@ from manager.model.cpus import CpuSet, parse_cpus
 
 _GONE = frozenset({errno.ENODEV, errno.ESRCH, errno.ENOENT})
 _OCTAL_ESCAPE = re.compile(r"\\([0-7]{3})")
+SHORT, LONG = 256, 4096
+"""Bytes that hold a few numbers, or a page of them: Python has room for the former at hand, and a tick reads many."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -50,10 +52,10 @@ def open_file(path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC)
 
 
-def read(descriptor: int) -> bytes:
-    """The file from its start. Raises VmVanished, HostError."""
+def read(descriptor: int, most: int = SHORT) -> bytes:
+    """At most so many bytes from the file's start. Raises VmVanished, HostError."""
     try:  # without ``refused``: it is read for each vCPU in each tick
-        text = os.pread(descriptor, 4096, 0)
+        text = os.pread(descriptor, most, 0)
     except OSError as error:
         raise refusal("read", error) from error
     if not text:

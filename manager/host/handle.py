@@ -9,38 +9,55 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from manager.errors import HostError, VmVanished
-from manager.host import process
-from manager.host.cgroup import CpuGroup, VmCgroup, memory_nodes
-from manager.host.files import open_file, read
-from manager.host.knob_files import VmTarget, checked_cpus
-from manager.host.registry import USER_HZ_NS, HostPaths
+from manager.host import batch_group, process
+from manager.host.cgroup import CpuGroup, GroupState, VmCgroup, memory_nodes
+from manager.host.files import LONG, SHORT, number_in, open_file, read, refusal
+from manager.host.knob_files import VmTarget, checked_cpus, checked_number
+from manager.host.registry import CGROUP_V1, USER_HZ_NS, HostPaths
+from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet
 from manager.model.host import VcpuState, VmInstance, VmState
-from manager.model.knobs import Family, Knob, KnobKey, KnobValue
+from manager.model.knobs import INSIDE, OUTSIDE, Family, Knob, KnobKey, KnobValue
+
+_NO_GROUP = GroupState(None, None, None)
+_SCHEDSTAT_BYTES = 64
+"""Three numbers of 20 digits at most."""
 
 
 class VmHandle:
     """Reads and writes the settings of one VM instance. Not thread-safe: it belongs to the control loop."""
 
-    def __init__(self, paths: HostPaths, instance: VmInstance, cgroup: VmCgroup) -> None:
-        """Open the VM's files. Raises VmVanished when it is gone, HostError when they cannot be opened."""
+    def __init__(
+        self, paths: HostPaths, instance: VmInstance, cgroup: VmCgroup, watch: WriteWatch | None = None
+    ) -> None:
+        """Open the VM's files; for ``watch`` see ``CpuGroup``.
+
+        Raises VmVanished when it is gone, HostError when they cannot be opened.
+        """
         self.instance = instance
         self._paths = paths
         self._cgroup = cgroup
+        self._in_scope = cgroup.in_scope
         self._task = f"{paths.process(instance.pid)}/task"
         self._group: CpuGroup | None = None
         self._schedstat_fds: dict[int, int] = {}
         self._threads = process.QemuThreads((), (), ())
+        self._vcpus: tuple[tuple[int, int, int | None], ...] = ()  # each with its schedstat's descriptor
         self._thread_count = 0
         self._changed = False
         self._nodes: frozenset[int] = frozenset()
+        self._cpus: dict[int, CpuSet] = {}  # as last read, by thread
+        self._known: Mapping[KnobKey, KnobValue] | None = None  # all that was read last, None once any is another
+        self._known_group = _NO_GROUP
+        self._used_outside_ns = _used_outside_ns(cgroup)
+        self._place: int | None = None
         with contextlib.ExitStack() as opened:  # whatever ends it, no descriptor may stay open
             if cgroup.cpu and cgroup.cpu_folder:
-                self._group = CpuGroup(cgroup.cpu, cgroup.cpu_folder)
+                self._group = CpuGroup(cgroup.cpu, cgroup.cpu_folder, watch)
                 opened.callback(self._group.close)
             self._usage_fd = open_file(cgroup.usage_file or paths.process(instance.pid) / "stat", os.O_RDONLY)
             opened.callback(os.close, self._usage_fd)
@@ -79,19 +96,24 @@ class VmHandle:
         group_threads = folder / "emulator" / cpu.threads_file if folder and cpu else None
         threads = process.find_threads(self._paths, self.instance.pid, group_threads)
         self._nodes = memory_nodes(self._paths, self.instance.pid, self._cgroup.resident_file)
+        self._place = batch_group.place(folder, cpu)
         if threads.vcpus != before or not self._schedstat_fds:
             self._close_schedstats()
         self._threads = threads
+        self._cpus.clear()
+        self._known = None
         for _, tid in threads.vcpus if not self._schedstat_fds else ():
             path = Path(self._task) / str(tid) / "schedstat"
             if path.exists():  # a kernel without CONFIG_SCHED_INFO has none
                 self._schedstat_fds[tid] = open_file(path, os.O_RDONLY)
+        self._vcpus = tuple((index, tid, self._schedstat_fds.get(tid)) for index, tid in threads.vcpus)
 
     def read(self) -> VmState:
         """All settings and counters of the VM now. Raises VmVanished, HostError."""
         try:
             try:
-                self._find_plugged()
+                if self._changed:
+                    self._find_plugged()
                 return self._state()
             except VmVanished:
                 self.require_alive()
@@ -100,31 +122,70 @@ class VmHandle:
         except (ValueError, IndexError) as error:  # never seen from a kernel, but one VM must not stop the others
             raise HostError(f"{self.instance.libvirt_name}: unreadable counters: {error}", errno.EIO) from error
 
+    def waits(self) -> tuple[int, ...]:
+        """Run-queue delay of each vCPU in nanoseconds, as in ``read``; none when one of them is gone."""
+        try:
+            return tuple([int(os.pread(fd, _SCHEDSTAT_BYTES, 0).split()[1]) for fd in self._schedstat_fds.values()])
+        except (OSError, ValueError, IndexError):  # the next tick finds out what became of it
+            return ()
+
     def _find_plugged(self) -> None:
         """Look at the threads again if their number had changed at the last reading: no event reports a vCPU.
 
         Not at once, because libvirt gives a vCPU that it plugs an affinity soon after its thread was started.
         """
-        if self._changed:
-            self.require_alive()  # a zombie has one thread left
-            self.find_threads()
-        self._changed = process.thread_count(self._task_fd) != self._thread_count
+        self.require_alive()  # a zombie has one thread left
+        self.find_threads()
 
     def _state(self) -> VmState:
-        vcpus = tuple(self._vcpus())
-        group = self._group.read() if self._group else None
-        return VmState(
+        """With run-queue delay and run time in nanoseconds (Documentation/scheduler/sched-stats.rst).
+
+        All in one, by position, and with few objects: for hundreds of VMs in each tick, calls cost more than the
+        kernel's part. Raises VmVanished, HostError, ValueError, IndexError.
+        """
+        group = self._group.read() if self._group else _NO_GROUP
+        vcpus: list[VcpuState] = []
+        try:
+            self._changed = os.fstat(self._task_fd).st_nlink != self._thread_count  # as process.thread_count
+            for index, tid, schedstat_fd in self._vcpus:
+                cpus = self._affinity(tid)
+                if schedstat_fd is None:
+                    vcpus.append(VcpuState(index, cpus))
+                else:
+                    run_ns, delay_ns, _ = os.pread(schedstat_fd, SHORT, 0).split()
+                    vcpus.append(VcpuState(index, cpus, int(delay_ns), int(run_ns)))
+            emulator_cpus = self._affinity(self.instance.pid)
+            iothread_cpus = tuple([(number, self._affinity(tid)) for number, tid in self._threads.iothreads])
+        except OSError as error:
+            raise refusal(f"threads of {self.instance.libvirt_name}", error) from error
+        if group is not self._known_group:
+            self._known, self._known_group = None, group
+        state = VmState(
             self.instance,
-            cpu_ns=self._cpu_ns(),
-            weight=group.weight if group else None,
-            vcpus=vcpus,
-            emulator_cpus=process.affinity(self.instance.pid),
-            iothread_cpus=tuple((number, process.affinity(tid)) for number, tid in self._threads.iothreads),
-            idle=group.idle if group else None,
-            quota=group.quota if group else None,
-            memory_nodes=self._nodes,
-            in_scope=self._cgroup.in_scope,
+            self._cpu_ns(),
+            group.weight,
+            tuple(vcpus),
+            emulator_cpus,
+            iothread_cpus,
+            group.idle,
+            group.quota,
+            self._nodes,
+            self._in_scope,
+            self._place,
+            self._known,
         )
+        if self._known is None:
+            self._known = state.knobs()
+        return state
+
+    def _affinity(self, tid: int) -> CpuSet:
+        """The very set that was read before if it is the same, which makes comparing it cheap. Raises OSError."""
+        cpus, before = os.sched_getaffinity(tid), self._cpus.get(tid)
+        if before is not None and cpus == before:
+            return before
+        self._cpus[tid] = found = frozenset(cpus)
+        self._known = None
+        return found
 
     def write(self, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what it then holds. Raises VmVanished, HostError."""
@@ -135,6 +196,8 @@ class VmHandle:
                 return self._group.write(key.knob, value)
             except ValueError as error:  # as in ``read``
                 raise HostError(f"{self.instance.libvirt_name}: unreadable {key.knob}: {error}", errno.EIO) from error
+        if key.knob is Knob.BATCH_GROUP:
+            return self._move(checked_number(key, value) == INSIDE)
         wanted = checked_cpus(key, value)
         self.require_alive()  # thread ids are recycled
         if key.knob is Knob.EMULATOR_PIN:
@@ -145,6 +208,15 @@ class VmHandle:
             raise VmVanished(f"{self.instance.libvirt_name} has no thread for {key.knob} {key.index}")
         process.set_affinity(tid, wanted)
         return process.affinity(tid)
+
+    def _move(self, inside: bool) -> int:
+        """Into the batch group or out of it. The handle must not be used any more: its files are of the old group."""
+        folder, cpu = self._cgroup.cpu_folder, self._cgroup.cpu
+        if folder is None or cpu is not CGROUP_V1 or self._place is None:
+            raise HostError(f"{self.instance.libvirt_name} cannot be moved while it runs", errno.EOPNOTSUPP)
+        self.require_alive()
+        batch_group.move(folder, inside)
+        return INSIDE if inside else OUTSIDE
 
     def _pin_emulator(self, wanted: CpuSet) -> CpuSet:
         """The main thread comes after those it started: ``read`` looks at it, so a pin that failed is made again."""
@@ -175,20 +247,11 @@ class VmHandle:
     def _cpu_ns(self) -> int:
         usage = self._cgroup.usage
         if usage is None:  # utime and stime of proc_pid_stat(5)
-            fields = read(self._usage_fd).rpartition(b")")[2].split()
+            fields = read(self._usage_fd, LONG).rpartition(b")")[2].split()
             return (int(fields[11]) + int(fields[12])) * USER_HZ_NS
-        text = read(self._usage_fd)
-        return int(text.partition(usage.key)[2].split(None, 1)[0] if usage.key else text) * usage.unit_ns
-
-    def _vcpus(self) -> Iterator[VcpuState]:
-        """With run-queue delay and run time in nanoseconds (Documentation/scheduler/sched-stats.rst)."""
-        for index, tid in self._threads.vcpus:
-            descriptor = self._schedstat_fds.get(tid)
-            if descriptor is None:
-                yield VcpuState(index, process.affinity(tid))
-                continue
-            run_ns, delay_ns, *_ = read(descriptor).split()
-            yield VcpuState(index, process.affinity(tid), int(delay_ns), int(run_ns))
+        if not usage.key:
+            return int(read(self._usage_fd)) * usage.unit_ns + self._used_outside_ns
+        return int(read(self._usage_fd, LONG).partition(usage.key)[2].split(None, 1)[0]) * usage.unit_ns
 
     def close(self) -> None:
         """Close all descriptors; may be called twice."""
@@ -197,3 +260,13 @@ class VmHandle:
     def _close_schedstats(self) -> None:
         while self._schedstat_fds:
             os.close(self._schedstat_fds.popitem()[1])
+
+
+def _used_outside_ns(cgroup: VmCgroup) -> int:
+    """CPU time that was counted in libvirt's own group before the VM came into the batch group."""
+    before = batch_group.file_outside(cgroup.usage_file) if cgroup.usage_file and cgroup.usage else None
+    if before is None or cgroup.usage is None or cgroup.usage.key:  # v2 counts where the VM was started
+        return 0
+    with contextlib.suppress(HostError):
+        return number_in(before) * cgroup.usage.unit_ns
+    return 0

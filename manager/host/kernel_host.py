@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import select
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from manager import bpf
 from manager.errors import HostError
 from manager.host import process
+from manager.host.batch_group import BatchGroups
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
 from manager.host.files import read_small, refusal, refused
 from manager.host.handle import VmHandle
@@ -23,9 +24,10 @@ from manager.host.status_files import MigrationWatch
 from manager.host.thread_scheduling import Schedulings
 from manager.host.topology_reader import cache_domains, discover
 from manager.host.warp_mechanisms import WarpMechanisms
+from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet, parse_cpus
-from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
-from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
+from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, VmInstance, VmState
+from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 
 _NO_DOMAINS = Domains({})
 _NO_DISCOVERY = Discovery(0.0, LATE_S)
@@ -67,19 +69,25 @@ class KernelHost:
         self._idle_class = False
         self._mechanisms = WarpMechanisms(paths, self._mounts, self._cpu)
         self._schedulings = Schedulings(self._mounts, self._cpu)
+        self._batch_groups = BatchGroups(paths, self._mounts, self._cpu)
+        self.needs_batch_group: bool | None = None
+        """Whether wake-ups are late beside several batch VMs: what the doctor found, None before."""
         self.files: Mapping[Family, KnobFiles] = {
             Family.INTERRUPT: Interrupts(paths, lambda: self._topology.queues),
             Family.WARP: self._mechanisms,
             Family.SCHEDULER: self._mechanisms,
             Family.SCHEDULING: self._schedulings,
+            Family.BATCH_GROUP: self._batch_groups,
         }
         self._topology = discover(paths)
         self.cache = ResctrlCache(ResctrlTree(paths), self._threads, lambda level: cache_domains(paths, level))
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
         self._exits = select.epoll()
+        self._watched: dict[int, VmInstance] = {}  # by the descriptor among ``_exits``
+        self._writes = WriteWatch()
         self._migrations = MigrationWatch(paths)
-        self._offered: tuple[tuple[CpuSet, str, str, tuple[str, ...]], Capabilities] | None = None
+        self._offered: tuple[tuple[CpuSet, str, str, tuple[str, ...], bool | None], Capabilities] | None = None
 
     @property
     def connected(self) -> bool:
@@ -95,7 +103,13 @@ class KernelHost:
         """What was probed at start, with what may change since: online pCPUs, libvirt's version, sched_ext."""
         self._follow_online()
         domains = self._watch.domains if self._watch else _NO_DOMAINS
-        now = self._online, deciding_scheduler(self._paths), domains.libvirt_version, self._discovery_warnings(domains)
+        now = (
+            self._online,
+            deciding_scheduler(self._paths),
+            domains.libvirt_version,
+            self._discovery_warnings(domains),
+            self.needs_batch_group,
+        )
         idle_class = self._idle_class
         if self._offered is None or self._offered[0] != now or self._has_idle_class() != idle_class:
             self._offered = now, self._capabilities(*now)  # asked for several times a tick
@@ -107,7 +121,9 @@ class KernelHost:
         hanging = (f"libvirt does not answer about domain {name}: it is set apart" for name in discovery.hanging)
         return (*(late if discovery.late else ()), *hanging, *_contests(domains))
 
-    def _capabilities(self, online: CpuSet, scheduler: str, libvirt: str, discovery: tuple[str, ...]) -> Capabilities:
+    def _capabilities(
+        self, online: CpuSet, scheduler: str, libvirt: str, discovery: tuple[str, ...], needs_batch_group: bool | None
+    ) -> Capabilities:
         warnings = list(discovery)
         if self._cpu is None:
             warnings.append("no cpu controller in any cgroup hierarchy: weights cannot be set")
@@ -133,6 +149,7 @@ class KernelHost:
             scheduler=scheduler,
             scheduler_is_ours=ours,
             limits_real_time=self._schedulings.limits,
+            needs_batch_group=needs_batch_group,
         )
 
     def _has_idle_class(self) -> bool:
@@ -153,26 +170,33 @@ class KernelHost:
 
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
         """One call covers all that are held open."""
-        readable = {descriptor for descriptor, _ in self._exits.poll(0)}
-        return {instance for instance in instances if self._has_ended(instance, readable)}
+        doubtful = frozenset(instances).difference(self._watched.values())
+        doubtful |= {self._watched[descriptor] for descriptor, _ in self._exits.poll(0)}.intersection(instances)
+        return {instance for instance in doubtful if self._has_ended(instance)}
 
-    def _has_ended(self, instance: VmInstance, readable: Collection[int]) -> bool:
+    def _has_ended(self, instance: VmInstance) -> bool:
         held = self._handles.get(instance)
         try:
-            if held is None:
-                return not process.is_alive(self._paths, instance)
-            descriptor = held[0].exit.descriptor
-            return (descriptor < 0 or descriptor in readable) and not held[0].exit.is_alive()
+            return not (held[0].exit.is_alive() if held else process.is_alive(self._paths, instance))
         except HostError:
             return False
 
     def read(self, instance: VmInstance) -> VmState:
         return self._handle(instance).read()
 
+    def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:
+        """Without a look at anything else, because the guard asks every few milliseconds."""
+        held = map(self._handles.get, instances)
+        return [handle[0].waits() if handle else () for handle in held]
+
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         files = self.files.get(key.knob.spec.family)
         if files is None:
-            return self._handle(instance).write(key, value)
+            held = self._handle(instance).write(key, value)
+            if key.knob is Knob.BATCH_GROUP:  # all its files are other ones now
+                self._drop(instance)
+                return self._handle(instance).read().batch_group or held
+            return held
         return files.write(key, value, self._target(instance if key.uuid != HOST_UUID else self.itself))
 
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
@@ -197,13 +221,23 @@ class KernelHost:
         return handle.threads
 
     def forget(self, keep: frozenset[VmInstance]) -> None:
-        if keep >= self._handles.keys():
-            return
-        for instance in [held for held in self._handles if held not in keep]:
-            handle, _ = self._handles.pop(instance)
-            if handle.exit.descriptor >= 0:
-                self._exits.unregister(handle.exit.descriptor)
-            handle.close()
+        if not keep >= self._handles.keys():
+            for instance in [held for held in self._handles if held not in keep]:
+                self._batch_groups.ended(self._handles[instance][0].target.folder)
+                self._drop(instance)
+        self._batch_groups.tidy()
+
+    def _drop(self, instance: VmInstance) -> None:
+        handle, _ = self._handles.pop(instance)
+        if handle.exit.descriptor >= 0:
+            self._exits.unregister(handle.exit.descriptor)
+            del self._watched[handle.exit.descriptor]
+        handle.close()
+
+    def batch_group(self) -> BatchGroup:
+        """The VMs that are read are no strangers; nor are those that libvirt still starts, and has not listed."""
+        others = [instance.pid for instance in self.running().values() if instance not in self._handles]
+        return self._batch_groups.seen(others)
 
     def cpu_times(self) -> CpuTimes:
         """The first lines of /proc/stat, one for all pCPUs and one for each; that file is held open."""
@@ -239,10 +273,11 @@ class KernelHost:
     def _open(self, instance: VmInstance) -> VmHandle:
         with refused(f"cgroup of process {instance.pid}"):
             cgroup = find_vm_cgroup(self._paths, self._mounts, self._cpu, instance.pid)
-        handle = VmHandle(self._paths, instance, cgroup)
+        handle = VmHandle(self._paths, instance, cgroup, self._writes)
         try:
             if handle.exit.descriptor >= 0:
                 self._exits.register(handle.exit.descriptor, select.EPOLLIN)
+                self._watched[handle.exit.descriptor] = instance
         except OSError as error:
             handle.close()
             raise refusal(f"watching process {instance.pid}", error) from error

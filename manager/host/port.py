@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
-from manager.model.host import Capabilities, CpuTimes, Discovery, VmInstance, VmState
+from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, VmInstance, VmState
 from manager.model.knobs import Family, KnobKey, KnobValue
 
 
@@ -94,6 +94,12 @@ class HostPort(Protocol):
     def read(self, instance: VmInstance) -> VmState:
         """Settings and counters of a VM now. Raises VmVanished, HostError."""
 
+    def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:
+        """How long each vCPU of these VMs has waited for a pCPU since it started, in nanoseconds, in their order.
+
+        A wait counts once it is over. Nothing of a VM that is gone, was not read before, or has no schedstat.
+        """
+
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob, of a VM or the host ``itself``, and return what is read back. Raises VmVanished, HostError."""
 
@@ -112,6 +118,9 @@ class HostPort(Protocol):
         of the host ``itself`` all such groups that have some, and as number 0 the root. What ended, such as with a
         thread or our scheduler, is not among them. Raises VmVanished, HostError.
         """
+
+    def batch_group(self) -> BatchGroup:
+        """The group that holds all batch VMs, as of the last readings of VMs. Raises HostError."""
 
     def warp_counters(self) -> Mapping[str, int]:
         """What our sched_ext scheduler counted, by the names of docs/reference/metrics.md. Raises HostError."""

@@ -157,10 +157,8 @@ def is_alive(paths: HostPaths, instance: VmInstance) -> bool:
 
 def thread_count(task: int) -> int:
     """Grows with the number of threads in an open /proc/PID/task: its links (fs/proc/base.c). Raises HostError."""
-    try:  # without ``refused``: it is looked at for each VM in each tick
+    with refused("threads of a process"):
         return os.fstat(task).st_nlink
-    except OSError as error:
-        raise refusal("threads of a process", error) from error
 
 
 def emulator_threads(task: str, known: frozenset[int]) -> list[int]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +23,9 @@ _STATUS_BYTES = 4096
 _MIGRATING_OUT = re.compile(rb"<job type='[^']*' async='migration out'")
 _DESCRIPTION = b"<domain "
 """Begins the domain's own description, whose metadata may hold any element."""
+
+_SETTLED_NS = 1_000_000_000
+"""Times of change are of a coarse clock: two changes within some milliseconds have the same."""
 
 log = logging.getLogger(__name__)
 
@@ -52,11 +56,31 @@ class MigrationWatch:
     def __init__(self, paths: HostPaths) -> None:
         self._paths = paths
         self._files: dict[VmInstance, _StatusFile] = {}
+        self._asked: list[VmInstance] = []
+        self._folder: tuple[int, int] | None = None
+        self._migrating: frozenset[str] = frozenset()
 
-    def migrating(self, instances: Iterable[VmInstance]) -> frozenset[str]:
-        """The UUIDs of those of these domains with an outgoing migration. Takes microseconds for each."""
-        self._files = {instance: self._look(instance) for instance in instances}
-        return frozenset(instance.uuid for instance, file in self._files.items() if file.migrating)
+    def migrating(self, instances: Collection[VmInstance]) -> frozenset[str]:
+        """The UUIDs of those of these domains with an outgoing migration.
+
+        libvirt replaces a file that it writes, which changes their folder: mostly nothing else is looked at.
+        """
+        folder = self._settled_folder()
+        asked = list(instances)
+        if folder is None or folder != self._folder or asked != self._asked:
+            self._files = {instance: self._look(instance) for instance in asked}
+            self._migrating = frozenset(instance.uuid for instance, file in self._files.items() if file.migrating)
+            self._folder, self._asked = folder, asked
+        return self._migrating
+
+    def _settled_folder(self) -> tuple[int, int] | None:
+        """The version of the files' folder; None: another change of it by now might leave that as it is."""
+        now_ns = time.time_ns()
+        try:
+            version = _version(self._paths.pid_files.stat())
+        except OSError:
+            return None
+        return version if version[1] < now_ns - _SETTLED_NS else None
 
     def _look(self, instance: VmInstance) -> _StatusFile:
         before = self._files.get(instance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from manager.logs import TICK_NUMBER, within
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.assigned import Assigned
 from manager.loop.chronicle import discovery_news
+from manager.loop.guard import Guard, GuardSettings, GuardUse
 from manager.loop.link import ManagerLink, dated_here, joined
 from manager.loop.observer import system_clock
 from manager.loop.outbox import Outbox
@@ -55,6 +57,7 @@ class Agent:
         telemetry: Telemetry,
         findings: FindingsWatch,
         sync_s: float,
+        guard: GuardSettings = GuardSettings(),  # noqa: B008 - immutable
     ) -> None:
         """Everything is injected; nothing runs before ``start``."""
         self._loop, self._link, self._metrics = loop, link, metrics
@@ -79,6 +82,12 @@ class Agent:
             sync_s=min(sync_s, self._interval_s),
             crashed=self._schedule.crashed,
         )
+        self._turn = threading.RLock()  # of ticks and the guard
+        self._guard = (
+            Guard(loop, guard, self._turn, say=self.say, crashed=self._schedule.crashed, metrics=metrics)
+            if guard.use is not GuardUse.OFF
+            else None
+        )
         self._statuses = VmStatuses()
         self._sources: _Sources | None = None
         self._policy: str | None = None
@@ -98,10 +107,12 @@ class Agent:
         self._schedule.start(self.watch if loadable else None)
         self.reporter.start()
         self._findings.start()
+        if self._guard:
+            self._guard.start()
 
     def tick(self) -> None:
         """One control interval."""
-        with within(TICK_NUMBER, str(self._loop.number + 1)):
+        with self._turn, within(TICK_NUMBER, str(self._loop.number + 1)):
             self._tick()
 
     def _tick(self) -> None:
@@ -116,6 +127,8 @@ class Agent:
         if assigned.assignment is not None:
             self._configure(assigned.assignment, result)
         self._finish(result, assigned)
+        if self._guard:
+            self._guard.ticked()
         self._oversight.ticked()
 
     def hanging(self) -> str:
@@ -131,6 +144,8 @@ class Agent:
     def stop(self) -> int:
         """End the schedule, restore everything, report it. Returns how many settings could not be restored."""
         self._oversight.stop()
+        if self._guard:
+            self._guard.stop()
         self._schedule.stop()
         self.reporter.stop()
         self._findings.stop()
@@ -145,7 +160,7 @@ class Agent:
         return count
 
     def _finish(self, result: TickResult, assigned: Assigned) -> None:
-        owned = sum(entry.owned.differs for entry in self._journal.entries.values()) + result.cache.owned
+        owned = self._journal.runs.differing + result.cache.owned
         connected = self._host.connected
         self._metrics.observe(result, owned, connected)
         for record in result.records:
@@ -158,7 +173,10 @@ class Agent:
         self._report_damages()
         self._decides = result.warp.mechanism is Mechanism.SCHED_EXT
         discovery = self._look_at_discovery()
-        status = tick_status(result, self._schedule.overruns, owned, connected, assigned.revision, discovery.age_s)
+        guard = self._guard.status if self._guard else None
+        status = tick_status(
+            result, self._schedule.overruns, owned, connected, assigned.revision, discovery.age_s, guard
+        )
         self.reporter.latest = Latest(status, self._statuses.of(result, self._journal, self._host.migrating()))
 
     def _look_at_discovery(self) -> Discovery:

@@ -93,6 +93,9 @@ class AgentMetrics:
         self.hanging = self._gauge("hanging_domains", "Domains about which libvirt does not answer")
         self.owned = self._gauge("owned_knobs", "Settings that differ from their original")
         self.host_cpu = self._gauge("host_cpu_share", "Busy share of the host's pCPUs")
+        self.guard_episodes = self._counter("guard_episodes", "Episodes of the guard by how they ended", "end")
+        self.guard_held = self._counter("guard_held_seconds", "Time for which the guard held batch VMs")
+        self.guard_holding = self._gauge("guard_holding", "1 while the guard holds batch VMs")
         self._latest: TickResult | None = None
         self._sources: tuple[SourceStatus, ...] = ()
         self.registry.register(_Families(_PER_TICK, lambda: _of_tick(self._latest) if self._latest else ()))

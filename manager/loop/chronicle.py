@@ -72,11 +72,10 @@ class Chronicle:
         """
         before = self._names
         self._names = {domain: before[domain] for domain in unread if domain in before} | dict(names)
-        new = [(name, "vm-found", "runs here") for domain, name in sorted(self._names.items()) if domain not in before]
+        new = [(self._names[domain], "vm-found", "runs here") for domain in sorted(self._names.keys() - before.keys())]
         gone = [
-            (name, "vm-gone", "is not managed here any more")
-            for domain, name in sorted(before.items())
-            if domain not in self._names
+            (before[domain], "vm-gone", "is not managed here any more")
+            for domain in sorted(before.keys() - self._names.keys())
         ]
         return tuple(
             new_event(self._host, now_s, Severity.INFO, kind, f"{name} {what}", name) for name, kind, what in new + gone

@@ -81,7 +81,8 @@ class Entry:
 class Runs:
     """The runs of VMs that have journalled knobs: all, and the last by domain UUID with the VM's name.
 
-    ``knobs`` are the kinds of knobs, ``families`` those of each domain, HOST_UUID among them, that are read apart.
+    ``knobs`` are the kinds of knobs, ``families`` those of each domain, HOST_UUID among them, that are read apart;
+    ``differing`` is how many knobs are, or may be, other than their originals because of us.
     """
 
     revision: int
@@ -89,6 +90,7 @@ class Runs:
     by_domain: Mapping[str, tuple[VmInstance, str]]
     knobs: frozenset[Knob]
     families: Mapping[str, Set[Family]]
+    differing: int
 
 
 class Journal:
@@ -209,6 +211,7 @@ class Journal:
                 {key.uuid: (entry.instance, entry.vm) for key, entry in entries},
                 frozenset(key.knob for key in self.entries),
                 families,
+                sum(entry.owned.differs for _, entry in entries),
             )
         return self._runs
 

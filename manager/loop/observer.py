@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
 from manager.clocks import Drift
+from manager.control.batch_membership import is_wanted
 from manager.control.judged_windows import latest
 from manager.control.limit_assignment import Limited, limit_assignment
 from manager.control.resolve import effective_mode
@@ -17,10 +18,10 @@ from manager.control.sla import sla_state
 from manager.control.warp_plan import warped_vms
 from manager.errors import HostError, VmVanished
 from manager.host.port import HostPort
-from manager.loop.journal import Journal
+from manager.loop.journal import Journal, Runs
 from manager.model.cpus import CpuSet
 from manager.model.decision import ApplicationView, Snapshot, VmView
-from manager.model.host import CpuTimes, VcpuState, VmInstance, VmState
+from manager.model.host import NO_BATCH_GROUP, BatchGroup, CpuTimes, VcpuState, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.limits import AgentLimits
 from manager.model.problem import Problem, ProblemKind
@@ -31,6 +32,7 @@ from manager.model.window import Window
 
 _UNKNOWN = VcpuState(0, frozenset())
 _SERVES_NONE: tuple[Application | None, Tier | None] = (None, None)
+_NO_FAMILIES: Collection[Family] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Reading:
     """What was read from the host at one moment, kept to compute rates at the next.
 
     ``errors`` says for each VM (by UUID) why it could not be read; vanished VMs are in neither. ``own_knobs`` are
-    those of the host itself, empty where they were not to be read.
+    those of the host itself, empty where they were not to be read. ``knobs`` are the very ones of the reading
+    ``before`` while nothing has changed: who derives anything of them sees that at once.
     """
 
     monotonic_s: float
@@ -75,11 +78,15 @@ class Reading:
     """The limits of real-time CPU time above the vCPUs of a VM, by UUID: those of the host, and its own."""
     knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
     """Those of each VM, by UUID."""
+    before: InitVar[Reading | None] = None
+    batch_group: BatchGroup | None = None
+    """None: it could not be read, or was not to be."""
 
-    def __post_init__(self) -> None:
-        knobs = {uuid: state.knobs() for uuid, state in self.states.items()}
-        knobs |= {uuid: {**knobs[uuid], **apart} for uuid, apart in self.apart.items()}
-        object.__setattr__(self, "knobs", knobs)
+    def __post_init__(self, before: Reading | None) -> None:
+        knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = {uuid: state.knobs() for uuid, state in self.states.items()}
+        if self.apart:
+            knobs = {**knobs, **{uuid: {**knobs[uuid], **apart} for uuid, apart in self.apart.items()}}
+        object.__setattr__(self, "knobs", before.knobs if before is not None and before.knobs == knobs else knobs)
 
 
 def match(specs: tuple[VmSpec, ...], running: Mapping[str, VmInstance]) -> dict[str, VmSpec]:
@@ -98,20 +105,22 @@ def read_host(
     instances: Mapping[str, VmInstance],
     monotonic_s: float,
     families: Mapping[str, Collection[Family]] = MappingProxyType({}),
+    before: Reading | None = None,
 ) -> Reading:
     """Read every VM of ``instances`` (by UUID), each for itself.
 
-    ``families`` are the knobs to read besides their state, by UUID, HOST_UUID among them.
+    ``families`` are the knobs to read besides their state, in that order, by UUID, HOST_UUID among them; ``before`` is
+    the reading before.
     """
     states: dict[str, VmState] = {}
     apart: dict[str, Mapping[KnobKey, KnobValue]] = {}
     groups: dict[str, tuple[KnobKey, ...]] = {}
     own: dict[KnobKey, KnobValue] = {}
     errors: dict[str, str] = {}
-    for uuid, instance in sorted(instances.items()):
+    for uuid, instance in instances.items():
         try:
             state = host.read(instance)
-            for family in sorted(families.get(uuid, ())):
+            for family in families.get(uuid, _NO_FAMILIES):
                 values = host.knobs(instance, family)
                 groups[uuid] = groups.get(uuid, ()) + tuple(key for key in values if key.knob is Knob.RT_RUNTIME)
                 own |= {key: value for key, value in values.items() if key.uuid == HOST_UUID}
@@ -127,12 +136,15 @@ def read_host(
     except HostError as error:
         times = None
         errors["host"] = str(error)
+    batch_group: BatchGroup | None = None
     try:
-        for family in sorted(families.get(HOST_UUID, ())):
+        for family in families.get(HOST_UUID, _NO_FAMILIES):
             own |= host.knobs(host.itself, family)
+        if Family.BATCH_GROUP in families.get(HOST_UUID, ()):
+            batch_group = host.batch_group()
     except HostError as error:
         errors["host"] = str(error)
-    return Reading(monotonic_s, states, times, errors, own, apart, groups)
+    return Reading(monotonic_s, states, times, errors, own, apart, groups, before, batch_group)
 
 
 class Rates(NamedTuple):
@@ -202,6 +214,40 @@ class Observation:
     problems: tuple[Problem, ...]
 
 
+class _Served(NamedTuple):
+    """A registered VM that runs here: the part of its view that is not read."""
+
+    domain: str
+    spec: VmSpec
+    mode: Mode
+    application: str | None
+    tier: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Managed:
+    """What follows from assignment, journal and list of domains alone, and so is the same for many ticks.
+
+    By domain UUID: all that run; the registered VMs among them; ``names`` as in ``Observation``; and, in order, what is
+    to be read. ``served`` and ``applications`` are sorted by name.
+    """
+
+    of: tuple[Assignment, Runs, Mapping[str, VmInstance], bool]
+    running: Mapping[str, VmInstance]
+    specs: Mapping[str, VmSpec]
+    names: Mapping[str, str | None]
+    instances: Mapping[str, VmInstance]
+    families: Mapping[str, Collection[Family]]
+    served: tuple[_Served, ...]
+    applications: tuple[Application, ...]
+
+    def follows_from(
+        self, assignment: Assignment, runs: Runs, listed: Mapping[str, VmInstance], grouping: bool
+    ) -> bool:
+        """Whether it does still. ``grouping``: there is to be a batch group."""
+        return self.of[0] is assignment and self.of[1] is runs and self.of[2:] == (listed, grouping)
+
+
 class Observer:
     """Remembers the reading before, by which rates are computed, and what is derived of an assignment."""
 
@@ -216,23 +262,18 @@ class Observer:
         self._allowed = self._released
         self._drift = Drift()
         self._before: Reading | None = None
+        self._managed: _Managed | None = None
 
     def observe(self, assignment: Assignment | None, slots: Mapping[str, Sequence[Window]], now: Clock) -> Observation:
         """Read what there is ``now``. ``assignment`` None: a released host."""
         limited, warped = self._within_limits(assignment)
-        wanted = limited.assignment
-        running = self._running()
-        matched = match(wanted.vms, running)
-        names: dict[str, str | None] = {domain: vm for domain, (_, vm) in self._journal.runs.by_domain.items()}
-        names |= {**{domain: spec.name for domain, spec in matched.items()}, HOST_UUID: None}
-        reading = read_host(
-            self._host,
-            {domain: running[domain] for domain in names if domain != HOST_UUID},
-            now.monotonic_s,
-            self._families(wanted.host, matched, warped),
-        )
-        specs = {domain: spec for domain, spec in matched.items() if domain in reading.states}
-        snapshot = self._snapshot(wanted, slots, specs, reading, now)
+        managed = self._manage(limited.assignment, warped)
+        names = managed.names
+        reading = read_host(self._host, managed.instances, now.monotonic_s, managed.families, self._before)
+        specs = managed.specs
+        if not specs.keys() <= reading.states.keys():
+            specs = {domain: spec for domain, spec in specs.items() if domain in reading.states}
+        snapshot = self._snapshot(limited.assignment, slots, managed, reading, now)
         busy = _busy(reading, self._before)
         busy_pcpus = _busy_pcpus(reading, self._before, snapshot.capabilities.managed_cpus)
         self._before = reading
@@ -243,51 +284,49 @@ class Observer:
                 for domain, why in reading.errors.items()
             ),
         )
-        return Observation(snapshot, reading, busy, busy_pcpus, running, specs, names, problems)
+        return Observation(snapshot, reading, busy, busy_pcpus, managed.running, specs, names, problems)
 
     def _snapshot(
         self,
         assignment: Assignment,
         slots: Mapping[str, Sequence[Window]],
-        specs: Mapping[str, VmSpec],
+        managed: _Managed,
         reading: Reading,
         now: Clock,
     ) -> Snapshot:
         """Combine registrations, slots of response times (by application, disjoint and oldest first) and readings.
 
-        ``specs`` are the VMs that could be read. Slots of the future are left out: they say nothing about now.
+        Slots of the future are left out: they say nothing about now.
         """
         capabilities = self._host.capabilities
         pcpus = len(capabilities.online_cpus)
-        serving: dict[str, tuple[Application | None, Tier | None]] = {}
-        for served in assignment.applications:
-            for part in served.tiers:
-                serving.update(dict.fromkeys(part.vms, (served, part)))
         views: list[VmView] = []
-        for uuid, spec in specs.items():
-            state = reading.states[uuid]
-            application, tier = serving.get(spec.name, _SERVES_NONE)
-            rate = rates(uuid, reading, self._before, pcpus)
+        for uuid, spec, mode, application, tier in managed.served:
+            state = reading.states.get(uuid)
+            if state is None:  # it could not be read
+                continue
+            cpu_share, run_delay_share, vcpu_pcpus, vcpu_waits = rates(uuid, reading, self._before, pcpus)
             views.append(
-                VmView(
+                VmView(  # by position: there are many
                     spec,
-                    vcpus=len(state.vcpus),
-                    cpu_share=rate.cpu_share,
-                    run_delay_share=rate.run_delay_share,
-                    mode=effective_mode(assignment.host.mode, application.mode if application else None, spec.mode),
-                    weight=state.weight,
-                    application=application.name if application else None,
-                    tier=tier.name if tier else None,
-                    vcpu_pcpus=rate.vcpu_pcpus,
-                    vcpu_waits=rate.vcpu_waits,
-                    iothreads=tuple(number for number, _ in state.iothread_cpus),
-                    idle=state.idle,
-                    quota_period_us=state.quota.period_us if state.quota else None,
+                    len(state.vcpus),
+                    cpu_share,
+                    run_delay_share,
+                    mode,
+                    state.weight,
+                    application,
+                    tier,
+                    vcpu_pcpus,
+                    vcpu_waits,
+                    tuple([number for number, _ in state.iothread_cpus]),
+                    state.idle,
+                    state.quota.period_us if state.quota else None,
+                    state.batch_group,
                 )
             )
         bounds = self._settings
         applications: list[ApplicationView] = []
-        for served in assignment.applications:
+        for served in managed.applications:
             recent = _until(slots.get(served.name, ()), now.epoch_s + assignment.slot_s)
             window = latest(recent, now.epoch_s, assignment.slot_s)
             state_of_sla = sla_state(window, served.sla, now.epoch_s, bounds.stale_s, bounds.min_samples)
@@ -297,9 +336,10 @@ class Observer:
             interval_s=bounds.interval_s,
             host=assignment.host,
             capabilities=capabilities,
-            vms=tuple(sorted(views, key=lambda view: view.name)),
-            applications=tuple(sorted(applications, key=lambda view: view.application.name)),
+            vms=tuple(views),
+            applications=tuple(applications),
             ahead_s=self._drift.at(now.epoch_s, now.monotonic_s),
+            batch_group=reading.batch_group or NO_BATCH_GROUP,
         )
 
     def _within_limits(self, assignment: Assignment | None) -> tuple[Limited, frozenset[str]]:
@@ -314,10 +354,31 @@ class Observer:
             self._assigned, self._allowed = assignment, (limited, warped_vms(limited.assignment))
         return self._allowed
 
-    def _running(self) -> dict[str, VmInstance]:
-        """The listed domains, and those of the journal, which are known to be alive also while libvirtd is away."""
-        journalled = {domain: instance for domain, (instance, _) in self._journal.runs.by_domain.items()}
-        return journalled | dict(self._host.running())
+    def _manage(self, assignment: Assignment, warped: frozenset[str]) -> _Managed:
+        """The same object while nothing has changed that it follows from."""
+        runs, listed, before = self._journal.runs, self._host.running(), self._managed
+        grouping = is_wanted(assignment.host, self._host.capabilities)
+        if before is not None and before.follows_from(assignment, runs, listed, grouping):
+            return before
+        # Those of the journal are known to be alive also while libvirtd is away.
+        running = {domain: instance for domain, (instance, _) in runs.by_domain.items()} | dict(listed)
+        specs = match(assignment.vms, running)
+        names: dict[str, str | None] = {domain: vm for domain, (_, vm) in runs.by_domain.items()}
+        names |= {**{domain: spec.name for domain, spec in specs.items()}, HOST_UUID: None}
+        families = self._families(assignment.host, specs, warped)
+        if grouping:
+            families[HOST_UUID].add(Family.BATCH_GROUP)
+        self._managed = _Managed(
+            (assignment, runs, dict(listed), grouping),
+            running,
+            specs,
+            names,
+            {domain: running[domain] for domain in sorted(names) if domain != HOST_UUID},
+            {domain: sorted(wanted) for domain, wanted in families.items()},
+            _served(assignment, specs),
+            tuple(sorted(assignment.applications, key=lambda application: application.name)),
+        )
+        return self._managed
 
     def _families(
         self, host: HostSpec, matched: Mapping[str, VmSpec], warped: frozenset[str]
@@ -336,6 +397,19 @@ class Observer:
             if spec.scheduling and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.SCHEDULING)
         return families
+
+
+def _served(assignment: Assignment, specs: Mapping[str, VmSpec]) -> tuple[_Served, ...]:
+    serving: dict[str, tuple[Application | None, Tier | None]] = {}
+    for application in assignment.applications:
+        for tier in application.tiers:
+            serving.update(dict.fromkeys(tier.vms, (application, tier)))
+    served: list[_Served] = []
+    for domain, spec in specs.items():
+        serves, part = serving.get(spec.name, _SERVES_NONE)
+        mode = effective_mode(assignment.host.mode, serves.mode if serves else None, spec.mode)
+        served.append(_Served(domain, spec, mode, serves.name if serves else None, part.name if part else None))
+    return tuple(sorted(served, key=lambda vm: vm.spec.name))
 
 
 def _busy(now: Reading, before: Reading | None) -> float | None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from manager.control.batch import BatchMemory, guard_batch
-from manager.control.placer import Pinned, PlacerMemory, confine, plan_placement, steer_interrupts
+from manager.control.batch_membership import plan_batch_group
+from manager.control.placer import (
+    Confined,
+    Pinned,
+    PlacerMemory,
+    Situation,
+    confine,
+    plan_placement,
+    steer_interrupts,
+)
 from manager.control.resolve import Wishes, resolve, validate
 from manager.control.scheduling_plan import plan_scheduling
 from manager.control.warp_plan import NOTHING_YET, SchedulerSeen, plan_warps
 from manager.loop.journal import Entry, Journal
 from manager.loop.observer import Reading
 from manager.model.cpus import CpuSet
-from manager.model.decision import Decision, Memory, Note, Plan, Snapshot
-from manager.model.host import VmInstance, VmState
+from manager.model.decision import NOT_MANAGED, Decision, Memory, Note, Placement, Plan, Snapshot
+from manager.model.host import VmState
 from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
@@ -27,19 +37,32 @@ SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """The settings wanted; ``plan`` None: the policy failed, and everything stays as it is."""
+    """The settings wanted: ``plan`` makes them; None: the policy failed, and everything stays as it is.
 
-    plan: Plan | None
+    ``follows_from`` is all besides the reading that their values follow from, so that they need not be made when
+    nothing of it has changed; their reasons may be others. ``undo_reason`` is that of the plan.
+    """
+
+    plan: Callable[[], Plan] | None
     problems: tuple[Problem, ...] = ()
+    follows_from: tuple[object, ...] = ()
+    undo_reason: str = NOT_MANAGED
 
 
 @dataclass(frozen=True, slots=True)
 class _PinnedThen:
-    """Where a VM was pinned, and all that this follows from: mostly nothing of it changes for long."""
+    """Where the VMs were pinned, by name, and all that this follows from: mostly nothing of it changes for long."""
 
-    knobs: Mapping[KnobKey, KnobValue]
-    seen: tuple[VmInstance, frozenset[int], int]
-    pinned: Pinned
+    of: tuple[object, ...]
+    pinned: Mapping[str, Pinned]
+
+
+@dataclass(frozen=True, slots=True)
+class _ConfinedThen:
+    """Where the VMs without a placement of their own were to go, and all that this follows from."""
+
+    of: tuple[Situation | None, Placement]
+    confined: tuple[Confined, ...]
 
 
 class Planner:
@@ -52,19 +75,22 @@ class Planner:
         self.batch = BatchMemory()  # this and the warps: as of the last decision
         self.warp = NO_WARPS
         self._placer = PlacerMemory()
-        self._pinned: dict[str, _PinnedThen] = {}
+        self._pinned = _PinnedThen((), {})
+        self._confined: _ConfinedThen | None = None
         self._notes: tuple[Note, ...] = ()
+        self._outside = ""
         self._ladder = NOTHING_YET
 
     @property
     def notes(self) -> tuple[tuple[Severity, str, str], ...]:
         """Notes of policy and warps at the last decision: severity and kind of the event, and the text."""
         notes = [(Severity.WARNING, "response-times", f"{note.application}: {note.text}") for note in self._notes]
-        return (*notes, *([(Severity.WARNING, "warp", self.warp.note)] if self.warp.note else []))
+        hints = [(Severity.WARNING, "warp", self.warp.note), (Severity.INFO, "batch-group", self._outside)]
+        return (*notes, *(hint for hint in hints if hint[2]))
 
     def forget_notes(self) -> None:
         """Nothing is decided any more."""
-        self._notes = ()
+        self._notes, self._outside = (), ""
         self.warp, self._ladder = NO_WARPS, NOTHING_YET
         self.batch = BatchMemory()
 
@@ -74,8 +100,9 @@ class Planner:
         if isinstance(decision, Problem):
             return Planned(None, (decision,))
         decision, self.batch = guard_batch(decision, snapshot, self.batch)
-        self._pinned = {domain: self._pinned_now(reading, domain, journal) for domain in specs}
-        pinned = {spec.name: self._pinned[domain].pinned for domain, spec in specs.items()}
+        grouped = plan_batch_group(decision, snapshot)
+        self._outside = grouped.note
+        pinned = self._pinned_now(reading, specs, journal)
         taken = _taken(reading, journal.entries) if reading.errors else frozenset()
         placement, self._placer = plan_placement(snapshot, pinned, taken, self._placer)
         uuids = {spec.name: domain for domain, spec in specs.items()}
@@ -84,27 +111,53 @@ class Planner:
         scheduler = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
         self.warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder)
         wishes = Wishes(
-            decision,
+            grouped.decision,
             placement,
-            confine(snapshot, placement, pinned, taken),
+            self._confine(snapshot, placement, pinned, taken),
             steer_interrupts(snapshot, placement, taken),
             self.warp,
             scheduling.goals,
+            grouped,
         )
         problems = (
             *(Problem(ProblemKind.PLACEMENT, f"{vm} {reason}") for vm, reason in placement.floating),
             *(Problem(ProblemKind.SCHEDULING, text) for text in scheduling.problems),
+            *([Problem(ProblemKind.PLACEMENT, grouped.problem)] if grouped.problem else ()),
             *([Problem(ProblemKind.WARP, self.warp.problem)] if self.warp.problem else ()),
         )
-        return Planned(resolve(wishes, snapshot, uuids), problems)
+        return Planned(partial(resolve, wishes, snapshot, uuids), problems, self._follows_from(wishes, snapshot))
 
-    def _pinned_now(self, reading: Reading, domain: str, journal: Journal) -> _PinnedThen:
-        state, knobs = reading.states[domain], reading.knobs[domain]
-        then = self._pinned.get(domain)
-        seen = (state.instance, state.memory_nodes, journal.revision)
-        if then and then.knobs is knobs and then.seen == seen:
-            return then
-        return _PinnedThen(knobs, seen, _pinned(reading, domain, journal.entries))
+    def _pinned_now(self, reading: Reading, specs: Mapping[str, VmSpec], journal: Journal) -> Mapping[str, Pinned]:
+        """The same object while nothing has changed."""
+        runs = [(state.instance, state.memory_nodes) for state in reading.states.values()]
+        of = (reading.knobs, specs, journal.revision, runs)
+        if self._pinned.of != of:
+            pinned = {spec.name: _pinned(reading, domain, journal.entries) for domain, spec in specs.items()}
+            self._pinned = _PinnedThen(of, pinned)
+        return self._pinned.pinned
+
+    def _confine(
+        self, snapshot: Snapshot, placement: Placement, pinned: Mapping[str, Pinned], taken: CpuSet
+    ) -> tuple[Confined, ...]:
+        of = (self._placer.situation, placement)
+        if self._confined is None or self._confined.of != of:
+            self._confined = _ConfinedThen(of, confine(snapshot, placement, pinned, taken))
+        return self._confined.confined
+
+    def _follows_from(self, wishes: Wishes, snapshot: Snapshot) -> tuple[object, ...]:
+        """All besides the reading that the values of goals follow from, see ``resolve``."""
+        return (
+            self._placer.situation,
+            [(goal.vm, goal.weight) for goal in wishes.decision.weights],
+            [(goal.vm, goal.idle) for goal in wishes.decision.idle],
+            [vm.quota_period_us for vm in snapshot.vms],
+            wishes.placement,
+            wishes.confined,
+            wishes.interrupts,
+            wishes.warp,
+            wishes.scheduling,
+            wishes.grouped and (wishes.grouped.vms, wishes.grouped.goals),
+        )
 
     def _decide(self, snapshot: Snapshot) -> Decision | Problem:
         name = snapshot.host.policy

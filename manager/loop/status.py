@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from manager.control.resolve import WARP_KNOBS
@@ -24,6 +24,7 @@ from manager.protocol.report import (
     CacheStatus,
     CacheTraffic,
     CacheVm,
+    GuardStatus,
     KnobChange,
     KnobStatus,
     TickStatus,
@@ -38,6 +39,8 @@ class VmStatuses:
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[tuple[object, ...], VmStatus]] = {}
+        self._of: tuple[object, ...] = ()
+        self._statuses: list[VmStatus] = []
 
     def of(self, result: TickResult, journal: Journal, migrating: Collection[str] = ()) -> list[VmStatus]:
         """The managed VMs by name, as read at the begin of the tick, with the values that the tick wrote.
@@ -45,8 +48,25 @@ class VmStatuses:
         ``journal`` is as it is after the tick, ``migrating`` are the domains that migrate to other hosts. The same
         object is returned while nothing but shares changed.
         """
-        views = {view.name: view for view in result.snapshot.vms}
         observed, in_force = _observed(result), warps_in_force(result)
+        runs = [state.instance for state in result.reading.states.values()]
+        modes = [view.mode for view in result.snapshot.vms]
+        knobs_of = (result.reading.knobs, result.written, journal.revision)
+        of_all = (result.specs, runs, modes, knobs_of, observed, in_force, frozenset(migrating))
+        if of_all != self._of:  # mostly all is as it was
+            self._statuses = self._changed(result, journal, migrating, observed, in_force)
+            self._of = of_all
+        return self._statuses
+
+    def _changed(
+        self,
+        result: TickResult,
+        journal: Journal,
+        migrating: Collection[str],
+        observed: Mapping[str, list[KnobChange]],
+        in_force: Mapping[str, int],
+    ) -> list[VmStatus]:
+        views = {view.name: view for view in result.snapshot.vms}
         made: dict[str, tuple[tuple[object, ...], VmStatus]] = {}
         for domain, spec in result.specs.items():
             state, view, knobs = result.reading.states[domain], views[spec.name], result.knobs(domain)
@@ -129,10 +149,11 @@ def tick_status(
     connected: bool,
     assignment_revision: int | None = None,
     discovery_age_s: float | None = None,
+    guard: GuardStatus | None = None,
 ) -> TickStatus:
     """The tick itself. ``assignment_revision`` is that of the assignment it acted on, None: unknown.
 
-    ``discovery_age_s``: since libvirt last listed all domains.
+    ``discovery_age_s``: since libvirt last listed all domains. ``guard`` None: it is switched off.
     """
     shares = {True: 0.0, False: 0.0}
     for view in result.snapshot.vms:
@@ -153,6 +174,7 @@ def tick_status(
         critical_cpu_share=min(shares[True], 1.0) if result.busy is not None else None,
         batch_cpu_share=min(shares[False], 1.0) if result.busy is not None else None,
         batch=_batch(result),
+        guard=guard,
         observed=_observed(result).get(HOST_UUID, []),
         assignment_revision=assignment_revision,
         discovery_age_s=discovery_age_s,

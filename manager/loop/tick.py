@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from manager.control.batch import BatchMemory
 from manager.control.diff import HostValues, diff
+from manager.control.hold import HOLD_KNOBS, held, hold_ways
 from manager.errors import HostError, JournalError
 from manager.host.port import HostPort
 from manager.loop.apply import SILENT, Applied, Outcome, Target, apply, values_after
@@ -14,12 +15,13 @@ from manager.loop.cache_keeper import CacheKeeper
 from manager.loop.cache_reading import NOTHING, CacheResult, cache_seen
 from manager.loop.chronicle import Chronicle
 from manager.loop.journal import Journal
-from manager.loop.observer import Clock, LoopSettings, Observation, Observer, Reading, system_clock
+from manager.loop.observer import Clock, LoopSettings, Observation, Observer, Reading, read_host, system_clock
 from manager.loop.planner import Planned, Planner
 from manager.loop.rehearsal import Preview, rehearse
 from manager.model.cpus import CpuSet
-from manager.model.decision import Action, Change, Owned, Plan, Snapshot
-from manager.model.knobs import HOST_UUID, KnobKey, KnobValue
+from manager.model.decision import Action, Change, Goal, Owned, Plan, Snapshot
+from manager.model.host import VmInstance
+from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import DecisionRecord, Event, Severity
@@ -29,6 +31,7 @@ from manager.model.window import Window
 from policies.base import Policy
 
 _HOST_RELEASED = "host released"
+_OF_CPU_GROUPS = of_family(Family.CPU_GROUP)
 _REPLUGGED_TICKS = 3
 """For so many ticks after pCPUs went offline or came back the kernel may have undone pins."""
 
@@ -63,7 +66,7 @@ class TickResult:
 
 
 class ControlLoop:
-    """Runs ticks over a host. Not thread-safe: ticks never overlap."""
+    """Runs ticks over a host, and between them holds batch VMs. Not thread-safe: nothing of it may overlap."""
 
     def __init__(
         self,
@@ -87,6 +90,9 @@ class ControlLoop:
         self._nothing_to_do_for: tuple[object, ...] | None = None
         self._online: CpuSet | None = None
         self._replugged = 0  # ticks that it still counts for
+        self._planned: tuple[Observation, Callable[[], Plan]] | None = None  # the last plan, without what is held
+        self._ways: tuple[tuple[Goal, ...], ...] | None = None
+        self._way: int | None = None
 
     @property
     def limits(self) -> AgentLimits:
@@ -100,14 +106,15 @@ class ControlLoop:
         """
         started, problems = self._begin()
         seen = self._observer.observe(assignment, slots, started)
-        planned = self._plan(seen)
+        planned = self._with_hold(seen, self._plan(seen))
         return self._carry_out(started, seen, replace(planned, problems=(*problems, *planned.problems)))
 
     def release(self, reason: str, vm: str | None = None) -> TickResult:
         """Restore everything that still is as we left it, or only what was changed of the VM with that name."""
+        self._way = self._planned = None
         started, problems = self._begin()
         seen = self._observer.observe(None, {}, started)
-        return self._carry_out(started, seen, Planned(self._released(reason), problems), only=vm)
+        return self._carry_out(started, seen, replace(self._released(reason), problems=problems), only=vm)
 
     def preview(self, assignment: Assignment, slots: Mapping[str, Sequence[Window]]) -> Preview:
         """What a tick would change now. Nothing is written but to the journal, a copy, for an instant.
@@ -119,7 +126,7 @@ class ControlLoop:
         changes: tuple[Change, ...] = ()
         if planned.plan is not None:
             targets = self._targets(seen)
-            changes = self._differences(planned.plan, seen, targets, _values(seen), self._ledger(targets, None))
+            changes = self._differences(planned.plan(), seen, targets, _values(seen), self._ledger(targets, None))
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
             written = values_after(change for change in changes if change.action in {Action.WRITE, Action.RESTORE})
@@ -128,6 +135,82 @@ class ControlLoop:
         shown = tuple(change for change in changes if change.action not in SILENT)
         problems = (*seen.problems, *planned.problems, *cache.problems)
         return Preview(shown, seen.names, problems, (*notes, *cache.notes), cache)
+
+    @property
+    def watched(self) -> tuple[tuple[VmInstance, str], ...]:
+        """The runs of critical VMs as of the last tick, with their names; none on a released host."""
+        if self._planned is None:
+            return ()
+        seen, _ = self._planned
+        critical = {vm.name for vm in seen.snapshot.vms if vm.critical and vm.mode is not Mode.RELEASED}
+        return tuple(
+            (seen.reading.states[domain].instance, spec.name)
+            for domain, spec in seen.specs.items()
+            if spec.name in critical
+        )
+
+    @property
+    def batch_has_floor(self) -> bool:
+        """Whether batch VMs got their floor, as of the last tick."""
+        return not self._planner.batch.raised
+
+    @property
+    def ways(self) -> tuple[tuple[Goal, ...], ...]:
+        """How batch VMs can be held, as of the last tick; see ``hold_ways``."""
+        if self._ways is None:
+            self._ways = self._find_ways()
+        return self._ways
+
+    def _find_ways(self) -> tuple[tuple[Goal, ...], ...]:
+        if self._planned is None:
+            return ()
+        seen, plan = self._planned
+        ours = self._ledger(self._targets(seen), None)
+        found = {key: value for key, value in _values(seen).items() if key.knob in HOLD_KNOBS}
+        originals = {key: owned.original for key, owned in ours.items() if key in found and not owned.external}
+        planned = {goal.key: goal.value for goal in plan().goals if goal.key in found and goal.mode is Mode.ENFORCE}
+        uuids = {spec.name: domain for domain, spec in seen.specs.items()}
+        return hold_ways(seen.snapshot, uuids, found | originals | planned, self.limits)
+
+    def _with_hold(self, seen: Observation, planned: Planned) -> Planned:
+        """Besides what is wanted, what the guard holds."""
+        plan = planned.plan
+        if plan is None:
+            return planned
+        self._planned, self._ways = (seen, plan), None
+        goals = self._held_goals()
+        if not goals:
+            return planned
+        return replace(planned, plan=lambda: held(plan(), goals), follows_from=(*planned.follows_from, goals))
+
+    def _held_goals(self) -> tuple[Goal, ...]:
+        if self._way is None or self._way >= len(self.ways):
+            return ()
+        return tuple(goal for goal in self.ways[self._way] if goal.mode is Mode.ENFORCE)
+
+    def hold(self, way: int | None) -> Applied:
+        """Hold batch VMs that way from now on, in the ticks that follow, too; None: let go of them.
+
+        Only what concerns their CPU groups is looked at and written, and nothing that another tool changed: that is
+        for the next tick to tell.
+        """
+        concerned = {goal.key.uuid for goal in self._held_goals()}
+        self._way = way
+        concerned |= {goal.key.uuid for goal in self._held_goals()}
+        if self._planned is None or not concerned:
+            return Applied()
+        seen, make = self._planned
+        plan = make()
+        instances = {uuid: seen.reading.states[uuid].instance for uuid in concerned}
+        now = replace(seen, reading=read_host(self.host, instances, self.clock().monotonic_s))
+        goals = (goal for goal in held(plan, self._held_goals()).goals if _is_held(goal.key, now))
+        targets = self._targets(now)
+        values = {key: value for key, value in _values(now).items() if _is_held(key, now)}
+        ledger = {key: owned for key, owned in self._ledger(targets, None).items() if _is_held(key, now)}
+        changes = self._differences(replace(plan, goals=tuple(goals)), now, targets, values, ledger)
+        meddled = {change.key.uuid for change in changes if change.action is Action.LEAVE}
+        changes = tuple(change for change in changes if change.key.uuid not in meddled)
+        return apply(changes, targets, self.host, self.journal, self.limits)
 
     def _begin(self) -> tuple[Clock, tuple[Problem, ...]]:
         """Forget knobs of processes that ended: the settings ended with them."""
@@ -142,21 +225,21 @@ class ControlLoop:
 
     def _plan(self, seen: Observation) -> Planned:
         if seen.snapshot.host.mode is Mode.RELEASED:
-            return Planned(self._released(_HOST_RELEASED))
+            return self._released(_HOST_RELEASED)
         return self._planner.plan(seen.snapshot, seen.specs, seen.reading, self.journal)
 
-    def _released(self, reason: str) -> Plan:
+    def _released(self, reason: str) -> Planned:
         """Nothing is wanted: what is owned is restored."""
         self._planner.forget_notes()
-        return Plan(undo_reason=reason)
+        return Planned(lambda: Plan(undo_reason=reason), undo_reason=reason)
 
     def _carry_out(self, started: Clock, seen: Observation, planned: Planned, *, only: str | None = None) -> TickResult:
         """Apply a plan, divide the cache, and say what came of it. ``only``: nothing but that VM is touched."""
         self._note_online(seen.snapshot.capabilities.online_cpus)
-        applied = Applied() if planned.plan is None else self._apply(planned.plan, seen, only)
+        applied = self._apply(planned, seen, only)
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
-            undo_reason = planned.plan.undo_reason if planned.plan else _HOST_RELEASED
+            undo_reason = planned.undo_reason if planned.plan else _HOST_RELEASED
             cache = self._cache.tick(cache_seen(seen, applied.written, undo_reason, only))
         counters, uncounted = self._counters()
         self.host.forget(frozenset(state.instance for state in seen.reading.states.values()))
@@ -186,13 +269,15 @@ class ControlLoop:
         changed = self._online is not None and self._online != online
         self._online, self._replugged = online, _REPLUGGED_TICKS if changed else max(self._replugged - 1, 0)
 
-    def _apply(self, plan: Plan, seen: Observation, only: str | None) -> Applied:
-        inputs = self._inputs(plan, seen, only)
+    def _apply(self, planned: Planned, seen: Observation, only: str | None) -> Applied:
+        if planned.plan is None:
+            return Applied()
+        inputs = self._inputs(planned, seen, only)
         if inputs == self._nothing_to_do_for:
             return Applied()
         targets, values = self._targets(seen), _values(seen)
         ledger = self._ledger(targets, only)
-        changes = self._differences(plan, seen, targets, values, ledger)
+        changes = self._differences(planned.plan(), seen, targets, values, ledger)
         self._nothing_to_do_for = None if changes else inputs
         # Seen as we left it; what could not be read now may be as it was before.
         unsettled = {key for key, owned in ledger.items() if not owned.settled}
@@ -201,21 +286,22 @@ class ControlLoop:
         self.journal.settle(untouched)
         return applied
 
-    def _inputs(self, plan: Plan, seen: Observation, only: str | None) -> tuple[object, ...]:
+    def _inputs(self, planned: Planned, seen: Observation, only: str | None) -> tuple[object, ...]:
         """All that the changes follow from: mostly that of the tick before, for which there was nothing to do."""
         reading, capabilities = seen.reading, seen.snapshot.capabilities
         return (
             self.journal.revision,
             reading.knobs,
             reading.own_knobs,
+            reading.batch_group,
             [state.instance for state in reading.states.values()],
             capabilities.online_cpus,
             capabilities.weights,
             seen.snapshot.host,
             seen.specs,
             only,
-            plan.undo_reason,
-            [(goal.key, goal.value, goal.mode) for goal in plan.goals],
+            planned.undo_reason,
+            planned.follows_from,
         )
 
     def _targets(self, seen: Observation) -> dict[str, Target]:
@@ -237,8 +323,12 @@ class ControlLoop:
         scale = seen.snapshot.capabilities.weights
         adoptions = {domain: target.adoptions for domain, target in targets.items()}
         scopes = {domain for domain, state in seen.reading.states.items() if state.in_scope}
+        group = seen.reading.batch_group
+        if group is not None and group.of_systemd:
+            scopes.add(HOST_UUID)
         default, online = scale.default if scale else None, seen.snapshot.capabilities.online_cpus
-        found = HostValues(values, online, default, adoptions, scopes, self._replugged > 0)
+        gone = group is not None and not group.exists
+        found = HostValues(values, online, default, adoptions, scopes, self._replugged > 0, gone)
         return diff(plan, found, ledger)
 
     def _ledger(self, targets: Mapping[str, Target], only: str | None) -> dict[KnobKey, Owned]:
@@ -281,3 +371,8 @@ def _values(seen: Observation) -> dict[KnobKey, KnobValue]:
     for knobs in seen.reading.knobs.values():
         values |= knobs
     return values
+
+
+def _is_held(key: KnobKey, seen: Observation) -> bool:
+    """Whether it is a setting of the CPU group of a VM that could be read."""
+    return key.knob in _OF_CPU_GROUPS and key.uuid in seen.reading.states

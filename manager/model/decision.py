@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from manager.model.host import Capabilities
+from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities
 from manager.model.knobs import KnobKey, KnobValue
 from manager.model.registration import Application, HostSpec, Mode, VmClass, VmSpec
 from manager.model.window import SlaState, Window
@@ -20,7 +20,7 @@ class VmView:
     ``run_delay_share`` the seconds its vCPUs waited for a pCPU per second (so up to the number of its vCPUs), and
     ``vcpu_pcpus`` the CPU seconds a second that each vCPU used and ``vcpu_waits`` those that each waited for a pCPU, in
     their order, empty where that is not known. ``weight`` is None where it has none, as in the idle class; ``idle``
-    where the kernel has no such class.
+    where the kernel has no such class, ``batch_group`` where it cannot be moved into one (see ``VmState``).
     """
 
     spec: VmSpec
@@ -36,6 +36,7 @@ class VmView:
     iothreads: tuple[int, ...] = ()
     idle: bool | None = None
     quota_period_us: int | None = None
+    batch_group: int | None = None
 
     @property
     def name(self) -> str:
@@ -76,6 +77,7 @@ class Snapshot:
     vms: tuple[VmView, ...] = ()
     applications: tuple[ApplicationView, ...] = ()
     ahead_s: float = 0.0
+    batch_group: BatchGroup = NO_BATCH_GROUP
 
     @property
     def steady_s(self) -> float:
@@ -165,6 +167,10 @@ class Goal(NamedTuple):
     mode: Mode
 
 
+NOT_MANAGED = "no longer managed here"
+"""Why the settings of VMs go back to their originals that are not registered for this host any more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The settings wanted on the host, at most one goal a knob, sorted by knob.
@@ -173,7 +179,7 @@ class Plan:
     """
 
     goals: tuple[Goal, ...] = ()
-    undo_reason: str = "no longer managed here"
+    undo_reason: str = NOT_MANAGED
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ class Capabilities:
     scheduler_is_ours: bool = False
     limits_real_time: Annotated[bool, Field(description="the kernel limits real-time threads by cgroup")] = False
     limits: Annotated[tuple[SafeText, ...], Field(description="what the agent's settings forbid")] = ()
+    needs_batch_group: Annotated[
+        bool | None, Field(description="beside several batch VMs, wake-ups are late; null: not known")
+    ] = None
     __pydantic_config__: ClassVar = CLOSED
 
 
@@ -102,6 +105,7 @@ class VmState(NamedTuple):
     ``idle`` and ``quota`` None: the kernel has no such file for it. ``iothread_cpus`` is by number of the I/O thread.
     ``memory_nodes`` are the NUMA nodes its memory is bound to, empty where it is not. ``in_scope``: its cgroup is a
     scope of systemd, which writes all values there anew as it knows them whenever it loads its units again.
+    ``batch_group``: OUTSIDE, INSIDE or PARTLY; None where it cannot be moved into one.
     """
 
     instance: VmInstance
@@ -114,14 +118,21 @@ class VmState(NamedTuple):
     quota: Quota | None = None
     memory_nodes: frozenset[int] = frozenset()
     in_scope: bool = False
+    batch_group: int | None = None
+    known: Mapping[KnobKey, KnobValue] | None = None
+    """What ``knobs`` answers, where who read them has it from before: mostly nothing has changed."""
 
     def knobs(self) -> Mapping[KnobKey, KnobValue]:
         """All knobs of the VM with what they hold now, in their order; shared, so not to be changed."""
+        if self.known is not None:
+            return self.known
         vcpu_cpus = tuple((vcpu.index, vcpu.cpus) for vcpu in self.vcpus)
         quota_us = None if self.quota is None else self.quota.quota_us
-        return _knobs(
-            self.instance.uuid, vcpu_cpus, self.emulator_cpus, self.iothread_cpus, self.idle, quota_us, self.weight
-        )
+        numbers = (self.batch_group, None if self.idle is None else int(self.idle), quota_us, self.weight)
+        return _knobs(self.instance.uuid, vcpu_cpus, self.emulator_cpus, self.iothread_cpus, numbers)
+
+
+_NUMBERS = (Knob.BATCH_GROUP, Knob.IDLE, Knob.QUOTA, Knob.WEIGHT)
 
 
 @lru_cache(maxsize=4096)
@@ -130,17 +141,29 @@ def _knobs(
     vcpu_cpus: tuple[tuple[int, CpuSet], ...],
     emulator_cpus: CpuSet,
     iothread_cpus: tuple[tuple[int, CpuSet], ...],
-    idle: bool | None,
-    quota_us: int | None,
-    weight: int | None,
+    numbers: tuple[int | None, ...],
 ) -> Mapping[KnobKey, KnobValue]:
     """Most VMs hold the same values tick after tick."""
     values: dict[KnobKey, KnobValue] = {KnobKey(uuid, Knob.VCPU_PIN, index): cpus for index, cpus in vcpu_cpus}
     values[KnobKey(uuid, Knob.EMULATOR_PIN)] = emulator_cpus
     values |= {KnobKey(uuid, Knob.IOTHREAD_PIN, number): cpus for number, cpus in iothread_cpus}
-    numbers = ((Knob.IDLE, None if idle is None else int(idle)), (Knob.QUOTA, quota_us), (Knob.WEIGHT, weight))
-    values |= {KnobKey(uuid, knob): value for knob, value in numbers if value is not None}
+    values |= {KnobKey(uuid, knob): held for knob, held in zip(_NUMBERS, numbers, strict=True) if held is not None}
     return dict(sorted(values.items(), key=lambda item: item[0]))
+
+
+@dataclass(frozen=True, slots=True)
+class BatchGroup:
+    """The group that holds all batch VMs. ``strangers`` counts the VMs in it that are not ours to decide for.
+
+    ``of_systemd``: it is a slice, which systemd makes when a VM starts in it, and removes with the last one.
+    """
+
+    exists: bool = False
+    strangers: int = 0
+    of_systemd: bool = False
+
+
+NO_BATCH_GROUP = BatchGroup()
 
 
 @dataclass(frozen=True, slots=True)

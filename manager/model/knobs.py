@@ -31,6 +31,9 @@ LEAST_QUOTA_US = 1000
 class Knob(StrEnum):
     """A setting that Equipoise drives; ``spec`` is its row of the table."""
 
+    BATCH_GROUP = "batch_group"
+    BATCH_IDLE = "batch_idle"
+    BATCH_WEIGHT = "batch_weight"
     IDLE = "idle"
     QUOTA = "quota"
     WEIGHT = "weight"
@@ -83,11 +86,14 @@ class Scope(StrEnum):
 class Family(StrEnum):
     """Knobs that are read and written together, by one file of ``manager/host``.
 
-    Those of the CPU cgroup and pins are read of each VM in each tick; warps and scheduling only of VMs that have, or
-    are to have, them; interrupts where they are steered. The cache has a keeper and a port of its own.
+    Those of the CPU cgroup, pins, and whether it is in the batch group are read of each VM in each tick; warps and
+    scheduling only of VMs that have, or are to have, them; interrupts where they are steered, the batch group where
+    there is to be one. The cache has a keeper and a port of its own.
     """
 
     CPU_GROUP = "cpu-group"
+    MEMBERSHIP = "membership"
+    BATCH_GROUP = "batch-group"
     PIN = "pin"
     INTERRUPT = "interrupt"
     WARP = "warp"
@@ -98,7 +104,7 @@ class Family(StrEnum):
     @property
     def apart(self) -> bool:
         """Whether it is read apart from the state of a VM, only where it was changed or is to be."""
-        return self not in {Family.CPU_GROUP, Family.PIN, Family.CACHE}
+        return self not in {Family.CPU_GROUP, Family.MEMBERSHIP, Family.PIN, Family.CACHE}
 
 
 class Control(StrEnum):
@@ -111,6 +117,7 @@ class Control(StrEnum):
     PIN = "pin"
     IDLE = "idle"
     QUOTA = "quota"
+    BATCH_GROUP = "batch-group"
     NICE = "nice"
     WARP = "warp"
     CACHE = "cache"
@@ -127,6 +134,7 @@ class Order(StrEnum):
     ANY = "between"
     REAL_TIME_LAST = "threads leave real-time early and enter it last"
     NESTED = "limits shrink from the inside, then grow from the outside"
+    GROUP_FIRST = "before VMs leave the group"
     STEPS = "in the steps of the cache's keeper"
 
 
@@ -136,6 +144,7 @@ class Undo(StrEnum):
     WRITTEN = "the original is written"
     IF_THERE = "the original is written, unless its thread, group or scheduler ended"
     INHERITED = "the original is written, and to threads that came later that of the emulator"
+    MOVED = "the VM's threads move back"
     REMOVED = "VMs move back, and the group is removed"
 
 
@@ -265,6 +274,9 @@ _CGROUP = "Documentation/admin-guide/cgroup-v2.rst"
 _RESCTRL = "Documentation/filesystems/resctrl.rst"
 _SCHEDULER = {UNLOADED: "not loaded", LOADED: "loaded", EJECTED: "ejected", OUTDATED: "another version"}
 
+OUTSIDE, INSIDE, PARTLY = 0, 1, 2
+"""Where a VM is: in the group that libvirt made for it, in the batch group, or some of its threads in either."""
+
 _pin = partial(
     KnobSpec,
     family=Family.PIN,
@@ -288,7 +300,44 @@ _real_time_limit = partial(
     undo=Undo.IF_THERE,
 )
 
+_batch = partial(
+    KnobSpec,
+    scope=Scope.HOST,
+    family=Family.BATCH_GROUP,
+    document=_CGROUP,
+    order=Order.GROUP_FIRST,
+    undo=Undo.IF_THERE,
+    control=Control.BATCH_GROUP,
+)
+
 KNOBS: Mapping[Knob, KnobSpec] = {
+    Knob.BATCH_GROUP: KnobSpec(
+        "batch group",
+        "Whether the VM is in the one group that holds all batch VMs: then each pCPU's queue has one of them.",
+        Scope.VM,
+        Family.MEMBERSHIP,
+        Number("", OUTSIDE, INSIDE, usual=OUTSIDE, names={OUTSIDE: "outside", INSIDE: "inside", PARTLY: "partly"}),
+        Control.BATCH_GROUP,
+        "tasks of a group (v1); with systemd the VM's partition, see `equipoise partition`",
+        "Documentation/admin-guide/cgroup-v1/cgroups.rst",
+        "batch-group",
+        undo=Undo.MOVED,
+        resets=frozenset({PARTLY}),  # a vCPU was plugged, or a crash came between
+    ),
+    Knob.BATCH_IDLE: _batch(
+        "idle class of the batch group",
+        "All batch VMs in the batch group yield to all others at once.",
+        value=Number("", 0, 1, usual=0, names={0: "off", 1: "on"}),
+        interface="cpu.idle",
+        probe="cpu-idle",
+    ),
+    Knob.BATCH_WEIGHT: _batch(
+        "CPU weight of the batch group",
+        "Share of the CPU time that all batch VMs in the batch group get together.",
+        value=Number("", 1, 262_144),
+        interface="cpu.weight, cpu.shares (v1)",
+        probe="cpu-weight",
+    ),
     Knob.IDLE: KnobSpec(
         "idle class",
         "A VM in the kernel's idle class yields to all others at once, and has no weight.",
@@ -458,6 +507,9 @@ def of_family(*families: Family) -> frozenset[Knob]:
 
 
 PINS = of_family(Family.PIN)
+BATCH_GROUPS = of_family(Family.BATCH_GROUP)
+IDLE_CLASSES = {Knob.WEIGHT: Knob.IDLE, Knob.BATCH_WEIGHT: Knob.BATCH_IDLE}
+"""The idle class of the group that has a weight, which is lost there."""
 WARPS = of_family(Family.WARP)
 SCHEDULINGS = of_family(Family.SCHEDULING)
 

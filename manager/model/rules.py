@@ -24,6 +24,17 @@ class BatchPlacement(StrEnum):
     SINGLE = "single"
 
 
+class BatchGroupUse(StrEnum):
+    """Whether all batch VMs are put below one control group (docs/concepts/placement.md, "The batch group").
+
+    ``auto``: where the kernel was found to need it; ``on``: where it can be done.
+    """
+
+    OFF = "off"
+    AUTO = "auto"
+    ON = "on"
+
+
 class IrqSteering(StrEnum):
     """Which pCPUs serve the interrupts of network interfaces.
 
@@ -74,6 +85,13 @@ class PlacementRules:
     demand_window_s: Annotated[
         float, Field(ge=1, le=3_600, description="time over which the CPU use of vCPUs is averaged")
     ] = 60.0
+    batch_group: Annotated[
+        BatchGroupUse,
+        Field(
+            description="all batch VMs below one control group: off; auto: where the kernel was found to need it; on:"
+            " where it can be done"
+        ),
+    ] = BatchGroupUse.AUTO
     __pydantic_config__: ClassVar = CLOSED
 
 

@@ -159,6 +159,16 @@ class BatchStatus(Schema):
     raised: bool = Field(description="they got too little: they have more weight, and left the idle class")
 
 
+class GuardStatus(Schema):
+    """What the guard of a host did since its agent started."""
+
+    acts: bool = Field(description="false: it only tells what it would have done")
+    holding: bool = Field(description="an episode is under way: batch VMs are held")
+    episodes: Count
+    held_s: float = Field(ge=0, description="time for which batch VMs were held")
+    last: Text = Field(default="", description="the last episode, in words; empty: there was none")
+
+
 MOST_BUSY_VMS = 32
 MOST_VCPUS = 256
 MOST_PCPUS = 8192
@@ -195,6 +205,7 @@ class TickStatus(Schema):
     )
     batch_cpu_share: Share | None = Field(default=None, description="share used by batch VMs; null as above")
     batch: BatchStatus | None = Field(default=None, description="null: no batch VM is controlled")
+    guard: GuardStatus | None = Field(default=None, description="null: it is switched off")
     observed: list[KnobChange] = Field(
         default_factory=list, description="of the host itself: what is not written because of mode observe"
     )

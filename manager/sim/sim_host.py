@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from manager.errors import HostError, VmVanished
 from manager.model.finding import Finding, FindingStatus
-from manager.model.host import CPU_SHARES_V1, Capabilities, CpuTimes, Discovery, VcpuState, VmInstance, VmState
+from manager.model.host import (
+    CPU_SHARES_V1,
+    NO_BATCH_GROUP,
+    BatchGroup,
+    Capabilities,
+    CpuTimes,
+    Discovery,
+    VcpuState,
+    VmInstance,
+    VmState,
+)
 from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.topology import Topology
 from manager.sim.scenario import FaultKind, Scenario
@@ -110,6 +120,13 @@ class SimHost:
         return VmState(vm.instance, self._ns(self.world.vm_cpu_s(vm)), weight, vcpus, vm.emulator, idle=idle)
 
     @in_step
+    def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:
+        """How long the vCPUs of these VMs have waited, in nanoseconds; here a wait counts while it lasts."""
+        cpus, now_s = self.world.cpus, self.world.now_s
+        vcpus = (self._require(one).vcpus if self.is_alive(one) else () for one in instances)
+        return [tuple(self._ns(cpus.delay_s(vcpu, now_s)) for vcpu in of_vm) for of_vm in vcpus]
+
+    @in_step
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what it then holds. Raises VmVanished, HostError.
 
@@ -156,6 +173,10 @@ class SimHost:
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
         """None: a simulated host has no network interfaces, and its kernel neither warps nor policies of vCPUs."""
         return {}
+
+    def batch_group(self) -> BatchGroup:
+        """The simulated scheduler has no need of one."""
+        return NO_BATCH_GROUP
 
     def warp_counters(self) -> Mapping[str, int]:
         """None: there is no scheduler of ours."""

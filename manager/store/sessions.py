@@ -7,14 +7,14 @@ import hmac
 import re
 import secrets
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from sqlalchemy import delete, select, update
 from sqlalchemy.orm import Session
 
-from manager.errors import SignInRefused
+from manager.errors import DatabaseUnavailable, SignInRefused
 from manager.model.fields import NAME_PATTERN
 from manager.rate_limit import Turns
 from manager.store.access_models import SessionRow, TokenRow, UserRow
@@ -112,7 +112,7 @@ def find_session(
 ) -> SignedIn | None:
     """The session of a secret, or None where it has ended.
 
-    Notes the use, at most once a minute; ``used`` false: only asks whether it goes on.
+    Notes the use, at most once a minute and where that can be written; ``used`` false: only asks whether it goes on.
     """
     with database.reading() as session:
         session_and_owner = _find(session, secret)
@@ -126,7 +126,7 @@ def find_session(
     if isinstance(owner, TokenRow) and has_expired(owner, now):
         return None
     if used and now - row.last_seen_at >= _LAST_SEEN_STEP:
-        with database.writing() as session:
+        with suppress(DatabaseUnavailable), database.writing() as session:
             session.execute(update(SessionRow).where(SessionRow.id == row.id).values(last_seen_at=now))
     return SignedIn(secret, _principal(owner))
 

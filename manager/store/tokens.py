@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -12,7 +13,7 @@ from enum import StrEnum
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from manager.errors import Conflict, InvalidRequest
+from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest
 from manager.model.fields import NAME_MAX
 from manager.store.access_models import TokenRow
 from manager.store.database import Database
@@ -141,7 +142,7 @@ def free_name(session: Session, wanted: str) -> str:
 def authenticate(database: Database, secret: str, now: datetime) -> Principal | None:
     """Whose secret this is, or None, also once it has expired.
 
-    Notes the use, at most once a minute: reads must not all become writes.
+    Notes the use, at most once a minute: reads must not all become writes, nor fail where nothing can be written.
     """
     query = select(TokenRow).where(TokenRow.secret_hash == hash_secret(secret))
     with database.reading() as session:
@@ -149,7 +150,7 @@ def authenticate(database: Database, secret: str, now: datetime) -> Principal | 
     if row is None or has_expired(row, now):
         return None
     if row.last_used_at is None or now - row.last_used_at >= _LAST_USED_STEP:
-        with database.writing() as session:
+        with suppress(DatabaseUnavailable), database.writing() as session:
             used = session.scalars(query.with_for_update()).one_or_none()
             if used is not None:
                 used.last_used_at = now

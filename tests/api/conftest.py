@@ -51,6 +51,7 @@ CAPABILITIES = {
     "scheduler": "",
     "scheduler_is_ours": False,
     "limits": [],
+    "needs_batch_group": True,
 }
 
 
@@ -149,6 +150,7 @@ def tick(**changes: Any) -> dict[str, Any]:
         "critical_cpu_share": 0.5,
         "batch_cpu_share": 0.25,
         "batch": {"cpu_share": 0.25, "floor": 0.01, "window_s": 60.0, "raised": False},
+        "guard": None,
         "observed": [],
         "assignment_revision": 3,
         "warp": None,

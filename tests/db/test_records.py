@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from sqlalchemy import select
 
-from manager.errors import Conflict, InvalidRequest, NotFound
+from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest, NotFound
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind, Severity
@@ -59,6 +59,10 @@ def event(second: float) -> dict[str, Any]:
         "kind": "overrun",
         "message": "a tick took too long",
     }
+
+
+def disk_full() -> NoReturn:
+    raise DatabaseUnavailable("database or disk is full")
 
 
 def store(database: Database, kind: Any, rows: Sequence[dict[str, Any]]) -> int:
@@ -191,6 +195,15 @@ def test_the_use_of_a_token_is_noted_at_most_once_a_minute(database: Database) -
         with database.reading() as session:
             noted.append(session.scalars(select(TokenRow.last_used_at)).one())
     assert noted == [NOW, NOW, NOW + timedelta(seconds=60)]
+
+
+def test_a_token_is_good_also_where_its_use_cannot_be_noted(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with database.registering() as session:
+        _, secret = create_token(session, "alice", Role.VIEWER, None, NOW)
+    monkeypatch.setattr(database, "writing", disk_full)
+    assert authenticate(database, secret, NOW) == Principal("alice", Role.VIEWER, None)
 
 
 def test_a_revoked_token_is_refused(database: Database) -> None:

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from typing import NoReturn
 
 import pytest
 from sqlalchemy import select
 
-from manager.errors import Conflict, InvalidRequest, NotFound, SignInRefused, SignInThrottled
+from manager.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    InvalidRequest,
+    NotFound,
+    SignInRefused,
+    SignInThrottled,
+)
 from manager.store import sessions, sign_in_throttle, users
 from manager.store.access_models import AuditRow, SessionRow, SignInFailureRow, UserRow
 from manager.store.audit import AuditFilter, list_audit
@@ -113,6 +121,16 @@ def test_a_user_signs_in_and_out(store: Database) -> None:
     sign_out(store, signed_in.secret, ADDRESS, NOW)
     assert find_session(store, signed_in.secret, NOW, DEFAULT_LIMITS) is None
     sign_out(store, signed_in.secret, ADDRESS, NOW)  # twice is no error
+
+
+def test_a_session_goes_on_where_its_use_cannot_be_noted(store: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    signed_in = enter(store)
+
+    def disk_full() -> NoReturn:
+        raise DatabaseUnavailable("database or disk is full")
+
+    monkeypatch.setattr(store, "writing", disk_full)
+    assert find_session(store, signed_in.secret, NOW + timedelta(minutes=2), DEFAULT_LIMITS) == signed_in
 
 
 def test_each_session_has_a_secret_and_a_csrf_token_of_its_own(store: Database) -> None:

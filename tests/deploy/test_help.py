@@ -120,7 +120,7 @@ def test_what_is_said_of_the_demonstration_is_what_it_takes() -> None:
     text = (TOP / "deploy/demo").read_text()
     assert {option.opts[0] for option in main.params} == {
         word
-        for word in ("--scenario", "--duration", "--json", "--picture", "--keep", "--no-wait")
+        for word in ("--scenario", "--batch", "--duration", "--json", "--picture", "--keep", "--no-wait")
         if f"  {word} " in text
     }
     assert f"each phase ({DEFAULT_PHASE_S:g}) or of each run ({DEFAULT_RUN_S:g})" in text

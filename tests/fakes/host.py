@@ -11,6 +11,7 @@ from manager.host.port import CachePort
 from manager.model.cpus import CpuSet
 from manager.model.host import (
     CPU_SHARES_V1,
+    BatchGroup,
     Capabilities,
     CpuTimes,
     Discovery,
@@ -21,8 +22,10 @@ from manager.model.host import (
     WeightScale,
 )
 from manager.model.knobs import (
+    BATCH_GROUPS,
     HOST_UUID,
     LEAST_QUOTA_US,
+    OUTSIDE,
     SCHEDULINGS,
     UNLIMITED,
     WARPS,
@@ -69,6 +72,7 @@ class FakeVm:
     warps: dict[Knob, int] = field(default_factory=dict)
     schedulings: dict[int, int] = field(default_factory=dict)
     runtimes: dict[tuple[Knob, int], int] = field(default_factory=dict)
+    place: int = OUTSIDE
 
 
 @dataclass
@@ -78,7 +82,7 @@ class FakeHost:
     ``mechanisms`` are those for warps that its kernel has; ``scheduler`` is the state of our sched_ext scheduler, which
     the kernel ``refuses`` or not, and ``others`` the name of somebody else's. ``warp_reads`` are the domains that were
     asked for their warps, ``leaving`` those that migrate to other hosts. ``limits``: it has CONFIG_RT_GROUP_SCHED, and
-    all VMs are below one group.
+    all VMs are below one group. ``strangers`` are VMs of others in the batch group.
     """
 
     cpus: int = 4
@@ -106,6 +110,10 @@ class FakeHost:
     limits: bool = False
     machine_us: int = 0
     pcpu_times: dict[int, tuple[int, int]] = field(default_factory=dict)
+    needs_batch_group: bool | None = None
+    strangers: int = 0
+    batch: dict[Knob, int] = field(default_factory=dict)
+    """The batch group's idle class and weight; empty: there is no such group."""
 
     @property
     def online(self) -> CpuSet:
@@ -126,6 +134,7 @@ class FakeHost:
             scheduler="equipoise_bvt" if ours else self.others,
             scheduler_is_ours=ours,
             limits_real_time=self.limits,
+            needs_batch_group=self.needs_batch_group,
         )
 
     @property
@@ -139,10 +148,21 @@ class FakeHost:
     def knobs(self, instance: VmInstance, family: Family) -> dict[KnobKey, KnobValue]:
         if family is Family.INTERRUPT:
             return self._interrupts()
+        if family is Family.BATCH_GROUP:
+            return self._batch()
         return self._scheduling(instance) if family is Family.SCHEDULING else self._warp(instance)
 
     def _interrupts(self) -> dict[KnobKey, KnobValue]:
         return {KnobKey(HOST_UUID, Knob.IRQ_AFFINITY, irq): cpus for irq, cpus in self.irqs.items()}
+
+    def _batch(self) -> dict[KnobKey, KnobValue]:
+        """A group in the idle class has no weight."""
+        weightless = self.batch.get(Knob.BATCH_IDLE) == 1
+        knobs = [knob for knob in self.batch if not (weightless and knob is Knob.BATCH_WEIGHT)]
+        return {KnobKey(HOST_UUID, knob): self.batch[knob] for knob in knobs}
+
+    def batch_group(self) -> BatchGroup:
+        return BatchGroup(bool(self.batch), self.strangers)
 
     def boot(self, name: str, vcpus: int = 1, pinned: CpuSet | None = None) -> str:
         """Start a domain; returns its UUID."""
@@ -159,6 +179,7 @@ class FakeHost:
         """The domain ends and libvirt has told so."""
         self.vms.pop(domain_uuid(name), None)
         self.listed.pop(domain_uuid(name), None)
+        self._tidy()
 
     def vanish(self, name: str) -> None:
         """The process ends before libvirt tells."""
@@ -171,6 +192,7 @@ class FakeHost:
             own[SCHEDULER] = self.scheduler
         if self.limits:
             own[MACHINE] = self.machine_us
+        own |= self._batch()
         for uuid in self.vms:
             own |= self._state(uuid).knobs() | self._warps(uuid) | self._schedulings(uuid)
         return own
@@ -251,6 +273,10 @@ class FakeHost:
             raise HostError("read: Input/output error", errno.EIO)
         return self._state(instance.uuid)
 
+    def waits(self, instances: Iterable[VmInstance]) -> list[tuple[int, ...]]:
+        alive = (self.vms[instance.uuid] if self.is_alive(instance) else None for instance in instances)
+        return [(vm.delay_ns,) * len(vm.vcpus) if vm else () for vm in alive]
+
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         if key.uuid != HOST_UUID:
             self._require(instance)
@@ -295,12 +321,37 @@ class FakeHost:
         elif key == MACHINE:
             self._limit(value, 0, (vm.runtimes.get((Knob.RT_RUNTIME, 0), 0) for vm in self.vms.values()))
             self.machine_us = value
+        elif key.knob in BATCH_GROUPS:
+            self._set_batch(key.knob, value)
+        elif key.knob is Knob.BATCH_GROUP:
+            self._move(self.vms[key.uuid], value)
         elif key.knob in SCHEDULINGS:
             self._set_scheduling(self.vms[key.uuid], key, value)
         elif key.knob in WARPS:
             self._set_warp(self.vms[key.uuid], key, value)
         else:
             self._set_number(self.vms[key.uuid], key.knob, value)
+
+    def _set_batch(self, knob: Knob, value: int) -> None:
+        if not self.batch or self.scale is None:
+            raise VmVanished("no batch group", errno.ENOENT)
+        if knob is Knob.BATCH_WEIGHT and self.batch[Knob.BATCH_IDLE]:
+            raise HostError("write: Invalid argument", errno.EINVAL)
+        if knob is Knob.BATCH_IDLE and self.batch[knob] != value:
+            self.batch[Knob.BATCH_WEIGHT] = self.scale.default
+        self.batch[knob] = value
+
+    def _move(self, vm: FakeVm, place: int) -> None:
+        if self.scale is None:
+            raise HostError("cannot be moved", errno.EOPNOTSUPP)
+        vm.place = place
+        if place and not self.batch:
+            self.batch = {Knob.BATCH_IDLE: 0, Knob.BATCH_WEIGHT: self.scale.minimum}
+        self._tidy()
+
+    def _tidy(self) -> None:
+        if not any(vm.place for vm in self.vms.values()):
+            self.batch = {}
 
     def _set_warp(self, vm: FakeVm, key: KnobKey, value: int) -> None:
         if key not in self._warps(key.uuid) or (key.knob is Knob.WARP and self.scheduler not in {LOADED, OUTDATED}):
@@ -410,4 +461,5 @@ class FakeHost:
             vm.idle if self.scale else None,
             vm.quota if self.scale else None,
             vm.nodes,
+            batch_group=vm.place if self.scale == CPU_SHARES_V1 else None,
         )

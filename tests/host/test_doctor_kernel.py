@@ -13,7 +13,7 @@ import pytest
 
 from manager.errors import HostError
 from manager.host.cgroup import cpu_controller, read_mounts
-from manager.host.doctor import scratch, weight_check
+from manager.host.doctor import batch_group_check, scratch, weight_check
 from manager.host.doctor.check import Subject
 from manager.host.doctor.checks import CHECKS
 from manager.host.doctor.scratch import remove_groups, scratch_group, scratch_process
@@ -25,6 +25,7 @@ from manager.model.finding import Finding
 from tests.host.conftest import REAL, until
 
 OURS = f"equipoise-doctor-{os.getpid()}"
+SAYS_READY = 'os.write(1, b"r")'  # what each scratch process's program begins with
 NO_PROCESS = 4_194_303  # above any pid: PID_MAX_LIMIT is 2^22
 
 
@@ -68,7 +69,7 @@ def children() -> set[int]:
                 command = (folder / "cmdline").read_text()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if int(fields[1]) == os.getpid() and scratch._PROGRAM in command:
+            if int(fields[1]) == os.getpid() and SAYS_READY in command:
                 found.add(int(folder.name))
     return found
 
@@ -120,7 +121,8 @@ def test_equal_weights_are_seen_as_weights_that_do_not_act(
 
 def test_quick_tries_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_check, "race", None)
-    for identity in ("cpu-weight-acts", "load-outside"):
+    monkeypatch.setattr(batch_group_check, "measure", None)
+    for identity in ("cpu-weight-acts", "batch-group", "load-outside"):
         found = look(identity, tmp_path, quick=True)
         assert (found.status, found.broken) == ("unknown", False)
         assert "--quick" in found.detail

@@ -42,7 +42,8 @@ def test_it_finds_what_the_command_finds_and_tries_weights_once(
     assert first["libvirt"].status is FindingStatus.WORKS
     assert "not tried, because of" not in first["cpu-weight-acts"].detail + first["load-outside"].detail
     second = {found.id: found for found in one.look()}
-    assert second["cpu-weight-acts"] == first["cpu-weight-acts"]
+    for identity in ("cpu-weight-acts", "batch-group"):
+        assert second[identity] == first[identity]
     assert "not tried, because of" not in second["load-outside"].detail
 
 

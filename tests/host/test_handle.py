@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from manager.errors import HostError, VmVanished
 from manager.host.cgroup import VmCgroup, find_vm_cgroup, read_mounts
 from manager.host.handle import VmHandle
 from manager.host.registry import CGROUP_USAGE, CGROUP_V1, CGROUP_V2, CgroupUsage
+from manager.host.write_watch import WriteWatch
 from manager.model.cpus import MAX_CPU
 from manager.model.host import Quota, VmState
 from manager.model.knobs import LEAST_QUOTA_US, UNLIMITED, Knob, KnobKey, KnobValue
@@ -38,14 +40,15 @@ def emulator_key(vm: QemuLike) -> KnobKey:
 NO_GROUP = VmCgroup(None, None, None, None)
 
 
-@pytest.fixture
-def handle(qemu: QemuLike, group: VmGroup) -> Iterator[VmHandle]:
-    """Of the VM in its groups, found as the agent finds it."""
+@pytest.fixture(params=["watched", "unwatched"])
+def handle(request: pytest.FixtureRequest, qemu: QemuLike, group: VmGroup) -> Iterator[VmHandle]:
+    """Of the VM in its groups, found as the agent finds it, with and without inotify."""
     group.take(qemu)
     cgroup = find_vm_cgroup(REAL, read_mounts(REAL), group.cpu, qemu.pid)
-    opened = VmHandle(REAL, qemu.instance, cgroup)
-    yield opened
-    opened.close()
+    with closing(WriteWatch()) as watch:
+        opened = VmHandle(REAL, qemu.instance, cgroup, watch if request.param == "watched" else None)
+        yield opened
+        opened.close()
 
 
 @pytest.fixture
@@ -88,6 +91,9 @@ def test_counters_grow_and_never_shrink(handle: VmHandle, qemu: QemuLike) -> Non
 
     qemu.tell("spin")
     until(grown, "CPU time and run-queue delay of both vCPUs grew")
+    before, waits, after = handle.read().vcpus, handle.waits(), handle.read().vcpus
+    for early, wait, late in zip(before, waits, after, strict=True):
+        assert 0 < early.run_delay_ns <= wait <= late.run_delay_ns
     qemu.tell("rest")
     for counter in counters(seen):
         assert counter == sorted(counter)
@@ -224,7 +230,9 @@ def test_a_vcpu_that_is_unplugged_does_not_take_the_vm_with_it(bare: VmHandle, q
     qemu.tell("end CPU 1/TCG")
     with pytest.raises(VmVanished):
         bare.write(vcpu_key(qemu, 1), ONLINE)
+    assert bare.waits() == (), "until it is known which are left"
     assert [vcpu.index for vcpu in bare.read().vcpus] == [0]
+    assert len(bare.waits()) == 1
 
 
 def test_a_vcpu_that_is_plugged_is_seen_at_the_second_reading(bare: VmHandle, qemu: QemuLike) -> None:
@@ -378,6 +386,49 @@ def test_a_quota_is_set_in_its_period_and_lifted(handle: VmHandle, qemu: QemuLik
     assert caught.value.errno == errno.EINVAL
     assert handle.write(key, UNLIMITED) == UNLIMITED
     assert handle.read().quota == Quota(UNLIMITED, 100_000)
+
+
+def test_what_another_tool_writes_is_in_the_next_reading(handle: VmHandle, group: VmGroup) -> None:
+    """Each setting by itself, also one that is written twice and one that is written by a file opened long before."""
+    folder = group.weight.parent
+    if not (folder / "cpu.cfs_quota_us").exists():
+        pytest.skip("NOT TESTED: no cgroup v1 here")
+    with (folder / "cpu.cfs_period_us").open("w") as period:
+        assert handle.read().quota == Quota(UNLIMITED, 100_000)
+        period.write("50000")
+        period.flush()
+        assert handle.read().quota == Quota(UNLIMITED, 50_000)
+    for quota_us in (30_000, 40_000):
+        (folder / "cpu.cfs_quota_us").write_text(f"{quota_us}")
+        assert handle.read().quota == Quota(quota_us, 50_000)
+    group.weight.write_text("3")  # as the idle class shows it
+    assert (handle.read().weight, handle.read().idle) == (3, False)
+    (folder / "cpu.idle").write_text("1")
+    assert (handle.read().weight, handle.read().idle) == (None, True)
+
+
+def test_what_is_known_from_the_reading_before_is_what_was_read(
+    handle: VmHandle, qemu: QemuLike, group: VmGroup
+) -> None:
+    """Whatever changed since, by us and by others; and the same object while nothing did."""
+
+    def read() -> Mapping[KnobKey, KnobValue]:
+        state = handle.read()
+        assert state.knobs() == state._replace(known=None).knobs()
+        return state.knobs()
+
+    group.weight.write_text("200")
+    before = read()
+    assert read() is before
+    for tid, key in ((qemu.tids["CPU 0/TCG"], vcpu_key(qemu)), (qemu.pid, emulator_key(qemu))):
+        os.sched_setaffinity(tid, {LAST})
+        assert read()[key] == {LAST}
+    group.weight.write_text("300")
+    assert read()[weight_key(qemu)] == 300
+    handle.write(vcpu_key(qemu), ONLINE)
+    assert read()[vcpu_key(qemu)] == ONLINE
+    qemu.tell("end CPU 1/TCG")
+    assert vcpu_key(qemu, 1) not in read()
 
 
 def test_a_quota_of_v2_is_read_with_its_period(qemu: QemuLike, tmp_path: Path) -> None:

@@ -105,6 +105,20 @@ def test_a_file_is_read_again_only_when_libvirt_wrote_it(root: Root, monkeypatch
     assert len(read) == 2
 
 
+def test_no_file_is_looked_at_while_their_folder_is_as_it_was_long_ago(root: Root) -> None:
+    folder = root.paths.pid_files
+    watch = MigrationWatch(root.paths)
+    note(root)
+    os.utime(folder, ns=(10**9, 10**9))
+    assert watch.migrating([WEB]) == set()
+    note(root, MIGRATING)
+    os.utime(folder, ns=(10**9, 10**9))  # as no libvirt does
+    assert watch.migrating([WEB]) == set()
+    assert watch.migrating([WEB, DB]) == {WEB.uuid}, "another domain runs"
+    note(root)
+    assert watch.migrating([WEB, DB]) == set(), "the folder changed"
+
+
 @dataclass
 class Watch:
     """Stands for the background thread that lists domains."""

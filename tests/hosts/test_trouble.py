@@ -194,9 +194,10 @@ def test_a_full_disk_stops_nothing_for_long(service: Controlled) -> None:
     assert "No space left" in host.output("echo more >/more").stderr
     refused = host.output(f'curl -sS -X PUT {API}/vms/{LATE.name} {JSON} -d \'{{"class": "batch", "weight": 9}}\'')
     assert '"status":503' in refused.stdout, refused
-    service.ticks()
     host.run("systemctl daemon-reload")  # systemd puts its own weights back, see docs/how-to/deployment.md
     service.is_in_force()
+    host.run("sleep 61")  # nor can be noted any more when a token was used
+    assert service.call("GET", f"/vms/{WEB.name}")["name"] == WEB.name, "what is there can be read"
     assert host.run(f"systemctl is-active {UNITS}").split() == ["active"] * 2
     host.run("rm /full /more")
     service.register(LATE.name, "batch", weight=9)

@@ -16,6 +16,7 @@ from tests.kernel.emulator import fair_qemu, installed_qemu
 from tests.kernel.machine import Machine
 
 LOAD = Path(__file__).parent / "inside/warp/load.c"
+CROWD = Path(__file__).parent / "inside/tail/crowd.c"
 
 # Each takes minutes; beside other work, with what that leaves, half an hour.
 PATIENCE_S = 3000.0
@@ -26,11 +27,20 @@ def warp_files(cache: Path, run: Runner) -> dict[str, bytes]:
     toolchain = fetch_toolchain(cache, run)
     found = {"bin/bpftool": toolchain.bpftool.read_bytes()}
     found |= {target: source.read_bytes() for target, source in libraries(toolchain.bpftool, run).items()}
+    return found | {"bin/load": built(LOAD, run)}
+
+
+def tail_files(_cache: Path, run: Runner) -> dict[str, bytes]:
+    """Threads like those of VMs."""
+    return {"bin/crowd": built(CROWD, run)}
+
+
+def built(source: Path, run: Runner) -> bytes:
+    """A program that needs no library."""
     with tempfile.TemporaryDirectory() as scratch:
-        program = Path(scratch) / "load"
-        run(["gcc", "-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(LOAD), "-lm"])
-        found["bin/load"] = program.read_bytes()
-    return found
+        program = Path(scratch) / source.stem
+        run(["gcc", "-O2", "-static", "-Wall", "-Wextra", "-Werror", "-o", str(program), str(source), "-lm"])
+        return program.read_bytes()
 
 
 def counting(instruction_ns: int, cpus: int) -> tuple[str, ...]:
@@ -67,6 +77,18 @@ def sched_ext_machine(cpus: int) -> Machine:
     )
 
 
+def tail_machine() -> Machine:
+    """A guest with two CPUs, on which VMs' groups have several threads."""
+    return dataclasses.replace(
+        cgroup_v2_machine(),
+        mounts=(("cgroup2", "/sys/fs/cgroup"), ("debugfs", "/sys/kernel/debug"), ("tracefs", "/sys/kernel/tracing")),
+        files=tail_files,
+        # Else a CPU that is idle wakes up milliseconds late.
+        command_line="idle=poll",
+        seed=1,
+    )
+
+
 def resctrl_machine(fetch: Fetch) -> Machine:
     """A guest with two sockets, each with a cache that can be divided."""
     return Machine(
@@ -89,6 +111,7 @@ MACHINES = {
     "warp_smp": sched_ext_machine(4),
     "agent": dataclasses.replace(sched_ext_machine(1), packages=("pytest", "equipoise"), memory_mib=1024),
     "cgroup_v2": cgroup_v2_machine(),
+    "tail": tail_machine(),
     "resctrl": resctrl_machine(with_cache_allocation(fetch_kernel)),
     "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),
     "resctrl_mba": resctrl_machine(with_bandwidth_allocation(fetch_sched_ext_kernel)),

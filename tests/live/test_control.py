@@ -42,6 +42,10 @@ NAMES = [CACHE.name, BATCH.name, STRANGER.name]
 CRITICAL = 10_000
 
 
+OWN_GROUPS = {"mode": "enforce", "placement": {"batch_group": "off"}}
+"""Each VM has its weight in a group of its own."""
+
+
 def smallest() -> int:
     return 2 if is_v1(BATCH) else 1
 
@@ -256,14 +260,14 @@ def test_libvirtd_restarts(vms: dict[str, str], service: Service, open_lab: Call
     stop_libvirtd()
     try:
         until(lambda: not service.reports()["libvirt_connected"], "the agent to notice")
-        service.client.request("PUT", f"/hosts/{HOST}", body={"mode": "enforce", "policy": "equal", "pinning": False})
+        service.client.request("PUT", f"/hosts/{HOST}", body={**OWN_GROUPS, "policy": "equal", "pinning": False})
         until(lambda: weight(CACHE) == weight(BATCH) == weight(STRANGER), "control to go on without libvirtd")
     finally:
         start_libvirtd()
     until(lambda: service.reports()["libvirt_connected"], "the agent to be connected again")
     fresh = open_lab()
     service.client.request("PUT", f"/vms/{STRANGER.name}", body={"class": "batch"})
-    service.client.request("PUT", f"/hosts/{HOST}", body={"mode": "enforce", "policy": "priority"})
+    service.client.request("PUT", f"/hosts/{HOST}", body={**OWN_GROUPS, "policy": "priority"})
     fresh.destroy(STRANGER)
     fresh.start(STRANGER)
     until(lambda: weight(STRANGER) == smallest(), "a VM started afterwards to be found")

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from deploy.lab.lab_vms import GuestRole, LabHost, LabVm
-from tests.live.conftest import HOST, LIVE_PREFIX, Service, is_untouched, is_v1, until, weight_file
+from tests.live.conftest import HOST, LIVE_PREFIX, Service, before_all_else, is_untouched, until
 
 ALL = frozenset(os.sched_getaffinity(0))
 LOPSIDED = LabVm(f"{LIVE_PREFIX}lopsided", GuestRole.BATCH, "192.168.122.247", vcpus=2, options={"busy_vcpus": 1})
 FULL, IDLE = 0.75, 0.25
-MOST_SHARES, MOST_WEIGHT = 262_144, 10_000
 
 pytestmark = [pytest.mark.live, pytest.mark.skipif(len(ALL) < 2, reason="NOT TESTED: needs a pCPU for each vCPU")]
 
@@ -28,18 +26,6 @@ def lopsided(quiet: None, lab: LabHost) -> Iterator[None]:
     lab.wait_ready(LOPSIDED)
     yield
     lab.destroy(LOPSIDED)
-
-
-@contextmanager
-def before_all_else(vm: LabVm) -> Iterator[None]:
-    """VMs have more weight than all that runs beside them: where one waited for its pCPU, that would be the cause."""
-    of_machine = weight_file(vm).parents[1] / weight_file(vm).name
-    original = of_machine.read_text()
-    of_machine.write_text(str(MOST_SHARES if is_v1(vm) else MOST_WEIGHT))
-    try:
-        yield
-    finally:
-        of_machine.write_text(original)
 
 
 def test_a_full_vcpu_is_told_of_and_is_the_likely_cause(lopsided: None, service: Service) -> None:

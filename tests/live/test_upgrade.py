@@ -16,9 +16,10 @@ from tests.live.test_control import CRITICAL, smallest
 
 pytestmark = pytest.mark.live
 
-OLDER = "ceaca0646a26dff862c49607c991e8c982ac3e74"
-"""A commit of main: the last change which older versions cannot follow, in what agents and managers exchange, in
-the journal, or, until the first release, in the first migration. Who makes such a change moves it."""
+OLDER = "manager/loop/guard.py"
+"""The older program is the commit that added this file: it came with the last change which older versions cannot
+follow, in what agents and managers exchange, in the journal, or, until the first release, in the first migration. Who
+makes such a change names a file that it adds."""
 REVISION = "0001"
 """Of its tables."""
 
@@ -27,9 +28,11 @@ REVISION = "0001"
 def older(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The same service by the older program."""
     tree = tmp_path_factory.mktemp("older")
-    packed = subprocess.run(["git", "-C", TOP, "archive", OLDER], capture_output=True, check=False)
-    if packed.returncode:
+    added = ["git", "-C", TOP, "log", "-1", "--diff-filter=A", "--format=%H", "--", OLDER]
+    commit = subprocess.run(added, capture_output=True, text=True, check=False).stdout.strip()
+    if not commit:
         pytest.skip("this checkout has no history: the older program is not in it")
+    packed = subprocess.run(["git", "-C", TOP, "archive", commit], capture_output=True, check=True)
     subprocess.run(["tar", "x", "-C", tree], input=packed.stdout, check=True)
     made = replace(service, tree=tree)
     yield made

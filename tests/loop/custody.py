@@ -7,7 +7,17 @@ from dataclasses import dataclass
 
 from manager.loop.tick import TickResult
 from manager.model.decision import Owned
-from manager.model.knobs import HOST_UUID, SCHEDULINGS, Knob, KnobKey, KnobValue, knob_text
+from manager.model.knobs import (
+    BATCH_GROUPS,
+    HOST_UUID,
+    IDLE_CLASSES,
+    PARTLY,
+    SCHEDULINGS,
+    Knob,
+    KnobKey,
+    KnobValue,
+    knob_text,
+)
 from manager.model.records import OutcomeKind
 from manager.model.warp import EJECTED
 from tests.loop.stage import Stage, is_pin
@@ -43,6 +53,7 @@ def violations(walk: Walk) -> list[str]:
     """What nobody accounts for on the host, whenever the agent may have died."""
     stage, ledger = walk.stage, ledger_of(walk)
     settings = stage.host.settings()
+    default = stage.host.scale.default if stage.host.scale else None  # what whoever leaves the idle class gets anyway
     found: list[str] = []
     for key, value in settings.items():
         original = stage.originals.get(key)
@@ -50,7 +61,8 @@ def violations(walk: Walk) -> list[str]:
             if value != stage.others[key]:
                 found.append(f"{name(key, value)}, which overwrites somebody else's")
             continue
-        if original is None and key.knob is Knob.WEIGHT and stage.originals[KnobKey(key.uuid, Knob.IDLE)] == 1:
+        idle = IDLE_CLASSES.get(key.knob)
+        if original is None and idle and stage.originals[KnobKey(key.uuid, idle)] == 1:
             continue  # it had none in the operator's idle class, and is to lose it again with that
         if stage.is_original(key, value):
             continue
@@ -62,10 +74,11 @@ def violations(walk: Walk) -> list[str]:
         elif not stage.is_original(key, owned.original):
             found.append(f"{name(key, value)}, and the journal's original is {knob_text(owned.original)}")
     for key, value in settings.items():
-        if key.knob is Knob.IDLE and value == 1 and stage.originals[key] == 0:
-            weight = KnobKey(key.uuid, Knob.WEIGHT)
+        if key.knob in IDLE_CLASSES.values() and value == 1 and stage.originals[key] == 0:
+            weight = KnobKey(key.uuid, next(knob for knob, idle in IDLE_CLASSES.items() if idle is key.knob))
             owned = ledger.get(weight)
-            if owned is None or owned.original != stage.originals[weight]:
+            original = stage.originals[weight]
+            if original != default and (owned is None or owned.original != original):
                 found.append(f"{name(key, value)}, and the journal does not know the weight before")
     return found
 
@@ -73,7 +86,8 @@ def violations(walk: Walk) -> list[str]:
 def _is_wanted(walk: Walk, ledger: Mapping[KnobKey, Owned], key: KnobKey, value: KnobValue) -> bool:
     """Whether a plan wanted that, or the kernel made it of what a plan wanted."""
     wanted = walk.wanted.get(key, set()) | ({EJECTED} if key.knob is Knob.SCHEDULER else set())
-    if key.knob is Knob.WEIGHT:  # leaving the idle class, before the weight is written
+    wanted |= {PARTLY} if key.knob is Knob.BATCH_GROUP else set()
+    if key.knob in IDLE_CLASSES:  # leaving the idle class, before the weight is written
         return value in wanted or (value == walk.host.capabilities.weights.default and key in ledger)  # type: ignore[union-attr]
     if value == walk.stage.inherited.get(key) or _heritage(walk, ledger, key, value):
         return True
@@ -137,7 +151,7 @@ def violated(walk: Walk, but: Collection[str] = (), without: Collection[Knob] = 
         and goal.key.knob not in without
         and (goal.key.uuid in stage.host.vms or goal.key.uuid == HOST_UUID)
         and goal.key not in stage.meddled
-        and not (goal.key.knob is Knob.WEIGHT and goal.key not in settings)
+        and not (goal.key.knob in IDLE_CLASSES and goal.key not in settings)
         and not stage.alike(settings.get(goal.key), goal.value)
     ]
 
@@ -158,6 +172,7 @@ def left_behind(stage: Stage, walk: Walk) -> list[str]:
     """What a release did not undo."""
     settings = stage.host.settings()
     expected = {key: stage.others.get(key, original) for key, original in stage.originals.items()} | stage.others
+    expected = {key: value for key, value in expected.items() if key.knob not in BATCH_GROUPS}  # of a group of ours
     found = [
         f"{name(key, settings.get(key))} after the release, {knob_text(value)} before we came"
         for key, value in sorted(expected.items())

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from manager.model.host import CPU_WEIGHT_V2
-from manager.model.knobs import Knob
+from manager.model.knobs import HOST_UUID, INSIDE, PARTLY, Knob, KnobKey
 from manager.model.registration import Mode
-from manager.model.rules import BatchPlacement, IrqSteering
+from manager.model.rules import BatchGroupUse, BatchPlacement, IrqSteering
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.warp import LOADED, Mechanism, WarpUse
+from tests.fakes.host import domain_uuid
 from tests.loop.stage import Order, Scenario, Stage, nothing
 
 ZERO, ONE, TWO = frozenset({0}), frozenset({1}), frozenset({2})
@@ -52,6 +53,23 @@ def _batch(stage: Stage) -> None:
     for name in ("red", "blue"):
         stage.boot(name, "batch", vcpus=2, iothreads=(1,))
     stage.placement(batch=BatchPlacement.FENCE)
+
+
+def _grouped(stage: Stage) -> None:
+    stage.boot("web", cpus=ZERO)
+    for name, weight in (("red", 300), ("blue", None)):
+        stage.boot(name, "batch", vcpus=2, weight=weight)
+    begins = {Knob.BATCH_IDLE: 0, Knob.BATCH_WEIGHT: stage.host.scale.minimum if stage.host.scale else 0}
+    stage.originals |= {KnobKey(HOST_UUID, knob): value for knob, value in begins.items()}
+    stage.placement(batch_group=BatchGroupUse.ON)
+    stage.prompt_floor()
+
+
+def _scatter(stage: Stage) -> None:
+    """A vCPU was plugged."""
+    vm = stage.host.vms.get(domain_uuid("red"))
+    if vm is not None and vm.place == INSIDE:
+        vm.place = PARTLY
 
 
 def _network(stage: Stage) -> None:
@@ -184,6 +202,19 @@ SCENARIOS = (
             lambda stage: stage.change("web", max_pcpus=None),
             lambda stage: stage.meddle("batch", Knob.QUOTA, 70_000),
             nothing,
+        ),
+    ),
+    Scenario(
+        "batch group",
+        _grouped,
+        (
+            nothing,
+            nothing,
+            _scatter,
+            lambda stage: stage.control(batch_idle=True),
+            lambda stage: stage.placement(batch_group=BatchGroupUse.OFF),
+            nothing,
+            lambda stage: stage.placement(batch_group=BatchGroupUse.ON),
         ),
     ),
     Scenario(

@@ -23,9 +23,10 @@ from manager.host.files import refusal
 from manager.loop.apply import Applied
 from manager.loop.journal import Entry, Journal
 from manager.loop.observer import Clock, LoopSettings, Observation
-from manager.loop.tick import ControlLoop, TickResult
-from manager.model.decision import Goal, Plan
-from manager.model.host import Capabilities, CpuTimes, VmInstance, VmState
+from manager.loop.planner import Planned
+from manager.loop.tick import ControlLoop, TickResult, _values
+from manager.model.decision import Goal
+from manager.model.host import BatchGroup, Capabilities, CpuTimes, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Mode
@@ -247,6 +248,9 @@ class FaultyHost:
             knobs.pop(min(knobs))
         return knobs
 
+    def batch_group(self) -> BatchGroup:
+        return self.real.batch_group()
+
     def warp_counters(self) -> Mapping[str, int]:
         return self.real.warp_counters()
 
@@ -326,18 +330,27 @@ class FaultyJournal(Journal):
 
 
 class WatchedLoop(ControlLoop):
-    """The loop; ``goals`` are those of the last plan that was to be carried out."""
+    """The loop; ``goals`` are those of the last plan that was to be carried out.
+
+    Where it says that there is nothing to do, without making the plan, that is made and must change nothing.
+    """
 
     goals: tuple[Goal, ...] = ()
     wanted: dict[KnobKey, set[KnobValue]]
     host: FaultyHost
 
-    def _apply(self, plan: Plan, seen: Observation, only: str | None) -> Applied:
+    def _apply(self, planned: Planned, seen: Observation, only: str | None) -> Applied:
+        if planned.plan is None:
+            return super()._apply(planned, seen, only)
+        plan = planned.plan()
         self.goals = tuple(goal for goal in plan.goals if goal.mode is Mode.ENFORCE)
+        if self._inputs(planned, seen, only) == self._nothing_to_do_for:
+            targets = self._targets(seen)
+            assert not self._differences(plan, seen, targets, _values(seen), self._ledger(targets, only))
         for goal in self.goals:
             self.wanted.setdefault(goal.key, set()).add(goal.value)
         self.host.planned = frozenset(goal.key for goal in self.goals)
-        return super()._apply(plan, seen, only)
+        return super()._apply(planned, seen, only)
 
 
 class Walk:

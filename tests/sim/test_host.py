@@ -51,6 +51,16 @@ def test_what_it_says_of_itself() -> None:
     assert all(uuid == one.uuid for uuid, one in host.running().items())
 
 
+def test_waits_are_those_of_a_reading_and_none_of_a_vm_that_is_gone() -> None:
+    world, host = made()
+    vm, batch = instance(host), instance(host, "batch-1")
+    world.run_until(50.0)
+    assert host.waits([vm, batch]) == [tuple(vcpu.run_delay_ns for vcpu in host.read(one).vcpus) for one in (vm, batch)]
+    assert max(*host.waits([batch])) > 0
+    world.run_until(105.0)
+    assert host.waits([batch, vm])[1] == ()
+
+
 @pytest.mark.parametrize("cgroup", [1, 2])
 def test_settings_are_read_back_as_written(cgroup: int) -> None:
     _, host = made(cgroup)

@@ -12,7 +12,7 @@ from rich.console import Console
 from deploy.lab.demo.demo_report import print_report, to_json, verdicts, warp_brought
 from deploy.lab.demo.measure import CpuUse, DemoMeasurement
 from deploy.lab.demo.originals import differences
-from deploy.lab.demo.scene import PHASES, phases_scene
+from deploy.lab.demo.scene import PHASES, BatchShape, parse_shape, phases_scene
 from deploy.lab.demo.turns import merged
 from deploy.lab.demo.warping import warp_to_show
 from manager.model.histogram import Histogram
@@ -43,11 +43,10 @@ def phase(name: str, memcached_p95_us: float, nginx_p95_us: float, host_share: f
 
 
 GOOD = [
-    phase("alone", 500, 700, 0.5),
+    phase("alone-pinned", 500, 700, 0.5),
     phase("equal", 8000, 9000),
-    phase("priority", 800, 900),
-    phase("pinned", 700, 800),
-    phase("idle", 600, 700),
+    phase("weighted", 700, 3000),
+    phase("protected", 600, 700),
 ]
 
 
@@ -56,19 +55,30 @@ def test_all_holds_when_it_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "replaced", "says"),
+    ("replaced", "says"),
     [
-        (1, phase("equal", 8000, 9000, host_share=0.9), "equal: the managed CPUs are full (90.0%"),
-        (2, phase("priority", 3000, 900), "memcached's p95 is 2.7 x better"),
-        (3, phase("pinned", 1100, 800), "memcached's p95 pinned is 2.20 x alone"),
-        (3, phase("pinned", 700, 1500), "nginx's p95 pinned is 2.14 x alone"),
-        (4, phase("idle", 700, 700), "memcached's p95 with batch in the idle class is 1.40 x alone (at most 1.3 x)"),
+        (phase("equal", 8000, 9000, host_share=0.9), ["equal: the managed CPUs are full (90.0%"]),
+        (
+            phase("protected", 700, 700),
+            ["memcached's p95 protected is 1.40 x pinned and alone (at most 1.3 x); with weights and pins only 1.40 x"],
+        ),
+        (phase("protected", 600, 1500), ["nginx's p95 protected is 2.14 x", "nginx's p99 protected is 2.14 x"]),
+        ({**phase("protected", 600, 700), "batch_share_of_alone": 0.4}, ["batch gets 80% of what weights"]),
     ],
 )
-def test_what_falls_short_is_said(number: int, replaced: dict[str, Any], says: str) -> None:
-    phases = [*GOOD[:number], replaced, *GOOD[number + 1 :]]
-    [text] = [text for holds, text in verdicts(phases) if not holds]
-    assert says in text
+def test_what_falls_short_is_said(replaced: dict[str, Any], says: list[str]) -> None:
+    phases = [replaced if one["name"] == replaced["name"] else one for one in GOOD]
+    short = [text for holds, text in verdicts(phases) if not holds]
+    assert len(short) == len(says)
+    assert all(text.startswith(beginning) for text, beginning in zip(short, says, strict=True))
+
+
+def test_shapes_of_batch_vms() -> None:
+    assert parse_shape("4x1") == BatchShape(4, 1)
+    assert [(vm.name, vm.vcpus) for vm in phases_scene(BatchShape(1, 4)).batch] == [("eqp-lab-batch-1", 4)]
+    for text in ("5x1", "2x0", "2", "axb"):
+        with pytest.raises(ValueError):
+            parse_shape(text)
 
 
 @pytest.mark.parametrize("restored", [True, False])
@@ -77,6 +87,7 @@ def test_the_report_labels_emulation_and_says_what_was_not_put_back(restored: bo
         "accelerator": "tcg",
         "duration_s": 40.0,
         "load_cpus": [0, 1],
+        "batch_vms": [{"name": "batch-1", "vcpus": 2}],
         "phases": GOOD,
         "skipped": {},
         "restored": restored,
@@ -159,7 +170,7 @@ def test_warps_are_shown_by_what_helps_only(there: set[str], use: WarpUse, words
 
 
 def test_a_phase_that_was_left_out_is_told_with_the_reason() -> None:
-    scene = phases_scene()
+    scene = phases_scene(BatchShape())
     result = to_json(scene, "tcg", "no KVM", 40, [], [], {"warp": "nothing here helps"})
     assert (result["skipped"], result["phases"]) == ({"warp": "nothing here helps"}, [])
     console = Console(record=True, width=200, file=StringIO())

@@ -10,14 +10,14 @@ import pytest
 from rich.console import Console
 
 from deploy.lab.demo.load_process import of_json, to_json
-from deploy.lab.demo.scene import FULLEST_ALONE, eased, phases_scene, spike_scene
+from deploy.lab.demo.scene import FULLEST_ALONE, BatchShape, eased, phases_scene, spike_scene
 from deploy.lab.demo.spike import seen_by
 from deploy.lab.demo.spike_report import print_spike_report, spike_verdicts
 from manager.model.histogram import bucket_of
 
 
 def test_a_load_reaches_its_process_as_it_is() -> None:
-    for scene in (phases_scene(), spike_scene(88.0)):
+    for scene in (phases_scene(BatchShape()), spike_scene(88.0)):
         for service in scene.services:
             spec = service.load(90.0, scene.push_interval_s)
             assert of_json(to_json(spec)) == spec
@@ -27,7 +27,7 @@ def test_a_load_reaches_its_process_as_it_is() -> None:
     ("alone_share", "factor"), [(0.0, 1), (0.3, 1), (FULLEST_ALONE, 1), (0.88, FULLEST_ALONE / 0.88)]
 )
 def test_on_a_slow_machine_all_loads_of_the_phases_are_smaller_alike(alone_share: float, factor: float) -> None:
-    full = phases_scene()
+    full = phases_scene(BatchShape())
     for before, after in zip(full.services, eased(full, alone_share).services, strict=True):
         assert after.rate_rps == pytest.approx(before.rate_rps * factor)
         assert after == replace(before, rate_rps=after.rate_rps)

@@ -32,6 +32,14 @@ def view(name: str, *vcpus: tuple[float, float], kind: VmClass = VmClass.CRITICA
     return VmView(spec, len(vcpus), 0.25, 0.1, Mode.ENFORCE, 100, vcpu_pcpus=used, vcpu_waits=waits)
 
 
+def test_knobs_are_the_same_object_while_no_value_is_another() -> None:
+    before = reading(0, (1, 1))
+    states = {"u": before.states["u"]._replace(cpu_ns=5)}
+    assert Reading(1, states, None, before=before).knobs is before.knobs
+    states = {"u": before.states["u"]._replace(weight=101)}
+    assert Reading(1, states, None, before=before).knobs == Reading(1, states, None).knobs != before.knobs
+
+
 def test_use_and_wait_of_each_vcpu_are_rates_of_the_kernels_counters() -> None:
     before, now = reading(0, (1, 1), (5, 5), (2, 0)), reading(10, (11, 1), (6, 8), (2, 0))
     found = rates("u", now, before, 4)

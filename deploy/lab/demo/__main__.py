@@ -14,6 +14,7 @@ from rich.console import Console
 
 from deploy.lab.demo import phases, spike
 from deploy.lab.demo.demo_report import print_report
+from deploy.lab.demo.scene import BatchShape, parse_shape
 from deploy.lab.demo.spike_report import print_spike_report
 from deploy.lab.guest import DEFAULT_BASE
 from deploy.lab.lab_lock import only_user
@@ -38,10 +39,24 @@ from manager.errors import EquipoiseError
     default=DEFAULT_BASE / "spike.png",
     help="Where `spike` draws its picture (PNG).",
 )
+@click.option(
+    "--batch",
+    "shape",
+    callback=lambda _context, _parameter, text: _shape(text),
+    default="2x2",
+    metavar="NxM",
+    help="Of `phases`: N batch VMs of M vCPUs each.",
+)
 @click.option("--keep", is_flag=True, help="Leave VMs and Equipoise running at the end, and print how to reach them.")
 @click.option("--no-wait", is_flag=True, help="Fail if another process uses the lab, instead of waiting for its end.")
 def main(
-    scenario: str, duration: float | None, json_file: Path | None, picture: Path, keep: bool, no_wait: bool
+    scenario: str,
+    duration: float | None,
+    json_file: Path | None,
+    picture: Path,
+    shape: BatchShape,
+    keep: bool,
+    no_wait: bool,
 ) -> None:
     """Show on real VMs what Equipoise does for services on a full host; `deploy/demo --help` says more."""
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -52,7 +67,7 @@ def main(
             if scenario == "spike":
                 result = spike.play(console, stack, duration or spike.DEFAULT_RUN_S, keep)
             else:
-                result = phases.play(console, stack, duration or phases.DEFAULT_PHASE_S, keep)
+                result = phases.play(console, stack, duration or phases.DEFAULT_PHASE_S, keep, shape)
     except EquipoiseError as error:
         raise SystemExit(f"deploy/demo: {error}") from error
     if json_file:
@@ -67,6 +82,13 @@ def main(
     else:
         print_report(console, result)
     sys.exit(1 if failed or not (result["restored"] or keep) else 0)
+
+
+def _shape(text: str) -> BatchShape:
+    try:
+        return parse_shape(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -84,17 +84,16 @@ class Equipoise:
             }
             self.client.request("PUT", f"/applications/{service.name}", body=body)
 
-    def control(self, policy: str, pinning: bool, batch_idle: bool = False, warp: WarpUse = WarpUse.OFF) -> None:
-        """Set the host's policy and wait until two ticks were made with it, the second with nothing left to change."""
-        before = self._tick()["number"]
-        body = {"mode": "enforce", "policy": policy, "pinning": pinning, "batch_idle": batch_idle, "warp": warp}
-        self.client.request("PUT", f"/hosts/{HOST}", body=body)
+    def control(self, settings: Mapping[str, Any]) -> None:
+        """Set these of the host, all others to their defaults, and wait until that is in force."""
+        host = self.client.request("PUT", f"/hosts/{HOST}", body=dict(settings)).json()
+        policy, warp, before = host["policy"], WarpUse(host["warp"]), self._tick()["number"]
 
         def in_force() -> bool:
             tick = self._tick()
             settled = (
                 tick["policy"] == policy
-                and tick["number"] >= before + 3
+                and tick["number"] >= before + 5
                 and bool(tick["warp"]) == (warp is not WarpUse.OFF)
             )
             running = [vm for vm in self.client.items("/vms") if vm["status"]]
@@ -132,6 +131,14 @@ class Equipoise:
         offers: list[dict[str, Any]] = self.client.get(f"/hosts/{HOST}")["capabilities"]["warps"]
         return offers
 
+    def needs_batch_group(self) -> bool | None:
+        """Whether this kernel needs a batch group, once the agent's doctor has tried that; None: it cannot tell."""
+        self._wait(lambda: bool(self.client.get(f"/hosts/{HOST}/findings")), START_S, "the doctor's findings")
+        before = self._tick()["number"]
+        self._wait(lambda: self._tick()["number"] > before + 1, SETTLE_S, "a tick after these")
+        needed: bool | None = self._host()["capabilities"]["needs_batch_group"]
+        return needed
+
     def decisions(self) -> int:
         """How many decisions were recorded."""
         return len(self.client.items("/decisions"))
@@ -155,8 +162,12 @@ class Equipoise:
         """Process id of `equipoise run`."""
         return self._process.pid
 
+    def _host(self) -> dict[str, Any]:
+        host: dict[str, Any] = self.client.get(f"/hosts/{HOST}")
+        return host
+
     def _tick(self) -> dict[str, Any]:
-        tick: dict[str, Any] = self.client.get(f"/hosts/{HOST}")["tick"]
+        tick: dict[str, Any] = self._host()["tick"]
         return tick
 
     def _has_reported(self) -> bool:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from deploy.lab.demo.demo_report import PhaseResult, to_json
 from deploy.lab.demo.measure import DemoMeasurement, Meter, measure
-from deploy.lab.demo.scene import PHASES, WARMUP_S, DemoPhase, Scene, eased, phases_scene
+from deploy.lab.demo.scene import PHASES, WARMUP_S, BatchShape, DemoPhase, Scene, eased, phases_scene
 from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
 from deploy.lab.demo.turns import merged
 from deploy.lab.demo.warping import warp_to_show
@@ -26,7 +26,7 @@ TURNS = 4
 PROBE_S = 6.0
 
 
-def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> dict[str, Any]:
+def play(console: Console, stack: ExitStack, duration_s: float, keep: bool, shape: BatchShape) -> dict[str, Any]:
     """Run all phases, each ``duration_s`` long in all its turns, and give the result as JSON. Raises EquipoiseError."""
 
     def tune(scene: Scene, lab: LabHost, meter: Meter) -> Scene:
@@ -37,7 +37,10 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
         console.print(f"      alone they take {share:.0%} of the pCPUs; requests/s in all phases: {rates}")
         return tuned
 
-    stage = set_up(console, stack, phases_scene(), tune)
+    stage = set_up(console, stack, phases_scene(shape), tune)
+    console.print(f"      {shape.vms} batch VMs, {shape.vcpus} vCPUs each")
+    needed = stage.service.needs_batch_group()
+    console.print(f"      doctor: this kernel {_NEEDS[needed]}", highlight=False)
     use, why = warp_to_show(stage.service.warp_offers())
     played = [phase for phase in PHASES if use is not WarpUse.OFF or not phase.warp]
     skipped = {phase.name: why for phase in PHASES if phase not in played}
@@ -49,7 +52,7 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
     solo_s, turn_s = max(5.0, duration_s / 4), duration_s / TURNS
     with progress_bar(console) as progress:
         task = progress.add_task("batch by itself", total=solo_s + TURNS * len(played) * (turn_s + WARMUP_S))
-        stage.service.control(PHASES[1].policy, PHASES[1].pinning)
+        stage.service.control(PHASES[1].settings)
         batch_alone_rate = stage.meter.over(solo_s).batch_rate
         done_s = solo_s
         for number, phase in product(range(1, TURNS + 1), played):
@@ -72,8 +75,15 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool) -> d
     return to_json(stage.scene, *how, duration_s, phases, changed, skipped)
 
 
+_NEEDS = {
+    True: "needs a batch group",
+    False: "needs no batch group: `protected` is as `weighted`",
+    None: "may need a batch group, which could not be found out: none is used",
+}
+
+
 def _phase(stage: Stage, phase: DemoPhase, use: WarpUse, duration_s: float, progress: Any) -> DemoMeasurement:
     warp = use if phase.warp else WarpUse.OFF
-    stage.service.control(phase.policy, phase.pinning, phase.batch_idle, warp)
+    stage.service.control({**phase.settings, "warp": warp})
     with paused(stage.lab, () if phase.batch_runs else stage.scene.batch):
         return measure(stage.scene, stage.meter, duration_s, stage.service.push, progress)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from deploy.lab.lab_vms import HTTP_PORT, MEMCACHED_PORT, PREFIX, GuestRole, LabVm
 from deploy.lab.loadgen import HttpOptions, LoadSpec, MemcachedOptions, Phase
@@ -60,39 +62,24 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class DemoPhase:
-    """How the host is controlled while the load runs."""
+    """How the host is controlled while the load runs: by the product's defaults, but for ``settings`` of the host."""
 
     name: str
     says: str
-    policy: str
-    pinning: bool
-    batch_runs: bool
-    batch_idle: bool = False
+    settings: Mapping[str, Any]
+    batch_runs: bool = True
     warp: bool = False
 
 
+_EQUAL: Mapping[str, Any] = {"policy": "equal", "pinning": False, "placement": {"batch_group": "off"}}
 PHASES = (
-    DemoPhase("alone", "batch VMs paused", "equal", pinning=False, batch_runs=False),
-    DemoPhase("equal", "all VMs at the kernel's default weight", "equal", pinning=False, batch_runs=True),
-    DemoPhase("priority", "critical VMs weigh more", "priority", pinning=False, batch_runs=True),
-    DemoPhase("pinned", "and have a pCPU to each vCPU", "priority", pinning=True, batch_runs=True),
-    DemoPhase(
-        "idle",
-        "and batch VMs are in the kernel's idle class",
-        "priority",
-        pinning=True,
-        batch_runs=True,
-        batch_idle=True,
-    ),
-    DemoPhase(
-        "warp",
-        "as equal, and critical VMs have the warp of their SLA",
-        "equal",
-        pinning=False,
-        batch_runs=True,
-        warp=True,
-    ),
+    DemoPhase("alone-pinned", "batch VMs paused, critical vCPUs pinned: the limit", {}, batch_runs=False),
+    DemoPhase("equal", "all VMs at the kernel's default weight", _EQUAL),
+    DemoPhase("weighted", "weights and pins only", {"placement": {"batch_group": "off"}}),
+    DemoPhase("protected", "what Equipoise does by itself", {}),
+    DemoPhase("warp", "as equal, and critical VMs have the warp of their SLA", _EQUAL, warp=True),
 )
+"""``protected`` sets nothing: the VMs, applications and SLAs are registered, and that is all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,13 +102,31 @@ class Scene:
         return (*(service.vm for service in self.services), *self.batch)
 
 
-def phases_scene() -> Scene:
-    """The scene for this machine: VMs on its first two pCPUs, load generators on the others if there are any.
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """So many batch VMs of so many vCPUs each."""
 
-    There is a batch VM of one vCPU for each managed pCPU, so that batch alone fills them. One vCPU, because the kernel
-    reweighs a VM's group on every pCPU whenever threads of it come and go on several, which makes critical VMs wait
-    for timer ticks (docs/internals/lab.md, "Batch VMs with several vCPUs").
-    """
+    vms: int = 2
+    vcpus: int = 2
+
+    def __str__(self) -> str:
+        return f"{self.vms}x{self.vcpus}"
+
+
+MOST_BATCH_VMS, MOST_BATCH_VCPUS = 4, 4
+
+
+def parse_shape(text: str) -> BatchShape:
+    """Such as ``2x4``: two VMs of four vCPUs. Raises ValueError."""
+    vms, _, vcpus = text.partition("x")
+    shape = BatchShape(int(vms), int(vcpus))
+    if not (1 <= shape.vms <= MOST_BATCH_VMS and 1 <= shape.vcpus <= MOST_BATCH_VCPUS):
+        raise ValueError(f"{text}: 1 to {MOST_BATCH_VMS} VMs of 1 to {MOST_BATCH_VCPUS} vCPUs")
+    return shape
+
+
+def phases_scene(shape: BatchShape) -> Scene:
+    """The scene for this machine: VMs on its first two pCPUs, load generators on the others if there are any."""
     online = sorted(os.sched_getaffinity(0))
     managed = frozenset(online[:MANAGED_PCPUS])
     load = frozenset(online) - managed or managed
@@ -134,7 +139,7 @@ def phases_scene() -> Scene:
         Service("memcached", vm("memcached", GuestRole.MEMCACHED, 231, 1), rate_rps=2000, sla_ms=2.0),
         Service("nginx", vm("nginx", GuestRole.NGINX, 232, 1), rate_rps=500, sla_ms=10.0),
     )
-    batch = tuple(vm(f"batch-{number + 1}", GuestRole.BATCH, 233 + number, 1) for number in range(len(managed)))
+    batch = tuple(vm(f"batch-{number + 1}", GuestRole.BATCH, 233 + number, shape.vcpus) for number in range(shape.vms))
     return Scene(managed, load, services, batch)
 
 

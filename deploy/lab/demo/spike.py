@@ -70,7 +70,7 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool, calm
             progress.update(task, completed=start_s, description=f"{policy}: {says}")
             if not console.is_terminal:
                 console.print(f"      {policy}: {duration_s:g} s, {says}")
-            stage.service.control(policy, pinning=False)
+            stage.service.control({"policy": policy, "pinning": False})
             time.sleep(calm_s)
             at_s = start_s + calm_s
             return _run(stage, policy, duration_s, lambda gone_s: progress.update(task, completed=at_s + gone_s))

@@ -6,6 +6,7 @@ from functools import partial
 
 from manager.host.doctor import (
     agent_check,
+    batch_group_check,
     hardware_check,
     load_check,
     resctrl_check,
@@ -29,6 +30,7 @@ CHECKS = (
     Check("cpu-quota", "CPU weights", "Limits", partial(on_scratch_group, attempt=weight_check.try_quota)),
     Check("cpu-usage", "CPU weights", "CPU time of groups", weight_check.usage),
     Check("schedstat", "CPU weights", "vCPU wait", weight_check.schedstat),
+    Check("batch-group", "CPU weights", "Group above batch VMs", batch_group_check.batch_group),
     Check("affinity", "Pinning", "Pinning of threads", warp_check.affinity_of_threads, essential=True),
     Check("eevdf-slice", "Warp", "EEVDF slices", warp_check.slices),
     Check("sched-features", "Warp", "Scheduler features", warp_check.features),

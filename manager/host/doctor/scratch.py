@@ -23,7 +23,7 @@ _PREFIX = "equipoise-doctor-"
 _NAME = re.compile(rf"^{_PREFIX}(\d+)$")
 _REMOVE_S = 2.0
 # Says that it runs, waits for a line, then spins; ends by itself soon, should no one be left to end it.
-_PROGRAM = """
+_SPIN = """
 import os, time
 os.write(1, b"r")
 if os.read(0, 1):
@@ -111,28 +111,39 @@ def remove_groups(top: Path) -> None:
 
 
 class ScratchProcess(subprocess.Popen[bytes]):
-    """A process of our own that sleeps until it is to spin."""
+    """A process of our own that sleeps until it is to spin, or to do what another program says."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str = _SPIN) -> None:
         """Raises OSError."""
-        command = [sys.executable, "-I", "-S", "-c", _PROGRAM]
+        command = [sys.executable, "-I", "-S", "-c", program]
         pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
         super().__init__(command, stdin=pipe, stdout=pipe, stderr=nothing, bufsize=0)
 
     def spin(self) -> None:
-        """Let it use all the CPU time it gets."""
+        """Let it begin: it then uses all the CPU time it gets."""
         assert self.stdin is not None  # noqa: S101 - it was started with a pipe
         self.stdin.write(b"x")
 
+    def said(self) -> bytes:
+        """What it wrote since the last time, without waiting for more. Raises OSError."""
+        assert self.stdout is not None  # noqa: S101 - it was started with a pipe
+        os.set_blocking(self.stdout.fileno(), False)
+        return self.stdout.read() or b""
+
+    @property
+    def clock(self) -> int:
+        """Of its CPU time, clock_getcpuclockid(3)."""
+        return ~self.pid << 3 | 2
+
     def cpu_ns(self) -> int:
-        """Nanoseconds of CPU time it has used, from its clock (clock_getcpuclockid(3)). Raises OSError."""
-        return time.clock_gettime_ns(~self.pid << 3 | 2)
+        """Nanoseconds of CPU time it has used. Raises OSError."""
+        return time.clock_gettime_ns(self.clock)
 
 
 @contextmanager
-def scratch_process() -> Iterator[ScratchProcess]:
+def scratch_process(program: str = _SPIN) -> Iterator[ScratchProcess]:
     """One that is ended and reaped at the end. Raises OSError, HostError."""
-    with ScratchProcess() as process:
+    with ScratchProcess(program) as process:
         try:
             if process.stdout is None or process.stdout.read(1) != b"r":
                 raise HostError("a scratch process ended before it began")

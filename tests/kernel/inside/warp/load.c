@@ -16,50 +16,19 @@
  * whose time is counted in instructions.
  */
 #define _GNU_SOURCE
-#include <errno.h>
 #include <math.h>
 #include <signal.h>
 #include <stdbool.h>
-#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
-enum { NS_PER_US = 1000, NS_PER_MS = 1000000, NS_PER_S = 1000000000, CALIBRATION = 2000000, SAMPLES = 100, MAX_REQUESTS = 200000 };
+#include "../loads.h"
 
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec now = {0};
-
-    clock_gettime(clock, &now);
-    return (int64_t)now.tv_sec * NS_PER_S + now.tv_nsec;
-}
-
-static int64_t now_ns(void)
-{
-    return clock_ns(CLOCK_MONOTONIC);
-}
-
-static void sleep_until(int64_t when_ns)
-{
-    struct timespec when = {.tv_sec = when_ns / NS_PER_S, .tv_nsec = when_ns % NS_PER_S};
-
-    while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &when, NULL) == EINTR)
-        ;
-}
-
-/* Not inlined: the loop is to be the same one when it is measured. */
-__attribute__((noinline, noclone)) static void work(int64_t iterations)
-{
-    volatile uint64_t x = 88172645463325252u;
-
-    for (int64_t i = 0; i < iterations; i++)
-        x = x * 6364136223846793005u + 1442695040888963407u;
-}
+enum { CALIBRATION = 2000000, SAMPLES = 100, MAX_REQUESTS = 200000 };
 
 /* Iterations for one millisecond. */
 static int64_t calibrate(void)

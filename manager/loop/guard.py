@@ -1,0 +1,211 @@
+"""The guard: between ticks it samples the vCPU wait of critical VMs, and holds batch VMs at once where it is too long.
+
+A thread of its own, because a job of the scheduler costs as much as a whole sample. It and the ticks take turns by one
+lock: both read and write the same VMs and the same journal. What it samples and can hold is as of the last tick; what
+it holds is part of the plans of the ticks that follow. ``manager.control.guard_law`` decides, ``ControlLoop.hold``
+writes.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import sub
+
+from manager.control.guard_law import LEAST_BOUND, SAMPLES_IN_A_ROW, End, Ended, Episode, GuardMemory, WaitSample, guard
+from manager.loop.agent_metrics import AgentMetrics
+from manager.loop.apply import Applied
+from manager.loop.tick import ControlLoop
+from manager.loop.watches import Background
+from manager.model.fields import as_text
+from manager.model.host import VmInstance
+from manager.model.knobs import Knob
+from manager.model.records import OutcomeKind, Severity
+from manager.model.registration import Mode
+from manager.model.units import percent
+from manager.protocol.report import GuardStatus
+
+GUARD = "guard"
+"""Kind of its events."""
+_LEAST_PAUSE_S = 0.005
+_CONFIRM_S = 0.02
+"""After a sample above a bound the next comes as soon: it begins an episode, or does not."""
+_AFTER_MISTAKE_S = 10.0
+_DONE = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED})
+_WHY = {
+    End.CALM: "nobody waits any more",
+    End.BUDGET: "batch VMs had been held for too much of the time",
+    End.FLOOR: "batch VMs got less than their floor",
+    End.FUTILE: "it did not help, so batch VMs are not what it waits for",
+    End.GONE: "there is nothing left to hold or to protect",
+}
+
+
+class GuardUse(StrEnum):
+    """The setting ``guard``. ``observe``: it only tells what it would have done."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+    ON = "on"
+
+
+@dataclass(frozen=True, slots=True)
+class GuardSettings:
+    """The settings ``guard`` and ``guard_interval_ms``."""
+
+    use: GuardUse = GuardUse.OFF
+    interval_s: float = 0.05
+
+
+class Guard(Background):
+    """Samples every ``interval_s``, and holds and lets go of batch VMs. Nothing runs before ``start``.
+
+    ``turn`` is the lock that ticks take, too. ``say`` gets severity, kind and message of an event at the end of each
+    episode, ``crashed`` mistakes of ours.
+    """
+
+    def __init__(
+        self,
+        loop: ControlLoop,
+        settings: GuardSettings,
+        turn: threading.RLock,
+        *,
+        say: Callable[[Severity, str, str], None],
+        crashed: Callable[[str, BaseException], None],
+        metrics: AgentMetrics,
+    ) -> None:
+        super().__init__("guard")
+        self._loop, self._settings, self._turn = loop, settings, turn
+        self._say, self._crashed, self._metrics = say, crashed, metrics
+        self._watched: tuple[tuple[VmInstance, str], ...] = ()
+        self._instances: tuple[VmInstance, ...] = ()
+        self._names: tuple[str, ...] = ()
+        self._before: Sequence[tuple[int, ...]] = ()
+        self._memory = GuardMemory(self._now())
+        self._acts = False
+        self._reaction_s: float | None = None
+        self._held: set[str] = set()
+        self._failed = ""
+        self._knob = Knob.IDLE
+        self.status = GuardStatus(acts=settings.use is GuardUse.ON, holding=False, episodes=0, held_s=0.0)
+
+    def _now(self) -> float:
+        return self._loop.clock().monotonic_s
+
+    def ticked(self) -> None:
+        """A tick has ended: what is sampled from now on. Called in the tick's turn."""
+        watched = self._loop.watched
+        if watched != self._watched:
+            before = dict(zip(self._instances, self._before, strict=False))
+            self._watched = watched
+            self._instances = tuple(instance for instance, _ in watched)
+            self._before = [before.get(instance, ()) for instance in self._instances]
+            self._names = tuple(name for _, name in watched)
+
+    def look(self) -> None:
+        """Take one sample, and do what follows from it."""
+        with self._turn:
+            sample = self._sample()
+            before = self._memory.episode
+            self._memory, ended = guard(self._memory, sample)
+            self._follow(before, self._memory.episode)
+        if ended is not None:
+            self._tell(ended)
+
+    def let_go(self) -> None:
+        """Hold nothing any more, and begin anew."""
+        with self._turn:
+            self._memory = GuardMemory(self._now())
+            self._loop.hold(None)
+            self._metrics.guard_holding.set(0)
+            self.status = self.status.model_copy(update={"holding": False})
+
+    def _sample(self) -> WaitSample:
+        """``ways`` are looked for only where somebody waits."""
+        now_s, waited = self._now(), self._loop.host.waits(self._instances)
+        elapsed_ns = max((now_s - self._memory.at_s) * 1e9, 1.0)
+        before, self._before = self._before, waited
+        waits = {
+            name: min(max(map(sub, now, then)) / elapsed_ns, 1.0)
+            for name, now, then in zip(self._names, waited, before, strict=False)  # nothing is before the first sample
+            if now and len(now) == len(then)
+        }
+        if self._memory.episode is None and max(waits.values(), default=0.0) <= LEAST_BOUND:
+            return WaitSample(now_s, waits, 0)
+        ways, episode = self._loop.ways, self._memory.episode
+        if episode is None:
+            on = self._settings.use is GuardUse.ON
+            self._acts = on and any(goal.mode is Mode.ENFORCE for way in ways for goal in way)
+        return WaitSample(now_s, waits, len(ways), self._loop.batch_has_floor, self._acts)
+
+    def _follow(self, before: Episode | None, now: Episode | None) -> None:
+        """Write what is to be held now, where that is something else than before."""
+        if (before and before.step) == (now and now.step) and (before is None) == (now is None):
+            return
+        if before is None and now is not None:
+            self._held, self._failed = set(), ""
+        if now is not None:
+            way = self._loop.ways[now.step]
+            self._knob = way[0].key.knob
+            if not self._acts:
+                self._held = {goal.key.uuid for goal in way}
+        if self._acts:
+            self._note(self._loop.hold(None if now is None else now.step))
+        if before is None and now is not None:
+            self._reaction_s = self._now() - now.well_s
+        self._metrics.guard_holding.set(now is not None and self._acts)
+        self.status = self.status.model_copy(update={"holding": now is not None})
+
+    def _note(self, applied: Applied) -> None:
+        for outcome in applied.outcomes:
+            self._metrics.writes.labels(outcome.key.knob, outcome.kind).inc()
+            if outcome.kind in _DONE:
+                self._held.add(outcome.key.uuid)
+            elif not self._failed:
+                self._failed = f"{outcome.key.knob}: {outcome.kind} {outcome.detail}".strip()
+        for problem in applied.problems:
+            self._metrics.errors.labels(problem.kind).inc()
+
+    def _tell(self, ended: Ended) -> None:
+        """One event for an episode, with its length and effect."""
+        episode, length_s = ended.episode, ended.at_s - ended.episode.began_s
+        self._metrics.guard_episodes.labels(ended.why if self._acts else "observed").inc()
+        if self._acts:
+            self._metrics.guard_held.inc(length_s)
+        way = "idle class" if self._knob is Knob.IDLE else self._knob.spec.label
+        many = f"{len(self._held)} batch VM{'s' if len(self._held) != 1 else ''}"
+        began = f"{episode.vm} waited {percent(episode.wait)} of the time for a pCPU, bound {percent(episode.bound)}"
+        began += f", then {percent(episode.held_wait)}" if episode.held_wait is not None else ""
+        if self._acts:
+            reaction = f"{1000 * (self._reaction_s or 0.0):.0f} ms after the last calm sample"
+            text = f"{began}: {many} held for {length_s:.1f} s ({way}), {reaction}; {_WHY[ended.why]}"
+        else:
+            text = f"{began}: {many} would have been held ({way}); calm after {length_s:.1f} s"
+        text += f"; {self._failed}" if self._failed else ""
+        held_s = self.status.held_s + (length_s if self._acts else 0.0)
+        update = {"episodes": self.status.episodes + 1, "held_s": held_s, "last": as_text(text)}
+        self.status = self.status.model_copy(update=update)
+        helped = ended.why is not End.FUTILE and not self._failed
+        self._say(Severity.INFO if helped else Severity.WARNING, GUARD, text)
+
+    @property
+    def _pause_s(self) -> float:
+        doubtful = 0 < self._memory.hot < SAMPLES_IN_A_ROW and self._memory.episode is None
+        return min(self._settings.interval_s, _CONFIRM_S if doubtful else math.inf)
+
+    def _run(self) -> None:
+        """A sample every ``interval_s``; what is late is not made up for."""
+        due_s = self._now()
+        while True:
+            due_s = max(due_s + self._pause_s, self._now() + _LEAST_PAUSE_S)
+            if self._stopping.wait(due_s - self._now()):
+                return
+            try:
+                self.look()
+            except Exception as error:  # noqa: BLE001 - a mistake must neither end the guard nor keep VMs held
+                self._crashed("the guard", error)
+                self.let_go()
+                due_s = self._now() + _AFTER_MISTAKE_S
