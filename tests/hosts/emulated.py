@@ -37,8 +37,8 @@ KVM = ("-accel", "kvm", "-cpu", "host")
 TCG = ("-accel", "tcg,thread=multi", "-cpu", "max,-cx16,-la57")
 # With cx16, one thread for all CPUs: newer kernels have no memory for BPF's task storage without it (kmalloc_nolock).
 TCG_CX16 = ("-accel", "tcg,thread=single", "-cpu", "max,-la57")
-# A kernel that is patched while it boots (int3, then the rest) may trip over that with one thread per emulated CPU, once
-# in many boots: it then boots again. From ``Host.ready`` on an oops or a panic is nothing that may pass.
+# A kernel that patches itself while it boots (int3, then the rest) may trip over that with a thread per emulated CPU,
+# once in many boots: it then boots again. From ``Host.ready`` on it stays down, as a kernel by default.
 TRIPS = "oops=panic panic=1"
 AFTER_BOOT = "sysctl -qw kernel.panic=0 kernel.panic_on_oops=0"
 KERNEL = (

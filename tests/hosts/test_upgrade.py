@@ -9,7 +9,7 @@ from tests.hosts.emulated import Host
 from tests.hosts.images import OLDER_VERSION, PACKAGES_FOLDER, older_package
 from tests.hosts.inventory import inventory
 from tests.hosts.service import Service, Vm, changed, define, settings, until
-from tests.live.test_upgrade import OLDER
+from tests.older import older_commit
 
 pytestmark = pytest.mark.long
 
@@ -34,7 +34,7 @@ def install(host: Host, file: str) -> str:
 def test_versions_follow_each_other_under_control(alpha: Host) -> None:
     alpha.load(BOOTED)
     before = inventory(alpha)
-    alpha.fetch(older_package(OLDER), OLDER_FILE)
+    alpha.fetch(older_package(older_commit()), OLDER_FILE)
     alpha.run(f"apt-get -qy install {OLDER_FILE}", timeout_s=INSTALL_S)
     define(alpha, WEB, RENDER)
     originals = settings(alpha)

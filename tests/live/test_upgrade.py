@@ -13,23 +13,16 @@ from manager.protocol.client import ManagerClient
 from tests.deploy.units import TOP
 from tests.live.conftest import BATCH, CACHE, STRANGER, Service, held, is_untouched, terminate, until, weight
 from tests.live.test_control import CRITICAL, smallest
+from tests.older import REVISION, older_commit
 
 pytestmark = pytest.mark.live
-
-OLDER = "manager/loop/guard.py"
-"""The older program is the commit that added this file: it came with the last change which older versions cannot
-follow, in what agents and managers exchange, in the journal, or, until the first release, in the first migration. Who
-makes such a change names a file that it adds."""
-REVISION = "0001"
-"""Of its tables."""
 
 
 @pytest.fixture
 def older(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """The same service by the older program."""
     tree = tmp_path_factory.mktemp("older")
-    added = ["git", "-C", TOP, "log", "-1", "--diff-filter=A", "--format=%H", "--", OLDER]
-    commit = subprocess.run(added, capture_output=True, text=True, check=False).stdout.strip()
+    commit = older_commit()
     if not commit:
         pytest.skip("this checkout has no history: the older program is not in it")
     packed = subprocess.run(["git", "-C", TOP, "archive", commit], capture_output=True, check=True)
