@@ -35,6 +35,8 @@ from manager.cli.options import (
 from manager.control.tenure_rules import Who
 from manager.errors import EquipoiseError, HostError
 from manager.hook import HookSocket
+from manager.host.own_group import beside_vms
+from manager.host.registry import HostPaths
 from manager.loop.agent import Agent
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.journal import Journal
@@ -99,6 +101,8 @@ def agent(context: click.Context, settings: Settings) -> None:
     if notifier.watchdog_s is not None:
         faulthandler.enable()  # systemd ends a hanging process with SIGABRT: this logs where it hung
     with stop_signal() as stop, ExitStack() as stack:
+        if not settings.text("simulate"):
+            stack.enter_context(beside_vms(HostPaths(Path(settings.text("root_dir")))))
         running = _start_agent(settings, stack)
         watchdog = Watchdog(notifier, running.hanging)
         watchdog.start()

@@ -24,6 +24,7 @@ from manager.cli.options import (
 )
 from manager.errors import AlreadyRunning, EquipoiseError, ManagerUnavailable, SettingsError
 from manager.host.kernel_host import KernelHost
+from manager.host.own_group import beside_vms
 from manager.host.registry import HostPaths
 from manager.loop.journal import Journal
 from manager.loop.lock import HostLock
@@ -216,11 +217,11 @@ def release_offline(settings: Settings, vm: str = "") -> str | None:
         lock = HostLock(lock_path(settings))
     except AlreadyRunning:
         return None
-    path = settings.state_dir / JOURNAL_FILE
-    with closing(lock):
+    path, paths = settings.state_dir / JOURNAL_FILE, HostPaths(Path(settings.text("root_dir")))
+    with closing(lock), beside_vms(paths):
         if not (path.exists() or replica_of(path).exists()):
             return f"nothing to restore: there is no journal {path}"
-        host = KernelHost(HostPaths(Path(settings.text("root_dir"))), None)
+        host = KernelHost(paths, None)
         reserve = path.with_name(RESERVE_FILE)
         journal = Journal(path, host.boot_id, Reserve(reserve) if reserve.exists() else None)
         loop = ControlLoop(host, journal, {}, loop_settings(settings))

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, nullcontext
+from pathlib import Path
 
 import click
 
@@ -28,6 +29,8 @@ from manager.cli.options import (
 )
 from manager.cli.simulated import own_state_dir, register
 from manager.errors import EquipoiseError, ManagerUnavailable
+from manager.host.own_group import beside_vms
+from manager.host.registry import HostPaths
 from manager.notify import Notifier
 from manager.protocol.client import ManagerClient
 from manager.settings import ENV_PREFIX, SETTINGS, Settings
@@ -91,7 +94,7 @@ def run(settings: Settings, simulate_policy: str) -> None:
         url = settings.text("manager_url")
     child = _environment(settings, url)
     notifier = Notifier()
-    with stop_signal() as stop:
+    with stop_signal() as stop, nullcontext() if scenario else beside_vms(HostPaths(Path(settings.text("root_dir")))):
         manager_process = _spawn("manager", child)
         try:
             _wait_for_manager(client_for(settings, "", url), manager_process, stop)

@@ -25,7 +25,7 @@ from manager.model.knobs import HOST_UUID, INSIDE, OUTSIDE, PARTLY, Knob, KnobKe
 
 FOLDER, SLICE, PARTITION = "equipoise-batch", "machine-batch.slice", "/machine/batch"
 """Its name on cgroup v1 and under systemd, and libvirt's name of the latter."""
-_MACHINES = ("machine", "machine.slice")
+MACHINES = ("machine", "machine.slice")
 """libvirt's default partition without and with systemd: VMs in another one stay there, as somebody put them there."""
 _KNOBS = {Knob.BATCH_IDLE: Knob.IDLE, Knob.BATCH_WEIGHT: Knob.WEIGHT}
 _ROUNDS = 50
@@ -47,7 +47,7 @@ def place(folder: Path | None, cpu: CgroupCpu | None) -> int | None:
         return INSIDE if folder.parent.name == SLICE else None
     if folder.parent.name == FOLDER:
         return PARTLY if any(_threads(group) for group in _groups(_origin(folder))) else INSIDE
-    return OUTSIDE if folder.parent.name in _MACHINES else None
+    return OUTSIDE if folder.parent.name in MACHINES else None
 
 
 def move(folder: Path, inside: bool) -> None:
@@ -159,7 +159,7 @@ class BatchGroups(KnobFiles):
         self._ended: set[Path] = set()
         mount = mounts.by_controller.get(cpu.controller) if cpu else None
         name = FOLDER if cpu is CGROUP_V1 else SLICE
-        self._folders = [mount[0] / machine / name for machine in _MACHINES] if mount else []
+        self._folders = [mount[0] / machine / name for machine in MACHINES] if mount else []
 
     @property
     def folder(self) -> Path | None:

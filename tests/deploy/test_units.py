@@ -76,6 +76,12 @@ def test_a_unit_is_as_closed_as_documented(service: str) -> None:
     assert exposure(FOLDER / f"{service}.service") <= float(documented)
 
 
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_unit_is_beside_the_vms_with_an_ordinary_weight(service: str) -> None:
+    assert values(f"{service}.service", "Slice") == ["machine.slice"]
+    assert values(f"{service}.service", "CPUWeight") == ["100"]
+
+
 def test_an_opened_unit_has_a_higher_score(tmp_path: Path) -> None:
     unit = FOLDER / "equipoise-manager.service"
     opened = tmp_path / unit.name

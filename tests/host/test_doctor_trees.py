@@ -93,6 +93,7 @@ def process(pid: int, comm: str, *command: str) -> dict[str, str]:
 
 
 SCOPE = {r"sys/fs/cgroup/machine.slice/machine-qemu\x2d1\x2dweb.scope/cgroup.procs": ""}
+OURS = {"sys/fs/cgroup/machine.slice/equipoise-agent.service/cgroup.procs": ""}
 ONLINE = {f"{CPU_SYS}/online": "0-3\n"}
 CASES: list[tuple[str, dict[str, str], str, str]] = [
     ("kernel", {"proc/sys/kernel/osrelease": "6.12.9-amd64\n"}, "works", "Linux 6.12.9-amd64"),
@@ -115,6 +116,7 @@ CASES: list[tuple[str, dict[str, str], str, str]] = [
     ("cgroup-delegation", v2("cpuset cpu\n", "cpu\n") | SCOPE, "works", "the root and machine.slice"),
     ("cgroup-delegation", v2("cpuset memory\n", "cpu\n") | SCOPE, "missing", "cgroup/cgroup.subtree_control"),
     ("cgroup-delegation", v2("cpu\n", "cpuset\n") | SCOPE, "missing", "machine.slice/cgroup.subtree_control"),
+    ("cgroup-delegation", v2("cpu\n", "cpuset\n") | OURS, "works", "no VM is running yet"),
     ("cgroup-delegation", mounts(), "missing", "no cgroup hierarchy"),
     ("cpu-weight", mounts(), "missing", "no cgroup hierarchy"),
     ("cpu-weight", v2("memory\n"), "warning", "not enabled for groups below the root"),

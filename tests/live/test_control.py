@@ -15,6 +15,7 @@ from deploy.lab.demo.originals import qemu_pid, settings_of_all
 from deploy.lab.lab_vms import LabHost
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
+from manager.host.own_group import FOLDER
 from manager.host.registry import HostPaths
 from manager.loop.journal import Journal
 from manager.loop.observer import LoopSettings
@@ -30,6 +31,7 @@ from tests.live.conftest import (
     STRANGER,
     Service,
     is_v1,
+    kill_all,
     terminate,
     until,
     weight,
@@ -126,6 +128,22 @@ def test_kill_9_of_the_whole_service_leaves_nothing_behind(vms: dict[str, str], 
     until(in_force, "the weights of `priority`")
     running.kill()  # its children are told by the kernel
     until(lambda: settings_of_all(NAMES) == vms, "everything to be put back")
+
+
+def test_equipoise_itself_runs_beside_the_vms_and_leaves_no_group_behind(vms: dict[str, str], service: Service) -> None:
+    if not is_v1(CACHE):
+        pytest.skip("NOT TESTED: needs cgroup v1")
+    group = weight_file(CACHE).parent.parent / FOLDER
+    running = service.run()
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    assert {str(running.pid), *children} <= set((group / "cgroup.procs").read_text().split())
+    assert terminate(running) == 0
+    assert not group.exists()
+    running = service.run()
+    kill_all(running)
+    assert group.exists(), "nobody was left to remove it"
+    service.cli("release")
+    assert not group.exists()
 
 
 @pytest.mark.parametrize("knob", ["weight", "vcpu_pin", "emulator_pin"])

@@ -5,7 +5,7 @@ The phases take turns, so that a machine that others use is slow, or quick, for 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from itertools import product
 from typing import Any
@@ -29,15 +29,7 @@ PROBE_S = 6.0
 def play(console: Console, stack: ExitStack, duration_s: float, keep: bool, shape: BatchShape) -> dict[str, Any]:
     """Run all phases, each ``duration_s`` long in all its turns, and give the result as JSON. Raises EquipoiseError."""
 
-    def tune(scene: Scene, lab: LabHost, meter: Meter) -> Scene:
-        with paused(lab, scene.batch):
-            share = measure(scene, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None).use.host_share
-        tuned = eased(scene, share)
-        rates = ", ".join(f"{one.name} {one.rate_rps:.0f}" for one in tuned.services)
-        console.print(f"      alone they take {share:.0%} of the pCPUs; requests/s in all phases: {rates}")
-        return tuned
-
-    stage = set_up(console, stack, phases_scene(shape), tune)
+    stage = set_up(console, stack, phases_scene(shape), load_it_bears(console))
     console.print(f"      {shape.vms} batch VMs, {shape.vcpus} vCPUs each")
     needed = stage.service.needs_batch_group()
     console.print(f"      doctor: this kernel {_NEEDS[needed]}", highlight=False)
@@ -73,6 +65,20 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool, shap
     changed = stage.close(keep)
     how = stage.accelerator.accelerator, stage.accelerator.reason
     return to_json(stage.scene, *how, duration_s, phases, changed, skipped)
+
+
+def load_it_bears(console: Console) -> Callable[[Scene, LabHost, Meter], Scene]:
+    """What makes the loads smaller where the services alone would take too much of this machine."""
+
+    def tune(scene: Scene, lab: LabHost, meter: Meter) -> Scene:
+        with paused(lab, scene.batch):
+            share = measure(scene, meter, PROBE_S, lambda _name, _interval: None, lambda _gone_s: None).use.host_share
+        tuned = eased(scene, share)
+        rates = ", ".join(f"{one.name} {one.rate_rps:.0f}" for one in tuned.services)
+        console.print(f"      alone they take {share:.0%} of the pCPUs; requests/s in all phases: {rates}")
+        return tuned
+
+    return tune
 
 
 _NEEDS = {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from manager.errors import HostError
-from manager.host.cgroup import cpu_controller, read_mounts
+from manager.host.cgroup import cpu_controller, read_mounts, vm_group
 from manager.host.doctor.check import (
     CheckResult,
     Subject,
@@ -71,7 +71,7 @@ def delegation(subject: Subject) -> CheckResult:
     if cpu is CGROUP_V1:
         return works("cgroup v1: every group below the root has the controller's files")
     partition = next((root / name for name in _PARTITIONS if (root / name).exists()), None)
-    has_vms = partition is not None and any(entry.is_dir() for entry in partition.iterdir())
+    has_vms = partition is not None and any(vm_group(f"/{entry.name}") for entry in partition.iterdir())
     for folder in (root, *([partition] if partition is not None and has_vms else [])):
         if not is_enabled(cpu, folder):
             seen = f"cpu is not in {folder}/cgroup.subtree_control: groups below it have no weight"
