@@ -1,6 +1,7 @@
-# A guest of a few bytes, multiboot: writes to 2 MiB of its memory 18 times a second, so that a slow migration of it
-# never converges, and gives up vCPUs when they are unplugged, as an ACPI system does. It halts meanwhile.
-PAGES = 512
+# A guest of a few bytes, multiboot: writes to 16 MiB of its memory 18 times a second, so that a migration of 1 MiB/s
+# never converges, however rarely it gets to run, and gives up vCPUs when they are unplugged, as an ACPI system does. It
+# halts meanwhile.
+PAGES = 4096
 EJECTS = 0xaf00                 # docs/specs/acpi_cpu_hotplug.rst of QEMU, machine type pc
 
         .section .header, "a"
