@@ -41,6 +41,7 @@ def others() -> list[Shape]:
     """What was open: batch vCPUs pinned, all of a VM on one pCPU, several critical VMs on a pCPU, 4 x 1 again."""
     two, four = {"vms": 2, "vcpus": 2}, {"vms": 4, "vcpus": 1}
     found: list[Shape] = [{**two, "common": c, "batch_pinned": True} for c in COMMON]
+    found += [{"vms": n, "vcpus": m, "batch_pinned": True} for n, m in ((2, 1), (3, 1), (4, 1), (3, 3))]
     found += [{**two, "single": True}]
     found += [{**two, "common": c, "services": 2} for c in COMMON]
     found += [{**four, "common": c} for c in COMMON for _ in range(3)]
