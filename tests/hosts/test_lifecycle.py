@@ -110,13 +110,13 @@ def test_a_plugged_vcpu_is_set_and_an_unplugged_one_forgotten(managed: Managed) 
     both = managed.set()
     assert {both["CPU 0/TCG"], both["CPU 1/TCG"]} == {"0", "1"}
     count = journalled(managed.host, VM.name)
-    managed.host.run(f"virsh -q setvcpus {VM.name} 1 --live", check=False)  # libvirt waits for five seconds only
+    # libvirt never hears of its end, and QEMU 7.2 corrupts its heap when it unplugs an emulated vCPU: no more is done.
+    managed.host.run(f"virsh -q setvcpus {VM.name} 1 --live", check=False)
+    until(lambda: "CPU 1/TCG" not in settings_of(managed.host, VM.name), bool, "the second vCPU's thread to end")
     until(lambda: journalled(managed.host, VM.name) < count, bool, "the journal to forget the second vCPU")
     assert "CPU 1/TCG" not in managed.set()
-    managed.host.run(f"virsh -q setvcpus {VM.name} 2 --live")
-    until(lambda: settings_of(managed.host, VM.name).get("CPU 1/TCG") in {"0", "1"}, bool, "the second vCPU again")
     managed.release()
-    assert settings_of(managed.host, VM.name) == {**ORIGINAL, "CPU 1/TCG": ALL_CPUS}
+    assert settings_of(managed.host, VM.name) == ORIGINAL
     assert managed.warnings() == []
 
 
