@@ -17,6 +17,7 @@ from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
 from manager.host.knob_files import Interrupts, KnobFiles, VmTarget
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
+from manager.host.replugs import Replugs
 from manager.host.resctrl.resctrl_cache import ResctrlCache
 from manager.host.resctrl.tree import ResctrlTree
 from manager.host.sched_ext import deciding_scheduler
@@ -62,6 +63,7 @@ class KernelHost:
             )
         self._online = online
         self._online_file, self._online_text = str(paths.online_cpus), b""
+        self._replugs = Replugs()
         self._stat: int | None = None
         self._schedstat = (paths.process(1) / "schedstat").exists()
         self._managed = managed_cpus
@@ -97,6 +99,10 @@ class KernelHost:
     def discovery(self) -> Discovery:
         """Without libvirt nothing is late."""
         return self._watch.discovery if self._watch else _NO_DISCOVERY
+
+    @property
+    def replugs(self) -> int:
+        return self._replugs.count
 
     @property
     def capabilities(self) -> Capabilities:

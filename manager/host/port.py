@@ -68,6 +68,10 @@ class HostPort(Protocol):
         """What the host offers."""
 
     @property
+    def replugs(self) -> int:
+        """How often pCPUs went offline or came back since it was opened, also between two looks at those online."""
+
+    @property
     def connected(self) -> bool:
         """Whether the list of running domains is being kept up to date."""
 

@@ -88,7 +88,7 @@ class ControlLoop:
         self._chronicle = Chronicle(settings.host_name)
         self.number = 0  # of the last tick
         self._nothing_to_do_for: tuple[object, ...] | None = None
-        self._online: CpuSet | None = None
+        self._online: tuple[CpuSet, int] | None = None  # the pCPUs, and how often any went or came
         self._replugged = 0  # ticks that it still counts for
         self._planned: tuple[Observation, Callable[[], Plan]] | None = None  # the last plan, without what is held
         self._ways: tuple[tuple[Goal, ...], ...] | None = None
@@ -265,7 +265,8 @@ class ControlLoop:
             busy_pcpus=seen.busy_pcpus,
         )
 
-    def _note_online(self, online: CpuSet) -> None:
+    def _note_online(self, cpus: CpuSet) -> None:
+        online = cpus, self.host.replugs
         changed = self._online is not None and self._online != online
         self._online, self._replugged = online, _REPLUGGED_TICKS if changed else max(self._replugged - 1, 0)
 

@@ -62,6 +62,11 @@ class SimHost:
         )
 
     @property
+    def replugs(self) -> int:
+        """No pCPU ever goes."""
+        return 0
+
+    @property
     @in_step
     def connected(self) -> bool:
         """False while the simulated libvirtd is away."""

@@ -112,6 +112,7 @@ class FakeHost:
     pcpu_times: dict[int, tuple[int, int]] = field(default_factory=dict)
     needs_batch_group: bool | None = None
     strangers: int = 0
+    replugs: int = 0
     batch: dict[Knob, int] = field(default_factory=dict)
     """The batch group's idle class and weight; empty: there is no such group."""
 
@@ -424,6 +425,7 @@ class FakeHost:
     def unplug_cpu(self, cpu: int) -> None:
         """A pCPU goes offline: threads that could run nowhere else may run anywhere."""
         self.offline.add(cpu)
+        self.replugs += 1
         for vm in self.vms.values():
             vm.vcpus = [mask & self.online or self.online for mask in vm.vcpus]
             vm.emulator = vm.emulator & self.online or self.online
@@ -431,6 +433,7 @@ class FakeHost:
     def replug_cpu(self, cpu: int) -> None:
         """A pCPU comes back: before Linux 6.2 the threads of every cpuset may then run on all pCPUs of that."""
         self.offline.discard(cpu)
+        self.replugs += 1
         for vm in self.vms.values():
             vm.vcpus = [self.online for _ in vm.vcpus]
             vm.emulator = self.online

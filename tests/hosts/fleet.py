@@ -134,7 +134,8 @@ def settings_of(host: Host, vm: str) -> Mapping[str, str]:
         name, _, value = line.rpartition("=")
         # QEMU's threads besides vCPUs come and go; all have the emulator's affinity
         name = name if name.startswith(("cpu.", "CPU ")) else "emulator"
-        values.setdefault(name, set()).add(value)
+        if value:  # else the thread has just ended
+            values.setdefault(name, set()).add(value)
     return {name: " or ".join(sorted(of_name)) for name, of_name in values.items()}
 
 

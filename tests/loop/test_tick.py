@@ -436,6 +436,20 @@ def test_pins_that_the_kernel_undoes_when_a_pcpu_comes_back_are_no_external_chan
     assert not rig.journal.entries
 
 
+def test_a_pcpu_that_goes_and_comes_back_between_two_ticks_is_no_external_change(rig: Rig) -> None:
+    rig.host.boot("web")
+    rig.register("web")
+    rig.tick()
+    before = rig.host.settings()
+    rig.host.unplug_cpu(1)
+    rig.host.replug_cpu(1)
+    assert rig.value("web", Knob.VCPU_PIN) == rig.host.online
+    assert set(kinds(rig.tick())) == {"applied"}
+    assert rig.host.settings() == before
+    rig.loop.release("test")
+    assert not rig.journal.entries
+
+
 def test_a_domain_started_again_while_its_last_process_is_still_ending(rig: Rig) -> None:
     uuid = rig.host.boot("web")
     rig.register("web")

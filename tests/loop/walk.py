@@ -226,6 +226,10 @@ class FaultyHost:
     def capabilities(self) -> Capabilities:
         return self.real.capabilities
 
+    @property
+    def replugs(self) -> int:
+        return self.real.replugs
+
     def running(self) -> Mapping[str, VmInstance]:
         kind = self._director.next(Op.LISTING)
         self.connected = kind is None
