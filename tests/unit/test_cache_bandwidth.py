@@ -233,6 +233,7 @@ def test_a_miss_after_letting_go_makes_the_next_wait_longer() -> None:
     assert after.loosen == Wait(1120.0, 240.0)
 
 
+WAY_DOWN = 9  # steps from 100 to 10
 RESOURCES = st.sampled_from([PERCENT, COARSE, EIGHTHS, MBPS])
 
 
@@ -241,7 +242,10 @@ RESOURCES = st.sampled_from([PERCENT, COARSE, EIGHTHS, MBPS])
 def test_it_never_oscillates_under_constant_load(
     resource: BandwidthResource, at_gb: float, slow: float, fast: float, seed: int
 ) -> None:
-    """With noise of 10 %, and whatever the memory does: in the last of six hours there are few changes."""
+    """With noise of 10 %, and whatever the memory does: in the last of six hours there are few changes.
+
+    At most one way down to what helps, which noise can begin at any time, and a few tries of letting go.
+    """
     noise = random.Random(seed)
     curve = crowded(at_gb, slow)
     changes = run(
@@ -249,7 +253,7 @@ def test_it_never_oscillates_under_constant_load(
         resource=resource,
         hours=6,
     )
-    assert len([time_s for time_s, _, _, _ in changes if time_s > 5 * 3600]) <= 8
+    assert len([time_s for time_s, _, _, _ in changes if time_s > 5 * 3600]) <= WAY_DOWN + 5
 
 
 @settings(max_examples=200, deadline=None)
