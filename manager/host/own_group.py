@@ -46,6 +46,8 @@ def _joined(folder: Path) -> bool:
         folder.mkdir(exist_ok=True)
         (folder / _PROCESSES).write_text(str(os.getpid()))
     except OSError:  # not root, or a kernel that has no room for it: better there than not at all
+        with contextlib.suppress(OSError):  # others are in it
+            folder.rmdir()
         return False
     return True
 

@@ -164,9 +164,7 @@ def waits_of(
             since[event.left] = event.at_s, False
         if event.next in since and event.next in waits:
             began_s, woken = since.pop(event.next)
-            _note(
-                waits[event.next], row, began_s, event.at_s, woken, long_ms, lambda tid: role(tid, names.get(tid, ""))
-            )
+            _note(waits[event.next], row, began_s, event.at_s, woken, long_ms, named)
         row.append(_Stretch(event.at_s, event.next, depth.get(event.cpu, 0) > 0))
         if len(row) > _KEPT:
             del row[: _KEPT // 2]
