@@ -139,11 +139,12 @@ def settings_of(host: Host, vm: str) -> Mapping[str, str]:
     return {name: " or ".join(sorted(of_name)) for name, of_name in values.items()}
 
 
-def journalled(host: Host, vm: str) -> int:
-    """How many settings of a VM are in an agent's journal."""
+def journalled(host: Host, vm: str) -> set[str]:
+    """The settings of a VM in an agent's journal: a knob and its index each."""
     script = f"""python3 - <<'PYTHON'
 import sqlite3
 journal = sqlite3.connect("file:/var/lib/equipoise/journal.db?mode=ro", uri=True)
-print(journal.execute("SELECT count(*) FROM owned WHERE vm = ?", ["{vm}"]).fetchone()[0])
+for knob, index in journal.execute("SELECT knob, idx FROM owned WHERE vm = ?", ["{vm}"]):
+    print(knob, index)
 PYTHON"""
-    return int(host.run(script))
+    return set(host.run(script).splitlines())
