@@ -51,7 +51,8 @@ for folder, _, names in os.walk(slices):
         continue
     for file in (Path(folder, name) for name in names if name.startswith(("cpu", "io.", "memory.", "pids."))):
         mode = stat.S_IMODE(file.stat().st_mode)
-        if mode & 0o600 == 0o600 and not file.name.endswith(".pressure"):
+        # Since Linux 6.12 a peak can be written, which begins it anew: it is no setting either.
+        if mode & 0o600 == 0o600 and not file.name.endswith((".pressure", ".peak")):
             found[str(file.relative_to(slices))] = file.read_text().strip()
 for pid_file in Path("/run/libvirt/qemu").glob("*.pid"):
     pid, alike = int(pid_file.read_text()), {}

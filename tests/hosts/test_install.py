@@ -149,4 +149,5 @@ def test_a_fleet_of_two_with_postgresql_behind_the_shipped_proxy(two_hosts: list
     assert beta.run(f"{code} http://{NAME}/") == "301"
     stored = alpha.run("runuser -u equipoise -- psql -Atc 'SELECT name FROM hosts ORDER BY name' equipoise")
     assert stored.split() == ["alpha", "beta"]
-    assert "beta" in beta.run("equipoise status")
+    assert "has role host; this needs role viewer" in beta.output("equipoise status").stderr
+    assert "beta" in beta.run(f"EQUIPOISE_TOKEN={reader} equipoise status")
