@@ -205,13 +205,18 @@ class GroupState:
         return {Knob.WEIGHT: self.weight, Knob.IDLE: idle, Knob.QUOTA: quota_us}[knob]
 
 
+MOST_UNREAD = 16
+"""Settings of which no change was reported are read again after so many readings."""
+
+
 class CpuGroup:
     """A cgroup's files, held open."""
 
     def __init__(self, cpu: CgroupCpu, folder: Path, watch: WriteWatch | None = None) -> None:
         """Open them. Raises VmVanished, HostError.
 
-        With a ``watch`` only the weight is read, whose file fails once the group is gone, until anybody wrote there.
+        With a ``watch`` they are read again once anybody wrote there, and now and then: a write from another control
+        group namespace is not reported, nor that the group is gone.
         """
         self._cpu = cpu
         self._watch = watch
@@ -221,11 +226,11 @@ class CpuGroup:
         self._texts: Mapping[str, bytes] = {}  # as last read, what they say, and after how many writes that was
         self._state = GroupState(None, None, None)
         self._writes: int | None = None
+        self._unread = 0
         try:
             for name in filter(None, (*self._files.values(), cpu.period_file)):
                 if name == cpu.weight_file or (folder / name).exists():
                     self._fds[name] = open_file(folder / name, os.O_RDWR)
-            self._weight_fd, self._weight = self._fds[cpu.weight_file], b""
             if watch is not None:
                 self._watched = watch.add(folder)
         except BaseException:  # whatever ends it, no descriptor may stay open
@@ -235,11 +240,12 @@ class CpuGroup:
     def read(self) -> GroupState:
         """All of them. Raises VmVanished, HostError; ValueError or IndexError for what no kernel writes."""
         writes = None if self._watch is None else self._watch.writes(self._watched)
-        if writes is None or writes != self._writes or read(self._weight_fd) != self._weight:
+        self._unread += 1
+        if writes is None or writes != self._writes or self._unread >= MOST_UNREAD:
             texts = {name: read(descriptor) for name, descriptor in self._fds.items()}
             if texts != self._texts:
                 self._state, self._texts = self._state_of(texts), texts
-            self._weight, self._writes = texts[self._cpu.weight_file], writes
+            self._writes, self._unread = writes, 0
         return self._state
 
     def _state_of(self, texts: Mapping[str, bytes]) -> GroupState:

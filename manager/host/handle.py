@@ -24,6 +24,8 @@ from manager.model.host import VcpuState, VmInstance, VmState
 from manager.model.knobs import INSIDE, OUTSIDE, Family, Knob, KnobKey, KnobValue
 
 _NO_GROUP = GroupState(None, None, None)
+PINS_EVERY = 5
+"""Affinities are read at every so many readings, and when there are other threads or pCPUs, or one was written."""
 _SCHEDSTAT_BYTES = 64
 """Three numbers of 20 digits at most."""
 
@@ -51,6 +53,7 @@ class VmHandle:
         self._changed = False
         self._nodes: frozenset[int] = frozenset()
         self._cpus: dict[int, CpuSet] = {}  # as last read, by thread
+        self._pins_unread = instance.pid % PINS_EVERY  # not those of all VMs at once
         self._known: Mapping[KnobKey, KnobValue] | None = None  # all that was read last, None once any is another
         self._known_group = _NO_GROUP
         self._used_outside_ns = _used_outside_ns(cgroup)
@@ -108,10 +111,11 @@ class VmHandle:
                 self._schedstat_fds[tid] = open_file(path, os.O_RDONLY)
         self._vcpus = tuple((index, tid, self._schedstat_fds.get(tid)) for index, tid in threads.vcpus)
 
-    def read(self) -> VmState:
-        """All settings and counters of the VM now. Raises VmVanished, HostError."""
+    def read(self, afresh: bool = True) -> VmState:
+        """All settings and counters of the VM now; for ``afresh`` see ``HostPort``. Raises VmVanished, HostError."""
         try:
             try:
+                self._pins_unread = 0 if afresh else (self._pins_unread + 1) % PINS_EVERY
                 if self._changed:
                     self._find_plugged()
                 return self._state()
@@ -180,9 +184,10 @@ class VmHandle:
 
     def _affinity(self, tid: int) -> CpuSet:
         """The very set that was read before if it is the same, which makes comparing it cheap. Raises OSError."""
-        cpus, before = os.sched_getaffinity(tid), self._cpus.get(tid)
-        if before is not None and cpus == before:
+        before = self._cpus.get(tid)
+        if before is not None and (self._pins_unread or os.sched_getaffinity(tid) == before):
             return before
+        cpus = os.sched_getaffinity(tid)
         self._cpus[tid] = found = frozenset(cpus)
         self._known = None
         return found
@@ -201,13 +206,20 @@ class VmHandle:
         wanted = checked_cpus(key, value)
         self.require_alive()  # thread ids are recycled
         if key.knob is Knob.EMULATOR_PIN:
-            return self._pin_emulator(wanted)
+            return self._pin_emulator(key, wanted)
         threads = self._threads.vcpus if key.knob is Knob.VCPU_PIN else self._threads.iothreads
         tid = dict(threads).get(key.index)
         if tid is None:
             raise VmVanished(f"{self.instance.libvirt_name} has no thread for {key.knob} {key.index}")
+        self._require_unchanged(key, tid)
         process.set_affinity(tid, wanted)
         return process.affinity(tid)
+
+    def _require_unchanged(self, key: KnobKey, tid: int) -> None:
+        """It may be some readings ago that the pin was read. Raises HostError if another tool set it since."""
+        before = self._cpus.pop(tid, None)
+        if before is not None and before != process.affinity(tid):
+            raise HostError(f"{self.instance.libvirt_name}: {key.knob} was changed meanwhile", errno.EAGAIN)
 
     def _move(self, inside: bool) -> int:
         """Into the batch group or out of it. The handle must not be used any more: its files are of the old group."""
@@ -218,9 +230,10 @@ class VmHandle:
         batch_group.move(folder, inside)
         return INSIDE if inside else OUTSIDE
 
-    def _pin_emulator(self, wanted: CpuSet) -> CpuSet:
+    def _pin_emulator(self, key: KnobKey, wanted: CpuSet) -> CpuSet:
         """The main thread comes after those it started: ``read`` looks at it, so a pin that failed is made again."""
         main = self.instance.pid
+        self._require_unchanged(key, main)
         before = set(self._threads.emulator) - {main}
         self._pin_others(before, wanted)
         process.set_affinity(main, wanted)  # threads it starts from now on inherit

@@ -62,6 +62,8 @@ class KernelHost:
                 f"setting managed_cpus names pCPUs that are not online: {missing}; online are {sorted(online)}"
             )
         self._online = online
+        self._pcpus: tuple[CpuSet, int] = online, 0
+        """The online ones, and how often any went or came: the affinities of threads may be other ones afterwards."""
         self._online_file, self._online_text = str(paths.online_cpus), b""
         self._replugs = Replugs()
         self._stat: int | None = None
@@ -84,7 +86,7 @@ class KernelHost:
         self._topology = discover(paths)
         self.cache = ResctrlCache(ResctrlTree(paths), self._threads, lambda level: cache_domains(paths, level))
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
-        self._handles: dict[VmInstance, tuple[VmHandle, int]] = {}
+        self._handles: dict[VmInstance, tuple[VmHandle, tuple[int, object]]] = {}
         self._exits = select.epoll()
         self._watched: dict[int, VmInstance] = {}  # by the descriptor among ``_exits``
         self._writes = WriteWatch()
@@ -187,8 +189,8 @@ class KernelHost:
         except HostError:
             return False
 
-    def read(self, instance: VmInstance) -> VmState:
-        return self._handle(instance).read()
+    def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
+        return self._handle(instance).read(afresh)
 
     def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:
         """Without a look at anything else, because the guard asks every few milliseconds."""
@@ -264,7 +266,7 @@ class KernelHost:
         return CpuTimes(total_ns, busy_ns, pcpus)
 
     def _handle(self, instance: VmInstance) -> VmHandle:
-        generation = self._watch.domains.generation if self._watch else 0
+        generation = self._watch.domains.generation if self._watch else 0, self._pcpus
         held = self._handles.get(instance)
         if held is None:
             handle = self._open(instance)
@@ -299,6 +301,7 @@ class KernelHost:
         if online != self._online:
             self._online, self._topology = online, discover(self._paths)
         self._online_text = text
+        self._pcpus = online, self.replugs
 
 
 def _cpu_times(fields: list[bytes]) -> tuple[int, int]:

@@ -95,8 +95,11 @@ class HostPort(Protocol):
     def ended(self, instances: Collection[VmInstance]) -> Collection[VmInstance]:
         """Which of these runs of domains are over; none of those of which that cannot be known."""
 
-    def read(self, instance: VmInstance) -> VmState:
-        """Settings and counters of a VM now. Raises VmVanished, HostError."""
+    def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
+        """Settings and counters of a VM now. Raises VmVanished, HostError.
+
+        ``afresh`` False: pins as they were a few readings ago will do, where nothing hints at a change.
+        """
 
     def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:
         """How long each vCPU of these VMs has waited for a pCPU since it started, in nanoseconds, in their order.

@@ -106,11 +106,12 @@ def read_host(
     monotonic_s: float,
     families: Mapping[str, Collection[Family]] = MappingProxyType({}),
     before: Reading | None = None,
+    afresh: bool = True,
 ) -> Reading:
     """Read every VM of ``instances`` (by UUID), each for itself.
 
     ``families`` are the knobs to read besides their state, in that order, by UUID, HOST_UUID among them; ``before`` is
-    the reading before.
+    the reading before; for ``afresh`` see ``HostPort.read``.
     """
     states: dict[str, VmState] = {}
     apart: dict[str, Mapping[KnobKey, KnobValue]] = {}
@@ -119,7 +120,7 @@ def read_host(
     errors: dict[str, str] = {}
     for uuid, instance in instances.items():
         try:
-            state = host.read(instance)
+            state = host.read(instance, afresh)
             for family in families.get(uuid, _NO_FAMILIES):
                 values = host.knobs(instance, family)
                 groups[uuid] = groups.get(uuid, ()) + tuple(key for key in values if key.knob is Knob.RT_RUNTIME)
@@ -265,11 +266,13 @@ class Observer:
         self._managed: _Managed | None = None
 
     def observe(self, assignment: Assignment | None, slots: Mapping[str, Sequence[Window]], now: Clock) -> Observation:
-        """Read what there is ``now``. ``assignment`` None: a released host."""
+        """Read what there is ``now``. ``assignment`` None: a released host, of which everything is read afresh."""
         limited, warped = self._within_limits(assignment)
         managed = self._manage(limited.assignment, warped)
         names = managed.names
-        reading = read_host(self._host, managed.instances, now.monotonic_s, managed.families, self._before)
+        reading = read_host(
+            self._host, managed.instances, now.monotonic_s, managed.families, self._before, assignment is None
+        )
         specs = managed.specs
         if not specs.keys() <= reading.states.keys():
             specs = {domain: spec for domain, spec in specs.items() if domain in reading.states}

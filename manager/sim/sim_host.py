@@ -105,7 +105,7 @@ class SimHost:
         return vm is not None and vm.alive and vm.instance == instance
 
     @in_step
-    def read(self, instance: VmInstance) -> VmState:
+    def read(self, instance: VmInstance, afresh: bool = True) -> VmState:  # noqa: ARG002 - it always is
         """Settings and counters of a VM. Raises VmVanished, HostError."""
         vm = self._require(instance)
         if (FaultKind.READ_ERROR, vm.name) in self.world.faults:

@@ -95,9 +95,9 @@ class TimedHost(KernelHost):
 
     watch: Stopwatch
 
-    def read(self, instance: VmInstance) -> VmState:
+    def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
         began_s = time.perf_counter()
-        state = super().read(instance)
+        state = super().read(instance, afresh)
         spent_ms = self.watch._spent_ms
         spent_ms[PARTS[0]] = spent_ms.get(PARTS[0], 0.0) + (time.perf_counter() - began_s) * 1000
         return state

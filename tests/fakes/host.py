@@ -268,7 +268,7 @@ class FakeHost:
         vm = self.vms.get(instance.uuid)
         return vm is not None and vm.instance == instance
 
-    def read(self, instance: VmInstance) -> VmState:
+    def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
         self._require(instance)
         if instance.uuid in self.unreadable:
             raise HostError("read: Input/output error", errno.EIO)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -12,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
-from manager.host.cgroup import VmCgroup, find_vm_cgroup, read_mounts
-from manager.host.handle import VmHandle
+from manager.host.cgroup import MOST_UNREAD, CpuGroup, VmCgroup, find_vm_cgroup, read_mounts
+from manager.host.handle import PINS_EVERY, VmHandle
 from manager.host.registry import CGROUP_USAGE, CGROUP_V1, CGROUP_V2, CgroupUsage
 from manager.host.write_watch import WriteWatch
-from manager.model.cpus import MAX_CPU
+from manager.model.cpus import MAX_CPU, CpuSet
 from manager.model.host import Quota, VmState
 from manager.model.knobs import LEAST_QUOTA_US, UNLIMITED, Knob, KnobKey, KnobValue
 from tests.host.conftest import REAL, QemuLike, VmGroup, descriptors, until
@@ -320,6 +321,7 @@ def test_closing_closes_everything_and_may_be_done_twice(qemu: QemuLike, group: 
     group.take(qemu)
     cgroup = find_vm_cgroup(REAL, read_mounts(REAL), group.cpu, qemu.pid)
     instance = qemu.instance
+    gc.collect()  # hosts of earlier tests
     held = descriptors()
     files = {"cpu.idle", group.cpu.weight_file, group.cpu.quota_file, group.cpu.period_file}
     of_group = sum((group.weight.parent / name).exists() for name in files if name)
@@ -429,6 +431,56 @@ def test_what_is_known_from_the_reading_before_is_what_was_read(
     assert read()[vcpu_key(qemu)] == ONLINE
     qemu.tell("end CPU 1/TCG")
     assert vcpu_key(qemu, 1) not in read()
+
+
+class Deaf(WriteWatch):
+    """As inotify is for writes from another control group namespace."""
+
+    def writes(self, number: int) -> int | None:
+        return number
+
+
+def test_a_setting_whose_write_is_not_reported_is_seen_in_the_end(group: VmGroup) -> None:
+    with closing(Deaf()) as deaf, closing(CpuGroup(group.cpu, group.folders[0], deaf)) as opened:
+        before = opened.read()
+        group.weight.write_text("200")
+        seen = [opened.read().weight for _ in range(MOST_UNREAD)]
+    assert (seen[0], seen[-1]) == (before.weight, 200)
+
+
+def test_pins_are_read_now_and_then_unless_asked_for_afresh(handle: VmHandle, qemu: QemuLike) -> None:
+    """And at once when threads have come or gone, or after a pin was written."""
+    key = vcpu_key(qemu)
+    for _ in range(PINS_EVERY):
+        handle.read(afresh=False)
+
+    def readings_until_seen(cpus: CpuSet) -> int:
+        return next(count for count in range(1, 100) if handle.read(afresh=False).knobs()[key] == cpus)
+
+    os.sched_setaffinity(qemu.tids["CPU 0/TCG"], {LAST})
+    assert readings_until_seen(frozenset({LAST})) <= PINS_EVERY
+    os.sched_setaffinity(qemu.tids["CPU 0/TCG"], ONLINE)
+    assert handle.read().knobs()[key] == ONLINE
+    handle.write(key, frozenset({LAST}))
+    assert readings_until_seen(frozenset({LAST})) == 1
+    handle.read()
+    os.sched_setaffinity(qemu.tids["CPU 0/TCG"], ONLINE)
+    qemu.tell("end CPU 1/TCG")
+    assert readings_until_seen(ONLINE) <= 2
+
+
+@pytest.mark.parametrize("key", [vcpu_key, emulator_key])
+def test_a_pin_that_another_tool_set_since_it_was_read_is_not_written_over(
+    handle: VmHandle, qemu: QemuLike, key: Callable[[QemuLike], KnobKey]
+) -> None:
+    tid = qemu.pid if key is emulator_key else qemu.tids["CPU 0/TCG"]
+    handle.read()
+    os.sched_setaffinity(tid, {LAST})
+    with pytest.raises(HostError, match="changed meanwhile"):
+        handle.write(key(qemu), ONLINE)
+    assert os.sched_getaffinity(tid) == {LAST}
+    assert handle.read(afresh=False).knobs()[key(qemu)] == {LAST}, "it is seen at the next reading"
+    assert handle.write(key(qemu), ONLINE) == ONLINE
 
 
 def test_a_quota_of_v2_is_read_with_its_period(qemu: QemuLike, tmp_path: Path) -> None:

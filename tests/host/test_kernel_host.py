@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
+from manager.host.handle import PINS_EVERY
 from manager.host.hypervisor import Domains
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
+from manager.host.replugs import Replugs
 from manager.model.cpus import MAX_CPU, parse_cpus
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, CpuTimes, Discovery
 from manager.model.knobs import Knob, KnobKey
@@ -205,6 +207,21 @@ def test_a_vm_is_read_and_written(host: KernelHost, qemu: QemuLike, group: VmGro
     assert host.write(instance, KnobKey(qemu.uuid, Knob.VCPU_PIN, 1), frozenset({0})) == {0}
     state = host.read(instance)
     assert (state.weight, state.vcpus[1].cpus) == (group.cpu.scale.batch, {0})
+
+
+def test_pins_are_read_again_at_once_when_pcpus_went_or_came(
+    host: KernelHost, qemu: QemuLike, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the kernel sets them then; else they are read now and then."""
+    plugs = [0]
+    monkeypatch.setattr(Replugs, "count", property(lambda _: plugs[0]))
+    for pins in ({0}, host.capabilities.online_cpus):
+        for _ in range(PINS_EVERY):
+            host.read(qemu.instance, afresh=False)
+        os.sched_setaffinity(qemu.tids["CPU 0/TCG"], pins)
+        plugs[0] += 1
+        assert host.capabilities.online_cpus
+        assert host.read(qemu.instance, afresh=False).vcpus[0].cpus == pins
 
 
 def test_a_vm_that_ends_vanishes_and_its_next_run_is_another(

@@ -235,8 +235,8 @@ class FaultyHost:
         self.connected = kind is None
         return {} if kind is Kind.AWAY else self._first_listing if kind is Kind.STALE else self.real.running()
 
-    def read(self, instance: VmInstance) -> VmState:
-        return self._do(Op.READ, instance, lambda: self.real.read(instance))
+    def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
+        return self._do(Op.READ, instance, lambda: self.real.read(instance, afresh))
 
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
         def read() -> Mapping[KnobKey, KnobValue]:
