@@ -278,6 +278,7 @@ CHOICES: Mapping[str, str] = {
     "http_probe": "HTTP probe",
     "prometheus": "Prometheus",
     "push": "posts to the agent",
+    "tap": "packets at the VMs' taps",
     "viewer": "viewer: reads everything",
     "operator": "operator: also registers and controls",
     "admin": "admin: also users and tokens",

@@ -1,4 +1,4 @@
-"""Build the scheduler, or look whether the shipped one is what its source says."""
+"""Build the BPF programs, or look whether the shipped ones are what their sources say."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from deploy.bpf.toolchain import PROGRAM, SOURCES, fetch_toolchain
+from deploy.bpf.toolchain import PROGRAMS, fetch_toolchain
 from deploy.lab.commands import LabError, run
 from deploy.lab.guest.builder import DEFAULT_BASE, only_builder
 
@@ -17,25 +17,28 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="build aside and compare; status 1 when they differ")
     parser.add_argument("--base", type=Path, default=DEFAULT_BASE, help="below which tools are kept (%(default)s)")
     options = parser.parse_args()
-    shipped = SOURCES / f"{PROGRAM}.bpf.o"
     try:
         cache = options.base / "cache"
         cache.mkdir(mode=0o755, parents=True, exist_ok=True)
         with only_builder(options.base):
             toolchain = fetch_toolchain(cache, run)
         if not options.check:
-            toolchain.build(shipped, run)
+            for program in PROGRAMS:
+                toolchain.build(program, program.shipped, run)
             return 0
+        different: list[str] = []
         with tempfile.TemporaryDirectory() as scratch:
-            built = Path(scratch) / shipped.name
-            toolchain.build(built, run)
-            same = shipped.is_file() and shipped.read_bytes() == built.read_bytes()
+            for program in PROGRAMS:
+                built = Path(scratch) / program.shipped.name
+                toolchain.build(program, built, run)
+                if not program.shipped.is_file() or program.shipped.read_bytes() != built.read_bytes():
+                    different.append(program.shipped.name)
     except LabError as error:
         print(f"deploy/bpf/build: {error}", file=sys.stderr)
         return 2
-    if not same:
-        print(f"{shipped.name} is not what its source says: run deploy/bpf/build", file=sys.stderr)
-    return int(not same)
+    for name in different:
+        print(f"{name} is not what its source says: run deploy/bpf/build", file=sys.stderr)
+    return int(bool(different))
 
 
 sys.exit(main())

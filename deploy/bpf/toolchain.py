@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.bpf.buckets import buckets_header
 from deploy.bpf.suites import apt_of, own_suite
 from deploy.lab.commands import LabError, Runner
 from deploy.lab.guest.packages import Package, missing_packages, unpack
@@ -17,11 +19,30 @@ CLANG = "clang-19"
 FROM_BACKPORTS = ("bpftool", "libbpf-dev")
 
 SOURCES = Path(__file__).parents[2] / "manager/bpf"
-PROGRAM = "equipoise_bvt"
 
 _CANDIDATE = re.compile(r"^\s*Candidate: (\S+)$", re.MULTILINE)
 _LIBRARIES = ("usr/lib/x86_64-linux-gnu", "usr/lib/llvm-19/lib")
 _FLAGS = ("-g", "-O2", "-Wall", "-Wextra", "-Wno-unused-parameter", "-target", "bpf", "-mcpu=v3", "-D__TARGET_ARCH_x86")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is compiled: a folder's ``NAME.bpf.c``, with headers that are made for it, by their names."""
+
+    folder: Path
+    name: str
+    headers: Callable[[], Mapping[str, str]] = dict
+
+    @property
+    def shipped(self) -> Path:
+        """The object beside its source."""
+        return self.folder / f"{self.name}.bpf.o"
+
+
+PROGRAMS = (
+    Program(SOURCES, "equipoise_bvt"),
+    Program(SOURCES / "tap", "equipoise_tap", lambda: {"buckets.h": buckets_header()}),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +55,16 @@ class Toolchain:
     def bpftool(self) -> Path:
         return self.root / "usr/sbin/bpftool"
 
-    def build(self, into: Path, run: Runner) -> None:
-        """Compile the scheduler into the file ``into``: the same bytes whenever and wherever. Raises LabError."""
+    def build(self, program: Program, into: Path, run: Runner) -> None:
+        """Compile a program into the file ``into``: the same bytes whenever and wherever. Raises LabError."""
         libraries = {"LD_LIBRARY_PATH": ":".join(str(self.root / each) for each in _LIBRARIES)}
         clang = self.root / "usr/lib/llvm-19/bin/clang"
         # In the name that the kernel shows, so that builds can be distinguished.
-        digest = hashlib.sha256(b"".join(each.read_bytes() for each in sorted(SOURCES.glob("*.bpf.[ch]")))).hexdigest()
+        sources = sorted(program.folder.glob("*.bpf.[ch]"))
+        digest = hashlib.sha256(b"".join(each.read_bytes() for each in sources)).hexdigest()
         with tempfile.TemporaryDirectory() as scratch:
+            for name, text in program.headers().items():
+                (Path(scratch) / name).write_text(text)
             compiled = Path(scratch) / "compiled.o"
             command = [
                 *(
@@ -49,11 +73,12 @@ class Toolchain:
                     f'-DBUILD="{digest[:8]}"',
                     "-fdebug-compilation-dir=.",
                     f"-ffile-prefix-map={self.root}=.",
+                    f"-ffile-prefix-map={scratch}=.",
                 ),
-                *(f"-I{self.root / 'usr/include'}", "-I/usr/include/x86_64-linux-gnu"),
-                *("-c", f"{PROGRAM}.bpf.c", "-o", str(compiled)),
+                *(f"-I{scratch}", f"-I{self.root / 'usr/include'}", "-I/usr/include/x86_64-linux-gnu"),
+                *("-c", f"{program.name}.bpf.c", "-o", str(compiled)),
             ]
-            run(command, cwd=SOURCES, env=libraries)
+            run(command, cwd=program.folder, env=libraries)
             # Links one file: what debuggers want, which is most of it, is left out.
             run([str(self.bpftool), "gen", "object", str(into), str(compiled)])
 

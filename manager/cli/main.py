@@ -20,6 +20,7 @@ _COMMANDS = {
     "status": "status_commands",
     "decisions": "status_commands",
     "plan": "plan_command",
+    "services": "services_command",
     "enforce": "mode_commands",
     "observe": "mode_commands",
     "release": "mode_commands",

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from manager.model.registration import Sla
-from manager.model.source import ON_EVERY_HOST, NginxSyslog, PrometheusQuery, Source
+from manager.model.source import (
+    ON_EVERY_HOST,
+    HttpProbe,
+    MemcachedProbe,
+    NginxFile,
+    NginxSyslog,
+    PrometheusQuery,
+    Source,
+    Tap,
+)
+
+_SEEN_AT_TAPS = NginxFile | NginxSyslog | HttpProbe | MemcachedProbe
+"""Their requests pass the taps of the same VMs."""
 
 
 def sources_on(
@@ -49,6 +61,8 @@ def contradictions(sources: Sequence[Source], sla: Sla | None) -> list[tuple[str
                 text = f"{why} is refused: of several nginx_syslog sources each needs a tag of its own"
                 problems.append((f"{field}.tag", text))
             tags.add(source.tag)
+        if isinstance(source, Tap):
+            problems += [(f"{field}.{name}", text) for name, text in _counted_twice(source, sources[:place], sources)]
         if isinstance(source, PrometheusQuery) and source.percentile is not None:
             refused = f"{source.percentile:g} is refused: percentiles cannot be merged; allowed:"
             if len(sources) > 1:
@@ -57,3 +71,13 @@ def contradictions(sources: Sequence[Source], sla: Sla | None) -> list[tuple[str
             if sla is not None and source.percentile != sla.percentile:
                 problems.append((f"{field}.percentile", f"{refused} the SLA's percentile, {sla.percentile:g}"))
     return problems
+
+
+def _counted_twice(tap: Tap, earlier: Sequence[Source], sources: Sequence[Source]) -> list[tuple[str, str]]:
+    """Which other source would count the requests of a tap again: a field of the tap, and why."""
+    if any(isinstance(source, Tap) and source.port == tap.port for source in earlier):
+        return [("port", f"{tap.port} is the port of an earlier source: its requests would count twice")]
+    again = next((source for source in sources if isinstance(source, _SEEN_AT_TAPS)), None)
+    if again is None:
+        return []
+    return [("type", f"tap is refused beside {again.kind}: requests would count twice; keep one of the two")]

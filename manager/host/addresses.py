@@ -43,10 +43,14 @@ _TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Interfaces:
-    """The addresses that libvirt leased to a domain, None: it did not say; and its interfaces' hardware addresses."""
+    """The addresses that libvirt leased to a domain, None: it did not say; and its interfaces' hardware addresses.
+
+    ``taps``: the indexes of those interfaces whose packets pass this kernel.
+    """
 
     leased: frozenset[str] | None = frozenset()
     hardware: frozenset[str] = frozenset()
+    taps: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class Domains:
     """The running domains as last listed, by UUID. ``generation`` grows with each listing; 0: never listed yet.
 
     ``addresses`` are the IP addresses that libvirt and the host's neighbour table know of each, ``contested`` those
-    that a domain shows although they are another's.
+    that a domain shows although they are another's, ``taps`` the indexes of interfaces whose packets pass this kernel.
     """
 
     instances: Mapping[str, VmInstance]
@@ -63,6 +63,7 @@ class Domains:
     libvirt_version: str = "unknown"
     addresses: Mapping[str, frozenset[str]] = field(default_factory=dict)
     contested: tuple[Contest, ...] = ()
+    taps: Mapping[str, frozenset[int]] = field(default_factory=dict)
 
 
 class EventLoop:
@@ -315,7 +316,8 @@ class HypervisorWatch:
             seen = {uuid: seen[uuid] for uuid in seen.keys() & now.keys() if now[uuid] == asked.get(uuid)}
             self._book.update(before.addresses.keys() & now.keys(), seen, neighbours)
             contested = self._book.contested if wanted >= now.keys() else before.contested
-            self.domains = replace(before, addresses=self._book.addresses, contested=contested)
+            taps = {**before.taps, **{uuid: interfaces.taps for uuid, interfaces in seen.items()}}
+            self.domains = replace(before, addresses=self._book.addresses, contested=contested, taps=taps)
 
     def _oversee(self) -> None:
         """While libvirt does not answer, find domains by their files, and who keeps it; then try another connection."""
@@ -381,7 +383,8 @@ class HypervisorWatch:
 
 
 def _listed(before: Domains, instances: Mapping[str, VmInstance]) -> Domains:
-    """After a listing found these; addresses of domains that ended, or began anew, are forgotten."""
+    """After a listing found these; addresses and taps of domains that ended, or began anew, are forgotten."""
     same = dict(instances.items() & before.instances.items())
     addresses = {uuid: addresses for uuid, addresses in before.addresses.items() if uuid in same}
-    return replace(before, instances=instances, generation=before.generation + 1, addresses=addresses)
+    taps = {uuid: taps for uuid, taps in before.taps.items() if uuid in same}
+    return replace(before, instances=instances, generation=before.generation + 1, addresses=addresses, taps=taps)

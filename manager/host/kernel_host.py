@@ -172,6 +172,9 @@ class KernelHost:
     def addresses(self) -> Mapping[str, frozenset[str]]:
         return self._watch.domains.addresses if self._watch else {}
 
+    def taps(self) -> Mapping[str, frozenset[int]]:
+        return self._watch.domains.taps if self._watch else {}
+
     def migrating(self) -> Collection[str]:
         """By the status files of the domains, which nobody keeps true while libvirtd is away."""
         return () if self.discovery.late else self._migrations.migrating(self.running().values())

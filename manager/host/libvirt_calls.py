@@ -19,6 +19,7 @@ import libvirt
 
 from manager.errors import DomainHangs
 from manager.host.addresses import Interfaces
+from manager.host.vm_interfaces import interfaces_in
 
 T = TypeVar("T")
 
@@ -235,18 +236,22 @@ def interfaces_of(domain: libvirt.virDomain) -> Interfaces:
     """What libvirt knows of a domain's interfaces."""
     leased: frozenset[str] | None = None
     hardware: frozenset[str] = frozenset()
+    taps: frozenset[int] = frozenset()
     try:
         leases = domain.interfaceAddresses(libvirt.VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_LEASE, 0)
         leased = frozenset(str(lease["addr"]) for interface in leases.values() for lease in interface["addrs"] or ())
     except libvirt.libvirtError as error:  # it ended meanwhile, or its network is none of libvirt's
         log.debug("leases of domain %s: %s", domain.name(), error)
     try:
-        description = ET.fromstring(domain.XMLDesc())  # noqa: S314 - libvirt's own
+        xml = domain.XMLDesc()
+        description = ET.fromstring(xml)  # noqa: S314 - libvirt's own
     except libvirt.libvirtError as error:
         log.debug("interfaces of domain %s: %s", domain.name(), error)
     else:
         hardware = frozenset(mac.get("address", "").lower() for mac in description.iterfind("devices/interface/mac"))
-    return Interfaces(leased, hardware)
+        found = interfaces_in(domain.name(), xml)
+        taps = frozenset(interface.index for interface in found if interface.index is not None)
+    return Interfaces(leased, hardware, taps)
 
 
 def close(connection: libvirt.virConnect) -> None:

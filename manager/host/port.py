@@ -89,6 +89,9 @@ class HostPort(Protocol):
     def addresses(self) -> Mapping[str, frozenset[str]]:
         """IP addresses of running domains by UUID, as last looked up; of some none may be known."""
 
+    def taps(self) -> Mapping[str, frozenset[int]]:
+        """The network interfaces of running domains by UUID, as indexes, as far as their packets pass this kernel."""
+
     def migrating(self) -> Collection[str]:
         """UUIDs of running domains that libvirt migrates to other hosts; none while the discovery is late."""
 

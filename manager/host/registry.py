@@ -115,6 +115,7 @@ class HostPaths:
 
     # Documentation/ABI/testing/sysfs-devices-system-cpu, admin-guide/pm/cpufreq.rst and timers/timekeeping.rst
     online_cpus = Below("sys/devices/system/cpu/online")  # CPU list
+    possible_cpus = Below("sys/devices/system/cpu/possible")  # CPU list
     isolated_cpus = Below("sys/devices/system/cpu/isolated")  # CPU list of isolcpus=
     nohz_full_cpus = Below("sys/devices/system/cpu/nohz_full")  # CPU list of nohz_full=
     # a folder with topology/ and cache/ (admin-guide/cputopology.rst), cpu_capacity (0 to 1024), cpufreq/ (kHz), and

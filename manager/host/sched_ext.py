@@ -7,10 +7,6 @@ the bpf(2) system call: microseconds, where bpftool takes tens of milliseconds.
 
 from __future__ import annotations
 
-import ctypes
-import errno
-import os
-import platform
 import struct
 import subprocess
 import time
@@ -20,66 +16,15 @@ from pathlib import Path
 
 from manager import bpf
 from manager.errors import HostError
-from manager.host.files import LIBC, read_small, refused, succeeded
+from manager.host.bpf_calls import BpfMap, possible_cpus
+from manager.host.files import read_small
 from manager.host.registry import HostPaths
-from manager.model.cpus import parse_cpus
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED
 
 PINS = Path("sys/fs/bpf")
 LINK = bpf.NAME  # bpftool pins a link under the name of what it links
 _LOAD_S = 30
 _UNLOAD_S = 5
-# Numbers of the system call: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h
-_BPF = {"x86_64": 321, "aarch64": 280}
-# Commands and attributes: include/uapi/linux/bpf.h
-_LOOKUP, _UPDATE, _DELETE, _OBJ_GET = 1, 2, 3, 7
-_ELEMENT = struct.Struct("=I4xQQQ")  # map_fd, key, value, flags
-_PATH = struct.Struct("=QII")  # pathname, bpf_fd, file_flags
-
-
-class BpfMap:
-    """A map, held open. Every method raises HostError."""
-
-    def __init__(self, pin: Path) -> None:
-        self._pin = pin
-        path = ctypes.create_string_buffer(os.fsencode(pin))
-        self._descriptor = self._call(_OBJ_GET, _PATH.pack(ctypes.addressof(path), 0, 0))
-
-    def read(self, key: bytes, value_bytes: int) -> bytes | None:
-        """An element's value, None when there is none. ``value_bytes`` must be what the kernel writes."""
-        value = ctypes.create_string_buffer(value_bytes)
-        return value.raw if self._element(_LOOKUP, key, value) else None
-
-    def write(self, key: bytes, value: bytes) -> None:
-        """Set an element."""
-        self._element(_UPDATE, key, ctypes.create_string_buffer(value, len(value)))
-
-    def remove(self, key: bytes) -> None:
-        """Remove an element, if it is there."""
-        self._element(_DELETE, key, None)
-
-    def close(self) -> None:
-        """Let go of it."""
-        os.close(self._descriptor)
-
-    def _element(self, command: int, key: bytes, value: ctypes.Array[ctypes.c_char] | None) -> bool:
-        """Whether it is there."""
-        held = ctypes.create_string_buffer(key, len(key))
-        at = ctypes.addressof(value) if value is not None else 0
-        try:
-            self._call(command, _ELEMENT.pack(self._descriptor, ctypes.addressof(held), at, 0))
-        except HostError as error:
-            if error.errno != errno.ENOENT or command == _UPDATE:
-                raise
-            return False
-        return True
-
-    def _call(self, command: int, attributes: bytes) -> int:
-        number = _BPF.get(platform.machine())
-        if number is None:
-            raise HostError(f"bpf(2) on {platform.machine()} is not known", errno.ENOSYS)
-        with refused(f"bpf map {self._pin}"):
-            return succeeded(LIBC.syscall(number, command, attributes, len(attributes)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +131,7 @@ class SchedExt:
     def counters(self) -> dict[str, int]:
         """What the scheduler counted since it was loaded, by the names in ``bpf.COUNTERS``."""
         one_cpu = struct.Struct(f"={len(bpf.COUNTERS)}Q")
-        possible = len(parse_cpus((self._paths.root / "sys/devices/system/cpu/possible").read_text()))
+        possible = possible_cpus(self._paths)
         with closing(BpfMap(self._pins / bpf.STATS)) as stats:
             value = stats.read(bytes(4), one_cpu.size * possible) or b""
         return dict(zip(bpf.COUNTERS, map(sum, zip(*one_cpu.iter_unpack(value), strict=True)), strict=True))

@@ -42,6 +42,7 @@ class _Sources:
     applications: Sequence[Application]
     slot_s: float
     addresses: Mapping[str, frozenset[str]]
+    taps: Mapping[str, frozenset[int]]
 
 
 class Agent:
@@ -207,11 +208,12 @@ class Agent:
 
     def _configure(self, assignment: Assignment, result: TickResult) -> None:
         """Let the sources be those of the assignment, believing the VMs that run here."""
-        by_domain = self._host.addresses()
-        addresses = {spec.name: by_domain.get(domain, frozenset()) for domain, spec in result.specs.items()}
-        wanted = _Sources(assignment.applications, assignment.slot_s, addresses)
+        addresses_of, taps_of = self._host.addresses(), self._host.taps()
+        addresses = {spec.name: addresses_of.get(domain, frozenset()) for domain, spec in result.specs.items()}
+        taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in result.specs.items()}
+        wanted = _Sources(assignment.applications, assignment.slot_s, addresses, taps)
         if wanted != self._sources:
-            self._telemetry.configure(wanted.applications, wanted.slot_s, wanted.addresses)
+            self._telemetry.configure(wanted.applications, wanted.slot_s, wanted.addresses, wanted.taps)
             self._sources = wanted
 
 

@@ -24,6 +24,7 @@ class SourceKind(StrEnum):
     HTTP_PROBE = "http_probe"
     PROMETHEUS = "prometheus"
     PUSH = "push"
+    TAP = "tap"
 
 
 class TimeField(StrEnum):
@@ -99,7 +100,7 @@ class _Source:
     name: Name
     host: Annotated[
         Name | None,
-        Field(description="host whose agent runs it; null: logs and posts on all with a VM, others on the first"),
+        Field(description="host whose agent runs it; null: logs, posts and taps on all with a VM, others on the first"),
     ] = field(default=None, kw_only=True)
     __pydantic_config__: ClassVar = CLOSED
 
@@ -170,13 +171,21 @@ class Push(_Source):
     kind: Annotated[Literal[SourceKind.PUSH], Field(alias="type")] = SourceKind.PUSH
 
 
+@dataclass(frozen=True, slots=True)
+class Tap(_Source):
+    """A port of the application's VMs, seen by the packets at their taps."""
+
+    port: Annotated[int, Field(ge=1, le=65535, description="where the VMs serve")]
+    kind: Annotated[Literal[SourceKind.TAP], Field(alias="type")] = SourceKind.TAP
+
+
 Source = Annotated[
-    NginxSyslog | NginxFile | MemcachedProbe | HttpProbe | PrometheusQuery | Push, Field(discriminator="kind")
+    NginxSyslog | NginxFile | MemcachedProbe | HttpProbe | PrometheusQuery | Push | Tap, Field(discriminator="kind")
 ]
 SOURCES: TypeAdapter[tuple[Source, ...]] = TypeAdapter(tuple[Source, ...])
 """Sources as JSON and as a database keeps them."""
 
-ON_EVERY_HOST = frozenset({SourceKind.NGINX_SYSLOG, SourceKind.NGINX_FILE, SourceKind.PUSH})
+ON_EVERY_HOST = frozenset({SourceKind.NGINX_SYSLOG, SourceKind.NGINX_FILE, SourceKind.PUSH, SourceKind.TAP})
 
 
 class SourceState(StrEnum):

@@ -88,6 +88,10 @@ class SimHost:
         """None: nothing of a simulated VM comes over a network."""
         return {}
 
+    def taps(self) -> Mapping[str, frozenset[int]]:
+        """None: likewise."""
+        return {}
+
     def migrating(self) -> Collection[str]:
         """None: simulated VMs stay where they are."""
         return ()

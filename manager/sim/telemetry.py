@@ -65,10 +65,14 @@ class SimTelemetry:
 
     @in_step
     def configure(
-        self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
+        self,
+        applications: Sequence[Application],
+        slot_s: float,
+        addresses: Mapping[str, frozenset[str]],
+        taps: Mapping[str, frozenset[int]],
     ) -> None:
-        """Only registered applications are reported. Addresses are those of the simulation."""
-        del addresses
+        """Only registered applications are reported. Addresses are those of the simulation, which has no taps."""
+        del addresses, taps
         self._set_slot(slot_s)
         self._configured = frozenset(application.name for application in applications)
 

@@ -92,9 +92,9 @@ class Feed:
             "refused", f"more than {per_s:g} response times per second came from one address; the rest is left out"
         )
 
-    def error(self, reason: str) -> None:
-        """A request that failed or was not answered in time."""
-        self._count("errors", reason)
+    def error(self, reason: str, count: int = 1) -> None:
+        """So many requests that failed or were not answered in time."""
+        self._count("errors", reason, count)
 
     def failing(self, reason: str) -> None:
         """The source cannot work now."""

@@ -10,9 +10,11 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from manager.host.log_file import DEFAULT_LOG_DIRS
+from manager.host.taps import of_this_machine
 from manager.model.reach import DEFAULT_REACH, Reach
 from manager.model.registration import Application
 from manager.model.source import (
@@ -24,6 +26,7 @@ from manager.model.source import (
     Push,
     Source,
     SourceStatus,
+    Tap,
 )
 from manager.model.window import Window
 from manager.rate_limit import RateLimit
@@ -36,8 +39,10 @@ from manager.telemetry.prometheus import PrometheusSource
 from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import WindowStore
 from manager.telemetry.syslog import Routes, SyslogListener, SyslogReceiver, SyslogRoute
+from manager.telemetry.tap_reader import MOST_S, TapReader, TapRoute
 from manager.telemetry.trust import Strangers, parse_networks, plain_addresses
 
+_NO_TAPS: Mapping[str, frozenset[int]] = MappingProxyType({})
 _NICE = -15
 _BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _LASTING_S = 60.0
@@ -57,7 +62,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Running:
-    """A source with its counters, and its task once that was started. Log and push sources have none."""
+    """A source with its counters, and its task once that was started. Log, push and tap sources have none."""
 
     source: Source
     feed: Feed
@@ -100,6 +105,8 @@ class Sources:
         self._receiver = SyslogReceiver(self._unknown, RateLimit(samples_per_s))
         self._listener = SyslogListener(syslog_host, syslog_port, self._receiver)
         self._listening: asyncio.Task[None] | None = None
+        self._taps = TapReader(of_this_machine, clock)
+        self._tapping: asyncio.Task[None] | None = None
         self.pages = PushPages(self._unknown, RateLimit(samples_per_s), push_token)
         self._lock = threading.Lock()
         self._configured: object = None
@@ -113,10 +120,14 @@ class Sources:
         self._thread.start()
 
     def configure(
-        self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
+        self,
+        applications: Sequence[Application],
+        slot_s: float,
+        addresses: Mapping[str, frozenset[str]],
+        taps: Mapping[str, frozenset[int]] = _NO_TAPS,
     ) -> None:
         """Run exactly the sources of these applications; see ``Telemetry``."""
-        configured = (tuple(applications), slot_s, dict(addresses))
+        configured = (tuple(applications), slot_s, dict(addresses), dict(taps))
         with self._lock:
             if configured == self._configured:
                 return
@@ -140,6 +151,7 @@ class Sources:
                     self._running[key] = _Running(source, self._feed(key[0], source))
                     self._loop.call_soon_threadsafe(self._start_task, self._running[key])
             self._route(applications, addresses)
+            self._route_taps(applications, taps, slot_s)
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         """The slots of the last minutes by application, oldest first."""
@@ -196,6 +208,20 @@ class Sources:
         self.pages.routes = push
         self._loop.call_soon_threadsafe(self._listen, bool(syslog))
 
+    def _route_taps(
+        self, applications: Sequence[Application], taps: Mapping[str, frozenset[int]], slot_s: float
+    ) -> None:
+        """Set which interfaces each tap source is about."""
+        routes: list[TapRoute] = []
+        for application in applications:
+            interfaces = frozenset[int]().union(*(taps.get(vm, frozenset()) for vm in application.vms))
+            for source in application.sources:
+                running = self._running.get((application.name, source.name))
+                if isinstance(source, Tap) and running is not None:
+                    routes.append(TapRoute(source, running.feed, interfaces))
+        self._taps.routes, self._taps.every_s = tuple(routes), min(slot_s, MOST_S)
+        self._loop.call_soon_threadsafe(self._tap, bool(routes))
+
     def _unknown(self, address: str) -> None:
         with self._lock:
             due = self._strangers.should_look(address, time.monotonic())
@@ -242,8 +268,15 @@ class Sources:
             self._listening.cancel()
             self._listening = None
 
+    def _tap(self, wanted: bool) -> None:
+        if wanted and self._tapping is None:
+            self._tapping = self._loop.create_task(self._keep_running("taps", self._taps.run, self._taps.failing))
+        elif not wanted and self._tapping is not None:
+            self._tapping.cancel()
+            self._tapping = None
+
     def _work(self, source: Source, feed: Feed) -> Work | None:
-        """What runs a source; None where response times are sent to it."""
+        """What runs a source; None where response times are sent to it, or read for all of its kind."""
         match source:
             case NginxFile():
                 return partial(follow_file, source, feed, self._log_dirs, self._samples_per_s)
@@ -254,7 +287,7 @@ class Sources:
                 if isinstance(source, HttpProbe):
                     return partial(probe_url, source, feed, self._reach, headers)
                 return partial(PrometheusSource(source, feed).run, self._reach, headers)
-            case NginxSyslog() | Push():
+            case NginxSyslog() | Push() | Tap():
                 return None
 
     async def _keep_running(self, name: str, work: Work, failing: Callable[[str], None]) -> None:

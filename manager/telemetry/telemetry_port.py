@@ -18,12 +18,17 @@ class Telemetry(Protocol):
     """
 
     def configure(
-        self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
+        self,
+        applications: Sequence[Application],
+        slot_s: float,
+        addresses: Mapping[str, frozenset[str]],
+        taps: Mapping[str, frozenset[int]],
     ) -> None:
         """Run exactly the sources of these applications.
 
         ``addresses`` are the IP addresses of registered VMs by name, the only ones that response times are believed
-        from. Sources that stay as they were go on undisturbed. Never raises: what cannot run is ``failing``.
+        from; ``taps`` the indexes of their network interfaces whose packets pass this kernel. Sources that stay as they
+        were go on undisturbed. Never raises: what cannot run is ``failing``.
         """
         ...
 

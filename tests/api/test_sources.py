@@ -29,6 +29,7 @@ LEAST: dict[str, dict[str, Any]] = {
     "http_probe": {"url": "http://10.0.0.1:8080/health"},
     "prometheus": {"url": "https://prometheus.example.org", "query": "sum by (le) (rate(http_seconds_bucket[5s]))"},
     "push": {},
+    "tap": {"port": 11211},
 }
 """What a source of each kind needs besides its name."""
 
@@ -103,6 +104,8 @@ READY = source("prometheus", percentile=99)
         ([source("memcached_probe", address="a/b")], "sources[0].address", ["an IP address or a host name"]),
         ([source("memcached_probe", port=0)], "sources[0].port", ["at least 1 and at most 65535"]),
         ([source("memcached_probe", port=65536)], "sources[0].port", ["at least 1 and at most 65535"]),
+        ([source("tap", port=0)], "sources[0].port", ["at least 1 and at most 65535"]),
+        ([{"type": "tap", "name": "one"}], "sources[0].port", ["is required"]),
         ([source("nginx_file", path="access.log")], "sources[0].path", ["an absolute path"]),
         ([source("nginx_file", path="/a\0")], "sources[0].path", ["an absolute path"]),
         ([source("nginx_file", time="time")], "sources[0].time", ["request_time, upstream_response_time"]),
@@ -117,6 +120,9 @@ READY = source("prometheus", percentile=99)
         ([source("push"), source("http_probe")], "sources[1].name", ["'one' names an earlier source"]),
         ([source("nginx_syslog", "a", tag="x"), source("nginx_syslog", "b", tag="x")], "sources[1].tag", ["'x'"]),
         ([source("nginx_syslog", "a", tag="x"), source("nginx_syslog", "b")], "sources[1].tag", ["a tag of its own"]),
+        ([source("tap", "a"), source("tap", "b")], "sources[1].port", ["11211", "would count twice"]),
+        ([source("memcached_probe", "a"), source("tap", "b")], "sources[1].type", ["beside memcached_probe"]),
+        ([source("tap", "a"), source("nginx_file", "b")], "sources[0].type", ["beside nginx_file", "keep one"]),
         ([READY], "sources[0].percentile", ["99 is refused", "the SLA's percentile, 95"]),
         ([source("prometheus", percentile=95), source("push", "b")], "sources[0].percentile", ["no other source"]),
         ([source("push", f"n{number}") for number in range(51)], "sources", ["at most 50"]),

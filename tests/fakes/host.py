@@ -81,8 +81,9 @@ class FakeHost:
 
     ``mechanisms`` are those for warps that its kernel has; ``scheduler`` is the state of our sched_ext scheduler, which
     the kernel ``refuses`` or not, and ``others`` the name of somebody else's. ``warp_reads`` are the domains that were
-    asked for their warps, ``leaving`` those that migrate to other hosts. ``limits``: it has CONFIG_RT_GROUP_SCHED, and
-    all VMs are below one group. ``strangers`` are VMs of others in the batch group.
+    asked for their warps, ``leaving`` those that migrate to other hosts, ``interfaces`` what ``taps`` answers.
+    ``limits``: it has CONFIG_RT_GROUP_SCHED, and all VMs are below one group. ``strangers`` are VMs of others in the
+    batch group.
     """
 
     cpus: int = 4
@@ -95,6 +96,7 @@ class FakeHost:
     fail_next: list[int] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
     leaving: set[str] = field(default_factory=set)
+    interfaces: dict[str, frozenset[int]] = field(default_factory=dict)
     ignore: set[Knob] = field(default_factory=set)
     writes: list[tuple[KnobKey, KnobValue]] = field(default_factory=list)
     next_pid: int = 100
@@ -255,6 +257,9 @@ class FakeHost:
 
     def addresses(self) -> Mapping[str, frozenset[str]]:
         return {uuid: self.ips[uuid] for uuid in self.listed if uuid in self.ips}
+
+    def taps(self) -> Mapping[str, frozenset[int]]:
+        return {uuid: self.interfaces[uuid] for uuid in self.listed if uuid in self.interfaces}
 
     def migrating(self) -> Collection[str]:
         return self.leaving & self.listed.keys()

@@ -39,8 +39,13 @@ class FakeTelemetry:
         self._open = {}
 
     def configure(
-        self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
+        self,
+        applications: Sequence[Application],
+        slot_s: float,
+        addresses: Mapping[str, frozenset[str]],
+        taps: Mapping[str, frozenset[int]],
     ) -> None:
+        self.taps = taps
         self.configured.append((applications, slot_s, addresses))
         self.slot_s = slot_s
 

@@ -69,9 +69,9 @@ def test_slots_lie_where_those_of_real_sources_do(speed: float) -> None:
 def test_slots_have_the_managers_length_from_then_on() -> None:
     live, clock = made()
     clock.now_s += 10.0
-    live.telemetry.configure((), 2.0, {})
+    live.telemetry.configure((), 2.0, {}, {})
     assert live.telemetry.slots() == {}
-    live.telemetry.configure(live.scenario.assignment("equal").applications, 2.0, {})
+    live.telemetry.configure(live.scenario.assignment("equal").applications, 2.0, {}, {})
     clock.now_s += 8.0
     ends = [one.end_s - BEGIN_S for one in live.telemetry.slots()["shop"]]
     assert ends == [3, 8, 10, 12, 14, 16, 18]

@@ -18,6 +18,7 @@ from manager.model.source import (
     Push,
     Source,
     SourceKind,
+    Tap,
     TimeField,
 )
 
@@ -28,18 +29,19 @@ EVERY: tuple[Source, ...] = (
     HttpProbe("h", "http://x/"),
     PrometheusQuery("p", "http://x/", "up", 95.0, "rate", 1.5, 2.5, host="c"),
     Push("u", ("10.0.0.0/8", "fd00::/8")),
+    Tap("t", 80),
 )
 
 
 @pytest.mark.parametrize(
     ("host", "hosts", "names"),
     [
-        ("a", ["b", "a"], "smhu"),  # the first by name makes the requests
-        ("b", ["b", "a"], "su"),
-        ("b", ["b"], "smhu"),
+        ("a", ["b", "a"], "smhut"),  # the first by name makes the requests
+        ("b", ["b", "a"], "sut"),
+        ("b", ["b"], "smhut"),
         ("c", ["b", "a"], "fp"),  # named, though it has no VM
-        ("c", ["c", "d"], "sfmhpu"),
-        ("d", ["c", "d"], "su"),
+        ("c", ["c", "d"], "sfmhput"),
+        ("d", ["c", "d"], "sut"),
         ("a", ["b"], ""),
         ("a", [], ""),
         ("c", [], "fp"),
@@ -66,9 +68,9 @@ def test_a_host_that_does_not_report_makes_no_requests_for_others(ranks: dict[st
 
 
 def test_who_says_that_it_has_a_vm_gets_no_requests_to_make() -> None:
-    assert "".join(source.name for source in sources_on("a", EVERY, ["a"], ["b"])) == "su"
+    assert "".join(source.name for source in sources_on("a", EVERY, ["a"], ["b"])) == "sut"
     assert "".join(source.name for source in sources_on("b", EVERY, ["a"], ["b"])) == "mh"
-    assert "".join(source.name for source in sources_on("a", EVERY, ["a"], [])) == "su"
+    assert "".join(source.name for source in sources_on("a", EVERY, ["a"], [])) == "sut"
 
 
 def test_every_kind_has_a_plain_form() -> None:

@@ -129,7 +129,7 @@ def test_every_field_of_a_shape_has_a_control_with_a_label(model: type) -> None:
     assert len({field.path for field in fields}) == len(fields)
 
 
-KINDS = ("nginx_syslog", "nginx_file", "memcached_probe", "http_probe", "prometheus", "push")
+KINDS = ("nginx_syslog", "nginx_file", "memcached_probe", "http_probe", "prometheus", "push", "tap")
 
 
 def test_rows_can_be_of_each_kind_that_the_shape_knows() -> None:

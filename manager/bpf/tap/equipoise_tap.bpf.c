@@ -1,0 +1,513 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Response times of the services in a VM, from the packets at its tap.
+ *
+ * A response time is the time from the last byte of a request, which passes the tap on its way to the guest (egress of
+ * the tap), to the first byte of the answer, which comes out of the guest (ingress). All that passes is let through as
+ * it is, and nothing of its content is kept.
+ *
+ * Client and guest take turns on a connection: what the client sends until the guest answers is one request. Where the
+ * first bytes show a known protocol, a request that begins before the answer to the one before shows that the client
+ * pipelines: such connections are counted and not timed, because TCP does not tell which answer is whose. HTTP/2, which
+ * is not matched either, is treated alike.
+ */
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stdbool.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+typedef __u8 u8;
+typedef __u16 u16;
+typedef __u32 u32;
+typedef __s32 s32;
+typedef __u64 u64;
+
+#include "tap.h"
+#include "buckets.h"
+
+#define PASS (-1) /* TCX_NEXT, TC_ACT_UNSPEC: whatever comes next decides */
+
+#define ETHERNET_BYTES 14
+#define VLAN_BYTES 4
+#define IPV4_BYTES 20
+#define IPV6_BYTES 40
+#define TCP_BYTES 20
+#define MOST_TAGS 2
+#define PROTOCOL_TCP 6
+#define MORE_OR_LATER_FRAGMENT 0x3fff
+
+#define FIN 0x01
+#define SYN 0x02
+#define RST 0x04
+#define ACK 0x10
+
+#define FIRST_EPHEMERAL 32768 /* net.ipv4.ip_local_port_range of Linux */
+#define HEAD_BYTES 16
+
+#define RECORD_HANDSHAKE 0x16
+#define RECORD_DATA 0x17
+
+struct address {
+	u32 words[4]; /* IPv4: the last one */
+};
+
+struct connection_key {
+	u32 interface;
+	u16 guest_port;
+	u16 client_port;
+	struct address guest;
+	struct address client;
+};
+
+struct connection {
+	u64 asked_ns; /* when the last byte of the request passed */
+	u32 asked_end; /* the sequence number after it */
+	u32 answered_end; /* that after what the guest has sent */
+	u8 waiting;
+	u8 protocol;
+	u8 untimed; /* whose answer is whose cannot be told */
+	u8 turns; /* up to 1 */
+	u8 asked; /* asked_end is known */
+	u8 answered; /* answered_end is known */
+};
+
+struct segment {
+	struct connection_key key;
+	u32 sequence;
+	u32 length; /* of its payload */
+	u32 offset; /* of its payload in the packet */
+	u8 flags;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, MOST_SERVICES);
+	__type(key, struct service_key);
+	__type(value, struct service);
+} tap_services SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MOST_SERVICES);
+	__type(key, u32);
+	__type(value, u32);
+} tap_interfaces SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MOST_CONNECTIONS);
+	__type(key, struct connection_key);
+	__type(value, struct connection);
+} tap_connections SEC(".maps");
+
+/* How many response times were in each bucket; buckets of which there are none take no memory. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, MOST_TIMES);
+	__type(key, struct service_key);
+	__type(value, u64);
+} tap_times SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct lost);
+} tap_lost SEC(".maps");
+
+static struct lost *lost(void)
+{
+	u32 only = 0;
+
+	return bpf_map_lookup_elem(&tap_lost, &only);
+}
+
+/* The payload's place follows from the headers' lengths; Ethernet may pad what is shorter than 60 bytes. */
+static bool parse_tcp(struct __sk_buff *skb, u32 at, u32 ip_length, struct segment *segment, bool to_guest)
+{
+	u8 header[TCP_BYTES];
+	u32 header_length;
+	u16 source, destination;
+
+	if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
+		return false;
+	header_length = (header[12] >> 4) * 4;
+	if (header_length < TCP_BYTES || header_length > ip_length)
+		return false;
+	source = (u16)(header[0] << 8 | header[1]);
+	destination = (u16)(header[2] << 8 | header[3]);
+	segment->key.guest_port = to_guest ? destination : source;
+	segment->key.client_port = to_guest ? source : destination;
+	segment->sequence = (u32)header[4] << 24 | (u32)header[5] << 16 | (u32)header[6] << 8 | header[7];
+	segment->flags = header[13];
+	segment->offset = at + header_length;
+	segment->length = ip_length - header_length;
+	return true;
+}
+
+static bool parse_ipv4(struct __sk_buff *skb, u32 at, struct segment *segment, bool to_guest)
+{
+	u8 header[IPV4_BYTES];
+	u32 header_length, total;
+	u32 source, destination;
+
+	if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
+		return false;
+	header_length = (header[0] & 0xf) * 4;
+	total = (u32)header[2] << 8 | header[3];
+	if (!total) /* larger than 64 KiB: BIG TCP */
+		total = skb->len - at;
+	if (header[9] != PROTOCOL_TCP || header_length < IPV4_BYTES || total < header_length || total > skb->len - at)
+		return false;
+	if (((header[6] << 8 | header[7]) & MORE_OR_LATER_FRAGMENT) != 0)
+		return false;
+	__builtin_memcpy(&source, header + 12, sizeof(source));
+	__builtin_memcpy(&destination, header + 16, sizeof(destination));
+	segment->key.guest.words[3] = to_guest ? destination : source;
+	segment->key.client.words[3] = to_guest ? source : destination;
+	return parse_tcp(skb, at + header_length, total - header_length, segment, to_guest);
+}
+
+/* Without extension headers, which services' TCP does not have. */
+static bool parse_ipv6(struct __sk_buff *skb, u32 at, struct segment *segment, bool to_guest)
+{
+	u8 header[IPV6_BYTES];
+	u32 length;
+
+	if (bpf_skb_load_bytes(skb, at, header, sizeof(header)) || header[6] != PROTOCOL_TCP)
+		return false;
+	length = (u32)header[4] << 8 | header[5];
+	if (!length && skb->len > at + IPV6_BYTES)
+		length = skb->len - at - IPV6_BYTES;
+	if (length > skb->len - at - IPV6_BYTES)
+		return false;
+	__builtin_memcpy(to_guest ? &segment->key.client : &segment->key.guest, header + 8, sizeof(struct address));
+	__builtin_memcpy(to_guest ? &segment->key.guest : &segment->key.client, header + 24, sizeof(struct address));
+	return parse_tcp(skb, at + IPV6_BYTES, length, segment, to_guest);
+}
+
+static bool parse(struct __sk_buff *skb, struct segment *segment, bool to_guest)
+{
+	u32 at = ETHERNET_BYTES;
+	u16 type;
+
+	if (bpf_skb_load_bytes(skb, at - sizeof(type), &type, sizeof(type)))
+		return false;
+	for (int tags = 0; tags < MOST_TAGS && (type == bpf_htons(0x8100) || type == bpf_htons(0x88a8)); tags++) {
+		at += VLAN_BYTES;
+		if (bpf_skb_load_bytes(skb, at - sizeof(type), &type, sizeof(type)))
+			return false;
+	}
+	segment->key.interface = skb->ifindex;
+	if (type == bpf_htons(0x0800))
+		return parse_ipv4(skb, at, segment, to_guest);
+	if (type == bpf_htons(0x86dd))
+		return parse_ipv6(skb, at, segment, to_guest);
+	return false;
+}
+
+/* The first bytes of a segment's payload, with zeros behind. */
+static void load_head(struct __sk_buff *skb, const struct segment *segment, u8 head[HEAD_BYTES])
+{
+	if (segment->length >= HEAD_BYTES)
+		bpf_skb_load_bytes(skb, segment->offset, head, HEAD_BYTES);
+	else if (segment->length >= 4)
+		bpf_skb_load_bytes(skb, segment->offset, head, 4);
+	else if (segment->length >= 1)
+		bpf_skb_load_bytes(skb, segment->offset, head, 1);
+}
+
+static u32 four(const u8 *text)
+{
+	return (u32)text[0] << 24 | (u32)text[1] << 16 | (u32)text[2] << 8 | text[3];
+}
+
+#define FOUR(a, b, c, d) ((u32)(a) << 24 | (u32)(b) << 16 | (u32)(c) << 8 | (u32)(d))
+
+/* Of a request by its first bytes; OTHER: none that is known. */
+static u8 recognise(const u8 head[HEAD_BYTES])
+{
+	switch (four(head)) {
+	case FOUR('G', 'E', 'T', ' '):
+	case FOUR('H', 'E', 'A', 'D'):
+	case FOUR('P', 'O', 'S', 'T'):
+	case FOUR('P', 'U', 'T', ' '):
+	case FOUR('D', 'E', 'L', 'E'):
+	case FOUR('O', 'P', 'T', 'I'):
+	case FOUR('P', 'A', 'T', 'C'):
+	case FOUR('C', 'O', 'N', 'N'):
+	case FOUR('T', 'R', 'A', 'C'):
+		return HTTP;
+	case FOUR('P', 'R', 'I', ' '):
+		return HTTP2;
+	case FOUR('g', 'e', 't', ' '):
+	case FOUR('g', 'e', 't', 's'):
+	case FOUR('g', 'a', 't', ' '):
+	case FOUR('g', 'a', 't', 's'):
+	case FOUR('s', 'e', 't', ' '):
+	case FOUR('a', 'd', 'd', ' '):
+	case FOUR('c', 'a', 's', ' '):
+	case FOUR('r', 'e', 'p', 'l'):
+	case FOUR('a', 'p', 'p', 'e'):
+	case FOUR('p', 'r', 'e', 'p'):
+	case FOUR('i', 'n', 'c', 'r'):
+	case FOUR('d', 'e', 'c', 'r'):
+	case FOUR('d', 'e', 'l', 'e'):
+	case FOUR('t', 'o', 'u', 'c'):
+	case FOUR('s', 't', 'a', 't'):
+	case FOUR('v', 'e', 'r', 's'):
+	case FOUR('f', 'l', 'u', 's'):
+		return MEMCACHED;
+	}
+	if (head[0] == 'm' && head[2] == ' ' && (head[1] == 'g' || head[1] == 's' || head[1] == 'd' || head[1] == 'a'))
+		return MEMCACHED; /* its meta commands */
+	if (head[0] == 0x80 && head[1] <= 0x40 && head[4] <= 40 && !head[5])
+		return MEMCACHED_BINARY; /* a magic number, the opcode, length of the extras, a type that is always 0 */
+	if (head[0] >= 0x14 && head[0] <= 0x18 && head[1] == 0x03 && head[2] <= 0x04)
+		return TLS;
+	return OTHER;
+}
+
+static bool begins_message(u8 protocol)
+{
+	return protocol == HTTP || protocol == MEMCACHED || protocol == MEMCACHED_BINARY;
+}
+
+/* Whether an answer says that the server failed: an HTTP status of 500 and more, memcached's SERVER_ERROR, or its
+ * binary status of no memory, busy, or internal error.
+ */
+static bool is_error(const u8 head[HEAD_BYTES], u8 protocol)
+{
+	if (protocol == HTTP)
+		return four(head) == FOUR('H', 'T', 'T', 'P') && head[9] == '5';
+	if (protocol == MEMCACHED)
+		return four(head) == FOUR('S', 'E', 'R', 'V');
+	return protocol == MEMCACHED_BINARY && head[0] == 0x81 && !head[6] && head[7] >= 0x82 && head[7] <= 0x86;
+}
+
+/* The first bucket whose upper bound is not less. */
+static u16 bucket_of(u64 time_ns)
+{
+	u32 low = 0, high = BUCKETS - 1;
+
+	for (int step = 0; step < BUCKET_STEPS; step++) {
+		u32 middle = (low + high) / 2;
+
+		if (low >= high || middle >= BUCKETS)
+			break;
+		if (time_ns <= upper_bound_ns[middle])
+			high = middle;
+		else
+			low = middle + 1;
+	}
+	return (u16)(FIRST_BUCKET + low);
+}
+
+static void count_time(const struct segment *segment, u64 time_ns)
+{
+	struct service_key key = {
+		.interface = segment->key.interface,
+		.port = segment->key.guest_port,
+		.bucket = bucket_of(time_ns),
+	};
+	u64 *count = bpf_map_lookup_elem(&tap_times, &key), one = 1;
+
+	if (count) {
+		*count += 1;
+	} else if (bpf_map_update_elem(&tap_times, &key, &one, BPF_NOEXIST)) {
+		struct lost *all = lost();
+
+		if (all)
+			all->times++;
+	}
+}
+
+static struct service *service_of(const struct segment *segment)
+{
+	struct service_key key = { .interface = segment->key.interface, .port = segment->key.guest_port };
+
+	return bpf_map_lookup_elem(&tap_services, &key);
+}
+
+/* A service that the guest shows it has, unless it has too many. */
+static struct service *make_service(const struct segment *segment)
+{
+	struct service_key key = { .interface = segment->key.interface, .port = segment->key.guest_port };
+	struct service nothing = {};
+	struct lost *all;
+	u32 *services = bpf_map_lookup_elem(&tap_interfaces, &key.interface);
+
+	if (services && *services < MOST_SERVICES_OF_ONE) {
+		__sync_fetch_and_add(services, 1);
+		if (!bpf_map_update_elem(&tap_services, &key, &nothing, BPF_NOEXIST))
+			return bpf_map_lookup_elem(&tap_services, &key);
+	}
+	all = lost();
+	if (all)
+		all->services++;
+	return NULL;
+}
+
+static void count_request(struct service *service, u8 protocol)
+{
+	switch (protocol) {
+	case HTTP:
+		service->http++;
+		break;
+	case HTTP2:
+		service->http2++;
+		break;
+	case MEMCACHED:
+		service->memcached++;
+		break;
+	case MEMCACHED_BINARY:
+		service->memcached_binary++;
+		break;
+	case TLS:
+		service->tls++;
+		break;
+	default:
+		service->other++;
+	}
+}
+
+static void begin_request(struct connection *connection, struct service *service, const u8 head[HEAD_BYTES])
+{
+	u8 protocol = recognise(head);
+
+	/* Of a connection that is known already, the first bytes may be any. */
+	if (connection->protocol == HTTP2 || connection->protocol == TLS)
+		protocol = connection->protocol;
+	connection->protocol = protocol;
+	if (protocol == TLS && head[0] != RECORD_DATA)
+		return; /* the handshake */
+	if (protocol == HTTP2)
+		connection->untimed = true;
+	connection->waiting = true;
+	count_request(service, protocol);
+}
+
+/* The client sends. */
+static void ask(struct __sk_buff *skb, struct segment *segment, struct service *service)
+{
+	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
+	u32 end = segment->sequence + segment->length;
+	u8 head[HEAD_BYTES] = {};
+	u64 now_ns = bpf_ktime_get_ns();
+
+	if (!connection) {
+		struct connection begun = {};
+
+		bpf_map_update_elem(&tap_connections, &segment->key, &begun, BPF_ANY);
+		connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
+		if (!connection)
+			return;
+	}
+	if (connection->asked && (s32)(end - connection->asked_end) <= 0)
+		return; /* sent again */
+	load_head(skb, segment, head);
+	if (!connection->waiting) {
+		begin_request(connection, service, head);
+	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
+		connection->untimed = true;
+		count_request(service, connection->protocol);
+		service->untimed++;
+	}
+	connection->asked = true;
+	connection->asked_end = end;
+	connection->asked_ns = now_ns;
+}
+
+/* The guest sends. */
+static void answer(struct __sk_buff *skb, struct segment *segment, struct service *service)
+{
+	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
+	u32 end = segment->sequence + segment->length;
+	u8 head[HEAD_BYTES] = {};
+	u64 now_ns = bpf_ktime_get_ns();
+
+	if (!connection || (connection->answered && (s32)(end - connection->answered_end) <= 0))
+		return;
+	connection->answered = true;
+	connection->answered_end = end;
+	if (!connection->waiting)
+		return;
+	load_head(skb, segment, head);
+	if (connection->protocol == TLS && head[0] != RECORD_DATA)
+		return;
+	if (connection->protocol == HTTP && four(head) == FOUR('H', 'T', 'T', 'P') && head[9] == '1')
+		return; /* 100 Continue */
+	connection->waiting = false;
+	if (is_error(head, connection->protocol))
+		service->errors++;
+	/* Of TLS, what the guest sends first may be tickets, which answer nothing. */
+	if (connection->untimed || (connection->protocol == TLS && !connection->turns)) {
+		service->untimed++;
+	} else {
+		service->answers++;
+		count_time(segment, now_ns - connection->asked_ns);
+	}
+	connection->turns = 1;
+}
+
+/* The connection ends, or another one begins in its place. */
+static void forget(struct segment *segment, struct service *service)
+{
+	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
+
+	if (!connection)
+		return;
+	if (connection->waiting)
+		service->unanswered++;
+	bpf_map_delete_elem(&tap_connections, &segment->key);
+}
+
+/* Egress of the tap. */
+SEC("tc")
+int to_guest(struct __sk_buff *skb)
+{
+	struct segment segment = {};
+	struct service *service;
+
+	if (!parse(skb, &segment, true))
+		return PASS;
+	service = service_of(&segment);
+	if (!service)
+		return PASS;
+	if (segment.flags & (SYN | RST))
+		forget(&segment, service);
+	else if (segment.length)
+		ask(skb, &segment, service);
+	return PASS;
+}
+
+/* Ingress of the tap. */
+SEC("tc")
+int from_guest(struct __sk_buff *skb)
+{
+	struct segment segment = {};
+	struct service *service;
+	bool accepts, serves;
+
+	if (!parse(skb, &segment, false))
+		return PASS;
+	accepts = (segment.flags & (SYN | ACK)) == (SYN | ACK);
+	/* Of a connection that is older than this program, its ports tell who serves. */
+	serves = segment.length && segment.key.guest_port < FIRST_EPHEMERAL &&
+		 segment.key.client_port >= FIRST_EPHEMERAL;
+	service = service_of(&segment);
+	if (!service && (accepts || serves))
+		service = make_service(&segment);
+	if (!service)
+		return PASS;
+	if (accepts)
+		service->connections++;
+	if (segment.length && !accepts)
+		answer(skb, &segment, service);
+	if (segment.flags & (SYN | RST | FIN))
+		forget(&segment, service);
+	return PASS;
+}
+
+char _license[] SEC("license") = "GPL";

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What the program on taps and those who read its maps share. manager/bpf/tap/__init__.py reads this file too: integers,
+ * and structs of u64.
+ */
+#ifndef EQUIPOISE_TAP_H
+#define EQUIPOISE_TAP_H
+
+#define MOST_SERVICES 1024
+#define MOST_SERVICES_OF_ONE 64 /* of an interface: a guest that answers on every port gets no more */
+#define MOST_CONNECTIONS 65536 /* the least recently used one is forgotten for another */
+#define MOST_TIMES 131072
+
+/* Protocols as recognised by the first bytes of requests. */
+#define OTHER 0
+#define HTTP 1
+#define HTTP2 2
+#define MEMCACHED 3
+#define MEMCACHED_BINARY 4
+#define TLS 5
+#define PROTOCOLS 6
+
+/* A service: a port of the guest behind an interface. */
+struct service_key {
+	u32 interface;
+	u16 port;
+	u16 bucket; /* 0, or that of response times */
+};
+
+/* Value of tap_services, for each possible CPU: what was counted. */
+struct service {
+	u64 connections; /* that the guest accepted */
+	u64 other; /* requests by their protocol */
+	u64 http;
+	u64 http2;
+	u64 memcached;
+	u64 memcached_binary;
+	u64 tls;
+	u64 answers; /* that were timed */
+	u64 untimed; /* requests whose answers cannot be matched */
+	u64 unanswered; /* requests whose connection ended before */
+	u64 errors; /* answers that say that the server failed */
+};
+
+/* Value of tap_lost: what there was no room for. */
+struct lost {
+	u64 services;
+	u64 times;
+};
+
+#endif

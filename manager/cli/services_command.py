@@ -1,0 +1,151 @@
+"""`equipoise services`."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from manager.cli.options import Failure, ManPage, with_settings
+from manager.errors import HostError
+from manager.host.registry import HostPaths
+from manager.host.taps import TapProgram
+from manager.host.vm_interfaces import interfaces
+from manager.model.traffic import ServiceTraffic, TapProtocol, VmInterface
+from manager.settings import Settings
+from manager.terminal import Table, output, progress
+
+_EPILOG = """
+WHAT IT DOES
+  Shows which ports of the running VMs serve, and how fast, from the packets at their taps; nothing is needed in the
+  guests, and VMs need not be registered. A response time is the time from the last byte of a request on its way to the
+  VM to the first byte of the answer: the host's part and the guest's, without the network in between. A BPF program
+  measures it; it looks at ports, sequence numbers and the first 16 bytes of a message, and keeps no content and, after
+  this command has ended, no addresses. Nothing is changed, and nothing stays, whatever ends the command.
+
+  Requests are recognised by their first bytes: http, memcached (text and binary), tls. For anything else (other), what
+  a client sends until the VM answers counts as one request, and so does what was sent in one packet. UNTIMED are
+  requests whose answers cannot be matched: those of a connection that sends the next one before the answer
+  (pipelining), HTTP/2, and the first one of each TLS connection. UNANSWERED are those whose connection ended before.
+  ERRORS are HTTP statuses from 500 on, and memcached's SERVER_ERROR.
+
+  Needs root, bpftool, and Linux 6.6 or newer. Packets that bypass the host's kernel cannot be seen: those of SR-IOV,
+  vhost-user, vDPA, macvtap, and of interfaces that QEMU connects itself; the command names such interfaces.
+
+EXAMPLES
+  equipoise services                       all VMs, 10 s
+  equipoise services shop-web --duration 60
+  equipoise services --json | jq '.services[] | {vm, port, p95_ms}'
+"""
+_PAUSE_S = 0.2
+_PERCENTILES = (50, 95, 99)
+
+
+@click.command(cls=ManPage, epilog=_EPILOG)
+@with_settings("libvirt_uri", "root_dir")
+@click.argument("vms", nargs=-1, metavar="[DOMAIN]...")
+@click.option(
+    "--duration",
+    "duration_s",
+    type=click.FloatRange(0.1, 3600),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to measure, 0.1 to 3600.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def services(settings: Settings, vms: tuple[str, ...], duration_s: float, as_json: bool) -> None:
+    """Show which ports of running VMs serve, and their response times."""
+    all_interfaces = interfaces(settings.text("libvirt_uri"))
+    if missing := sorted(set(vms) - {interface.vm for interface in all_interfaces}):
+        raise Failure(f"no running domain with a network interface: {', '.join(missing)}")
+    chosen = [interface for interface in all_interfaces if not vms or interface.vm in vms]
+    with closing(TapProgram(HostPaths(Path(settings.text("root_dir"))))) as program:
+        chosen = [_attached(program, interface) for interface in chosen]
+        passed_s = _wait(duration_s)
+        traffic, lost = program.traffic(), program.lost()
+    by_index = {interface.index: interface for interface in chosen if interface.index is not None}
+    rows = [_row(by_index[seen.interface], seen, passed_s) for seen in traffic if seen.interface in by_index]
+    rows.sort(key=lambda row: (row["vm"], row["interface"], row["port"]))
+    unseen = [{"vm": each.vm, "interface": each.name, "why": each.why} for each in chosen if each.index is None]
+    body = {"duration_s": round(passed_s, 3), "services": rows, "not_visible": unseen, "lost": lost}
+    output(as_json, body, _table(rows), *_notes(unseen, lost))
+
+
+def _attached(program: TapProgram, interface: VmInterface) -> VmInterface:
+    """The interface, as one that cannot be seen where it was gone before the program was attached."""
+    if interface.index is None:
+        return interface
+    try:
+        program.attach(interface.index)
+    except HostError as error:
+        if error.errno != errno.ENODEV:
+            raise
+        return VmInterface(interface.vm, interface.name, None, f"is gone: {error}")
+    return interface
+
+
+def _wait(duration_s: float) -> float:
+    """How long it took, at least that long."""
+    began_s = time.monotonic()
+    with progress("measuring", duration_s, counted=False) as bar:
+        while (passed_s := time.monotonic() - began_s) < duration_s:
+            bar.update(passed_s)
+            time.sleep(min(_PAUSE_S, duration_s - passed_s))
+    return passed_s
+
+
+def _row(interface: VmInterface, seen: ServiceTraffic, passed_s: float) -> dict[str, Any]:
+    protocol, share = seen.protocol
+    requests = sum(seen.requests.values())
+    times = {f"p{percentile}_ms": _milliseconds(seen.times.percentile_us(percentile)) for percentile in _PERCENTILES}
+    return {
+        "vm": interface.vm,
+        "interface": interface.name,
+        "port": seen.port,
+        "protocol": protocol,
+        "protocol_share": round(share, 4),
+        "requests": requests,
+        "requests_per_s": round(requests / passed_s, 3),
+        "answers": seen.answers,
+        **times,
+        "errors": seen.errors,
+        "untimed": seen.untimed,
+        "unanswered": seen.unanswered,
+        "connections": seen.connections,
+    }
+
+
+def _milliseconds(time_us: float | None) -> float | None:
+    return None if time_us is None else round(time_us / 1000, 3)
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table | str:
+    if not rows:
+        return "no service was seen"
+    columns = ("VM", "interface", "port", "protocol", "req/s", "p50 ms", "p95 ms", "p99 ms", "errors", "untimed")
+    table = Table(*columns, "unanswered")
+    for row in rows:
+        protocol = str(row["protocol"])
+        if row["protocol"] is not TapProtocol.OTHER and row["protocol_share"] < 1:
+            protocol += f" ({row['protocol_share']:.0%})"
+        times = ("–" if row[name] is None else f"{row[name]:.3g}" for name in ("p50_ms", "p95_ms", "p99_ms"))
+        counts = (str(row[name]) for name in ("errors", "untimed", "unanswered"))
+        table.add_row(
+            row["vm"], row["interface"], str(row["port"]), protocol, f"{row['requests_per_s']:.1f}", *times, *counts
+        )
+    return table
+
+
+def _notes(unseen: Sequence[Mapping[str, str]], lost: Mapping[str, int]) -> list[str]:
+    notes = [f"{each['vm']}: {each['interface']} {each['why']}" for each in unseen]
+    if lost["services"]:
+        notes.append(f"{lost['services']} packets were of other services: 64 of an interface are seen, 1024 of all")
+    if lost["times"]:
+        notes.append(f"{lost['times']} response times were not counted: there was no room for more")
+    return notes

@@ -1,0 +1,121 @@
+"""The system call bpf(2): maps that were pinned, and links, which end with the process that made them.
+
+Microseconds each, where bpftool takes tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import platform
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from manager.errors import HostError
+from manager.host.files import LIBC, refused, succeeded
+from manager.host.registry import HostPaths
+from manager.model.cpus import parse_cpus
+
+# Numbers of the system call: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h
+_BPF = {"x86_64": 321, "aarch64": 280}
+# Commands and attributes: include/uapi/linux/bpf.h
+_LOOKUP, _UPDATE, _DELETE, _OBJ_GET, _LOOKUP_BATCH, _LINK_CREATE = 1, 2, 3, 7, 24, 28
+TCX_INGRESS, TCX_EGRESS = 46, 47
+_ELEMENT = struct.Struct("=I4xQQQ")  # map_fd, key, value, flags
+_PATH = struct.Struct("=QII")  # pathname, bpf_fd, file_flags
+_BATCH = struct.Struct("=QQQQIIQQ")  # in_batch, out_batch, keys, values, count, map_fd, elem_flags, flags
+_COUNT_AT = 32
+_TCX_LINK = struct.Struct("=IIIII4xQ")  # prog_fd, target_ifindex, attach_type, flags, relative_fd, expected_revision
+_AT_ONCE = 4096
+
+
+def call(what: str, command: int, attributes: bytes | ctypes.Array[ctypes.c_char]) -> int:
+    """What bpf(2) returns. Raises HostError, which begins with ``what``."""
+    number = _BPF.get(platform.machine())
+    if number is None:
+        raise HostError(f"bpf(2) on {platform.machine()} is not known", errno.ENOSYS)
+    with refused(what):
+        return succeeded(LIBC.syscall(number, command, attributes, len(attributes)))
+
+
+def open_pin(pin: Path) -> int:
+    """A descriptor of the map or program that is pinned there. Raises HostError."""
+    path = ctypes.create_string_buffer(os.fsencode(pin))
+    return call(f"bpf object {pin}", _OBJ_GET, _PATH.pack(ctypes.addressof(path), 0, 0))
+
+
+def link_tcx(program: int, interface: int, direction: int) -> int:
+    """Attach a program (its descriptor) to an interface (its index), TCX_INGRESS or TCX_EGRESS, Linux 6.6 or newer.
+
+    Returns the link's descriptor: the program is detached when that is closed, also by the end of the process.
+    Raises HostError: EINVAL where the kernel knows no TCX, ENODEV for an interface that is gone.
+    """
+    attributes = _TCX_LINK.pack(program, interface, direction, 0, 0, 0)
+    return call(f"attach to interface {interface}", _LINK_CREATE, attributes)
+
+
+def possible_cpus(paths: HostPaths) -> int:
+    """For how many CPUs a map has values where it has one for each. Raises OSError, ValueError."""
+    return len(parse_cpus(paths.possible_cpus.read_text()))
+
+
+class BpfMap:
+    """A map, held open. Every method raises HostError."""
+
+    def __init__(self, pin: Path) -> None:
+        self._what = f"bpf map {pin}"
+        self._descriptor = open_pin(pin)
+
+    def read(self, key: bytes, value_bytes: int) -> bytes | None:
+        """An element's value, None when there is none. ``value_bytes`` must be what the kernel writes."""
+        value = ctypes.create_string_buffer(value_bytes)
+        return value.raw if self._element(_LOOKUP, key, value) else None
+
+    def write(self, key: bytes, value: bytes) -> None:
+        """Set an element."""
+        self._element(_UPDATE, key, ctypes.create_string_buffer(value, len(value)))
+
+    def remove(self, key: bytes) -> None:
+        """Remove an element, if it is there."""
+        self._element(_DELETE, key, None)
+
+    def items(self, key_bytes: int, value_bytes: int) -> Iterator[tuple[bytes, bytes]]:
+        """All elements of a hash, with few calls."""
+        keys = ctypes.create_string_buffer(key_bytes * _AT_ONCE)
+        values = ctypes.create_string_buffer(value_bytes * _AT_ONCE)
+        here, there = ctypes.create_string_buffer(4), ctypes.create_string_buffer(4)  # of hashes: a bucket's number
+        begin, more = 0, True
+        while more:
+            places = begin, ctypes.addressof(there), ctypes.addressof(keys), ctypes.addressof(values)
+            packed = _BATCH.pack(*places, _AT_ONCE, self._descriptor, 0, 0)
+            attributes = ctypes.create_string_buffer(packed, len(packed))
+            try:
+                call(self._what, _LOOKUP_BATCH, attributes)
+            except HostError as error:
+                if error.errno != errno.ENOENT:  # there are no more than these
+                    raise
+                more = False
+            (count,) = struct.unpack_from("=I", attributes, _COUNT_AT)
+            held_keys, held_values = keys.raw, values.raw
+            for number in range(count):
+                key, value = number * key_bytes, number * value_bytes
+                yield held_keys[key : key + key_bytes], held_values[value : value + value_bytes]
+            here, there, begin = there, here, ctypes.addressof(there)
+
+    def close(self) -> None:
+        """Let go of it."""
+        os.close(self._descriptor)
+
+    def _element(self, command: int, key: bytes, value: ctypes.Array[ctypes.c_char] | None) -> bool:
+        """Whether it is there."""
+        held = ctypes.create_string_buffer(key, len(key))
+        at = ctypes.addressof(value) if value is not None else 0
+        try:
+            call(self._what, command, _ELEMENT.pack(self._descriptor, ctypes.addressof(held), at, 0))
+        except HostError as error:
+            if error.errno != errno.ENOENT or command == _UPDATE:
+                raise
+            return False
+        return True

@@ -1,0 +1,452 @@
+"""The program on taps, run by this kernel on packets with known answers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from deploy.bpf.buckets import upper_bounds_ns
+from manager.errors import HostError
+from manager.host.taps import TapProgram
+from manager.host.vm_interfaces import interfaces_in
+from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, RELATIVE_ERROR, bucket_of
+from manager.model.traffic import ServiceTraffic, TapProtocol
+from tests.host.conftest import REAL, until
+from tests.host.packets import ACK, FIN, RST, SYN, Connection, run_on
+
+INTERFACE = 1
+"""That of packets of a test run: the loopback."""
+PASSES = -1
+PAUSE_S = 0.02
+GET, OK = b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("bpftool") is None, reason="NOT TESTED: needs root and bpftool"
+)
+
+
+class Wire:
+    """The program with one interface that it looks at; packets are handed to it one by one."""
+
+    def __init__(self, program: TapProgram) -> None:
+        self._program = program
+        program.admit(INTERFACE)
+
+    def to_guest(self, packet: bytes) -> None:
+        assert run_on(self._program.programs[0], packet) == PASSES
+
+    def from_guest(self, packet: bytes) -> None:
+        assert run_on(self._program.programs[1], packet) == PASSES
+
+    def accept(self, connection: Connection) -> Connection:
+        """Its handshake."""
+        self.to_guest(connection.to_guest(flags=SYN))
+        self.from_guest(connection.from_guest(flags=SYN | ACK))
+        self.to_guest(connection.to_guest(flags=ACK))
+        return connection
+
+    def turn(self, connection: Connection, request: bytes = GET, answer: bytes = OK) -> None:
+        """A request and its answer."""
+        self.to_guest(connection.to_guest(request))
+        self.from_guest(connection.from_guest(answer))
+
+    @property
+    def all(self) -> list[ServiceTraffic]:
+        return self._program.traffic()
+
+    @property
+    def seen(self) -> ServiceTraffic:
+        """Of the only service."""
+        [only] = self.all
+        return only
+
+    @property
+    def lost(self) -> dict[str, int]:
+        return self._program.lost()
+
+
+@pytest.fixture
+def wire() -> Iterator[Wire]:
+    with closing(TapProgram(REAL)) as program:
+        yield Wire(program)
+
+
+@pytest.mark.parametrize(
+    "connection",
+    [Connection(), Connection(version=6), Connection(tags=1), Connection(version=6, tags=2), Connection(padding=60)],
+    ids=["IPv4", "IPv6", "a VLAN", "two VLANs", "padded"],
+)
+def test_a_request_and_its_answer(wire: Wire, connection: Connection) -> None:
+    wire.accept(connection)
+    begun_s = time.monotonic()
+    wire.to_guest(connection.to_guest(GET))
+    sent_s = time.monotonic()
+    time.sleep(PAUSE_S)
+    answered_s = time.monotonic()
+    wire.from_guest(connection.from_guest(OK))
+    done_s = time.monotonic()
+    seen = wire.seen
+    assert (seen.interface, seen.port, seen.connections) == (INTERFACE, 80, 1)
+    assert (seen.requests[TapProtocol.HTTP], seen.answers, seen.errors, seen.untimed, seen.unanswered) == (
+        1,
+        1,
+        0,
+        0,
+        0,
+    )
+    assert seen.protocol == (TapProtocol.HTTP, 1.0)
+    time_s = (seen.times.percentile_us(50) or 0) / 1e6
+    assert (answered_s - sent_s) * (1 - 2 * RELATIVE_ERROR) <= time_s <= (done_s - begun_s) * (1 + 2 * RELATIVE_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("protocol", "request_", "answer", "error"),
+    [
+        (TapProtocol.HTTP, GET, OK, b"HTTP/1.1 503 Service Unavailable\r\n\r\n"),
+        (TapProtocol.MEMCACHED, b"get a b c\r\n", b"END\r\n", b"SERVER_ERROR out of memory\r\n"),
+        (
+            TapProtocol.MEMCACHED,
+            b"set a 0 0 1 noreply\r\nb\r\nget a\r\n",
+            b"VALUE a 0 1\r\nb\r\nEND\r\n",
+            b"SERVER_ERROR\r\n",
+        ),
+        (TapProtocol.MEMCACHED, b"mg a v\r\n", b"EN\r\n", b"SERVER_ERROR\r\n"),
+        (
+            TapProtocol.MEMCACHED_BINARY,
+            b"\x80\x00\x00\x01\x00\x00" + bytes(18) + b"a",
+            b"\x81\x00\x00\x00\x00\x00\x00\x01" + bytes(16),
+            b"\x81\x00\x00\x00\x00\x00\x00\x82" + bytes(16),
+        ),
+        (TapProtocol.OTHER, b"\x00\x00\x00\x08whatever", b"\x00", b""),
+    ],
+)
+def test_protocols_and_their_errors(
+    wire: Wire, protocol: TapProtocol, request_: bytes, answer: bytes, error: bytes
+) -> None:
+    connection = wire.accept(Connection())
+    wire.turn(connection, request_, answer)
+    wire.turn(connection, request_, answer)
+    if error:
+        wire.turn(connection, request_, error)
+    seen = wire.seen
+    assert seen.protocol == (protocol, 1.0)
+    assert (seen.answers, seen.errors) == (2 + bool(error), int(bool(error)))
+    assert seen.times.count == seen.answers == sum(seen.requests.values())
+
+
+def time_us(wire: Wire) -> float:
+    """The one response time that was seen."""
+    assert wire.seen.times.count == 1
+    return wire.seen.times.percentile_us(50) or 0.0
+
+
+def test_a_request_ends_with_its_last_byte(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.to_guest(connection.to_guest(b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n"))
+    time.sleep(PAUSE_S)
+    begun_s = time.monotonic()
+    wire.turn(connection, b"hello")
+    assert time_us(wire) <= (time.monotonic() - begun_s) * 1e6 * (1 + 2 * RELATIVE_ERROR)
+    assert wire.seen.requests[TapProtocol.HTTP] == 1
+
+
+def test_what_is_sent_again_counts_when_it_was_sent_first(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.to_guest(connection.to_guest(GET))
+    time.sleep(PAUSE_S)
+    wire.to_guest(connection.to_guest(GET, back=len(GET)))
+    wire.from_guest(connection.from_guest(OK))
+    wire.from_guest(connection.from_guest(OK, back=len(OK)))
+    assert time_us(wire) >= PAUSE_S * 1e6 * (1 - 2 * RELATIVE_ERROR)
+    assert (wire.seen.requests[TapProtocol.HTTP], wire.seen.answers) == (1, 1)
+
+
+def test_segments_in_another_order_are_one_request(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    first, second = connection.to_guest(GET[:10]), connection.to_guest(GET[10:])
+    wire.to_guest(second)
+    wire.to_guest(first)
+    wire.from_guest(connection.from_guest(OK))
+    assert (sum(wire.seen.requests.values()), wire.seen.answers) == (1, 1)
+
+
+def test_an_answer_in_many_segments_is_one(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.to_guest(connection.to_guest(GET))
+    for _ in range(5):
+        wire.from_guest(connection.from_guest(b"x" * 1400))
+        wire.to_guest(connection.to_guest(flags=ACK))
+    assert (sum(wire.seen.requests.values()), wire.seen.answers) == (1, 1)
+
+
+def test_a_client_that_pipelines_is_counted_and_not_timed(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.turn(connection)
+    wire.to_guest(connection.to_guest(GET))
+    wire.to_guest(connection.to_guest(GET))
+    wire.from_guest(connection.from_guest(OK))
+    wire.from_guest(connection.from_guest(OK))
+    wire.turn(connection)
+    seen = wire.seen
+    assert (seen.requests[TapProtocol.HTTP], seen.answers, seen.untimed) == (4, 1, 3)
+
+
+def test_100_continue_is_no_answer(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.turn(connection, b"PUT / HTTP/1.1\r\nExpect: 100-continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n")
+    time.sleep(PAUSE_S)
+    begun_s = time.monotonic()
+    wire.turn(connection, b"content")
+    assert time_us(wire) <= (time.monotonic() - begun_s) * 1e6 * (1 + 2 * RELATIVE_ERROR)
+    assert wire.seen.requests[TapProtocol.HTTP] == 1
+
+
+def test_the_handshake_of_tls_is_no_request(wire: Wire) -> None:
+    connection = wire.accept(Connection(port=443))
+    wire.turn(connection, b"\x16\x03\x01\x02\x00 hello", b"\x16\x03\x03\x00\x7a hello")
+    wire.to_guest(connection.to_guest(b"\x14\x03\x03\x00\x01\x01\x17\x03\x03 finished"))
+    for _ in range(3):
+        wire.turn(connection, b"\x17\x03\x03\x00\x50 request", b"\x17\x03\x03\x00\x50 answer")
+    seen = wire.seen
+    assert seen.protocol == (TapProtocol.TLS, 1.0)
+    assert (seen.requests[TapProtocol.TLS], seen.answers, seen.untimed) == (3, 2, 1)
+
+
+def test_http2_is_told_and_not_timed(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.turn(connection, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", bytes(9))
+    wire.turn(connection, bytes(9) + b"headers", bytes(9))
+    assert wire.seen.protocol == (TapProtocol.HTTP2, 1.0)
+    assert (wire.seen.answers, wire.seen.untimed) == (0, 2)
+
+
+@pytest.mark.parametrize("flags", [RST, RST | ACK, FIN | ACK])
+def test_a_request_whose_connection_the_guest_ends_is_unanswered(wire: Wire, flags: int) -> None:
+    connection = wire.accept(Connection())
+    wire.to_guest(connection.to_guest(GET))
+    wire.from_guest(connection.from_guest(flags=flags))
+    assert (wire.seen.answers, wire.seen.unanswered) == (0, 1)
+
+
+def test_an_answer_that_ends_the_connection_counts(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.to_guest(connection.to_guest(GET, flags=ACK | FIN))
+    wire.from_guest(connection.from_guest(OK, flags=ACK | FIN))
+    assert (wire.seen.answers, wire.seen.unanswered) == (1, 0)
+
+
+def test_a_connection_in_place_of_another_begins_anew(wire: Wire) -> None:
+    """A client takes the same port again; its numbers begin anywhere."""
+    wire.to_guest(wire.accept(Connection()).to_guest(GET))
+    wire.turn(wire.accept(Connection(sent=1000, answered=5)))
+    assert (wire.seen.connections, wire.seen.answers, wire.seen.unanswered) == (2, 1, 1)
+
+
+def test_a_connection_that_is_older_than_the_program_is_seen_from_its_next_turn_on(wire: Wire) -> None:
+    connection = Connection()
+    wire.turn(connection)
+    wire.turn(connection)
+    assert (wire.seen.connections, wire.seen.answers) == (0, 1)
+
+
+def test_what_the_guest_asks_of_others_is_no_service(wire: Wire) -> None:
+    guests = Connection(port=51_000, client_port=443)  # as seen from the guest, which is the client
+    wire.from_guest(guests.from_guest(flags=SYN))
+    wire.to_guest(guests.to_guest(flags=SYN | ACK))
+    wire.from_guest(guests.from_guest(GET))
+    wire.to_guest(guests.to_guest(OK))
+    assert wire.all == []
+
+
+def test_clients_that_knock_at_random_make_no_service(wire: Wire) -> None:
+    for port in range(1000, 1200):
+        connection = Connection(port=port)
+        wire.to_guest(connection.to_guest(flags=SYN))
+        wire.to_guest(connection.to_guest(GET))
+        wire.from_guest(connection.from_guest(flags=RST | ACK))
+    assert wire.all == []
+
+
+def test_a_guest_that_answers_on_every_port_gets_64_services(wire: Wire) -> None:
+    for port in range(1000, 1100):
+        wire.accept(Connection(port=port))
+    assert len(wire.all) == 64
+    assert wire.lost["services"] == 36
+
+
+def test_an_interface_that_is_not_admitted_has_no_services() -> None:
+    with closing(TapProgram(REAL)) as program:
+        assert run_on(program.programs[1], Connection().from_guest(flags=SYN | ACK)) == PASSES
+        assert (program.traffic(), program.lost()["services"]) == ([], 1)
+
+
+@pytest.mark.parametrize("cut", range(1, 48, 3))
+def test_packets_that_are_cut_short_pass(wire: Wire, cut: int) -> None:
+    """Down to the headers of Ethernet and IP, without which a kernel makes no test run."""
+    wire.accept(Connection())
+    for packet in (Connection().to_guest(GET), Connection().from_guest(OK)):
+        wire.to_guest(packet[:-cut])
+        wire.from_guest(packet[:-cut])
+    assert (wire.seen.answers, wire.seen.untimed) == (0, 0)
+
+
+CHANGES = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=6)
+STEP = st.tuples(
+    st.booleans(), st.sampled_from([b"", GET, OK, b"get a\r\n", b"\x17\x03\x03", b"x"]), st.integers(0, 255), CHANGES
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(steps=st.lists(STEP, max_size=20), version=st.sampled_from([4, 6]))
+def test_whatever_comes_passes_and_is_counted_once(
+    wire: Wire, steps: list[tuple[bool, bytes, int, list[tuple[int, int]]]], version: int
+) -> None:
+    """Packets of any order, flags and changed bytes."""
+    connection = Connection(version=version, client_port=random.randrange(32_768, 65_536))
+    wire.accept(connection)
+    for to_guest, payload, flags, changes in steps:
+        packet = bytearray(connection.to_guest(payload, flags) if to_guest else connection.from_guest(payload, flags))
+        for at, value in changes:
+            packet[12 + at % (len(packet) - 12)] = value
+        (wire.to_guest if to_guest else wire.from_guest)(bytes(packet))
+    for seen in wire.all:
+        requests = sum(seen.requests.values())
+        assert seen.answers + seen.untimed + seen.unanswered <= requests
+        assert seen.times.count == seen.answers
+        assert set(seen.times.buckets) <= set(range(FIRST_BUCKET, LAST_BUCKET + 1))
+
+
+@given(st.integers(1, 200_000_000_000))
+def test_the_buckets_of_the_program_are_those_of_response_times(time_ns: int) -> None:
+    """But for times at their very bounds, which are rounded to nanoseconds."""
+    bounds = upper_bounds_ns()
+    bucket = FIRST_BUCKET + min(bisect_left(bounds, time_ns), len(bounds) - 1)
+    assert bucket_of((time_ns - 1) / 1000) <= bucket <= bucket_of((time_ns + 1) / 1000)
+
+
+def programs_of(pid: int | str) -> set[str]:
+    """The ids of the BPF programs that a process holds."""
+    programs: set[str] = set()
+    for file in list(Path(f"/proc/{pid}/fdinfo").iterdir()):
+        with contextlib.suppress(FileNotFoundError):  # it was opened to list them
+            programs |= {line.split()[1] for line in file.read_text().splitlines() if line.startswith("prog_id:")}
+    return programs
+
+
+def any_left(programs: set[str]) -> bool:
+    """Whether the kernel still has one of these."""
+    return any(
+        subprocess.run(["bpftool", "prog", "show", "id", each], capture_output=True, check=False).returncode == 0
+        for each in programs
+    )
+
+
+def test_it_sees_a_real_connection_until_it_is_closed() -> None:
+    """On the loopback, of which both directions are seen."""
+    with socket.create_server(("127.0.0.1", 0)) as server, closing(TapProgram(REAL)) as program:
+        program.attach(INTERFACE)
+        programs = programs_of("self")
+        assert any_left(programs)
+        port = server.getsockname()[1]
+        serving = threading.Thread(target=serve_one, args=(server,))
+        serving.start()
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            for _ in range(20):
+                client.sendall(GET)
+                client.recv(1000)
+        serving.join()
+        [seen] = [seen for seen in program.traffic() if seen.port == port]
+        assert (seen.requests[TapProtocol.HTTP], seen.answers, seen.connections) == (20, 20, 1)
+        program.close()
+        program.close()
+        until(lambda: not any_left(programs), "the kernel to let go of it")
+
+
+def test_nothing_is_left_of_it_when_its_process_is_killed() -> None:
+    script = (
+        "import time\nfrom pathlib import Path\nfrom manager.host.registry import HostPaths\n"
+        "from manager.host.taps import TapProgram\nprogram = TapProgram(HostPaths(Path('/')))\n"
+        f"program.attach({INTERFACE})\nprint('attached', flush=True)\ntime.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "attached\n"
+        programs = programs_of(process.pid)
+        assert any_left(programs)
+        process.kill()
+    until(lambda: not any_left(programs), "the kernel to let go of it")
+    assert not list(Path("/sys/fs/bpf").glob("equipoise_tap*"))
+
+
+def serve_one(server: socket.socket) -> None:
+    accepted, _ = server.accept()
+    with accepted:
+        while accepted.recv(1000):
+            accepted.sendall(OK)
+
+
+def test_an_interface_that_is_detached_is_forgotten_and_another_is_not(wire: Wire) -> None:
+    wire.turn(wire.accept(Connection()))
+    program = wire._program
+    program.detach(INTERFACE + 1)
+    assert wire.seen.answers == 1
+    program.detach(INTERFACE)
+    assert (wire.all, program.attached) == ([], frozenset())
+    program.attach(INTERFACE)
+    assert (wire.all, program.attached) == ([], {INTERFACE})
+
+
+@pytest.mark.parametrize(
+    ("bpftool", "says"),
+    [
+        ("/nonexistent/bpftool", "/nonexistent/bpftool: "),
+        ("/bin/false", "the kernel did not take the program for taps"),
+    ],
+)
+def test_a_program_that_cannot_be_loaded_is_an_error(bpftool: str, says: str) -> None:
+    with pytest.raises(HostError, match=says):
+        TapProgram(REAL, bpftool)
+
+
+def test_an_interface_that_is_gone_is_an_error() -> None:
+    with closing(TapProgram(REAL)) as program, pytest.raises(HostError, match="attach to interface 99999999"):
+        program.attach(99_999_999)
+
+
+XML = """<domain><devices>
+<interface type='network'><target dev='lo'/></interface><interface type='bridge'><target dev='vnet-gone'/></interface>
+<interface type='hostdev'/><interface type='vhostuser'><target dev='vhu0'/></interface><interface type='user'/>
+</devices></domain>"""
+
+
+def test_interfaces_of_a_domain_and_why_some_cannot_be_seen() -> None:
+    found = list(interfaces_in("web", XML))
+    assert [(each.name, each.index) for each in found] == [
+        ("lo", INTERFACE),
+        ("vnet-gone", None),
+        ("hostdev", None),
+        ("vhu0", None),
+        ("user", None),
+    ]
+    assert [each.why.partition(":")[0] for each in found][2:] == [
+        "is a device of the VM's own (SR-IOV)",
+        "is served by another process (vhost-user)",
+        "is connected by QEMU itself",
+    ]
+    with pytest.raises(HostError, match="domain web: its XML cannot be read"):
+        list(interfaces_in("web", "<domain"))

@@ -1,0 +1,112 @@
+"""Services of real VMs, seen at their taps beside the clock of who sends the requests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from deploy.lab.lab_vms import URI, GuestRole, LabHost, LabVm
+from deploy.lab.loadgen import HttpOptions, LoadSpec, MemcachedOptions, Phase, run
+from manager.host.registry import HostPaths
+from manager.host.taps import TapProgram
+from manager.host.vm_interfaces import interfaces
+from manager.model.histogram import RELATIVE_ERROR
+from manager.model.traffic import TapProtocol
+from tests.live.conftest import CACHE, HOST, LIVE_PREFIX, Service, until
+
+WEB = LabVm(f"{LIVE_PREFIX}web", GuestRole.NGINX, "192.168.122.248")
+SERVICES = (
+    (CACHE, 11211, MemcachedOptions(), 200.0, TapProtocol.MEMCACHED),
+    (WEB, 80, HttpOptions("/"), 50.0, TapProtocol.HTTP),
+)
+DURATION_S = 5.0
+EXACT = 0.005
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture
+def served(quiet: None, lab: LabHost) -> None:
+    """Both VMs."""
+    del quiet
+    for vm in (CACHE, WEB):
+        lab.start(vm)
+    for vm in (CACHE, WEB):
+        lab.wait_ready(vm)
+
+
+def test_requests_at_the_tap_are_those_that_were_sent(served: None) -> None:
+    """As many, and none of them answered later than the client says."""
+    del served
+    by_vm = {interface.vm: interface.index for interface in interfaces(URI)}
+    for vm, port, options, rate_rps, protocol in SERVICES:
+        index = by_vm[vm.name]
+        assert index is not None
+        with closing(TapProgram(HostPaths(Path("/")))) as program:
+            program.attach(index)
+            result = run(LoadSpec(vm.ip, port, options, (Phase(DURATION_S, rate_rps),), connections=8))
+            [seen] = [traffic for traffic in program.traffic() if traffic.port == port]
+        assert result.errors == {}
+        assert seen.protocol == (protocol, 1.0)
+        assert seen.answers == pytest.approx(result.answered, rel=EXACT)
+        assert (seen.errors, seen.unanswered, seen.untimed) == (0, 0, 0)
+        for percentile in (50, 95, 99):
+            at_tap_us, at_client_us = (each.percentile_us(percentile) for each in (seen.times, result.histogram))
+            print(f"{vm.name} p{percentile}: {at_tap_us} us at the tap, {at_client_us} us for the client")
+            assert at_tap_us is not None
+            assert at_client_us is not None
+            assert at_tap_us <= at_client_us * (1 + 2 * RELATIVE_ERROR)
+
+
+def test_the_command_shows_what_serves(served: None) -> None:
+    del served
+    command = [sys.executable, "-m", "manager.cli", "services", "--json", "--duration"]
+    with subprocess.Popen([*command, str(2.5 * DURATION_S)], stdout=subprocess.PIPE) as showing:
+        for vm, port, options, rate_rps, _ in SERVICES:
+            run(LoadSpec(vm.ip, port, options, (Phase(DURATION_S, rate_rps),), connections=8))
+        shown, _ = showing.communicate()
+    rows = {row["vm"]: row for row in json.loads(shown)["services"]}
+    for vm, port, _, rate_rps, protocol in SERVICES:
+        row = rows[vm.name]
+        assert (row["port"], row["protocol"], row["protocol_share"]) == (port, protocol, 1.0)
+        assert 0 < row["requests_per_s"] < 2 * rate_rps
+        assert 0 < row["p50_ms"] <= row["p95_ms"] <= row["p99_ms"]
+    refused = subprocess.run(
+        [sys.executable, "-m", "manager.cli", "services", "nobody"], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 1
+    assert "no running domain with a network interface: nobody" in refused.stderr
+
+
+def test_an_sla_is_watched_without_anything_in_the_guest(served: None, service: Service) -> None:
+    """A source of type `tap`: as many response times as there were answers, in windows of the application."""
+    del served
+    vm, port, options, rate_rps, _ = SERVICES[0]
+    service.run()
+    client = service.client
+    client.request("PUT", f"/hosts/{HOST}", body={"mode": "observe"})
+    client.request("PUT", f"/vms/{vm.name}", body={"class": "critical"})
+    body = {
+        "tiers": [{"name": "cache", "vms": [vm.name]}],
+        "sla": {"response_time_ms": 100},
+        "sources": [{"name": "wire", "type": "tap", "port": port}],
+    }
+    client.request("PUT", "/applications/shop", body=body)
+
+    def state() -> str:
+        [status] = client.get("/applications/shop/sources")["items"]
+        return str(status["status"]["state"]) if status["status"] else ""
+
+    def counted() -> int:
+        return sum(window["count"] for window in client.get("/applications/shop/windows?limit=500")["items"])
+
+    until(lambda: state() in {"starting", "silent"}, "the source to run")
+    result = run(LoadSpec(vm.ip, port, options, (Phase(DURATION_S, rate_rps),), connections=8))
+    until(lambda: counted() >= result.answered * (1 - EXACT), "the answers to be counted")
+    assert counted() == pytest.approx(result.answered, rel=EXACT)
+    assert state() == "ok"
