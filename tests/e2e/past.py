@@ -49,7 +49,7 @@ def live_through(service: Service, begin_s: float, end_s: float) -> None:
         link = ManagerLink(client, service.host, __version__, folder / "assignment.json", outbox)
         orders = link.fetch().assignment
         assert orders is not None
-        live.telemetry.configure(orders.applications, interval_s, {})
+        live.telemetry.configure(orders.applications, interval_s, {}, {})
         policies = {name: found.policy for name, found in load_policies().items()}
         settings = LoopSettings(service.host, interval_s, STALE_S, MIN_SAMPLES)
         loop = ControlLoop(live.host, journal, policies, settings, time.clock, limits=EVERYTHING)

@@ -10,18 +10,18 @@ from ipaddress import ip_address
 from manager.host.bpf_calls import call
 
 FIN, SYN, RST, PSH, ACK = 0x01, 0x02, 0x04, 0x08, 0x10
-_PROG_TEST_RUN = 10
+PROG_TEST_RUN = 10
 # prog_fd, retval, data_size_in, data_size_out, data_in, data_out, repeat, duration, ctx_size_in, ctx_size_out, ctx_in,
 # ctx_out, flags, cpu, batch_size: include/uapi/linux/bpf.h
-_TEST = struct.Struct("=IIIIQQIIIIQQIII4x")
+TEST = struct.Struct("=IIIIQQIIIIQQIII4x")
 
 
 def run_on(program: int, packet: bytes) -> int:
     """What a program (its descriptor) returns for a packet, that of interface 1; also how long it took is known."""
     data = ctypes.create_string_buffer(packet, len(packet))
-    packed = _TEST.pack(program, 0, len(packet), 0, ctypes.addressof(data), 0, 1, *[0] * 8)
+    packed = TEST.pack(program, 0, len(packet), 0, ctypes.addressof(data), 0, 1, *[0] * 8)
     attributes = ctypes.create_string_buffer(packed, len(packed))
-    call("test run", _PROG_TEST_RUN, attributes)
+    call("test run", PROG_TEST_RUN, attributes)
     return int(struct.unpack_from("=i", attributes, 4)[0])
 
 

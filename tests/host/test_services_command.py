@@ -16,8 +16,6 @@ import pytest
 from click.testing import CliRunner
 
 from manager.cli.main import main
-from manager.model.histogram import Histogram
-from manager.model.traffic import ServiceTraffic, TapProtocol
 
 XML = """<node><domain type='test'>
   <name>web</name><uuid>6695eb01-f6a4-8304-79aa-97f2502e193f</uuid><memory unit='KiB'>8388608</memory>
@@ -103,10 +101,3 @@ def test_as_a_table(port: int) -> None:
 def test_wrong_use(words: list[str], status: int, says: str) -> None:
     shown = CliRunner().invoke(main, ["services", *words])
     assert (shown.exit_code, says in shown.output) == (status, True), shown.output
-
-
-def test_the_protocol_is_that_of_most_requests() -> None:
-    requests = {TapProtocol.HTTP: 3, TapProtocol.OTHER: 1}
-    traffic = ServiceTraffic(1, 80, requests, 1, 4, 0, 0, 0, Histogram())
-    assert traffic.protocol == (TapProtocol.HTTP, 0.75)
-    assert ServiceTraffic(1, 80, {}, 0, 0, 0, 0, 0, Histogram()).protocol == (TapProtocol.OTHER, 0.0)

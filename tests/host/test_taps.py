@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 from deploy.bpf.buckets import upper_bounds_ns
 from manager.errors import HostError
 from manager.host.taps import TapProgram
-from manager.host.vm_interfaces import interfaces_in
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, RELATIVE_ERROR, bucket_of
 from manager.model.traffic import ServiceTraffic, TapProtocol
 from tests.host.conftest import REAL, until
@@ -426,27 +425,3 @@ def test_a_program_that_cannot_be_loaded_is_an_error(bpftool: str, says: str) ->
 def test_an_interface_that_is_gone_is_an_error() -> None:
     with closing(TapProgram(REAL)) as program, pytest.raises(HostError, match="attach to interface 99999999"):
         program.attach(99_999_999)
-
-
-XML = """<domain><devices>
-<interface type='network'><target dev='lo'/></interface><interface type='bridge'><target dev='vnet-gone'/></interface>
-<interface type='hostdev'/><interface type='vhostuser'><target dev='vhu0'/></interface><interface type='user'/>
-</devices></domain>"""
-
-
-def test_interfaces_of_a_domain_and_why_some_cannot_be_seen() -> None:
-    found = list(interfaces_in("web", XML))
-    assert [(each.name, each.index) for each in found] == [
-        ("lo", INTERFACE),
-        ("vnet-gone", None),
-        ("hostdev", None),
-        ("vhu0", None),
-        ("user", None),
-    ]
-    assert [each.why.partition(":")[0] for each in found][2:] == [
-        "is a device of the VM's own (SR-IOV)",
-        "is served by another process (vhost-user)",
-        "is connected by QEMU itself",
-    ]
-    with pytest.raises(HostError, match="domain web: its XML cannot be read"):
-        list(interfaces_in("web", "<domain"))

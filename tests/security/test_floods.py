@@ -244,6 +244,15 @@ def test_streams_of_somebody_who_may_read(manager: Target, many: bool) -> None:
     print({answer: answers.count(answer) for answer in set(answers)})
     judge(cost)
     assert answers.count(200) >= 1
+    assert any(streams(manager.port, request.encode()) for _ in lasting(10)), "readers left, their places are not free"
+
+
+def streams(port: int, request: bytes) -> bool:
+    """Whether one more stream is begun."""
+    with suppress(OSError), closing(connected(port, "127.0.0.3")) as opened:
+        opened.sendall(request)
+        return b" 200 " in opened.recv(100)
+    return False
 
 
 def hammer(port: int, many: bool, request: bytes, seconds: float) -> list[int]:

@@ -1,0 +1,81 @@
+"""What the program on taps costs for a packet, by the kernel's own test run.
+
+    python -m tests.bench.tap_cost [--packets 1000000] [--json FILE]
+
+Bar: at most 1 us. The kernel runs the program again and again on one packet and says how long it took on average; the
+packet is in the CPU's caches then, and is not copied. *passed*: UDP, which is looked at no further. *no service*: TCP
+to a port that nobody serves. *acknowledgement*: TCP without content. *sent again*: a request that was seen already.
+*request* and *answer*: new ones by turns, one run each, as the kernel times them. Needs root and bpftool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import struct
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+from rich.table import Table
+
+from manager.host.bpf_calls import call
+from manager.host.taps import of_this_machine
+from tests.bench.figures import machine, verdict, write_json
+from tests.host.packets import ACK, PROG_TEST_RUN, SYN, TEST, Connection, run_on
+
+BAR_NS = 1000.0
+LOOPBACK = 1
+TURNS = 20_000
+_DURATION_AT = 36
+
+
+def repeated_ns(program: int, packet: bytes, times: int) -> int:
+    """Mean time of the program for a packet, run so often."""
+    data = ctypes.create_string_buffer(packet, len(packet))
+    packed = TEST.pack(program, 0, len(packet), 0, ctypes.addressof(data), 0, times, *[0] * 8)
+    attributes = ctypes.create_string_buffer(packed, len(packed))
+    call("test run", PROG_TEST_RUN, attributes)
+    return int(struct.unpack_from("=I", attributes, _DURATION_AT)[0])
+
+
+def measure(packets: int) -> Iterator[tuple[str, float]]:
+    """Nanoseconds for a packet, by what it is."""
+    get, ok = b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
+    with closing(of_this_machine()) as program:
+        program.admit(LOOPBACK)
+        to_guest, from_guest = program.programs
+        connection = Connection()
+        run_on(from_guest, connection.from_guest(flags=SYN | ACK))
+        udp = bytearray(connection.to_guest(b"x" * 40))
+        udp[23] = 17
+        yield "passed", repeated_ns(to_guest, bytes(udp), packets)
+        yield "no service", repeated_ns(to_guest, Connection(port=81).to_guest(get), packets)
+        yield "acknowledgement", repeated_ns(to_guest, connection.to_guest(flags=ACK), packets)
+        run_on(to_guest, connection.to_guest(get))
+        yield "sent again", repeated_ns(to_guest, connection.to_guest(get, back=len(get)), packets)
+        turns = [(connection.to_guest(get), connection.from_guest(ok)) for _ in range(TURNS)]
+        timed = [(repeated_ns(to_guest, request, 1), repeated_ns(from_guest, answer, 1)) for request, answer in turns]
+        yield "request", fmean(request_ns for request_ns, _ in timed)
+        yield "answer", fmean(answer_ns for _, answer_ns in timed)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--packets", type=int, default=1_000_000, help="of each kind")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    measured = dict(measure(options.packets))
+    table = Table("packet", "ns", "bar")
+    for kind, time_ns in measured.items():
+        table.add_row(kind, f"{time_ns:.0f}", verdict(time_ns, BAR_NS))
+    print(machine())
+    Console(width=80).print(table)
+    write_json(options.json, {"bar_ns": BAR_NS, "ns": measured})
+
+
+if __name__ == "__main__":
+    main()
