@@ -5,10 +5,12 @@ Microseconds each, where bpftool takes tens of milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
 import platform
+import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,13 +23,18 @@ from manager.model.cpus import parse_cpus
 # Numbers of the system call: arch/x86/entry/syscalls/syscall_64.tbl, include/uapi/asm-generic/unistd.h
 _BPF = {"x86_64": 321, "aarch64": 280}
 # Commands and attributes: include/uapi/linux/bpf.h
-_LOOKUP, _UPDATE, _DELETE, _OBJ_GET, _LOOKUP_BATCH, _LINK_CREATE = 1, 2, 3, 7, 24, 28
+_LOOKUP, _UPDATE, _DELETE, _OBJ_GET, _TEST_RUN, _LOOKUP_BATCH, _TAKE_BATCH, _LINK_CREATE = 1, 2, 3, 7, 10, 24, 25, 28
 TCX_INGRESS, TCX_EGRESS = 46, 47
 _ELEMENT = struct.Struct("=I4xQQQ")  # map_fd, key, value, flags
 _PATH = struct.Struct("=QII")  # pathname, bpf_fd, file_flags
 _BATCH = struct.Struct("=QQQQIIQQ")  # in_batch, out_batch, keys, values, count, map_fd, elem_flags, flags
 _COUNT_AT = 32
+_SO_ATTACH_BPF = 50  # include/uapi/asm-generic/socket.h
+_EVERY_PROTOCOL = 3  # ETH_P_ALL: include/uapi/linux/if_ether.h
 _TCX_LINK = struct.Struct("=IIIII4xQ")  # prog_fd, target_ifindex, attach_type, flags, relative_fd, expected_revision
+# prog_fd, retval, data_size_in, data_size_out, data_in, data_out, repeat, duration, ctx_size_in, ctx_size_out, ctx_in,
+# ctx_out, flags, cpu, batch_size
+_RUN = struct.Struct("=IIIIQQIIIIQQIII4x")
 _AT_ONCE = 4096
 
 
@@ -56,6 +63,33 @@ def link_tcx(program: int, interface: int, direction: int) -> int:
     return call(f"attach to interface {interface}", _LINK_CREATE, attributes)
 
 
+def run_program(program: int, context_bytes: int) -> bytes:
+    """Run a program of type syscall (its descriptor); what it left in its context. Linux 5.14 or newer.
+
+    Raises HostError.
+    """
+    context = ctypes.create_string_buffer(context_bytes)
+    attributes = _RUN.pack(program, *[0] * 7, context_bytes, 0, ctypes.addressof(context), *[0] * 4)
+    call("run of a program", _TEST_RUN, attributes)
+    return context.raw
+
+
+def filter_packets(program: int, interface: int) -> int:
+    """Have a program of type socket filter (its descriptor) see all packets of an interface (its index), both ways.
+
+    Returns the descriptor of a packet socket: when that is closed, also by the end of the process, the program sees no
+    more. Every Linux. Raises HostError: ENODEV for an interface that is gone, EPERM without CAP_NET_RAW.
+    """
+    try:
+        with contextlib.closing(socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)) as packets:
+            packets.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_BPF, struct.pack("=i", program))
+            packets.bind((socket.if_indextoname(interface), _EVERY_PROTOCOL))
+            return packets.detach()
+    except OSError as error:
+        number = errno.ENODEV if error.errno == errno.ENXIO else error.errno or 0
+        raise HostError(f"packet socket of interface {interface}: {error.strerror}", number) from error
+
+
 def possible_cpus(paths: HostPaths) -> int:
     """For how many CPUs a map has values where it has one for each. Raises OSError, ValueError."""
     return len(parse_cpus(paths.possible_cpus.read_text()))
@@ -81,8 +115,8 @@ class BpfMap:
         """Remove an element, if it is there."""
         self._element(_DELETE, key, None)
 
-    def items(self, key_bytes: int, value_bytes: int) -> Iterator[tuple[bytes, bytes]]:
-        """All elements of a hash, with few calls."""
+    def items(self, key_bytes: int, value_bytes: int, *, take: bool = False) -> Iterator[tuple[bytes, bytes]]:
+        """All elements of a hash, with few calls. ``take``: which are removed from it."""
         keys = ctypes.create_string_buffer(key_bytes * _AT_ONCE)
         values = ctypes.create_string_buffer(value_bytes * _AT_ONCE)
         here, there = ctypes.create_string_buffer(4), ctypes.create_string_buffer(4)  # of hashes: a bucket's number
@@ -92,7 +126,7 @@ class BpfMap:
             packed = _BATCH.pack(*places, _AT_ONCE, self._descriptor, 0, 0)
             attributes = ctypes.create_string_buffer(packed, len(packed))
             try:
-                call(self._what, _LOOKUP_BATCH, attributes)
+                call(self._what, _TAKE_BATCH if take else _LOOKUP_BATCH, attributes)
             except HostError as error:
                 if error.errno != errno.ENOENT:  # there are no more than these
                     raise

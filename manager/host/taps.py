@@ -11,27 +11,62 @@ import errno
 import os
 import struct
 import subprocess
+import sys
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from manager.bpf import tap
 from manager.errors import HostError
-from manager.host.bpf_calls import TCX_EGRESS, TCX_INGRESS, BpfMap, link_tcx, open_pin, possible_cpus
+from manager.host.bpf_calls import (
+    TCX_EGRESS,
+    TCX_INGRESS,
+    BpfMap,
+    filter_packets,
+    link_tcx,
+    open_pin,
+    possible_cpus,
+    run_program,
+)
 from manager.host.registry import HostPaths
 from manager.host.sched_ext import PINS
 from manager.model.histogram import Histogram
-from manager.model.traffic import ServiceTraffic, TapProtocol
+from manager.model.traffic import ServiceTraffic, TapProtocol, TapWay
 
 _LOAD_S = 30
 _COUNT = struct.Struct("=I")
+_SETTINGS = struct.Struct("=QQ")
+_Place = tuple[int, int]  # interface and port
+_PROGRAMS = (tap.TO_GUEST, tap.FROM_GUEST, tap.BOTH_WAYS, tap.COUNT_WAITING)
+_MAPS = (tap.SERVICES, tap.INTERFACES, tap.TIMES, tap.LOST, tap.WAITING, tap.SETTINGS)
+_FULL, _ROOMY = tap.MOST_CONNECTIONS * 3 // 4, tap.MOST_CONNECTIONS // 4
+
+
+def halvings_for(active: int, halved: int) -> int:
+    """How often connections are to be halved, of which so many were active with ``halved``."""
+    if active > _FULL:
+        return min(halved + 1, tap.MOST_HALVINGS)
+    return max(halved - 1, 0) if active < _ROOMY else halved
 
 
 class TapProgram:
     """The program, loaded. Every method raises HostError."""
 
-    def __init__(self, paths: HostPaths, bpftool: str = "bpftool") -> None:
-        """Load it; ``close`` undoes everything, and so does the end of the process."""
+    def __init__(
+        self,
+        paths: HostPaths,
+        bpftool: str = "bpftool",
+        ways: Sequence[TapWay] = tuple(TapWay),
+        given_up_s: float = 60.0,
+    ) -> None:
+        """Load it; ``close`` undoes everything, and so does the end of the process.
+
+        Of the ``ways`` the first that the kernel knows is taken. A request that waits longer than ``given_up_s`` counts
+        as unanswered and waits no more.
+        """
+        self._ways = ways
+        self._given_up_s = given_up_s
+        self._halved = 0
         try:
             self._cpus = possible_cpus(paths)
         except (OSError, ValueError) as error:
@@ -39,13 +74,17 @@ class TapProgram:
         self._links: dict[int, tuple[int, ...]] = {}
         with contextlib.ExitStack() as opened:
             with _pinned(paths.root / PINS, bpftool) as folder:
-                self._to_guest, self._from_guest = open_pin(folder / tap.TO_GUEST), open_pin(folder / tap.FROM_GUEST)
-                for descriptor in (self._to_guest, self._from_guest):
-                    opened.callback(os.close, descriptor)
-                maps = [BpfMap(folder / "maps" / name) for name in (tap.SERVICES, tap.INTERFACES, tap.TIMES, tap.LOST)]
-                for held in maps:
-                    opened.callback(held.close)
-            self._services, self._interfaces, self._times, self._lost = maps
+                descriptors = []
+                for name in _PROGRAMS:
+                    descriptors.append(open_pin(folder / name))
+                    opened.callback(os.close, descriptors[-1])
+                maps = []
+                for name in _MAPS:
+                    maps.append(BpfMap(folder / "maps" / name))
+                    opened.callback(maps[-1].close)
+            self._to_guest, self._from_guest, self._both_ways, self._count_waiting = descriptors
+            self._services, self._interfaces, self._times, self._lost, self._waiting, self._settings = maps
+            self._set()
             self._opened = opened.pop_all()
 
     @property
@@ -53,25 +92,43 @@ class TapProgram:
         """Descriptors of the programs, to and from the guest."""
         return self._to_guest, self._from_guest
 
+    @property
+    def sampled_share(self) -> float:
+        """Of the connections, how many are looked at, 0 .. 1; what is counted stands for all of them."""
+        return 1 / (1 << self._halved)
+
     def admit(self, interface: int) -> None:
         """Let an interface have services; without it, its packets are not looked at."""
         self._interfaces.write(_COUNT.pack(interface), _COUNT.pack(0))
 
-    def attach(self, interface: int) -> None:
-        """Look at the packets of an interface, by its index. HostError: the kernel refuses, or knows no TCX."""
-        with contextlib.ExitStack() as opened:
+    def attach(self, interface: int) -> TapWay:
+        """Look at the packets of an interface, by its index.
+
+        HostError: the kernel refuses, with EINVAL where it knows none of the ways; ENODEV: the interface is gone.
+        """
+        refusal = HostError(f"attach to interface {interface}: no way is left", errno.EINVAL)
+        for way in self._ways:
             try:
-                to_guest = link_tcx(self._to_guest, interface, TCX_EGRESS)
-                opened.callback(os.close, to_guest)
-                from_guest = link_tcx(self._from_guest, interface, TCX_INGRESS)
-                opened.callback(os.close, from_guest)
+                links = self._link(interface, way)
             except HostError as error:
-                if error.errno == errno.EINVAL:
-                    raise HostError(f"{error}: Linux 6.6 or newer is needed", error.errno) from error
-                raise
-            self.admit(interface)
+                if error.errno != errno.EINVAL:
+                    raise
+                refusal = error
+            else:
+                self._links[interface] = links
+                self.admit(interface)
+                return way
+        raise refusal
+
+    def _link(self, interface: int, way: TapWay) -> tuple[int, ...]:
+        if way is TapWay.PACKET_SOCKET:
+            return (filter_packets(self._both_ways, interface),)
+        with contextlib.ExitStack() as opened:
+            to_guest = link_tcx(self._to_guest, interface, TCX_EGRESS)
+            opened.callback(os.close, to_guest)
+            from_guest = link_tcx(self._from_guest, interface, TCX_INGRESS)
             opened.pop_all()
-        self._links[interface] = (to_guest, from_guest)
+        return to_guest, from_guest
 
     @property
     def attached(self) -> frozenset[int]:
@@ -88,13 +145,15 @@ class TapProgram:
             for key in keys:
                 if tap.KEY.unpack(key)[0] == interface:
                     held.remove(key)
+        self._walk()  # whereby its requests wait no more
 
     def traffic(self) -> list[ServiceTraffic]:
-        """All that was seen since, by interface and port."""
-        buckets: defaultdict[tuple[int, int], dict[int, int]] = defaultdict(dict)
-        for key, value in self._times.items(tap.KEY.size, 8 * self._cpus):
-            interface, port, bucket = tap.KEY.unpack(key)
-            buckets[interface, port][bucket] = sum(struct.unpack(f"={self._cpus}Q", value))
+        """All that was seen since, and what waits now, by interface and port."""
+        times, handshakes = _grouped(
+            (tap.KEY.unpack(key), sum(struct.unpack(f"={self._cpus}Q", value)))
+            for key, value in self._times.items(tap.KEY.size, 8 * self._cpus)
+        )
+        waiting = self._walk()
         size = 8 * len(tap.COUNTERS)
         seen = []
         for key, value in self._services.items(tap.KEY.size, size * self._cpus):
@@ -102,8 +161,29 @@ class TapProgram:
             of_cpus = struct.iter_unpack(f"={len(tap.COUNTERS)}Q", value)
             counts = dict(zip(tap.COUNTERS, map(sum, zip(*of_cpus, strict=True)), strict=True))
             requests = {protocol: counts.pop(protocol) for protocol in TapProtocol}
-            seen.append(ServiceTraffic(interface, port, requests, times=Histogram(buckets[interface, port]), **counts))
+            answered, accepted, unanswered = (Histogram(each[interface, port]) for each in (times, handshakes, waiting))
+            seen.append(
+                ServiceTraffic(
+                    interface, port, requests, times=answered, handshakes=accepted, waiting=unanswered, **counts
+                )
+            )
         return sorted(seen, key=lambda traffic: (traffic.interface, traffic.port))
+
+    def _set(self) -> None:
+        self._settings.write(bytes(4), _SETTINGS.pack(self._halved, round(self._given_up_s * 1e9)))
+
+    def _walk(self) -> defaultdict[_Place, dict[int, int]]:
+        """Have the kernel count the requests that wait, and halve the connections where they are too many."""
+        for _ in self._waiting.items(tap.KEY.size, 8, take=True):
+            pass  # what a reading that failed has left
+        answer = run_program(self._count_waiting, 8 * len(tap.WALK))
+        walk = dict(zip(tap.WALK, struct.unpack(f"={len(tap.WALK)}Q", answer), strict=True))
+        halved = halvings_for(walk["active"], self._halved)
+        if halved != self._halved:
+            self._halved = halved
+            self._set()
+        waiting = self._waiting.items(tap.KEY.size, 8, take=True)
+        return _grouped((tap.KEY.unpack(key), int.from_bytes(value, sys.byteorder)) for key, value in waiting)[0]
 
     def lost(self) -> dict[str, int]:
         """What there was no room for, by the names in ``tap.LOST_COUNTERS``."""
@@ -117,6 +197,18 @@ class TapProgram:
             for link in self._links.popitem()[1]:
                 os.close(link)
         self._opened.close()
+
+
+def _grouped(
+    counted: Iterable[tuple[tuple[int, int, int], int]],
+) -> tuple[defaultdict[_Place, dict[int, int]], defaultdict[_Place, dict[int, int]]]:
+    """Buckets by interface and port: those of response times, and those of handshakes."""
+    times: defaultdict[_Place, dict[int, int]] = defaultdict(dict)
+    handshakes: defaultdict[_Place, dict[int, int]] = defaultdict(dict)
+    for (interface, port, bucket), count in counted:
+        group = handshakes if bucket & tap.HANDSHAKE else times
+        group[interface, port][bucket & ~tap.HANDSHAKE] = count
+    return times, handshakes
 
 
 def of_this_machine() -> TapProgram:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from manager.model.histogram import Histogram
@@ -21,13 +21,21 @@ class TapProtocol(StrEnum):
     """Not recognised: client and server are taken to take turns."""
 
 
+class TapWay(StrEnum):
+    """How a program sees the packets of a tap."""
+
+    TCX = "TCX link"
+    PACKET_SOCKET = "packet socket"
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceTraffic:
     """What passed of a service, a port behind a network interface.
 
     ``requests`` by protocol. ``answers`` were timed: ``times``; ``untimed`` requests are those whose answers cannot be
     matched, ``unanswered`` those whose connection ended before an answer. ``errors``: answers that say that the
-    server failed. ``connections``: those that were accepted.
+    server failed. ``connections``: those that were accepted; ``handshakes`` how long the guest's kernel took for that.
+    All of these grow. ``waiting``: how long those requests wait that have no answer yet, now.
     """
 
     interface: int
@@ -39,6 +47,8 @@ class ServiceTraffic:
     unanswered: int
     errors: int
     times: Histogram
+    handshakes: Histogram = field(default_factory=Histogram)
+    waiting: Histogram = field(default_factory=Histogram)
 
     @property
     def protocol(self) -> tuple[TapProtocol, float]:

@@ -105,6 +105,8 @@ NEEDS = {
         "import ctypes, os, sys; libc = ctypes.CDLL(None, use_errno=True);"
         "sys.exit(libc.mount(b'none', os.fsencode(sys.argv[2]), b'tmpfs', 0, None) and ctypes.get_errno())"
     ),
+    # the packets of a tap, where there are no TCX links
+    "net_raw": "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)",
     # a group of resctrl: the modes of its folder, as of those of control groups, let nobody write
     "dac_override": "import os, sys; open(sys.argv[3]).read(); os.mkdir(sys.argv[4] + '/' + sys.argv[5])",
 }

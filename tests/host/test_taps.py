@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import shutil
@@ -21,10 +22,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from deploy.bpf.buckets import upper_bounds_ns
+from manager.bpf import tap
 from manager.errors import HostError
-from manager.host.taps import TapProgram
+from manager.host.taps import TapProgram, halvings_for
 from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, RELATIVE_ERROR, bucket_of
-from manager.model.traffic import ServiceTraffic, TapProtocol
+from manager.model.traffic import ServiceTraffic, TapProtocol, TapWay
 from tests.host.conftest import REAL, until
 from tests.host.packets import ACK, FIN, RST, SYN, Connection, run_on
 
@@ -77,6 +79,14 @@ class Wire:
     @property
     def lost(self) -> dict[str, int]:
         return self._program.lost()
+
+    @property
+    def sampled_share(self) -> float:
+        return self._program.sampled_share
+
+    def detach(self) -> None:
+        self._program.detach(INTERFACE)
+        self._program.admit(INTERFACE)
 
 
 @pytest.fixture
@@ -304,6 +314,100 @@ def test_packets_that_are_cut_short_pass(wire: Wire, cut: int) -> None:
     assert (wire.seen.answers, wire.seen.untimed) == (0, 0)
 
 
+def test_a_request_that_waits_is_shown_with_its_age_until_it_is_answered(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.turn(connection)
+    assert wire.seen.waiting.count == 0
+    begun_s = time.monotonic()
+    wire.to_guest(connection.to_guest(GET))
+    time.sleep(PAUSE_S)
+    waiting, latest_s = wire.seen.waiting, time.monotonic() - begun_s
+    assert waiting.count == wire.seen.waiting.count == 1
+    age_s = (waiting.percentile_us(50) or 0) / 1e6
+    assert PAUSE_S * (1 - 2 * RELATIVE_ERROR) <= age_s <= latest_s * (1 + 2 * RELATIVE_ERROR)
+    wire.from_guest(connection.from_guest(OK))
+    assert (wire.seen.waiting.count, wire.seen.answers) == (0, 2)
+
+
+def test_a_request_that_nobody_answers_is_given_up() -> None:
+    with closing(TapProgram(REAL, given_up_s=PAUSE_S)) as program:
+        wire = Wire(program)
+        connection = wire.accept(Connection())
+        wire.to_guest(connection.to_guest(GET))
+        time.sleep(PAUSE_S)
+        assert (wire.seen.waiting.count, wire.seen.unanswered) == (0, 1)
+        wire.from_guest(connection.from_guest(OK))
+        wire.turn(connection)
+        assert (wire.seen.answers, wire.seen.unanswered) == (1, 1)
+
+
+def test_a_request_does_not_wait_after_its_interface_was_not_seen_for_a_while(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.to_guest(connection.to_guest(GET))
+    wire.detach()
+    wire.accept(Connection(client_port=40_001))
+    assert wire.seen.waiting.count == 0
+
+
+def test_how_long_the_guests_kernel_takes_to_accept(wire: Wire) -> None:
+    """Of a SYN that is sent again, since the first one; of another connection with the same ports, since its own."""
+    wire.accept(Connection())
+    assert wire.seen.handshakes.count == 0  # that it serves is not known before
+    connection = Connection(client_port=40_001)
+    wire.to_guest(connection.to_guest(flags=SYN))
+    time.sleep(PAUSE_S)
+    wire.accept(connection)
+    assert wire.seen.handshakes.count == 1
+    assert (wire.seen.handshakes.percentile_us(50) or 0) >= PAUSE_S * 1e6 * (1 - 2 * RELATIVE_ERROR)
+    wire.to_guest(Connection(client_port=40_002).to_guest(flags=SYN))
+    time.sleep(PAUSE_S)
+    wire.accept(Connection(client_port=40_002, sent=77))
+    assert wire.seen.handshakes.count == 2
+    assert (wire.seen.handshakes.percentile_us(1) or 0) < PAUSE_S * 1e6 / 2
+    assert wire.seen.times.count == 0
+
+
+def test_syns_of_clients_that_do_not_exist_push_no_connection_out(wire: Wire) -> None:
+    connection = wire.accept(Connection(client_port=65_535))
+    wire.to_guest(connection.to_guest(GET))
+    for number in range(tap.MOST_CONNECTIONS + 10_000):
+        wire.to_guest(Connection(client_port=1 + number % 65_000, version=4 + number // 65_000 * 2).to_guest(flags=SYN))
+    wire.from_guest(connection.from_guest(OK))
+    assert (wire.seen.answers, wire.seen.connections) == (1, 1)
+
+
+def test_connections_that_are_too_many_are_sampled_and_counted_in_full(wire: Wire) -> None:
+    """As many as there is room for by now; then half of them; and all of them, once they are few."""
+    connections = [Connection(client_port=port) for port in range(1, 1 + tap.MOST_CONNECTIONS * 7 // 8)]
+    for connection in connections:
+        wire.from_guest(connection.from_guest(flags=SYN | ACK))
+        wire.turn(connection)
+    first = wire.seen
+    assert first.answers == len(connections)
+    assert wire.sampled_share == 0.5
+    for connection in connections:
+        wire.turn(connection)
+    second = wire.seen
+    for counted in (second.answers - first.answers, second.times.count - first.times.count):
+        assert counted == pytest.approx(len(connections), rel=0.05)
+    assert wire.sampled_share == 0.5
+
+
+@pytest.mark.parametrize(
+    ("active", "halved", "then"),
+    [
+        (0, 0, 0),
+        (tap.MOST_CONNECTIONS, 0, 1),
+        (tap.MOST_CONNECTIONS // 2, 0, 0),
+        (tap.MOST_CONNECTIONS // 2, 3, 3),
+        (tap.MOST_CONNECTIONS // 5, 3, 2),
+        (tap.MOST_CONNECTIONS, tap.MOST_HALVINGS, tap.MOST_HALVINGS),
+    ],
+)
+def test_connections_are_halved_while_they_are_too_many(active: int, halved: int, then: int) -> None:
+    assert halvings_for(active, halved) == then
+
+
 CHANGES = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 255)), max_size=6)
 STEP = st.tuples(
     st.booleans(), st.sampled_from([b"", GET, OK, b"get a\r\n", b"\x17\x03\x03", b"x"]), st.integers(0, 255), CHANGES
@@ -355,10 +459,11 @@ def any_left(programs: set[str]) -> bool:
     )
 
 
-def test_it_sees_a_real_connection_until_it_is_closed() -> None:
+@pytest.mark.parametrize("way", TapWay)
+def test_it_sees_a_real_connection_until_it_is_closed(way: TapWay) -> None:
     """On the loopback, of which both directions are seen."""
-    with socket.create_server(("127.0.0.1", 0)) as server, closing(TapProgram(REAL)) as program:
-        program.attach(INTERFACE)
+    with socket.create_server(("127.0.0.1", 0)) as server, closing(TapProgram(REAL, ways=[way])) as program:
+        assert program.attach(INTERFACE) is way
         programs = programs_of("self")
         assert any_left(programs)
         port = server.getsockname()[1]
@@ -422,6 +527,14 @@ def test_a_program_that_cannot_be_loaded_is_an_error(bpftool: str, says: str) ->
         TapProgram(REAL, bpftool)
 
 
-def test_an_interface_that_is_gone_is_an_error() -> None:
-    with closing(TapProgram(REAL)) as program, pytest.raises(HostError, match="attach to interface 99999999"):
+@pytest.mark.parametrize("ways", [tuple(TapWay), (TapWay.PACKET_SOCKET,)])
+def test_an_interface_that_is_gone_is_an_error(ways: tuple[TapWay, ...]) -> None:
+    with closing(TapProgram(REAL, ways=ways)) as program, pytest.raises(HostError, match="interface 99999999") as gone:
         program.attach(99_999_999)
+    assert gone.value.errno == errno.ENODEV
+    assert program.attached == frozenset()
+
+
+def test_a_kernel_that_knows_no_way_is_told() -> None:
+    with closing(TapProgram(REAL, ways=())) as program, pytest.raises(HostError, match="no way is left"):
+        program.attach(INTERFACE)

@@ -6,7 +6,7 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-from deploy.bpf.suites import fetch_sched_ext_kernel
+from deploy.bpf.suites import apt_of, fetch_sched_ext_kernel
 from deploy.bpf.toolchain import fetch_toolchain
 from deploy.lab.commands import LabError, Runner
 from deploy.lab.guest.initramfs import libraries
@@ -24,10 +24,19 @@ PATIENCE_S = 3000.0
 
 def warp_files(cache: Path, run: Runner) -> dict[str, bytes]:
     """bpftool, and the loads of the experiments."""
+    return bpf_files(cache, run) | {"bin/load": built(LOAD, run)}
+
+
+def bpf_files(cache: Path, run: Runner) -> dict[str, bytes]:
+    """bpftool."""
     toolchain = fetch_toolchain(cache, run)
     found = {"bin/bpftool": toolchain.bpftool.read_bytes()}
-    found |= {target: source.read_bytes() for target, source in libraries(toolchain.bpftool, run).items()}
-    return found | {"bin/load": built(LOAD, run)}
+    return found | {target: source.read_bytes() for target, source in libraries(toolchain.bpftool, run).items()}
+
+
+def of_suite(suite: str) -> Fetch:
+    """Fetches the cloud kernel of a Debian suite."""
+    return lambda cache, run, say: fetch_kernel(cache, apt_of((suite,), (), cache / f"apt-{suite}", run), say)
 
 
 def tail_files(_cache: Path, run: Runner) -> dict[str, bytes]:
@@ -77,6 +86,18 @@ def sched_ext_machine(cpus: int) -> Machine:
     )
 
 
+def taps_machine(fetch: Fetch) -> Machine:
+    """A guest whose only network is its loopback."""
+    return Machine(
+        fetch=fetch,
+        mounts=(("bpf", "/sys/fs/bpf"),),
+        packages=("pytest", "pydantic"),
+        files=bpf_files,
+        hardware=("-accel", "tcg,thread=single", "-cpu", "qemu64,+rdrand"),
+        timeout_s=PATIENCE_S,
+    )
+
+
 def tail_machine() -> Machine:
     """A guest with two CPUs, on which VMs' groups have several threads."""
     return dataclasses.replace(
@@ -111,6 +132,8 @@ MACHINES = {
     "warp_smp": sched_ext_machine(4),
     "agent": dataclasses.replace(sched_ext_machine(1), packages=("pytest", "equipoise"), memory_mib=1024),
     "cgroup_v2": cgroup_v2_machine(),
+    "taps": taps_machine(fetch_kernel),
+    "taps_6_12": taps_machine(of_suite("trixie")),
     "tail": tail_machine(),
     "resctrl": resctrl_machine(with_cache_allocation(fetch_kernel)),
     "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),

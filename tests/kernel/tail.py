@@ -14,11 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from deploy.bpf.suites import apt_of
 from deploy.lab.commands import LabError
-from deploy.lab.guest.kernel import fetch_kernel
 from tests.kernel.machine import Machine, run_module
-from tests.kernel.machines import MACHINES, with_image
+from tests.kernel.machines import MACHINES, of_suite, with_image
 
 MODULE = "tests.kernel.inside.tail.main"
 COMMON = ("", "weight", "idle")
@@ -90,10 +88,7 @@ def suited(suite: str | None, image: Path | None) -> Machine:
     if image:
         return with_image(machine, image)
     if suite:
-        return dataclasses.replace(
-            machine,
-            fetch=lambda cache, run, say: fetch_kernel(cache, apt_of((suite,), (), cache / f"apt-{suite}", run), say),
-        )
+        return dataclasses.replace(machine, fetch=of_suite(suite))
     return machine
 
 

@@ -7,9 +7,10 @@ import struct
 from pathlib import Path
 
 OBJECT = Path(__file__).parent / "equipoise_tap.bpf.o"
-TO_GUEST, FROM_GUEST = "to_guest", "from_guest"
-"""Names of the programs: of the tap's egress, and of its ingress."""
+TO_GUEST, FROM_GUEST, BOTH_WAYS, COUNT_WAITING = "to_guest", "from_guest", "both_ways", "count_waiting"
+"""Names of the programs: of the tap's egress, of its ingress, of a packet socket, and that which the reader runs."""
 SERVICES, INTERFACES, TIMES, LOST = "tap_services", "tap_interfaces", "tap_times", "tap_lost"
+WAITING, SETTINGS = "tap_waiting", "tap_settings"
 """Names of the maps that are read and written."""
 
 _INTERFACE = (Path(__file__).parent / "tap.h").read_text()
@@ -21,6 +22,11 @@ def _fields(name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"^\tu64 (\w+);", body[1], re.MULTILINE)) if body else ()
 
 
+def _number(name: str) -> int:
+    """A number that tap.h defines. Raises TypeError where it does not."""
+    return int(re.search(rf"^#define {name} (\w+)", _INTERFACE, re.MULTILINE)[1], 0)  # type: ignore[index]
+
+
 KEY = struct.Struct("=IHH")
 """Key of SERVICES and of TIMES: interface, port, bucket."""
 
@@ -29,3 +35,11 @@ COUNTERS = _fields("service")
 
 LOST_COUNTERS = _fields("lost")
 """Value of LOST, likewise."""
+
+WALK = _fields("walk")
+"""What COUNT_WAITING answers, 64 bits each."""
+
+HANDSHAKE = _number("HANDSHAKE")
+"""Of a bucket in TIMES: it is one of handshakes."""
+
+MOST_CONNECTIONS, MOST_HALVINGS = _number("MOST_CONNECTIONS"), _number("MOST_HALVINGS")

@@ -9,6 +9,9 @@
  * first bytes show a known protocol, a request that begins before the answer to the one before shows that the client
  * pipelines: such connections are counted and not timed, because TCP does not tell which answer is whose. HTTP/2, which
  * is not matched either, is treated alike.
+ *
+ * Where there are more connections than there is room for, a part of them is looked at, chosen by a hash, and each
+ * counts for as many as it stands for.
  */
 #include <linux/bpf.h>
 #include <linux/types.h>
@@ -41,6 +44,9 @@ typedef __u64 u64;
 #define RST 0x04
 #define ACK 0x10
 
+#define OUTGOING 4 /* __sk_buff.pkt_type: PACKET_OUTGOING */
+#define NS_PER_S 1000000000ULL
+
 #define FIRST_EPHEMERAL 32768 /* net.ipv4.ip_local_port_range of Linux */
 #define HEAD_BYTES 16
 
@@ -63,12 +69,18 @@ struct connection {
 	u64 asked_ns; /* when the last byte of the request passed */
 	u32 asked_end; /* the sequence number after it */
 	u32 answered_end; /* that after what the guest has sent */
-	u8 waiting;
+	u32 waiting; /* a request for its answer: 0 or 1, taken back atomically, so that it is counted once */
 	u8 protocol;
 	u8 untimed; /* whose answer is whose cannot be told */
 	u8 turns; /* up to 1 */
 	u8 asked; /* asked_end is known */
 	u8 answered; /* answered_end is known */
+};
+
+struct handshake {
+	u64 begun_ns;
+	u32 sequence; /* of the SYN: one that is sent again has the same */
+	u32 unused;
 };
 
 struct segment {
@@ -100,6 +112,28 @@ struct {
 	__type(value, struct connection);
 } tap_connections SEC(".maps");
 
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MOST_HANDSHAKES);
+	__type(key, struct connection_key);
+	__type(value, struct handshake);
+} tap_handshakes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct settings);
+} tap_settings SEC(".maps");
+
+/* How many requests waited how long when count_waiting last looked, by bucket; the reader empties it before. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MOST_WAITING);
+	__type(key, struct service_key);
+	__type(value, u64);
+} tap_waiting SEC(".maps");
+
 /* How many response times were in each bucket; buckets of which there are none take no memory. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
@@ -121,6 +155,31 @@ static struct lost *lost(void)
 	u32 only = 0;
 
 	return bpf_map_lookup_elem(&tap_lost, &only);
+}
+
+static u32 halvings(void)
+{
+	u32 only = 0;
+	struct settings *settings = bpf_map_lookup_elem(&tap_settings, &only);
+
+	if (!settings)
+		return 0;
+	return settings->halvings < MOST_HALVINGS ? (u32)settings->halvings : MOST_HALVINGS;
+}
+
+/* Whether a connection is one of those that are looked at. The hash: FNV-1a over words, murmur3's finaliser. */
+static bool looked_at(const struct connection_key *key, u32 halved)
+{
+	const u32 *words = (const u32 *)key;
+	u32 hash = 2166136261u;
+
+	if (!halved)
+		return true;
+	for (u32 word = 0; word < sizeof(*key) / sizeof(u32); word++)
+		hash = (hash ^ words[word]) * 16777619u;
+	hash = (hash ^ hash >> 16) * 0x85ebca6bu;
+	hash = (hash ^ hash >> 13) * 0xc2b2ae35u;
+	return !((hash ^ hash >> 16) & ((1u << halved) - 1));
 }
 
 /* The payload's place follows from the headers' lengths; Ethernet may pad what is shorter than 60 bytes. */
@@ -304,18 +363,18 @@ static u16 bucket_of(u64 time_ns)
 	return (u16)(FIRST_BUCKET + low);
 }
 
-static void count_time(const struct segment *segment, u64 time_ns)
+static void count_time(const struct segment *segment, u64 time_ns, u16 kind, u64 weight)
 {
 	struct service_key key = {
 		.interface = segment->key.interface,
 		.port = segment->key.guest_port,
-		.bucket = bucket_of(time_ns),
+		.bucket = kind | bucket_of(time_ns),
 	};
-	u64 *count = bpf_map_lookup_elem(&tap_times, &key), one = 1;
+	u64 *count = bpf_map_lookup_elem(&tap_times, &key);
 
 	if (count) {
-		*count += 1;
-	} else if (bpf_map_update_elem(&tap_times, &key, &one, BPF_NOEXIST)) {
+		*count += weight;
+	} else if (bpf_map_update_elem(&tap_times, &key, &weight, BPF_NOEXIST)) {
 		struct lost *all = lost();
 
 		if (all)
@@ -349,30 +408,30 @@ static struct service *make_service(const struct segment *segment)
 	return NULL;
 }
 
-static void count_request(struct service *service, u8 protocol)
+static void count_request(struct service *service, u8 protocol, u64 weight)
 {
 	switch (protocol) {
 	case HTTP:
-		service->http++;
+		service->http += weight;
 		break;
 	case HTTP2:
-		service->http2++;
+		service->http2 += weight;
 		break;
 	case MEMCACHED:
-		service->memcached++;
+		service->memcached += weight;
 		break;
 	case MEMCACHED_BINARY:
-		service->memcached_binary++;
+		service->memcached_binary += weight;
 		break;
 	case TLS:
-		service->tls++;
+		service->tls += weight;
 		break;
 	default:
-		service->other++;
+		service->other += weight;
 	}
 }
 
-static void begin_request(struct connection *connection, struct service *service, const u8 head[HEAD_BYTES])
+static void begin_request(struct connection *connection, struct service *service, const u8 head[HEAD_BYTES], u64 weight)
 {
 	u8 protocol = recognise(head);
 
@@ -384,12 +443,12 @@ static void begin_request(struct connection *connection, struct service *service
 		return; /* the handshake */
 	if (protocol == HTTP2)
 		connection->untimed = true;
-	connection->waiting = true;
-	count_request(service, protocol);
+	__sync_lock_test_and_set(&connection->waiting, 1); /* after asked_ns, by which count_waiting judges it */
+	count_request(service, protocol, weight);
 }
 
 /* The client sends. */
-static void ask(struct __sk_buff *skb, struct segment *segment, struct service *service)
+static void ask(struct __sk_buff *skb, struct segment *segment, struct service *service, u64 weight)
 {
 	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
 	u32 end = segment->sequence + segment->length;
@@ -399,7 +458,7 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	if (!connection) {
 		struct connection begun = {};
 
-		bpf_map_update_elem(&tap_connections, &segment->key, &begun, BPF_ANY);
+		bpf_map_update_elem(&tap_connections, &segment->key, &begun, BPF_NOEXIST);
 		connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
 		if (!connection)
 			return;
@@ -407,20 +466,20 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	if (connection->asked && (s32)(end - connection->asked_end) <= 0)
 		return; /* sent again */
 	load_head(skb, segment, head);
-	if (!connection->waiting) {
-		begin_request(connection, service, head);
-	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
-		connection->untimed = true;
-		count_request(service, connection->protocol);
-		service->untimed++;
-	}
 	connection->asked = true;
 	connection->asked_end = end;
 	connection->asked_ns = now_ns;
+	if (!connection->waiting) {
+		begin_request(connection, service, head, weight);
+	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
+		connection->untimed = true;
+		count_request(service, connection->protocol, weight);
+		service->untimed += weight;
+	}
 }
 
 /* The guest sends. */
-static void answer(struct __sk_buff *skb, struct segment *segment, struct service *service)
+static void answer(struct __sk_buff *skb, struct segment *segment, struct service *service, u64 weight)
 {
 	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
 	u32 end = segment->sequence + segment->length;
@@ -438,60 +497,83 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 		return;
 	if (connection->protocol == HTTP && four(head) == FOUR('H', 'T', 'T', 'P') && head[9] == '1')
 		return; /* 100 Continue */
-	connection->waiting = false;
+	if (!__sync_lock_test_and_set(&connection->waiting, 0))
+		return;
 	if (is_error(head, connection->protocol))
-		service->errors++;
+		service->errors += weight;
 	/* Of TLS, what the guest sends first may be tickets, which answer nothing. */
 	if (connection->untimed || (connection->protocol == TLS && !connection->turns)) {
-		service->untimed++;
+		service->untimed += weight;
 	} else {
-		service->answers++;
-		count_time(segment, now_ns - connection->asked_ns);
+		service->answers += weight;
+		count_time(segment, now_ns - connection->asked_ns, 0, weight);
 	}
 	connection->turns = 1;
 }
 
 /* The connection ends, or another one begins in its place. */
-static void forget(struct segment *segment, struct service *service)
+static void forget(struct segment *segment, struct service *service, u64 weight)
 {
 	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
 
 	if (!connection)
 		return;
-	if (connection->waiting)
-		service->unanswered++;
+	if (__sync_lock_test_and_set(&connection->waiting, 0))
+		service->unanswered += weight;
 	bpf_map_delete_elem(&tap_connections, &segment->key);
 }
 
-/* Egress of the tap. */
-SEC("tc")
-int to_guest(struct __sk_buff *skb)
+/* The client opens a connection. */
+static void begin_handshake(const struct segment *segment)
+{
+	struct handshake *before = bpf_map_lookup_elem(&tap_handshakes, &segment->key);
+	struct handshake begun = { .begun_ns = bpf_ktime_get_ns(), .sequence = segment->sequence };
+
+	if (!before || before->sequence != segment->sequence)
+		bpf_map_update_elem(&tap_handshakes, &segment->key, &begun, BPF_ANY);
+}
+
+/* The guest's kernel accepts one: no process of the guest has a part in it. */
+static void end_handshake(const struct segment *segment)
+{
+	struct handshake *begun = bpf_map_lookup_elem(&tap_handshakes, &segment->key);
+
+	if (!begun)
+		return;
+	count_time(segment, bpf_ktime_get_ns() - begun->begun_ns, HANDSHAKE, 1);
+	bpf_map_delete_elem(&tap_handshakes, &segment->key);
+}
+
+static void look_to_guest(struct __sk_buff *skb)
 {
 	struct segment segment = {};
 	struct service *service;
+	u32 halved = halvings();
 
 	if (!parse(skb, &segment, true))
-		return PASS;
+		return;
 	service = service_of(&segment);
 	if (!service)
-		return PASS;
+		return;
+	if ((segment.flags & (SYN | ACK | RST)) == SYN)
+		begin_handshake(&segment);
+	if (!looked_at(&segment.key, halved))
+		return;
 	if (segment.flags & (SYN | RST))
-		forget(&segment, service);
+		forget(&segment, service, 1ULL << halved);
 	else if (segment.length)
-		ask(skb, &segment, service);
-	return PASS;
+		ask(skb, &segment, service, 1ULL << halved);
 }
 
-/* Ingress of the tap. */
-SEC("tc")
-int from_guest(struct __sk_buff *skb)
+static void look_from_guest(struct __sk_buff *skb)
 {
 	struct segment segment = {};
 	struct service *service;
 	bool accepts, serves;
+	u32 halved = halvings();
 
 	if (!parse(skb, &segment, false))
-		return PASS;
+		return;
 	accepts = (segment.flags & (SYN | ACK)) == (SYN | ACK);
 	/* Of a connection that is older than this program, its ports tell who serves. */
 	serves = segment.length && segment.key.guest_port < FIRST_EPHEMERAL &&
@@ -500,14 +582,102 @@ int from_guest(struct __sk_buff *skb)
 	if (!service && (accepts || serves))
 		service = make_service(&segment);
 	if (!service)
-		return PASS;
-	if (accepts)
+		return;
+	if (accepts) {
 		service->connections++;
+		end_handshake(&segment);
+	}
+	if (!looked_at(&segment.key, halved))
+		return;
 	if (segment.length && !accepts)
-		answer(skb, &segment, service);
+		answer(skb, &segment, service, 1ULL << halved);
 	if (segment.flags & (SYN | RST | FIN))
-		forget(&segment, service);
+		forget(&segment, service, 1ULL << halved);
+}
+
+/* Egress of the tap. */
+SEC("tc")
+int to_guest(struct __sk_buff *skb)
+{
+	look_to_guest(skb);
 	return PASS;
+}
+
+/* Ingress of the tap. */
+SEC("tc")
+int from_guest(struct __sk_buff *skb)
+{
+	look_from_guest(skb);
+	return PASS;
+}
+
+/* Both, for a packet socket that is bound to the tap, which takes none of the packets. */
+SEC("socket")
+int both_ways(struct __sk_buff *skb)
+{
+	if (skb->pkt_type == OUTGOING)
+		look_to_guest(skb);
+	else
+		look_from_guest(skb);
+	return 0;
+}
+
+struct look {
+	u64 now_ns;
+	u64 given_up_ns;
+	u32 halved;
+	u32 unused;
+	struct walk found;
+};
+
+static long count_one(struct bpf_map *map, struct connection_key *key, struct connection *connection, struct look *look)
+{
+	struct service_key place = { .interface = key->interface, .port = key->guest_port };
+	u64 weight = 1ULL << (look->halved & 15), age_ns = look->now_ns - connection->asked_ns, *count;
+	struct service *service;
+
+	if ((long)age_ns < 0) /* asked meanwhile */
+		age_ns = 0;
+	if (!looked_at(key, look->halved))
+		return 0;
+	if (age_ns <= ACTIVE_S * NS_PER_S)
+		look->found.active++;
+	if (!connection->waiting)
+		return 0;
+	if (!bpf_map_lookup_elem(&tap_interfaces, &place.interface)) { /* its answer may pass unseen */
+		connection->waiting = 0;
+		return 0;
+	}
+	if (age_ns > look->given_up_ns) {
+		service = bpf_map_lookup_elem(&tap_services, &place);
+		if (__sync_lock_test_and_set(&connection->waiting, 0) && service)
+			service->unanswered += weight;
+		return 0;
+	}
+	look->found.waiting += weight;
+	place.bucket = bucket_of(age_ns);
+	count = bpf_map_lookup_elem(&tap_waiting, &place);
+	if (count)
+		*count += weight;
+	else
+		bpf_map_update_elem(&tap_waiting, &place, &weight, BPF_NOEXIST);
+	return 0;
+}
+
+/* Look at the requests that wait now. Run by the reader; no address leaves the kernel. */
+SEC("syscall")
+int count_waiting(struct walk *found)
+{
+	struct look look = { .now_ns = bpf_ktime_get_ns(), .halved = halvings() };
+	u32 only = 0;
+	struct settings *settings = bpf_map_lookup_elem(&tap_settings, &only);
+
+	if (!settings)
+		return 0;
+	look.given_up_ns = settings->given_up_ns;
+	bpf_for_each_map_elem(&tap_connections, count_one, &look, 0);
+	*found = look.found;
+	return 0;
 }
 
 char _license[] SEC("license") = "GPL";

@@ -8,7 +8,11 @@
 #define MOST_SERVICES 1024
 #define MOST_SERVICES_OF_ONE 64 /* of an interface: a guest that answers on every port gets no more */
 #define MOST_CONNECTIONS 65536 /* the least recently used one is forgotten for another */
+#define MOST_HANDSHAKES 4096 /* likewise: a flood of SYNs takes the places of other handshakes, not of connections */
 #define MOST_TIMES 131072
+#define MOST_WAITING 16384
+#define MOST_HALVINGS 10 /* of the connections that are looked at */
+#define ACTIVE_S 10 /* a connection that asked since then is active */
 
 /* Protocols as recognised by the first bytes of requests. */
 #define OTHER 0
@@ -23,8 +27,9 @@
 struct service_key {
 	u32 interface;
 	u16 port;
-	u16 bucket; /* 0, or that of response times */
+	u16 bucket; /* 0, or that of response times, or with HANDSHAKE that of handshakes */
 };
+#define HANDSHAKE 0x8000
 
 /* Value of tap_services, for each possible CPU: what was counted. */
 struct service {
@@ -45,6 +50,18 @@ struct service {
 struct lost {
 	u64 services;
 	u64 times;
+};
+
+/* Value of tap_settings, which the reader writes. */
+struct settings {
+	u64 halvings; /* of 2^n connections one is looked at */
+	u64 given_up_ns; /* a request that waits longer is unanswered */
+};
+
+/* What count_waiting tells of the connections that are looked at. */
+struct walk {
+	u64 active;
+	u64 waiting;
 };
 
 #endif

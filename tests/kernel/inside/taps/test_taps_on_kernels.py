@@ -1,0 +1,84 @@
+"""The program on taps in this guest's kernel: its verifier takes it, and it counts what passes."""
+
+from __future__ import annotations
+
+import fcntl
+import platform
+import re
+import socket
+import struct
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from manager.errors import HostError
+from manager.host.registry import HostPaths
+from manager.host.taps import TapProgram
+from manager.model.traffic import TapProtocol, TapWay
+from tests.host.packets import ACK, SYN, Connection, run_on
+
+LOOPBACK = 1
+HOST = HostPaths(Path("/"))
+HAS_TCX = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (6, 6)
+GET, OK = b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
+TURNS = 20
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loopback() -> None:
+    """The loopback, up: SIOCSIFFLAGS with IFF_UP."""
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", 1))
+
+
+def test_packets_with_known_answers() -> None:
+    with closing(TapProgram(HOST)) as program:
+        program.admit(LOOPBACK)
+        to_guest, from_guest = program.programs
+        connection = Connection()
+        assert run_on(from_guest, connection.from_guest(flags=SYN | ACK)) == -1
+        assert run_on(to_guest, connection.to_guest(GET)) == -1
+        assert [seen.waiting.count for seen in program.traffic()] == [1]
+        assert run_on(from_guest, connection.from_guest(OK)) == -1
+        [seen] = program.traffic()
+        assert (seen.protocol, seen.answers, seen.times.count) == ((TapProtocol.HTTP, 1.0), 1, 1)
+        assert seen.waiting.count == 0
+        program.detach(LOOPBACK)
+        assert program.traffic() == []
+    assert not list(Path("/sys/fs/bpf").glob("equipoise_tap*"))
+
+
+@pytest.mark.parametrize("way", TapWay)
+def test_real_connections(way: TapWay) -> None:
+    with closing(TapProgram(HOST, ways=[way])) as program, socket.create_server(("127.0.0.1", 0)) as server:
+        if way is TapWay.TCX and not HAS_TCX:
+            with pytest.raises(HostError):
+                program.attach(LOOPBACK)
+            return
+        program.attach(LOOPBACK)
+        serving = threading.Thread(target=answer_turns, args=(server,))
+        serving.start()
+        for _ in range(2):
+            with socket.create_connection(server.getsockname()) as client:
+                for _ in range(TURNS):
+                    client.sendall(GET)
+                    client.recv(1000)
+        serving.join()
+        [seen] = [seen for seen in program.traffic() if seen.port == server.getsockname()[1]]
+        assert (seen.requests[TapProtocol.HTTP], seen.answers, seen.connections) == (2 * TURNS, 2 * TURNS, 2)
+        assert seen.handshakes.count == 1  # of the second one: that it serves is known by then
+
+
+def test_the_first_way_that_the_kernel_knows_is_taken() -> None:
+    with closing(TapProgram(HOST)) as program:
+        assert program.attach(LOOPBACK) is (TapWay.TCX if HAS_TCX else TapWay.PACKET_SOCKET)
+
+
+def answer_turns(server: socket.socket) -> None:
+    for _ in range(2):
+        client, _ = server.accept()
+        with client:
+            while client.recv(1000):
+                client.sendall(OK)

@@ -1,0 +1,17 @@
+"""The program on taps in the newest kernel."""
+
+from __future__ import annotations
+
+from tests.kernel.inside.taps.test_taps_on_kernels import (
+    loopback,
+    test_packets_with_known_answers,
+    test_real_connections,
+    test_the_first_way_that_the_kernel_knows_is_taken,
+)
+
+__all__ = [
+    "loopback",
+    "test_packets_with_known_answers",
+    "test_real_connections",
+    "test_the_first_way_that_the_kernel_knows_is_taken",
+]
