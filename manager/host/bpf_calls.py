@@ -14,6 +14,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from manager.errors import HostError
 from manager.host.files import LIBC, refused, succeeded
@@ -115,10 +116,12 @@ class BpfMap:
         """Remove an element, if it is there."""
         self._element(_DELETE, key, None)
 
-    def items(self, key_bytes: int, value_bytes: int, *, take: bool = False) -> Iterator[tuple[bytes, bytes]]:
+    def items(
+        self, key: struct.Struct, value: struct.Struct, *, take: bool = False
+    ) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """All elements of a hash, with few calls. ``take``: which are removed from it."""
-        keys = ctypes.create_string_buffer(key_bytes * _AT_ONCE)
-        values = ctypes.create_string_buffer(value_bytes * _AT_ONCE)
+        keys = ctypes.create_string_buffer(key.size * _AT_ONCE)
+        values = ctypes.create_string_buffer(value.size * _AT_ONCE)
         here, there = ctypes.create_string_buffer(4), ctypes.create_string_buffer(4)  # of hashes: a bucket's number
         begin, more = 0, True
         while more:
@@ -132,10 +135,8 @@ class BpfMap:
                     raise
                 more = False
             (count,) = struct.unpack_from("=I", attributes, _COUNT_AT)
-            held_keys, held_values = keys.raw, values.raw
-            for number in range(count):
-                key, value = number * key_bytes, number * value_bytes
-                yield held_keys[key : key + key_bytes], held_values[value : value + value_bytes]
+            held = memoryview(keys)[: count * key.size], memoryview(values)[: count * value.size]
+            yield from zip(key.iter_unpack(held[0]), value.iter_unpack(held[1]), strict=True)
             here, there, begin = there, here, ctypes.addressof(there)
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ import errno
 import os
 import struct
 import subprocess
-import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,7 +24,6 @@ from manager.host.bpf_calls import (
     filter_packets,
     link_tcx,
     open_pin,
-    possible_cpus,
     run_program,
 )
 from manager.host.registry import HostPaths
@@ -36,6 +34,8 @@ from manager.model.traffic import ServiceTraffic, TapProtocol, TapWay
 _LOAD_S = 30
 _COUNT = struct.Struct("=I")
 _SETTINGS = struct.Struct("=QQ")
+_SERVICE = struct.Struct(f"={len(tap.COUNTERS)}Q")
+_TIMES = struct.Struct("=Q")
 _Place = tuple[int, int]  # interface and port
 _PROGRAMS = (tap.TO_GUEST, tap.FROM_GUEST, tap.BOTH_WAYS, tap.COUNT_WAITING)
 _MAPS = (tap.SERVICES, tap.INTERFACES, tap.TIMES, tap.LOST, tap.WAITING, tap.SETTINGS)
@@ -67,10 +67,6 @@ class TapProgram:
         self._ways = ways
         self._given_up_s = given_up_s
         self._halved = 0
-        try:
-            self._cpus = possible_cpus(paths)
-        except (OSError, ValueError) as error:
-            raise HostError(f"possible CPUs cannot be read: {error}") from error
         self._links: dict[int, tuple[int, ...]] = {}
         with contextlib.ExitStack() as opened:
             with _pinned(paths.root / PINS, bpftool) as folder:
@@ -140,26 +136,18 @@ class TapProgram:
         for link in self._links.pop(interface, ()):
             os.close(link)
         self._interfaces.remove(_COUNT.pack(interface))
-        for held, value_bytes in ((self._services, 8 * len(tap.COUNTERS)), (self._times, 8)):
-            keys = [key for key, _ in held.items(tap.KEY.size, value_bytes * self._cpus)]
-            for key in keys:
-                if tap.KEY.unpack(key)[0] == interface:
-                    held.remove(key)
+        for held, value in ((self._services, _SERVICE), (self._times, _TIMES)):
+            for key in [key for key, _ in held.items(tap.KEY, value) if key[0] == interface]:
+                held.remove(tap.KEY.pack(*key))
         self._walk()  # whereby its requests wait no more
 
     def traffic(self) -> list[ServiceTraffic]:
         """All that was seen since, and what waits now, by interface and port."""
-        times, handshakes = _grouped(
-            (tap.KEY.unpack(key), sum(struct.unpack(f"={self._cpus}Q", value)))
-            for key, value in self._times.items(tap.KEY.size, 8 * self._cpus)
-        )
+        times, handshakes = _grouped(self._times.items(tap.KEY, _TIMES))
         waiting = self._walk()
-        size = 8 * len(tap.COUNTERS)
         seen = []
-        for key, value in self._services.items(tap.KEY.size, size * self._cpus):
-            interface, port, _ = tap.KEY.unpack(key)
-            of_cpus = struct.iter_unpack(f"={len(tap.COUNTERS)}Q", value)
-            counts = dict(zip(tap.COUNTERS, map(sum, zip(*of_cpus, strict=True)), strict=True))
+        for (interface, port, _), value in self._services.items(tap.KEY, _SERVICE):
+            counts = dict(zip(tap.COUNTERS, value, strict=True))
             requests = {protocol: counts.pop(protocol) for protocol in TapProtocol}
             answered, accepted, unanswered = (Histogram(each[interface, port]) for each in (times, handshakes, waiting))
             seen.append(
@@ -174,7 +162,7 @@ class TapProgram:
 
     def _walk(self) -> defaultdict[_Place, dict[int, int]]:
         """Have the kernel count the requests that wait, and halve the connections where they are too many."""
-        for _ in self._waiting.items(tap.KEY.size, 8, take=True):
+        for _ in self._waiting.items(tap.KEY, _TIMES, take=True):
             pass  # what a reading that failed has left
         answer = run_program(self._count_waiting, 8 * len(tap.WALK))
         walk = dict(zip(tap.WALK, struct.unpack(f"={len(tap.WALK)}Q", answer), strict=True))
@@ -182,14 +170,13 @@ class TapProgram:
         if halved != self._halved:
             self._halved = halved
             self._set()
-        waiting = self._waiting.items(tap.KEY.size, 8, take=True)
-        return _grouped((tap.KEY.unpack(key), int.from_bytes(value, sys.byteorder)) for key, value in waiting)[0]
+        return _grouped(self._waiting.items(tap.KEY, _TIMES, take=True))[0]
 
     def lost(self) -> dict[str, int]:
         """What there was no room for, by the names in ``tap.LOST_COUNTERS``."""
-        value = self._lost.read(bytes(4), 8 * len(tap.LOST_COUNTERS) * self._cpus) or b""
-        of_cpus = struct.iter_unpack(f"={len(tap.LOST_COUNTERS)}Q", value)
-        return dict(zip(tap.LOST_COUNTERS, map(sum, zip(*of_cpus, strict=True)), strict=True))
+        counts = struct.Struct(f"={len(tap.LOST_COUNTERS)}Q")
+        value = self._lost.read(bytes(4), counts.size) or bytes(counts.size)
+        return dict(zip(tap.LOST_COUNTERS, counts.unpack(value), strict=True))
 
     def close(self) -> None:
         """Detach it from all interfaces, and unload it; may be called twice."""
@@ -200,14 +187,16 @@ class TapProgram:
 
 
 def _grouped(
-    counted: Iterable[tuple[tuple[int, int, int], int]],
+    counted: Iterable[tuple[Sequence[int], Sequence[int]]],
 ) -> tuple[defaultdict[_Place, dict[int, int]], defaultdict[_Place, dict[int, int]]]:
     """Buckets by interface and port: those of response times, and those of handshakes."""
     times: defaultdict[_Place, dict[int, int]] = defaultdict(dict)
     handshakes: defaultdict[_Place, dict[int, int]] = defaultdict(dict)
-    for (interface, port, bucket), count in counted:
-        group = handshakes if bucket & tap.HANDSHAKE else times
-        group[interface, port][bucket & ~tap.HANDSHAKE] = count
+    for (interface, port, bucket), (count,) in counted:
+        if bucket & tap.HANDSHAKE:
+            handshakes[interface, port][bucket ^ tap.HANDSHAKE] = count
+        else:
+            times[interface, port][bucket] = count
     return times, handshakes
 
 

@@ -215,6 +215,18 @@ def test_a_client_that_pipelines_is_counted_and_not_timed(wire: Wire) -> None:
     assert (seen.requests[TapProtocol.HTTP], seen.answers, seen.untimed) == (4, 1, 3)
 
 
+def test_a_client_that_pipelined_is_timed_again_once_both_were_silent_for_a_second(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    for _ in range(2):
+        wire.to_guest(connection.to_guest(GET))
+    for _ in range(2):
+        wire.from_guest(connection.from_guest(OK))
+    time.sleep(1.01)
+    wire.turn(connection)
+    wire.turn(connection)
+    assert (wire.seen.requests[TapProtocol.HTTP], wire.seen.answers, wire.seen.untimed) == (4, 2, 2)
+
+
 def test_100_continue_is_no_answer(wire: Wire) -> None:
     connection = wire.accept(Connection())
     wire.turn(connection, b"PUT / HTTP/1.1\r\nExpect: 100-continue\r\n\r\n", b"HTTP/1.1 100 Continue\r\n\r\n")

@@ -31,7 +31,7 @@ KEY = struct.Struct("=IHH")
 """Key of SERVICES and of TIMES: interface, port, bucket."""
 
 COUNTERS = _fields("service")
-"""Value of SERVICES, 64 bits each, for each possible CPU."""
+"""Value of SERVICES, 64 bits each."""
 
 LOST_COUNTERS = _fields("lost")
 """Value of LOST, likewise."""

@@ -7,8 +7,8 @@
  *
  * Client and guest take turns on a connection: what the client sends until the guest answers is one request. Where the
  * first bytes show a known protocol, a request that begins before the answer to the one before shows that the client
- * pipelines: such connections are counted and not timed, because TCP does not tell which answer is whose. HTTP/2, which
- * is not matched either, is treated alike.
+ * pipelines: such connections are counted and not timed, because TCP does not tell which answer is whose, until the
+ * guest had the last word and both were silent for a while. HTTP/2 is never matched.
  *
  * Where there are more connections than there is room for, a part of them is looked at, chosen by a hash, and each
  * counts for as many as it stands for.
@@ -67,6 +67,7 @@ struct connection_key {
 
 struct connection {
 	u64 asked_ns; /* when the last byte of the request passed */
+	u64 answered_ns; /* when the guest last sent something new */
 	u32 asked_end; /* the sequence number after it */
 	u32 answered_end; /* that after what the guest has sent */
 	u32 waiting; /* a request for its answer: 0 or 1, taken back atomically, so that it is counted once */
@@ -92,7 +93,7 @@ struct segment {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, MOST_SERVICES);
 	__type(key, struct service_key);
 	__type(value, struct service);
@@ -136,7 +137,7 @@ struct {
 
 /* How many response times were in each bucket; buckets of which there are none take no memory. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__uint(max_entries, MOST_TIMES);
 	__type(key, struct service_key);
@@ -144,11 +145,19 @@ struct {
 } tap_times SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, u32);
 	__type(value, struct lost);
 } tap_lost SEC(".maps");
+
+/* Counters are few and those of one service seldom counted by two CPUs at once; per CPU, reading them would take longer
+ * the more CPUs there are.
+ */
+static void add(u64 *count, u64 more)
+{
+	__sync_fetch_and_add(count, more);
+}
 
 static struct lost *lost(void)
 {
@@ -372,13 +381,16 @@ static void count_time(const struct segment *segment, u64 time_ns, u16 kind, u64
 	};
 	u64 *count = bpf_map_lookup_elem(&tap_times, &key);
 
-	if (count) {
-		*count += weight;
-	} else if (bpf_map_update_elem(&tap_times, &key, &weight, BPF_NOEXIST)) {
+	if (!count && bpf_map_update_elem(&tap_times, &key, &weight, BPF_NOEXIST)) {
 		struct lost *all = lost();
 
-		if (all)
-			all->times++;
+		count = bpf_map_lookup_elem(&tap_times, &key); /* another CPU was first */
+		if (count)
+			add(count, weight);
+		else if (all)
+			add(&all->times, 1);
+	} else if (count) {
+		add(count, weight);
 	}
 }
 
@@ -404,7 +416,7 @@ static struct service *make_service(const struct segment *segment)
 	}
 	all = lost();
 	if (all)
-		all->services++;
+		add(&all->services, 1);
 	return NULL;
 }
 
@@ -412,22 +424,22 @@ static void count_request(struct service *service, u8 protocol, u64 weight)
 {
 	switch (protocol) {
 	case HTTP:
-		service->http += weight;
+		add(&service->http, weight);
 		break;
 	case HTTP2:
-		service->http2 += weight;
+		add(&service->http2, weight);
 		break;
 	case MEMCACHED:
-		service->memcached += weight;
+		add(&service->memcached, weight);
 		break;
 	case MEMCACHED_BINARY:
-		service->memcached_binary += weight;
+		add(&service->memcached_binary, weight);
 		break;
 	case TLS:
-		service->tls += weight;
+		add(&service->tls, weight);
 		break;
 	default:
-		service->other += weight;
+		add(&service->other, weight);
 	}
 }
 
@@ -470,11 +482,13 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	connection->asked_end = end;
 	connection->asked_ns = now_ns;
 	if (!connection->waiting) {
+		if (connection->answered_ns && now_ns - connection->answered_ns > SILENT_S * NS_PER_S)
+			connection->untimed = false; /* whatever was asked is answered by now */
 		begin_request(connection, service, head, weight);
 	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
 		connection->untimed = true;
 		count_request(service, connection->protocol, weight);
-		service->untimed += weight;
+		add(&service->untimed, weight);
 	}
 }
 
@@ -490,6 +504,7 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 		return;
 	connection->answered = true;
 	connection->answered_end = end;
+	connection->answered_ns = now_ns;
 	if (!connection->waiting)
 		return;
 	load_head(skb, segment, head);
@@ -500,12 +515,12 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 	if (!__sync_lock_test_and_set(&connection->waiting, 0))
 		return;
 	if (is_error(head, connection->protocol))
-		service->errors += weight;
+		add(&service->errors, weight);
 	/* Of TLS, what the guest sends first may be tickets, which answer nothing. */
 	if (connection->untimed || (connection->protocol == TLS && !connection->turns)) {
-		service->untimed += weight;
+		add(&service->untimed, weight);
 	} else {
-		service->answers += weight;
+		add(&service->answers, weight);
 		count_time(segment, now_ns - connection->asked_ns, 0, weight);
 	}
 	connection->turns = 1;
@@ -519,7 +534,7 @@ static void forget(struct segment *segment, struct service *service, u64 weight)
 	if (!connection)
 		return;
 	if (__sync_lock_test_and_set(&connection->waiting, 0))
-		service->unanswered += weight;
+		add(&service->unanswered, weight);
 	bpf_map_delete_elem(&tap_connections, &segment->key);
 }
 
@@ -584,7 +599,7 @@ static void look_from_guest(struct __sk_buff *skb)
 	if (!service)
 		return;
 	if (accepts) {
-		service->connections++;
+		add(&service->connections, 1);
 		end_handshake(&segment);
 	}
 	if (!looked_at(&segment.key, halved))
@@ -651,14 +666,14 @@ static long count_one(struct bpf_map *map, struct connection_key *key, struct co
 	if (age_ns > look->given_up_ns) {
 		service = bpf_map_lookup_elem(&tap_services, &place);
 		if (__sync_lock_test_and_set(&connection->waiting, 0) && service)
-			service->unanswered += weight;
+			add(&service->unanswered, weight);
 		return 0;
 	}
 	look->found.waiting += weight;
 	place.bucket = bucket_of(age_ns);
 	count = bpf_map_lookup_elem(&tap_waiting, &place);
 	if (count)
-		*count += weight;
+		add(count, weight);
 	else
 		bpf_map_update_elem(&tap_waiting, &place, &weight, BPF_NOEXIST);
 	return 0;

@@ -12,6 +12,7 @@
 #define MOST_TIMES 131072
 #define MOST_WAITING 16384
 #define MOST_HALVINGS 10 /* of the connections that are looked at */
+#define SILENT_S 1 /* after which a client that pipelined is taken to have all its answers */
 #define ACTIVE_S 10 /* a connection that asked since then is active */
 
 /* Protocols as recognised by the first bytes of requests. */
@@ -31,7 +32,7 @@ struct service_key {
 };
 #define HANDSHAKE 0x8000
 
-/* Value of tap_services, for each possible CPU: what was counted. */
+/* Value of tap_services: what was counted. */
 struct service {
 	u64 connections; /* that the guest accepted */
 	u64 other; /* requests by their protocol */
