@@ -27,6 +27,7 @@ COOKIE_CHOICES = ("auto", "always")
 _URL_PASSWORD = re.compile(r"(?i)(?<=://)([^/?#:@]*:).*(?=@)|([?&](?:ssl)?password=)[^&]*")
 MODES = ("released", "observe", "enforce")
 GUARD_USES = ("off", "observe", "on")
+SWITCH = ("off", "on")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("text", "json")
 
@@ -133,6 +134,7 @@ AGENT_SETTINGS = (
     Setting("log_dirs", "/var/log", "folders that logs of sources may be in, with commas; empty: none is read"),
     Setting("probe_networks", "unicast", "what sources may ask, with commas: unicast, loopback, networks; empty: none"),
     Setting("credentials_dir", "/etc/equipoise/credentials", "folder of the credentials that sources may name"),
+    Setting("find_services", "on", "find the services in VMs by the packets at their taps", choices=SWITCH),
     Setting("max_mode", "enforce", "the most that this agent does, whatever the manager says", choices=MODES),
     Setting("allow", "", "what this agent may do besides, with commas: real-time, scheduler, interrupts, mount"),
     Setting("deny", "", "what it must not do, with commas: weight, pin, idle, quota, nice, warp, cache"),

@@ -132,6 +132,7 @@ def make_machine(settings: Settings, stack: ExitStack) -> Machine:
         reach=parse_reach(settings.text("probe_networks")),
         credentials=Credentials(Path(settings.text("credentials_dir"))),
     )
+    sources.finds_services = settings.text("find_services") == "on"
     sources.start()
     stack.callback(sources.close)
     return Machine(host, sources, sources.pages, Doctor(settings, host), watch, settings.limits)

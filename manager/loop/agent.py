@@ -43,6 +43,7 @@ class _Sources:
     slot_s: float
     addresses: Mapping[str, frozenset[str]]
     taps: Mapping[str, frozenset[int]]
+    domain_taps: Mapping[str, frozenset[int]]
 
 
 class Agent:
@@ -211,9 +212,10 @@ class Agent:
         addresses_of, taps_of = self._host.addresses(), self._host.taps()
         addresses = {spec.name: addresses_of.get(domain, frozenset()) for domain, spec in result.specs.items()}
         taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in result.specs.items()}
-        wanted = _Sources(assignment.applications, assignment.slot_s, addresses, taps)
+        wanted = _Sources(assignment.applications, assignment.slot_s, addresses, taps, dict(taps_of))
         if wanted != self._sources:
             self._telemetry.configure(wanted.applications, wanted.slot_s, wanted.addresses, wanted.taps)
+            self._telemetry.find_services(wanted.domain_taps)
             self._sources = wanted
 
 

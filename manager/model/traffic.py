@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from manager.model.fields import CLOSED, EpochS, Name, SafeText, Uuid
 from manager.model.histogram import Histogram
+
+MOST_SERVICES = 1024
+"""Services of a host: no more are seen."""
 
 
 class TapProtocol(StrEnum):
@@ -66,3 +73,39 @@ class VmInterface:
     name: str
     index: int | None
     why: str = ""
+
+
+_Part = Annotated[float, Field(ge=0, le=1)]
+_TimeMs = Annotated[float | None, Field(ge=0, le=1e9)]
+
+
+@dataclass(frozen=True, slots=True)
+class SeenService:
+    """A port of a running domain that answers requests, with what passed in the last ``window_s`` seconds.
+
+    Percentiles are of the response times in milliseconds; None where none was timed. ``since_s`` is when its first
+    request was seen, in seconds since the epoch.
+    """
+
+    libvirt_uuid: Uuid
+    port: Annotated[int, Field(ge=1, le=65535)]
+    protocol: Annotated[Name, Field(description="of most requests, such as http, memcached, tls or other")]
+    protocol_share: Annotated[_Part, Field(description="fraction of the requests that are of this protocol")]
+    rate_rps: Annotated[float, Field(ge=0, le=1e12, description="requests per second")]
+    p50_ms: _TimeMs
+    p95_ms: _TimeMs
+    p99_ms: _TimeMs
+    error_share: Annotated[_Part, Field(description="fraction of the requests that failed or were not answered")]
+    since_s: Annotated[EpochS, Field(alias="since", description="when its first request was seen")]
+    window_s: Annotated[float, Field(gt=0, le=1e6, description="seconds that all this is measured over")]
+    __pydantic_config__: ClassVar = CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class HostServices:
+    """The services in the running domains of a host, by domain and port. ``problem``: why not all can be seen."""
+
+    services: Annotated[tuple[SeenService, ...], Field(max_length=MOST_SERVICES)] = ()
+    problem: Annotated[SafeText, Field(description="why services cannot be seen, or not all; empty: they can")] = ""
+    simulated: Annotated[bool, Field(description="figures of a simulated host")] = False
+    __pydantic_config__: ClassVar = CLOSED

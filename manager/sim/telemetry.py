@@ -9,16 +9,35 @@ from dataclasses import dataclass
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
 from manager.model.source import SourceKind, SourceState, SourceStatus
+from manager.model.traffic import HostServices, SeenService, TapProtocol
 from manager.model.window import Window
-from manager.sim.services import AppSlot
+from manager.sim.services import App, AppSlot
 from manager.sim.world import World, in_step
 
 SOURCE = "simulated"
+SERVICE_PORT = 80
+_SEEN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Passed:
+    """What happened to an application in a slot; ``speed`` as of the simulation."""
+
+    slot: AppSlot
+    start_s: float
+    end_s: float
+    speed: float
+
+    @property
+    def requests(self) -> float:
+        return (self.slot.answered + self.slot.timed_out + self.slot.failed) / self.speed
 
 
 @dataclass(slots=True)
 class _SimSource:
     slots: deque[Window]
+    passed: deque[_Passed]
+    since_s: float | None = None
     open: Window | None = None
     accepted: int = 0
     last_sample_s: float | None = None
@@ -33,7 +52,7 @@ class SimTelemetry:
         self.world = world
         self._keep_s = keep_s
         self._set_slot = set_slot
-        self._sources = {name: _SimSource(deque()) for name in world.apps}
+        self._sources = {name: _SimSource(deque(), deque()) for name in world.apps}
         self._configured = frozenset(world.apps)
         self._closed: list[Window] = []
 
@@ -42,6 +61,7 @@ class SimTelemetry:
         for name, slot in slots.items():
             source = self._sources[name]
             source.open = None
+            _note(source, _Passed(slot, start_s, end_s, speed))
             source.working = self.world.source_works(name)
             window = self._window(name, slot.counts, slot.answered, start_s, end_s, speed)
             if window is not None:
@@ -62,6 +82,7 @@ class SimTelemetry:
         """The clock was set back: what was kept for decisions is of the future now. What is to be reported stays."""
         for source in self._sources.values():
             source.slots.clear()
+            source.passed.clear()
 
     @in_step
     def configure(
@@ -75,6 +96,20 @@ class SimTelemetry:
         del addresses, taps
         self._set_slot(slot_s)
         self._configured = frozenset(application.name for application in applications)
+
+    def find_services(self, taps: Mapping[str, frozenset[int]]) -> None:
+        """All of them are known."""
+
+    @in_step
+    def services(self) -> HostServices:
+        """Port 80 of the VMs that take an application's requests, registered or not, with its response times."""
+        found = [
+            service
+            for name, source in self._sources.items()
+            if source.since_s is not None and source.passed
+            for service in _services(self.world.apps[name], source.passed, source.since_s)
+        ]
+        return HostServices(tuple(sorted(found, key=lambda service: service.libvirt_uuid)), simulated=True)
 
     @in_step
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
@@ -129,3 +164,40 @@ class SimTelemetry:
         if not self.world.source_works(name):
             return None
         return Window(name, start_s, end_s, Histogram(counts), answered / speed)
+
+
+def _note(source: _SimSource, passed: _Passed) -> None:
+    """Keep what happened in the last minute."""
+    source.passed.append(passed)
+    while source.passed[0].end_s <= passed.end_s - _SEEN_S:
+        source.passed.popleft()
+    if source.since_s is None and passed.requests:
+        source.since_s = passed.start_s
+
+
+def _services(app: App, passed: Sequence[_Passed], since_s: float) -> list[SeenService]:
+    """That of each VM of the application's first tier, which share its requests."""
+    vms = [vm for vm in app.tiers[0] if vm.alive]
+    times = Histogram().merge(*(Histogram(one.slot.counts) for one in passed))
+    requests = sum(one.requests for one in passed)
+    failed = sum((one.slot.timed_out + one.slot.failed) / one.speed for one in passed)
+    window_s = sum(one.end_s - one.start_s for one in passed)
+    p50_ms, p95_ms, p99_ms = (
+        None if time_us is None else round(time_us / 1000, 3) for time_us in map(times.percentile_us, (50, 95, 99))
+    )
+    return [
+        SeenService(
+            vm.instance.uuid,
+            SERVICE_PORT,
+            protocol=TapProtocol.HTTP.value,
+            protocol_share=1.0 if requests else 0.0,
+            rate_rps=round(requests / len(vms) / window_s, 3),
+            p50_ms=p50_ms,
+            p95_ms=p95_ms,
+            p99_ms=p99_ms,
+            error_share=round(failed / requests, 4) if requests else 0.0,
+            since_s=since_s,
+            window_s=round(window_s, 3),
+        )
+        for vm in vms
+    ]

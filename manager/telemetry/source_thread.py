@@ -28,6 +28,7 @@ from manager.model.source import (
     SourceStatus,
     Tap,
 )
+from manager.model.traffic import HostServices
 from manager.model.window import Window
 from manager.rate_limit import RateLimit
 from manager.telemetry.credentials import Credentials
@@ -39,10 +40,11 @@ from manager.telemetry.prometheus import PrometheusSource
 from manager.telemetry.push import PushPages, PushRoute
 from manager.telemetry.store import WindowStore
 from manager.telemetry.syslog import Routes, SyslogListener, SyslogReceiver, SyslogRoute
-from manager.telemetry.tap_reader import MOST_S, TapReader, TapRoute
+from manager.telemetry.tap_reader import FIND_S, MOST_S, TapReader, TapRoute
 from manager.telemetry.trust import Strangers, parse_networks, plain_addresses
 
 _NO_TAPS: Mapping[str, frozenset[int]] = MappingProxyType({})
+_NOT_FOUND = "the agent does not look for services: its setting find_services is off"
 _NICE = -15
 _BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _LASTING_S = 60.0
@@ -107,6 +109,8 @@ class Sources:
         self._listening: asyncio.Task[None] | None = None
         self._taps = TapReader(of_this_machine, clock)
         self._tapping: asyncio.Task[None] | None = None
+        self.finds_services = True
+        """Whether it looks for services in VMs."""
         self.pages = PushPages(self._unknown, RateLimit(samples_per_s), push_token)
         self._lock = threading.Lock()
         self._configured: object = None
@@ -152,6 +156,16 @@ class Sources:
                     self._loop.call_soon_threadsafe(self._start_task, self._running[key])
             self._route(applications, addresses)
             self._route_taps(applications, taps, slot_s)
+
+    def find_services(self, taps: Mapping[str, frozenset[int]]) -> None:
+        """Look for services in these domains; see ``Telemetry``."""
+        with self._lock:
+            self._taps.find(taps if self.finds_services else {})
+            self._loop.call_soon_threadsafe(self._tap)
+
+    def services(self) -> HostServices:
+        """The services in VMs, as last read."""
+        return self._taps.services if self.finds_services else HostServices(problem=_NOT_FOUND)
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         """The slots of the last minutes by application, oldest first."""
@@ -219,8 +233,8 @@ class Sources:
                 running = self._running.get((application.name, source.name))
                 if isinstance(source, Tap) and running is not None:
                     routes.append(TapRoute(source, running.feed, interfaces))
-        self._taps.routes, self._taps.every_s = tuple(routes), min(slot_s, MOST_S)
-        self._loop.call_soon_threadsafe(self._tap, bool(routes))
+        self._taps.routes, self._taps.every_s = tuple(routes), min(slot_s, MOST_S) if routes else FIND_S
+        self._loop.call_soon_threadsafe(self._tap)
 
     def _unknown(self, address: str) -> None:
         with self._lock:
@@ -268,7 +282,8 @@ class Sources:
             self._listening.cancel()
             self._listening = None
 
-    def _tap(self, wanted: bool) -> None:
+    def _tap(self) -> None:
+        wanted = self._taps.wanted
         if wanted and self._tapping is None:
             self._tapping = self._loop.create_task(self._keep_running("taps", self._taps.run, self._taps.failing))
         elif not wanted and self._tapping is not None:

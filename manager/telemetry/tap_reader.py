@@ -1,25 +1,32 @@
-"""Response times at the taps of VMs: one program for all sources of this host, read when a window ends."""
+"""Response times at the taps of VMs: one program for all sources of this host, and for the services in its VMs."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from manager.control.service_history import Place, begun, continued, increase, services_in
 from manager.errors import HostError
 from manager.host.taps import TapProgram
 from manager.model.source import Tap
-from manager.model.traffic import ServiceTraffic
+from manager.model.traffic import HostServices, ServiceTraffic
 from manager.telemetry.feed import Feed, until_next_s
 
 MOST_S = 1.0
-"""It is read at least so often, whatever the length of windows."""
+"""It is read at least so often for sources, whatever the length of windows."""
+FIND_S = 5.0
+"""It is read so often for the services in VMs."""
 _NOTABLE = 0.1
+_MOST_REASON = 500
+_NO_TAP = "no running VM has a tap: the packets of their interfaces do not pass the host's kernel where it can be seen"
 
 Load = Callable[[], TapProgram]
-Place = tuple[int, int]
-"""Interface and port."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +39,36 @@ class TapRoute:
 
 
 class TapReader:
-    """Reads the program for all sources. Belongs to one asyncio loop, but for ``routes``."""
+    """Reads the program for all sources, and for the services in VMs.
 
-    def __init__(self, load: Load, clock: Callable[[], float]) -> None:
-        """``load`` makes the program, which may take a second; ``clock`` returns seconds since the epoch."""
+    Belongs to one asyncio loop, but for ``routes``, ``find`` and ``services``.
+    """
+
+    def __init__(self, load: Load, clock: Callable[[], float], steady: Callable[[], float] = time.monotonic) -> None:
+        """``load`` makes the program, which may take a second; ``clock`` returns seconds since the epoch, ``steady``
+        seconds that only grow.
+        """
         self._load = load
         self._clock = clock
+        self._steady = steady
+        self._domains: Mapping[int, str] = {}
         self._before: Mapping[Place, ServiceTraffic] = {}
+        self._history = begun(steady())
         self.routes: tuple[TapRoute, ...] = ()
         self.every_s = MOST_S
+        self.services = HostServices()
+        """The services in VMs, as last read."""
+
+    def find(self, taps: Mapping[str, frozenset[int]]) -> None:
+        """Look for services behind these interfaces, by the UUIDs of their domains."""
+        self._domains = {interface: domain for domain, interfaces in taps.items() for interface in interfaces}
+        if not self._domains:
+            self.services = HostServices(problem=_NO_TAP if taps else "")
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is anything to look at."""
+        return bool(self.routes or self._domains)
 
     async def run(self) -> None:
         """Until cancelled. Raises HostError where the kernel does not take the program, or does not answer."""
@@ -51,6 +79,7 @@ class TapReader:
             loading.add_done_callback(_close)
             raise
         self._before = {}
+        self._history = begun(self._steady())
         with closing(program):
             self._read(program, self._clock())
             while True:
@@ -60,15 +89,18 @@ class TapReader:
                 self._read(program, min(now_s + wait_s, self._clock()))  # the clock may have been set back
 
     def failing(self, reason: str) -> None:
-        """No source can work now."""
+        """No source can work now, and no service can be seen."""
         for route in self.routes:
             route.feed.failing(reason)
+        if self._domains:
+            self.services = HostServices(problem=reason[:_MOST_REASON])
 
     def _read(self, program: TapProgram, end_s: float) -> None:
         """Count what was answered until ``end_s``, and since the reading before."""
-        routes = self.routes
-        problems = _attach(program, frozenset[int]().union(*(route.interfaces for route in routes)))
-        now = {(traffic.interface, traffic.port): traffic for traffic in program.traffic()}
+        routes, domains = self.routes, self._domains
+        problems = _attach(program, frozenset(domains).union(*(route.interfaces for route in routes)))
+        traffic = program.traffic()
+        now = {(seen.interface, seen.port): seen for seen in traffic}
         for route in routes:
             _report(route, problems)
             for interface in route.interfaces:
@@ -76,6 +108,18 @@ class TapReader:
                 if place in now:
                     _count(route.feed, now[place], self._before.get(place), end_s)
         self._before = now
+        self._find(traffic, domains, problems)
+
+    def _find(self, traffic: Sequence[ServiceTraffic], domains: Mapping[int, str], problems: Mapping[int, str]) -> None:
+        """Take a reading of the services in VMs, where one is due."""
+        now_s = self._steady()
+        if not domains or now_s < self._history.latest.at_s + FIND_S - MOST_S / 2:
+            return
+        self._history = continued(self._history, traffic, domains, now_s, self._clock())
+        problem = "; ".join(sorted({problems[interface] for interface in domains.keys() & problems.keys()}))
+        if problem and not self.services.problem:
+            log.warning("services of VMs cannot be seen: %s", problem)
+        self.services = HostServices(services_in(self._history, domains), problem[:_MOST_REASON])
 
 
 def _close(loading: asyncio.Future[TapProgram]) -> None:
@@ -108,18 +152,14 @@ def _report(route: TapRoute, problems: Mapping[int, str]) -> None:
 
 def _count(feed: Feed, now: ServiceTraffic, before: ServiceTraffic | None, end_s: float) -> None:
     """Count the difference between two readings of a service."""
-    had = before.times.buckets if before else {}
-    times = {bucket: count - had.get(bucket, 0) for bucket, count in now.times.buckets.items()}
-    requests = sum(now.requests.values()) - (sum(before.requests.values()) if before else 0)
-    feed.take(end_s, buckets={bucket: count for bucket, count in times.items() if count}, requests=requests)
-    failed = now.errors - (before.errors if before else 0)
-    if failed:
-        feed.error("the server answered that it failed", failed)
-    unanswered = now.unanswered - (before.unanswered if before else 0)
-    if unanswered:
-        feed.error("a connection ended before the answer", unanswered)
-    untimed = now.untimed - (before.untimed if before else 0)
+    passed = increase(now, before)
+    requests = sum(passed.requests.values())
+    feed.take(end_s, buckets=passed.times.buckets, requests=requests)
+    if passed.errors:
+        feed.error("the server answered that it failed", passed.errors)
+    if passed.unanswered:
+        feed.error("a connection ended before the answer", passed.unanswered)
     if requests:
-        share = untimed / requests
+        share = passed.untimed / requests
         text = f"{share:.0%} of the requests cannot be timed: see docs/internals/taps.md"
         feed.explain(text if share > _NOTABLE else "")

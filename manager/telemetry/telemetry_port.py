@@ -7,6 +7,7 @@ from typing import Protocol
 
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
+from manager.model.traffic import HostServices
 from manager.model.window import Window
 
 
@@ -30,6 +31,14 @@ class Telemetry(Protocol):
         from; ``taps`` the indexes of their network interfaces whose packets pass this kernel. Sources that stay as they
         were go on undisturbed. Never raises: what cannot run is ``failing``.
         """
+        ...
+
+    def find_services(self, taps: Mapping[str, frozenset[int]]) -> None:
+        """Look for services in these domains, registered or not: UUIDs, with interfaces as above. Never raises."""
+        ...
+
+    def services(self) -> HostServices:
+        """The services in running domains, with what passed in about the last minute."""
         ...
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:

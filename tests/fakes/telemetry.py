@@ -9,6 +9,7 @@ from manager.control.judged_windows import slot_number
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
+from manager.model.traffic import HostServices
 from manager.model.window import Window, merge
 
 
@@ -20,6 +21,8 @@ class FakeTelemetry:
     configured: list[tuple[Sequence[Application], float, Mapping[str, frozenset[str]]]] = field(default_factory=list)
     health: tuple[SourceStatus, ...] = ()
     is_closed: bool = False
+    found: HostServices = field(default_factory=HostServices)
+    domain_taps: Mapping[str, frozenset[int]] = field(default_factory=dict)
     _open: dict[tuple[str, int], Window] = field(default_factory=dict)
     _done: dict[tuple[str, int], Window] = field(default_factory=dict)
     _uncollected: list[Window] = field(default_factory=list)
@@ -48,6 +51,12 @@ class FakeTelemetry:
         self.taps = taps
         self.configured.append((applications, slot_s, addresses))
         self.slot_s = slot_s
+
+    def find_services(self, taps: Mapping[str, frozenset[int]]) -> None:
+        self.domain_taps = dict(taps)
+
+    def services(self) -> HostServices:
+        return self.found
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         found: dict[str, tuple[Window, ...]] = {}

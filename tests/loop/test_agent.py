@@ -309,12 +309,14 @@ def test_sources_are_those_of_the_assignment_and_believe_the_vms_that_run_here(s
     a, _ = site.machines
     a.host.ips = {domain_uuid("web-a"): frozenset({"10.0.0.1"}), domain_uuid("stranger"): frozenset({"10.0.0.9"})}
     a.host.interfaces = {domain_uuid("web-a"): frozenset({7}), domain_uuid("stranger"): frozenset({9})}
+    a.host.boot("stranger")
     before = len(a.telemetry.configured)
     site.pass_slot()
     [applications], slot_s, addresses = a.telemetry.configured[-1]
     assert ([source.name for source in applications.sources], slot_s) == (["log"], SLOT_S)
     assert addresses == {"web-a": frozenset({"10.0.0.1"})}
     assert a.telemetry.taps == {"web-a": frozenset({7})}
+    assert a.telemetry.domain_taps == a.host.interfaces, "services are found in VMs that nobody registered, too"
     site.pass_slot()
     assert len(a.telemetry.configured) == before + 1, "only when something changed"
     a.host.stop("web-a")

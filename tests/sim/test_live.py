@@ -7,8 +7,10 @@ import pytest
 from manager.control.judged_windows import slot_number
 from manager.host.port import HostPort
 from manager.model.fields import adapter_of
+from manager.model.histogram import Histogram
 from manager.model.registration import ApplicationIn, HostIn, VmIn
 from manager.model.source import SourceKind, SourceState
+from manager.model.traffic import HostServices
 from manager.sim.live import LiveSimulation, registrations
 from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind
 from manager.sim.scenario_files import load_scenario
@@ -126,3 +128,38 @@ def test_what_is_registered_is_what_the_interface_takes() -> None:
     shapes = {"vms": VmIn, "applications": ApplicationIn, "hosts": HostIn}
     for path, body in found:
         adapter_of(shapes[path.split("/")[1]]).validate_python(body)
+
+
+@pytest.mark.parametrize("speed", [1.0, 4.0])
+def test_services_are_those_of_the_applications_registered_or_not(speed: float) -> None:
+    live, clock = made(speed)
+    telemetry: Telemetry = live.telemetry
+    telemetry.configure((), 5.0, {}, {})
+    assert telemetry.services() == HostServices(simulated=True)
+    clock.now_s += 59.0
+    found = telemetry.services()
+    assert (found.simulated, found.problem) == (True, "")
+    [service] = found.services
+    [shop] = [vm for vm in live.host.running().values() if vm.libvirt_name == "shop-web"]
+    assert (service.libvirt_uuid, service.port, service.protocol) == (shop.uuid, 80, "http")
+    assert service.rate_rps == pytest.approx(40, rel=0.15)
+    assert service.error_share == 0
+    assert service.since_s == BEGIN_S
+    clock.now_s += 30.0
+    [service] = telemetry.services().services
+    assert service.window_s == pytest.approx(60, abs=5)
+    live.telemetry.configure(live.scenario.assignment("equal").applications, 5.0, {}, {})
+    windows = telemetry.slots()["shop"][:-1]
+    p95_us = Histogram().merge(*(one.histogram for one in windows[-12:])).percentile_us(95)
+    assert p95_us is not None
+    assert service.p95_ms == pytest.approx(p95_us / 1000, rel=0.02)
+
+
+def test_services_of_a_vm_that_fails() -> None:
+    """What is not answered is an error; while the VM is gone it has no service."""
+    live, clock = made(faults=(Fault(FaultKind.VM_RESTART, 20.0, 10.0, "shop-web"),))
+    clock.now_s += 25.0
+    assert live.telemetry.services().services == ()
+    clock.now_s += 15.0
+    [service] = live.telemetry.services().services
+    assert service.error_share == pytest.approx(10 / 35, abs=0.1)

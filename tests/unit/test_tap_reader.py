@@ -13,12 +13,13 @@ import pytest
 from manager.errors import HostError
 from manager.model.histogram import Histogram
 from manager.model.source import SourceState, Tap
-from manager.model.traffic import ServiceTraffic, TapProtocol
+from manager.model.traffic import HostServices, ServiceTraffic, TapProtocol
 from manager.telemetry.source_thread import Sources
-from manager.telemetry.tap_reader import TapReader
+from manager.telemetry.tap_reader import FIND_S, TapReader
 from tests.telemetry.conftest import free_port, shop, until
 
 VM, TAP = "shop-web", 1
+UUID = "00000000-0000-4000-8000-000000000001"
 
 
 @dataclass
@@ -139,3 +140,95 @@ def test_a_program_that_cannot_be_loaded_fails_all_taps_alone() -> None:
         sources.start()
         configure(sources, Tap("wire", 80), Tap("tls", 443))
         until(lambda: all("as it says" in status.detail for status in sources.statuses()), "both to fail")
+
+
+@dataclass
+class Steps:
+    """Seconds that pass whenever somebody looks: enough for a reading of services each time."""
+
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += FIND_S
+        return self.now_s
+
+
+@pytest.fixture
+def finder(program: FakeProgram, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sources]:
+    """Reads as often as it can, and each time is one for services, too."""
+    monkeypatch.setattr("manager.telemetry.source_thread.FIND_S", 0.01)
+    made = Sources("127.0.0.1", free_port(socket.SOCK_DGRAM))
+    made._taps = TapReader(lambda: program, time.time, Steps())  # type: ignore[arg-type,return-value]
+    made.start()
+    made.configure([], 1.0, {})
+    yield made
+    made.close()
+
+
+def test_services_are_found_without_a_source(finder: Sources, program: FakeProgram) -> None:
+    assert finder.services() == HostServices()
+    finder.find_services({UUID: frozenset({TAP})})
+    until(lambda: program.attached == {TAP}, "the interface")
+    program.count(TAP, 80, 10, 20, 30, errors=1)
+    until(lambda: finder.services().services, "a service")
+    [service] = finder.services().services
+    assert (service.libvirt_uuid, service.port, service.protocol) == (UUID, 80, "http")
+    assert service.p50_ms == pytest.approx(20, rel=0.01)
+    assert service.since_s == pytest.approx(time.time(), abs=60)
+    finder.find_services({})
+    until(lambda: program.closed, "the program to be closed")
+    assert finder.services() == HostServices()
+
+
+def test_sources_go_on_beside_services(finder: Sources, program: FakeProgram) -> None:
+    """Interfaces are those of both, each once."""
+    configure(finder, Tap("wire", 80), interfaces=frozenset({TAP}))
+    finder.find_services({UUID: frozenset({TAP, 2})})
+    until(lambda: program.attached == {TAP, 2}, "both interfaces")
+    program.count(TAP, 80, 10)
+    program.count(2, 11211, 1)
+    until(lambda: counted(finder) == 1, "the source's answer")
+    until(lambda: len(finder.services().services) == 2, "both services")
+    finder.find_services({})
+    until(lambda: program.attached == {TAP}, "the source's interface alone")
+    assert finder.statuses()[0].state is SourceState.OK
+
+
+def test_why_services_cannot_be_seen(finder: Sources, program: FakeProgram, caplog: pytest.LogCaptureFixture) -> None:
+    """In one line of the log, however often it is tried again."""
+    program.refused = {TAP: "attach to interface 1: Invalid argument: Linux 6.6 or newer is needed"}
+    finder.find_services({UUID: frozenset({TAP, 2})})
+    until(lambda: "Linux 6.6" in finder.services().problem, "the kernel's refusal")
+    program.count(2, 80, 10)
+    until(lambda: finder.services().services, "the other interface's service")
+    readings = len(caplog.records)
+    assert [record for record in caplog.records if "Linux 6.6" in record.getMessage()] == caplog.records[:readings]
+    assert readings == 1
+    program.refused = {}
+    until(lambda: not finder.services().problem, "both interfaces")
+
+
+def test_vms_without_a_tap_and_an_agent_that_may_not_look(finder: Sources) -> None:
+    finder.find_services({UUID: frozenset()})
+    assert "has a tap" in finder.services().problem
+    finder.finds_services = False
+    finder.find_services({UUID: frozenset({TAP})})
+    assert "find_services is off" in finder.services().problem
+    assert finder._tapping is None
+
+
+def test_a_program_that_cannot_be_loaded_is_why_no_service_is_seen(caplog: pytest.LogCaptureFixture) -> None:
+    tries = 0
+
+    def load() -> FakeProgram:
+        nonlocal tries
+        tries += 1
+        raise HostError("bpftool: [Errno 2] No such file or directory")
+
+    with closing(Sources("127.0.0.1", 0)) as sources:
+        sources._taps = TapReader(load, time.time)  # type: ignore[arg-type]
+        sources.start()
+        sources.find_services({UUID: frozenset({TAP})})
+        until(lambda: tries > 1, "another try")
+        assert sources.services() == HostServices(problem="bpftool: [Errno 2] No such file or directory")
+    assert len([record for record in caplog.records if "bpftool" in record.getMessage()]) == 1

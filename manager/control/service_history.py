@@ -1,0 +1,232 @@
+"""Services in VMs over the last minute, from the counters of the program on taps, which only grow. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+
+from manager.model.histogram import Histogram
+from manager.model.traffic import MOST_SERVICES, SeenService, ServiceTraffic
+
+PANE_S = 30.0
+"""Figures are of the last one to two panes."""
+IDLE_S = 600.0
+"""After so long without a request a service is reported no more."""
+MOST_PORTS = 64
+"""Ports of a VM that are kept."""
+MOST_REPORTED = 16
+"""Ports of a VM that are reported: those with the most requests."""
+
+Place = tuple[int, int]
+"""Interface and port."""
+
+_COUNTERS = tuple(
+    counter.name for counter in fields(ServiceTraffic) if counter.name not in {"interface", "port", "requests", "times"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PortCounters:
+    """The counters as they were at ``at_s``, in seconds of a clock that only grows."""
+
+    at_s: float
+    traffic: Mapping[Place, ServiceTraffic] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """When requests were seen: the first ones at ``since_s`` (epoch) and after ``begin_s``, the last at ``asked_s``."""
+
+    since_s: float
+    begin_s: float
+    asked_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceHistory:
+    """Three readings, at most two panes apart, and when the services that are reported had requests."""
+
+    older: PortCounters
+    newer: PortCounters
+    latest: PortCounters
+    active: Mapping[Place, Activity] = field(default_factory=dict)
+
+
+def begun(at_s: float) -> ServiceHistory:
+    """The history of counters that are all zero at ``at_s``."""
+    return ServiceHistory(PortCounters(at_s), PortCounters(at_s), PortCounters(at_s))
+
+
+def continued(
+    history: ServiceHistory,
+    traffic: Iterable[ServiceTraffic],
+    domains: Mapping[int, str],
+    at_s: float,
+    epoch_s: float,
+) -> ServiceHistory:
+    """With the counters as they are at ``at_s``, later than those before, which is ``epoch_s`` since the epoch.
+
+    ``domains`` are those that interfaces belong to; other interfaces are left out. A counter that shrank began anew.
+    """
+    before = history.latest
+    latest = PortCounters(at_s, _kept(traffic, domains, before))
+    comparable = {
+        place: then
+        for place, then in before.traffic.items()
+        if place in latest.traffic and not _restarted(latest.traffic[place], then)
+    }
+    late = _late(latest, before, domains)
+    older, newer = history.older, history.newer
+    if before.at_s - newer.at_s >= PANE_S:
+        older, newer = newer, before
+    return ServiceHistory(
+        replace(older, traffic=_of(older, comparable) | late),
+        replace(newer, traffic=_of(newer, comparable) | late),
+        latest,
+        _active(history, latest, comparable | late, epoch_s),
+    )
+
+
+def _of(reading: PortCounters, places: Iterable[Place]) -> dict[Place, ServiceTraffic]:
+    return {place: reading.traffic[place] for place in places if place in reading.traffic}
+
+
+def _active(
+    history: ServiceHistory, latest: PortCounters, before: Mapping[Place, ServiceTraffic], epoch_s: float
+) -> dict[Place, Activity]:
+    """When each service had requests; those without any for long are left out."""
+    active: dict[Place, Activity] = {}
+    for place, now in latest.traffic.items():
+        known = history.active.get(place)
+        if _requests(now) > (_requests(before[place]) if place in before else 0):
+            since = known or Activity(epoch_s, history.latest.at_s, latest.at_s)
+            active[place] = replace(since, asked_s=latest.at_s)
+        elif known is not None and latest.at_s - known.asked_s < IDLE_S:
+            active[place] = known
+    return active
+
+
+def services_in(history: ServiceHistory, domains: Mapping[int, str]) -> tuple[SeenService, ...]:
+    """What is reported of the services, by domain and port; ``domains`` are those that interfaces belong to."""
+    places: defaultdict[tuple[str, int], list[Place]] = defaultdict(list)
+    for interface, port in history.active:
+        if interface in domains:
+            places[domains[interface], port].append((interface, port))
+    of_domains: defaultdict[str, list[_Counted]] = defaultdict(list)
+    for (domain, port), of_service in places.items():
+        of_domains[domain].append(_counted(history, domain, port, of_service))
+    reported = [
+        counted for of_domain in of_domains.values() for counted in sorted(of_domain, key=_busiest)[:MOST_REPORTED]
+    ]
+    most = [service for _, service in sorted(reported, key=_busiest)[:MOST_SERVICES]]
+    return tuple(sorted(most, key=lambda service: (service.libvirt_uuid, service.port)))
+
+
+_Counted = tuple[int, SeenService]
+"""Requests of a service, and what is reported of it."""
+
+
+def _busiest(counted: _Counted) -> tuple[int, str, int]:
+    requests, service = counted
+    return -requests, service.libvirt_uuid, service.port
+
+
+def _counted(history: ServiceHistory, domain: str, port: int, places: Sequence[Place]) -> _Counted:
+    """A service behind these interfaces. Its protocol is that of all requests so far where there were none lately."""
+    now = _sum([history.latest.traffic[place] for place in places])
+    passed = _sum([increase(history.latest.traffic[place], history.older.traffic.get(place)) for place in places])
+    activities = [history.active[place] for place in places]
+    begin_s = max(history.older.at_s, min(activity.begin_s for activity in activities))
+    window_s = history.latest.at_s - begin_s
+    requests = _requests(passed)
+    protocol, share = (passed if requests else now).protocol
+    p50_ms, p95_ms, p99_ms = (_milliseconds(passed.times.percentile_us(percentile)) for percentile in (50, 95, 99))
+    service = SeenService(
+        domain,
+        port,
+        protocol=protocol.value,
+        protocol_share=round(share, 4),
+        rate_rps=round(requests / window_s, 3),
+        p50_ms=p50_ms,
+        p95_ms=p95_ms,
+        p99_ms=p99_ms,
+        error_share=round(min((passed.errors + passed.unanswered) / requests, 1.0), 4) if requests else 0.0,
+        since_s=min(activity.since_s for activity in activities),
+        window_s=round(window_s, 3),
+    )
+    return requests, service
+
+
+def _milliseconds(time_us: float | None) -> float | None:
+    return None if time_us is None else round(time_us / 1000, 3)
+
+
+def increase(now: ServiceTraffic, before: ServiceTraffic | None) -> ServiceTraffic:
+    """What passed since counters were ``before``; None: since they were zero."""
+    if before is None:
+        return now
+    requests = {protocol: count - before.requests.get(protocol, 0) for protocol, count in now.requests.items()}
+    had = before.times.buckets
+    times = {bucket: more for bucket, count in now.times.buckets.items() if (more := count - had.get(bucket, 0))}
+    counters = {name: getattr(now, name) - getattr(before, name) for name in _COUNTERS}
+    return replace(now, requests=requests, times=Histogram(times), **counters)
+
+
+def _kept(
+    traffic: Iterable[ServiceTraffic], domains: Mapping[int, str], before: PortCounters
+) -> dict[Place, ServiceTraffic]:
+    """Those that there is room for: those known before first, then those with the most requests."""
+    of_domains = [seen for seen in traffic if seen.interface in domains]
+    of_domains.sort(key=lambda seen: (_place(seen) not in before.traffic, -_requests(seen), _place(seen)))
+    ports: defaultdict[str, set[int]] = defaultdict(set)
+    kept: dict[Place, ServiceTraffic] = {}
+    for seen in of_domains:
+        of_domain = ports[domains[seen.interface]]
+        if seen.port in of_domain or len(of_domain) < MOST_PORTS:
+            of_domain.add(seen.port)
+            kept[_place(seen)] = seen
+    return kept
+
+
+def _late(latest: PortCounters, before: PortCounters, domains: Mapping[int, str]) -> dict[Place, ServiceTraffic]:
+    """New places of domains that had no room for them before: their requests so far are of unknown times."""
+    ports: defaultdict[str, set[int]] = defaultdict(set)
+    for interface, port in before.traffic:
+        if interface in domains:
+            ports[domains[interface]].add(port)
+    full = {domain for domain, of_domain in ports.items() if len(of_domain) >= MOST_PORTS}
+    return {
+        place: seen
+        for place, seen in latest.traffic.items()
+        if place not in before.traffic and domains[place[0]] in full
+    }
+
+
+def _restarted(now: ServiceTraffic, before: ServiceTraffic | None) -> bool:
+    """Whether a counter is less than it was."""
+    if before is None:
+        return False
+    requests = any(now.requests.get(protocol, 0) < count for protocol, count in before.requests.items())
+    times = any(now.times.buckets.get(bucket, 0) < count for bucket, count in before.times.buckets.items())
+    return requests or times or any(getattr(now, name) < getattr(before, name) for name in _COUNTERS)
+
+
+def _sum(several: Sequence[ServiceTraffic]) -> ServiceTraffic:
+    """The traffic of one port behind several interfaces."""
+    first, *others = several
+    requests = dict(first.requests)
+    for other in others:
+        for protocol, count in other.requests.items():
+            requests[protocol] = requests.get(protocol, 0) + count
+    counters = {name: sum(getattr(traffic, name) for traffic in several) for name in _COUNTERS}
+    times = first.times.merge(*(other.times for other in others))
+    return replace(first, requests=requests, times=times, **counters)
+
+
+def _place(traffic: ServiceTraffic) -> Place:
+    return traffic.interface, traffic.port
+
+
+def _requests(traffic: ServiceTraffic) -> int:
+    return sum(traffic.requests.values())
