@@ -9,6 +9,7 @@ from flask import Response, request
 from manager.api.auth import VIEWER, allow
 from manager.api.history_routes import HostHistoryOut
 from manager.model.cpus import parse_cpus
+from manager.model.traffic import MOST_SERVICES
 from webui import rest
 from webui.cpu_map import USES, draw_map
 from webui.fleet_pages import cpu_split
@@ -19,6 +20,7 @@ from webui.host_view import (
     grouped,
     heard,
     host_health,
+    service_lines,
     traffic_lines,
     vm_lines,
 )
@@ -56,6 +58,7 @@ def host(name: str) -> Response:
     capabilities, checks = answer["capabilities"], _checks(path)
     online = parse_cpus(capabilities["online_cpus"]) if capabilities else frozenset[int]()
     lines = vm_lines(rest.every("/vms", host=name), name, online)
+    services = rest.get(f"{path}/services", limit=MOST_SERVICES)
     tick = answer["tick"] or {}
     cache = tick.get("cache")
     return page(
@@ -81,6 +84,8 @@ def host(name: str) -> Response:
         traffic=traffic_lines(cache),
         findings=checks,
         groups=grouped(checks["findings"]) if checks else [],
+        services=services,
+        service_lines=service_lines(services["items"], [line.vm for line in lines]),
     )
 
 

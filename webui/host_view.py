@@ -237,3 +237,29 @@ def traffic_lines(cache: Json | None) -> list[tuple[str, Json, float | None]]:
         whole = max(most.get(part["domain"], 0.0), total or 0.0)
         lines.append((vm, part, None if total is None or not whole else total / whole))
     return lines
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLine:
+    """A service that an agent reported; ``vm`` as registered, None where its domain is not."""
+
+    service: Json
+    vm: Json | None
+
+    @property
+    def name(self) -> str:
+        """The VM's name, or the domain's where it is not registered."""
+        return str(self.vm["name"] if self.vm else self.service["libvirt_name"])
+
+    @property
+    def vm_class(self) -> str:
+        """critical, batch or unregistered."""
+        return str(self.vm["class"]) if self.vm else "unregistered"
+
+
+def service_lines(services: Iterable[Json], vms: Iterable[Json]) -> list[ServiceLine]:
+    """Services with their VMs: critical ones first, then batch and unregistered ones; of each VM the busiest first."""
+    by_name = {vm["name"]: vm for vm in vms}
+    lines = [ServiceLine(service, by_name.get(service["registered_as"])) for service in services]
+    order = ("critical", "batch", "unregistered")
+    return sorted(lines, key=lambda line: (order.index(line.vm_class), line.name, -line.service["rate_rps"]))

@@ -19,7 +19,7 @@ from manager.protocol.sparing import read_sparing
 from manager.store.windows import MAX_COUNT
 
 LISTS = ("vms", "sources", "domains", "windows", "ticks", "decisions", "events")
-PARTS = ("capabilities", "tick", "findings")
+PARTS = ("capabilities", "tick", "findings", "services")
 _MOST_TEXT = 300
 _MOST_ID = 100
 
@@ -37,7 +37,8 @@ def read_report(host: str, content: bytes, latest: Callable[[datetime], datetime
     """A report of an agent of ``host``. ``latest`` returns the latest end allowed for a window that claims an end.
 
     Items of another host, duplicates, and impossible or out-of-range items are left out, and so are invalid
-    capabilities, ticks and findings. Raises BadRequest for malformed JSON, InvalidFields for other invalid fields.
+    capabilities, ticks, findings and services. Raises BadRequest for malformed JSON, InvalidFields for other invalid
+    fields.
     """
     try:
         read = read_sparing(ReportIn, content, LISTS, PARTS, strict=True)

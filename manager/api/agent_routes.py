@@ -44,7 +44,7 @@ from manager.protocol.report import ReportIn, VmStatus
 from manager.store.agent_tenure import note_agent, refusal
 from manager.store.applications import keep_applications
 from manager.store.decision_records import store_new, store_ticks
-from manager.store.hosts import put_findings, put_shares, replace_domains, reporting_host
+from manager.store.hosts import put_findings, put_services, put_shares, replace_domains, reporting_host
 from manager.store.manager_clock import manager_behind_s
 from manager.store.models import DecisionRow, EventRow, HostRow
 from manager.store.registrations import get
@@ -206,6 +206,8 @@ def _take(
         replace_domains(session, row, {domain.libvirt_uuid: domain.libvirt_name for domain in body.domains})
     if body.findings is not None:
         put_findings(session, row, json_of(body.findings).decode())
+    if body.services is not None:
+        put_services(session, row, json_of(body.services).decode(), now)
     here: dict[str, int] = {}
     if body.windows or body.sources:
         here = keep_applications(session, assignments.applications(session, name))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from operator import itemgetter
+from collections.abc import Collection, Sequence
+from operator import attrgetter, itemgetter
+from typing import Any
 
 from flask import Response
-from pydantic import TypeAdapter
+from pydantic import AwareDatetime, Field, TypeAdapter
 from sqlalchemy.orm import Session
 
 from manager.api.auth import OPERATOR, VIEWER, VIEWER_OR_OWN_HOST, audited
@@ -14,22 +15,36 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer
 from manager.api.merge import named, patched
 from manager.api.paging import Page, part, part_by_name, read_cursor
-from manager.api.queries import Conditions, DomainQuery, NamePath, PageQuery
-from manager.api.schemas.registration_shapes import DomainOut, HostOut, MergePatch
+from manager.api.queries import Conditions, DomainQuery, NamePath, PageQuery, ServiceQuery
+from manager.api.schemas.registration_shapes import DomainOut, HostOut, MergePatch, ServiceOut
 from manager.api.validation import shown
 from manager.errors import InvalidRequest, NotFound
 from manager.model.fields import Name, Schema, Text, adapter_of, fields_of, json_fields
 from manager.model.finding import Findings
 from manager.model.host import Capabilities
 from manager.model.registration import HostIn, HostSpec
+from manager.model.traffic import HostServices, SeenService
 from manager.protocol.report import TickStatus
 from manager.store.agent_tenure import replace_agent, rival_of
-from manager.store.hosts import adopt_host, get_findings, list_domains, put_host
+from manager.store.hosts import adopt_host, get_findings, get_services, list_domains, put_host
 from manager.store.models import HostRow, Json
 from manager.store.registrations import delete, get
 
 _DOMAIN = TypeAdapter(tuple[Text, Text])
 """Cursors of lists by host and UUID."""
+
+
+_SERVICE: TypeAdapter[tuple[str, int]] = TypeAdapter(tuple[Text, int])
+"""Cursors of services by UUID of the domain and port."""
+_MOST_DOMAINS = 5000
+
+
+class ServicesPage(Page[ServiceOut]):
+    """A page of the services in the domains of a host, and what the agent reported with them."""
+
+    at: AwareDatetime | None = Field(default=None, description="when they were reported; null: never")
+    problem: Text = Field(default="", description="why services cannot be seen, or not all; empty: they can")
+    simulated: bool = Field(default=False, description="figures of a simulated host")
 
 
 class HostCapabilities(Schema):
@@ -158,6 +173,20 @@ def reported_api(context: ManagerContext) -> RouteGroup:
             raise NotFound(f"the agent of host {path.name!r} never reported findings")
         return adapter_of(Findings).validate_json(body)
 
+    @api.at("GET /hosts/<name>/services", VIEWER_OR_OWN_HOST)
+    def get_host_services(path: NamePath, query: ServiceQuery) -> ServicesPage:
+        """The services in the domains that run on a host, registered or not, by UUID and port."""
+        with database.reading() as session:
+            reported = get_services(session, path.name)
+            rows = list_domains(session, path.name, None, None, _MOST_DOMAINS)
+        if reported is None:
+            return ServicesPage(items=[])
+        at, body = reported
+        host = adapter_of(HostServices).validate_json(body)
+        services = _services(host, rows, query.vm, read_cursor(query, _SERVICE))
+        page = part(Page[ServiceOut], query, services, attrgetter("libvirt_uuid", "port"))
+        return ServicesPage(items=page.items, next=page.next, at=at, problem=host.problem, simulated=host.simulated)
+
     @api.at("GET /capabilities", VIEWER)
     def list_capabilities(query: PageQuery) -> Page[HostCapabilities]:
         """The capabilities of all hosts, by name."""
@@ -170,3 +199,22 @@ def reported_api(context: ManagerContext) -> RouteGroup:
         )
 
     return api
+
+
+def _services(
+    host: HostServices, rows: Sequence[Any], vm: str | None, after: tuple[str, int] | None
+) -> list[ServiceOut]:
+    """The services in the domains of ``rows``, those of ``vm`` alone if it is given, ``after`` a UUID and port."""
+    domains = {row.libvirt_uuid: row for row in rows if vm is None or row.registered_as == vm}
+    services = {
+        (service.libvirt_uuid, service.port): service for service in host.services if service.libvirt_uuid in domains
+    }
+    return [
+        ServiceOut(
+            **fields_of(SeenService, service),
+            libvirt_name=domains[uuid].libvirt_name,
+            registered_as=domains[uuid].registered_as,
+        )
+        for (uuid, port), service in sorted(services.items(), key=itemgetter(0))
+        if after is None or (uuid, port) > after
+    ]

@@ -43,6 +43,12 @@ class DomainQuery(PageQuery):
     registered: bool | None = Field(default=None, description="true: only registered, false: only unregistered")
 
 
+class ServiceQuery(PageQuery):
+    """Which services."""
+
+    vm: Name | None = Field(default=None, description="only those of the domain that is registered as this VM")
+
+
 class HostPreviewQuery(Schema):
     """The mode and policy that a host would have."""
 

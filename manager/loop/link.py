@@ -28,6 +28,7 @@ from manager.model.finding import Findings
 from manager.model.host import Capabilities, VmInstance
 from manager.model.registration import Assignment
 from manager.model.source import SourceStatus
+from manager.model.traffic import HostServices
 from manager.model.window import Window
 from manager.private import replace_file
 from manager.protocol.assignment import RefusedItem, ReportOut, read_window
@@ -48,7 +49,7 @@ _BATCH = 500
 _BATCH_BYTES = 2_000_000
 _REMEMBERED_S = 300.0
 _EXACT_S = 2.0  # an exchange that took longer says too little of clocks
-_SCALARS = ("capabilities", "tick", "vms", "sources", "findings")
+_SCALARS = ("capabilities", "tick", "vms", "sources", "findings", "services")
 
 Body = TypeVar("Body")
 Item = TypeVar("Item")
@@ -72,6 +73,7 @@ class Report:
     windows: tuple[Window, ...] = ()
     domains: tuple[VmInstance, ...] | None = None
     findings: Findings | None = None
+    services: HostServices | None = None
 
 
 class ManagerLink:

@@ -17,6 +17,7 @@ from manager.loop.watches import Background, FindingsWatch, Oversight
 from manager.model.finding import Findings
 from manager.model.host import Capabilities, VmInstance
 from manager.model.source import SourceStatus
+from manager.model.traffic import HostServices
 from manager.protocol.report import TickStatus, VmStatus
 from manager.steady import next_boundary_s
 from manager.telemetry.telemetry_port import Telemetry
@@ -27,6 +28,8 @@ what one host's agent reports of a slot is known to all others before the next t
 are one request, at the later time."""
 _REPEAT_S = 60.0
 """What did not change of the host is reported again so often, for a manager that has forgotten the host."""
+_SERVICES_S = 10.0
+"""Figures of services are reported so often at most: they change all the time."""
 _UNANSWERED_S = 10.0
 """The manager counts as up for so long, and three exchanges, after it answered."""
 
@@ -80,6 +83,7 @@ class Reporter(Background):
         self._reported: Latest | None = None
         self._reported_sources: tuple[SourceStatus, ...] | None = None
         self._reported_facts: tuple[_HostFacts, float] | None = None
+        self._reported_services: tuple[HostServices, float] | None = None
         self._manager_answers: bool | None = None
         self._answered_s = float("-inf")
         outgoing.metrics.manager_up.set_function(self._manager_up)
@@ -106,9 +110,9 @@ class Reporter(Background):
     def report(self, *, ask: bool = False) -> bool:
         """Report what is new, and with ``ask`` take the assignment. False: the manager does not answer."""
         latest = self.latest
-        sources = self._telemetry.statuses()
+        sources, services = self._telemetry.statuses(), self._telemetry.services()
         facts = _HostFacts(self._loop.host.capabilities, dict(self._loop.host.running()), self._findings.latest)
-        news = self._is_news(facts)
+        news, services_due = self._is_news(facts), self._are_due(services)
         self._outgoing.metrics.observe_sources(sources)
         try:
             vms, changed_only = self._vms(latest, afresh=news)
@@ -118,6 +122,7 @@ class Reporter(Background):
                 vms_changed_only=changed_only,
                 sources=sources if sources != self._reported_sources else None,
                 windows=self._telemetry.recent(),
+                services=services if services_due else None,
             )
             if news:
                 report = replace(
@@ -131,6 +136,8 @@ class Reporter(Background):
             return self._without_manager(error)
         if news:
             self._reported_facts = facts, system_clock().monotonic_s
+        if services_due:
+            self._reported_services = services, system_clock().monotonic_s
         self._reported, self._reported_sources = latest, sources
         return self._obey(assigned) if ask else True
 
@@ -189,6 +196,14 @@ class Reporter(Background):
             return True
         reported, reported_s = self._reported_facts
         return reported != facts or system_clock().monotonic_s - reported_s > _REPEAT_S
+
+    def _are_due(self, services: HostServices) -> bool:
+        """Whether the services of the domains are to be reported; also now and then where they did not change."""
+        if self._reported_services is None:
+            return True
+        reported, reported_s = self._reported_services
+        age_s = system_clock().monotonic_s - reported_s
+        return age_s > (_REPEAT_S if reported == services else _SERVICES_S)
 
     def _run(self) -> None:
         """An exchange in every ``sync_s``, until it is stopped."""

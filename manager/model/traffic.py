@@ -12,8 +12,8 @@ from pydantic import Field
 from manager.model.fields import CLOSED, EpochS, Name, SafeText, Uuid
 from manager.model.histogram import Histogram
 
-MOST_SERVICES = 1024
-"""Services of a host: no more are seen."""
+MOST_SERVICES = 1000
+"""Services of a host: no more are reported."""
 
 
 class TapProtocol(StrEnum):

@@ -22,6 +22,7 @@ from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, KnobIndex, TickRecord
 from manager.model.registration import Mode
 from manager.model.source import SourceStatus
+from manager.model.traffic import HostServices
 from manager.model.warp import Mechanism
 from manager.model.window import Window
 
@@ -254,6 +255,7 @@ class ReportIn(Schema):
         default=None, max_length=5000, description="all that run; null: unchanged since last time"
     )
     findings: Findings | None = Field(default=None, description="null: not looked again since last time")
+    services: HostServices | None = Field(default=None, description="null: unchanged, or reported a moment ago")
     windows: list[Window] = Field(
         default_factory=list, max_length=1000, description="each replaces what was reported of its slot before"
     )

@@ -45,6 +45,16 @@ class FindingsRow(Base):
     body: Mapped[str]
 
 
+class ServicesRow(Base):
+    """The services in the domains of a host, as reported ``at``. ``body`` is JSON text."""
+
+    __tablename__ = "services"
+
+    host_id: Mapped[int] = mapped_column(ForeignKey("hosts.id", ondelete="CASCADE"), primary_key=True)
+    at: Mapped[datetime]
+    body: Mapped[str]
+
+
 class RevisionRow(Base):
     """The revision of all registrations, in a single row."""
 

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, aliased
 from manager.model.fields import fields_of
 from manager.model.registration import HostIn, HostSpec
 from manager.store.database import insert_for, lock_registrations
-from manager.store.host_models import DomainRow, FindingsRow
+from manager.store.host_models import DomainRow, FindingsRow, ServicesRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
 from manager.store.registrations import Precondition, get, refuse_bad_host, replace, touch
 
@@ -136,3 +136,16 @@ def get_findings(session: Session, host: str) -> str | None:
     """The latest findings on a host, as JSON text; None: never reported. Raises NotFound."""
     row = session.get(FindingsRow, get(session, HostRow, host).id)
     return None if row is None else row.body
+
+
+def put_services(session: Session, host: HostRow, body: str, now: datetime) -> None:
+    """Store the services in the domains of a host, as JSON text."""
+    insert = insert_for(session, ServicesRow).values(host_id=host.id, at=now, body=body)
+    newer = {name: insert.excluded[name] for name in ("at", "body")}
+    session.execute(insert.on_conflict_do_update(index_elements=["host_id"], set_=newer))
+
+
+def get_services(session: Session, host: str) -> tuple[datetime, str] | None:
+    """When the services of a host were last reported, and what, as JSON text; None: never. Raises NotFound."""
+    row = session.get(ServicesRow, get(session, HostRow, host).id)
+    return None if row is None else (row.at, row.body)

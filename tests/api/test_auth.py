@@ -46,6 +46,7 @@ ROUTES = [
     Route("PATCH /api/v1/hosts/<name>", OPERATOR, "/hosts/kvm1", {"mode": "observe"}),
     Route("GET /api/v1/hosts/<name>/domains", VIEWER | HOST, "/hosts/kvm1/domains"),
     Route("GET /api/v1/hosts/<name>/findings", VIEWER | HOST, "/hosts/kvm1/findings"),
+    Route("GET /api/v1/hosts/<name>/services", VIEWER | HOST, "/hosts/kvm1/services"),
     Route("GET /api/v1/hosts/<name>/preview", VIEWER, "/hosts/kvm1/preview"),
     Route("GET /api/v1/domains", VIEWER, "/domains"),
     Route("PATCH /api/v1/vms/<name>", OPERATOR, "/vms/a", {"mode": "observe"}),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.api.conftest import HOST, Api, report, status, tick
+from tests.api.conftest import HOST, Api, moment, report, status, tick
 
 UUIDS = [f"00000000-0000-4000-8000-{number:012d}" for number in range(4)]
 
@@ -145,6 +145,100 @@ def test_an_assignment_tells_the_number_of_what_is_registered(api: Api) -> None:
     assert number()[1] > second
 
 
-@pytest.mark.parametrize("path", ["/hosts/ghost/domains", "/hosts/ghost/findings", "/hosts/ghost/preview"])
+def service(number: int, port: int = 80, **changes: Any) -> dict[str, Any]:
+    figures = {
+        "libvirt_uuid": UUIDS[number],
+        "port": port,
+        "protocol": "http",
+        "protocol_share": 1.0,
+        "rate_rps": 48.2,
+        "p50_ms": 1.3,
+        "p95_ms": 1.9,
+        "p99_ms": None,
+        "error_share": 0.01,
+        "since": "2026-03-01T11:58:05Z",
+        "window_s": 45.0,
+    }
+    return figures | changes
+
+
+def serving(*services: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """A report of services in three domains."""
+    domains = [domain(number, f"domain {number}") for number in range(3)]
+    return report(domains=domains, services={"services": list(services), **changes})
+
+
+def test_services_are_those_of_the_last_report(api: Api) -> None:
+    path = f"/hosts/{HOST}/services"
+    api.ok("POST", f"/hosts/{HOST}/report", report())
+    assert api.ok("GET", path) == {"items": [], "next": None, "at": None, "problem": "", "simulated": False}
+    api.ok("PUT", "/vms/web", {"class": "critical", "libvirt_uuid": UUIDS[1]})
+    api.ok("POST", f"/hosts/{HOST}/report", serving(service(0), service(1, 11211), service(1, 8080)), role="host")
+    reported_at = moment(0)
+    api.clock.now_s += 5
+    for role in ("viewer", "host"):
+        answer = api.ok("GET", path, role=role)
+        assert (answer["at"], answer["problem"], answer["simulated"]) == (reported_at, "", False)
+        assert answer["items"] == [
+            service(0) | {"libvirt_name": "domain 0", "registered_as": None},
+            service(1, 8080) | {"libvirt_name": "domain 1", "registered_as": "web"},
+            service(1, 11211) | {"libvirt_name": "domain 1", "registered_as": "web"},
+        ]
+    assert [one["port"] for one in api.ok("GET", f"{path}?vm=web")["items"]] == [8080, 11211]
+    assert api.ok("GET", f"{path}?vm=blog")["items"] == []
+    api.ok("POST", f"/hosts/{HOST}/report", report())
+    assert len(api.ok("GET", path)["items"]) == 3, "null means unchanged"
+    api.ok("POST", f"/hosts/{HOST}/report", serving(problem="no bpftool", simulated=True))
+    answer = api.ok("GET", path)
+    assert (answer["items"], answer["problem"], answer["simulated"]) == ([], "no bpftool", True)
+
+
+def test_services_come_in_parts(api: Api) -> None:
+    ports = [(number, port) for number in range(3) for port in (22, 80, 8080)]
+    api.ok("POST", f"/hosts/{HOST}/report", serving(*(service(number, port) for number, port in ports)))
+    found: list[tuple[str, int]] = []
+    cursor = ""
+    while True:
+        page = api.ok("GET", f"/hosts/{HOST}/services?limit=2{cursor}")
+        found += [(one["libvirt_uuid"], one["port"]) for one in page["items"]]
+        if page["next"] is None:
+            break
+        assert len(page["items"]) == 2
+        cursor = f"&cursor={page['next']}"
+    assert found == [(UUIDS[number], port) for number, port in ports]
+    assert api.refused(422, "GET", f"/hosts/{HOST}/services?cursor=WyJhIl0=")["field"] == "cursor"
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"port": 0}, "port"),
+        ({"port": 65_536}, "port"),
+        ({"libvirt_uuid": "x"}, "libvirt_uuid"),
+        ({"protocol": "a b"}, "protocol"),
+        ({"rate_rps": -1.0}, "rate_rps"),
+        ({"error_share": 1.5}, "error_share"),
+        ({"since": "yesterday"}, "since"),
+        ({"window_s": 0.0}, "window_s"),
+    ],
+)
+def test_services_that_cannot_be_are_left_out_and_named(sqlite_api: Api, changes: dict[str, Any], field: str) -> None:
+    api = sqlite_api
+    api.ok("POST", f"/hosts/{HOST}/report", serving(service(0)))
+    answer = api.ok("POST", f"/hosts/{HOST}/report", serving(service(0) | changes))
+    assert [one["field"] for one in answer["refused"]] == [f"services.services[0].{field}"]
+    assert [one["port"] for one in api.ok("GET", f"/hosts/{HOST}/services")["items"]] == [80]
+
+
+def test_a_host_reports_services_of_its_own_domains_only(api: Api) -> None:
+    told(api, domain(3, "elsewhere"), host="kvm2")
+    api.ok("POST", f"/hosts/{HOST}/report", serving(service(3), service(2)))
+    assert [one["libvirt_uuid"] for one in api.ok("GET", f"/hosts/{HOST}/services")["items"]] == [UUIDS[2]]
+    assert api.ok("GET", "/hosts/kvm2/services")["items"] == []
+
+
+@pytest.mark.parametrize(
+    "path", ["/hosts/ghost/domains", "/hosts/ghost/findings", "/hosts/ghost/preview", "/hosts/ghost/services"]
+)
 def test_a_host_that_is_not_there_has_none(sqlite_api: Api, path: str) -> None:
     sqlite_api.refused(404, "GET", path)

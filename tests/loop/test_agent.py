@@ -23,6 +23,7 @@ from manager.model.histogram import Histogram
 from manager.model.knobs import Knob, KnobKey
 from manager.model.registration import Mode
 from manager.model.source import SourceKind, SourceState, SourceStatus
+from manager.model.traffic import HostServices, SeenService
 from manager.model.warp import Mechanism
 from manager.model.window import Window
 from manager.store.database import Database
@@ -128,6 +129,29 @@ def test_findings_are_told_once_they_are_known(site: Site) -> None:
     a.agent.reporter.sync()
     assert not any(FOUND.advice.encode() in body for body in site.bodies)
     a.findings.stop()
+
+
+def test_services_are_reported_now_and_then_and_where_they_changed(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, _ = site.machines
+    service = SeenService(domain_uuid("web-a"), 80, "http", 1.0, 48.2, 1.3, 1.9, None, 0.0, START_S, 45.0)
+
+    def reported() -> list[dict[str, Any]]:
+        site.bodies.clear()
+        a.agent.reporter.sync()
+        bodies = [json.loads(body) for body in site.bodies if b'"services":' in body]
+        return [body["services"] for body in bodies if body["services"] is not None]
+
+    assert reported() == [], "that there are none was reported with the first exchange"
+    a.telemetry.found = HostServices((service,))
+    assert reported() == [], "not so soon"
+    monkeypatch.setattr("manager.loop.reporter._SERVICES_S", 0.0)
+    [body] = reported()
+    assert body["services"][0] | {"port": 80, "p95_ms": 1.9, "p99_ms": None} == body["services"][0]
+    assert reported() == [], "nothing changed"
+    [shown] = site.client.items("/hosts/a/services")
+    assert (shown["registered_as"], shown["port"], shown["since"]) == ("web-a", 80, "2026-03-01T12:00:00Z")
+    monkeypatch.setattr("manager.loop.reporter._REPEAT_S", 0.0)
+    assert reported() == [body], "for a manager that has forgotten"
 
 
 def test_a_tick_says_which_registrations_it_acted_on(site: Site) -> None:

@@ -36,6 +36,7 @@ FORGED: dict[str, Any] = {
     "sources": [source_status("probe", detail="forged")],
     "domains": [{"libvirt_name": "forged", "libvirt_uuid": UUID}],
     "findings": {"at": moment(0), "findings": [FINDING]},
+    "services": {"services": [], "problem": "forged"},
     "windows": [window(count=99)],
     "ticks": [tick_of(1, vms=[SHARES], policy="forged")],
     "decisions": [record(1), record(2, vm="web", host=HOST)],
@@ -49,6 +50,7 @@ READ = (
     "/hosts/kvm1/capabilities",
     "/hosts/kvm1/domains",
     "/hosts/kvm1/findings",
+    "/hosts/kvm1/services",
     "/hosts/kvm1/ticks",
     "/hosts/kvm1/assignment",
     "/vms/web",
@@ -69,6 +71,7 @@ def site(api: Api) -> Api:
     own = {"vms": [status("web")], "sources": [source_status("probe")], "windows": [window(count=3)], "tick": tick()}
     own["domains"] = [{"libvirt_name": "web", "libvirt_uuid": UUID}]
     own["findings"] = {"at": moment(0), "findings": [{**FINDING, "detail": "true"}]}
+    own["services"] = {"services": [], "problem": "true"}
     api.ok("POST", f"/hosts/{HOST}/report", report(**own), role="host")
     api.ok("POST", f"/hosts/{OTHER}/report", report(), role="other host")
     api.clock.now_s += 1
@@ -101,7 +104,7 @@ def test_every_field_of_a_report_is_tried_and_told() -> None:
 
 
 def test_a_host_reads_and_writes_its_own_routes_alone(site: Api) -> None:
-    for what in ("assignment", "slots", "capabilities", "domains", "findings"):
+    for what in ("assignment", "slots", "capabilities", "domains", "findings", "services"):
         site.refused(403, "GET", f"/hosts/{HOST}/{what}", role="other host")
     site.refused(403, "POST", f"/hosts/{HOST}/report", report(), role="other host")
     site.refused(403, "POST", "/applications/shop/samples", {"times_ms": [1]}, role="other host")

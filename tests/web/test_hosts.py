@@ -278,3 +278,52 @@ def test_a_host_whose_loop_stands_still_says_so_until_it_ticks(desk: Desk) -> No
     browser = desk.browser(Role.VIEWER)
     desk.api.ok("PUT", f"/hosts/{HOST}", {})
     assert [told(None), told(34.2), told(None)] == [False, True, False]
+
+
+SERVICE = {
+    "libvirt_uuid": "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a10",
+    "port": 80,
+    "protocol": "http",
+    "protocol_share": 1.0,
+    "rate_rps": 48.2,
+    "p50_ms": 1.3,
+    "p95_ms": 1.9,
+    "p99_ms": None,
+    "error_share": 0.01,
+    "since": "2026-03-01T11:58:05Z",
+    "window_s": 45.0,
+}
+BATCH_SERVICE = SERVICE | {"libvirt_uuid": "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a11", "port": 9100, "protocol": "other"}
+DOMAINS = [
+    {"libvirt_name": "web-1", "libvirt_uuid": SERVICE["libvirt_uuid"]},
+    {"libvirt_name": "crunch", "libvirt_uuid": BATCH_SERVICE["libvirt_uuid"]},
+    {"libvirt_name": "stranger", "libvirt_uuid": "6f1f5b0e-6f0e-4b62-9d2b-0d3f6f0f8a12"},
+]
+
+
+def test_a_host_shows_the_services_of_its_vms(desk: Desk) -> None:
+    seen(desk)
+    browser = desk.browser(Role.VIEWER)
+    page = browser.get(f"/hosts/{HOST}")
+    assert "Services Not reported yet." in page.text
+    stranger = SERVICE | {"libvirt_uuid": DOMAINS[2]["libvirt_uuid"], "port": 22}
+    seen(desk, domains=DOMAINS, services={"services": [stranger, BATCH_SERVICE, SERVICE]})
+    page = browser.get(f"/hosts/{HOST}")
+    rows = [one["id"] for one in page.all("tr") if one.attributes.get("id", "").startswith("service-")]
+    in_order = [(DOMAINS[0], 80), (DOMAINS[1], 9100), (DOMAINS[2], 22)]
+    assert rows == [f"service-{domain['libvirt_uuid']}-{port}" for domain, port in in_order]
+    row = " ".join(page.by_id(rows[0]).text.split())
+    assert row.startswith("web-1 critical 80 http 48.2 req/s 1.3 ms 1.9 ms – 1 % 2026-03-01")
+    assert "unregistered" in page.by_id(rows[2]).text
+    assert "From the packets at the VMs' taps" in page.text
+
+
+def test_a_host_says_why_services_cannot_be_seen(desk: Desk) -> None:
+    seen(desk, domains=DOMAINS, services={"services": [], "problem": "bpftool: No such file"})
+    browser = desk.browser(Role.VIEWER)
+    text = browser.get(f"/hosts/{HOST}").text
+    assert "Services cannot be seen: bpftool: No such file" in text
+    assert "No port of a running VM" not in text
+    seen(desk, domains=DOMAINS, services={"services": [], "simulated": True})
+    text = browser.get(f"/hosts/{HOST}").text
+    assert "Services simulated No port of a running VM has answered a request yet." in text

@@ -7,10 +7,11 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, Field, JsonValue, RootModel
 
-from manager.model.fields import Buckets, Name, Schema, Text
+from manager.model.fields import Buckets, DomainName, Name, Schema, Text
 from manager.model.host import Capabilities
 from manager.model.registration import Application, HostIn, Named, VmIn
 from manager.model.source import SourceKind, SourceStatus
+from manager.model.traffic import SeenService
 from manager.model.window import Ready, SlaState
 from manager.protocol.report import DomainBody, TickStatus, VmStatus
 
@@ -32,6 +33,14 @@ class DomainOut(DomainBody):
 
     host: Name
     registered_as: Name | None = Field(default=None, description="null: unregistered, so it is never touched")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceOut(SeenService):
+    """A service in a running domain, and the VM that this is registered as."""
+
+    libvirt_name: DomainName
+    registered_as: Annotated[Name | None, Field(description="null: unregistered, so it is never touched")] = None
 
 
 class MergePatch(RootModel[dict[str, JsonValue]]):
