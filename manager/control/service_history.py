@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from manager.model.histogram import Histogram
 from manager.model.traffic import MOST_SERVICES, SeenService, ServiceTraffic
@@ -21,9 +21,7 @@ MOST_REPORTED = 16
 Place = tuple[int, int]
 """Interface and port."""
 
-_COUNTERS = tuple(
-    counter.name for counter in fields(ServiceTraffic) if counter.name not in {"interface", "port", "requests", "times"}
-)
+_COUNTERS = ("connections", "answers", "untimed", "unanswered", "errors")
 
 
 @dataclass(frozen=True, slots=True)

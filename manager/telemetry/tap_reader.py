@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from manager.control.service_history import Place, begun, continued, increase, services_in
 from manager.errors import HostError
 from manager.host.taps import TapProgram
+from manager.model.histogram import Histogram, bucket_of
 from manager.model.source import Tap
 from manager.model.traffic import HostServices, ServiceTraffic
 from manager.telemetry.feed import Feed, until_next_s
@@ -31,11 +33,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TapRoute:
-    """A source with the network interfaces of its application's VMs, by their indexes."""
+    """A source with the network interfaces of its application's VMs, by their indexes.
+
+    ``late_us``: a response time above it violates the SLA; None: there is none. ``slot_s``: the length of its windows.
+    """
 
     source: Tap
     feed: Feed
     interfaces: frozenset[int]
+    late_us: float | None
+    slot_s: float
+
+    def ends_slot(self, end_s: float, every_s: float) -> bool:
+        """Whether the reading at ``end_s`` is the last one of its window, of readings ``every_s`` apart."""
+        return math.ceil(end_s / self.slot_s) * self.slot_s - end_s < every_s / 2
 
 
 class TapReader:
@@ -106,7 +117,8 @@ class TapReader:
             for interface in route.interfaces:
                 place = interface, route.source.port
                 if place in now:
-                    _count(route.feed, now[place], self._before.get(place), end_s)
+                    late = _late(now[place], route) if route.ends_slot(end_s, self.every_s) else None
+                    _count(route.feed, now[place], self._before.get(place), end_s, late)
         self._before = now
         self._find(traffic, domains, problems)
 
@@ -150,16 +162,32 @@ def _report(route: TapRoute, problems: Mapping[int, str]) -> None:
         route.feed.working()
 
 
-def _count(feed: Feed, now: ServiceTraffic, before: ServiceTraffic | None, end_s: float) -> None:
-    """Count the difference between two readings of a service."""
+def _late(now: ServiceTraffic, route: TapRoute) -> Histogram:
+    """The requests that wait longer than the SLA allows, with their ages: response times that can only get longer.
+
+    Of each window that they wait through, they are part: a server that hangs violates its SLA, and answers nothing.
+    """
+    if route.late_us is None:
+        return Histogram()
+    too_long = bucket_of(route.late_us)
+    return Histogram({bucket: count for bucket, count in now.waiting.buckets.items() if bucket > too_long})
+
+
+def _count(
+    feed: Feed, now: ServiceTraffic, before: ServiceTraffic | None, end_s: float, late: Histogram | None
+) -> None:
+    """Count the difference between two readings of a service, and what is ``late``; None: no window ends."""
     passed = increase(now, before)
     requests = sum(passed.requests.values())
-    feed.take(end_s, buckets=passed.times.buckets, requests=requests)
+    times = passed.times.merge(late) if late else passed.times
+    feed.take(end_s, buckets=times.buckets, requests=requests)
     if passed.errors:
         feed.error("the server answered that it failed", passed.errors)
     if passed.unanswered:
-        feed.error("a connection ended before the answer", passed.unanswered)
-    if requests:
+        feed.error("a request was not answered", passed.unanswered)
+    notes = [f"{late.count} requests wait, longer than the SLA allows"] if late and late.count else []
+    if requests and passed.untimed / requests > _NOTABLE:
         share = passed.untimed / requests
-        text = f"{share:.0%} of the requests cannot be timed: see docs/internals/taps.md"
-        feed.explain(text if share > _NOTABLE else "")
+        notes.append(f"{share:.0%} of the requests cannot be timed: see docs/internals/taps.md")
+    if requests or late is not None:
+        feed.explain("; ".join(notes))

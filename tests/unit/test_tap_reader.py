@@ -12,10 +12,11 @@ import pytest
 
 from manager.errors import HostError
 from manager.model.histogram import Histogram
+from manager.model.registration import Sla
 from manager.model.source import SourceState, Tap
 from manager.model.traffic import HostServices, ServiceTraffic, TapProtocol
 from manager.telemetry.source_thread import Sources
-from manager.telemetry.tap_reader import FIND_S, TapReader
+from manager.telemetry.tap_reader import FIND_S, TapReader, TapRoute
 from tests.telemetry.conftest import free_port, shop, until
 
 VM, TAP = "shop-web", 1
@@ -54,6 +55,11 @@ class FakeProgram:
         times = before.times.merge(Histogram.of(time_ms * 1000 for time_ms in times_ms))
         changed = {name: getattr(before, name) + count for name, count in more.items()}
         self.seen[interface, port] = replace(before, requests={TapProtocol.HTTP: requests}, times=times, **changed)
+
+    def wait(self, interface: int, port: int, *ages_ms: float) -> None:
+        """These requests wait, and no others."""
+        waiting = Histogram.of(age_ms * 1000 for age_ms in ages_ms)
+        self.seen[interface, port] = replace(self.seen[interface, port], waiting=waiting)
 
 
 @pytest.fixture
@@ -102,6 +108,39 @@ def test_errors_and_what_cannot_be_timed_are_told(sources: Sources, program: Fak
     assert status.errors == 3
     assert "75% of the requests cannot be timed" in status.detail
     assert requested(sources) == 4
+
+
+def test_requests_that_wait_longer_than_the_sla_allows_count_in_each_window(
+    sources: Sources, program: FakeProgram
+) -> None:
+    late = replace(shop(Tap("wire", 80), vm=VM), sla=Sla(response_time_ms=100.0))
+    sources.configure([late], 1.0, {}, {VM: frozenset({TAP})})
+    program.count(TAP, 80, 10)
+    until(lambda: counted(sources) == 1, "an answer")
+    program.wait(TAP, 80, 40, 5000, 5000)
+    until(lambda: "2 requests wait" in sources.statuses()[0].detail, "requests that wait")
+    seen = counted(sources)
+    until(lambda: counted(sources) == seen + 2, "the next window")
+    newest = [window for windows in sources.slots().values() for window in windows][-1]
+    assert newest.histogram.percentile_us(95) == pytest.approx(5_000_000, rel=0.02)
+    assert requested(sources) == 1
+    program.wait(TAP, 80)
+    until(lambda: not sources.statuses()[0].detail, "nothing to wait")
+
+
+@pytest.mark.parametrize(
+    ("slot_s", "every_s", "end_s", "ends"),
+    [
+        (5, 1, 1000.0, True),
+        (5, 1, 1003.0, False),
+        (5, 1, 1004.9, True),
+        (0.5, 0.5, 1000.5, True),
+        (5, 1, 1000.1, False),
+    ],
+)
+def test_a_window_ends_with_its_last_reading(slot_s: float, every_s: float, end_s: float, ends: bool) -> None:
+    route = TapRoute(Tap("wire", 80), None, frozenset(), None, slot_s)  # type: ignore[arg-type]
+    assert route.ends_slot(end_s, every_s) is ends
 
 
 def test_interfaces_come_and_go(sources: Sources, program: FakeProgram) -> None:
