@@ -31,10 +31,12 @@ WHAT IT DOES
   Requests are recognised by their first bytes: http, memcached (text and binary), tls. For anything else (other), what
   a client sends until the VM answers counts as one request, and so does what was sent in one packet. UNTIMED are
   requests whose answers cannot be matched: those of a connection that sends the next one before the answer
-  (pipelining), HTTP/2, and the first one of each TLS connection. UNANSWERED are those whose connection ended before.
-  ERRORS are HTTP statuses from 500 on, and memcached's SERVER_ERROR.
+  (pipelining), HTTP/2, and the first one of each TLS connection. UNANSWERED are those whose connection ended before, or
+  that waited for a minute; WAITING those that have no answer yet. ERRORS are HTTP statuses from 500 on, and memcached's
+  SERVER_ERROR. ACCEPT is how long the guest's kernel takes to accept a connection, in which no process of the guest has
+  a part: it grows with the VM's wait for pCPUs alone.
 
-  Needs root, bpftool, and Linux 6.6 or newer. Packets that bypass the host's kernel cannot be seen: those of SR-IOV,
+  Needs root, bpftool, and Linux 5.14 or newer. Packets that bypass the host's kernel cannot be seen: those of SR-IOV,
   vhost-user, vDPA, macvtap, and of interfaces that QEMU connects itself; the command names such interfaces.
 
 EXAMPLES
@@ -44,6 +46,7 @@ EXAMPLES
 """
 _PAUSE_S = 0.2
 _PERCENTILES = (50, 95, 99)
+_TIMES = ("p50_ms", "p95_ms", "p99_ms", "accept_p95_ms")
 
 
 @click.command(cls=ManPage, epilog=_EPILOG)
@@ -68,13 +71,19 @@ def services(settings: Settings, vms: tuple[str, ...], duration_s: float, as_jso
     with closing(TapProgram(HostPaths(Path(settings.text("root_dir"))))) as program:
         chosen = [_attached(program, interface) for interface in chosen]
         passed_s = _wait(duration_s)
-        traffic, lost = program.traffic(), program.lost()
+        traffic, lost, sampled_share = program.traffic(), program.lost(), program.sampled_share
     by_index = {interface.index: interface for interface in chosen if interface.index is not None}
     rows = [_row(by_index[seen.interface], seen, passed_s) for seen in traffic if seen.interface in by_index]
     rows.sort(key=lambda row: (row["vm"], row["interface"], row["port"]))
     unseen = [{"vm": each.vm, "interface": each.name, "why": each.why} for each in chosen if each.index is None]
-    body = {"duration_s": round(passed_s, 3), "services": rows, "not_visible": unseen, "lost": lost}
-    output(as_json, body, _table(rows), *_notes(unseen, lost))
+    body = {
+        "duration_s": round(passed_s, 3),
+        "services": rows,
+        "not_visible": unseen,
+        "lost": lost,
+        "sampled_share": sampled_share,
+    }
+    output(as_json, body, _table(rows), *_notes(unseen, lost, sampled_share))
 
 
 def _attached(program: TapProgram, interface: VmInterface) -> VmInterface:
@@ -117,7 +126,10 @@ def _row(interface: VmInterface, seen: ServiceTraffic, passed_s: float) -> dict[
         "errors": seen.errors,
         "untimed": seen.untimed,
         "unanswered": seen.unanswered,
+        "waiting": seen.waiting.count,
+        "longest_wait_ms": _milliseconds(seen.waiting.percentile_us(100)),
         "connections": seen.connections,
+        "accept_p95_ms": _milliseconds(seen.handshakes.percentile_us(95)),
     }
 
 
@@ -128,22 +140,24 @@ def _milliseconds(time_us: float | None) -> float | None:
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table | str:
     if not rows:
         return "no service was seen"
-    columns = ("VM", "interface", "port", "protocol", "req/s", "p50 ms", "p95 ms", "p99 ms", "errors", "untimed")
-    table = Table(*columns, "unanswered")
+    columns = ("VM", "interface", "port", "protocol", "req/s", "p50 ms", "p95 ms", "p99 ms", "accept p95 ms")
+    table = Table(*columns, "errors", "untimed", "unanswered", "waiting")
     for row in rows:
         protocol = str(row["protocol"])
         if row["protocol"] is not TapProtocol.OTHER and row["protocol_share"] < 1:
             protocol += f" ({row['protocol_share']:.0%})"
-        times = ("–" if row[name] is None else f"{row[name]:.3g}" for name in ("p50_ms", "p95_ms", "p99_ms"))
-        counts = (str(row[name]) for name in ("errors", "untimed", "unanswered"))
+        times = ("–" if row[name] is None else f"{row[name]:.3g}" for name in _TIMES)
+        counts = (str(row[name]) for name in ("errors", "untimed", "unanswered", "waiting"))
         table.add_row(
             row["vm"], row["interface"], str(row["port"]), protocol, f"{row['requests_per_s']:.1f}", *times, *counts
         )
     return table
 
 
-def _notes(unseen: Sequence[Mapping[str, str]], lost: Mapping[str, int]) -> list[str]:
+def _notes(unseen: Sequence[Mapping[str, str]], lost: Mapping[str, int], sampled_share: float) -> list[str]:
     notes = [f"{each['vm']}: {each['interface']} {each['why']}" for each in unseen]
+    if sampled_share < 1:
+        notes.append(f"one of {1 / sampled_share:.0f} connections is looked at, and counts for as many: they are many")
     if lost["services"]:
         notes.append(f"{lost['services']} packets were of other services: 64 of an interface are seen, 1024 of all")
     if lost["times"]:

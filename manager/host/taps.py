@@ -102,18 +102,18 @@ class TapProgram:
 
         HostError: the kernel refuses, with EINVAL where it knows none of the ways; ENODEV: the interface is gone.
         """
+        self.admit(interface)  # before its first packet shows a service
         refusal = HostError(f"attach to interface {interface}: no way is left", errno.EINVAL)
         for way in self._ways:
             try:
-                links = self._link(interface, way)
+                self._links[interface] = self._link(interface, way)
             except HostError as error:
-                if error.errno != errno.EINVAL:
-                    raise
                 refusal = error
+                if error.errno != errno.EINVAL:
+                    break
             else:
-                self._links[interface] = links
-                self.admit(interface)
                 return way
+        self._interfaces.remove(_COUNT.pack(interface))
         raise refusal
 
     def _link(self, interface: int, way: TapWay) -> tuple[int, ...]:

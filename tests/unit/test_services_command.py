@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -30,6 +30,7 @@ class FakeProgram:
     left_out: Mapping[str, int] = field(default_factory=lambda: {"services": 0, "times": 0})
     attached: set[int] = field(default_factory=set)
     closed: bool = False
+    sampled_share: float = 1.0
 
     def attach(self, interface: int) -> None:
         if interface in self.refused:
@@ -55,7 +56,8 @@ def program(monkeypatch: pytest.MonkeyPatch) -> FakeProgram:
 
 
 def served(interface: int, port: int, requests: Mapping[TapProtocol, int], *times_us: float) -> ServiceTraffic:
-    return ServiceTraffic(interface, port, requests, 1, len(times_us), 2, 3, 4, Histogram.of(times_us))
+    traffic = ServiceTraffic(interface, port, requests, 1, len(times_us), 2, 3, 4, Histogram.of(times_us))
+    return replace(traffic, handshakes=Histogram.of([200, 300]), waiting=Histogram.of([5000, 9000]))
 
 
 def show(*words: str) -> Any:
@@ -80,6 +82,9 @@ def test_services_by_vm_and_port(program: FakeProgram) -> None:
     assert (quiet["p50_ms"], half["p95_ms"]) == (None, pytest.approx(2, rel=0.02))
     assert tls["p99_ms"] == pytest.approx(4, rel=0.02)
     assert (tls["answers"], tls["untimed"], tls["unanswered"], tls["errors"]) == (3, 2, 3, 4)
+    assert (tls["waiting"], tls["longest_wait_ms"]) == (2, pytest.approx(9, rel=0.02))
+    assert tls["accept_p95_ms"] == pytest.approx(0.3, rel=0.02)
+    assert (body["sampled_share"], tls["connections"]) == (1.0, 1)
     assert tls["requests_per_s"] == pytest.approx(3 / body["duration_s"], rel=0.01)
     assert body["not_visible"] == [{"vm": "web", "interface": "hostdev", "why": PASSED_THROUGH.why}]
     assert program.closed
@@ -88,7 +93,9 @@ def test_services_by_vm_and_port(program: FakeProgram) -> None:
 def test_as_a_table_with_what_was_left_out(program: FakeProgram) -> None:
     program.seen = [served(7, 80, {TapProtocol.HTTP: 3, TapProtocol.OTHER: 1}, 2000)]
     program.left_out = {"services": 5, "times": 6}
+    program.sampled_share = 0.25
     shown = show()
+    assert "one of 4 connections is looked at" in shown
     assert "http (75%)" in shown
     assert "web: hostdev is a device of the VM's own (SR-IOV)" in shown
     assert "5 packets were of other services" in shown
