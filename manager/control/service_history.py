@@ -165,10 +165,14 @@ def increase(now: ServiceTraffic, before: ServiceTraffic | None) -> ServiceTraff
     if before is None:
         return now
     requests = {protocol: count - before.requests.get(protocol, 0) for protocol, count in now.requests.items()}
-    had = before.times.buckets
-    times = {bucket: more for bucket, count in now.times.buckets.items() if (more := count - had.get(bucket, 0))}
+    times, handshakes = _more(now.times, before.times), _more(now.handshakes, before.handshakes)
     counters = {name: getattr(now, name) - getattr(before, name) for name in _COUNTERS}
-    return replace(now, requests=requests, times=Histogram(times), **counters)
+    return replace(now, requests=requests, times=times, handshakes=handshakes, **counters)
+
+
+def _more(now: Histogram, before: Histogram) -> Histogram:
+    had = before.buckets
+    return Histogram({bucket: more for bucket, count in now.buckets.items() if (more := count - had.get(bucket, 0))})
 
 
 def _kept(

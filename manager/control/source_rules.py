@@ -75,8 +75,12 @@ def contradictions(sources: Sequence[Source], sla: Sla | None) -> list[tuple[str
 
 def _counted_twice(tap: Tap, earlier: Sequence[Source], sources: Sequence[Source]) -> list[tuple[str, str]]:
     """Which other source would count the requests of a tap again: a field of the tap, and why."""
-    if any(isinstance(source, Tap) and source.port == tap.port for source in earlier):
+    ports = [source.port for source in earlier if isinstance(source, Tap)]
+    if tap.port in ports and tap.port is not None:
         return [("port", f"{tap.port} is the port of an earlier source: its requests would count twice")]
+    if ports and None in (*ports, tap.port):
+        text = "null is refused beside another tap: requests would count twice; give each its port"
+        return [("port", text)]
     again = next((source for source in sources if isinstance(source, _SEEN_AT_TAPS)), None)
     if again is None:
         return []

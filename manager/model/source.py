@@ -175,7 +175,10 @@ class Push(_Source):
 class Tap(_Source):
     """A port of the application's VMs, seen by the packets at their taps."""
 
-    port: Annotated[int, Field(ge=1, le=65535, description="where the VMs serve")]
+    port: Annotated[
+        Annotated[int, Field(ge=1, le=65535)] | None,
+        Field(description="where the VMs serve; null: the port of the first tier's VMs with the most requests"),
+    ] = None
     kind: Annotated[Literal[SourceKind.TAP], Field(alias="type")] = SourceKind.TAP
 
 

@@ -228,11 +228,14 @@ class Sources:
         """Set which interfaces each tap source is about."""
         routes: list[TapRoute] = []
         for application in applications:
-            interfaces = frozenset[int]().union(*(taps.get(vm, frozenset()) for vm in application.vms))
+            of_tiers = [
+                frozenset[int]().union(*(taps.get(vm, frozenset()) for vm in tier.vms)) for tier in application.tiers
+            ]
             late_us = application.sla.response_time_ms * 1000 if application.sla else None
             for source in application.sources:
                 running = self._running.get((application.name, source.name))
                 if isinstance(source, Tap) and running is not None:
+                    interfaces = of_tiers[0] if source.port is None else frozenset[int]().union(*of_tiers)
                     routes.append(TapRoute(source, running.feed, interfaces, late_us, slot_s))
         self._taps.routes, self._taps.every_s = tuple(routes), min(slot_s, MOST_S) if routes else FIND_S
         self._loop.call_soon_threadsafe(self._tap)

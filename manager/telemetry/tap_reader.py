@@ -6,10 +6,12 @@ import asyncio
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+from manager.control.busiest_port import PortChoice
 from manager.control.service_history import Place, begun, continued, increase, services_in
 from manager.errors import HostError
 from manager.host.taps import TapProgram
@@ -44,6 +46,11 @@ class TapRoute:
     late_us: float | None
     slot_s: float
 
+    @property
+    def name(self) -> tuple[str, str]:
+        """Of the application and of the source."""
+        return self.feed.application, self.feed.source
+
     def ends_slot(self, end_s: float, every_s: float) -> bool:
         """Whether the reading at ``end_s`` is the last one of its window, of readings ``every_s`` apart."""
         return math.ceil(end_s / self.slot_s) * self.slot_s - end_s < every_s / 2
@@ -65,6 +72,8 @@ class TapReader:
         self._domains: Mapping[int, str] = {}
         self._before: Mapping[Place, ServiceTraffic] = {}
         self._history = begun(steady())
+        self._chosen: Mapping[tuple[str, str], PortChoice] = {}
+        self._chosen_s = steady()
         self.routes: tuple[TapRoute, ...] = ()
         self.every_s = MOST_S
         self.services = HostServices()
@@ -112,15 +121,36 @@ class TapReader:
         problems = _attach(program, frozenset(domains).union(*(route.interfaces for route in routes)))
         traffic = program.traffic()
         now = {(seen.interface, seen.port): seen for seen in traffic}
+        chosen = self._choose([route for route in routes if route.source.port is None], now)
         for route in routes:
             _report(route, problems)
-            for interface in route.interfaces:
-                place = interface, route.source.port
-                if place in now:
-                    late = _late(now[place], route) if route.ends_slot(end_s, self.every_s) else None
-                    _count(route.feed, now[place], self._before.get(place), end_s, late)
+            port = route.source.port or chosen[route.name].port
+            places = [(interface, port) for interface in route.interfaces if port and (interface, port) in now]
+            passed = [increase(now[place], self._before.get(place)) for place in places]
+            late = [_late(seen, route) for seen in passed] if route.ends_slot(end_s, self.every_s) else []
+            _count(route.feed, passed, late, end_s)
+            if late or not places or any(sum(seen.requests.values()) for seen in passed):
+                route.feed.explain(_notes(route, passed, late))
         self._before = now
         self._find(traffic, domains, problems)
+
+    def _choose(
+        self, routes: Sequence[TapRoute], now: Mapping[Place, ServiceTraffic]
+    ) -> Mapping[tuple[str, str], PortChoice]:
+        """The port of each route that has none of its own."""
+        now_s = self._steady()
+        passed_s, self._chosen_s = now_s - self._chosen_s, now_s
+        requests: dict[tuple[str, str], Counter[int]] = {route.name: Counter() for route in routes}
+        for route in routes:
+            for place, seen in now.items():
+                if place[0] in route.interfaces:
+                    passed = increase(seen, self._before.get(place))
+                    requests[route.name][place[1]] += sum(passed.requests.values())
+        before = self._chosen
+        self._chosen = {
+            name: before.get(name, PortChoice()).after(by_port, passed_s) for name, by_port in requests.items()
+        }
+        return self._chosen
 
     def _find(self, traffic: Sequence[ServiceTraffic], domains: Mapping[int, str], problems: Mapping[int, str]) -> None:
         """Take a reading of the services in VMs, where one is due."""
@@ -173,21 +203,31 @@ def _late(now: ServiceTraffic, route: TapRoute) -> Histogram:
     return Histogram({bucket: count for bucket, count in now.waiting.buckets.items() if bucket > too_long})
 
 
-def _count(
-    feed: Feed, now: ServiceTraffic, before: ServiceTraffic | None, end_s: float, late: Histogram | None
-) -> None:
-    """Count the difference between two readings of a service, and what is ``late``; None: no window ends."""
-    passed = increase(now, before)
-    requests = sum(passed.requests.values())
-    times = passed.times.merge(late) if late else passed.times
-    feed.take(end_s, buckets=times.buckets, requests=requests)
-    if passed.errors:
-        feed.error("the server answered that it failed", passed.errors)
-    if passed.unanswered:
-        feed.error("a request was not answered", passed.unanswered)
-    notes = [f"{late.count} requests wait, longer than the SLA allows"] if late and late.count else []
-    if requests and passed.untimed / requests > _NOTABLE:
-        share = passed.untimed / requests
-        notes.append(f"{share:.0%} of the requests cannot be timed: see docs/internals/taps.md")
-    if requests or late is not None:
-        feed.explain("; ".join(notes))
+def _count(feed: Feed, passed: Sequence[ServiceTraffic], late: Sequence[Histogram], end_s: float) -> None:
+    """Count what passed since the reading before, of each VM, and what is late."""
+    for seen in passed:
+        feed.take(end_s, buckets=seen.times.buckets, requests=sum(seen.requests.values()))
+        if seen.errors:
+            feed.error("the server answered that it failed", seen.errors)
+        if seen.unanswered:
+            feed.error("a request was not answered", seen.unanswered)
+    for waiting in late:
+        if waiting.count:
+            feed.take(end_s, buckets=waiting.buckets, requests=0)
+
+
+def _notes(route: TapRoute, passed: Sequence[ServiceTraffic], late: Sequence[Histogram]) -> str:
+    """What is to be known of these figures."""
+    notes: list[str] = []
+    if not passed:
+        port = route.source.port
+        notes.append("no service was seen yet" if port is None else f"nobody was seen to serve port {port}")
+    if waiting := sum(histogram.count for histogram in late):
+        notes.append(f"{waiting} requests wait, longer than the SLA allows")
+    requests = sum(sum(seen.requests.values()) for seen in passed)
+    untimed = sum(seen.untimed for seen in passed)
+    if requests and untimed / requests > _NOTABLE:
+        notes.append(f"{untimed / requests:.0%} of the requests cannot be timed: see docs/internals/taps.md")
+    if route.source.port is None and passed:
+        notes.append(f"the port with the most requests is {passed[0].port}")
+    return "; ".join(notes)

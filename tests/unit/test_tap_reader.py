@@ -12,7 +12,7 @@ import pytest
 
 from manager.errors import HostError
 from manager.model.histogram import Histogram
-from manager.model.registration import Sla
+from manager.model.registration import Sla, Tier
 from manager.model.source import SourceState, Tap
 from manager.model.traffic import HostServices, ServiceTraffic, TapProtocol
 from manager.telemetry.source_thread import Sources
@@ -141,6 +141,27 @@ def test_requests_that_wait_longer_than_the_sla_allows_count_in_each_window(
 def test_a_window_ends_with_its_last_reading(slot_s: float, every_s: float, end_s: float, ends: bool) -> None:
     route = TapRoute(Tap("wire", 80), None, frozenset(), None, slot_s)  # type: ignore[arg-type]
     assert route.ends_slot(end_s, every_s) is ends
+
+
+def test_without_a_port_it_is_that_with_the_most_requests_of_the_first_tier(
+    sources: Sources, program: FakeProgram
+) -> None:
+    application = replace(shop(Tap("wire"), vm=VM), tiers=(Tier("front", (VM,)), Tier("back", ("db",))))
+    sources.configure([application], 1.0, {}, {VM: frozenset({TAP}), "db": frozenset({TAP + 1})})
+    until(lambda: "no service was seen yet" in sources.statuses()[0].detail, "the source to look")
+    program.count(TAP, 22, 5)
+    program.count(TAP, 80, *[10] * 9)
+    program.count(TAP + 1, 5432, *[1] * 50)
+    until(lambda: counted(sources) == 9, "the answers")
+    assert sources.statuses()[0].detail == "the port with the most requests is 80"
+
+
+def test_a_port_that_nobody_serves_is_told(sources: Sources, program: FakeProgram) -> None:
+    configure(sources, Tap("wire", 81))
+    program.count(TAP, 80, 10)
+    until(lambda: "nobody was seen to serve port 81" in sources.statuses()[0].detail, "the note")
+    program.count(TAP, 81, 10)
+    until(lambda: not sources.statuses()[0].detail, "no note")
 
 
 def test_interfaces_come_and_go(sources: Sources, program: FakeProgram) -> None:
