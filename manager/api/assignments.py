@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from manager.api.context import ManagerContext
-from manager.control.source_rules import sources_on
+from manager.control.source_rules import sources_in_force, sources_on
 from manager.model.fields import fields_of, json_of
 from manager.model.registration import Application, HostSpec, VmSpec
 from manager.model.window import AssignedWindow
@@ -22,7 +22,7 @@ from manager.store.serving_hosts import named_hosts
 from manager.store.silent_hosts import ranks_of
 from manager.store.source_rows import hosts_of
 from manager.store.vms import vms_for_host
-from manager.store.windows import recent_windows
+from manager.store.windows import POSTED_LATELY, posted_to, recent_windows
 
 _SLOTS = 4
 """Slots of response times in an assignment; the agent remembers earlier ones."""
@@ -49,11 +49,12 @@ class _Registered:
 class _Assigned:
     """The assignment without response times.
 
-    ``placement`` is what it was made from: hosts of VMs, hosts that operators registered, and ranks of hosts.
+    ``placement`` is what it was made from: hosts of VMs, hosts that operators registered, ranks of hosts, and which
+    applications somebody posts response times to.
     """
 
     registered: _Registered
-    placement: tuple[Hosts, Hosts, Mapping[str, int]]
+    placement: tuple[Hosts, Hosts, Mapping[str, int], frozenset[int]]
     body: AssignmentOut
 
 
@@ -88,7 +89,7 @@ class Assignments:
     def slots(self, session: Session, host: str) -> tuple[SlotsOut, int]:
         """The part of the assignment that changes all the time. Raises NotFound."""
         assigned = self._now(session, host)
-        hosts, _, _ = assigned.placement
+        hosts, *_ = assigned.placement
         slots = SlotsOut(
             digest=assigned.body.digest,
             windows=self._windows(session, host, assigned),
@@ -108,7 +109,9 @@ class Assignments:
         with_sources = {number: application.name for number, application in applications if application.sources}
         named = named_hosts(session, with_sources, now) if with_sources else {}
         several = frozenset().union(*(choice for choice in named.values() if len(choice) > 1))
-        placement = hosts, named, ranks_of(session, several, now) if several else {}
+        without = registered.applications.keys() - with_sources.keys()
+        posted = posted_to(session, without, now - POSTED_LATELY)
+        placement = hosts, named, ranks_of(session, several, now) if several else {}, posted
         assigned = self._assigned.get(host)
         if assigned is None or assigned.registered is not registered or assigned.placement != placement:
             assigned = self._assigned[host] = _Assigned(registered, placement, self._body(registered, *placement))
@@ -130,12 +133,20 @@ class Assignments:
             )
         return registered
 
-    def _body(self, registered: _Registered, hosts: Hosts, named: Hosts, ranks: Mapping[str, int]) -> AssignmentOut:
+    def _body(
+        self,
+        registered: _Registered,
+        hosts: Hosts,
+        named: Hosts,
+        ranks: Mapping[str, int],
+        posted: frozenset[int],
+    ) -> AssignmentOut:
         here = registered.host.name
         applications = []
-        for application in registered.applications.values():
+        for number, application in registered.applications.items():
             name = application.name
-            sources = sources_on(here, application.sources, hosts[name], named.get(name, ()), ranks)
+            in_force = sources_in_force(application.sources, application.sla, number in posted)
+            sources = sources_on(here, in_force, hosts[name], named.get(name, ()), ranks)
             applications.append(AssignedApplication(**fields_of(Application, application) | {"sources": sources}))
         body = AssignmentOut(registered.host, registered.vms, tuple(applications), self._context.slot_s)
         return replace(body, digest=hashlib.sha256(json_of(body)).hexdigest())

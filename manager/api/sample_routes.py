@@ -16,6 +16,7 @@ from manager.api.paging import NAME, TIME, Page, part, read_cursor
 from manager.api.queries import NamePath, PageQuery, WindowQuery
 from manager.api.schemas.registration_shapes import SourceOut, WindowOut
 from manager.api.validation import read_json, read_lines, shown
+from manager.control.source_rules import sources_in_force
 from manager.errors import InvalidRequest, TooManyRequests
 from manager.model.fields import adapter_of, timestamp
 from manager.model.histogram import Histogram, bucket_of
@@ -27,7 +28,7 @@ from manager.store.models import ApplicationRow
 from manager.store.registrations import get
 from manager.store.serving_hosts import hosts_to_register, named_hosts, served_until
 from manager.store.source_rows import source_statuses, sources_of
-from manager.store.windows import MAX_COUNT, add_samples, list_windows, slot_start
+from manager.store.windows import MAX_COUNT, POSTED_LATELY, add_samples, list_windows, posted_to, slot_start
 
 _DEFAULT_INTERVAL = timedelta(seconds=1)
 _MAX_LINES = 100_000
@@ -87,7 +88,9 @@ def samples_api(context: ManagerContext) -> RouteGroup:
         after = read_cursor(query, NAME)
         with database.reading() as session:
             application = get(session, ApplicationRow, path.name)
-            registered = {source.name: source for source in sources_of(application)}
+            posted = bool(posted_to(session, [application.id], context.now() - POSTED_LATELY))
+            in_force = sources_in_force(sources_of(application), application.sla, posted)
+            registered = {source.name: source for source in in_force}
             statuses = source_statuses(session, application)
             named = named_hosts(session, {application.id: application.name}, context.now())[application.name]
             vms_without_host = [] if named else hosts_to_register(session, application)

@@ -20,6 +20,15 @@ _SEEN_AT_TAPS = NginxFile | NginxSyslog | HttpProbe | MemcachedProbe
 """Their requests pass the taps of the same VMs."""
 
 
+UNREGISTERED = Tap("taps")
+"""The source of applications that have none."""
+
+
+def sources_in_force(sources: tuple[Source, ...], sla: Sla | None, posted: bool) -> tuple[Source, ...]:
+    """The registered ``sources``; without any, where there is an SLA and nobody posts response times, UNREGISTERED."""
+    return sources or ((UNREGISTERED,) if sla is not None and not posted else ())
+
+
 def sources_on(
     host: str,
     sources: Iterable[Source],
@@ -79,7 +88,8 @@ def _counted_twice(tap: Tap, earlier: Sequence[Source], sources: Sequence[Source
     if tap.port in ports and tap.port is not None:
         return [("port", f"{tap.port} is the port of an earlier source: its requests would count twice")]
     if ports and None in (*ports, tap.port):
-        text = "null is refused beside another tap: requests would count twice; give each its port"
+        shown = "null" if tap.port is None else f"{tap.port}"
+        text = f"{shown} is refused beside another tap of any port: requests would count twice; give each its port"
         return [("port", text)]
     again = next((source for source in sources if isinstance(source, _SEEN_AT_TAPS)), None)
     if again is None:

@@ -32,6 +32,8 @@ MAX_COUNT = 2**53
 
 PUSHED = ""
 """Origin of response times that were posted to the manager."""
+POSTED_LATELY = timedelta(minutes=10)
+"""An application that somebody has posted response times to for no longer than that ago needs no source."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _END = datetime.max.replace(tzinfo=UTC)
@@ -131,6 +133,14 @@ def latest_windows(
     names = {application.id: application.name for application in applications}
     recent = recent_windows(session, names, slot_length, 2, until=until)
     return {name: merge(slots) for name, slots in recent.items()}
+
+
+def posted_to(session: Session, numbers: Collection[int], since: datetime) -> frozenset[int]:
+    """To which of these applications (row numbers) somebody has posted response times that ended after ``since``."""
+    if not numbers:
+        return frozenset()
+    posted = WindowRow.application_id.in_(numbers) & (WindowRow.slot >= since) & (WindowRow.origin == PUSHED)
+    return frozenset(session.scalars(select(WindowRow.application_id).where(posted).distinct()))
 
 
 def recent_windows(

@@ -20,6 +20,7 @@ from manager.model.source import (
     TimeField,
 )
 from manager.store.silent_hosts import SilenceWatch
+from manager.store.windows import POSTED_LATELY
 from tests.api.conftest import HOST, START, Api, report
 
 LEAST: dict[str, dict[str, Any]] = {
@@ -105,7 +106,8 @@ READY = source("prometheus", percentile=99)
         ([source("memcached_probe", port=0)], "sources[0].port", ["at least 1 and at most 65535"]),
         ([source("memcached_probe", port=65536)], "sources[0].port", ["at least 1 and at most 65535"]),
         ([source("tap", port=0)], "sources[0].port", ["at least 1 and at most 65535"]),
-        ([{"type": "tap", "name": "one"}], "sources[0].port", ["is required"]),
+        ([source("tap", "a"), source("tap", "b", port=None)], "sources[1].port", ["null", "give each its port"]),
+        ([source("tap", "a", port=None), source("tap", "b")], "sources[1].port", ["11211", "give each its port"]),
         ([source("nginx_file", path="access.log")], "sources[0].path", ["an absolute path"]),
         ([source("nginx_file", path="/a\0")], "sources[0].path", ["an absolute path"]),
         ([source("nginx_file", time="time")], "sources[0].time", ["request_time, upstream_response_time"]),
@@ -169,3 +171,27 @@ def test_probes_move_to_a_host_that_reports_and_back_when_the_first_one_lasts(sh
     assert passed(59, HOST, "kvm2") == ["kvm2"]
     assert passed(1, HOST, "kvm2") == [HOST]
     assert passed(60) == [HOST], "nobody reports: the first by name"
+
+
+def test_an_application_without_a_source_is_measured_at_its_taps_unless_somebody_posts(shop: Api) -> None:
+    """And unless it has no SLA."""
+    shop.ok("PUT", f"/hosts/{HOST}", {})
+    shop.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
+
+    def in_force() -> list[tuple[str, Any]]:
+        [application] = shop.ok("GET", f"/hosts/{HOST}/assignment")["applications"]
+        shown = [row["source"] for row in shop.ok("GET", "/applications/shop/sources")["items"]]
+        assert shown == [each["name"] for each in application["sources"]]
+        return [(each["name"], each["port"]) for each in application["sources"]]
+
+    assert in_force() == [("taps", None)]
+    assert shop.ok("GET", "/applications/shop")["sources"] == []
+    shop.ok("POST", "/applications/shop/samples", {"times_ms": [1]})
+    assert in_force() == []
+    shop.clock.now_s += POSTED_LATELY.total_seconds() + 10
+    assert in_force() == [("taps", None)]
+    shop.ok("PATCH", "/applications/shop", {"sla": None})
+    assert in_force() == []
+    shop.ok("PATCH", "/applications/shop", {"sla": {"response_time_ms": 5}, "sources": [source("push", "p")]})
+    [application] = shop.ok("GET", f"/hosts/{HOST}/assignment")["applications"]
+    assert [each["name"] for each in application["sources"]] == ["p"]
