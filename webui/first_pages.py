@@ -11,12 +11,15 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import OPERATOR, allow
 from manager.api.queries import NamePath
+from manager.control.watching import SOURCE_NAME, application_names
 from manager.model.registration import Mode
+from manager.model.source import SourceKind
+from manager.model.traffic import MOST_SERVICES
 from webui import rest
 from webui.editing_pages import KINDS, filled, free_vms, save
 from webui.filled import Sheet
 from webui.forms import Look, Part, form_page, parts_of
-from webui.host_view import Contact, heard
+from webui.host_view import Contact, ServiceLine, heard, service_lines
 from webui.rest import Json
 from webui.site import now_s, web
 
@@ -55,17 +58,31 @@ class System:
         return next((step for step, so in done.items() if not so), "done")
 
 
+@dataclass(frozen=True, slots=True)
+class SeenServices:
+    """The services in the registered VMs of a host that reports; ``reported`` is the interface's answer."""
+
+    host: str
+    lines: Sequence[ServiceLine]
+    reported: Json
+
+
 @web.route("/first", methods=["GET", "POST"])
 @allow(OPERATOR)
 def register_first() -> AnyResponse:
-    """What to do next, from what there is; ``step`` and ``application`` lead to other ones."""
+    """What to do next, from what there is; ``step`` and ``application`` lead to other ones.
+
+    ``vm`` and ``port`` name a service that the form of a new application is filled in for.
+    """
     system = look()
     step = request.values.get("step", system.step)
     if step not in STEPS or (system.application is None and step in {"sources", "mode"}):
         step = system.step
-    sheet = Sheet()
+    sheet, services, watched = Sheet(), list[SeenServices](), None
     if step == "application":
-        sheet = _new_application(system)
+        services = _services(system)
+        watched = _watched(services)
+        sheet = _new_application(system, watched)
     elif step == "sources" and system.application:
         sheet = _sources_of(system.application["name"])
     sent = request.method == "POST" and "do" not in request.form
@@ -80,6 +97,10 @@ def register_first() -> AnyResponse:
         reached=list(STEPS).index(system.step),
         system=system,
         hosts=sorted({vm["status_host"] for vm in system.vms if vm["status_host"]}),
+        services=services,
+        watched=watched,
+        simulated=any(watched in seen.lines and seen.reported["simulated"] for seen in services),
+        asked="vm" in request.args,
     )
 
 
@@ -93,8 +114,41 @@ def look() -> System:
     return System(reporting, [host for host in hosts if host not in reporting], list(rest.every("/vms")), chosen)
 
 
-def _new_application(system: System) -> Sheet:
-    """The form of a new application; here it needs an SLA."""
+def _services(system: System) -> list[SeenServices]:
+    """What serves in the registered VMs of each host that reports."""
+    seen = []
+    for host in system.reporting:
+        reported = rest.get(rest.at("hosts", host["name"], "services"), limit=MOST_SERVICES)
+        lines = [line for line in service_lines(reported["items"], system.vms) if line.vm is not None]
+        seen.append(SeenServices(host["name"], lines, reported))
+    return seen
+
+
+def _watched(services: Sequence[SeenServices]) -> ServiceLine | None:
+    """The service that the address names; None where it names none that is seen."""
+    named = request.args.get("vm"), request.args.get("port")
+    lines = (line for seen in services for line in seen.lines)
+    return next((line for line in lines if (line.name, str(line.service["port"])) == named), None)
+
+
+def _watching(line: ServiceLine) -> Sheet:
+    """The form of an application that watches a service: all of it follows from what was seen."""
+    taken = {application["name"] for application in rest.every("/applications")}
+    name, tier = application_names(line.name, line.service["protocol"], taken)
+    source = {"type": SourceKind.TAP.value, "name": SOURCE_NAME, "port": line.service["port"]}
+    body: Json = {
+        "tiers": [{"name": tier, "vms": [line.name]}],
+        "sla": {"percentile": 95.0, "response_time_ms": line.target_ms},
+        "mode": Mode.OBSERVE.value,
+        "sources": [source],
+    }
+    return Sheet(name, body)
+
+
+def _new_application(system: System, watched: ServiceLine | None) -> Sheet:
+    """The form of a new application, filled in for the service that is to be watched; here it needs an SLA."""
+    if request.method == "GET" and watched is not None:
+        return _watching(watched)
     if request.method == "GET":
         critical = [vm["name"] for vm in system.vms if vm["class"] == "critical" and not vm["application"]]
         tier = {"name": "web", "vms": critical if len(critical) == 1 else []}
@@ -120,6 +174,8 @@ def _parts(step: str, sheet: Sheet, system: System) -> tuple[Part, ...]:
         return parts_of(_APPLICATIONS.model, sheet.body, sheet.errors, Look(only=frozenset({"sources"})))
     free = free_vms(system.vms, None)
     only, needed = frozenset({"tiers", "sla", "mode"}), frozenset({"sla"})
+    if sheet.body.get("sources"):
+        only |= {"sources"}
     shown = Look(choices={"tiers[].vms": free}, only=only, needed=needed, focus=sheet.focus)
     parts = parts_of(_APPLICATIONS.model, sheet.body, sheet.errors, shown)
     return (*parts_of(NamePath, {"name": sheet.name}, sheet.errors), *parts)

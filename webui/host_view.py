@@ -8,6 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from manager.control.watching import suggested_target_ms
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
 from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown
@@ -255,6 +256,12 @@ class ServiceLine:
     def vm_class(self) -> str:
         """critical, batch or unregistered."""
         return str(self.vm["class"]) if self.vm else "unregistered"
+
+    @property
+    def target_ms(self) -> float | None:
+        """A target that its p95 suggests; None where no response time was measured."""
+        p95_ms = self.service["p95_ms"]
+        return None if p95_ms is None else suggested_target_ms(p95_ms)
 
 
 def service_lines(services: Iterable[Json], vms: Iterable[Json]) -> list[ServiceLine]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
@@ -11,6 +13,7 @@ from playwright.sync_api import Locator, Page, expect
 from manager.errors import ManagerUnavailable
 from tests.e2e.browser import Visits, sign_in
 from tests.e2e.service import Service
+from tests.e2e.test_every_page import check, too_wide
 
 REFUSED = "status of 4(09|12|22)"
 
@@ -271,6 +274,63 @@ def test_first_steps_lead_from_an_agent_to_an_sla(visits: Visits, fresh: Service
         "tick-web": "critical",
         "batch-1": "batch",
     }
+
+
+@pytest.fixture
+def unwatched(tmp_path: Path) -> Iterator[Service]:
+    """An agent reports, and nothing is registered."""
+    service = Service(tmp_path, "flapping", speed=10)
+    service.prepare(registered=False)
+    service.add_users()
+    service.start("agent")
+    yield service
+    service.close()
+
+
+@pytest.mark.parametrize("scripts", [True, False], ids=["scripts", "no scripts"])
+def test_a_service_is_watched_within_a_minute_without_configuration(
+    unwatched: Service, visits: Visits, scripts: bool
+) -> None:
+    """From an agent that reports to an SLA that is evaluated, by what was seen of the VMs alone."""
+    page = visits.page(unwatched, "operator", java_script=scripts)
+    unwatched.until(lambda client: client.items("/domains", registered="false"))
+    begun_s = time.monotonic()
+    page.goto("/")
+    page.get_by_role("link", name="Register the first application").click()
+    page.get_by_role("link", name="Register running VMs").click()
+    for name, vm_class in (("tick-web", "critical"), ("batch-1", "batch")):
+        page.get_by_label(f"Pick {name} on").check()
+        page.get_by_label(f"Class of {name} on").select_option(vm_class)
+    save(page, "Register selected VMs")
+    watch = page.get_by_role("link", name="Watch tick-web, port 80")
+    if scripts:
+        expect(watch).to_be_visible(timeout=30_000)  # the page is live
+    else:
+        unwatched.until(lambda client: client.items(f"/hosts/{unwatched.host}/services"))
+        page.reload()
+    assert page.get_by_role("link", name=re.compile("Watch")).count() == 1, "tock-web is not registered"
+    if scripts:
+        check(page)
+    watch.click()
+    expect(page.get_by_text("Suggested target")).to_be_visible()
+    expect(page.get_by_text("Its response times are simulated")).to_be_visible()
+    expect(page.get_by_label("Port")).to_have_value("80")
+    if scripts:
+        check(page)
+        for width in (360, 1280):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert too_wide(page) == []
+    save(page, "Save the application")
+    expect(page.get_by_role("heading", name="Observe or enforce")).to_be_visible()
+    made = unwatched.ask("GET", "/applications/tick")
+    assert [(one["type"], one["port"]) for one in made["sources"]] == [("tap", 80)]
+    assert (made["tiers"], made["mode"]) == ([{"name": "web", "vms": ["tick-web"]}], "observe")
+    unwatched.until(lambda client: client.get("/applications/tick")["sla_state"] != "no_data")
+    assert time.monotonic() - begun_s < 60
+    page.goto(f"/hosts/{unwatched.host}")
+    services = page.get_by_role("table", name=re.compile("Ports of VMs"))
+    expect(services.get_by_role("row").filter(has_text="tick-web")).to_contain_text("http")
+    expect(page.get_by_role("region", name=re.compile("Services"))).to_contain_text("simulated")
 
 
 def test_a_button_stays_where_it_is_pressed(visits: Visits, own: Service) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,105 @@ def test_the_first_steps_lead_to_an_application_whose_sla_is_kept(desk: Desk, op
     assert step(operator.get("/first?step=done")) == "Running"
     desk.api.ok("PATCH", "/applications/shop", {"mode": "enforce"})
     assert step(operator.get("/first")) == "Running"
+
+
+def service(domain: dict[str, str], port: int = 80, **changes: Any) -> dict[str, Any]:
+    figures = {
+        "libvirt_uuid": domain["libvirt_uuid"],
+        "port": port,
+        "protocol": "http",
+        "protocol_share": 1.0,
+        "rate_rps": 48.2,
+        "p50_ms": 1.3,
+        "p95_ms": 1.9,
+        "p99_ms": 3.0,
+        "error_share": 0.0,
+        "since": "2026-03-01T11:58:05Z",
+        "window_s": 45.0,
+    }
+    return figures | changes
+
+
+@pytest.fixture
+def registered(desk: Desk) -> Desk:
+    """A critical VM and one of batch, in a host that reports."""
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(domains=[WEB, FILL], tick=tick()), role="host")
+    for name, vm_class in (("web-1", "critical"), ("fill", "batch")):
+        desk.api.ok("PUT", f"/vms/{name}", {"class": vm_class})
+    return desk
+
+
+def serving(desk: Desk, *services: dict[str, Any], **changes: Any) -> None:
+    body = report(services={"services": list(services), **changes}, tick=tick())
+    desk.api.ok("POST", f"/hosts/{HOST}/report", body, role="host")
+
+
+def watch_links(page: Page) -> list[str]:
+    """Where the buttons «Watch» lead to."""
+    return [link["href"] for link in page.all("a", class_="button") if link.text.startswith("Watch")]
+
+
+def test_a_service_that_was_seen_is_watched_without_any_configuration(registered: Desk, operator: Browser) -> None:
+    serving(registered, service(FILL, 9100, protocol="other"), service(WEB))
+    page = operator.get("/first")
+    assert step(page) == "An application has an SLA"
+    rows = [" ".join(row.text.split()) for row in page.all("tr")[1:]]
+    assert rows[0].startswith("web-1 critical 80 http 48.2 req/s 1.3 ms 1.9 ms 3 ms 0 %")
+    assert rows[1].startswith("fill batch 9100 other")
+    assert page.all("body", data_live="fleet"), "the table is live"
+    watch, _ = watch_links(page)
+
+    page = operator.get(watch)
+    assert not page.all("body", data_live="fleet"), "the form is not"
+    text = page.by_id("derived").text
+    assert "Suggested target: 10 ms." in text
+    assert "The p95 was 1.9 ms over the last 45 s at 48.2 req/s" in text
+    refused = operator.post(watch, page.filled({"name": "no name"}))
+    assert refused.status == 422
+    assert refused.fields()["sources[0].port"] == "80", "the source stays"
+    saved = operator.post(watch, page.fields())
+    assert saved.status == 303
+    made = registered.api.ok("GET", "/applications/web")
+    assert made["tiers"] == [{"name": "web", "vms": ["web-1"]}]
+    assert (made["sla"]["percentile"], made["sla"]["response_time_ms"], made["mode"]) == (95, 10, "observe")
+    assert [(one["type"], one["name"], one["port"]) for one in made["sources"]] == [("tap", "wire", 80)]
+    assert step(operator.get(saved.response.location)) == "Observe or enforce", "application and source in one go"
+
+    again = operator.get("/first?step=application")
+    assert [row.text for row in again.all("a", href="/applications/web")] == ["web"]
+    assert len(watch_links(again)) == 1
+
+
+def test_a_service_of_a_batch_vm_is_watched_with_a_warning(registered: Desk, operator: Browser) -> None:
+    registered.api.ok("PUT", "/applications/fill", {"tiers": []})
+    serving(registered, service(FILL, 11211, protocol="memcached", p50_ms=None, p95_ms=None, p99_ms=None))
+    [watch] = watch_links(operator.get("/first"))
+    page = operator.get(watch)
+    assert "is registered as batch" in page.text
+    assert "No response time could be measured in the last 45 s" in page.by_id("derived").text
+    given = page.fields()
+    assert (given["name"], given["tiers[0].name"], given["sla.response_time_ms"]) == ("fill-2", "cache", "")
+    page = operator.post(watch, given)
+    assert page.status == 422
+    assert "is required" in page.message_at("sla.response_time_ms")
+
+
+def test_where_services_cannot_be_seen_the_page_says_why_and_goes_on(registered: Desk, operator: Browser) -> None:
+    assert "no port of a registered VM has answered a request yet" in operator.get("/first").text
+    serving(registered, problem="bpftool: [Errno 2] No such file or directory")
+    page = operator.get("/first")
+    assert f"On {HOST} services cannot be seen: bpftool" in page.text
+    saved = operator.post("/first", page.filled({"name": "shop", "sla.response_time_ms": "10"}))
+    assert saved.status == 303
+    assert step(operator.get(saved.response.location)) == "Response times arrive"
+
+
+@pytest.mark.parametrize("named", ["vm=web-1&port=81", "vm=ghost&port=80", "vm=web-1", "vm=web-1&port=x"])
+def test_a_service_that_is_not_seen_any_more_is_not_watched(registered: Desk, operator: Browser, named: str) -> None:
+    serving(registered, service(WEB))
+    page = operator.get(f"/first?step=application&{named}")
+    assert "That service is not seen any more" in page.text
+    assert "sources[0].port" not in page.fields()
 
 
 def test_an_agent_that_fell_silent_is_told_as_such(desk: Desk, operator: Browser) -> None:
