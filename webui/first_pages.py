@@ -11,9 +11,8 @@ from werkzeug.wrappers import Response as AnyResponse
 
 from manager.api.auth import OPERATOR, allow
 from manager.api.queries import NamePath
-from manager.control.watching import SOURCE_NAME, application_names
+from manager.control.watching import application_body, application_names
 from manager.model.registration import Mode
-from manager.model.source import SourceKind
 from manager.model.traffic import MOST_SERVICES
 from webui import rest
 from webui.editing_pages import KINDS, filled, free_vms, save
@@ -135,14 +134,7 @@ def _watching(line: ServiceLine) -> Sheet:
     """The form of an application that watches a service: all of it follows from what was seen."""
     taken = {application["name"] for application in rest.every("/applications")}
     name, tier = application_names(line.name, line.service["protocol"], taken)
-    source = {"type": SourceKind.TAP.value, "name": SOURCE_NAME, "port": line.service["port"]}
-    body: Json = {
-        "tiers": [{"name": tier, "vms": [line.name]}],
-        "sla": {"percentile": 95.0, "response_time_ms": line.target_ms},
-        "mode": Mode.OBSERVE.value,
-        "sources": [source],
-    }
-    return Sheet(name, body)
+    return Sheet(name, application_body(line.name, line.service["port"], tier, line.target_ms))
 
 
 def _new_application(system: System, watched: ServiceLine | None) -> Sheet:

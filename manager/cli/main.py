@@ -21,6 +21,7 @@ _COMMANDS = {
     "decisions": "status_commands",
     "plan": "plan_command",
     "services": "services_command",
+    "watch": "watch_command",
     "enforce": "mode_commands",
     "observe": "mode_commands",
     "release": "mode_commands",

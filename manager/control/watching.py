@@ -5,18 +5,32 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection
+from typing import Any
 
 from manager.model.fields import NAME_MAX
+from manager.model.registration import Mode
+from manager.model.source import SourceKind
 from manager.model.traffic import TapProtocol
 
 TARGET_FACTOR = 3.0
 """A suggested target is so many times the measured p95."""
-SOURCE_NAME = "wire"
-"""Of the tap source of an application that is made from a service."""
+_SOURCE_NAME = "wire"
+"""Of the tap source."""
 _LEAST_MS, _MOST_MS = 1.0, 100_000.0
 _STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _TIERS = {TapProtocol.MEMCACHED: "cache", TapProtocol.MEMCACHED_BINARY: "cache"}
 _TIER = "web"
+
+
+def application_body(vm: str, port: int, tier: str, target_ms: float | None) -> dict[str, Any]:
+    """The body that registers an application which watches a port of a VM; target None: it has yet to be filled in."""
+    source = {"type": SourceKind.TAP.value, "name": _SOURCE_NAME, "port": port}
+    return {
+        "tiers": [{"name": tier, "vms": [vm]}],
+        "sla": {"percentile": 95.0, "response_time_ms": target_ms},
+        "mode": Mode.OBSERVE.value,
+        "sources": [source],
+    }
 
 
 def suggested_target_ms(p95_ms: float) -> float:

@@ -1,0 +1,117 @@
+"""`equipoise watch`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import closing
+from typing import Any
+
+import click
+
+from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
+from manager.control.watching import application_body, application_names, suggested_target_ms
+from manager.model.fields import NAME_PATTERN
+from manager.model.numbers import milliseconds
+from manager.model.registration import VmClass
+from manager.model.traffic import MOST_SERVICES
+from manager.protocol.client import ManagerClient
+from manager.settings import Settings
+from manager.terminal import output
+
+_EPILOG = """
+WHAT IT DOES
+  Registers an application that watches the service at PORT of a registered VM: named after the VM, with one tier, an
+  SLA of its p95, and a tap source, which measures from the packets at the VM's tap; nothing is needed in the guest. It
+  is in mode observe: nothing is written for it.
+
+  Without --p95-ms the target is three times the p95 that the agent measured over the last minute, rounded up to 1, 2,
+  5, 10, 20, 25, 50, 100 ms and so on; set what your users need. It prints what was registered and how to undo it.
+
+EXAMPLES
+  equipoise watch shop-web:80
+  equipoise watch shop-cache:11211 --p95-ms 2
+  equipoise watch shop-web:80 --dry-run --json
+"""
+_PORTS = 65_535
+
+
+def _vm_port(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, int]:
+    """A VM and a port of it. Raises BadParameter."""
+    vm, _, port = value.rpartition(":")
+    if re.fullmatch(NAME_PATTERN, vm) and re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= _PORTS:
+        return vm, int(port)
+    raise click.BadParameter(f"{value!r} is refused; use the name of a VM and a port, 1 to {_PORTS}: shop-web:80")
+
+
+@click.command(cls=ManPage, epilog=_EPILOG)
+@with_settings(*CLIENT_SETTINGS)
+@click.argument("service", callback=_vm_port, metavar="VM:PORT")
+@click.option(
+    "--p95-ms",
+    type=click.FloatRange(0, 100_000, min_open=True),
+    metavar="MS",
+    help="Target of the SLA: the p95 of response times, above 0 to 100000. [default: three times the measured p95]",
+)
+@click.option("--dry-run", is_flag=True, help="Show what would be registered.")
+@json_option
+def watch(settings: Settings, service: tuple[str, int], p95_ms: float | None, dry_run: bool, as_json: bool) -> None:
+    """Watch a service that was seen in a VM: register an application with an SLA and a tap source."""
+    vm, port = service
+    with closing(connect(settings)) as client:
+        registered = _registered(client, vm)
+        seen = _seen(client, registered, port, needed=p95_ms is None)
+        target_ms = p95_ms if p95_ms is not None else suggested_target_ms(seen["p95_ms"])
+        taken = [application["name"] for application in client.items("/applications")]
+        name, tier = application_names(vm, seen.get("protocol", ""), taken)
+        body = application_body(vm, port, tier, target_ms)
+        if not dry_run:
+            client.request("PUT", f"/applications/{name}", body=body, headers={"If-None-Match": "*"})
+    url = settings.text("manager_url").rstrip("/")
+    undo = f"DELETE {url}/api/v1/applications/{name}, or {url}/registered/applications/{name}/delete in a browser"
+    lines = [
+        f"application {name} {'would be' if dry_run else 'is'} registered: tier {tier} with VM {vm},"
+        f" p95 <= {milliseconds(target_ms)}, measured at the tap, port {port}; mode observe"
+    ]
+    if p95_ms is None:
+        lines.append(
+            f"target: three times the measured p95, {milliseconds(seen['p95_ms'])} over the last"
+            f" {seen['window_s']:.0f} s at {seen['rate_rps']:g} req/s, rounded up; set what your users need"
+        )
+    if registered["class"] == VmClass.BATCH:
+        lines.append(f"VM {vm} is registered as batch: it is measured, but not protected")
+    shown = {"application": name, "dry_run": dry_run, "registration": body, "measured": seen or None, "undo": undo}
+    output(as_json, shown, *lines, *([] if dry_run else [f"undo: {undo}"]))
+
+
+def _registered(client: ManagerClient, vm: str) -> dict[str, Any]:
+    """A VM that runs and serves no application yet. Raises Failure."""
+    registered: dict[str, Any] = client.get(f"/vms/{vm}")
+    if registered["application"] is not None:
+        raise Failure(f"VM {vm} serves application {registered['application']} already: add a tap source to that")
+    if registered["status_host"] is None:
+        raise Failure(f"no agent reports that VM {vm} runs")
+    return registered
+
+
+def _seen(client: ManagerClient, registered: Mapping[str, Any], port: int, *, needed: bool) -> dict[str, Any]:
+    """What the agent reported of the service; nothing where it has not seen it. Raises Failure.
+
+    ``needed``: its p95 is needed.
+    """
+    vm, host = registered["name"], registered["status_host"]
+    answer = client.get(f"/hosts/{host}/services", vm=vm, limit=str(MOST_SERVICES))
+    seen: dict[str, Any] = next((each for each in answer["items"] if each["port"] == port), {})
+    if needed and seen.get("p95_ms") is None:
+        raise Failure(f"{_why(host, vm, port, seen, answer)}; --p95-ms sets a target without it")
+    return seen
+
+
+def _why(host: str, vm: str, port: int, seen: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+    """Why no p95 of a service is known."""
+    if seen:
+        return f"no response time of port {port} of VM {vm} was measured in the last {seen['window_s']:.0f} s"
+    ports = [str(each["port"]) for each in answer["items"]]
+    others = f"; seen are {', '.join(ports)}" if ports else ""
+    problem = f": {answer['problem']}" if answer["problem"] else ""
+    return f"the agent of host {host} has seen no service at port {port} of VM {vm}{others}{problem}"

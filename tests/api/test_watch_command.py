@@ -1,0 +1,133 @@
+"""`equipoise watch`: what it registers of a service that an agent reported."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from manager.cli import main, watch_command
+from manager.protocol.client import ManagerClient
+from tests.api.conftest import HOST, Api, report, status
+from tests.fakes.manager import Wire
+
+UUID = status("shop-web")["libvirt_uuid"]
+
+
+@pytest.fixture
+def api(sqlite_api: Api, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """A VM that runs and serves, and the command as an operator's."""
+
+    def handle(request: httpx.Request) -> httpx.Response:
+        answer = sqlite_api.app.test_client().open(
+            str(request.url.raw_path, "ascii"),
+            method=request.method,
+            data=request.content,
+            headers=dict(request.headers),
+            buffered=True,
+        )
+        return httpx.Response(answer.status_code, headers=dict(answer.headers), content=answer.data)
+
+    secret = sqlite_api.secrets["operator"]
+    monkeypatch.setattr(
+        watch_command, "connect", lambda _settings: ManagerClient("http://manager", secret, Wire(handle))
+    )
+    sqlite_api.ok("PUT", "/vms/shop-web", {"class": "critical", "host": HOST})
+    seen(sqlite_api)
+    return sqlite_api
+
+
+def seen(api: Api, problem: str = "", **changes: Any) -> None:
+    """The agent reports the VM's service."""
+    service = {
+        "libvirt_uuid": UUID,
+        "port": 80,
+        "protocol": "http",
+        "protocol_share": 1.0,
+        "rate_rps": 48.2,
+        "p50_ms": 1.3,
+        "p95_ms": 1.9,
+        "p99_ms": 3.0,
+        "error_share": 0.0,
+        "since": "2026-03-01T11:58:05Z",
+        "window_s": 45.0,
+    }
+    domains = [{"libvirt_name": "shop-web", "libvirt_uuid": UUID}]
+    services = {"services": [service | changes], "problem": problem}
+    body = report(vms=[status("shop-web")], domains=domains, services=services)
+    api.ok("POST", f"/hosts/{HOST}/report", body, role="host")
+
+
+def watch(*words: str) -> Result:
+    return CliRunner().invoke(main, ["watch", "--manager-url", "http://manager", *words])
+
+
+def test_application_sla_and_source_are_registered_at_once(api: Api) -> None:
+    done = watch("shop-web:80")
+    assert done.exit_code == 0, done.output
+    made = api.ok("GET", "/applications/shop")
+    assert made["tiers"] == [{"name": "web", "vms": ["shop-web"]}]
+    assert (made["sla"]["percentile"], made["sla"]["response_time_ms"], made["mode"]) == (95, 10, "observe")
+    assert [(one["type"], one["port"]) for one in made["sources"]] == [("tap", 80)]
+    assert "application shop is registered: tier web with VM shop-web, p95 <= 10 ms" in done.output
+    assert "three times the measured p95, 1.9 ms over the last 45 s at 48.2 req/s" in done.output
+    assert "undo: DELETE http://manager/api/v1/applications/shop" in done.output
+    again = watch("shop-web:80")
+    assert (again.exit_code, "serves application shop already" in again.output) == (1, True)
+
+
+def test_a_target_of_ones_own_needs_no_measured_one(api: Api) -> None:
+    seen(api, p50_ms=None, p95_ms=None, p99_ms=None)
+    refused = watch("shop-web:80")
+    assert refused.exit_code == 1
+    assert "no response time of port 80 of VM shop-web was measured in the last 45 s" in refused.output
+    body = json.loads(watch("shop-web:8080", "--p95-ms", "2.5", "--json").stdout)
+    assert (body["application"], body["measured"], body["dry_run"]) == ("shop", None, False)
+    assert api.ok("GET", "/applications/shop")["sla"]["response_time_ms"] == 2.5
+    assert api.ok("GET", "/applications/shop")["sources"][0]["port"] == 8080
+
+
+def test_a_dry_run_registers_nothing(api: Api) -> None:
+    done = watch("shop-web:80", "--dry-run")
+    assert "application shop would be registered" in done.output
+    assert "undo" not in done.output
+    body = json.loads(watch("shop-web:80", "--dry-run", "--json").stdout)
+    assert body["registration"]["sla"]["response_time_ms"] == 10
+    assert body["measured"]["p95_ms"] == 1.9
+    assert api.ok("GET", "/applications")["items"] == []
+
+
+def test_a_batch_vm_is_measured_but_not_protected(api: Api) -> None:
+    api.ok("PATCH", "/vms/shop-web", {"class": "batch"})
+    assert "it is measured, but not protected" in watch("shop-web:80", "--dry-run").output
+
+
+def test_a_service_that_was_not_seen_is_named_with_what_was(api: Api) -> None:
+    refused = watch("shop-web:443")
+    assert refused.exit_code == 1
+    assert "has seen no service at port 443 of VM shop-web; seen are 80" in refused.output
+    assert "--p95-ms" in refused.output
+    seen(api, "Linux 6.6 or newer is needed", port=81)
+    assert "seen are 81: Linux 6.6 or newer is needed" in watch("shop-web:80").output
+
+
+def test_a_vm_that_is_not_there_or_does_not_run(api: Api) -> None:
+    assert "there is no VM named 'ghost'" in watch("ghost:80").output
+    api.ok("PUT", "/vms/idle", {"class": "critical"})
+    refused = watch("idle:80")
+    assert (refused.exit_code, "no agent reports that VM idle runs" in refused.output) == (1, True)
+
+
+@pytest.mark.parametrize("given", ["shop-web", "shop-web:", ":80", "shop-web:0", "shop-web:65536", "a b:80", "web:x"])
+def test_what_is_no_vm_and_port_is_refused(given: str) -> None:
+    refused = watch(given)
+    assert refused.exit_code == 2
+    assert "use the name of a VM and a port, 1 to 65535" in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize("target", ["0", "-1", "100001", "soon"])
+def test_a_target_that_no_sla_has_is_refused(target: str) -> None:
+    assert watch("shop-web:80", "--p95-ms", target).exit_code == 2
