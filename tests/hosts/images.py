@@ -41,6 +41,7 @@ PACKAGES = (
     *("libvirt-daemon-system", "libvirt-clients", "qemu-system-x86", "qemu-utils", "systemd-container"),
     *("dnsmasq-base", "iptables", "openssh-server", "openssh-client"),
     *("apparmor", "apparmor-utils", "chrony", "nginx-light", "postgresql", "memcached", "curl", "openssl"),
+    "bpftool",
     *("ca-certificates", "logrotate", "cgroup-tools", "sudo"),
     # what deploy/install and deploy/package install
     *("python3", "python3-venv", "python3-dev", "gcc", "libc6-dev", "pkg-config", "libvirt-dev"),
@@ -57,11 +58,6 @@ class Release:
     @property
     def suites(self) -> tuple[str, ...]:
         return (self.suite, self.kernel_suite) if self.kernel_suite else (self.suite,)
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """What it has installed beside its kernel; with another suite's also what loads our scheduler."""
-        return (*PACKAGES, "bpftool") if self.kernel_suite else PACKAGES
 
 
 DEBIAN_12 = Release("bookworm")
@@ -192,7 +188,7 @@ def _tree(release: Release, cache: Path, say: Callable[[str], None]) -> Path:
     from_backports = ("linux-*",) if release.kernel_suite else ()
     apt_of(release.suites, from_backports, folder, run)
     indexes = sorted((folder / "lists").glob("*Release"))
-    stamp = _digest(SETUP, SHELL.read_text(), *release.packages, *map(_digest_of, indexes))
+    stamp = _digest(SETUP, SHELL.read_text(), *PACKAGES, *map(_digest_of, indexes))
     kept = cache / f"debian-{'-'.join(release.suites)}-{stamp}.tar"
     if not kept.is_file():
         say(f"{release.suite}: packages")
@@ -217,7 +213,7 @@ def _bootstrap(release: Release, folder: Path, target: Path) -> None:
     hooks = [f'--customize-hook={setup} "$1" {SHELL}']
     if release.kernel_suite:
         hooks.insert(0, f'--setup-hook=mkdir -p "$1/etc/apt" && cp {preferences} "$1/etc/apt/preferences"')
-    included = f"--include={','.join((*release.packages, 'linux-image-cloud-amd64'))}"
+    included = f"--include={','.join((*PACKAGES, 'linux-image-cloud-amd64'))}"
     command = ["mmdebstrap", "--variant=apt", included, *hooks, release.suite, str(target), str(sources)]
     run(command, timeout_s=1200.0)
 

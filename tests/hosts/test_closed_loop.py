@@ -79,6 +79,24 @@ def weights(service: Service) -> dict[str, int]:
     }
 
 
+def assert_seen_at_its_tap(service: Service) -> None:
+    """The agent, under its unit and its AppArmor profile, sees what the guest serves; by a packet socket (6.1)."""
+
+    def found() -> dict[str, Any]:
+        answer: dict[str, Any] = service.call("GET", f"/hosts/{service.host.name}/services?vm={CACHE.name}")
+        return answer
+
+    seen = until(found, lambda answer: bool(answer["items"]), "the guest's service is seen")
+    assert seen["problem"] == ""
+    [cache] = seen["items"]
+    print(f"at the tap: {cache}")
+    assert (cache["port"], cache["protocol"], cache["error_share"]) == (MEMCACHED_PORT, "memcached", 0.0)
+    assert cache["rate_rps"] == pytest.approx(PROBE["rate_rps"], rel=0.3)
+    assert cache["p50_ms"] > 0
+    said = service.host.run("journalctl --no-pager --dmesg --grep 'DENIED.*profile=.equipoise-agent' || true")
+    assert "DENIED" not in said
+
+
 def test_response_times_of_a_guest_drive_its_weight(debian_12: Host) -> None:
     serve(debian_12)
     service = Service(debian_12).start()
@@ -88,6 +106,7 @@ def test_response_times_of_a_guest_drive_its_weight(debian_12: Host) -> None:
     service.call("PUT", "/applications/shop", APPLICATION)
     observed_ms = next_p95_ms(service)
     assert set(weights(service).values()) == {100}
+    assert_seen_at_its_tap(service)
     service.set_host(mode="enforce")
     seen = until(lambda: weights(service), lambda now: now[CACHE.name] > 10 * now[BATCH.name], "the weights move")
     enforced_ms = next_p95_ms(service)
