@@ -559,13 +559,19 @@ static void end_handshake(const struct segment *segment)
 	bpf_map_delete_elem(&tap_handshakes, &segment->key);
 }
 
+/* An acknowledgement alone, as every second packet is. */
+static bool is_empty(const struct segment *segment)
+{
+	return !segment->length && !(segment->flags & (SYN | RST | FIN));
+}
+
 static void look_to_guest(struct __sk_buff *skb)
 {
 	struct segment segment = {};
 	struct service *service;
 	u32 halved = halvings();
 
-	if (!parse(skb, &segment, true))
+	if (!parse(skb, &segment, true) || is_empty(&segment))
 		return;
 	service = service_of(&segment);
 	if (!service)
@@ -587,7 +593,7 @@ static void look_from_guest(struct __sk_buff *skb)
 	bool accepts, serves;
 	u32 halved = halvings();
 
-	if (!parse(skb, &segment, false))
+	if (!parse(skb, &segment, false) || is_empty(&segment))
 		return;
 	accepts = (segment.flags & (SYN | ACK)) == (SYN | ACK);
 	/* Of a connection that is older than this program, its ports tell who serves. */

@@ -1,0 +1,172 @@
+"""What the program on taps takes of the throughput through an interface, and what its reader costs meanwhile.
+
+    python -m tests.bench.tap_throughput [--rounds 9] [--seconds 2] [--json FILE]
+
+memcached in a network namespace stands for the guest, one end of a pair of virtual interfaces for its tap. A client
+asks it as fast as it can, over 16 connections at once: for 100 bytes, and for 1 MiB. Rounds with the program and
+without it take turns, by each way that this kernel has, so that they share what else the machine does. Bars: of the
+throughput without it at least 98 % (medians of the rounds' ratios), and of a core at most 1 % for a reading every
+second. Needs root, bpftool, iproute2 and memcached. A guest's own tap is slower than this pair, so it loses less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from manager.host.registry import HostPaths
+from manager.host.taps import TapProgram
+from manager.model.traffic import TapWay
+from tests.bench.figures import machine, write_json
+
+NAMESPACE, TAP, INSIDE = "eqp-bench", "eqp-tap0", "eqp-tap1"
+HOST_IP, GUEST_IP = "10.213.7.1", "10.213.7.2"
+PORT = 11211
+CONNECTIONS = 16
+SIZES = {"100 B": 100, "1 MiB": 1_000_000}
+LEAST = 0.98
+MOST_OF_A_CORE = 0.01
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Medians over the rounds: requests per second without the program, and with it as a part of that."""
+
+    without_rps: float
+    ratio: float
+
+
+def run(*words: str) -> None:
+    subprocess.run(words, check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def guest() -> Iterator[None]:
+    """A network namespace that serves memcached."""
+    inside = ("ip", "netns", "exec", NAMESPACE)
+    with contextlib.ExitStack() as made:
+        run("ip", "netns", "add", NAMESPACE)
+        made.callback(run, "ip", "netns", "del", NAMESPACE)
+        run("ip", "link", "add", TAP, "type", "veth", "peer", "name", INSIDE, "netns", NAMESPACE)
+        run("ip", "addr", "add", f"{HOST_IP}/30", "dev", TAP)
+        run("ip", "link", "set", TAP, "up")
+        run(*inside, "ip", "addr", "add", f"{GUEST_IP}/30", "dev", INSIDE)
+        run(*inside, "ip", "link", "set", INSIDE, "up")
+        server = subprocess.Popen([*inside, "memcached", "-u", "nobody", "-l", GUEST_IP, "-I", "2m", "-t", "1"])
+        made.callback(server.wait)
+        made.callback(server.kill)
+        yield
+
+
+def connect() -> socket.socket:
+    """A connection to it, once it listens. Raises OSError when it does not within 5 s."""
+    deadline_s = time.monotonic() + 5
+    while True:
+        try:
+            return socket.create_connection((GUEST_IP, PORT), timeout=5)
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.05)
+
+
+def ask(clients: list[socket.socket], key: str, answer_bytes: int, seconds: float) -> float:
+    """Answers per second."""
+    request, answers = f"get {key}\r\n".encode(), 0
+    begun_s = time.monotonic()
+    while (passed_s := time.monotonic() - begun_s) < seconds:
+        for client in clients:
+            client.sendall(request)
+        for client in clients:
+            left = answer_bytes
+            while left:
+                left -= len(client.recv(min(left, 1 << 20)))
+        answers += len(clients)
+    return answers / passed_s
+
+
+def compare(way: TapWay, key: str, answer_bytes: int, rounds: int, seconds: float) -> Loss:
+    """Rounds without the program and with it."""
+    index = socket.if_nametoindex(TAP)
+    with contextlib.ExitStack() as opened:
+        clients = [opened.enter_context(connect()) for _ in range(CONNECTIONS)]
+        ask(clients, key, answer_bytes, seconds / 2)
+        without, ratios = [], []
+        for _ in range(rounds):
+            before = ask(clients, key, answer_bytes, seconds)
+            with closing(TapProgram(HostPaths(Path("/")), ways=[way])) as program:
+                program.attach(index)
+                seen = ask(clients, key, answer_bytes, seconds)
+                assert any(service.answers for service in program.traffic()), "the program saw nothing"
+            after = ask(clients, key, answer_bytes, seconds)
+            without.append((before + after) / 2)
+            ratios.append(seen / without[-1])
+        return Loss(median(without), median(ratios))
+
+
+def reading(key: str, answer_bytes: int, seconds: float) -> tuple[float, float]:
+    """Requests per second, and the part of a core that a reading every second took."""
+    with closing(TapProgram(HostPaths(Path("/")))) as program, contextlib.ExitStack() as opened:
+        program.attach(socket.if_nametoindex(TAP))
+        clients = [opened.enter_context(connect()) for _ in range(CONNECTIONS)]
+        ended, used_s = threading.Event(), 0.0
+
+        def read() -> None:
+            nonlocal used_s
+            while not ended.wait(1.0):
+                program.traffic()
+            used_s = time.thread_time()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        rate_rps = ask(clients, key, answer_bytes, seconds)
+        ended.set()
+        reader.join()
+        return rate_rps, used_s / seconds
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of each round")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    table = Table("way", "value", "requests/s without", "with, of that", f"bar {LEAST:.0%}")
+    measured: dict[str, dict[str, float]] = {}
+    with guest():
+        answers: dict[str, int] = {}
+        with closing(connect()) as client:
+            for name, size in SIZES.items():
+                key = f"k{size}"
+                client.sendall(f"set {key} 0 0 {size}\r\n".encode() + b"x" * size + b"\r\n")
+                assert client.recv(100) == b"STORED\r\n"
+                answers[name] = len(f"VALUE {key} 0 {size}\r\n") + size + len("\r\nEND\r\n")
+        for way in TapWay:
+            for name, size in SIZES.items():
+                loss = compare(way, f"k{size}", answers[name], options.rounds, options.seconds)
+                met = "met" if loss.ratio >= LEAST else "MISSED"
+                table.add_row(way, name, f"{loss.without_rps:,.0f}", f"{loss.ratio:.1%}", met)
+                measured[f"{way}, {name}"] = {"without_rps": loss.without_rps, "ratio": loss.ratio}
+        rate_rps, part = reading("k100", answers["100 B"], 5 * options.seconds)
+    print(machine())
+    Console(width=100).print(table)
+    met = "met" if part <= MOST_OF_A_CORE else "MISSED"
+    print(f"reading one service every second at {rate_rps:,.0f} requests/s: {part:.2%} of a core; bar 1 %: {met}")
+    write_json(options.json, {"throughput": measured, "reading": {"rate_rps": rate_rps, "part_of_a_core": part}})
+
+
+if __name__ == "__main__":
+    main()
