@@ -50,8 +50,17 @@ typedef __u64 u64;
 #define FIRST_EPHEMERAL 32768 /* net.ipv4.ip_local_port_range of Linux */
 #define HEAD_BYTES 16
 
+/* Records of TLS: RFC 8446, 5.1. A header of 5 bytes: type, version, length. */
+#define RECORD_CIPHER 0x14
 #define RECORD_HANDSHAKE 0x16
 #define RECORD_DATA 0x17
+#define RECORD_BYTES 5
+#define CIPHER_BYTES 6 /* of a whole one */
+#define CLIENT_HELLO 1
+#define ALERT_BYTES 0x13 /* a record of an encrypted alert: 2, its true type, a tag of 16 */
+#define SHA256_FINISHED 0x35 /* one of an encrypted Finished: 4, the hash, its true type, the tag */
+#define SHA384_FINISHED 0x45
+#define LINE_BYTES 128
 
 struct address {
 	u32 words[4]; /* IPv4: the last one */
@@ -76,6 +85,7 @@ struct connection {
 	u8 turns; /* up to 1 */
 	u8 asked; /* asked_end is known */
 	u8 answered; /* answered_end is known */
+	u8 finished; /* of TLS: the client has ended its handshake */
 };
 
 struct handshake {
@@ -328,8 +338,16 @@ static u8 recognise(const u8 head[HEAD_BYTES])
 	case FOUR('f', 'l', 'u', 's'):
 		return MEMCACHED;
 	}
-	if (head[0] == 'm' && head[2] == ' ' && (head[1] == 'g' || head[1] == 's' || head[1] == 'd' || head[1] == 'a'))
-		return MEMCACHED; /* its meta commands */
+	if (head[0] == 'm' && (head[2] == ' ' || head[2] == '\r')) {
+		switch (head[1]) {
+		case 'g':
+		case 's':
+		case 'd':
+		case 'a':
+		case 'n':
+			return MEMCACHED; /* its meta commands */
+		}
+	}
 	if (head[0] == 0x80 && head[1] <= 0x40 && head[4] <= 40 && !head[5])
 		return MEMCACHED_BINARY; /* a magic number, the opcode, length of the extras, a type that is always 0 */
 	if (head[0] >= 0x14 && head[0] <= 0x18 && head[1] == 0x03 && head[2] <= 0x04)
@@ -443,27 +461,108 @@ static void count_request(struct service *service, u8 protocol, u64 weight)
 	}
 }
 
-static void begin_request(struct connection *connection, struct service *service, const u8 head[HEAD_BYTES], u64 weight)
+/* Whether a segment of TLS has more in it than the handshake and alerts, as far as its first records show. Of TLS 1.3,
+ * all records from the client's Finished on say that they are data.
+ */
+static bool has_data(struct connection *connection, const u8 head[HEAD_BYTES], u32 length, bool from_client)
+{
+	u32 first = (u32)head[3] << 8 | head[4], second = (u32)head[9] << 8 | head[10];
+
+	if (head[0] == RECORD_DATA) {
+		if (length != RECORD_BYTES + first)
+			return true;
+		if (first == ALERT_BYTES)
+			return false;
+		/* After a HelloRetryRequest the Finished comes alone. */
+		if (from_client && !connection->finished && (first == SHA256_FINISHED || first == SHA384_FINISHED)) {
+			connection->finished = true;
+			return false;
+		}
+		return true;
+	}
+	if (from_client && head[0] == RECORD_HANDSHAKE && head[RECORD_BYTES] != CLIENT_HELLO)
+		connection->finished = true; /* TLS 1.2: with its keys comes its Finished */
+	if (head[0] == RECORD_CIPHER && head[CIPHER_BYTES] == RECORD_DATA) {
+		connection->finished = true;
+		return length > CIPHER_BYTES + RECORD_BYTES + second;
+	}
+	return false;
+}
+
+/* Whether a command of memcached that stores, changes or deletes wants no answer, and nothing follows it. */
+static bool is_noreply(struct __sk_buff *skb, const struct segment *segment, const u8 head[HEAD_BYTES])
+{
+	u8 line[LINE_BYTES] = {};
+	u32 length = segment->length < LINE_BYTES ? segment->length : LINE_BYTES;
+	u32 end = 0, size = 0, power = 1;
+	bool stores = false;
+
+	switch (four(head)) {
+	case FOUR('s', 'e', 't', ' '):
+	case FOUR('a', 'd', 'd', ' '):
+	case FOUR('r', 'e', 'p', 'l'):
+	case FOUR('a', 'p', 'p', 'e'):
+	case FOUR('p', 'r', 'e', 'p'):
+		stores = true;
+		break;
+	case FOUR('i', 'n', 'c', 'r'):
+	case FOUR('d', 'e', 'c', 'r'):
+	case FOUR('d', 'e', 'l', 'e'):
+	case FOUR('t', 'o', 'u', 'c'):
+	case FOUR('f', 'l', 'u', 's'):
+		break;
+	default:
+		return false;
+	}
+	asm volatile("" : "+r"(length)); /* the verifier of 6.1 must see its range where it is used */
+	if (length < HEAD_BYTES || length > LINE_BYTES || bpf_skb_load_bytes(skb, segment->offset, line, length))
+		return false;
+	for (u32 at = HEAD_BYTES - 1; at < LINE_BYTES; at++) {
+		if (line[at] == '\r') {
+			end = at;
+			break;
+		}
+	}
+	if (end < HEAD_BYTES - 1 || end >= LINE_BYTES || four(line + end - 7) != FOUR('n', 'o', 'r', 'e') ||
+	    line[end - 3] != 'p' || line[end - 2] != 'l' || line[end - 1] != 'y')
+		return false;
+	for (u32 digit = 0; stores && digit < 7; digit++) { /* the size of the value, before " noreply" */
+		u8 letter = line[(end - 9 - digit) & (LINE_BYTES - 1)];
+
+		if (letter < '0' || letter > '9')
+			break;
+		size += (letter - '0') * power;
+		power *= 10;
+	}
+	return segment->length <= end + 2 + (stores ? size + 2 : 0);
+}
+
+static void begin_request(struct __sk_buff *skb, struct segment *segment, struct connection *connection,
+			  struct service *service, const u8 head[HEAD_BYTES], u64 weight)
 {
 	u8 protocol = recognise(head);
 
 	/* Of a connection that is known already, the first bytes may be any. */
 	if (connection->protocol == HTTP2 || connection->protocol == TLS)
 		protocol = connection->protocol;
+	if (protocol == OTHER && begins_message(connection->protocol))
+		return; /* the rest of a request that was answered early, or that wants no answer */
 	connection->protocol = protocol;
-	if (protocol == TLS && head[0] != RECORD_DATA)
-		return; /* the handshake */
+	if (protocol == TLS && !has_data(connection, head, segment->length, true))
+		return;
+	count_request(service, protocol, weight);
+	if (protocol == MEMCACHED && is_noreply(skb, segment, head))
+		return;
 	if (protocol == HTTP2)
 		connection->untimed = true;
 	__sync_lock_test_and_set(&connection->waiting, 1); /* after asked_ns, by which count_waiting judges it */
-	count_request(service, protocol, weight);
 }
 
-/* The client sends. */
-static void ask(struct __sk_buff *skb, struct segment *segment, struct service *service, u64 weight)
+/* The client sends; ``from`` is the sequence number of the first byte. */
+static void ask(struct __sk_buff *skb, struct segment *segment, struct service *service, u32 from, u64 weight)
 {
 	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
-	u32 end = segment->sequence + segment->length;
+	u32 end = from + segment->length;
 	u8 head[HEAD_BYTES] = {};
 	u64 now_ns = bpf_ktime_get_ns();
 
@@ -484,10 +583,12 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	if (!connection->waiting) {
 		if (connection->answered_ns && now_ns - connection->answered_ns > SILENT_S * NS_PER_S)
 			connection->untimed = false; /* whatever was asked is answered by now */
-		begin_request(connection, service, head, weight);
+		begin_request(skb, segment, connection, service, head, weight);
 	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
-		connection->untimed = true;
 		count_request(service, connection->protocol, weight);
+		if (connection->protocol == MEMCACHED && is_noreply(skb, segment, head))
+			return;
+		connection->untimed = true;
 		add(&service->untimed, weight);
 	}
 }
@@ -508,10 +609,10 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 	if (!connection->waiting)
 		return;
 	load_head(skb, segment, head);
-	if (connection->protocol == TLS && head[0] != RECORD_DATA)
+	if (connection->protocol == TLS && !has_data(connection, head, segment->length, false))
 		return;
-	if (connection->protocol == HTTP && four(head) == FOUR('H', 'T', 'T', 'P') && head[9] == '1')
-		return; /* 100 Continue */
+	if (connection->protocol == HTTP && four(head) == FOUR('H', 'T', 'T', 'P') && head[9] == '1' && head[11] != '1')
+		return; /* 100 Continue, 103 Early Hints; 101 Switching Protocols is one */
 	if (!__sync_lock_test_and_set(&connection->waiting, 0))
 		return;
 	if (is_error(head, connection->protocol))
@@ -582,8 +683,8 @@ static void look_to_guest(struct __sk_buff *skb)
 		return;
 	if (segment.flags & (SYN | RST))
 		forget(&segment, service, 1ULL << halved);
-	else if (segment.length)
-		ask(skb, &segment, service, 1ULL << halved);
+	if (segment.length && !(segment.flags & RST)) /* with a SYN: TCP Fast Open */
+		ask(skb, &segment, service, segment.sequence + !!(segment.flags & SYN), 1ULL << halved);
 }
 
 static void look_from_guest(struct __sk_buff *skb)
@@ -612,7 +713,7 @@ static void look_from_guest(struct __sk_buff *skb)
 		return;
 	if (segment.length && !accepts)
 		answer(skb, &segment, service, 1ULL << halved);
-	if (segment.flags & (SYN | RST | FIN))
+	if (segment.flags & (RST | FIN))
 		forget(&segment, service, 1ULL << halved);
 }
 
