@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +21,21 @@ from manager.host.taps import TapProgram
 from manager.host.vm_interfaces import interfaces
 from manager.model.histogram import RELATIVE_ERROR
 from manager.model.traffic import TapProtocol
+from tests.bench.tap_accuracy import SETTLE_S, collector, compare, log_misses, logged_ms
+from tests.bench.tap_clients import HeardLoadgen
 from tests.live.conftest import CACHE, HOST, LIVE_PREFIX, Service, until
 
 WEB = LabVm(f"{LIVE_PREFIX}web", GuestRole.NGINX, "192.168.122.248")
 SERVICES = (
     (CACHE, 11211, MemcachedOptions(), 200.0, TapProtocol.MEMCACHED),
     (WEB, 80, HttpOptions("/"), 50.0, TapProtocol.HTTP),
+)
+CLOSE = (("Connection", "close"),)
+COMPARED = (
+    (CACHE, 11211, MemcachedOptions(), 200.0),
+    (CACHE, 11211, MemcachedOptions(keys=16, value_bytes=1_000_000), 20.0),
+    (WEB, 80, HttpOptions("/"), 100.0),
+    (WEB, 80, HttpOptions("/", CLOSE), 100.0),
 )
 DURATION_S = 5.0
 EXACT = 0.005
@@ -31,16 +44,35 @@ pytestmark = pytest.mark.live
 
 
 @pytest.fixture
-def served(quiet: None, lab: LabHost) -> None:
-    """Both VMs."""
+def served(quiet: None, lab: LabHost) -> Iterator[socket.socket]:
+    """Both VMs; gives where NGINX's log arrives."""
     del quiet
-    for vm in (CACHE, WEB):
-        lab.start(vm)
-    for vm in (CACHE, WEB):
-        lab.wait_ready(vm)
+    with collector() as log:
+        host, port = log.getsockname()
+        vms = CACHE, replace(WEB, options={"access_log": f"{host}:{port}"})
+        for vm in vms:
+            lab.start(vm)
+        for vm in vms:
+            lab.wait_ready(vm)
+        yield log
 
 
-def test_requests_at_the_tap_are_those_that_were_sent(served: None) -> None:
+def test_response_times_at_the_tap_are_the_clients_less_its_network(served: socket.socket) -> None:
+    """By a capture of the same packets; with segments that make one request, and connections for one request."""
+    for vm, port, options, rate_rps in COMPARED:
+        generator = HeardLoadgen(LoadSpec(vm.ip, port, options, (Phase(DURATION_S, rate_rps),), connections=8))
+        generator.prepare()
+        time.sleep(SETTLE_S)
+        logged_ms(served)
+        compared = compare(vm, port, generator.run)
+        print(f"{vm.name}, {options}: {compared.figures()}")
+        assert compared.misses == []
+        assert len(compared.turns) == compared.requests > 0
+        if vm is WEB:
+            assert log_misses(compared, logged_ms(served)) == []
+
+
+def test_requests_at_the_tap_are_those_that_were_sent(served: socket.socket) -> None:
     """As many, and none of them answered later than the client says."""
     del served
     by_vm = {interface.vm: interface.index for interface in interfaces(URI)}
@@ -63,7 +95,7 @@ def test_requests_at_the_tap_are_those_that_were_sent(served: None) -> None:
             assert at_tap_us <= at_client_us * (1 + 2 * RELATIVE_ERROR)
 
 
-def test_the_command_shows_what_serves(served: None) -> None:
+def test_the_command_shows_what_serves(served: socket.socket) -> None:
     del served
     command = [sys.executable, "-m", "manager.cli", "services", "--json", "--duration"]
     with subprocess.Popen([*command, str(2.5 * DURATION_S)], stdout=subprocess.PIPE) as showing:
@@ -83,7 +115,7 @@ def test_the_command_shows_what_serves(served: None) -> None:
     assert "no running domain with a network interface: nobody" in refused.stderr
 
 
-def test_an_sla_is_watched_without_anything_in_the_guest(served: None, service: Service) -> None:
+def test_an_sla_is_watched_without_anything_in_the_guest(served: socket.socket, service: Service) -> None:
     """A source of type `tap`: as many response times as there were answers, in windows of the application."""
     del served
     vm, port, options, rate_rps, _ = SERVICES[0]
