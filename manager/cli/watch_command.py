@@ -36,17 +36,18 @@ EXAMPLES
 _PORTS = 65_535
 
 
-def _vm_port(_context: click.Context, _parameter: click.Parameter, value: str) -> tuple[str, int]:
+def _vm_port(service: str) -> tuple[str, int]:
     """A VM and a port of it. Raises BadParameter."""
-    vm, _, port = value.rpartition(":")
+    vm, _, port = service.rpartition(":")
     if re.fullmatch(NAME_PATTERN, vm) and re.fullmatch("[0-9]{1,5}", port) and 1 <= int(port) <= _PORTS:
         return vm, int(port)
-    raise click.BadParameter(f"{value!r} is refused; use the name of a VM and a port, 1 to {_PORTS}: shop-web:80")
+    text = f"{service!r} is refused; use the name of a VM and a port, 1 to {_PORTS}: shop-web:80"
+    raise click.BadParameter(text, param_hint="VM:PORT")
 
 
 @click.command(cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS)
-@click.argument("service", callback=_vm_port, metavar="VM:PORT")
+@click.argument("service", metavar="VM:PORT")
 @click.option(
     "--p95-ms",
     type=click.FloatRange(0, 100_000, min_open=True),
@@ -55,9 +56,9 @@ def _vm_port(_context: click.Context, _parameter: click.Parameter, value: str) -
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be registered.")
 @json_option
-def watch(settings: Settings, service: tuple[str, int], p95_ms: float | None, dry_run: bool, as_json: bool) -> None:
+def watch(settings: Settings, service: str, p95_ms: float | None, dry_run: bool, as_json: bool) -> None:
     """Watch a service that was seen in a VM: register an application with an SLA and a tap source."""
-    vm, port = service
+    vm, port = _vm_port(service)
     with closing(connect(settings)) as client:
         registered = _registered(client, vm)
         seen = _seen(client, registered, port, needed=p95_ms is None)
