@@ -25,6 +25,7 @@ from manager.model.histogram import Histogram
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
+from manager.model.traffic import HostServices
 from manager.model.window import Window
 from manager.protocol.client import Answer, ManagerClient
 from manager.protocol.client import Connection as HttpConnection
@@ -59,10 +60,20 @@ class SyntheticTelemetry:
             self._closed.append(window)
 
     def configure(
-        self, applications: Sequence[Application], slot_s: float, addresses: Mapping[str, frozenset[str]]
+        self,
+        applications: Sequence[Application],
+        slot_s: float,
+        addresses: Mapping[str, frozenset[str]],
+        taps: Mapping[str, frozenset[int]],
     ) -> None:
-        del addresses
+        del addresses, taps
         self.applications, self.slot_s = applications, slot_s
+
+    def find_services(self, taps: Mapping[str, frozenset[int]]) -> None:
+        """There are none."""
+
+    def services(self) -> HostServices:
+        return HostServices()
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         return {name: tuple(windows) for name, windows in self._slots.items()}
