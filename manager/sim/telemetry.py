@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from manager.control.source_rules import UNREGISTERED
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
 from manager.model.source import SourceKind, SourceState, SourceStatus
@@ -14,7 +15,6 @@ from manager.model.window import Window
 from manager.sim.services import App, AppSlot
 from manager.sim.world import World, in_step
 
-SOURCE = "simulated"
 SERVICE_PORT = 80
 _SEEN_S = 60.0
 
@@ -134,12 +134,12 @@ class SimTelemetry:
 
     @in_step
     def statuses(self) -> tuple[SourceStatus, ...]:
-        """One source an application, which pushes all its response times."""
+        """Of each application the source that need not be registered, which stands for all its response times."""
         return tuple(
             SourceStatus(
                 name,
-                SOURCE,
-                SourceKind.PUSH,
+                UNREGISTERED.name,
+                SourceKind.TAP,
                 self._state(source),
                 source.last_sample_s,
                 source.accepted,

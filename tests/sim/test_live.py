@@ -99,7 +99,7 @@ def test_sources_have_a_state() -> None:
         clock.now_s += 10.0
     ok, silent = SourceState.OK, SourceState.SILENT
     assert states == [SourceState.STARTING, ok, ok, silent, silent, ok]
-    assert (status.application, status.kind) == ("shop", SourceKind.PUSH)
+    assert (status.application, status.kind) == ("shop", SourceKind.TAP)
     assert status.accepted > 500
 
 
