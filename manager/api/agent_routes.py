@@ -39,6 +39,7 @@ from manager.protocol.headers import (
     PROTOCOL,
     PROTOCOL_HEADER,
     REVISION_HEADER,
+    TAPS_HEADER,
 )
 from manager.protocol.report import ReportIn, VmStatus
 from manager.store.agent_tenure import note_agent, refusal
@@ -95,7 +96,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
         revision = None
         if accepted.body.wants_slots:
             with database.reading() as session:
-                stored.slots, revision = assignments.slots(session, path.name)
+                stored.slots, revision = assignments.slots(session, path.name, _has_taps())
         return _to_agent(answer(stored), context, revision)
 
     @api.at("GET /hosts/<name>/assignment", VIEWER_OR_OWN_HOST, AssignmentOut, 200, 304)
@@ -109,7 +110,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
         return current(path.name, header, assignments.slots)
 
     def current(
-        name: str, header: AssignmentConditions, read: Callable[[Session, str], tuple[object, int]]
+        name: str, header: AssignmentConditions, read: Callable[[Session, str, bool], tuple[object, int]]
     ) -> Response:
         """The assignment of a host, or 304 if the agent has it already.
 
@@ -122,7 +123,7 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
                 why = refusal(get(session, HostRow, name), agent, context.now(), context.silent)
                 if why:
                     raise Conflict(why)
-            body, revision = read(session, name)
+            body, revision = read(session, name, _has_taps())
         response = answer(body)
         etag = hashlib.sha256(response.get_data()).hexdigest()
         if header.if_none_match is not None and parse_etags(header.if_none_match).contains_weak(etag):
@@ -141,6 +142,11 @@ def _refuse_other_protocols() -> None:
             f"{PROTOCOL_HEADER} {shown(spoken)} is refused; allowed: {PROTOCOL}; install the same version of Equipoise"
             " on the manager and this host"
         )
+
+
+def _has_taps() -> bool:
+    """Whether the agent that sent the request can have sources of type tap."""
+    return TAPS_HEADER in request.headers
 
 
 def _who() -> Who | None:

@@ -50,7 +50,7 @@ class _Assigned:
     """The assignment without response times.
 
     ``placement`` is what it was made from: hosts of VMs, hosts that operators registered, ranks of hosts, and which
-    applications somebody posts response times to.
+    applications without a source are measured at taps.
     """
 
     registered: _Registered
@@ -76,9 +76,12 @@ class Assignments:
             return registered.applications.keys()
         return [row.id for row in applications_for_host(session, host)]
 
-    def whole(self, session: Session, host: str) -> tuple[AssignmentOut, int]:
-        """The whole assignment, and the revision it is made from. Raises NotFound."""
-        assigned = self._now(session, host)
+    def whole(self, session: Session, host: str, taps: bool = False) -> tuple[AssignmentOut, int]:
+        """The whole assignment, and the revision it is made from. ``taps``: its agent can have sources of that type.
+
+        Raises NotFound.
+        """
+        assigned = self._now(session, host, taps)
         windows = self._windows(session, host, assigned)
         applications = tuple(
             replace(application, windows=windows.get(application.name, ()))
@@ -86,9 +89,9 @@ class Assignments:
         )
         return replace(assigned.body, applications=applications), assigned.registered.number
 
-    def slots(self, session: Session, host: str) -> tuple[SlotsOut, int]:
-        """The part of the assignment that changes all the time. Raises NotFound."""
-        assigned = self._now(session, host)
+    def slots(self, session: Session, host: str, taps: bool) -> tuple[SlotsOut, int]:
+        """The part of the assignment that changes all the time; ``taps`` as for ``whole``. Raises NotFound."""
+        assigned = self._now(session, host, taps)
         hosts, *_ = assigned.placement
         slots = SlotsOut(
             digest=assigned.body.digest,
@@ -101,7 +104,7 @@ class Assignments:
         names, context = assigned.registered.names, self._context
         return {**recent_windows(session, names, context.slot_length, _SLOTS, without=host, until=context.latest)}
 
-    def _now(self, session: Session, host: str) -> _Assigned:
+    def _now(self, session: Session, host: str, taps: bool) -> _Assigned:
         registered = self._of(session, host, registration_revision(session))
         hosts = hosts_of(session, registered.names)
         now = self._context.now()
@@ -109,9 +112,9 @@ class Assignments:
         with_sources = {number: application.name for number, application in applications if application.sources}
         named = named_hosts(session, with_sources, now) if with_sources else {}
         several = frozenset().union(*(choice for choice in named.values() if len(choice) > 1))
-        without = registered.applications.keys() - with_sources.keys()
-        posted = posted_to(session, without, now - POSTED_LATELY)
-        placement = hosts, named, ranks_of(session, several, now) if several else {}, posted
+        without = registered.applications.keys() - with_sources.keys() if taps else frozenset()
+        at_taps = frozenset(without) - posted_to(session, without, now - POSTED_LATELY)
+        placement = hosts, named, ranks_of(session, several, now) if several else {}, at_taps
         assigned = self._assigned.get(host)
         if assigned is None or assigned.registered is not registered or assigned.placement != placement:
             assigned = self._assigned[host] = _Assigned(registered, placement, self._body(registered, *placement))
@@ -139,13 +142,13 @@ class Assignments:
         hosts: Hosts,
         named: Hosts,
         ranks: Mapping[str, int],
-        posted: frozenset[int],
+        at_taps: frozenset[int],
     ) -> AssignmentOut:
         here = registered.host.name
         applications = []
         for number, application in registered.applications.items():
             name = application.name
-            in_force = sources_in_force(application.sources, application.sla, number in posted)
+            in_force = sources_in_force(application.sources, application.sla, number not in at_taps)
             sources = sources_on(here, in_force, hosts[name], named.get(name, ()), ranks)
             applications.append(AssignedApplication(**fields_of(Application, application) | {"sources": sources}))
         body = AssignmentOut(registered.host, registered.vms, tuple(applications), self._context.slot_s)

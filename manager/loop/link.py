@@ -41,6 +41,7 @@ from manager.protocol.headers import (
     PROTOCOL,
     PROTOCOL_HEADER,
     REVISION_HEADER,
+    TAPS_HEADER,
 )
 from manager.protocol.report import DomainBody, TickStatus, VmStatus
 from manager.sqlite_files import Damage, set_aside
@@ -166,7 +167,7 @@ class ManagerLink:
         self, method: str, what: str, *, content: str | None = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
         """One request, and see what protocol the manager speaks and what time it has. Raises ManagerUnavailable."""
-        sent = {PROTOCOL_HEADER: str(PROTOCOL), **self._who, **(headers or {})}
+        sent = {PROTOCOL_HEADER: str(PROTOCOL), TAPS_HEADER: "1", **self._who, **(headers or {})}
         if content is not None and self.clock_ahead_s is not None:
             sent[AHEAD_HEADER] = f"{self.clock_ahead_s:.6f}"
         begin = system_clock()

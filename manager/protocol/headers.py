@@ -19,3 +19,8 @@ AHEAD_HEADER = "Equipoise-Clock-Ahead"
 
 INSTANCE_HEADER, BOOT_HEADER = "Equipoise-Instance", "Equipoise-Boot"
 """Headers of what an agent asks and tells: the id that its state directory keeps, and that of its kernel's boot."""
+
+TAPS_HEADER = "Equipoise-Taps"
+"""Header of what an agent asks and tells that can have sources of type `tap`; of any value. Others would not understand
+an application that is given one unasked.
+"""

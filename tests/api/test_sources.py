@@ -174,17 +174,19 @@ def test_probes_move_to_a_host_that_reports_and_back_when_the_first_one_lasts(sh
 
 
 def test_an_application_without_a_source_is_measured_at_its_taps_unless_somebody_posts(shop: Api) -> None:
-    """And unless it has no SLA."""
+    """And unless it has no SLA, or the agent is older: it would not understand the application."""
     shop.ok("PUT", f"/hosts/{HOST}", {})
     shop.ok("PUT", "/vms/web-1", {"class": "critical", "host": HOST})
 
     def in_force() -> list[tuple[str, Any]]:
-        [application] = shop.ok("GET", f"/hosts/{HOST}/assignment")["applications"]
+        [application] = shop.ok("GET", f"/hosts/{HOST}/assignment", Equipoise_Taps="1")["applications"]
         shown = [row["source"] for row in shop.ok("GET", "/applications/shop/sources")["items"]]
         assert shown == [each["name"] for each in application["sources"]]
         return [(each["name"], each["port"]) for each in application["sources"]]
 
     assert in_force() == [("taps", None)]
+    [of_an_older_agent] = shop.ok("GET", f"/hosts/{HOST}/assignment")["applications"]
+    assert of_an_older_agent["sources"] == []
     assert shop.ok("GET", "/applications/shop")["sources"] == []
     shop.ok("POST", "/applications/shop/samples", {"times_ms": [1]})
     assert in_force() == []
