@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from manager.model.registration import Sla
 from manager.model.source import (
     ON_EVERY_HOST,
+    UNREGISTERED,
     HttpProbe,
     MemcachedProbe,
     NginxFile,
@@ -18,10 +19,6 @@ from manager.model.source import (
 
 _SEEN_AT_TAPS = NginxFile | NginxSyslog | HttpProbe | MemcachedProbe
 """Their requests pass the taps of the same VMs."""
-
-
-UNREGISTERED = Tap("taps")
-"""The source of applications that have none."""
 
 
 def sources_in_force(sources: tuple[Source, ...], sla: Sla | None, posted: bool) -> tuple[Source, ...]:

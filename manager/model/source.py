@@ -182,6 +182,10 @@ class Tap(_Source):
     kind: Annotated[Literal[SourceKind.TAP], Field(alias="type")] = SourceKind.TAP
 
 
+UNREGISTERED = Tap("taps")
+"""The source of applications that have none."""
+
+
 Source = Annotated[
     NginxSyslog | NginxFile | MemcachedProbe | HttpProbe | PrometheusQuery | Push | Tap, Field(discriminator="kind")
 ]

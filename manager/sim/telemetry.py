@@ -6,10 +6,9 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from manager.control.source_rules import UNREGISTERED
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
-from manager.model.source import SourceKind, SourceState, SourceStatus
+from manager.model.source import UNREGISTERED, SourceKind, SourceState, SourceStatus
 from manager.model.traffic import HostServices, SeenService, TapProtocol
 from manager.model.window import Window
 from manager.sim.services import App, AppSlot
