@@ -20,16 +20,16 @@ CGROUP = struct.Struct("=Q")
 _INTERFACE = (Path(__file__).parent / "interface.bpf.h").read_text()
 
 
-def _fields(name: str) -> tuple[str, ...]:
-    """Names of the members, all of 64 bits, of a struct in interface.bpf.h."""
-    body = re.search(rf"struct {name} {{\n(.*?)}};", _INTERFACE, re.DOTALL)
+def members(header: str, name: str) -> tuple[str, ...]:
+    """Names of the members, all of 64 bits, of a struct in the text of a header."""
+    body = re.search(rf"struct {name} {{\n(.*?)}};", header, re.DOTALL)
     return tuple(re.findall(r"^\tu64 (\w+);", body[1], re.MULTILINE)) if body else ()
 
 
-WARP = struct.Struct(f"={len(_fields('warp'))}Q")
+WARP = struct.Struct(f"={len(members(_INTERFACE, 'warp'))}Q")
 """Value of WARPS: warp and limit of the borrowed CPU time, nanoseconds; limit 0: the scheduler's."""
 
-COUNTERS = _fields("stats")
+COUNTERS = members(_INTERFACE, "stats")
 """Value of STATS, 64 bits each, for each possible CPU."""
 
 

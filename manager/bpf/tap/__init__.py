@@ -6,6 +6,8 @@ import re
 import struct
 from pathlib import Path
 
+from manager.bpf import members
+
 OBJECT = Path(__file__).parent / "equipoise_tap.bpf.o"
 TO_GUEST, FROM_GUEST, BOTH_WAYS, COUNT_WAITING = "to_guest", "from_guest", "both_ways", "count_waiting"
 """Names of the programs: of the tap's egress, of its ingress, of a packet socket, and that which the reader runs."""
@@ -16,12 +18,6 @@ WAITING, SETTINGS = "tap_waiting", "tap_settings"
 _INTERFACE = (Path(__file__).parent / "tap.h").read_text()
 
 
-def _fields(name: str) -> tuple[str, ...]:
-    """Names of the members, all of 64 bits, of a struct in tap.h."""
-    body = re.search(rf"struct {name} {{\n(.*?)}};", _INTERFACE, re.DOTALL)
-    return tuple(re.findall(r"^\tu64 (\w+);", body[1], re.MULTILINE)) if body else ()
-
-
 def _number(name: str) -> int:
     """A number that tap.h defines. Raises TypeError where it does not."""
     return int(re.search(rf"^#define {name} (\w+)", _INTERFACE, re.MULTILINE)[1], 0)  # type: ignore[index]
@@ -30,13 +26,13 @@ def _number(name: str) -> int:
 KEY = struct.Struct("=IHH")
 """Key of SERVICES and of TIMES: interface, port, bucket."""
 
-COUNTERS = _fields("service")
+COUNTERS = members(_INTERFACE, "service")
 """Value of SERVICES, 64 bits each."""
 
-LOST_COUNTERS = _fields("lost")
+LOST_COUNTERS = members(_INTERFACE, "lost")
 """Value of LOST, likewise."""
 
-WALK = _fields("walk")
+WALK = members(_INTERFACE, "walk")
 """What COUNT_WAITING answers, 64 bits each."""
 
 HANDSHAKE = _number("HANDSHAKE")
