@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy.lab.demo.demo_report import print_report, to_json, verdicts, warp_brought
+from deploy.lab.demo.demo_report import batch_lost_to, print_report, to_json, verdicts, warp_brought
 from deploy.lab.demo.measure import CpuUse, DemoMeasurement
 from deploy.lab.demo.originals import differences
 from deploy.lab.demo.scene import PHASES, BatchShape, parse_shape, phases_scene
@@ -37,6 +37,8 @@ def phase(name: str, memcached_p95_us: float, nginx_p95_us: float, host_share: f
         "services": {"memcached": load(memcached_p95_us), "nginx": load(nginx_p95_us)},
         "host_cpu_share": host_share,
         "batch_share_of_alone": 0.5,
+        "batch_pcpus": 1.0,
+        "critical_pcpus": 0.8,
         "outside_cpu_share": 0.1,
         "load_generators_cpu_share": 0.17,
     }
@@ -117,7 +119,7 @@ def test_turns_are_one_measurement() -> None:
             "lateness": {"p99_us": late_us},
             "cpu_share": 0.1,
         }
-        return DemoMeasurement({"memcached": load}, CpuUse(host_share, 0.1, 1.5))
+        return DemoMeasurement({"memcached": load}, CpuUse(host_share, 0.1, 1.5, 0.4))
 
     both = merged([turn([1000] * 90, 900, {"refused": 1}, 1.0), turn([9000] * 10, 100, {}, 0.5)])
     [load] = both.loads.values()
@@ -126,12 +128,20 @@ def test_turns_are_one_measurement() -> None:
     assert (load["rate_rps"], load["sent"], load["errors"]) == (50, 100, {"refused": 1})
     assert load["client_limited"], "in one turn is enough"
     assert load["lateness"]["p99_us"] == 900
-    assert both.use == CpuUse(0.75, 0.1, 1.5)
+    assert both.use == CpuUse(0.75, 0.1, 1.5, 0.4)
 
 
 def warped(p95_us: float, vms: int = 2) -> list[dict[str, Any]]:
     told = {"mechanism": "slice", "detail": "EEVDF honours a slice", "vms": vms}
     return [*GOOD, phase("warp", p95_us, 9000) | {"warp": told}]
+
+
+def test_who_got_what_batch_lost_is_said() -> None:
+    protected = {**GOOD[3], "batch_pcpus": 0.88, "critical_pcpus": 0.95}
+    assert batch_lost_to([*GOOD[:3], protected]) == (
+        "protected, batch VMs have 0.12 pCPUs less than with weights and pins only, and critical VMs use 0.15 more: 0.95, "
+        "where they use 0.80 alone and 0.80 while they wait for batch VMs"
+    )
 
 
 def test_what_a_warp_brought_is_said_whatever_it_is() -> None:

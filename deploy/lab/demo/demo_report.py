@@ -50,6 +50,8 @@ class PhaseResult:
             },
             "host_cpu_share": round(self.measured.use.host_share, 4),
             "batch_share_of_alone": round(self.measured.use.batch_rate / self.batch_alone_rate, 4),
+            "batch_pcpus": round(self.measured.use.batch_rate, 4),
+            "critical_pcpus": round(self.measured.use.critical_rate, 4),
             "outside_cpu_share": round(self.measured.use.outside_share, 4),
             "warp": self.warp and {key: self.warp[key] for key in ("mechanism", "detail", "vms")},
             "load_generators_cpu_share": round(sum(load["cpu_share"] for load in loads.values()), 4),
@@ -134,6 +136,26 @@ def warp_brought(phases: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
+def batch_lost_to(phases: Sequence[Mapping[str, Any]]) -> str:
+    """Who has the CPU time that batch VMs lose from ``weighted`` to ``protected``.
+
+    A service that waits finds several requests when it runs, and answers them for less CPU time than one by one.
+    """
+    alone, weighted, protected = (
+        next(phase for phase in phases if phase["name"] == name) for name in (ALONE, "weighted", "protected")
+    )
+    gained, spent = (protected[key] - weighted[key] for key in ("batch_pcpus", "critical_pcpus"))
+    return (
+        f"protected, batch VMs have {abs(gained):.2f} pCPUs {_more(gained)} than with weights and pins only, and critical "
+        f"VMs use {abs(spent):.2f} {_more(spent)}: {protected['critical_pcpus']:.2f}, where they use "
+        f"{alone['critical_pcpus']:.2f} alone and {weighted['critical_pcpus']:.2f} while they wait for batch VMs"
+    )
+
+
+def _more(change: float) -> str:
+    return "more" if change > 0 else "less"
+
+
 def print_report(console: Console, result: Mapping[str, Any]) -> None:
     """A table of the phases, then what holds and what does not."""
     slow = ", emulated (TCG): ratios count, not microseconds" if result["accelerator"] == "tcg" else ""
@@ -178,7 +200,7 @@ def print_report(console: Console, result: Mapping[str, Any]) -> None:
         console.print("(!) the load generator itself was late there: the numbers are partly about it")
     for name, why in result["skipped"].items():
         console.print(f"left out    the phase {name}: {why}", highlight=False)
-    for text in warp_brought(result["phases"]):
+    for text in (batch_lost_to(result["phases"]), *warp_brought(result["phases"])):
         console.print(f"seen        {text}", highlight=False)
     print_verdicts(console, result, {phase["name"]: phase for phase in result["phases"]}, verdicts(result["phases"]))
 

@@ -41,12 +41,13 @@ class CpuReading:
 class CpuUse:
     """What happened between two readings. Shares are of the managed pCPUs' time, ``outside_share`` of all pCPUs'.
 
-    ``batch_rate`` is CPU seconds of the batch VMs per second.
+    ``batch_rate`` and ``critical_rate`` are CPU seconds per second of the batch VMs and of the others.
     """
 
     host_share: float
     outside_share: float
     batch_rate: float
+    critical_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +87,13 @@ class Meter:
         elapsed_s = after.at_s - before.at_s
         used_s = {name: after.vms_s[name] - before.vms_s[name] for name in after.vms_s}
         busy_s, total_s = after.busy_s - before.busy_s, after.total_s - before.total_s
+        batch_s = sum(used_s[vm.name] for vm in self._scene.batch)
         return CpuUse(
             host_share=(after.managed_busy_s - before.managed_busy_s)
             / (after.managed_total_s - before.managed_total_s),
             outside_share=max(busy_s - sum(used_s.values()), 0.0) / total_s,
-            batch_rate=sum(used_s[vm.name] for vm in self._scene.batch) / elapsed_s,
+            batch_rate=batch_s / elapsed_s,
+            critical_rate=(sum(used_s.values()) - batch_s) / elapsed_s,
         )
 
     def over(self, seconds: float) -> CpuUse:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from deploy.lab.demo.measure import CpuUse, DemoMeasurement
@@ -14,12 +15,8 @@ from manager.model.histogram import Histogram
 def merged(turns: Sequence[DemoMeasurement]) -> DemoMeasurement:
     """Turns of the same length and load, at least one: percentiles come from all response times together."""
     loads = {name: _merged_load([turn.loads[name] for turn in turns]) for name in turns[0].loads}
-    use = CpuUse(*(sum(shares) / len(turns) for shares in zip(*map(_shares, turns), strict=True)))
+    use = CpuUse(*(sum(shares) / len(turns) for shares in zip(*(astuple(turn.use) for turn in turns), strict=True)))
     return DemoMeasurement(loads, use)
-
-
-def _shares(turn: DemoMeasurement) -> tuple[float, float, float]:
-    return turn.use.host_share, turn.use.outside_share, turn.use.batch_rate
 
 
 def _merged_load(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
