@@ -2,7 +2,7 @@
 
 The floor is a share of the host's CPU (design, section 4). In the idle class (cpu.idle) a batch VM yields to any other
 at once, so it can be starved altogether; one that gets less than the floor leaves that class, with a weight that makes
-it reach the floor, until it has caught up.
+it reach the floor, until it has caught up. Quotas that a policy gives batch VMs leave them their floor together.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from manager.control.feedback_law import average, floor_weight
-from manager.model.decision import Decision, IdleGoal, Snapshot, VmView, WeightGoal
+from manager.model.decision import Decision, IdleGoal, QuotaGoal, Snapshot, VmView, WeightGoal
+from manager.model.registration import Mode
 from manager.model.units import percent
 
 FLOOR_MARGIN = 1.5
@@ -20,6 +21,7 @@ LARGEST_SHARE = 0.9
 """No weight gives batch VMs more of the host than this."""
 WAITING_SHARE = 0.05
 """Batch VMs whose vCPUs wait less than this of the time get all they want, be it below the floor."""
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,8 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
     """
     law, scale = snapshot.host.law, snapshot.capabilities.weights
     batch = [vm for vm in snapshot.vms if not vm.critical]
+    if decision.quotas:
+        decision = replace(decision, quotas=_floor_within(decision.quotas, snapshot, batch))
     if scale is None or not batch:
         return decision, BatchMemory()
     smoothing = min(1.0, snapshot.interval_s / law.floor_window_s)
@@ -69,6 +73,42 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
         )
         decision = replace(decision, idle=decision.idle + idle)
     return decision, BatchMemory(share, raised, measured, measured_s)
+
+
+def _floor_within(goals: tuple[QuotaGoal, ...], snapshot: Snapshot, batch: Sequence[VmView]) -> tuple[QuotaGoal, ...]:
+    """The quotas, those of batch VMs as high as it takes for these to reach their floor together, with its margin.
+
+    The least are raised first, to one level, but none above what its VM can use or is registered for.
+    """
+    quotas = {goal.vm: goal.pcpus for goal in goals}
+    needed = snapshot.host.law.batch_floor * FLOOR_MARGIN * len(snapshot.capabilities.online_cpus)
+    most = {vm.name: min(vm.vcpus, vm.spec.max_pcpus or vm.vcpus) for vm in batch}
+    limited = [vm.name for vm in batch if vm.name in quotas and vm.mode is not Mode.RELEASED]
+    needed -= sum(pcpus for name, pcpus in most.items() if name not in limited)
+    level = _level([(quotas[name], most[name]) for name in limited], needed)
+    why = f"batch VMs keep their floor of {percent(snapshot.host.law.batch_floor, 1)}"
+    return tuple(
+        replace(goal, pcpus=raised, reason=f"{goal.reason}; {goal.pcpus:g} raised to {raised:g} pCPUs: {why}")
+        if goal.vm in limited and (raised := min(level, most[goal.vm])) > goal.pcpus
+        else goal
+        for goal in goals
+    )
+
+
+def _level(ranges: Sequence[tuple[float, float]], needed: float) -> float:
+    """The least value to which all must be raised, each within its (least, most), for their sum to be ``needed``.
+
+    The largest of ``most`` where they cannot; 0 where they are as much as they are.
+    """
+    reached_at, reached = 0.0, sum(min(least, most) for least, most in ranges)
+    if reached >= needed * (1 - _ROUNDING):
+        return 0.0
+    for level in sorted({value for pair in ranges for value in pair}):
+        total = sum(min(max(least, level), most) for least, most in ranges)
+        if total >= needed:
+            return reached_at + (level - reached_at) * (needed - reached) / (total - reached)
+        reached_at, reached = level, total
+    return reached_at
 
 
 def _raised(

@@ -8,14 +8,14 @@ where placed vCPUs leave room.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 from manager.control.feedback_law import average
 from manager.control.placement import PlacementRequest, VcpuNeed, place
-from manager.model.cpus import CpuSet
-from manager.model.decision import Placement, Snapshot, VmView
+from manager.model.cpus import CpuSet, format_cpus
+from manager.model.decision import CpusGoal, Placement, Snapshot, VmView
 from manager.model.registration import Mode, VmSpec
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.topology import Topology
@@ -99,10 +99,17 @@ def allowed_cpus(spec: VmSpec, original: CpuSet, online: CpuSet) -> CpuSet:
 
 
 def plan_placement(
-    snapshot: Snapshot, pinned: Mapping[str, Pinned], taken: CpuSet, memory: PlacerMemory
+    snapshot: Snapshot,
+    pinned: Mapping[str, Pinned],
+    taken: CpuSet,
+    memory: PlacerMemory,
+    decided: Collection[str] = frozenset(),
 ) -> tuple[Placement, PlacerMemory]:
-    """Place the VMs that want pins; ``pinned`` is by VM name, ``taken`` are pCPUs of VMs that cannot be read now."""
-    situation = _situation(snapshot, pinned, taken, memory.situation)
+    """Place the VMs that want pins; ``pinned`` is by VM name, ``taken`` are pCPUs of VMs that cannot be read now.
+
+    ``decided`` are the VMs whose pCPUs the policy decides: they are not placed.
+    """
+    situation = _situation(snapshot, pinned, taken, decided, memory.situation)
     wanting = [snapshot.vms[position] for position in situation.wanting]
     demand = {vm.name: _demand(vm, memory.demand.get(vm.name, ()), snapshot) for vm in wanting}
     question, allowed = situation.question, situation.allowed
@@ -131,10 +138,16 @@ def plan_placement(
     return placement, PlacerMemory(demand, moves_s, now_s, question, placement, settled_for, situation)
 
 
-def _situation(snapshot: Snapshot, pinned: Mapping[str, Pinned], taken: CpuSet, before: Situation | None) -> Situation:
+def _situation(
+    snapshot: Snapshot,
+    pinned: Mapping[str, Pinned],
+    taken: CpuSet,
+    decided: Collection[str],
+    before: Situation | None,
+) -> Situation:
     """The same object while nothing has changed that it, and where the other VMs go, follow from."""
     registered = [(vm.spec, vm.mode, vm.vcpus) for vm in snapshot.vms]
-    of = (pinned, taken, snapshot.host, snapshot.capabilities, registered)
+    of = (pinned, taken, snapshot.host, snapshot.capabilities, registered, decided)
     if before is not None and before.of == of:
         return before
     rules, topology = snapshot.host.placement, snapshot.capabilities.topology
@@ -142,7 +155,9 @@ def _situation(snapshot: Snapshot, pinned: Mapping[str, Pinned], taken: CpuSet, 
         topology = Topology(topology.cpus, tuple(queue for queue in topology.queues if queue.managed))
     online = snapshot.capabilities.online_cpus
     wanting = [
-        (position, vm) for position, vm in enumerate(snapshot.vms) if wants_pins(vm, snapshot) and vm.name in pinned
+        (position, vm)
+        for position, vm in enumerate(snapshot.vms)
+        if wants_pins(vm, snapshot) and vm.name in pinned and vm.name not in decided
     ]
     allowed = {
         vm.name: tuple(allowed_cpus(vm.spec, original, online) for original in pinned[vm.name].originals)
@@ -190,25 +205,30 @@ class Steered:
 
 
 def confine(
-    snapshot: Snapshot, placement: Placement, pinned: Mapping[str, Pinned], taken: CpuSet = frozenset()
+    snapshot: Snapshot,
+    placement: Placement,
+    pinned: Mapping[str, Pinned],
+    taken: CpuSet = frozenset(),
+    decided: Collection[str] = frozenset(),
 ) -> tuple[Confined, ...]:
     """Where the VMs go that are not placed: batch VMs as the host's rules say, and any VM within its registered pCPUs.
 
-    ``taken`` are pCPUs of VMs that cannot be read now: a fence stays off them. Sorted by VM name; VMs that may run
-    everywhere are not among them. A VM for which a rule leaves no pCPU floats.
+    ``taken`` are pCPUs of VMs that cannot be read now: a fence stays off them. ``decided``: see ``confine_decided``.
+    Sorted by VM name; VMs that may run everywhere are not among them. A VM for which a rule leaves no pCPU floats.
     """
     rules, online = snapshot.host.placement, snapshot.capabilities.online_cpus
     placed = dict(placement.cpus)
     critical = frozenset().union(*placed.values())
     loads = dict.fromkeys(sorted(usable_cpus(snapshot)), 0)
     confined: list[Confined] = []
-    free = [vm for vm in snapshot.vms if vm.name not in placed and vm.mode is not Mode.RELEASED and vm.vcpus]
+    elsewhere = placed.keys() | decided
+    free = [vm for vm in snapshot.vms if vm.name not in elsewhere and vm.mode is not Mode.RELEASED and vm.vcpus]
     staying = {vm.name: _single_cpu(pinned.get(vm.name)) for vm in free}
     for cpu in staying.values():
         if cpu in loads:
             loads[cpu] += 1
     for vm in free:
-        original = frozenset().union(*pinned[vm.name].originals) if vm.name in pinned else online
+        original = _originals(pinned.get(vm.name), online)
         allowed = allowed_cpus(vm.spec, original, online)
         cpus, reason = allowed, "within its registered pCPUs"
         if not vm.critical and not wants_pins(vm, snapshot):
@@ -223,6 +243,40 @@ def confine(
         if cpus and cpus < original & online:
             confined.append(Confined(vm.name, cpus, reason))
     return tuple(confined)
+
+
+def confine_decided(
+    goals: Collection[CpusGoal], snapshot: Snapshot, pinned: Mapping[str, Pinned]
+) -> tuple[tuple[Confined, ...], tuple[str, ...]]:
+    """Where the VMs go whose pCPUs the policy decides, and what of that cannot be.
+
+    They stay within their registered pCPUs and those another tool restricted them to; where none is left, on all of
+    these. As in ``confine``, those that may run everywhere are left out.
+    """
+    online = snapshot.capabilities.online_cpus
+    views = {vm.name: vm for vm in snapshot.vms}
+    confined: list[Confined] = []
+    problems: list[str] = []
+    for goal in goals:
+        vm = views[goal.vm]
+        if vm.mode is Mode.RELEASED or not vm.vcpus:
+            continue
+        original = _originals(pinned.get(vm.name), online)
+        allowed = allowed_cpus(vm.spec, original, online)
+        cpus, reason = allowed & goal.cpus, goal.reason
+        if not cpus:
+            cpus, reason = allowed, "within its registered pCPUs"
+            problems.append(
+                f"{vm.name} may run on pCPUs {format_cpus(allowed)}, and the policy wants {format_cpus(goal.cpus)}"
+            )
+        if cpus and cpus < original & online:
+            confined.append(Confined(vm.name, cpus, reason))
+    return tuple(confined), tuple(problems)
+
+
+def _originals(pinned: Pinned | None, online: CpuSet) -> CpuSet:
+    """Where a VM's vCPUs may run without us; all pCPUs where that is not known."""
+    return online if pinned is None else frozenset[int]().union(*pinned.originals)
 
 
 def _single_cpu(pinned: Pinned | None) -> int | None:
@@ -245,18 +299,22 @@ def _least_loaded(loads: dict[int, int], allowed: CpuSet, now: int | None) -> in
     return best
 
 
-def steer_interrupts(snapshot: Snapshot, placement: Placement, taken: CpuSet = frozenset()) -> tuple[Steered, ...]:
+def steer_interrupts(
+    snapshot: Snapshot, placement: Placement, taken: CpuSet = frozenset(), decided: Collection[Confined] = ()
+) -> tuple[Steered, ...]:
     """Where the queues of network interfaces are to be served, spread evenly in order of their numbers.
 
-    ``serving`` takes the pCPUs of the placed critical VMs, ``reserved`` the reserved ones; nothing where there are
-    none. Queues that the kernel itself placed are left out. ``taken``: see ``confine``.
+    ``serving`` takes the pCPUs of the critical VMs that are placed or that the policy confines (``decided``),
+    ``reserved`` the reserved ones; nothing where there are none. Queues that the kernel itself placed are left out.
+    ``taken``: see ``confine``.
     """
     rules = snapshot.host.placement
     if rules.irqs is IrqSteering.OFF:
         return ()
     critical = {vm.name for vm in snapshot.vms if vm.critical}
     if rules.irqs is IrqSteering.SERVING:
-        cpus = sorted(taken.union(*(pins for name, pins in placement.cpus if name in critical)))
+        homes = (*placement.cpus, *((confined.vm, confined.cpus) for confined in decided))
+        cpus = sorted(taken.union(*(pins for name, pins in homes if name in critical)))
         reason = "network interrupt: where the critical VMs run"
     elif rules.irqs is IrqSteering.RESERVED:
         cpus = sorted(rules.reserved_cpus & snapshot.capabilities.online_cpus)

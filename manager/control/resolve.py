@@ -8,9 +8,10 @@ from functools import cache
 from operator import itemgetter
 
 from manager.control.batch_membership import Grouped
+from manager.control.objections import objections
 from manager.control.placer import Confined, Steered
 from manager.model.cpus import CpuSet
-from manager.model.decision import Decision, Goal, IdleGoal, Note, Placement, Plan, Snapshot, VmView, WeightGoal
+from manager.model.decision import Decision, Goal, Placement, Plan, Snapshot, VmView
 from manager.model.knobs import HOST_UUID, INSIDE, LEAST_QUOTA_US, Knob, KnobKey
 from manager.model.registration import Mode
 from manager.model.warp import LOADED, NO_WARPS, Mechanism, WarpPlan
@@ -34,48 +35,15 @@ def effective_mode(host: Mode, *others: Mode | None) -> Mode:
 def validate(decision: Decision, snapshot: Snapshot) -> str | None:
     """Why a policy's decision must not be carried out, or None where it may be.
 
-    A decision that is of another type, names a VM twice, names one that is not there, or gives a weight below 1
-    changes nothing (design, section 5, rule 3).
+    A decision that is of another type, names a VM or an application twice, names one that is not there, or gives a
+    value that makes no sense, such as a weight below 1, changes nothing (design, section 5, rule 3).
     """
-    return next(_problems(decision, {vm.name for vm in snapshot.vms}), None)
-
-
-def _problems(decision: Decision, names: set[str]) -> Iterator[str]:
-    if not isinstance(decision, Decision) or not isinstance(decision.weights, tuple) or not _are_notes(decision.notes):
-        yield f"returned {decision!r} instead of a decision"
-    if not isinstance(decision.idle, tuple):
-        yield f"holds {decision.idle!r} instead of idle goals"
-    weighted: set[str] = set()
-    for goal in decision.weights:
-        yield from _objections(goal, WeightGoal, "a weight goal", names)
-        if goal.vm in weighted:
-            yield f"gives VM {goal.vm!r} two weights"
-        if isinstance(goal.weight, bool) or not isinstance(goal.weight, int) or goal.weight < 1:
-            yield f"gives VM {goal.vm!r} the weight {goal.weight!r}; use a whole number of at least 1"
-        weighted.add(goal.vm)
-    idle: set[str] = set()
-    for wanted in decision.idle:
-        yield from _objections(wanted, IdleGoal, "an idle goal", names)
-        if wanted.vm in idle:
-            yield f"says twice whether VM {wanted.vm!r} is to be idle"
-        idle.add(wanted.vm)
-
-
-def _objections(goal: WeightGoal | IdleGoal, kind: type, what: str, names: set[str]) -> Iterator[str]:
-    sound = isinstance(goal, kind) and isinstance(goal.vm, str) and isinstance(goal.reason, str)
-    if not sound or not (isinstance(goal, WeightGoal) or isinstance(goal.idle, bool)):
-        yield f"holds {goal!r} instead of {what}"
-    if goal.vm not in names:
-        yield f"names VM {goal.vm!r}, which is not a managed VM of this host"
-
-
-def _are_notes(notes: object) -> bool:
-    return isinstance(notes, tuple) and all(isinstance(note, Note) for note in notes)
+    return next(objections(decision, snapshot), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """All that is wanted of a host, by names of VMs."""
+    """All that is wanted of a host, by names of VMs. ``decided``: those that the policy confines."""
 
     decision: Decision = field(default_factory=Decision)
     placement: Placement = field(default_factory=Placement)
@@ -84,6 +52,7 @@ class Wishes:
     warp: WarpPlan = NO_WARPS
     scheduling: tuple[Goal, ...] = ()
     grouped: Grouped | None = None
+    decided: tuple[Confined, ...] = ()
 
 
 def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
@@ -95,7 +64,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
     views = {vm.name: vm for vm in snapshot.vms}
     goals = [
         *_group_goals(wishes.decision, snapshot, views, uuids),
-        *_quota_goals(snapshot, uuids),
+        *_quota_goals(wishes.decision, snapshot, uuids),
         *_warp_goals(wishes.warp, snapshot, views, uuids),
         *wishes.scheduling,
         *_membership_goals(wishes.grouped, views, uuids),
@@ -106,7 +75,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
         ]
         cpus = frozenset(vcpu.cpu for vcpu in placed.vcpus)
         goals += _pin_goals(views[placed.vm], uuids[placed.vm], pins, cpus, "threads beside their vCPUs")
-    for confined in wishes.confined:
+    for confined in (*wishes.confined, *wishes.decided):
         view = views[confined.vm]
         pins = [(confined.cpus, confined.reason)] * view.vcpus
         goals += _pin_goals(view, uuids[confined.vm], pins, confined.cpus, confined.reason)
@@ -140,12 +109,17 @@ def _membership_goals(grouped: Grouped | None, views: Mapping[str, VmView], uuid
             yield Goal(KnobKey(uuids[vm], Knob.BATCH_GROUP), INSIDE, grouped.reason, views[vm].mode)
 
 
-def _quota_goals(snapshot: Snapshot, uuids: Mapping[str, str]) -> Iterator[Goal]:
+def _quota_goals(decision: Decision, snapshot: Snapshot, uuids: Mapping[str, str]) -> Iterator[Goal]:
+    """The smaller of the registered limit and the policy's."""
+    decided = {goal.vm: goal for goal in decision.quotas}
     for view in snapshot.vms:
-        limit, period_us = view.spec.max_pcpus, view.quota_period_us
+        limit, period_us, goal = view.spec.max_pcpus, view.quota_period_us, decided.get(view.name)
+        reason = f"registered limit: {limit:g} pCPUs" if limit is not None else ""
+        if goal is not None and (limit is None or goal.pcpus < limit):
+            limit, reason = goal.pcpus, goal.reason
         if limit is not None and period_us is not None:
             quota_us = max(round(limit * period_us), LEAST_QUOTA_US)
-            yield Goal(KnobKey(uuids[view.name], Knob.QUOTA), quota_us, f"registered limit: {limit:g} pCPUs", view.mode)
+            yield Goal(KnobKey(uuids[view.name], Knob.QUOTA), quota_us, reason, view.mode)
 
 
 def _warp_goals(

@@ -324,7 +324,8 @@ class CacheKeeper:
         if self._held.why and HELD_GROUP in (step.group, *reading.homes.get(step.vm, ())):
             return self._held.why
         if group is not None and group.apps:
-            whys = "; ".join(self._whys[app] for app in group.apps if app in self._whys)
+            known = {**self._whys, **seen.whys}
+            whys = "; ".join(known[app] for app in group.apps if app in known)
             return f"for {', '.join(group.apps)}" + (f": {whys}" if whys else "")
         if step.group == BATCH_GROUP and group is not None:
             return "batch VMs share the rest"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from manager.control.cache_demand import Placed, domains_of
 from manager.control.cache_plan import HELD_GROUP, CachePlan, PlannedGroup
@@ -14,7 +14,7 @@ from manager.loop.apply import Outcome
 from manager.loop.observer import Observation
 from manager.model.cache import DEFAULT, BandwidthResource, Group, Mask, Resctrl, Schemata, format_schemata, is_ours
 from manager.model.cpus import CpuSet
-from manager.model.decision import Snapshot
+from manager.model.decision import Snapshot, WaysGoal
 from manager.model.fields import as_text
 from manager.model.host import VmInstance
 from manager.model.knobs import Knob, KnobKey, KnobValue
@@ -33,6 +33,7 @@ class CacheSeen:
     """What a tick knows. By domain UUID: all that ``running``, those managed, and where their vCPUs may run.
 
     ``unread``: some managed VM could not be read. ``only``: nothing but the VM of that name is taken out of our groups.
+    The applications of the snapshot ask for what the policy gives them; ``whys`` says why, by application.
     """
 
     snapshot: Snapshot
@@ -43,6 +44,7 @@ class CacheSeen:
     undo_reason: str
     unread: bool = False
     only: str | None = None
+    whys: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def wanted(self) -> bool:
@@ -171,15 +173,33 @@ def _bandwidth_text(values: Schemata, offered: Resctrl) -> str:
 
 
 def cache_seen(
-    seen: Observation, written: Mapping[str, Mapping[KnobKey, KnobValue]], undo_reason: str, only: str | None = None
+    seen: Observation,
+    written: Mapping[str, Mapping[KnobKey, KnobValue]],
+    undo_reason: str,
+    only: str | None = None,
+    ways: Collection[WaysGoal] = (),
 ) -> CacheSeen:
-    """What a tick knows, after it wrote ``written`` (by domain UUID)."""
+    """What a tick knows, after it wrote ``written`` (by domain UUID); ``ways`` are what the policy decided."""
     reading, specs = seen.reading, seen.specs
     unread = reading.errors.keys()
     readable = {uuid: instance for uuid, instance in seen.running.items() if uuid not in unread}
     readable |= {uuid: reading.states[uuid].instance for uuid in specs}
     cpus = {uuid: _cpus({**reading.knobs[uuid], **written.get(uuid, {})}) for uuid in specs}
-    return CacheSeen(seen.snapshot, readable, specs, seen.names, cpus, undo_reason, bool(unread - {"host"}), only)
+    whys = {goal.application: goal.reason for goal in ways}
+    snapshot = _asking(seen.snapshot, ways) if ways else seen.snapshot
+    return CacheSeen(snapshot, readable, specs, seen.names, cpus, undo_reason, bool(unread - {"host"}), only, whys)
+
+
+def _asking(snapshot: Snapshot, ways: Collection[WaysGoal]) -> Snapshot:
+    """Each application that the policy gives ways asks for these in place of what is registered for it."""
+    wishes = {goal.application: f"{goal.ways} ways" for goal in ways}
+    applications = tuple(
+        replace(view, application=replace(view.application, cache=wishes.get(view.application.name)))
+        if view.application.name in wishes
+        else view
+        for view in snapshot.applications
+    )
+    return replace(snapshot, applications=applications)
 
 
 def _cpus(knobs: Mapping[KnobKey, KnobValue]) -> CpuSet:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from manager.control.batch import BatchMemory, guard_batch
 from manager.control.batch_membership import plan_batch_group
+from manager.control.limit_decision import limit_decision
 from manager.control.placer import (
     Confined,
     Pinned,
     PlacerMemory,
     Situation,
     confine,
+    confine_decided,
     plan_placement,
     steer_interrupts,
 )
@@ -23,9 +25,10 @@ from manager.control.warp_plan import NOTHING_YET, SchedulerSeen, plan_warps
 from manager.loop.journal import Entry, Journal
 from manager.loop.observer import Reading
 from manager.model.cpus import CpuSet
-from manager.model.decision import NOT_MANAGED, Decision, Memory, Note, Placement, Plan, Snapshot
+from manager.model.decision import NOT_MANAGED, Decision, Memory, Note, Placement, Plan, Snapshot, WaysGoal
 from manager.model.host import VmState
 from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
 from manager.model.registration import VmSpec
@@ -68,12 +71,14 @@ class _ConfinedThen:
 class Planner:
     """Plans a host's intervals one after the other."""
 
-    def __init__(self, policies: Mapping[str, Policy]) -> None:
-        """``policies`` are the installed ones by name."""
+    def __init__(self, policies: Mapping[str, Policy], limits: AgentLimits = DEFAULT_LIMITS) -> None:
+        """``policies`` are the installed ones by name, ``limits`` the most that is done whatever they decide."""
         self._policies = policies
+        self._limits = limits
         self._memory: tuple[str, Memory] = ("", None)
         self.batch = BatchMemory()  # this and the warps: as of the last decision
         self.warp = NO_WARPS
+        self.cache_ways: tuple[WaysGoal, ...] = ()
         self._placer = PlacerMemory()
         self._pinned = _PinnedThen((), {})
         self._confined: _ConfinedThen | None = None
@@ -92,6 +97,7 @@ class Planner:
         """Nothing is decided any more."""
         self._notes, self._outside = (), ""
         self.warp, self._ladder = NO_WARPS, NOTHING_YET
+        self.cache_ways = ()
         self.batch = BatchMemory()
 
     def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
@@ -99,12 +105,17 @@ class Planner:
         decision = self._decide(snapshot)
         if isinstance(decision, Problem):
             return Planned(None, (decision,))
+        decision, limited = limit_decision(decision, self._limits)
         decision, self.batch = guard_batch(decision, snapshot, self.batch)
+        self.cache_ways = decision.ways
         grouped = plan_batch_group(decision, snapshot)
         self._outside = grouped.note
         pinned = self._pinned_now(reading, specs, journal)
         taken = _taken(reading, journal.entries) if reading.errors else frozenset()
-        placement, self._placer = plan_placement(snapshot, pinned, taken, self._placer)
+        placing = _placing(snapshot, decision)
+        by_policy = frozenset(goal.vm for goal in decision.cpus)
+        decided, elsewhere = confine_decided(decision.cpus, snapshot, pinned) if by_policy else ((), ())
+        placement, self._placer = plan_placement(placing, pinned, taken, self._placer, by_policy)
         uuids = {spec.name: domain for domain, spec in specs.items()}
         scheduling = plan_scheduling(snapshot, uuids, reading.groups, *_groups_above(reading, journal))
         entry = journal.entries.get(SCHEDULER)
@@ -113,13 +124,16 @@ class Planner:
         wishes = Wishes(
             grouped.decision,
             placement,
-            self._confine(snapshot, placement, pinned, taken),
-            steer_interrupts(snapshot, placement, taken),
+            self._confine(placing, placement, pinned, taken, by_policy),
+            steer_interrupts(snapshot, placement, taken, decided),
             self.warp,
             scheduling.goals,
             grouped,
+            decided,
         )
         problems = (
+            *(Problem(ProblemKind.LIMITED, text) for text in limited),
+            *(Problem(ProblemKind.PLACEMENT, text) for text in elsewhere),
             *(Problem(ProblemKind.PLACEMENT, f"{vm} {reason}") for vm, reason in placement.floating),
             *(Problem(ProblemKind.SCHEDULING, text) for text in scheduling.problems),
             *([Problem(ProblemKind.PLACEMENT, grouped.problem)] if grouped.problem else ()),
@@ -137,11 +151,16 @@ class Planner:
         return self._pinned.pinned
 
     def _confine(
-        self, snapshot: Snapshot, placement: Placement, pinned: Mapping[str, Pinned], taken: CpuSet
+        self,
+        snapshot: Snapshot,
+        placement: Placement,
+        pinned: Mapping[str, Pinned],
+        taken: CpuSet,
+        by_policy: frozenset[str],
     ) -> tuple[Confined, ...]:
         of = (self._placer.situation, placement)
         if self._confined is None or self._confined.of != of:
-            self._confined = _ConfinedThen(of, confine(snapshot, placement, pinned, taken))
+            self._confined = _ConfinedThen(of, confine(snapshot, placement, pinned, taken, by_policy))
         return self._confined.confined
 
     def _follows_from(self, wishes: Wishes, snapshot: Snapshot) -> tuple[object, ...]:
@@ -150,6 +169,8 @@ class Planner:
             self._placer.situation,
             [(goal.vm, goal.weight) for goal in wishes.decision.weights],
             [(goal.vm, goal.idle) for goal in wishes.decision.idle],
+            [(goal.vm, goal.pcpus) for goal in wishes.decision.quotas],
+            [(confined.vm, confined.cpus) for confined in wishes.decided],
             [vm.quota_period_us for vm in snapshot.vms],
             wishes.placement,
             wishes.confined,
@@ -174,6 +195,13 @@ class Planner:
         self._memory = (name, decision.memory)
         self._notes = decision.notes
         return decision
+
+
+def _placing(snapshot: Snapshot, decision: Decision) -> Snapshot:
+    """The host as it is placed: a policy may say that its critical VMs float, or do not."""
+    if decision.pinning is None or decision.pinning is snapshot.host.pinning:
+        return snapshot
+    return replace(snapshot, host=replace(snapshot.host, pinning=decision.pinning))
 
 
 def _policy_problem(name: str, why: str) -> Problem:

@@ -82,7 +82,7 @@ class ControlLoop:
         self.journal = journal
         self.settings = settings
         self._observer = Observer(host, journal, settings, limits)
-        self._planner = Planner(policies)
+        self._planner = Planner(policies, limits)
         self._cache = CacheKeeper(host.cache, journal, lambda: clock().monotonic_s)
         self.clock = clock
         self._chronicle = Chronicle(settings.host_name)
@@ -130,7 +130,9 @@ class ControlLoop:
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
             written = values_after(change for change in changes if change.action in {Action.WRITE, Action.RESTORE})
-            cache = rehearse(self.host.cache, self.journal, cache_seen(seen, written, _HOST_RELEASED))
+            cache = rehearse(
+                self.host.cache, self.journal, cache_seen(seen, written, _HOST_RELEASED, ways=self._planner.cache_ways)
+            )
         notes = tuple(text for _, _, text in self._planner.notes)
         shown = tuple(change for change in changes if change.action not in SILENT)
         problems = (*seen.problems, *planned.problems, *cache.problems)
@@ -240,7 +242,8 @@ class ControlLoop:
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
             undo_reason = planned.undo_reason if planned.plan else _HOST_RELEASED
-            cache = self._cache.tick(cache_seen(seen, applied.written, undo_reason, only))
+            ways = self._planner.cache_ways
+            cache = self._cache.tick(cache_seen(seen, applied.written, undo_reason, only, ways))
         counters, uncounted = self._counters()
         self.host.forget(frozenset(state.instance for state in seen.reading.states.values()))
         problems = (*seen.problems, *planned.problems, *applied.problems, *cache.problems, *uncounted)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from manager.model.cpus import CpuSet
 from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities
 from manager.model.knobs import KnobKey, KnobValue
 from manager.model.registration import Application, HostSpec, Mode, VmClass, VmSpec
@@ -104,6 +105,33 @@ class IdleGoal:
 
 
 @dataclass(frozen=True, slots=True)
+class CpusGoal:
+    """The pCPUs that all threads of a VM are to stay on, in place of its placement, and why."""
+
+    vm: str
+    cpus: CpuSet
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaGoal:
+    """How many CPU seconds a second a VM may use at most, and why."""
+
+    vm: str
+    pcpus: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WaysGoal:
+    """How many ways of the last-level cache a critical application's VMs have for themselves, and why."""
+
+    application: str
+    ways: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """What an operator should know of an application for as long as it lasts, such as that its data are stale."""
 
@@ -117,12 +145,21 @@ Memory = object | None
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a policy wants. VMs it does not name keep (or get back) their original settings."""
+    """What a policy wants. VMs it does not name keep (or get back) their original settings.
+
+    Each of ``weights``, ``idle``, ``cpus`` and ``quotas`` names a VM at most once, ``ways`` an application. Where a
+    host lacks a control, what needs it is left out. ``pinning`` None: as the host is registered; False: critical VMs
+    float. What is registered for a VM or allowed by the agent binds a policy, too (docs/concepts/policies.md).
+    """
 
     weights: tuple[WeightGoal, ...] = ()
     memory: Memory = None
     notes: tuple[Note, ...] = ()
     idle: tuple[IdleGoal, ...] = ()
+    cpus: tuple[CpusGoal, ...] = ()
+    quotas: tuple[QuotaGoal, ...] = ()
+    ways: tuple[WaysGoal, ...] = ()
+    pinning: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

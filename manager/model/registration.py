@@ -16,6 +16,9 @@ from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.source import Source
 from manager.model.warp import DEFAULT_WARP_MAX_US, MOST_WARP_US, WarpUs, WarpUse
 
+LEAST_LIMIT_PCPUS, MOST_LIMIT_PCPUS = 0.01, 8192.0
+"""Within these a VM's CPU time may be limited, in pCPUs."""
+
 
 class CacheControl(StrEnum):
     """Whether the last-level cache is divided between critical VMs and all others (docs/concepts/cache.md)."""
@@ -79,7 +82,7 @@ class VmIn:
     )
     cpus: Annotated[SomeCpus | None, Field(description="the pCPUs it may run on, such as 0-3,8; null: all")] = None
     max_pcpus: Annotated[
-        Annotated[float, Field(ge=0.01, le=8192)] | None,
+        Annotated[float, Field(ge=LEAST_LIMIT_PCPUS, le=MOST_LIMIT_PCPUS)] | None,
         Field(description="CPU seconds a second that it may use; null: no limit"),
     ] = None
     mode: Annotated[Mode | None, Field(description="null: inherited from application and host")] = None

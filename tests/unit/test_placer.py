@@ -181,3 +181,13 @@ def test_the_memory_of_a_vm_draws_it() -> None:
     pinned = {"a": replace(floating(), nodes=frozenset({1}))}
     found, _ = plan_placement(moment(view("a"), topology=nodes), pinned, frozenset(), PlacerMemory())
     assert dict(found.cpus)["a"][0] in {2, 3}
+
+
+def test_whom_the_policy_confines_is_not_placed_and_a_changed_decision_is_noticed() -> None:
+    pinned = {"a": floating(), "b": floating()}
+    seen = moment(view("a"), view("b"))
+    both, memory = plan_placement(seen, pinned, frozenset(), PlacerMemory())
+    one, memory = plan_placement(seen, pinned, frozenset(), memory, frozenset({"a"}))
+    again, steady = plan_placement(seen, pinned, frozenset(), memory, frozenset({"a"}))
+    assert [dict(found.cpus).keys() for found in (both, one, again)] == [{"a", "b"}, {"b"}, {"b"}]
+    assert steady.situation is memory.situation, "nothing is asked anew while nothing changed"

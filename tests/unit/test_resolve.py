@@ -93,7 +93,11 @@ def test_valid_decisions(decision: Decision) -> None:
         (weights(("web", 5), ("ghost", 5)), "names VM 'ghost', which is not a managed VM of this host"),
         (None, "returned None instead of a decision"),
         ({"web": 5}, "returned {'web': 5} instead of a decision"),
-        (Decision(None), "returned Decision(weights=None, memory=None, notes=(), idle=()) instead of a decision"),
+        (
+            Decision(None),
+            "returned Decision(weights=None, memory=None, notes=(), idle=(), cpus=(), quotas=(), ways=(), pinning=None)"
+            " instead of a decision",
+        ),
         (Decision(("web",)), "holds 'web' instead of a weight goal"),
         (
             Decision((WeightGoal(["web"], 5, ""),)),

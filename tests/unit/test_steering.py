@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from manager.control.placer import Confined, Pinned, confine, steer_interrupts
-from manager.model.decision import Placement, Snapshot, VcpuPlacement, VmPlacement, VmView
+from manager.control.placer import Confined, Pinned, confine, confine_decided, steer_interrupts
+from manager.model.cpus import CpuSet
+from manager.model.decision import CpusGoal, Placement, Snapshot, VcpuPlacement, VmPlacement, VmView
 from manager.model.registration import HostSpec, Mode, VmClass
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Topology
@@ -118,3 +119,43 @@ def test_a_fence_and_interrupts_hold_while_a_critical_vm_cannot_be_read() -> Non
     seen = moment(view("web"), irqs=IrqSteering.SERVING)
     assert {one.irq: one.cpu for one in steer_interrupts(seen, placed(web=(0,)), taken)} == {40: 0, 42: 0, 50: 0}
     assert {one.cpu for one in steer_interrupts(seen, placed(), taken)} == {1}
+
+
+@pytest.mark.parametrize(
+    ("registered", "original", "wanted", "got"),
+    [
+        (None, ONLINE, {1, 2, 9}, {1, 2}),
+        ({2, 3}, ONLINE, {1, 2}, {2}),
+        (None, frozenset({0, 1}), {1, 2}, {1}),
+        ({1, 2}, frozenset({0, 1}), {0, 1, 2}, {1}),
+        (None, ONLINE, ONLINE, None),
+        (None, frozenset({0, 1}), {0, 1, 2}, None),
+    ],
+)
+def test_what_a_policy_confines_stays_within_what_is_registered_and_restricted(
+    registered: set[int] | None, original: CpuSet, wanted: set[int], got: set[int] | None
+) -> None:
+    """None: it may run there anyway."""
+    seen = moment(batch("b", cpus=registered and frozenset(registered)))
+    goal = CpusGoal("b", frozenset(wanted), "why")
+    found, problems = confine_decided((goal,), seen, {"b": Pinned((), (original,))})
+    assert [(one.vm, set(one.cpus), one.reason) for one in found] == ([("b", got, "why")] if got else [])
+    assert problems == ()
+
+
+def test_where_nothing_is_left_of_what_a_policy_wants_the_registration_holds() -> None:
+    goal = CpusGoal("b", frozenset({0}), "why")
+    found, problems = confine_decided((goal,), moment(batch("b", cpus=frozenset({2, 3}))), floating("b"))
+    assert found == (Confined("b", frozenset({2, 3}), "within its registered pCPUs"),)
+    assert problems == ("b may run on pCPUs 2-3, and the policy wants 0",)
+    gone = moment(replace(batch("b"), mode=Mode.RELEASED))
+    assert confine_decided((goal,), gone, floating("b")) == ((), ())
+
+
+def test_whom_a_policy_confines_the_rules_leave_alone_and_interrupts_follow() -> None:
+    seen = moment(batch("b"), batch("c"), view("web"), batch=FENCE)
+    found = confine(seen, placed(web=(0,)), floating("b", "c", "web"), decided=frozenset({"b"}))
+    assert cpus_of(found) == {"c": {1, 2, 3}}
+    served = moment(view("web"), irqs=IrqSteering.SERVING)
+    decided = (Confined("web", frozenset({3}), "why"), Confined("b", frozenset({2}), "why"))
+    assert {queue.cpu for queue in steer_interrupts(served, placed(), decided=decided)} == {3}

@@ -1,0 +1,33 @@
+"""What is left of a policy's decision within the agent's own limits, as of what is registered (limit_assignment)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from manager.model.decision import Decision, QuotaGoal
+from manager.model.knobs import Control
+from manager.model.limits import AgentLimits
+
+
+def limit_decision(decision: Decision, limits: AgentLimits) -> tuple[Decision, tuple[str, ...]]:
+    """The decision without what the agent's settings do not allow, and what was taken from it. Pure.
+
+    Weights and the idle class are refused where they would be written (``AgentLimits.refusal``).
+    """
+    reasons: list[str] = []
+    pins = decision.cpus or decision.pinning
+    if pins and Control.PIN not in limits.allowed:
+        reasons.append(f"pins of the policy: {limits.how_to_allow(Control.PIN)}")
+        decision = replace(decision, cpus=(), pinning=None)
+    if decision.quotas and Control.QUOTA not in limits.allowed:
+        reasons.append(f"limits of the policy: {limits.how_to_allow(Control.QUOTA)}")
+        decision = replace(decision, quotas=())
+    if any(goal.pcpus < limits.min_pcpus for goal in decision.quotas):
+        decision = replace(decision, quotas=tuple(_at_least(goal, limits.min_pcpus) for goal in decision.quotas))
+    return decision, tuple(reasons)
+
+
+def _at_least(goal: QuotaGoal, min_pcpus: float) -> QuotaGoal:
+    if goal.pcpus >= min_pcpus:
+        return goal
+    return replace(goal, pcpus=min_pcpus, reason=f"{goal.reason}; {goal.pcpus:g} pCPUs: min_pcpus = {min_pcpus:g}")

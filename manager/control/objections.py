@@ -1,0 +1,117 @@
+"""What is wrong with a policy's decision: types, names and values that nothing can be done with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from manager.model.cpus import CpuSet, format_cpus
+from manager.model.decision import CpusGoal, Decision, IdleGoal, Note, QuotaGoal, Snapshot, WaysGoal, WeightGoal
+from manager.model.registration import LEAST_LIMIT_PCPUS, MOST_LIMIT_PCPUS
+
+
+def objections(decision: Decision, snapshot: Snapshot) -> Iterator[str]:
+    """Each is the end of a sentence about the policy. Only the first is sure to make sense."""
+    if not isinstance(decision, Decision) or not isinstance(decision.weights, tuple) or not _are_notes(decision.notes):
+        yield f"returned {decision!r} instead of a decision"
+    if decision.pinning is not None and not isinstance(decision.pinning, bool):
+        yield f"says {decision.pinning!r} about pinning; use True, False or None"
+    vms = {vm.name for vm in snapshot.vms}
+    online = snapshot.capabilities.online_cpus
+    yield from _of_goals(decision.weights, _WEIGHTS, vms, online)
+    yield from _of_goals(decision.idle, _IDLE, vms, online)
+    yield from _of_goals(decision.cpus, _CPUS, vms, online)
+    yield from _of_goals(decision.quotas, _QUOTAS, vms, online)
+    if decision.ways != ():
+        yield from _of_goals(decision.ways, _WAYS, {view.application.name for view in snapshot.applications}, online)
+
+
+def _are_notes(notes: object) -> bool:
+    return isinstance(notes, tuple) and all(isinstance(note, Note) for note in notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A kind of goals: what one and several are called, whom it is for, and what is wrong with its value."""
+
+    type: type
+    a_goal: str
+    goals: str
+    whom: str
+    twice: str
+    value: Callable[[Any, CpuSet], str]
+
+    def is_one(self, goal: object) -> bool:
+        """Whether its parts, but for the value, have the right types."""
+        texts = (self.name(goal), goal.reason) if isinstance(goal, self.type) else (None,)  # type: ignore[attr-defined]
+        return all(isinstance(text, str) for text in texts)
+
+    def name(self, goal: Any) -> str:
+        """Whom it is for."""
+        name: str = goal.application if self.type is WaysGoal else goal.vm
+        return name
+
+
+def _of_goals(goals: object, kind: _Kind, known: Collection[str], online: CpuSet) -> Iterator[str]:
+    if not isinstance(goals, tuple):
+        yield f"holds {goals!r} instead of {kind.goals}"
+        return
+    named: set[str] = set()
+    for goal in goals:
+        if not kind.is_one(goal):
+            yield f"holds {goal!r} instead of {kind.a_goal}"
+            return
+        name = kind.name(goal)
+        if name not in known:
+            yield f"names {kind.whom} {name!r}, which is not a managed {kind.whom} of this host"
+        if name in named:
+            yield kind.twice.format(f"{kind.whom} {name!r}")
+        wrong = kind.value(goal, online)
+        if wrong:
+            yield wrong
+        named.add(name)
+
+
+def _weight(goal: WeightGoal, _online: CpuSet) -> str:
+    if _is_whole(goal.weight):
+        return ""
+    return f"gives VM {goal.vm!r} the weight {goal.weight!r}; use a whole number of at least 1"
+
+
+def _idle(goal: IdleGoal, _online: CpuSet) -> str:
+    return "" if isinstance(goal.idle, bool) else f"holds {goal!r} instead of an idle goal"
+
+
+def _cpus(goal: CpusGoal, online: CpuSet) -> str:
+    numbers = isinstance(goal.cpus, frozenset) and all(_is_whole(cpu, 0) for cpu in goal.cpus)
+    if not numbers or not goal.cpus:
+        return f"gives VM {goal.vm!r} the pCPUs {goal.cpus!r}; use a frozenset with at least one pCPU number"
+    if goal.cpus.isdisjoint(online):
+        return f"gives VM {goal.vm!r} the pCPUs {format_cpus(goal.cpus)}, of which none is online"
+    return ""
+
+
+def _quota(goal: QuotaGoal, _online: CpuSet) -> str:
+    pcpus, number = goal.pcpus, isinstance(goal.pcpus, int | float) and not isinstance(goal.pcpus, bool)
+    if number and math.isfinite(pcpus) and LEAST_LIMIT_PCPUS <= pcpus <= MOST_LIMIT_PCPUS:
+        return ""
+    return f"gives VM {goal.vm!r} the quota {pcpus!r}; use pCPUs from {LEAST_LIMIT_PCPUS:g} to {MOST_LIMIT_PCPUS:g}"
+
+
+def _ways(goal: WaysGoal, _online: CpuSet) -> str:
+    if _is_whole(goal.ways):
+        return ""
+    return f"gives application {goal.application!r} {goal.ways!r} ways; use a whole number of at least 1"
+
+
+def _is_whole(value: object, least: int = 1) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+_WEIGHTS = _Kind(WeightGoal, "a weight goal", "weight goals", "VM", "gives {} two weights", _weight)
+_IDLE = _Kind(IdleGoal, "an idle goal", "idle goals", "VM", "says twice whether {} is to be idle", _idle)
+_CPUS = _Kind(CpusGoal, "a goal for pCPUs", "goals for pCPUs", "VM", "gives {} two sets of pCPUs", _cpus)
+_QUOTAS = _Kind(QuotaGoal, "a quota goal", "quota goals", "VM", "gives {} two quotas", _quota)
+_WAYS = _Kind(WaysGoal, "a goal for ways", "goals for ways", "application", "gives {} two numbers of ways", _ways)
