@@ -11,6 +11,8 @@ times min(number of others, Wo / w), and then until the next scheduler tick (``t
 
 A floating vCPU is placed at wake-up where the runnable weight is least, preferably where it was; every ``balance_ms``
 weights are evened out, and a pCPU that runs out of work takes a vCPU from the fullest one at once.
+
+A group may be throttled (``cpu_quota``): its vCPUs then are runnable and on no pCPU, which counts as run delay, too.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from random import Random
 
 from manager.sim.scenario import Scheduler
 
-ASLEEP, WAITING, RUNNING = 0, 1, 2
+ASLEEP, WAITING, RUNNING, THROTTLED = 0, 1, 2, 3
 INFINITE = math.inf
 
 Request = tuple[float, tuple[float, ...]]
@@ -56,6 +58,7 @@ class SchedulingGroup(ABC):
         """All vCPUs sleep at first."""
         self.weight = weight
         self.runnable = 0
+        self.throttled = False
         self.vcpus = [Vcpu(self, index, allowed) for index in range(vcpus)]
 
     @abstractmethod
@@ -113,6 +116,9 @@ class SimCpus:
         vcpu.weight = weight
         vcpu.left_s = work_s
         vcpu.since_s = now_s
+        if group.throttled:
+            vcpu.state = THROTTLED
+            return
         pcpu = vcpu.pcpu
         if len(vcpu.allowed) > 1:
             load = pcpu.load
@@ -163,13 +169,41 @@ class SimCpus:
     def sleep(self, vcpu: Vcpu, now_s: float) -> None:
         """A runnable vCPU stops being so, whatever it had still to do."""
         pcpu, group = vcpu.pcpu, vcpu.group
-        self._take_off(vcpu, now_s)
+        throttled = vcpu.state == THROTTLED
+        if not throttled:
+            self._take_off(vcpu, now_s)
         vcpu.state = ASLEEP
         vcpu.runnable_s += now_s - vcpu.since_s
         group.runnable -= 1
         if group.runnable:
             self._reweigh(group, group.weight / group.runnable, now_s)
-        self._refill(pcpu, now_s)
+        if not throttled:
+            self._refill(pcpu, now_s)
+
+    def throttle(self, group: SchedulingGroup, now_s: float) -> None:
+        """Take all runnable vCPUs of a VM from their pCPUs, and those that wake up from now on do not get one."""
+        group.throttled = True
+        left = []
+        for vcpu in group.vcpus:
+            if vcpu.state != ASLEEP:
+                self._take_off(vcpu, now_s)
+                vcpu.state = THROTTLED
+                left.append(vcpu.pcpu)
+        for pcpu in left:
+            self._refill(pcpu, now_s)
+
+    def unthrottle(self, group: SchedulingGroup, now_s: float) -> None:
+        """Let them share pCPUs again, at once: where they were, or where less weight is."""
+        group.throttled = False
+        for vcpu in group.vcpus:
+            if vcpu.state == THROTTLED:
+                if vcpu.pcpu.load > 0.0:
+                    vcpu.pcpu = min((vcpu.pcpu, *vcpu.allowed), key=_load)
+                vcpu.pcpu.load += vcpu.weight
+                self._join(vcpu, vcpu.pcpu, now_s)
+                self._plan(vcpu.pcpu)
+                if len(vcpu.pcpu.running) > 1:
+                    self._spread(now_s)
 
     def set_weight(self, group: SchedulingGroup, weight: int, now_s: float) -> None:
         """Another weight for a VM."""
@@ -183,7 +217,7 @@ class SimCpus:
         target = min(vcpu.allowed, key=_load)
         if vcpu.pcpu in vcpu.allowed and (target.load > 0.0 or vcpu.pcpu.load <= vcpu.weight):
             return
-        if vcpu.state == ASLEEP:
+        if vcpu.state in (ASLEEP, THROTTLED):
             vcpu.pcpu = target
         else:
             self._move(vcpu, target, now_s)
@@ -347,6 +381,8 @@ class SimCpus:
                 continue
             pcpu, before = vcpu.pcpu, vcpu.weight
             vcpu.weight = weight
+            if vcpu.state == THROTTLED:
+                continue
             pcpu.load += weight - before
             if vcpu.state == RUNNING:
                 self._settle(pcpu, now_s)

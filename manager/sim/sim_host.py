@@ -15,18 +15,21 @@ from manager.model.host import (
     Capabilities,
     CpuTimes,
     Discovery,
+    Quota,
     VcpuState,
     VmInstance,
     VmState,
 )
-from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, UNLIMITED, Family, Knob, KnobKey, KnobValue
 from manager.model.topology import Topology
+from manager.sim.cpu_quota import PERIOD_S
 from manager.sim.scenario import FaultKind, Scenario
 from manager.sim.services import SimVm
 from manager.sim.sim_cache import SimCache
 from manager.sim.world import World, in_step
 
 BOOT_ID = "simulated-boot"
+PERIOD_US = round(PERIOD_S * 1e6)
 _IDLE_WEIGHT = 3 / 1024
 """Of a group in the idle class, in terms of the default weight: kernel/sched/sched.h, WEIGHT_IDLEPRIO."""
 
@@ -44,6 +47,7 @@ class SimHost:
         self._speed = speed
         self._listed = self._alive()
         self._idle: set[VmInstance] = set()
+        self._quota_us: dict[VmInstance, int] = {}
         self.boot_id = boot_id
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, 1)
         self.cache = SimCache(world, world.memory, speed) if world.memory else None
@@ -126,7 +130,10 @@ class SimHost:
         )
         idle = instance in self._idle
         weight = None if idle else vm.weight
-        return VmState(vm.instance, self._ns(self.world.vm_cpu_s(vm)), weight, vcpus, vm.emulator, idle=idle)
+        quota = Quota(self._quota_us.get(instance, UNLIMITED), PERIOD_US)
+        return VmState(
+            vm.instance, self._ns(self.world.vm_cpu_s(vm)), weight, vcpus, vm.emulator, idle=idle, quota=quota
+        )
 
     @in_step
     def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:
@@ -139,14 +146,16 @@ class SimHost:
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what it then holds. Raises VmVanished, HostError.
 
-        cgroup v1 takes any positive weight and clamps it, v2 answers ERANGE outside 1 .. 10000; CPU sets are reduced
-        to the pCPUs there are, and EINVAL where none is left.
+        cgroup v1 takes any positive weight and clamps it, v2 answers ERANGE outside 1 .. 10000; quotas below a
+        millisecond are EINVAL; CPU sets are reduced to the pCPUs there are, and EINVAL where none is left.
         """
         vm = self._require(instance)
         if (FaultKind.WRITE_ERROR, vm.name) in self.world.faults:
             raise HostError("write: Input/output error", errno.EIO)
         if key.knob is Knob.IDLE and isinstance(value, int):
             return self._set_idle(vm, idle=bool(value))
+        if key.knob is Knob.QUOTA and isinstance(value, int):
+            return self._set_quota(vm, value)
         if key.knob is Knob.WEIGHT:
             if not isinstance(value, int) or instance in self._idle:
                 raise HostError("write: Invalid argument", errno.EINVAL)
@@ -178,6 +187,15 @@ class SimHost:
             weight = max(round(_IDLE_WEIGHT * scale.default), 1) if idle else scale.default
             self.world.cpus.set_weight(vm, weight, self.world.now_s)
         return int(idle)
+
+    def _set_quota(self, vm: SimVm, quota_us: int) -> int:
+        """kernel/sched/core.c, tg_set_cfs_bandwidth: no quota is smaller than the least period."""
+        if quota_us != UNLIMITED and quota_us < LEAST_QUOTA_US:
+            raise HostError("write: Invalid argument", errno.EINVAL)
+        self._quota_us[vm.instance] = quota_us
+        pcpus = None if quota_us == UNLIMITED else quota_us / PERIOD_US
+        self.world.quotas.set(vm, pcpus, self.world.now_s)
+        return quota_us
 
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:  # noqa: ARG002
         """None: a simulated host has no network interfaces, and its kernel neither warps nor policies of vCPUs."""
@@ -244,7 +262,7 @@ class SimExaminer:
                     "taken, but VMs in it do not yield any sooner than with the least weight",
                     _NONE,
                 ),
-                ("cpu-quota", "CPU weights", "Limits", missing, False, "no limits", _NONE),
+                ("cpu-quota", "CPU weights", "Limits", works, False, "enforced in each 100 ms", ""),
                 ("affinity", "Pinning", "Pinning of threads", works, True, "vCPUs stay where they are pinned", ""),
                 ("sched-ext", "Warp", "sched_ext", missing, False, "no warp", _NONE),
                 *self._cache(),

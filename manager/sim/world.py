@@ -10,6 +10,7 @@ from functools import partial, wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, VmInstance, WeightScale
+from manager.sim.cpu_quota import CpuQuotas
 from manager.sim.cpu_sharing import ASLEEP, INFINITE, Request, SimCpus, Vcpu
 from manager.sim.memory_bus import STEP_S, SimMemory
 from manager.sim.scenario import Fault, FaultKind, Noise, SampleRoute, Scenario, batch_vms, tier_vms
@@ -59,6 +60,7 @@ class World:
         self._forward: list[tuple[Request, App, int]] = []
         self._pid = _FIRST_PID
         self.cpus = SimCpus(scenario.pcpus, scenario.scheduler, random_stream(f"{self.seed}/scheduler"), self._when)
+        self.quotas = CpuQuotas(self.cpus, self._schedule)
         self.apps = {spec.name: App(spec, self.seed) for spec in scenario.applications}
         self._apps = tuple(self.apps.values())
         self.vms: dict[str, SimVm] = {}
@@ -225,6 +227,7 @@ class World:
     def _stop_vm(self, vm: SimVm, now_s: float) -> None:
         """The process ends, and with it all it was doing."""
         vm.alive = False
+        self.quotas.set(vm, None, now_s)
         for vcpu in vm.vcpus:
             if vcpu.state != ASLEEP:
                 self.cpus.sleep(vcpu, now_s)

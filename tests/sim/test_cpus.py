@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manager.sim.cpu_sharing import ASLEEP, RUNNING, WAITING
+from manager.sim.cpu_sharing import ASLEEP, RUNNING, THROTTLED, WAITING
 from manager.sim.scenario import Scheduler
 from tests.sim.build import AT_ONCE, Machine
 
@@ -135,7 +135,7 @@ def test_who_dominates_runs_at_once_and_equals_wait() -> None:
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["toggle", "work", "weight", "allow", "speed", "balance"]),
+        st.sampled_from(["toggle", "work", "weight", "allow", "speed", "balance", "throttle"]),
         st.integers(0, 5),
         st.integers(0, 2),
         st.integers(1, 10_000),
@@ -166,6 +166,8 @@ def test_cpu_time_is_conserved_and_no_pcpu_idles_while_somebody_could_run_there(
             cpus_s.set_speed(weight / 10_000, machine.now_s)
         elif what == "balance":
             cpus_s.balance(machine.now_s)
+        elif what == "throttle":
+            (cpus_s.unthrottle if group.throttled else cpus_s.throttle)(group, machine.now_s)
         elif vcpu.state == ASLEEP:
             cpus_s.wake(vcpu, math.inf if what == "toggle" else weight / 1e6, machine.now_s)
         else:
@@ -195,4 +197,8 @@ def check_work_conserving(machine: Machine) -> None:
         if len(here) > 1:
             assert not [vcpu for vcpu in here for free in idle if free in vcpu.allowed]
     for group in machine.groups:
+        assert {vcpu.state for vcpu in group.vcpus} <= {
+            ASLEEP,
+            *((THROTTLED,) if group.throttled else (RUNNING, WAITING)),
+        }
         assert group.runnable == sum(vcpu.state != ASLEEP for vcpu in group.vcpus)
