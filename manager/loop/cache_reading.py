@@ -80,6 +80,8 @@ class CacheResult:
 
 
 NOTHING = CacheResult()
+_MORE_THAN_ANY = 1000
+"""No cache has so many ways; who asks for more than there are gets all that there are to give."""
 _EMPTY = PlannedGroup(DEFAULT, (), frozenset(), {})
 
 
@@ -192,7 +194,7 @@ def cache_seen(
 
 def _asking(snapshot: Snapshot, ways: Collection[WaysGoal]) -> Snapshot:
     """Each application that the policy gives ways asks for these in place of what is registered for it."""
-    wishes = {goal.application: f"{goal.ways} ways" for goal in ways}
+    wishes = {goal.application: f"{min(goal.ways, _MORE_THAN_ANY)} ways" for goal in ways}
     applications = tuple(
         replace(view, application=replace(view.application, cache=wishes.get(view.application.name)))
         if view.application.name in wishes
