@@ -73,6 +73,11 @@ class CacheKeeper:
         """Whether there is something to do, or may be; mostly not."""
         return wants_cache(host) or not (self._port is None or (self._idle and self._journal.cache is None))
 
+    def ways(self, host: HostSpec) -> int:
+        """How many ways the cache has that may be divided there, as of the last tick; 0: it is not divided."""
+        caches = self._last.offered.divided if self._last.offered and wants_cache(host) else ()
+        return min((cache.ways.ways for cache in caches), default=0)
+
     def tick(self, seen: CacheSeen) -> CacheResult:
         """Bring the groups where they are to be."""
         if self._port is None:

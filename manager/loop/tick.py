@@ -228,7 +228,9 @@ class ControlLoop:
     def _plan(self, seen: Observation) -> Planned:
         if seen.snapshot.host.mode is Mode.RELEASED:
             return self._released(_HOST_RELEASED)
-        return self._planner.plan(seen.snapshot, seen.specs, seen.reading, self.journal)
+        snapshot, ways = seen.snapshot, self._cache.ways(seen.snapshot.host)
+        snapshot = replace(snapshot, cache_ways=ways) if ways else snapshot
+        return self._planner.plan(snapshot, seen.specs, seen.reading, self.journal)
 
     def _released(self, reason: str) -> Planned:
         """Nothing is wanted: what is owned is restored."""

@@ -69,6 +69,7 @@ class Snapshot:
 
     ``now_s`` is the time by which slots are dated, and nothing else: it jumps with the wall clock. What a policy
     remembers ages by ``steady_s``. ``ahead_s``: by how much the clock was set ahead since the agent began.
+    ``cache_ways``: how many ways the last-level cache has that may be divided, as of the tick before; 0: it is not.
     """
 
     now_s: float
@@ -79,6 +80,7 @@ class Snapshot:
     applications: tuple[ApplicationView, ...] = ()
     ahead_s: float = 0.0
     batch_group: BatchGroup = NO_BATCH_GROUP
+    cache_ways: int = 0
 
     @property
     def steady_s(self) -> float:

@@ -24,13 +24,15 @@ REGISTERED = {DEFAULT: "ff0", SHOP: "f", BATCH_GROUP: "7f0"}
 
 @dataclass
 class Dividing:
-    """A policy that gives the shop so many ways, None: says nothing about them; below 0 it fails."""
+    """A policy that gives the shop so many ways, None: says nothing about them; ``seen``: how many it saw there are."""
 
     ways: int | None = None
+    seen: int = 0
     name: str = "dividing"
     summary: str = "As the test says."
 
     def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        self.seen = snapshot.cache_ways
         if self.ways is None:
             return Decision()
         return Decision(ways=(WaysGoal("shop", self.ways, f"dividing: {self.ways}"),))
@@ -99,6 +101,16 @@ def test_where_the_cache_is_not_to_be_divided_no_policy_does(rig: DecidedRig) ->
     rig.control(cache=CacheControl.OFF)
     assert rig.decide(6) == {DEFAULT: "fff"}
     assert not rig.last.problems
+
+
+def test_a_policy_sees_how_many_ways_there_are_from_the_second_tick_on(rig: DecidedRig) -> None:
+    seen = []
+    for _ in range(3):
+        rig.decide(None)
+        seen.append(rig.policy.seen)
+    rig.control(cache=CacheControl.OFF)
+    rig.decide(None)
+    assert [*seen, rig.policy.seen] == [0, 12, 12, 0]
 
 
 def test_a_restarted_agent_goes_on_from_what_is_there(rig: DecidedRig) -> None:
