@@ -45,9 +45,13 @@ def usual_policies() -> tuple[str, ...]:
 def run_once(
     scenario: Scenario, policy: str, seed: int | None = None, on_step: Callable[[], None] = lambda: None
 ) -> RunResult:
-    """One run. ``policy`` may have ``:published`` added for the law as printed."""
-    name = policy.removesuffix(PUBLISHED)
-    return Simulation(scenario, installed(), name, published=name != policy, seed=seed).run(on_step)
+    """One run. ``policy`` may have ``:published`` added for the law as printed.
+
+    Ticks come as often as the policy's ``sample_s`` says, else at the end of each interval.
+    """
+    name, policies = policy.removesuffix(PUBLISHED), installed()
+    tick_s: float | None = getattr(policies.get(name), "sample_s", None)
+    return Simulation(scenario, policies, name, published=name != policy, seed=seed, tick_s=tick_s).run(on_step)
 
 
 def run_all(

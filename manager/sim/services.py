@@ -175,3 +175,17 @@ class AppSlot:
     timed_out: int
     failed: int
     waiting_s: float
+
+
+def joined(first: AppSlot, then: AppSlot) -> AppSlot:
+    """Two slots, one after the other, as one."""
+    counts = dict(first.counts)
+    for bucket, count in then.counts.items():
+        counts[bucket] = counts.get(bucket, 0) + count
+    return AppSlot(
+        counts,
+        first.answered + then.answered,
+        first.timed_out + then.timed_out,
+        first.failed + then.failed,
+        then.waiting_s,
+    )

@@ -15,8 +15,8 @@ class Watched(Simulation):
 
     results: tuple[TickResult, ...] = ()
 
-    def _tick(self) -> TickResult | None:
-        result = super()._tick()
+    def tick(self) -> TickResult | None:
+        result = super().tick()
         if result is not None:
             self.results += (result,)
         return result

@@ -15,9 +15,9 @@ from manager.model.source import SourceState
 from manager.sim.compare import by_policy, by_scenario, run_all, run_once, worse
 from manager.sim.results import alone_cores, app_interval, app_result
 from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind, Scenario
-from manager.sim.services import AppSlot
+from manager.sim.services import AppSlot, joined
 from manager.sim.sim_report import comparison_table, run_json, run_tables, worse_table
-from manager.sim.simulation import EPOCH_S, Simulation
+from manager.sim.simulation import EPOCH_S, Simulation, ticks_per_interval
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.sim.build import app, scenario
@@ -205,3 +205,42 @@ def test_knobs_are_named_as_registered() -> None:
     assert {spec.name for spec in result.specs.values()} == set(simulation.world.vms)
     knobs = {key.knob for domain in result.specs for key in result.knobs(domain)}
     assert knobs == {Knob.WEIGHT, Knob.IDLE, Knob.VCPU_PIN, Knob.EMULATOR_PIN}, "those that are simulated"
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "tick_s", "expected"),
+    [(5.0, None, 1), (5.0, 5.0, 1), (5.0, 60.0, 1), (5.0, 0.1, 25), (5.0, 0.5, 10), (5.0, 2.0, 2), (0.3, 0.1, 1)],
+)
+def test_ticks_divide_the_interval(interval_s: float, tick_s: float | None, expected: int) -> None:
+    assert ticks_per_interval(interval_s, tick_s) == expected
+
+
+def test_ticks_within_an_interval_change_nothing_of_what_is_judged() -> None:
+    """Static weights: the world is the same however often the loop looks at it."""
+    usual = Simulation(crowded(), POLICIES, "priority").run()
+    assert Simulation(crowded(), POLICIES, "priority", tick_s=5.0).run() == usual
+    steps: list[int] = []
+    often = Simulation(crowded(), POLICIES, "priority", tick_s=0.5)
+    result = often.run(lambda: steps.append(often.intervals))
+    assert steps == list(range(1, 25))
+    assert result.applications == usual.applications
+    assert result.batch_progress == pytest.approx(usual.batch_progress)
+    assert result.host_cpu_share == pytest.approx(usual.host_cpu_share)
+
+
+def test_a_policy_sees_a_slot_for_each_tick() -> None:
+    simulation = Simulation(crowded(), POLICIES, "priority", tick_s=0.2)
+    for number in range(1, 60):
+        result = simulation.step()
+        assert result is not None
+        assert result.at_s == pytest.approx(EPOCH_S + 0.2 * number)
+        assert result.snapshot.interval_s == pytest.approx(0.2)
+        window = result.snapshot.applications[0].window
+        assert window is not None
+        assert (window.start_s, window.end_s) == pytest.approx((result.at_s - 0.2, result.at_s), abs=1e-5)
+        assert len(result.snapshot.applications[0].slots) == number
+
+
+def test_slots_one_after_the_other_are_joined() -> None:
+    first, then = AppSlot({1: 2, 3: 1}, 2, 1, 4, 9.0), AppSlot({3: 5}, 5, 0, 1, 0.5)
+    assert joined(first, then) == AppSlot({1: 2, 3: 6}, 7, 1, 5, 0.5)
