@@ -22,6 +22,7 @@ SCENARIO
 
 POLICY
   An installed policy; `fair:published` and `isolation:published` take the feedback law exactly as printed.
+  `oracle` knows the future: the best static setting of each phase, by search, which takes some ten times as long.
 """
 
 _RUN_EPILOG = f"""{_ABOUT}

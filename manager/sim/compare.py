@@ -11,6 +11,7 @@ from operator import attrgetter
 from statistics import fmean
 
 from manager.errors import SettingsError
+from manager.sim.oracle import ORACLE, run_oracle
 from manager.sim.results import RunResult, mean_excess
 from manager.sim.scenario import Scenario
 from manager.sim.simulation import Simulation
@@ -28,10 +29,12 @@ def installed() -> dict[str, Policy]:
 
 
 def check_policy(name: str) -> str:
-    """``name``, of an installed policy with or without ``:published``. Raises SettingsError."""
+    """``name``, of an installed policy with or without ``:published``, or `oracle`. Raises SettingsError."""
+    if name == ORACLE:
+        return name
     if name.removesuffix(PUBLISHED) not in (policies := installed()):
         raise SettingsError(
-            f"policy {name!r} is not installed: use {', '.join(policies)}, or one with {PUBLISHED} added"
+            f"policy {name!r} is not installed: use {', '.join(policies)}, {ORACLE}, or a policy with {PUBLISHED} added"
         )
     return name
 
@@ -45,10 +48,12 @@ def usual_policies() -> tuple[str, ...]:
 def run_once(
     scenario: Scenario, policy: str, seed: int | None = None, on_step: Callable[[], None] = lambda: None
 ) -> RunResult:
-    """One run. ``policy`` may have ``:published`` added for the law as printed.
+    """One run. ``policy`` may have ``:published`` added for the law as printed, and may be `oracle`.
 
     Ticks come as often as the policy's ``sample_s`` says, else at the end of each interval.
     """
+    if policy == ORACLE:
+        return run_oracle(scenario, seed, on_step)
     name, policies = policy.removesuffix(PUBLISHED), installed()
     tick_s: float | None = getattr(policies.get(name), "sample_s", None)
     return Simulation(scenario, policies, name, published=name != policy, seed=seed, tick_s=tick_s).run(on_step)
