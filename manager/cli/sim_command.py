@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import asdict
+from pathlib import Path
 
 import click
 
 from manager.cli.options import ManPageGroup, json_option
+from manager.errors import SettingsError
 from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
 from manager.sim.generate import random_scenario
+from manager.sim.matrix import MatrixFile, Table, complete, matrix_policies, missing, run_jobs, totals, verdicts
 from manager.sim.scenario_files import load_scenario, shipped
-from manager.sim.sim_report import comparison_table, run_json, run_tables, scenario_table, worse_table
+from manager.sim.sim_report import (
+    comparison_table,
+    matrix_table,
+    run_json,
+    run_tables,
+    scenario_table,
+    verdict_lines,
+    verdict_table,
+    worse_table,
+)
 from manager.sim.simulation import Simulation
-from manager.terminal import output, progress
+from manager.terminal import output, progress, say
 
 _TABLES_UP_TO = 12
+_FILE = click.Path(dir_okay=False, path_type=Path)
 
 _ABOUT = """
 SCENARIO
@@ -48,6 +63,22 @@ EXAMPLES
   equipoise sim compare spike flash-crowd
   equipoise sim compare spike --policy fair --policy priority --seeds 10
   equipoise sim compare --random 200 --json > comparison.json
+"""
+
+_MATRIX_EPILOG = f"""{_ABOUT}
+OUTPUT
+  A row for each policy: share of the time in which SLAs were violated (mean over applications and scenarios), batch
+  progress relative to `priority`, settings changed in an hour, and regret: violated share minus the oracle's. Then the
+  bars that `auto` is held to, each met or not, with its numbers, as far as their policies were run. Only scenarios that
+  were run under all of the policies count. With --json every run, too.
+
+  --resume keeps each run in FILE, a line of JSON each, and does not repeat those that are there: interrupt it whenever
+  you like. Delete FILE when a policy or the simulator has changed.
+
+EXAMPLES
+  equipoise sim matrix --resume matrix.jsonl --picture matrix.png
+  equipoise sim matrix my.toml --random 0 --policy auto --policy priority --policy oracle
+  equipoise sim matrix --random 500 --from 1000 --json > matrix.json
 """
 
 _LIST_EPILOG = """
@@ -125,3 +156,99 @@ def compare(scenarios: tuple[str, ...], policies: tuple[str, ...], seeds: int, m
         if len(chosen) > 1:
             tables.append(worse_table(losses, judged, len(loaded)))
     output(as_json, body, *tables)
+
+
+@sim.command(epilog=_MATRIX_EPILOG)
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO]...")
+@click.option(
+    "--policy",
+    "policies",
+    multiple=True,
+    metavar="POLICY",
+    help="See POLICY; may be repeated. [default: those that come with Equipoise, and oracle]",
+)
+@click.option(
+    "--random",
+    "made_up",
+    type=click.IntRange(0, 100_000),
+    default=20,
+    metavar="N",
+    help="N random scenarios. [default: 20]",
+)
+@click.option(
+    "--from",
+    "first",
+    type=click.IntRange(0, 2**63),
+    default=0,
+    metavar="SEED",
+    help="Seed of the first random scenario; the others follow it. [default: 0]",
+)
+@click.option("--resume", type=_FILE, metavar="FILE", help="Keep runs in FILE, and go on with those that are there.")
+@click.option("--picture", type=_FILE, metavar="FILE", help="Write a picture (PNG); needs matplotlib.")
+@json_option
+def matrix(
+    scenarios: tuple[str, ...],
+    policies: tuple[str, ...],
+    made_up: int,
+    first: int,
+    resume: Path | None,
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Run all scenarios under all policies, on all cores, and judge `auto`.
+
+    SCENARIO: these instead of all that come with Equipoise.
+    """
+    draw = _drawing() if picture else None
+    loaded = [load_scenario(name) for name in scenarios or shipped()]
+    loaded += [random_scenario(number) for number in range(first, first + made_up)]
+    chosen = tuple(dict.fromkeys(map(check_policy, policies))) or matrix_policies()
+    file = MatrixFile(resume) if resume else None
+    runs = list(file.runs) if file else []
+    jobs = missing(loaded, chosen, runs)
+    is_whole = True
+    with (
+        progress("runs", len(loaded) * len(chosen)) as bar,
+        file.appending() if file else nullcontext(lambda _run: None) as keep,
+        closing(run_jobs(jobs)) as results,
+    ):
+        bar.update(len(loaded) * len(chosen) - len(jobs))
+        try:
+            for result in results:
+                keep(result)
+                runs.append(result)
+                bar.advance()
+        except KeyboardInterrupt:
+            is_whole = False
+    table = complete(loaded, chosen, runs)
+    sums, bars = (totals(table), verdicts(table)) if table else ((), ())
+    body = {
+        "simulated": True,
+        "complete": is_whole,
+        "scenarios": len(table),
+        "policies": [asdict(total) for total in sums],
+        "verdicts": [asdict(bar) for bar in bars],
+        "runs": [asdict(run) for row in table.values() for run in row.values()],
+    }
+    tables = [matrix_table(sums, len(table)), *([verdict_table(bars)] if bars else [])]
+    output(as_json, body, *tables, *(line for bar in bars for line in verdict_lines(bar)))
+    if draw and picture and table:
+        draw(table, picture)
+    if not is_whole:
+        say(f"interrupted: {len(table)} of {len(loaded)} scenarios are complete", err=True)
+        raise click.exceptions.Exit(130)
+
+
+def _drawing() -> Callable[[Table, Path], None]:
+    try:
+        from manager.sim.matrix_picture import draw_matrix  # noqa: PLC0415 - only who wants a picture needs matplotlib
+    except ImportError as error:
+        raise SettingsError("--picture needs matplotlib: pip install matplotlib") from error
+
+    def draw(table: Table, file: Path) -> None:
+        try:
+            draw_matrix(table, file)
+        except OSError as error:
+            raise SettingsError(f"{file} cannot be written: {error}") from error
+
+    return draw

@@ -28,7 +28,7 @@ from manager.sim.scenario import Constant, Scenario, Segment
 from manager.sim.simulation import EPOCH_S, Simulation
 
 ORACLE = "oracle"
-PARTS = (1.0, 1 / 4, 1 / 16, 1 / 64)
+PARTS = (1.0, 1 / 2, 1 / 4, 1 / 16, 1 / 64)
 """Weights that are tried, relative to that of `priority`."""
 _DEMOTED = 1 / 16
 _LONGEST_PART_S = 60.0
@@ -76,7 +76,7 @@ _NOTHING = Score(0, 0.0)
 class SearchLimits:
     """How much is tried: ``settings`` in each phase at most, beside the two that are always tried."""
 
-    settings: int = 24
+    settings: int = 40
 
 
 @dataclass(slots=True)

@@ -115,7 +115,8 @@ class RunResult:
     """What a scenario came to under a policy. Simulated, always.
 
     ``host_cpu_share`` has a value for each interval, ``batch_progress`` is None without batch VMs. ``notes`` are what
-    the control loop had to complain of, ``groups`` those of resctrl where there is a cache.
+    the control loop had to complain of, ``groups`` those of resctrl where there is a cache. ``changes_per_hour`` counts
+    settings of any kind, weights among them.
     """
 
     scenario: str
@@ -131,6 +132,7 @@ class RunResult:
     host_cpu_share: tuple[float, ...]
     notes: tuple[str, ...] = ()
     groups: tuple[GroupResult, ...] = ()
+    changes_per_hour: float = 0.0
 
     @property
     def violated_share(self) -> float:

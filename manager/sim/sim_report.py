@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from manager.sim.compare import Summary, Worse
+from manager.sim.matrix import PolicyTotals, Verdict
 from manager.sim.results import RunResult
 from manager.sim.scenario import Scenario, Segment
 from manager.terminal import Table
@@ -127,6 +128,41 @@ def worse_table(rows: Sequence[Worse], policy: str, scenarios: int) -> Table:
     for row in rows:
         table.add_row(row.scenario, f"{row.violated_share:.2%}", row.than, f"{row.than_share:.2%}")
     return table
+
+
+def matrix_table(sums: Sequence[PolicyTotals], scenarios: int) -> Table:
+    """A line for each policy."""
+    table = Table(
+        "policy",
+        "SLA violated",
+        "batch",
+        "changes/h",
+        "regret, points",
+        title=f"Simulated: policies over {scenarios} scenarios",
+        caption="batch: progress relative to priority. regret: violated share minus the oracle's.",
+    )
+    for total in sums:
+        table.add_row(
+            total.policy,
+            f"{total.violated_share:.2%}",
+            "-" if total.batch is None else f"{total.batch:.1%}",
+            f"{total.changes_per_hour:.0f}",
+            "-" if total.regret is None else f"{total.regret * 100:+.2f}",
+        )
+    return table
+
+
+def verdict_table(bars: Sequence[Verdict]) -> Table:
+    """A line for each bar."""
+    table = Table("bar", "met", "numbers", title="Simulated: verdicts on auto")
+    for bar in bars:
+        table.add_row(bar.bar, "yes" if bar.met else "no", bar.numbers)
+    return table
+
+
+def verdict_lines(bar: Verdict) -> list[str]:
+    """The scenarios that speak against a bar, none where it is met."""
+    return [] if bar.met else ["", f"Not met: {bar.bar}", *(f"  {line}" for line in bar.listed)]
 
 
 def scenario_table(scenarios: Sequence[Scenario]) -> Table:

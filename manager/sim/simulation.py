@@ -81,6 +81,7 @@ class Simulation:
         self._slots: dict[str, list[AppSlot]] = {app.name: [] for app in scenario.applications}
         self._weights: dict[str, list[int]] = {name: [] for name in self.world.vms}
         self._changes = dict.fromkeys(self.world.vms, 0)
+        self._all_changes = 0
         self._groups: list[Mapping[str, tuple[int, int]]] = []
         self._host_share: list[float] = []
         self._notes: dict[str, None] = {}
@@ -196,6 +197,7 @@ class Simulation:
             weight_changes_per_hour=sum(self._changes.values()) / settled_h,
             host_cpu_share=tuple(self._host_share),
             notes=tuple(self._notes),
+            changes_per_hour=self._all_changes / settled_h,
             groups=tuple(self._group(name, settled_h) for name in sorted(set().union(*self._groups))),
         )
 
@@ -220,6 +222,7 @@ class Simulation:
         result = self._loop.tick(self.assignment, self.telemetry.slots())
         self._notes.update(dict.fromkeys(problem.text for problem in result.problems))
         if self.world.now_s > self.scenario.settle_s:
+            self._all_changes += sum(outcome.kind in _WRITTEN for outcome in (*result.outcomes, *result.cache.outcomes))
             for outcome in result.outcomes:
                 if outcome.key.knob is Knob.WEIGHT and outcome.kind in _WRITTEN:
                     self._changes[result.specs[outcome.key.uuid].name] += 1

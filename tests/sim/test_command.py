@@ -67,6 +67,6 @@ def test_what_is_refused_is_named_without_a_traceback(arguments: tuple[str, ...]
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("command", ["list", "run", "compare"])
+@pytest.mark.parametrize("command", ["list", "run", "compare", "matrix"])
 def test_every_command_has_help_with_examples(command: str) -> None:
     assert "EXAMPLES" in call(command, "--help").output
