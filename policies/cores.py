@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from manager.control.batch import FLOOR_MARGIN
 from manager.control.feedback_law import LEAST_SAMPLES
 from manager.control.placer import usable_cpus
 from manager.model.cpus import CpuSet
-from manager.model.decision import ApplicationView, CpusGoal, Snapshot, VmView, WeightGoal
+from manager.model.decision import ApplicationView, CpusGoal, QuotaGoal, Snapshot, VmView, WeightGoal
 from manager.model.law import Law
-from manager.model.registration import Mode, Sla
+from manager.model.registration import LEAST_LIMIT_PCPUS, Mode, Sla
 from manager.model.topology import Pcpu
 from manager.model.window import Window, merge
 
@@ -107,6 +108,17 @@ def weight_goals(snapshot: Snapshot, critical: int, batch: int, reason: str) -> 
         if vm.spec.weight is not None
         else WeightGoal(vm.name, critical if vm.critical else batch, reason)
         for vm in snapshot.vms
+    )
+
+
+def least_quotas(snapshot: Snapshot, reason: str) -> tuple[QuotaGoal, ...]:
+    """For each batch VM the smallest quota that leaves them their floor: what stands for stopping them."""
+    batch = batch_vms(snapshot)
+    floor = FLOOR_MARGIN * snapshot.host.law.batch_floor * len(snapshot.capabilities.online_cpus) / max(len(batch), 1)
+    return tuple(
+        QuotaGoal(vm.name, max(min(floor, vm.spec.max_pcpus or floor), LEAST_LIMIT_PCPUS), reason)
+        for vm in batch
+        if vm.quota_period_us is not None
     )
 
 

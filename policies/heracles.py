@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from manager.control.batch import FLOOR_MARGIN
 from manager.control.feedback_law import rate_over
 from manager.model.cpus import CpuSet, format_cpus
-from manager.model.decision import ApplicationView, CpusGoal, Decision, Memory, QuotaGoal, Snapshot, VmView
+from manager.model.decision import ApplicationView, CpusGoal, Decision, Memory, Snapshot
 from manager.model.registration import Sla
 from manager.model.units import percent
 from policies.cores import (
     batch_vms,
     cpus_goal,
+    least_quotas,
     managed,
     ordered_cpus,
     owner_of,
@@ -39,7 +39,6 @@ GROWTH_SLACK = 0.10
 SMALL_SLACK = 0.05
 """With less, they keep ``LEFT_CORES``."""
 LEFT_CORES = 2
-LEAST_PCPUS = 0.01
 _EARLY_S = 1e-3
 """A loop that is due within this is due: times are computed in floating point."""
 
@@ -230,7 +229,7 @@ def _decision(name: str, snapshot: Snapshot, kept: Kept) -> Decision:
     off = bool(critical) and not kept.on
     scale = snapshot.capabilities.weights
     weights = weight_goals(snapshot, scale.critical, scale.batch, f"{name}: critical VMs first") if scale else ()
-    quotas = tuple(_quotas(name, snapshot, batch, kept)) if off else ()
+    quotas = least_quotas(snapshot, f"{name}: batch {kept.reason}") if off else ()
     return Decision(weights, kept, cpus=tuple(_cpu_goals(name, snapshot, divided, kept)), quotas=quotas, pinning=False)
 
 
@@ -241,15 +240,6 @@ def _cpu_goals(name: str, snapshot: Snapshot, divided: Fence, kept: Kept) -> Ite
         goal = cpus_goal(vm, cpus, f"{name}: pCPUs {format_cpus(cpus)}: {what}")
         if goal:
             yield goal
-
-
-def _quotas(name: str, snapshot: Snapshot, batch: tuple[VmView, ...], kept: Kept) -> Iterator[QuotaGoal]:
-    """The smallest quota that leaves batch VMs their floor: they cannot be stopped."""
-    floor = FLOOR_MARGIN * snapshot.host.law.batch_floor * len(snapshot.capabilities.online_cpus) / max(len(batch), 1)
-    for vm in batch:
-        if vm.quota_period_us is not None:
-            pcpus = max(min(floor, vm.spec.max_pcpus or floor), LEAST_PCPUS)
-            yield QuotaGoal(vm.name, pcpus, f"{name}: batch {kept.reason}")
 
 
 POLICY = Heracles()

@@ -20,6 +20,7 @@ from policies.cores import (
     batch_vms,
     cpus_goal,
     hardware_of,
+    least_quotas,
     managed,
     nearest,
     ordered_cpus,
@@ -67,7 +68,7 @@ Shares = Mapping[str, frozenset[int]]
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """All there is to divide: units by wheel, in order, among ``sharers``; whether batch VMs need one of each, too."""
+    """All there is to divide: units by wheel, in order, among ``sharers``, and batch VMs where there are any."""
 
     units: tuple[tuple[Wheel, tuple[int, ...]], ...]
     sharers: tuple[str, ...]
@@ -76,8 +77,11 @@ class Pool:
     @property
     def wheels(self) -> tuple[Wheel, ...]:
         """Those of which there is a unit for each; of others nothing moves."""
-        needed = len(self.sharers) + self.batch
-        return tuple(wheel for wheel, units in self.units if len(units) >= needed)
+        return tuple(wheel for wheel, units in self.units if len(units) >= len(self.sharers) + self.rest_keeps(wheel))
+
+    def rest_keeps(self, wheel: Wheel) -> int:
+        """How many units batch VMs keep: a cache cannot be used without a way, but pCPUs can be those of others."""
+        return int(self.batch and wheel is Wheel.CACHE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +270,7 @@ def downsize(kept: Kept, application: str, moment: Moment) -> Kept:
 def _donor(kept: Kept, wheel: Wheel, application: str, slacks: Mapping[str, Slack]) -> str | None:
     """Who gives a unit: what is free or batch's, else the other application with most slack that has two or more."""
     shares = kept.shares[wheel]
-    if len(shares[REST]) > kept.pool.batch:
+    if len(shares[REST]) > kept.pool.rest_keeps(wheel):
         return REST
     others = [name for name in slacks if name != application and len(shares[name]) > 1]
     return max(others, key=lambda name: (slacks[name].now, name), default=None)
@@ -319,22 +323,27 @@ def _moment(snapshot: Snapshot, samplings: Mapping[str, Sampling]) -> Moment:
 
 
 def cpus_of(kept: Kept) -> Mapping[str, CpuSet]:
-    """The pCPUs by owner, REST among them. With too few, applications share them, and batch VMs float over all."""
-    cores = kept.shares.get(Wheel.CORES)
-    if cores is not None:
-        return cores
+    """The pCPUs by owner, REST among them.
+
+    With fewer than applications, these share them. Batch VMs without one of their own float over all.
+    """
     order = dict(kept.pool.units)[Wheel.CORES]
-    return {**pack(order, kept.pool.sharers), REST: frozenset(order)} if order else {}
+    cores = kept.shares.get(Wheel.CORES) or (pack(order, kept.pool.sharers) if order else {})
+    return cores if cores.get(REST) or not order else {**cores, REST: frozenset(order)}
+
+
+def is_displaced(kept: Kept) -> bool:
+    """Whether applications took the last pCPU of batch VMs."""
+    return kept.pool.batch and Wheel.CORES in kept.shares and not kept.shares[Wheel.CORES][REST]
 
 
 def _decision(name: str, snapshot: Snapshot, kept: Kept) -> Decision:
     scale = snapshot.capabilities.weights
-    divided = Wheel.CORES in kept.shares
-    batch = scale and (scale.default if divided else scale.batch)
-    text = f"{name}: partitions" if divided else f"{name}: too few pCPUs for partitions: batch VMs get the least weight"
-    weights = weight_goals(snapshot, scale.default, batch, text) if scale and batch else ()
+    text = f"{name}: batch VMs yield where they have no pCPUs of their own"
+    weights = weight_goals(snapshot, scale.default, scale.batch, text) if scale else ()
+    quotas = least_quotas(snapshot, f"{name}: applications need all pCPUs") if is_displaced(kept) else ()
     cpus = tuple(_cpu_goals(name, snapshot, kept))
-    return Decision(weights, kept, cpus=cpus, ways=tuple(_ways_goals(name, kept)), pinning=False)
+    return Decision(weights, kept, cpus=cpus, quotas=quotas, ways=tuple(_ways_goals(name, kept)), pinning=False)
 
 
 def _cpu_goals(name: str, snapshot: Snapshot, kept: Kept) -> Iterator[CpusGoal]:

@@ -92,9 +92,8 @@ def test_who_is_upsized_or_downsized(a, b, expected) -> None:
     ("cores", "batch", "b", "expected"),
     [
         (6, True, slack(0.1), (3, 2, 1)),  # of the rest
-        (4, True, slack(0.1), (2, 1, 1)),  # the rest keeps one, b has no more than one
-        (5, True, slack(0.1), (3, 1, 1)),  # of b
-        (5, True, None, (2, 2, 1)),  # nothing is known of b
+        (3, True, slack(0.1), (2, 1, 0)),  # the last one, too
+        (4, False, None, (2, 2, 0)),  # nothing is known of b
         (4, False, slack(0.1), (3, 1, 0)),
         (2, False, slack(0.1), (1, 1, 0)),
     ],
@@ -117,8 +116,9 @@ def test_first_wheels_differ_by_name_and_are_always_the_same() -> None:
 
 def test_a_wheel_with_fewer_units_than_sharers_is_skipped() -> None:
     assert pool(6, ways=2).wheels == (Wheel.CORES,)
-    assert pool(2, ways=6).wheels == (Wheel.CACHE,)
-    assert pool(2).wheels == ()
+    assert pool(1, ways=6).wheels == (Wheel.CACHE,)
+    assert pool(1).wheels == ()
+    assert pool(2, ways=3).wheels == BOTH
 
 
 def test_an_upsize_that_helps_is_kept_and_so_is_its_wheel() -> None:
@@ -145,8 +145,8 @@ def test_an_upsize_that_does_not_help_is_kept_and_the_next_wheel_tried_then_the_
     third = after(second, slack(-0.3), slack(0.1), times=5)
     assert third.watch is None
     assert third.wheels["a"] is Wheel.CORES
-    # The next sample begins a new round: the rest has no more than batch VMs need, so b gives.
-    assert sizes(after(third, slack(-0.3), slack(0.1))) == (4, 1, 1)
+    # The next sample begins a new round.
+    assert sizes(after(third, slack(-0.3), slack(0.1))) == (4, 2, 0)
 
 
 def test_more_samples_must_be_better_than_worse() -> None:
@@ -158,9 +158,9 @@ def test_more_samples_must_be_better_than_worse() -> None:
 
 
 def test_a_wheel_without_a_donor_counts_as_failed() -> None:
-    kept = begin(3, ways=6)
+    kept = begin(2, ways=6)
     upsized = after(kept, slack(-0.2), slack(0.1))
-    assert sizes(upsized) == (1, 1, 1)
+    assert sizes(upsized) == (1, 1, 0)
     assert sizes(upsized, Wheel.CACHE) == (3, 2, 1)
     assert upsized.watch is not None
     assert upsized.watch.failed == 1
@@ -168,10 +168,10 @@ def test_a_wheel_without_a_donor_counts_as_failed() -> None:
 
 @pytest.mark.parametrize(("wheel_of_b", "expected"), [(Wheel.CORES, Wheel.CACHE), (Wheel.CACHE, Wheel.CACHE)])
 def test_the_wheel_of_a_victim_on_the_same_one_turns(wheel_of_b: Wheel, expected: Wheel) -> None:
-    kept = begin(5, ways=6)
+    kept = begin(4, ways=6, batch=False)
     kept = replace(kept, wheels={"a": Wheel.CORES, "b": wheel_of_b})
     upsized = after(kept, slack(-0.2), slack(0.1))
-    assert sizes(upsized) == (3, 1, 1)
+    assert sizes(upsized) == (3, 1, 0)
     assert upsized.wheels == {"a": Wheel.CORES, "b": expected}
 
 
@@ -246,7 +246,7 @@ def moment(
 ) -> Snapshot:
     """Applications that answered sixty times in the last second, in that time each; None: not at all."""
     vms = [web(f"{name}-web", name) for name in times_ms] + [
-        view(f"z-batch-{number}", VmClass.BATCH) for number in range(batch)
+        replace(view(f"z-batch-{number}", VmClass.BATCH), quota_period_us=100_000) for number in range(batch)
     ]
     views = []
     for name, time_ms in times_ms.items():
@@ -263,10 +263,11 @@ def where(decision: Decision) -> dict[str, frozenset[int]]:
     return {goal.vm: goal.cpus for goal in decision.cpus}
 
 
-def test_it_begins_with_an_even_split_at_equal_weights() -> None:
+def test_it_begins_with_an_even_split() -> None:
     decision = POLICY.decide(moment({"a": 80.0, "b": 80.0}, pcpus=6), None)
     assert where(decision) == {"a-web": {0, 1}, "b-web": {2, 3}, "z-batch-0": {4, 5}}
-    assert {goal.weight for goal in decision.weights} == {CPU_WEIGHT_V2.default}
+    assert {goal.vm: goal.weight for goal in decision.weights} == {"a-web": 100, "b-web": 100, "z-batch-0": 1}
+    assert decision.quotas == ()
     assert decision.pinning is False
     assert decision.ways == ()
     assert decision.cpus[0].reason == "parties: pCPUs 0-1: split evenly at first"
@@ -278,6 +279,18 @@ def test_a_violated_application_gets_a_pcpu_and_the_reason_says_so() -> None:
     reasons = {goal.vm: goal.reason for goal in decision.cpus}
     assert reasons["b-web"].startswith("parties: pCPUs 2-4: b was upsized at slack -19 %")
     assert reasons["z-batch-0"].startswith("parties: pCPUs 5: b was upsized at slack -19 %")
+
+
+def test_batch_vms_whose_last_pcpu_is_taken_float_with_the_smallest_quota_until_one_is_free() -> None:
+    taken = POLICY.decide(moment({"a": 120.0, "b": 80.0}, pcpus=3), None)
+    assert where(taken) == {"a-web": {0, 2}, "b-web": {1}, "z-batch-0": {0, 1, 2}}
+    assert [(goal.vm, goal.pcpus) for goal in taken.quotas] == [("z-batch-0", pytest.approx(0.045))]
+    memory = taken.memory
+    for second in range(1, 20):
+        decision = POLICY.decide(moment({"a": 60.0, "b": 80.0}, 1000.0 + second, pcpus=3), memory)
+        memory = decision.memory
+    assert where(decision) == {"a-web": {2}, "b-web": {1}, "z-batch-0": {0}}
+    assert decision.quotas == ()
 
 
 def test_with_too_few_pcpus_applications_share_and_batch_floats_at_the_least_weight() -> None:
@@ -296,7 +309,7 @@ def test_another_set_of_applications_is_split_anew() -> None:
 def test_vms_without_an_application_have_a_share_that_stays() -> None:
     now = moment({"a": 120.0}, pcpus=6)
     now = replace(now, vms=(*now.vms, web("alone", None)))
-    assert len(where(POLICY.decide(now, None))["alone"]) == 2
+    assert len(where(POLICY.decide(now, None))["alone"]) == 2  # as many as a had before it was upsized
 
 
 def test_a_host_without_usable_pcpus_gets_weights_alone() -> None:
@@ -330,6 +343,9 @@ def test_what_always_holds(course, applications: int, pcpus: int, batch: int) ->
         shared = {frozenset(cpus) for vm, cpus in sets.items() if vm.startswith("z-batch")}
         each = [cpus for vm, cpus in sets.items() if not vm.startswith("z-batch")] + list(shared)
         assert len(shared) <= 1
-        if pcpus >= applications + bool(batch):
-            assert sum(map(len, each)) == len(frozenset().union(*each))
+        if pcpus >= applications:
+            apart = each[:applications] if decision.quotas else each
+            assert sum(map(len, apart)) == len(frozenset().union(*apart))
+        if batch:
+            assert frozenset().union(*each) == frozenset(range(pcpus))
         memory = decision.memory
