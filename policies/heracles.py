@@ -81,15 +81,16 @@ class Heracles:
     def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
         """The pCPUs of every managed VM, its weight, and the quota of batch VMs that are off."""
         kept = memory if isinstance(memory, Kept) else Kept()
-        now_s = snapshot.steady_s
+        now_s, published = snapshot.steady_s, snapshot.host.law.published
         rates_rps = _rates_rps(snapshot)
         kept = replace(kept, peaks_rps=_peaks_rps(kept.peaks_rps, rates_rps))
         if _due(kept.top_s, TOP_S, now_s):
-            load = Load(_slack(snapshot), _load(snapshot, rates_rps, kept.peaks_rps))
-            decide = top_as_printed if snapshot.host.law.published else top
+            load = Load(_slack(snapshot, TOP_S), _load(snapshot, rates_rps, kept.peaks_rps))
+            decide = top_as_printed if published else top
             kept = replace(decide(kept, load, now_s), slack=load.slack, top_s=now_s)
         if _due(kept.cores_s, CORES_S, now_s):
-            kept = replace(grow(kept, _most_cores(snapshot)), cores_s=now_s)
+            slack = kept.slack if published else _slack(snapshot, CORES_S)
+            kept = replace(grow(kept, slack, _most_cores(snapshot)), cores_s=now_s)
         return _decision(self.name, snapshot, kept)
 
 
@@ -145,12 +146,15 @@ def _guarded(kept: Kept, slack: float) -> Kept:
     return replace(kept, cores=LEFT_CORES, reason=f"keeps {LEFT_CORES} pCPUs: slack {percent(slack)}")
 
 
-def grow(kept: Kept, most: int) -> Kept:
-    """The controller of cores, where neither memory bandwidth nor cache is seen: one pCPU more, up to ``most``."""
-    allowed = kept.on and kept.growth and kept.slack is not None and kept.slack > GROWTH_SLACK
-    if not allowed or kept.cores >= most:
+def grow(kept: Kept, slack: float | None, most: int) -> Kept:
+    """The controller of cores, where neither memory bandwidth nor cache is seen: one pCPU more, up to ``most``.
+
+    The paper's text looks for violations each time, so ``slack`` is of the time since the last one; as printed it is
+    that of the top controller.
+    """
+    if not kept.on or not kept.growth or slack is None or slack <= GROWTH_SLACK or kept.cores >= most:
         return kept
-    return replace(kept, cores=kept.cores + 1, reason=f"grew: slack {percent(kept.slack or 0.0)}")
+    return replace(kept, cores=kept.cores + 1, reason=f"grew: slack {percent(slack)}")
 
 
 def _most_cores(snapshot: Snapshot) -> int:
@@ -166,9 +170,9 @@ def _agreed(snapshot: Snapshot) -> Iterator[tuple[ApplicationView, Sla]]:
             yield view, view.application.sla
 
 
-def _slack(snapshot: Snapshot) -> float | None:
-    """The least of all applications whose response times are known."""
-    measured = [(recent_percentile_ms(view, sla, snapshot, TOP_S), sla) for view, sla in _agreed(snapshot)]
+def _slack(snapshot: Snapshot, length_s: float) -> float | None:
+    """The least of all applications whose response times of the last ``length_s`` seconds are known."""
+    measured = [(recent_percentile_ms(view, sla, snapshot, length_s), sla) for view, sla in _agreed(snapshot)]
     return min((1 - ms / sla.response_time_ms for ms, sla in measured if ms is not None), default=None)
 
 

@@ -82,18 +82,28 @@ def test_after_a_high_load_they_are_on_as_soon_as_it_is_low(controller) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kept", "most", "cores"),
+    ("kept", "slack", "most", "cores"),
     [
-        (ON, 7, 6),
-        (ON, 5, 5),  # critical VMs keep one
-        (replace(ON, slack=0.1), 7, 5),
-        (replace(ON, slack=None), 7, 5),
-        (replace(ON, growth=False), 7, 5),
-        (replace(ON, on=False), 7, 5),
+        (ON, 0.5, 7, 6),
+        (ON, 0.5, 5, 5),  # critical VMs keep one
+        (ON, 0.1, 7, 5),
+        (ON, None, 7, 5),
+        (replace(ON, growth=False), 0.5, 7, 5),
+        (replace(ON, on=False), 0.5, 7, 5),
     ],
 )
-def test_growth(kept: Kept, most: int, cores: int) -> None:
-    assert grow(kept, most).cores == cores
+def test_growth(kept: Kept, slack: float | None, most: int, cores: int) -> None:
+    assert grow(kept, slack, most).cores == cores
+
+
+@pytest.mark.parametrize(("published", "cores"), [(False, 2), (True, 3)])
+def test_growth_looks_at_the_newest_response_times_unless_as_printed(published: bool, cores: int) -> None:
+    memory = POLICY.decide(moment(1000.0, published=published), None).memory
+    assert isinstance(memory, Kept)
+    assert memory.cores == 2
+    later = POLICY.decide(moment(1002.0, 120.0, published=published), memory).memory
+    assert isinstance(later, Kept)
+    assert (later.cores, later.on) == (cores, True)
 
 
 def moment(
