@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from manager.control.placement_cost import UNITS, Board, Ground, Rider, units
 from manager.control.placement_moves import Rebalancing
@@ -41,15 +42,17 @@ def place(
     previous: Mapping[str, tuple[int, ...]],
     rules: PlacementRules,
     moves: int,
+    interrupts: Mapping[int, float] = MappingProxyType({}),
 ) -> Placement:
     """Give each vCPU one of ``cpus``, such that the worst stretch of a VM is least, and then the rest.
 
     VMs in ``previous`` keep their pCPUs; no more than ``moves`` of their vCPUs move, and only where that lowers the
     worst stretch of the VMs concerned by more than ``rules.min_gain``. A vCPU whose pCPU is gone or not allowed any
     more has to move, which counts for nothing. A VM that cannot get as many pCPUs as it has vCPUs floats.
+    ``interrupts``: the share of its time that each pCPU spends on interrupts, by number, where that is measured.
     The result is sorted by VM name and depends on no other order.
     """
-    ground = Ground.of(topology, cpus)
+    ground = Ground.of(topology, cpus, interrupts)
     seating = _Seating(ground)
     floating = [
         (request.vm, reason)
@@ -172,7 +175,9 @@ class _Explanation:
         if self._nodes and request.nodes:
             parts.append("local memory" if cpu.node in request.nodes else "remote memory node")
         if self._irqs:
-            parts.append("serves IRQs" if cpu.number in ground.interrupted else "no IRQ")
+            share = ground.interrupts.get(cpu.number)
+            measured = "" if share is None else f" ({100 * share:.0f} % of its time)"
+            parts.append(f"serves IRQs{measured}" if cpu.number in ground.interrupted else "no IRQ")
         return f"pCPU {cpu.number}: {', '.join(parts)}"
 
     def _neighbours(self, rider: int, seat: int) -> list[str]:

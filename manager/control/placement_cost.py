@@ -8,8 +8,9 @@ The terms and the sources of the constants are in docs/concepts/placement.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from manager.model.cpus import CpuSet
 from manager.model.topology import Pcpu, Topology
@@ -24,8 +25,15 @@ OTHER_L3 = 1.15
 """In another last-level cache than most vCPUs of the VM."""
 REMOTE_MEMORY = 1.3
 """On another NUMA node than the VM's memory."""
-INTERRUPTS = 1.25
-"""On a pCPU that serves interrupts of network interfaces."""
+INTERRUPTS = 2.0
+"""On a pCPU that serves interrupts of network interfaces, while the share of its time that they take is not measured.
+
+More than a sibling costs, and less than another critical vCPU on the pCPU. Beside interrupts, memcached's tail at half
+its load was 6.5 ms, on siblings 0.70 ms, on cores of its own 0.52 ms (the IISWC 2017 study of memcached and NGINX on
+big and small servers, tables V and VI).
+"""
+MOST_INTERRUPTS = 0.9
+"""A measured share of interrupts counts as no more than this."""
 STEEP = 0.95
 """Above this load waiting grows in a straight line, so that overload can still be compared."""
 
@@ -53,30 +61,46 @@ _DISTANCE_POWERS: dict[float, float] = {factor: factor**POWER for factor in (1.0
 class Ground:
     """The usable pCPUs, here and below named by their index in order of their numbers.
 
-    ``hardware`` is how much longer work takes on an empty one than on an ideal one, ``cores`` the core of each,
-    ``threads`` the usable pCPUs of each core. ``l3s`` and ``nodes`` are the usable pCPUs of each domain.
+    ``hardware`` is how much longer work takes on an empty one than on an ideal one, ``speeds`` the speed at which each
+    gets work done in the long run, ``cores`` the core of each, ``threads`` the usable pCPUs of each core. ``l3s`` and
+    ``nodes`` are the usable pCPUs of each domain. ``interrupts`` has the measured share of its time, 0 .. 1, that each
+    of those ``interrupted`` spends on interrupts, by number; where it has none, INTERRUPTS counts.
     """
 
     pcpus: tuple[Pcpu, ...]
     hardware: tuple[float, ...]
+    speeds: tuple[float, ...]
     interrupted: CpuSet
+    interrupts: Mapping[int, float]
     cores: tuple[int, ...]
     threads: tuple[tuple[int, ...], ...]
     l3s: dict[int, tuple[int, ...]]
     nodes: dict[int, tuple[int, ...]]
 
     @classmethod
-    def of(cls, topology: Topology, cpus: CpuSet) -> Ground:
-        """Those of ``topology`` that are in ``cpus``."""
+    def of(cls, topology: Topology, cpus: CpuSet, interrupts: Mapping[int, float] = MappingProxyType({})) -> Ground:
+        """Those of ``topology`` that are in ``cpus``.
+
+        A pCPU that spends the share h of its time on interrupts, which come first and are short beside requests, is one
+        of speed 1 - h: the mean response time of an M/M/1 queue whose server is taken away like that is
+        1 / (mu (1 - h) - lambda) (preemptive priority, with the service time of the first class going to 0).
+        """
         pcpus = tuple(sorted((cpu for cpu in topology.cpus if cpu.number in cpus), key=lambda cpu: cpu.number))
         interrupted = topology.interrupted
-        hardware = tuple((INTERRUPTS if cpu.number in interrupted else 1.0) / cpu.capacity for cpu in pcpus)
+        known = {number: interrupts[number] for number in interrupted if number in interrupts}
+        speeds = tuple(cpu.capacity * (1 - min(known.get(cpu.number, 0.0), MOST_INTERRUPTS)) for cpu in pcpus)
+        hardware = tuple(
+            (INTERRUPTS if cpu.number in interrupted and cpu.number not in known else 1.0) / speed
+            for cpu, speed in zip(pcpus, speeds, strict=True)
+        )
         threads = _groups(cpu.core for cpu in pcpus)
         places = {core: place for place, core in enumerate(threads)}
         return cls(
             pcpus,
             hardware,
+            speeds,
             interrupted,
+            known,
             tuple(places[cpu.core] for cpu in pcpus),
             tuple(threads.values()),
             _groups(cpu.l3 for cpu in pcpus),
@@ -243,7 +267,7 @@ class Board:
         """
         # The tail meets every sibling at work; how much gets done in the long run depends on how often it is.
         slowed = 1 + SMT_SLOWDOWN * beside / UNITS if beside else 1.0
-        load_now = load / UNITS * slowed / self.ground.pcpus[pcpu].capacity
+        load_now = load / UNITS * slowed / self.ground.speeds[pcpu]
         waiting = 1 / (1 - load_now) if load_now <= STEEP else wait(load_now)
         work = 1 + SMT_SLOWDOWN * others
         return self.ground.hardware[pcpu] * (work + SCHEDULING if count > 1 else work) * waiting

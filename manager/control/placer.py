@@ -1,8 +1,8 @@
 """Placement from interval to interval: who wants to be placed, by which measured demand, and how much may move.
 
 What a vCPU wants is averaged over minutes, and a placement is looked at again only now and then, or at once when VMs,
-pCPUs or pins changed: pins are to stand still while weights move. Batch VMs and the interrupts of network interfaces go
-where placed vCPUs leave room.
+pCPUs or pins changed: pins are to stand still while weights move. The same holds for the time that pCPUs spend on
+interrupts. Batch VMs and the interrupts of network interfaces go where placed vCPUs leave room.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ from manager.model.topology import Topology
 RECONSIDER_S = 10.0
 """Demand alone leads to another placement so often at most."""
 DRIFT_PCPUS = 0.02
-"""And only if a vCPU's average has changed by as much since a placement that had nothing to move."""
+"""And only if a vCPU's average, or a pCPU's of interrupts, has changed by as much since nothing had to move."""
+INTERRUPTS_FALL = 10.0
+"""The average time on interrupts falls so many times more slowly than it rises.
+
+Part of it may be packets of the very VM that is on the pCPU: once that has moved away the pCPU looks better than it is,
+and the VM would go back and forth.
+"""
 MINUTE_S = 60.0
 
 
@@ -49,27 +55,49 @@ class Situation:
     """All that is asked of a placement but the demands, and what it follows ``of``: mostly nothing changes for long.
 
     ``wanting`` are the positions of the VMs that want pins; ``allowed`` is by their names, of each vCPU.
+    ``interrupted`` are the pCPUs whose time on interrupts counts.
     """
 
     of: tuple[object, ...]
     wanting: tuple[int, ...]
     allowed: Mapping[str, tuple[CpuSet, ...]]
     question: Question
+    interrupted: CpuSet = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Averages:
+    """Averages of what vCPUs want, by VM, and of what share of its time a pCPU spends on interrupts."""
+
+    demand: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    interrupts: Mapping[int, float] = field(default_factory=dict)
+
+    def like(self, before: Averages) -> bool:
+        """Whether each vCPU of the same VMs wants about what it wanted, and interrupts take about what they took."""
+        pairs = [
+            (now, then)
+            for vm, wanted in self.demand.items()
+            for now, then in zip(wanted, before.demand[vm], strict=True)
+        ]
+        if self.interrupts.keys() != before.interrupts.keys():
+            return False
+        pairs += [(share, before.interrupts[cpu]) for cpu, share in self.interrupts.items()]
+        return all(abs(now - then) < DRIFT_PCPUS for now, then in pairs)
 
 
 @dataclass(frozen=True, slots=True)
 class PlacerMemory:
-    """Average demand by VM; the times at which vCPUs were moved; and the last placement, with what was asked then.
+    """What was measured; the times at which vCPUs were moved; and the last placement, with what was asked then.
 
-    ``settled_for`` is the demand for which a placement had nothing to move, None after one that had.
+    ``settled_for`` is what was measured when a placement had nothing to move, None after one that had.
     """
 
-    demand: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    averages: Averages = field(default_factory=Averages)
     moves_s: tuple[float, ...] = ()
     asked_s: float = 0.0
     question: Question | None = None
     placement: Placement = field(default_factory=Placement)
-    settled_for: Mapping[str, tuple[float, ...]] | None = None
+    settled_for: Averages | None = None
     situation: Situation | None = None
 
 
@@ -107,35 +135,50 @@ def plan_placement(
 ) -> tuple[Placement, PlacerMemory]:
     """Place the VMs that want pins; ``pinned`` is by VM name, ``taken`` are pCPUs of VMs that cannot be read now.
 
-    ``decided`` are the VMs whose pCPUs the policy decides: they are not placed.
+    ``decided`` are the VMs whose pCPUs the policy decides: they are not placed. At the first time nothing has been
+    measured yet, so nobody moves who need not.
     """
     situation = _situation(snapshot, pinned, taken, decided, memory.situation)
     wanting = [snapshot.vms[position] for position in situation.wanting]
-    demand = {vm.name: _demand(vm, memory.demand.get(vm.name, ()), snapshot) for vm in wanting}
-    question, allowed = situation.question, situation.allowed
-    _, topology, cpus, rules = question
+    before = memory.averages
+    averages = Averages(
+        {vm.name: _demand(vm, before.demand.get(vm.name, ()), snapshot) for vm in wanting},
+        _interrupts(situation.interrupted, before.interrupts, snapshot),
+    )
+    question = situation.question
     now_s = snapshot.steady_s
     if question == memory.question:
         if 0 <= now_s - memory.asked_s < RECONSIDER_S:
-            return memory.placement, replace(memory, demand=demand, situation=situation)
-        if memory.settled_for is not None and _alike(demand, memory.settled_for):
-            return memory.placement, replace(memory, demand=demand, asked_s=now_s, situation=situation)
+            return memory.placement, replace(memory, averages=averages, situation=situation)
+        if memory.settled_for is not None and averages.like(memory.settled_for):
+            return memory.placement, replace(memory, averages=averages, asked_s=now_s, situation=situation)
     moves_s = tuple(moved for moved in memory.moves_s if 0 <= now_s - moved < MINUTE_S)
+    rules = question[-1]
+    budget = max(rules.moves_per_min - len(moves_s), 0) if memory.question is not None else 0
+    placement, moved = _place(situation, averages, pinned, budget)
+    settled_for = averages if budget and placement.cpus == memory.placement.cpus else None
+    moves_s += (now_s,) * moved
+    return placement, PlacerMemory(averages, moves_s, now_s, question, placement, settled_for, situation)
+
+
+def _place(
+    situation: Situation, averages: Averages, pinned: Mapping[str, Pinned], budget: int
+) -> tuple[Placement, int]:
+    """A placement, and how many vCPUs it moves that need not."""
+    _, topology, cpus, rules = situation.question
+    demand, allowed = averages.demand, situation.allowed
     requests = [
-        PlacementRequest(vm.name, tuple(map(VcpuNeed, demand[vm.name], allowed[vm.name])), pinned[vm.name].nodes)
-        for vm in wanting
+        PlacementRequest(vm, tuple(map(VcpuNeed, wanted, allowed[vm])), pinned[vm].nodes)
+        for vm, wanted in demand.items()
     ]
-    previous = {vm.name: pinned[vm.name].now for vm in wanting if pinned[vm.name].now}
-    budget = max(rules.moves_per_min - len(moves_s), 0)
-    placement = place(requests, topology, cpus, previous, rules, budget)
+    previous = {vm: pinned[vm].now for vm in demand if pinned[vm].now}
+    placement = place(requests, topology, cpus, previous, rules, budget, averages.interrupts)
     moved = sum(
         before != after and before in cpus & may  # it need not have moved
         for name, pins in placement.cpus
         for before, after, may in zip(previous.get(name, ()), pins, allowed[name], strict=False)
     )
-    settled_for = demand if budget and placement.cpus == memory.placement.cpus else None
-    moves_s += (now_s,) * moved
-    return placement, PlacerMemory(demand, moves_s, now_s, question, placement, settled_for, situation)
+    return placement, moved
 
 
 def _situation(
@@ -165,13 +208,8 @@ def _situation(
     }
     asked = tuple((name, allowed[name], pinned[name]) for name in sorted(allowed))
     question = asked, topology, usable_cpus(snapshot) - taken, rules
-    return Situation(of, tuple(position for position, _ in wanting), allowed, question)
-
-
-def _alike(demand: Mapping[str, tuple[float, ...]], before: Mapping[str, tuple[float, ...]]) -> bool:
-    """Whether each vCPU of the same VMs wants about what it wanted."""
-    pairs = ((now, then) for vm, wanted in demand.items() for now, then in zip(wanted, before[vm], strict=True))
-    return all(abs(now - then) < DRIFT_PCPUS for now, then in pairs)
+    interrupted = topology.interrupted & usable_cpus(snapshot)
+    return Situation(of, tuple(position for position, _ in wanting), allowed, question, interrupted)
 
 
 def _demand(vm: VmView, before: tuple[float, ...], snapshot: Snapshot) -> tuple[float, ...]:
@@ -184,6 +222,25 @@ def _demand(vm: VmView, before: tuple[float, ...], snapshot: Snapshot) -> tuple[
         average(before[index] if len(before) == vm.vcpus else None, min(used + waited, 1.0), smoothing)
         for index, used in enumerate(vm.vcpu_pcpus)
     )
+
+
+def _interrupts(interrupted: CpuSet, before: Mapping[int, float], snapshot: Snapshot) -> dict[int, float]:
+    """What share of its time each of these pCPUs spends on interrupts, averaged; where that is known.
+
+    Others are left out: what a VM's own packets cause follows it wherever it is, and would drive it from pCPU to pCPU.
+    """
+    now = snapshot.interrupts
+    rising = min(1.0, snapshot.interval_s / snapshot.host.placement.demand_window_s)
+    averages: dict[int, float] = {}
+    for cpu in interrupted:
+        known, share = before.get(cpu), now.get(cpu)
+        if share is None:
+            if known is not None:
+                averages[cpu] = known
+        else:
+            falls = known is not None and share < known
+            averages[cpu] = average(known, share, rising / INTERRUPTS_FALL if falls else rising)
+    return averages
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from manager.host.topology_reader import cache_domains, discover
 from manager.host.warp_mechanisms import WarpMechanisms
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet, parse_cpus
-from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, VmInstance, VmState
+from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, PcpuTimes, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 
 _NO_DOMAINS = Domains({})
@@ -257,8 +257,8 @@ class KernelHost:
                 self._stat = os.open(self._paths.stat, os.O_RDONLY | os.O_CLOEXEC)
                 weakref.finalize(self, os.close, self._stat)
             lines = os.pread(self._stat, _STAT_BYTES * (max(self._online) + 2), 0).split(b"\n")
-            total_ns, busy_ns = _cpu_times(lines[0].split())
-            pcpus: dict[int, tuple[int, int]] = {}
+            total_ns, busy_ns, _ = _cpu_times(lines[0].split())
+            pcpus: dict[int, PcpuTimes] = {}
             for line in lines[1:-1]:  # the last one may not be whole
                 if not line.startswith(b"cpu"):
                     break
@@ -307,10 +307,12 @@ class KernelHost:
         self._pcpus = online, self.replugs
 
 
-def _cpu_times(fields: list[bytes]) -> tuple[int, int]:
-    """Total and busy time of a line; guest time is part of user time (proc_stat(5)). Raises ValueError, IndexError."""
-    total = sum(map(int, fields[1:9]))
-    return total * USER_HZ_NS, (total - int(fields[4]) - int(fields[5])) * USER_HZ_NS
+def _cpu_times(fields: list[bytes]) -> PcpuTimes:
+    """Of a line; guest time is part of user time (proc_stat(5)). Raises ValueError, IndexError."""
+    times = list(map(int, fields[1:9]))
+    total = sum(times)
+    busy, interrupts = total - times[3] - times[4], times[5] + times[6]
+    return PcpuTimes(total * USER_HZ_NS, busy * USER_HZ_NS, interrupts * USER_HZ_NS)
 
 
 def _contests(domains: Domains) -> tuple[str, ...]:

@@ -276,9 +276,9 @@ class Observer:
         specs = managed.specs
         if not specs.keys() <= reading.states.keys():
             specs = {domain: spec for domain, spec in specs.items() if domain in reading.states}
-        snapshot = self._snapshot(limited.assignment, slots, managed, reading, now)
         busy = _busy(reading, self._before)
-        busy_pcpus = _busy_pcpus(reading, self._before, snapshot.capabilities.managed_cpus)
+        busy_pcpus, interrupts = _pcpu_shares(reading, self._before, self._host.capabilities.managed_cpus)
+        snapshot = self._snapshot(limited.assignment, slots, managed, reading, now, interrupts)
         self._before = reading
         problems = (
             *(Problem(ProblemKind.LIMITED, text) for text in limited.told),
@@ -296,6 +296,7 @@ class Observer:
         managed: _Managed,
         reading: Reading,
         now: Clock,
+        interrupts: Mapping[int, float],
     ) -> Snapshot:
         """Combine registrations, slots of response times (by application, disjoint and oldest first) and readings.
 
@@ -343,6 +344,7 @@ class Observer:
             applications=tuple(applications),
             ahead_s=self._drift.at(now.epoch_s, now.monotonic_s),
             batch_group=reading.batch_group or NO_BATCH_GROUP,
+            interrupts=interrupts,
         )
 
     def _within_limits(self, assignment: Assignment | None) -> tuple[Limited, frozenset[str]]:
@@ -425,16 +427,22 @@ def _busy(now: Reading, before: Reading | None) -> float | None:
     return _share(now.times.busy_ns - before.times.busy_ns, total_ns) if total_ns > 0 else 0.0
 
 
-def _busy_pcpus(now: Reading, before: Reading | None, pcpus: CpuSet) -> dict[int, float]:
-    """Busy share of each of these pCPUs since the last reading, of those that were online all the time."""
+def _pcpu_shares(now: Reading, before: Reading | None, pcpus: CpuSet) -> tuple[dict[int, float], dict[int, float]]:
+    """How much of its time each of these pCPUs was busy since the last reading, and on interrupts.
+
+    Of those that were online all the time.
+    """
     if before is None or now.times is None or before.times is None:
-        return {}
+        return {}, {}
     busy: dict[int, float] = {}
+    interrupts: dict[int, float] = {}
     for number in sorted(now.times.pcpus.keys() & before.times.pcpus.keys() & pcpus):
-        (total_ns, busy_ns), (total_before_ns, busy_before_ns) = now.times.pcpus[number], before.times.pcpus[number]
+        total_ns, busy_ns, interrupts_ns = now.times.pcpus[number]
+        total_before_ns, busy_before_ns, interrupts_before_ns = before.times.pcpus[number]
         if total_ns > total_before_ns:
             busy[number] = _share(busy_ns - busy_before_ns, total_ns - total_before_ns)
-    return busy
+            interrupts[number] = _share(interrupts_ns - interrupts_before_ns, total_ns - total_before_ns)
+    return busy, interrupts
 
 
 def _until(slots: Sequence[Window], latest_s: float) -> tuple[Window, ...]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -70,6 +71,8 @@ class Snapshot:
     ``now_s`` is the time by which slots are dated, and nothing else: it jumps with the wall clock. What a policy
     remembers ages by ``steady_s``. ``ahead_s``: by how much the clock was set ahead since the agent began.
     ``cache_ways``: how many ways the last-level cache has that may be divided, as of the tick before; 0: it is not.
+    ``interrupts`` has the share of its time, 0 .. 1, that each managed pCPU spent on interrupts (irq and softirq) in
+    the last interval, by number; those of which that was not measured are not in it.
     """
 
     now_s: float
@@ -81,6 +84,7 @@ class Snapshot:
     ahead_s: float = 0.0
     batch_group: BatchGroup = NO_BATCH_GROUP
     cache_ways: int = 0
+    interrupts: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def steady_s(self) -> float:

@@ -166,16 +166,24 @@ class BatchGroup:
 NO_BATCH_GROUP = BatchGroup()
 
 
+class PcpuTimes(NamedTuple):
+    """CPU time of one pCPU since boot, in nanoseconds: all of it, busy, and on interrupts (irq and softirq)."""
+
+    total_ns: int
+    busy_ns: int
+    interrupts_ns: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
     """Total and busy CPU time of all pCPUs since boot, in nanoseconds (proc(5), /proc/stat; steal counts as busy).
 
-    ``pcpus``: the same two of each pCPU that is online, by number; empty where that is not known.
+    ``pcpus``: those of each pCPU that is online, by number; empty where that is not known.
     """
 
     total_ns: int
     busy_ns: int
-    pcpus: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    pcpus: Mapping[int, PcpuTimes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

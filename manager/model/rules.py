@@ -83,7 +83,7 @@ class PlacementRules:
         int, Field(ge=0, le=1_000, description="vCPUs of placed VMs that move in a minute at most")
     ] = 6
     demand_window_s: Annotated[
-        float, Field(ge=1, le=3_600, description="time over which the CPU use of vCPUs is averaged")
+        float, Field(ge=1, le=3_600, description="time over which the CPU use of vCPUs and interrupts is averaged")
     ] = 60.0
     batch_group: Annotated[
         BatchGroupUse,

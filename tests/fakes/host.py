@@ -15,6 +15,7 @@ from manager.model.host import (
     Capabilities,
     CpuTimes,
     Discovery,
+    PcpuTimes,
     Quota,
     VcpuState,
     VmInstance,
@@ -111,7 +112,7 @@ class FakeHost:
     warp_reads: list[str] = field(default_factory=list)
     limits: bool = False
     machine_us: int = 0
-    pcpu_times: dict[int, tuple[int, int]] = field(default_factory=dict)
+    pcpu_times: dict[int, PcpuTimes] = field(default_factory=dict)
     needs_batch_group: bool | None = None
     strangers: int = 0
     replugs: int = 0

@@ -19,7 +19,7 @@ from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
 from manager.host.replugs import Replugs
 from manager.model.cpus import MAX_CPU, parse_cpus
-from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, CpuTimes, Discovery
+from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, CpuTimes, Discovery, PcpuTimes
 from manager.model.knobs import Knob, KnobKey
 from tests.host.conftest import REAL, QemuLike, Root, VmGroup, descriptors, until
 
@@ -89,15 +89,26 @@ def test_cpu_times_count_steal_as_busy_and_guests_once(tree: Tree) -> None:
     # user nice system idle iowait irq softirq steal guest guest_nice
     tree.write("proc/stat", "cpu  100 20 30 4000 500 6 7 80 90 9\ncpu0 1 1 1 1 1 1 1 1 1 1\nintr 1 2\n")
     host = tree.host()
-    assert host.cpu_times() == CpuTimes(4743 * 10_000_000, 243 * 10_000_000, {0: (80_000_000, 60_000_000)})
+    assert host.cpu_times() == CpuTimes(
+        4743 * 10_000_000, 243 * 10_000_000, {0: PcpuTimes(80_000_000, 60_000_000, 20_000_000)}
+    )
     tree.write("proc/stat", "cpu  100 20 30 4000 500 6 7 80 90 9\ncpu0 2 1 1 1 1 1 1 1 1 1\ncpu3 0 0 0 1 0 0 0 0 0 0\n")
-    assert host.cpu_times().pcpus == {0: (90_000_000, 70_000_000), 3: (10_000_000, 0)}, "read again where it is open"
+    assert host.cpu_times().pcpus == {
+        0: PcpuTimes(90_000_000, 70_000_000, 20_000_000),
+        3: PcpuTimes(10_000_000, 0, 0),
+    }, "read again where it is open"
+
+
+def test_time_on_interrupts_is_that_of_hard_and_soft_ones(tree: Tree) -> None:
+    tree.write("proc/stat", "cpu  0 0 0 0 0 0 0 0 0 0\ncpu0 100 0 100 700 0 30 70 0 0 0\n")
+    [times] = tree.host().cpu_times().pcpus.values()
+    assert times == PcpuTimes(10_000_000_000, 3_000_000_000, 1_000_000_000)
 
 
 def test_cpu_times_of_each_pcpu_are_those_of_this_machine() -> None:
     times = KernelHost(REAL, None).cpu_times()
     assert times.pcpus.keys() == ONLINE
-    assert sum(total for total, _ in times.pcpus.values()) == pytest.approx(times.total_ns, rel=0.01)
+    assert sum(total for total, _, _ in times.pcpus.values()) == pytest.approx(times.total_ns, rel=0.01)
 
 
 @pytest.mark.parametrize("text", [None, "", "cpu\n", "cpu 1 2 3 4\n", "cpu a b c d e f g h\n"])

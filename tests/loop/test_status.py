@@ -15,6 +15,7 @@ import pytest
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import TickResult
+from manager.model.host import PcpuTimes
 from manager.model.knobs import Knob, KnobKey
 from manager.model.law import Law
 from manager.model.records import VcpuTick
@@ -86,7 +87,7 @@ def test_observed(rig: Rig) -> None:
 
 def test_each_managed_pcpu_that_was_online_is_reported_as_busy_as_it_was(busy: Rig) -> None:
     def report(*times: tuple[int, int]) -> dict[str, float]:
-        busy.host.pcpu_times = dict(enumerate(times))
+        busy.host.pcpu_times = {number: PcpuTimes(*one) for number, one in enumerate(times)}
         return tick_status(busy.tick(), 0, 0, True).busy_pcpus
 
     managed = len(busy.host.capabilities.managed_cpus)
@@ -95,6 +96,17 @@ def test_each_managed_pcpu_that_was_online_is_reported_as_busy_as_it_was(busy: R
     assert report((1100, 300), (2100, 900)) == {"1": 0.0}, "the first did not go on, and the last went offline"
     report(*[(0, 0)] * (managed + 1))
     assert list(report(*[(10, 5)] * (managed + 1))) == [str(number) for number in range(managed)]
+
+
+def test_time_on_interrupts_is_a_share_of_the_interval(busy: Rig) -> None:
+    def measured(**times: tuple[int, int, int]) -> dict[int, float]:
+        busy.host.pcpu_times = {int(name[1:]): PcpuTimes(*one) for name, one in times.items()}
+        return dict(busy.tick().snapshot.interrupts)
+
+    assert measured(p0=(1000, 0, 0), p1=(1000, 500, 400)) == {}, "nothing is known of the interval before"
+    assert measured(p0=(2000, 600, 250), p1=(2000, 500, 400)) == {0: 0.25, 1: 0.0}
+    assert measured(p1=(3000, 1500, 1400)) == {1: 1.0}, "the other one went offline"
+    assert measured(p1=(3000, 1500, 1400)) == {}, "no time went by"
 
 
 def test_troubles_are_counted_and_unreadable_vms_left_out(busy: Rig) -> None:

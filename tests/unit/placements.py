@@ -67,10 +67,11 @@ def put(
     previous: dict[str, tuple[int, ...]] | None = None,
     moves: int = 0,
     min_gain: float = RULES.min_gain,
+    interrupts: dict[int, float] | None = None,
 ) -> Placement:
     """Place VMs on all pCPUs of a host, or on some."""
     usable = topology.numbers if cpus is None else frozenset(cpus)
-    return place(requests, topology, usable, previous or {}, PlacementRules(min_gain=min_gain), moves)
+    return place(requests, topology, usable, previous or {}, PlacementRules(min_gain=min_gain), moves, interrupts or {})
 
 
 def pins(placement: Placement) -> dict[str, tuple[int, ...]]:

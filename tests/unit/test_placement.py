@@ -85,9 +85,26 @@ def test_siblings_are_used_before_a_pcpu_is_shared() -> None:
     assert worst(found) < 1.1 * (1 + SMT_SLOWDOWN)
 
 
-def test_a_busy_core_serving_interrupts_is_better_than_a_sibling() -> None:
-    found = put(machine(cores=2, threads=2, irqs=[1, 3]), vm("a", 0.1, 0.1))
-    assert pins(found) == {"a": (0, 1)}
+@pytest.mark.parametrize(
+    ("share", "seats", "reason"),
+    [
+        (None, (0, 2), "pCPU 2: sibling of pCPU 0 (a vCPU 0), no IRQ"),
+        (0.02, (0, 1), "pCPU 1: own core, serves IRQs (2 % of its time)"),
+        (0.5, (0, 2), "pCPU 2: sibling of pCPU 0 (a vCPU 0), no IRQ"),
+    ],
+)
+def test_a_core_that_serves_interrupts_is_as_good_as_was_measured_and_until_then_worse_than_a_sibling(
+    share, seats, reason
+) -> None:
+    measured = {} if share is None else dict.fromkeys(range(4), share)
+    found = put(machine(cores=2, threads=2, irqs=[1, 3]), vm("a", 0.1, 0.1), interrupts=measured)
+    assert pins(found) == {"a": seats}
+    assert why(found, "a")[1] == reason
+
+
+def test_a_core_that_serves_interrupts_is_better_than_a_shared_pcpu() -> None:
+    found = put(machine(cores=2, irqs=[1]), vm("a", 0.1), vm("b", 0.1))
+    assert sorted(pins(found).values()) == [(0,), (1,)]
     assert worst(found) == pytest.approx(INTERRUPTS)
 
 

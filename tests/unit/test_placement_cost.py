@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from manager.control.placement_cost import (
     INTERRUPTS,
     LEAST_DEMAND,
+    MOST_INTERRUPTS,
     OTHER_L3,
     POWER,
     REMOTE_MEMORY,
@@ -94,6 +95,65 @@ def test_waiting_goes_on_smoothly_above_the_bend() -> None:
 )
 def test_stretch_of_the_first(topology, riders, stretch) -> None:
     assert board(topology, *riders).stretch(0) == pytest.approx(stretch)
+
+
+def beside_interrupts(share: float, demand: float) -> float:
+    """The stretch of a vCPU alone on a pCPU that spends that share of its time on interrupts."""
+    topology = machine(irqs=[0])
+    ground = Ground.of(topology, topology.numbers, {0: share})
+    every = frozenset(range(4))
+    return Board(ground, [Rider(0, units(demand), every)], [frozenset()], [0]).stretch(0)
+
+
+@pytest.mark.parametrize(
+    ("share", "demand", "stretch"),
+    [
+        (0.0, 0.5, 1),
+        (0.2, 0.05, 0.95 / (0.8 - 0.05)),
+        (0.2, 0.5, 0.5 / (0.8 - 0.5)),
+        (0.5, 0.4, 0.6 / (0.5 - 0.4)),
+        (1.0, 0.05, 0.95 / (1 - MOST_INTERRUPTS - 0.05)),
+    ],
+)
+def test_measured_interrupts_leave_less_of_a_pcpu(share, demand, stretch) -> None:
+    assert beside_interrupts(share, demand) == pytest.approx(stretch)
+
+
+@given(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1))
+def test_more_interrupts_are_never_better(share, more, demand) -> None:
+    least, most = beside_interrupts(share, demand), beside_interrupts(max(share, more), demand)
+    assert 1 - 1e-9 <= least <= most < math.inf
+
+
+def test_interrupts_count_only_where_a_network_interface_is_served() -> None:
+    topology = machine(irqs=[0])
+    ground = Ground.of(topology, topology.numbers, {0: 0.5, 1: 0.5})
+    assert ground.hardware == (2.0, 1.0, 1.0, 1.0)
+    assert ground.interrupts == {0: 0.5}
+
+
+def test_the_constant_is_worse_than_a_sibling_and_better_than_a_shared_pcpu() -> None:
+    assert 1 + SMT_SLOWDOWN < INTERRUPTS < 1 + SCHEDULING
+
+
+@pytest.mark.parametrize(
+    ("load", "alone_us", "interrupts_us", "share"),
+    [(0.25, 242, 358, 0.24), (0.5, 524, 6463, 0.46), (0.75, 992, math.inf, 0.70)],
+)
+def test_the_study_of_memcached_is_what_a_share_in_proportion_to_load_would_make(
+    load, alone_us, interrupts_us, share
+) -> None:
+    """Tables V (7-7) and VI of the IISWC 2017 study; at 75 % of the load memcached could not serve it any more.
+
+    The study does not give the share: that one in proportion to the load explains all three is what is shown.
+    """
+    assert share == pytest.approx(0.95 * load, rel=0.05)
+    stretch = beside_interrupts(share, load)
+    if interrupts_us == math.inf:
+        assert share + load > 1
+        assert stretch > 20
+    else:
+        assert stretch == pytest.approx(interrupts_us / alone_us, rel=0.05)
 
 
 def test_known_memory_decides_over_where_most_are() -> None:

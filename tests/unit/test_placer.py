@@ -8,7 +8,9 @@ import pytest
 
 from manager.control.placer import (
     DRIFT_PCPUS,
+    INTERRUPTS_FALL,
     RECONSIDER_S,
+    Averages,
     Pinned,
     PlacerMemory,
     plan_placement,
@@ -20,6 +22,7 @@ from manager.model.registration import HostSpec, Mode, VmClass
 from manager.model.rules import IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Pcpu, Topology
 from tests.unit.build import ONLINE, capabilities, view
+from tests.unit.placements import machine
 
 FLAT = Topology.flat(range(4))
 
@@ -30,9 +33,11 @@ def moment(
     topology: Topology = FLAT,
     now_s: float = 1000.0,
     managed: frozenset[int] = ONLINE,
+    interrupts: dict[int, float] | None = None,
 ) -> Snapshot:
     seen = replace(capabilities(), topology=topology, managed_cpus=managed)
-    return Snapshot(now_s, 5.0, HostSpec("h1", placement=rules or PlacementRules()), seen, vms)
+    host = HostSpec("h1", placement=rules or PlacementRules())
+    return Snapshot(now_s, 5.0, host, seen, vms, interrupts=interrupts or {})
 
 
 def floating(vcpus: int = 1) -> Pinned:
@@ -109,7 +114,7 @@ def test_a_placement_that_had_nothing_to_move_waits_until_demand_has_drifted(cha
     pinned, memory = {name: floating() for name in "ab"}, PlacerMemory()
     for step in range(2):  # the first one places them
         _, memory = settle(crowd({"a": 0.3, "b": 0.3}, 1000.0 + step * RECONSIDER_S, rules), memory, pinned)
-    assert memory.settled_for == {"a": (0.3,), "b": (0.3,)}
+    assert memory.settled_for == Averages({"a": (0.3,), "b": (0.3,)})
     last = memory.placement
     for step in (2, 3, 4):  # small steps add up
         used = 0.3 + change * (step - 1) / 3
@@ -122,17 +127,17 @@ def test_demand_is_averaged_over_its_window() -> None:
     memory, pinned = PlacerMemory(), {"a": floating()}
     for second in range(0, 60, 5):
         _, memory = plan_placement(moment(busy("a", 0.8), now_s=1000.0 + second), pinned, frozenset(), memory)
-    assert memory.demand["a"] == (pytest.approx(0.8),)
+    assert memory.averages.demand["a"] == (pytest.approx(0.8),)
     _, memory = plan_placement(moment(busy("a", 0.0), now_s=1060), pinned, frozenset(), memory)
-    assert memory.demand["a"][0] == pytest.approx(0.8 * 11 / 12)
+    assert memory.averages.demand["a"][0] == pytest.approx(0.8 * 11 / 12)
     _, memory = plan_placement(moment(view("a"), now_s=1065), pinned, frozenset(), memory)
-    assert memory.demand["a"][0] == pytest.approx(0.8 * 11 / 12), "unknown for once"
+    assert memory.averages.demand["a"][0] == pytest.approx(0.8 * 11 / 12), "unknown for once"
 
 
 def test_what_waits_for_a_pcpu_wants_it() -> None:
     starved = busy("a", 0.2, 0.2, run_delay_share=1.0)
     _, memory = plan_placement(moment(starved), {"a": floating(2)}, frozenset(), PlacerMemory())
-    assert memory.demand["a"] == (0.7, 0.7)
+    assert memory.averages.demand["a"] == (0.7, 0.7)
 
 
 def crowd(loads: dict[str, float], now_s: float, rules: PlacementRules) -> Snapshot:
@@ -174,6 +179,88 @@ def test_interrupts_are_avoided_unless_they_are_steered(irqs: IrqSteering, expec
     seen = moment(view("a"), rules=PlacementRules(irqs=irqs), topology=topology)
     found, _ = plan_placement(seen, {"a": floating()}, frozenset(), PlacerMemory())
     assert dict(found.cpus) == {"a": (expected,)}
+
+
+SERVED = Topology(FLAT.cpus, (NicQueue("eth0", 40, frozenset({0}), frozenset({0})),))
+
+
+def averages(shares: list[float], before: dict[int, float] | None = None) -> list[float]:
+    """The average time that pCPU 0 spends on interrupts after each interval, of five seconds each."""
+    memory, found = PlacerMemory(Averages({}, before or {})), []
+    for step, share in enumerate(shares):
+        seen = moment(view("a"), topology=SERVED, now_s=1000.0 + 5 * step, interrupts={0: share, 1: 0.9})
+        _, memory = plan_placement(seen, {"a": floating()}, frozenset(), memory)
+        assert memory.averages.interrupts.keys() == {0}, "the other one serves no network interface"
+        found.append(memory.averages.interrupts[0])
+    return found
+
+
+def test_time_on_interrupts_is_averaged_and_falls_more_slowly_than_it_rises() -> None:
+    window = 60 / 5
+    assert averages([0.1]) == [0.1], "the first counts whole"
+    assert averages([0.3], {0: 0.1}) == [pytest.approx(0.1 + 0.2 / window)]
+    assert averages([0.1], {0: 0.3}) == [pytest.approx(0.3 - 0.2 / window / INTERRUPTS_FALL)]
+    steady = averages([0.25] * 20)
+    assert steady == [0.25] * 20
+
+
+def test_time_on_interrupts_that_could_not_be_measured_stays_as_it_was() -> None:
+    memory = PlacerMemory(Averages({}, {0: 0.4}))
+    _, memory = plan_placement(moment(view("a"), topology=SERVED), {"a": floating()}, frozenset(), memory)
+    assert memory.averages.interrupts == {0: 0.4}
+
+
+def seats_beside(share: float, steps: int, budget: int = 6) -> list[int]:
+    """Where a VM is every ten seconds that begins on pCPU 0, which spends that share on interrupts; pCPU 3 is free."""
+    pinned = {name: Pinned((cpu,), (ONLINE,)) for cpu, name in enumerate("abc")}
+    rules, memory, found = PlacementRules(moves_per_min=budget), PlacerMemory(), []
+    for step in range(steps):
+        interrupts = {} if step == 0 else {0: share, 1: 0.0, 2: 0.0, 3: 0.0}
+        now_s = 1000.0 + step * RECONSIDER_S
+        vms = (busy(name, 0.2) for name in pinned)
+        seen = moment(*vms, rules=rules, topology=SERVED, now_s=now_s, interrupts=interrupts)
+        _, memory = settle(seen, memory, pinned)
+        found += pinned["a"].now
+    return found
+
+
+def test_nobody_moves_before_anything_was_measured_and_then_for_interrupts_that_matter() -> None:
+    """A stretch of 0.8 / (0.9 - 0.2) is not worth a move, one of 0.8 / (0.6 - 0.2) is."""
+    assert seats_beside(0.4, 3) == [0, 3, 3], "at the first tick the constant alone would have driven it away"
+    assert seats_beside(0.1, 3) == [0, 0, 0]
+    assert seats_beside(0.4, 3, budget=0) == [0, 0, 0]
+
+
+def test_who_moved_away_from_interrupts_does_not_come_straight_back_when_they_went_with_it() -> None:
+    """Most of the time was on packets of the VM itself; its other pCPU is the sibling of another VM's."""
+    queue = NicQueue("eth0", 40, frozenset({0}), frozenset({0}))
+    topology = Topology(machine(cores=2, threads=2).cpus, (queue,))
+    pinned = {"a": Pinned((0,), (frozenset({0, 3}),)), "b": Pinned((1,), (frozenset({1}),))}
+    memory, seats = PlacerMemory(), []
+    for second in range(0, 300, 5):
+        own = 0.45 if pinned["a"].now == (0,) else 0.0
+        interrupts = {0: 0.05 + own} if second else {}
+        seen = moment(busy("a", 0.2), busy("b", 0.2), topology=topology, now_s=1000.0 + second, interrupts=interrupts)
+        _, memory = settle(seen, memory, pinned)
+        seats += pinned["a"].now
+    assert seats[0] == 0
+    assert sum(now != then for now, then in zip(seats[1:], seats, strict=False)) == 1, seats
+
+
+def test_interrupts_that_change_from_tick_to_tick_leave_the_placement_the_same_object() -> None:
+    pinned, memory = {"a": floating()}, PlacerMemory()
+    found, situations = [], []
+    for step in range(24):
+        interrupts = {0: 0.1 + 0.01 * (step % 2), 1: 0.0}
+        seen = moment(busy("a", 0.2), topology=SERVED, now_s=1000.0 + 5 * step, interrupts=interrupts)
+        placement, memory = plan_placement(seen, pinned, frozenset(), memory)
+        if step == 0:
+            pinned = {"a": replace(pinned["a"], now=placement.cpus[0][1])}
+        if step > 3:
+            found.append(placement)
+            situations.append(memory.situation)
+    assert all(placement is found[0] for placement in found)
+    assert all(situation is situations[0] for situation in situations)
 
 
 def test_the_memory_of_a_vm_draws_it() -> None:
