@@ -261,7 +261,7 @@ CHOICES: Mapping[str, str] = {
     "fair": "fair: keep boosting above the agreed rate",
     "isolation": "isolation: no boost above the agreed rate",
     "float": "float: on all pCPUs",
-    "fence": "fence: off those of critical vCPUs",
+    "fence": "fence: off the cores of critical vCPUs",
     "single": "single: on one pCPU each",
     "off": "off: unchanged",
     "on": "on: by the best mechanism of the kernel",

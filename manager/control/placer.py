@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import cycle
 
+from manager.control.batch_seats import Seat, blocks_of, seat
 from manager.control.feedback_law import average
 from manager.control.placement import PlacementRequest, VcpuNeed, place
 from manager.model.cpus import CpuSet, format_cpus
@@ -189,7 +190,7 @@ def _situation(
     before: Situation | None,
 ) -> Situation:
     """The same object while nothing has changed that it, and where the other VMs go, follow from."""
-    registered = [(vm.spec, vm.mode, vm.vcpus) for vm in snapshot.vms]
+    registered = [(vm.spec, vm.mode, vm.vcpus, vm.application) for vm in snapshot.vms]
     of = (pinned, taken, snapshot.host, snapshot.capabilities, registered, decided)
     if before is not None and before.of == of:
         return before
@@ -275,29 +276,25 @@ def confine(
     """
     rules, online = snapshot.host.placement, snapshot.capabilities.online_cpus
     placed = dict(placement.cpus)
-    critical = frozenset().union(*placed.values())
-    loads = dict.fromkeys(sorted(usable_cpus(snapshot)), 0)
-    confined: list[Confined] = []
     elsewhere = placed.keys() | decided
     free = [vm for vm in snapshot.vms if vm.name not in elsewhere and vm.mode is not Mode.RELEASED and vm.vcpus]
-    staying = {vm.name: _single_cpu(pinned.get(vm.name)) for vm in free}
-    for cpu in staying.values():
-        if cpu in loads:
-            loads[cpu] += 1
+    originals = {vm.name: _originals(pinned.get(vm.name), online) for vm in free}
+    allowed = {vm.name: allowed_cpus(vm.spec, originals[vm.name], online) for vm in free}
+    batch = [vm for vm in free if not vm.critical and not wants_pins(vm, snapshot)]
+    goals: Mapping[str, tuple[CpuSet, str]] = {}
+    if rules.batch is BatchPlacement.FENCE:
+        fence = _Fence.around(snapshot, placed, taken)
+        goals = {vm.name: found for vm in batch if (found := fence.outside(allowed[vm.name])) is not None}
+    elif rules.batch is BatchPlacement.SINGLE:
+        staying = {vm.name: _single_cpu(pinned.get(vm.name)) for vm in free}
+        seats = [Seat(vm.name, allowed[vm.name], staying.pop(vm.name)) for vm in batch]
+        blocks = blocks_of(snapshot.capabilities.topology, usable_cpus(snapshot), _services(snapshot, placed, taken))
+        others = [cpu for cpu in staying.values() if cpu is not None]
+        goals = {vm: (frozenset({cpu}), reason) for vm, (cpu, reason) in seat(seats, others, blocks).items()}
+    confined: list[Confined] = []
     for vm in free:
-        original = _originals(pinned.get(vm.name), online)
-        allowed = allowed_cpus(vm.spec, original, online)
-        cpus, reason = allowed, "within its registered pCPUs"
-        if not vm.critical and not wants_pins(vm, snapshot):
-            if rules.batch is BatchPlacement.FENCE and allowed - critical:
-                # Those taken may be of a batch VM, too: better on them than nowhere.
-                cpus = allowed - critical - taken or allowed - critical
-                reason = "batch VM: off the pCPUs of critical VMs"
-            elif rules.batch is BatchPlacement.SINGLE:
-                cpu = _least_loaded(loads, allowed, staying[vm.name])
-                if cpu is not None:
-                    cpus, reason = frozenset({cpu}), f"batch VM: all its threads on pCPU {cpu}"
-        if cpus and cpus < original & online:
+        cpus, reason = goals.get(vm.name, (allowed[vm.name], "within its registered pCPUs"))
+        if cpus and cpus < originals[vm.name] & online:
             confined.append(Confined(vm.name, cpus, reason))
     return tuple(confined)
 
@@ -336,24 +333,50 @@ def _originals(pinned: Pinned | None, online: CpuSet) -> CpuSet:
     return online if pinned is None else frozenset[int]().union(*pinned.originals)
 
 
+@dataclass(frozen=True, slots=True)
+class _Fence:
+    """pCPUs of placed VMs, ``pinned``, and of VMs that cannot be read, ``taken``; with siblings: ``whole``."""
+
+    pinned: CpuSet
+    taken: CpuSet
+    whole: CpuSet
+
+    @classmethod
+    def around(cls, snapshot: Snapshot, placed: Mapping[str, tuple[int, ...]], taken: CpuSet) -> _Fence:
+        """Whole cores where critical vCPUs are: who works on a sibling slows them down."""
+        critical = {vm.name for vm in snapshot.vms if vm.critical}
+        pinned = frozenset[int]().union(*placed.values())
+        serving = taken.union(*(cpus for vm, cpus in placed.items() if vm in critical))
+        return cls(pinned, taken, pinned | snapshot.capabilities.topology.whole_cores(serving))
+
+    def outside(self, allowed: CpuSet) -> tuple[CpuSet, str] | None:
+        """Where a batch VM may run, and why; None where it may run nowhere else anyway."""
+        off = "batch VM: off the pCPUs of critical VMs"
+        if cpus := allowed - self.whole:
+            siblings = self.whole - self.pinned - self.taken
+            return cpus, "batch VM: off the cores of critical VMs" if siblings & allowed else off
+        # Those taken may be of a batch VM, too: better on them than nowhere.
+        if cpus := allowed - self.pinned - self.taken or allowed - self.pinned:
+            siblings = cpus & (self.whole - self.taken)
+            return cpus, f"{off}, but not off their siblings: it may use no other core" if siblings else off
+        return None
+
+
+def _services(snapshot: Snapshot, placed: Mapping[str, tuple[int, ...]], taken: CpuSet) -> Mapping[str, CpuSet]:
+    """The pCPUs of each application's placed VMs, of each other critical VM's, and of VMs that cannot be read now."""
+    services: dict[str, CpuSet] = {}
+    for vm in snapshot.vms:
+        if vm.critical and vm.name in placed:
+            service = vm.application or vm.name
+            services[service] = services.get(service, frozenset()).union(placed[vm.name])
+    unread = taken.difference(*services.values())
+    return {**services, "VMs that cannot be read": unread} if unread else services
+
+
 def _single_cpu(pinned: Pinned | None) -> int | None:
     """The one pCPU that all vCPUs are on now, None where they are not."""
     cpus = set(pinned.now) if pinned else set()
     return cpus.pop() if len(cpus) == 1 else None
-
-
-def _least_loaded(loads: dict[int, int], allowed: CpuSet, now: int | None) -> int | None:
-    """The pCPU with the fewest batch VMs; the one it is on unless another has two fewer. Counts the VM there."""
-    candidates = [cpu for cpu in loads if cpu in allowed]
-    if not candidates:
-        return None
-    best = min(candidates, key=lambda cpu: (loads[cpu], cpu))
-    if now in candidates and loads[now] - 1 <= loads[best]:
-        return now
-    if now in loads:
-        loads[now] -= 1
-    loads[best] += 1
-    return best
 
 
 def steer_interrupts(

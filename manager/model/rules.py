@@ -14,9 +14,10 @@ from manager.model.fields import CLOSED, Cpus
 class BatchPlacement(StrEnum):
     """Where batch VMs run.
 
-    ``float``: on all pCPUs, so that no cycle is lost. ``fence``: on those that no critical vCPU is pinned to.
-    ``single``: each on one pCPU, so that the critical VMs beside it wake up promptly (docs/internals/lab.md, "Batch VMs
-    with several vCPUs"), at the price that it uses no more than one.
+    ``float``: on all pCPUs, so that no cycle is lost. ``fence``: on cores that no critical vCPU is pinned to, or where
+    there are none on siblings of such pCPUs. ``single``: each on one pCPU, so that the critical VMs beside it wake up
+    promptly (docs/internals/lab.md, "Batch VMs with several vCPUs"), at the price that it uses no more than one; as few
+    critical services as possible are beside them, and these with all their pCPUs.
     """
 
     FLOAT = "float"
@@ -54,7 +55,7 @@ class PlacementRules:
     batch: Annotated[
         BatchPlacement,
         Field(
-            description="batch VMs: float over all pCPUs; fence: off those of critical vCPUs; single: on one pCPU each"
+            description="batch VMs: float over all pCPUs; fence: off cores of critical vCPUs; single: on one pCPU each"
         ),
     ] = BatchPlacement.FLOAT
     reserved_cpus: Annotated[

@@ -72,6 +72,11 @@ class Topology:
         """Those that the kernel balances no load onto."""
         return frozenset(cpu.number for cpu in self.cpus if cpu.isolated)
 
+    def whole_cores(self, cpus: CpuSet) -> CpuSet:
+        """These pCPUs with all siblings: every thread of the cores that they are on."""
+        cores = {cpu.core for cpu in self.cpus if cpu.number in cpus}
+        return cpus.union(cpu.number for cpu in self.cpus if cpu.core in cores)
+
     @property
     def interrupted(self) -> CpuSet:
         """Those that serve interrupts of network interfaces."""

@@ -247,6 +247,17 @@ def test_who_moved_away_from_interrupts_does_not_come_straight_back_when_they_we
     assert sum(now != then for now, then in zip(seats[1:], seats, strict=False)) == 1, seats
 
 
+def test_a_situation_is_another_where_an_application_is() -> None:
+    """Which pCPUs batch VMs share follows from it."""
+    memory = PlacerMemory()
+    situations = []
+    for application in ("shop", "shop", "bank"):
+        seen = moment(replace(view("a"), application=application))
+        _, memory = plan_placement(seen, {"a": floating()}, frozenset(), memory)
+        situations.append(memory.situation)
+    assert situations[0] is situations[1] is not situations[2]
+
+
 def test_interrupts_that_change_from_tick_to_tick_leave_the_placement_the_same_object() -> None:
     pinned, memory = {"a": floating()}, PlacerMemory()
     found, situations = [], []

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from manager.control.placer import Confined, Pinned, confine, confine_decided, steer_interrupts
 from manager.model.cpus import CpuSet
@@ -13,6 +15,7 @@ from manager.model.registration import HostSpec, Mode, VmClass
 from manager.model.rules import BatchPlacement, IrqSteering, PlacementRules
 from manager.model.topology import NicQueue, Topology
 from tests.unit.build import ONLINE, capabilities, view
+from tests.unit.placements import machine
 
 FLOAT, FENCE, SINGLE = BatchPlacement
 
@@ -43,7 +46,7 @@ def cpus_of(found: tuple[Confined, ...]) -> dict[str, set[int]]:
 
 
 @pytest.mark.parametrize(
-    ("rule", "expected"), [(FLOAT, {}), (FENCE, {"b": {2, 3}, "c": {2, 3}}), (SINGLE, {"b": {0}, "c": {1}})]
+    ("rule", "expected"), [(FLOAT, {}), (FENCE, {"b": {2, 3}, "c": {2, 3}}), (SINGLE, {"b": {2}, "c": {3}})]
 )
 def test_batch_vms_go_where_the_rule_says(rule: BatchPlacement, expected: dict) -> None:
     seen = moment(batch("b"), batch("c"), view("web"), batch=rule)
@@ -54,10 +57,118 @@ def test_a_fence_that_would_leave_nothing_is_none() -> None:
     assert confine(moment(batch("b"), batch=FENCE), placed(web=(0, 1, 2, 3)), floating("b")) == ()
 
 
+def at(topology: Topology, *vms: VmView, **rules: object) -> Snapshot:
+    """A moment on another host."""
+    seen = replace(capabilities(), topology=topology, online_cpus=topology.numbers, managed_cpus=topology.numbers)
+    return Snapshot(1000.0, 5.0, HostSpec("h1", placement=PlacementRules(**rules)), seen, vms)  # type: ignore[arg-type]
+
+
+SMT = machine(cores=4, threads=2)
+"""pCPUs 0 to 3, and their siblings 4 to 7."""
+OFF_CORES = "batch VM: off the cores of critical VMs"
+OFF_PCPUS = "batch VM: off the pCPUs of critical VMs"
+BUT_SIBLINGS = f"{OFF_PCPUS}, but not off their siblings: it may use no other core"
+
+
+@pytest.mark.parametrize(
+    ("topology", "critical", "limit", "cpus", "reason"),
+    [
+        pytest.param(SMT, (0, 1), None, {2, 3, 6, 7}, OFF_CORES, id="whole cores"),
+        pytest.param(SMT, (0, 4), None, {1, 2, 3, 5, 6, 7}, OFF_PCPUS, id="both threads are critical"),
+        pytest.param(SMT, (0, 1, 2, 7), None, {3, 4, 5, 6}, BUT_SIBLINGS, id="a critical vCPU on each core"),
+        pytest.param(SMT, (0,), {0, 4}, {4}, BUT_SIBLINGS, id="limited to a critical core"),
+        pytest.param(SMT, (0,), {4, 5}, {5}, OFF_CORES, id="limited, and another core is left"),
+        pytest.param(SMT, (0,), {1, 2}, {1, 2}, None, id="limited to others anyway"),
+        pytest.param(SMT, tuple(range(8)), None, None, None, id="nothing is left"),
+        pytest.param(machine(cores=4), (0, 1), None, {2, 3}, OFF_PCPUS, id="no siblings"),
+        pytest.param(machine(cores=2, threads=4), (3,), None, {0, 2, 4, 6}, OFF_CORES, id="four threads a core"),
+    ],
+)
+def test_a_fence_covers_whole_cores_where_it_leaves_any(
+    topology: Topology, critical: tuple[int, ...], limit: set[int] | None, cpus: set[int] | None, reason: str | None
+) -> None:
+    vm = batch("b", cpus=frozenset(limit)) if limit else batch("b")
+    pinned = {"b": Pinned((), (topology.numbers,))}
+    found = confine(at(topology, vm, view("web"), batch=FENCE), placed(web=critical), pinned)
+    assert cpus_of(found) == ({} if cpus is None else {"b": cpus})
+    assert reason is None or [one.reason for one in found] == [reason]
+
+
+def test_a_fence_leaves_the_siblings_of_pinned_batch_vms_to_others() -> None:
+    pinned = {"b": Pinned((), (SMT.numbers,))}
+    seen = at(SMT, batch("b"), batch("own", pin=True), view("web"), batch=FENCE)
+    assert cpus_of(confine(seen, placed(web=(0,), own=(1,)), pinned)) == {"b": {2, 3, 5, 6, 7}}
+
+
+def test_a_fence_covers_the_cores_of_vms_that_cannot_be_read() -> None:
+    pinned = {"b": Pinned((), (SMT.numbers,))}
+    seen = at(SMT, batch("b"), view("web"), batch=FENCE)
+    assert cpus_of(confine(seen, placed(web=(0,)), pinned, frozenset({1}))) == {"b": {2, 3, 6, 7}}
+    crowded = confine(seen, placed(web=(0, 1, 2)), pinned, frozenset({3}))
+    assert cpus_of(crowded) == {"b": {4, 5, 6, 7}}
+
+
+names = st.sampled_from("abcd")
+threads = st.sampled_from([machine(cores=8), SMT, machine(cores=2, threads=4)])
+pins = st.dictionaries(names, st.lists(st.integers(0, 7), min_size=1, max_size=4, unique=True).map(tuple), max_size=4)
+limits = st.one_of(st.none(), st.frozensets(st.integers(0, 7), min_size=1))
+
+
+@given(threads, pins, limits, st.frozensets(st.integers(0, 7)), st.sampled_from(list(BatchPlacement)))
+def test_every_batch_vm_keeps_a_pcpu_and_stays_off_critical_ones_where_it_can(
+    topology: Topology,
+    critical: dict[str, tuple[int, ...]],
+    limit: frozenset[int] | None,
+    taken: frozenset[int],
+    rule: BatchPlacement,
+) -> None:
+    vms = (*(view(name) for name in sorted(critical)), batch("z", cpus=limit))
+    pinned = {name: Pinned((), (topology.numbers,)) for name in (*critical, "z")}
+    found = cpus_of(confine(at(topology, *vms, batch=rule), placed(**critical), pinned, taken))
+    cpus, allowed = found.get("z", topology.numbers), limit or topology.numbers
+    assert found.keys() <= {"z"}
+    assert cpus
+    assert cpus <= allowed
+    serving = frozenset().union(*critical.values())
+    if rule is FENCE and allowed - serving:
+        assert not cpus & serving
+        near = topology.whole_cores(serving | taken)
+        assert not cpus & near or not allowed - near
+    if rule is SINGLE:
+        assert len(cpus) == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(2, {2, 3}), (3, {2, 3}), (4, {0, 1, 2, 3})],
+)
+def test_single_shares_all_pcpus_of_an_application_or_none(count: int, expected: set[int]) -> None:
+    """Two VMs of one application, with a vCPU each: its slowest vCPU decides."""
+    serving = [replace(view(name), application="shop") for name in ("db", "web")]
+    vms = [batch(f"b{number}") for number in range(count)]
+    seen = moment(*vms, *serving, batch=SINGLE)
+    found = confine(seen, placed(db=(0,), web=(1,)), floating(*(vm.name for vm in vms)))
+    assert set().union(*cpus_of(found).values()) == expected
+    shared = {one.reason for one in found if one.cpus <= {0, 1}}
+    assert shared == (
+        {
+            f"batch VM: all its threads on pCPU {cpu}, beside shop: all of its pCPUs are shared with batch"
+            for cpu in (0, 1)
+        }
+        if count == 4
+        else set()
+    )
+
+
+def test_single_keeps_off_the_pcpus_of_vms_that_cannot_be_read() -> None:
+    found = confine(moment(batch("b"), batch=SINGLE), placed(), floating("b"), frozenset({0, 1}))
+    assert cpus_of(found) == {"b": {2}}
+
+
 def test_a_limit_holds_under_every_rule() -> None:
-    for rule, expected in ((FLOAT, {1, 2}), (FENCE, {2}), (SINGLE, {1})):
-        seen = moment(batch("b", cpus=frozenset({1, 2, 9})), batch=rule)
-        assert cpus_of(confine(seen, placed(web=(0, 1)), floating("b"))) == {"b": expected}
+    for rule, expected in ((FLOAT, {1, 2}), (FENCE, {2}), (SINGLE, {2})):
+        seen = moment(batch("b", cpus=frozenset({1, 2, 9})), view("web"), batch=rule)
+        assert cpus_of(confine(seen, placed(web=(0, 1)), floating("b", "web"))) == {"b": expected}
 
 
 def test_what_somebody_else_restricted_stays_so() -> None:
