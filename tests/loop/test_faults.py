@@ -44,11 +44,12 @@ def remembered_placements() -> Iterator[None]:
     """Placing is a pure function and takes longer than all the rest: each question is asked once."""
 
     @functools.cache
-    def remember(requests, topology, cpus, previous, rules, moves):
-        return place(requests, topology, cpus, dict(previous), rules, moves)
+    def remember(requests, topology, cpus, previous, rules, moves, interrupts):
+        return place(requests, topology, cpus, dict(previous), rules, moves, dict(interrupts))
 
-    def ask(requests, topology, cpus, previous, rules, moves):
-        return remember(tuple(requests), topology, cpus, tuple(sorted(previous.items())), rules, moves)
+    def ask(requests, topology, cpus, previous, rules, moves, interrupts):
+        known = tuple(sorted(previous.items())), rules, moves, tuple(sorted(interrupts.items()))
+        return remember(tuple(requests), topology, cpus, *known)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("manager.control.placer.place", ask)
