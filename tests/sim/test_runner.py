@@ -204,7 +204,7 @@ def test_knobs_are_named_as_registered() -> None:
     assert result is not None
     assert {spec.name for spec in result.specs.values()} == set(simulation.world.vms)
     knobs = {key.knob for domain in result.specs for key in result.knobs(domain)}
-    assert knobs == {Knob.WEIGHT, Knob.IDLE, Knob.VCPU_PIN, Knob.EMULATOR_PIN}, "those that are simulated"
+    assert knobs == {Knob.WEIGHT, Knob.IDLE, Knob.QUOTA, Knob.VCPU_PIN, Knob.EMULATOR_PIN}, "those that are simulated"
 
 
 @pytest.mark.parametrize(
