@@ -42,16 +42,7 @@ class _Kind:
     whom: str
     twice: str
     value: Callable[[Any, CpuSet], str]
-
-    def is_one(self, goal: object) -> bool:
-        """Whether its parts, but for the value, have the right types."""
-        texts = (self.name(goal), goal.reason) if isinstance(goal, self.type) else (None,)  # type: ignore[attr-defined]
-        return all(isinstance(text, str) for text in texts)
-
-    def name(self, goal: Any) -> str:
-        """Whom it is for."""
-        name: str = goal.application if self.type is WaysGoal else goal.vm
-        return name
+    whom_field: str = "vm"
 
 
 def _of_goals(goals: object, kind: _Kind, known: Collection[str], online: CpuSet) -> Iterator[str]:
@@ -60,10 +51,10 @@ def _of_goals(goals: object, kind: _Kind, known: Collection[str], online: CpuSet
         return
     named: set[str] = set()
     for goal in goals:
-        if not kind.is_one(goal):
+        name = getattr(goal, kind.whom_field, None)
+        if not (isinstance(goal, kind.type) and isinstance(name, str) and isinstance(goal.reason, str)):  # type: ignore[attr-defined]
             yield f"holds {goal!r} instead of {kind.a_goal}"
             return
-        name = kind.name(goal)
         if name not in known:
             yield f"names {kind.whom} {name!r}, which is not a managed {kind.whom} of this host"
         if name in named:
@@ -114,4 +105,6 @@ _WEIGHTS = _Kind(WeightGoal, "a weight goal", "weight goals", "VM", "gives {} tw
 _IDLE = _Kind(IdleGoal, "an idle goal", "idle goals", "VM", "says twice whether {} is to be idle", _idle)
 _CPUS = _Kind(CpusGoal, "a goal for pCPUs", "goals for pCPUs", "VM", "gives {} two sets of pCPUs", _cpus)
 _QUOTAS = _Kind(QuotaGoal, "a quota goal", "quota goals", "VM", "gives {} two quotas", _quota)
-_WAYS = _Kind(WaysGoal, "a goal for ways", "goals for ways", "application", "gives {} two numbers of ways", _ways)
+_WAYS = _Kind(
+    WaysGoal, "a goal for ways", "goals for ways", "application", "gives {} two numbers of ways", _ways, "application"
+)
