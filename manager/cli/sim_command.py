@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, nullcontext
 from dataclasses import asdict
 from pathlib import Path
@@ -218,7 +219,7 @@ def matrix(
                 keep(result)
                 runs.append(result)
                 bar.advance()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, BrokenProcessPool):  # the processes are interrupted, too, maybe sooner
             is_whole = False
     table = complete(loaded, chosen, runs)
     sums, bars = (totals(table), verdicts(table)) if table else ((), ())
