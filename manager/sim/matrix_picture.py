@@ -7,10 +7,22 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from manager.sim.matrix import PRIORITY, Table, totals
+from manager.sim.matrix import AUTO, PRIORITY, Table, totals
+from manager.sim.oracle import ORACLE
 
-# Told apart by everybody: Okabe and Ito's, and grey.
-COLOURS = ("0.6", "#0072b2", "#d55e00", "#e69f00", "#f0e442", "#56b4e9", "#cc79a7", "#009e73", "black")
+# Told apart by everybody: Okabe and Ito's, with grey and black for the two that are no use and out of reach.
+_COLOURS = {
+    "equal": "0.6",
+    PRIORITY: "#0072b2",
+    "fair": "#e69f00",
+    "fair:published": "#f0e442",
+    "isolation": "#56b4e9",
+    "parties": "#cc79a7",
+    "heracles": "#d55e00",
+    AUTO: "#009e73",
+    ORACLE: "black",
+}
+_OTHERS = ("0.4", "0.75")
 
 
 def draw_matrix(table: Table, file: Path) -> None:
@@ -22,7 +34,7 @@ def draw_matrix(table: Table, file: Path) -> None:
     figure = Figure(figsize=(12, 5), layout="constrained")
     mean, each = figure.subplots(1, 2)
     for place, total in enumerate(totals(table)):
-        colour = COLOURS[place % len(COLOURS)]
+        colour = _COLOURS.get(total.policy, _OTHERS[place % len(_OTHERS)])
         batch = 100 * (total.batch if total.batch is not None else 1.0)
         mean.scatter(batch, 100 * total.violated_share, color=colour, s=60)
         mean.annotate(total.policy, (batch, 100 * total.violated_share), xytext=(5, 5), textcoords="offset points")
