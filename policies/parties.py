@@ -86,19 +86,21 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class Slack:
-    """An application's slack in its newest sample, in the mean of the last ten, and what the newest one was."""
+    """An application's slack in its newest sample, in the mean of the last ten, and that sample and its time."""
 
     now: float
     long: float
     latency_ms: float
+    at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Watch:
     """A step that is being judged.
 
-    ``unit`` went from ``donor`` to ``receiver``. ``number`` is that of the application's sample counted last, ``at_s``
-    when that was (steady seconds). ``failed`` counts the wheels of this round that brought nothing.
+    ``unit`` went from ``donor`` to ``receiver`` at ``since_s`` (steady seconds), or back. ``number`` is that of the
+    application's sample counted last, ``at_s`` when that was. ``failed`` counts the wheels of this round that brought
+    nothing.
     """
 
     phase: Phase
@@ -109,6 +111,7 @@ class Watch:
     unit: int
     latency_ms: float
     number: int
+    since_s: float
     at_s: float
     failed: int = 0
     left: int = JUDGED_SAMPLES
@@ -205,7 +208,8 @@ def _vote(watch: Watch, slacks: Mapping[str, Slack]) -> int:
     if watch.phase is Phase.UP:
         slack = slacks.get(watch.application)
         return 1 if slack and slack.latency_ms < watch.latency_ms else -1
-    return -1 if any(slack.now < SMALL_SLACK for slack in slacks.values()) else 1
+    since = [slack for slack in slacks.values() if slack.at_s > watch.since_s]
+    return -1 if any(slack.now < SMALL_SLACK for slack in since) else 1
 
 
 def _conclude(kept: Kept, watch: Watch, moment: Moment) -> Kept:
@@ -220,7 +224,8 @@ def _conclude(kept: Kept, watch: Watch, moment: Moment) -> Kept:
     text = f"downsizing was undone: slack of an application fell below {percent(SMALL_SLACK)}"
     kept = _move(kept, watch.wheel, watch.unit, watch.receiver, watch.donor, text)
     holds = {**kept.holds, watch.application: watch.number + HOLD_SAMPLES}
-    return replace(kept, holds=holds, watch=replace(watch, phase=Phase.WAIT, left=JUDGED_SAMPLES, score=0))
+    watch = replace(watch, phase=Phase.WAIT, since_s=moment.steady_s, left=JUDGED_SAMPLES, score=0)
+    return replace(_sampled_anew(kept, moment), holds=holds, watch=watch)
 
 
 def _choose(kept: Kept, moment: Moment) -> Kept:
@@ -279,16 +284,32 @@ def _donor(kept: Kept, wheel: Wheel, application: str, slacks: Mapping[str, Slac
 def _begin(
     kept: Kept, phase: Phase, application: str, route: tuple[Wheel, str, str], moment: Moment, failed: int
 ) -> Kept:
-    """Move a unit and begin to judge that by samples that hold nothing from before."""
+    """Move a unit and begin to judge that."""
     wheel, donor, receiver = route
     slack = moment.slacks[application]
     unit = nearest(kept.shares[wheel][donor], kept.shares[wheel][receiver], moment.hardware)
     text = f"{application} was {phase}sized at slack {percent(slack.now)}"
     kept = _move(kept, wheel, unit, donor, receiver, text)
-    number = _number(kept, application)
-    watch = Watch(phase, application, wheel, donor, receiver, unit, slack.latency_ms, number, moment.steady_s, failed)
-    samplings = {**kept.samplings, application: kept.samplings[application].restarted(moment.steady_s)}
-    return replace(kept, samplings=samplings, watch=watch)
+    watch = Watch(
+        phase,
+        application,
+        wheel,
+        donor,
+        receiver,
+        unit,
+        slack.latency_ms,
+        number=_number(kept, application),
+        since_s=moment.steady_s,
+        at_s=moment.steady_s,
+        failed=failed,
+    )
+    return replace(_sampled_anew(kept, moment), watch=watch)
+
+
+def _sampled_anew(kept: Kept, moment: Moment) -> Kept:
+    """What is judged now is judged by samples that hold nothing from before."""
+    samplings = {name: sampling.restarted(moment.steady_s) for name, sampling in kept.samplings.items()}
+    return replace(kept, samplings=samplings)
 
 
 def _move(kept: Kept, wheel: Wheel, unit: int, donor: str, receiver: str, reason: str) -> Kept:
@@ -318,7 +339,8 @@ def _moment(snapshot: Snapshot, samplings: Mapping[str, Sampling]) -> Moment:
     for name, sampling in samplings.items():
         if sampling.is_fresh(snapshot.steady_s, law):
             target_ms = targets_ms[name]
-            slacks[name] = Slack(sampling.slack(target_ms), sampling.long_slack(target_ms), sampling.latencies_ms[-1])
+            now, long = sampling.slack(target_ms), sampling.long_slack(target_ms)
+            slacks[name] = Slack(now, long, sampling.latencies_ms[-1], sampling.at_s)
     return Moment(snapshot.steady_s, law.max_age_s, slacks, hardware_of(snapshot))
 
 

@@ -48,8 +48,9 @@ def begin(cores: int = 6, *, ways: int = 0, batch: bool = True, wheel: Wheel = W
     return replace(kept, wheels={"a": wheel, "b": wheel}, samplings={"a": Sampling(0.0, 1), "b": Sampling(0.0, 1)})
 
 
-def slack(now: float, long: float | None = None) -> Slack:
-    return Slack(now, now if long is None else long, 100 * (1 - now))
+def slack(now: float, long: float | None = None, at_s: float = 1e9) -> Slack:
+    """``at_s``: when that sample was complete; usually after whatever step."""
+    return Slack(now, now if long is None else long, 100 * (1 - now), at_s)
 
 
 def after(kept: Kept, a: Slack | None, b: Slack | None, *, times: int = 1) -> Kept:
@@ -197,6 +198,14 @@ def test_a_downsize_that_harms_anyone_is_undone_and_held(harmed) -> None:
     held = after(waited, slack(0.5), slack(0.1), times=HOLD_SAMPLES - 6)
     assert held.shares == kept.shares
     assert sizes(after(held, slack(0.5), slack(0.1)), Wheel.CACHE) == (1, 2, 3)
+
+
+def test_samples_from_before_a_downsize_do_not_count_against_it() -> None:
+    smaller = after(begin(), slack(0.5), slack(0.0, 0.1, at_s=0.5))
+    assert smaller.watch is not None
+    judged = after(smaller, slack(0.5), slack(0.0, 0.1, at_s=0.5), times=5)
+    assert sizes(judged) == (1, 2, 3)
+    assert judged.watch is None
 
 
 def test_after_an_undo_is_waited_twice_at_most() -> None:
