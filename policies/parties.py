@@ -164,8 +164,11 @@ class Parties:
 
 
 def pool_of(snapshot: Snapshot) -> Pool:
-    """What there is to divide. Snapshots show neither caches nor frequencies: pCPUs are the only wheel."""
-    return Pool(((Wheel.CORES, ordered_cpus(snapshot)),), owners(snapshot), bool(batch_vms(snapshot)))
+    """What there is to divide: pCPUs, and the ways of the cache where the host is to divide that."""
+    units = [(Wheel.CORES, ordered_cpus(snapshot))]
+    if snapshot.cache_ways:
+        units.append((Wheel.CACHE, tuple(range(snapshot.cache_ways))))
+    return Pool(tuple(units), owners(snapshot), bool(batch_vms(snapshot)))
 
 
 def start(pool: Pool) -> Kept:

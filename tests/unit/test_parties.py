@@ -309,6 +309,20 @@ def test_with_too_few_pcpus_applications_share_and_batch_floats_at_the_least_wei
     assert (weights["a-web"], weights["z-batch-0"]) == (CPU_WEIGHT_V2.default, CPU_WEIGHT_V2.batch)
 
 
+def test_where_the_cache_is_divided_its_ways_are_a_wheel_too() -> None:
+    """The first wheel is by name."""
+    names = sorted("abcdefgh", key=lambda name: (first_wheel(name, BOTH) is Wheel.CACHE, name))
+    on_cores, on_cache = names[0], names[-1]
+    now = replace(moment({on_cores: 80.0, on_cache: 120.0}, pcpus=6), cache_ways=11)
+    decision = POLICY.decide(now, None)
+    ways = {goal.application: goal.ways for goal in decision.ways}
+    first, second = sorted((on_cores, on_cache))
+    split = {first: 4, second: 4}
+    assert ways == {**split, on_cache: 5}
+    assert {len(cpus) for cpus in where(decision).values()} == {2}
+    assert decision.ways[0].reason.startswith("parties: ")
+
+
 def test_another_set_of_applications_is_split_anew() -> None:
     first = POLICY.decide(moment({"a": 80.0, "b": 120.0}, pcpus=6), None)
     second = POLICY.decide(moment({"a": 80.0, "b": 80.0, "c": 80.0}, 1001.0, pcpus=6), first.memory)
@@ -336,13 +350,13 @@ COURSES = st.lists(
 
 
 @settings(max_examples=60, deadline=None)
-@given(COURSES, st.integers(1, 3), st.integers(1, 8), st.integers(0, 2))
-def test_what_always_holds(course, applications: int, pcpus: int, batch: int) -> None:
+@given(COURSES, st.integers(1, 3), st.integers(1, 8), st.integers(0, 2), st.sampled_from([0, 3, 12]))
+def test_what_always_holds(course, applications: int, pcpus: int, batch: int, ways: int) -> None:
     """Sets are usable, non-empty and, with enough pCPUs, disjoint; everyone is somewhere; equal in, equal out."""
     memory: object = None
     for number, times_ms in enumerate(course):
         named = dict(zip("abc"[:applications], times_ms, strict=False))
-        now = moment(named, 1000.0 + number, pcpus=pcpus, batch=batch)
+        now = replace(moment(named, 1000.0 + number, pcpus=pcpus, batch=batch), cache_ways=ways)
         decision = POLICY.decide(now, memory)
         assert decision == POLICY.decide(now, memory)
         assert validate(decision, now) is None
@@ -355,6 +369,9 @@ def test_what_always_holds(course, applications: int, pcpus: int, batch: int) ->
         if pcpus >= applications:
             apart = each[:applications] if decision.quotas else each
             assert sum(map(len, apart)) == len(frozenset().union(*apart))
+        given = [goal.ways for goal in decision.ways]
+        assert len(given) == (applications if ways >= applications + bool(batch) else 0)
+        assert not given or (min(given) >= 1 and sum(given) <= ways - bool(batch))
         if batch:
             assert frozenset().union(*each) == frozenset(range(pcpus))
         memory = decision.memory
