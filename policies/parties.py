@@ -20,7 +20,6 @@ from policies.cores import (
     batch_vms,
     cpus_goal,
     hardware_of,
-    least_quotas,
     managed,
     nearest,
     ordered_cpus,
@@ -357,18 +356,12 @@ def cpus_of(kept: Kept) -> Mapping[str, CpuSet]:
     return cores if cores.get(REST) or not order else {**cores, REST: frozenset(order)}
 
 
-def is_displaced(kept: Kept) -> bool:
-    """Whether applications took the last pCPU of batch VMs."""
-    return kept.pool.batch and Wheel.CORES in kept.shares and not kept.shares[Wheel.CORES][REST]
-
-
 def _decision(name: str, snapshot: Snapshot, kept: Kept) -> Decision:
     scale = snapshot.capabilities.weights
     text = f"{name}: batch VMs yield where they have no pCPUs of their own"
     weights = weight_goals(snapshot, scale.default, scale.batch, text) if scale else ()
-    quotas = least_quotas(snapshot, f"{name}: applications need all pCPUs") if is_displaced(kept) else ()
     cpus = tuple(_cpu_goals(name, snapshot, kept))
-    return Decision(weights, kept, cpus=cpus, quotas=quotas, ways=tuple(_ways_goals(name, kept)), pinning=False)
+    return Decision(weights, kept, cpus=cpus, ways=tuple(_ways_goals(name, kept)), pinning=False)
 
 
 def _cpu_goals(name: str, snapshot: Snapshot, kept: Kept) -> Iterator[CpusGoal]:

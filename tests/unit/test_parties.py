@@ -290,16 +290,14 @@ def test_a_violated_application_gets_a_pcpu_and_the_reason_says_so() -> None:
     assert reasons["z-batch-0"].startswith("parties: pCPUs 5: b was upsized at slack -19 %")
 
 
-def test_batch_vms_whose_last_pcpu_is_taken_float_with_the_smallest_quota_until_one_is_free() -> None:
+def test_batch_vms_whose_last_pcpu_is_taken_float_until_one_is_free() -> None:
     taken = POLICY.decide(moment({"a": 120.0, "b": 80.0}, pcpus=3), None)
     assert where(taken) == {"a-web": {0, 2}, "b-web": {1}, "z-batch-0": {0, 1, 2}}
-    assert [(goal.vm, goal.pcpus) for goal in taken.quotas] == [("z-batch-0", pytest.approx(0.045))]
     memory = taken.memory
     for second in range(1, 20):
         decision = POLICY.decide(moment({"a": 60.0, "b": 80.0}, 1000.0 + second, pcpus=3), memory)
         memory = decision.memory
     assert where(decision) == {"a-web": {2}, "b-web": {1}, "z-batch-0": {0}}
-    assert decision.quotas == ()
 
 
 def test_with_too_few_pcpus_applications_share_and_batch_floats_at_the_least_weight() -> None:
@@ -367,7 +365,8 @@ def test_what_always_holds(course, applications: int, pcpus: int, batch: int, wa
         each = [cpus for vm, cpus in sets.items() if not vm.startswith("z-batch")] + list(shared)
         assert len(shared) <= 1
         if pcpus >= applications:
-            apart = each[:applications] if decision.quotas else each
+            floats = shared == {frozenset(range(pcpus))}
+            apart = each[:applications] if floats else each
             assert sum(map(len, apart)) == len(frozenset().union(*apart))
         given = [goal.ways for goal in decision.ways]
         assert len(given) == (applications if ways >= applications + bool(batch) else 0)
