@@ -22,18 +22,26 @@ from manager.control.feedback_law import (
     performance_factor,
     rate_over,
     step_towards,
+    wanted_pcpus,
     weight_of,
     within,
 )
+from manager.control.helping import NO_HELP, Help, Standing, judge
 from manager.control.judged_windows import enough, fresh
 from manager.model.decision import ApplicationView, Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
 from manager.model.law import Law
 from manager.model.registration import Sharing, Sla
 from manager.model.units import percent
+from manager.model.vcpu_wait import MATERIAL, wait_share
 
 IDLE_PCPUS = 0.05
-"""VMs of an application that use less than this of a pCPU have nothing to do: that nothing is measured is no fault."""
+"""VMs of an application that use less than this of a pCPU have nothing to do: that nothing is measured is no fault.
+
+And a vCPU that waits for less than this is not starved.
+"""
+BOUND_OF_MISS = 1000.0
+"""Beyond this much above or below the target nothing is told apart."""
 LASTING_INTERVALS = 3
 """For so many intervals in a row a small difference must last until a weight is changed for it."""
 
@@ -42,34 +50,39 @@ LASTING_INTERVALS = 3
 class AppMemory:
     """What is remembered of an application.
 
-    ``miss`` is the average of ln(RT / RT_SLA), ``at_s`` when a percentile was believed last, ``idle_s`` since when it
-    has no requests, both in steady seconds, ``over`` whether it is above its agreed load.
+    ``miss`` is the average of ln(RT / RT_SLA) within its bounds, ``whole_miss`` beyond them. ``at_s`` is when a
+    percentile was believed last, ``idle_s`` since when it has no requests, both in steady seconds; ``over``: it is
+    above its agreed load.
     """
 
     miss: float | None = None
     at_s: float = 0.0
     idle_s: float | None = None
     over: bool = False
+    whole_miss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The memory of the feedback policies: applications and average CPU shares of VMs, by name.
+    """The memory of the feedback policies: applications, and average CPU shares that VMs want, by name.
 
-    ``off`` counts for each VM the intervals in a row in which its weight was outside the dead band, negative below.
+    ``help``: what came of weight that was taken from others, by application. ``off`` counts for each VM the intervals
+    in a row in which its weight was outside the dead band, negative below.
     """
 
     applications: Mapping[str, AppMemory] = field(default_factory=dict)
     cpu_shares: Mapping[str, float] = field(default_factory=dict)
     off: Mapping[str, int] = field(default_factory=dict)
+    help: Mapping[str, Help] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedApp:
     """An application in this interval.
 
-    ``factor`` is what its VMs' CPU use is multiplied by to get the demand; None where nothing can be said, then
+    ``factor`` is what the CPU its VMs want is multiplied by to get the demand; None where nothing can be said, then
     ``reason`` says what becomes of its weights: held, or ``fallback`` (to `priority`), or ``decay`` (a factor).
+    ``newest`` is what the factor would be without averaging.
     """
 
     held: AppMemory
@@ -78,6 +91,7 @@ class JudgedApp:
     fallback: bool = False
     decay: float | None = None
     note: str = ""
+    newest: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +115,15 @@ class Feedback:
             if (sla := view.application.sla) is not None
         }
         smoothing = 1.0 if law.published else law.smoothing
-        shares = {vm.name: average(before.cpu_shares.get(vm.name), vm.cpu_share, smoothing) for vm in snapshot.vms}
-        goals, off = _goals(self.name, snapshot, scale, judged, shares, before)
-        kept = Kept({app: judgement.held for app, judgement in judged.items()}, shares, off)
+        pcpus = max(len(snapshot.capabilities.online_cpus), 1)
+        wanted = {vm.name: vm.cpu_share if law.published else wanted_pcpus(vm, pcpus) / pcpus for vm in snapshot.vms}
+        shares = {vm: average(before.cpu_shares.get(vm), share, smoothing) for vm, share in wanted.items()}
+        standings = {} if law.published else _standings(snapshot, judged, shares)
+        help_now = judge(standings, before.help, law, snapshot.steady_s)
+        goals, off = _goals(self.name, snapshot, scale, judged, shares, before, help_now)
+        # Who cannot be measured for a while is not forgotten: failures count.
+        earlier = {app: help_app for app, help_app in before.help.items() if app in judged}
+        kept = Kept({app: judgement.held for app, judgement in judged.items()}, shares, off, earlier | help_now)
         notes = tuple(Note(app, judgement.note) for app, judgement in sorted(judged.items()) if judgement.note)
         return Decision(tuple(goals), kept, notes)
 
@@ -117,7 +137,7 @@ def _judge(view: ApplicationView, sla: Sla, sharing: Sharing, snapshot: Snapshot
             text = f"over its agreed load: {rate_rps or 0:.0f} of {sla.max_rate_rps:g} req/s"
             measured_ms = _percentile_ms(view, sla, law, now_s) or sla.response_time_ms
             factor = 1 + performance_factor(measured_ms, UNBOUND_MS) if law.published else 0.0
-            held = replace(held, miss=None, at_s=steady_s, idle_s=None)
+            held = replace(held, miss=None, whole_miss=None, at_s=steady_s, idle_s=None)
             return JudgedApp(held, text, factor, note="over its agreed load")
     response_ms = _percentile_ms(view, sla, law, now_s)
     if _idle(view, snapshot):
@@ -127,10 +147,11 @@ def _judge(view: ApplicationView, sla: Sla, sharing: Sharing, snapshot: Snapshot
     if law.published:
         factor = 1 + performance_factor(response_ms, sla.response_time_ms)
         return JudgedApp(AppMemory(at_s=steady_s, over=held.over), _measured(response_ms, sla), factor)
-    averaged = average(held.miss, miss(response_ms, sla.response_time_ms, law.largest_miss), law.smoothing)
-    return JudgedApp(
-        AppMemory(averaged, steady_s, None, held.over), _measured(response_ms, sla), math.exp(law.gain * averaged)
-    )
+    now = miss(response_ms, sla.response_time_ms, law.largest_miss, fold=law.fold_misses)
+    averaged = average(held.miss, now, law.smoothing)
+    whole = average(held.whole_miss, miss(response_ms, sla.response_time_ms, BOUND_OF_MISS), law.smoothing)
+    held = AppMemory(averaged, steady_s, None, held.over, whole)
+    return JudgedApp(held, _measured(response_ms, sla), math.exp(law.gain * averaged), newest=math.exp(law.gain * now))
 
 
 def _measured(response_ms: float, sla: Sla) -> str:
@@ -166,17 +187,28 @@ def _idle(view: ApplicationView, snapshot: Snapshot) -> bool:
     recent = fresh(view.slots, snapshot.now_s, law.max_age_s)
     if any(slot.has_samples(1) for slot in recent):
         return False
+    served_by = [vm for vm in snapshot.vms if vm.application == view.application.name]
+    pcpus = len(snapshot.capabilities.online_cpus)
+    if any(_starved(vm, pcpus) for vm in served_by) and not law.published:
+        return False
     counts = [slot.requests for slot in recent if slot.requests is not None]
     if counts:
         return sum(counts) == 0
-    pcpus = len(snapshot.capabilities.online_cpus)
-    served_by = [vm for vm in snapshot.vms if vm.application == view.application.name]
     return bool(served_by) and all(vm.cpu_share * pcpus < IDLE_PCPUS for vm in served_by)
+
+
+def _starved(vm: VmView, pcpus: int) -> bool:
+    """Whether a vCPU waits for a pCPU for a material part of the time in which it could run: it has something to do."""
+    if len(vm.vcpu_pcpus) == len(vm.vcpu_waits) == vm.vcpus:
+        rates = tuple(zip(vm.vcpu_pcpus, vm.vcpu_waits, strict=True))
+    else:
+        rates = ((vm.cpu_share * pcpus, vm.run_delay_share),)
+    return any(waited >= IDLE_PCPUS and wait_share(used, waited) >= MATERIAL for used, waited in rates)
 
 
 def _judge_idle(held: AppMemory, law: Law, steady_s: float) -> JudgedApp:
     since_s = steady_s if held.idle_s is None else held.idle_s
-    held = replace(held, miss=None, at_s=steady_s, idle_s=since_s)
+    held = replace(held, miss=None, whole_miss=None, at_s=steady_s, idle_s=since_s)
     spare_s = steady_s - since_s - law.idle_hold_s
     if spare_s <= 0:
         return JudgedApp(held, "no requests")
@@ -190,7 +222,24 @@ def _judge_unknown(held: AppMemory, law: Law, steady_s: float) -> JudgedApp:
             held, "too few fresh response times: held", note="too few fresh response times: weights are held"
         )
     note = "too few fresh response times for long: weights as under `priority`"
-    return JudgedApp(replace(held, miss=None), "no response times: as under priority", fallback=True, note=note)
+    return JudgedApp(
+        replace(held, miss=None, whole_miss=None), "no response times: as under priority", fallback=True, note=note
+    )
+
+
+def _standings(snapshot: Snapshot, judged: Mapping[str, JudgedApp], shares: Mapping[str, float]) -> dict[str, Standing]:
+    """The applications whose response times were believed, and that do not pay for load above their agreed rate."""
+    pcpus = len(snapshot.capabilities.online_cpus)
+    standings: dict[str, Standing] = {}
+    for view in snapshot.applications:
+        name, sla = view.application.name, view.application.sla
+        judgement = judged.get(name)
+        driven = [vm for vm in snapshot.vms if vm.critical and vm.application == name and vm.spec.weight is None]
+        if sla and driven and judgement and judgement.factor is not None and judgement.held.whole_miss is not None:
+            wanted = sum(shares[vm.name] for vm in driven) * pcpus
+            weight = max(vm.weight or 0 for vm in driven)
+            standings[name] = Standing(judgement.held.whole_miss, wanted, sla.response_time_ms, weight)
+    return standings
 
 
 def _goals(
@@ -200,16 +249,14 @@ def _goals(
     judged: Mapping[str, JudgedApp],
     shares: Mapping[str, float],
     before: Kept,
+    help_now: Mapping[str, Help],
 ) -> tuple[list[WeightGoal], dict[str, int]]:
     """Goals of all VMs, and how long each critical one has been outside the dead band."""
     law = snapshot.host.law
-    demands: dict[str, float] = {}
+    demands = _demands(snapshot, judged, shares, help_now)
     tiers: dict[tuple[str | None, str | None], float] = {}
     for vm in snapshot.vms:
-        judgement = judged.get(vm.application or "")
-        if vm.critical and judgement and judgement.factor is not None:
-            used = shares[vm.name] if law.published else shares[vm.name] ** law.demand_exponent
-            demands[vm.name] = demand(used, judgement.factor - 1)
+        if vm.name in demands:
             tier = (vm.application, vm.tier)
             tiers[tier] = tiers.get(tier, 0.0) + demands[vm.name]
     largest = max(tiers.values(), default=0.0)
@@ -230,11 +277,49 @@ def _goals(
             goals.append(_kept_goal(name, vm, judgement, scale))
         else:
             wanted = weight_of(demands[vm.name], largest, scale)
-            text = f"{name}: {judgement.reason}, CPU {percent(shares[vm.name], 1)} of the host"
+            text = f"{name}: {judgement.reason}, CPU {percent(shares[vm.name], 1)} of the host{_helped(vm, help_now)}"
             if not law.published and not judgement.held.over:
                 wanted, off[vm.name] = _steady(vm, wanted, law, before)
             goals.append(WeightGoal(vm.name, wanted, text))
     return goals, off
+
+
+def _demands(
+    snapshot: Snapshot, judged: Mapping[str, JudgedApp], shares: Mapping[str, float], help_now: Mapping[str, Help]
+) -> dict[str, float]:
+    """The demand of each critical VM of which something can be said.
+
+    Who cannot be helped counts as one that has its margin, and no other that is measured has less weight than that.
+    """
+    law = snapshot.host.law
+    demands: dict[str, float] = {}
+    hopeless: list[float] = []
+    for vm in snapshot.vms:
+        judgement = judged.get(vm.application or "")
+        if vm.critical and judgement and judgement.factor is not None:
+            used = shares[vm.name] if law.published else shares[vm.name] ** law.demand_exponent
+            help_app = help_now.get(vm.application or "", NO_HELP)
+            demands[vm.name] = demand(used, _factor(judgement, judgement.factor, help_app, law) - 1)
+            if help_app.hopeless:
+                hopeless.append(demands[vm.name])
+    level = max(hopeless, default=0.0)
+    measured = {vm.name for vm in snapshot.vms if vm.application in help_now}
+    return {vm: max(wanted, level) if vm in measured else wanted for vm, wanted in demands.items()}
+
+
+def _helped(vm: VmView, help_now: Mapping[str, Help]) -> str:
+    """What is to be said of helping its application."""
+    help_app = help_now.get(vm.application or "", NO_HELP)
+    if help_app.hopeless:
+        return "; more weight would cost others their SLA and not save its own"
+    return "; has precedence over an application that cannot be saved" if help_app.protected else ""
+
+
+def _factor(judgement: JudgedApp, factor: float, help_app: Help, law: Law) -> float:
+    """The factor of an application as it is to be helped."""
+    if help_app.hopeless:
+        return min(factor, math.pow(1 - law.help_margin, law.gain))
+    return max(factor, judgement.newest) if help_app.protected else factor
 
 
 def _kept_goal(name: str, vm: VmView, judgement: JudgedApp, scale: WeightScale) -> WeightGoal:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from itertools import takewhile
 
+from manager.model.decision import VmView
 from manager.model.host import WeightScale
 from manager.model.window import Window
 
@@ -35,16 +36,38 @@ def weight_of(wanted: float, largest: float, scale: WeightScale) -> int:
     return round(scale.critical_min + (scale.maximum - scale.critical_min) * min(max(part, 0.0), 1.0))
 
 
-def miss(response_time_ms: float, sla_ms: float, largest: float) -> float:
-    """How much an application's SLA calls for more weight: ln(RT / RT_SLA), at least ln(1 / ``largest``).
+def miss(response_time_ms: float, sla_ms: float, largest: float, *, fold: bool = False) -> float:
+    """How much an application's SLA calls for more weight: ln(RT / RT_SLA), within ln(1 / ``largest``) and its inverse.
 
-    It is 0 where the SLA is just met, and the same distance from it for twice and for half the target. Above
-    ln(``largest``) it falls again, down to ln(1 / ``largest``): who is above the target by that much is not
-    saved by more weight, and would only make others violate their SLAs, too.
+    It is 0 where the SLA is just met, and the same distance from it for twice and for half the target. With ``fold`` it
+    falls again above ln(``largest``), down to ln(1 / ``largest``): who is above the target by that much then makes
+    way for the others.
     """
     limit = math.log(largest)
     called = math.log(max(response_time_ms / sla_ms, 1 / largest))
-    return called if called <= limit else max(2 * limit - called, -limit)
+    return called if called <= limit else max(2 * limit - called, -limit) if fold else limit
+
+
+def wanted_pcpus(vm: VmView, pcpus: int) -> float:
+    """What a VM wants of the CPU: of each vCPU what it used and what it waited for, at most 1; at least what it used.
+
+    Where vCPUs are not known one by one, the same of all together. ``pcpus`` are those of the host.
+    """
+    used = vm.cpu_share * pcpus
+    if len(vm.vcpu_pcpus) == len(vm.vcpu_waits) == vm.vcpus:
+        return max(used, math.fsum(vcpu_demands(vm)))
+    return max(used, min(used + vm.run_delay_share, vm.vcpus))
+
+
+def vcpu_demands(vm: VmView) -> tuple[float, ...]:
+    """What each vCPU wants of a pCPU, 0 .. 1: what it used and what it waited for. Empty where use is not known.
+
+    Where only the VM's wait is known, it is divided evenly.
+    """
+    if len(vm.vcpu_pcpus) != vm.vcpus:
+        return ()
+    waits = vm.vcpu_waits if len(vm.vcpu_waits) == vm.vcpus else (vm.run_delay_share / vm.vcpus,) * vm.vcpus
+    return tuple(min(used + waited, 1.0) for used, waited in zip(vm.vcpu_pcpus, waits, strict=True))
 
 
 def average(before: float | None, now: float, smoothing: float) -> float:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from itertools import cycle
 
 from manager.control.batch_seats import Seat, blocks_of, seat
-from manager.control.feedback_law import average
+from manager.control.feedback_law import average, vcpu_demands
 from manager.control.placement import PlacementRequest, VcpuNeed, place
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.decision import CpusGoal, Placement, Snapshot, VmView
@@ -214,15 +214,13 @@ def _situation(
 
 
 def _demand(vm: VmView, before: tuple[float, ...], snapshot: Snapshot) -> tuple[float, ...]:
-    """What each vCPU wants, in pCPUs: what it used and what it waited for, averaged."""
-    if len(vm.vcpu_pcpus) != vm.vcpus:
-        return before if len(before) == vm.vcpus else (0.0,) * vm.vcpus
-    waited = vm.run_delay_share / vm.vcpus
+    """What each vCPU wants, in pCPUs: what it used and what it waited for itself, averaged."""
+    known = len(before) == vm.vcpus
+    now = vcpu_demands(vm)
+    if not now:
+        return before if known else (0.0,) * vm.vcpus
     smoothing = min(1.0, snapshot.interval_s / snapshot.host.placement.demand_window_s)
-    return tuple(
-        average(before[index] if len(before) == vm.vcpus else None, min(used + waited, 1.0), smoothing)
-        for index, used in enumerate(vm.vcpu_pcpus)
-    )
+    return tuple(average(before[index] if known else None, wanted, smoothing) for index, wanted in enumerate(now))
 
 
 def _interrupts(interrupted: CpuSet, before: Mapping[int, float], snapshot: Snapshot) -> dict[int, float]:

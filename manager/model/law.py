@@ -15,9 +15,11 @@ class Law:
     """How response times become weights; the defaults are shown to be good in docs/internals/simulator.md.
 
     ``published`` is the law of docs/concepts/policies.md as it was printed. Weights fall back to `priority`
-    ``hold_s`` after windows are stale. RT / RT_SLA counts for less and less above ``largest_miss``, since more
-    weight does not save an application that is violated by so much. `isolation` acts while the rate is above
-    max_rate_rps, until it is below (1 - ``over_rate_margin``) of that.
+    ``hold_s`` after windows are stale. RT / RT_SLA counts as at most ``largest_miss``; with ``fold_misses`` it counts
+    for less and less above. Weight is taken from applications that meet their SLAs only where that is predicted to save
+    the other, with ``help_trust`` times the room measured, and is found to after ``help_intervals``; else not for
+    ``help_cool_down_s``, and each time for twice as long. `isolation` acts while the rate is above max_rate_rps, until
+    it is below (1 - ``over_rate_margin``) of that.
     """
 
     published: Annotated[bool, Field(description="exactly as printed: nothing of the following but batch_floor")] = (
@@ -43,9 +45,31 @@ class Law:
         Field(
             ge=1.1,
             le=1_000,
-            description="that quotient counts as at least the inverse of this, and above it for less and less again",
+            description="that quotient counts as at most this and at least its inverse",
         ),
     ] = 3.0
+    fold_misses: Annotated[
+        bool, Field(description="above largest_miss it counts for less and less again, down to the inverse")
+    ] = False
+    help_trust: Annotated[
+        float,
+        Field(
+            ge=0,
+            le=1_000,
+            description="what others need may be so many times what those at ease can give",
+        ),
+    ] = 1.0
+    help_margin: Annotated[
+        float,
+        Field(ge=0, le=0.9, description="how far below its SLA a response time must be for its application to give"),
+    ] = 0.2
+    help_intervals: Annotated[
+        int,
+        Field(ge=1, le=1_000, description="intervals after which it is judged whether weight taken from others helped"),
+    ] = 6
+    help_cool_down_s: Annotated[
+        float, Field(ge=0, le=86_400, description="how long none is taken again where it did not; doubles each time")
+    ] = 120.0
     demand_exponent: Annotated[float, Field(ge=0, le=1, description="exponent on the CPU used")] = 0.5
     smoothing: Annotated[float, Field(ge=0.01, le=1, description="weight of the newest value in moving averages")] = 0.2
     dead_band: Annotated[float, Field(ge=0, le=1, description="relative changes of a weight below it are not made")] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -16,12 +17,14 @@ from manager.control.feedback_law import (
     performance_factor,
     rate_over,
     step_towards,
+    wanted_pcpus,
     weight_of,
     within,
 )
 from manager.model.histogram import Histogram
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2
 from manager.model.window import Window
+from tests.unit.build import view
 
 
 @pytest.mark.parametrize(
@@ -65,11 +68,52 @@ def test_a_miss_is_symmetric_and_bounded(response_ms: float, sla_ms: float) -> N
 
 
 @pytest.mark.parametrize(
-    ("ratio", "counts_as"),
-    [(0.01, 1 / 3), (0.5, 0.5), (1, 1), (2, 2), (3, 3), (4.5, 2), (9, 1), (18, 0.5), (100, 1 / 3)],
+    ("ratio", "counts_as", "folded"),
+    [
+        (0.01, 1 / 3, 1 / 3),
+        (0.5, 0.5, 0.5),
+        (1, 1, 1),
+        (2, 2, 2),
+        (3, 3, 3),
+        (4.5, 3, 2),
+        (9, 3, 1),
+        (18, 3, 0.5),
+        (100, 3, 1 / 3),
+    ],
 )
-def test_who_misses_by_too_much_to_be_saved_counts_for_less_again(ratio: float, counts_as: float) -> None:
+def test_a_large_miss_counts_as_the_largest_and_folds_only_on_request(
+    ratio: float, counts_as: float, folded: float
+) -> None:
     assert math.exp(miss(500 * ratio, 500, 3)) == pytest.approx(counts_as)
+    assert math.exp(miss(500 * ratio, 500, 3, fold=True)) == pytest.approx(folded)
+
+
+@given(st.floats(1e-3, 1e6), st.floats(1e-3, 1e6))
+def test_who_misses_by_more_never_counts_for_less(one_ms: float, other_ms: float) -> None:
+    less, more = sorted((one_ms, other_ms))
+    assert miss(less, 500, 3) <= miss(more, 500, 3)
+
+
+@pytest.mark.parametrize(
+    ("cpu_share", "run_delay_share", "vcpu_pcpus", "vcpu_waits", "wanted"),
+    [
+        (0.05, 0.8, (0.2, 0.0), (0.8, 0.0), 1.0),
+        (0.3, 0.8, (0.9, 0.3), (0.8, 0.0), 1.3),  # one vCPU runs on one pCPU at most
+        (0.4, 0.0, (0.9, 0.3), (0.0, 0.0), 1.6),  # its other threads used the rest
+        (0.05, 0.8, (), (), 1.0),
+        (0.3, 3.0, (), (), 2.0),
+        (0.0, 0.0, (), (), 0.0),
+    ],
+)
+def test_what_a_vm_wants_of_four_pcpus(cpu_share, run_delay_share, vcpu_pcpus, vcpu_waits, wanted: float) -> None:
+    vm = replace(
+        view("a", vcpus=2),
+        cpu_share=cpu_share,
+        run_delay_share=run_delay_share,
+        vcpu_pcpus=vcpu_pcpus,
+        vcpu_waits=vcpu_waits,
+    )
+    assert wanted_pcpus(vm, 4) == pytest.approx(wanted)
 
 
 @given(st.integers(2, 262_144), st.integers(2, 262_144), st.floats(1.01, 100))

@@ -23,6 +23,8 @@ from policies.isolation import POLICY as ISOLATION
 from tests.unit.build import capabilities, view
 
 PUBLISHED = Law(published=True)
+WHATEVER_IT_COSTS = Law(help_trust=1000)
+"""Weight is taken from who meets its SLA, however much the other needs."""
 
 
 def critical(name: str, application: str, cpu_share: float, weight: int = 262_144, tier: str = "web") -> VmView:
@@ -170,7 +172,8 @@ def of(decisions: Sequence[Decision], vm: str) -> list[int]:
 def test_another_policy_goes_on_from_the_weights_that_are_there() -> None:
     """After `priority`: in steps up to where the law wants them, with nothing remembered of before."""
     before = [
-        replace(step, vms=tuple(replace(vm, weight=10_000) for vm in step.vms)) for step in steps(Law(), *[2.0] * 8)
+        replace(step, vms=tuple(replace(vm, weight=10_000) for vm in step.vms))
+        for step in steps(WHATEVER_IT_COSTS, *[2.0] * 8)
     ]
     decisions = follow(FAIR, before)
     assert of(decisions, "b")[:6] == [20_000, 40_000, 80_000, 160_000, 262_144, 262_144]
@@ -179,7 +182,7 @@ def test_another_policy_goes_on_from_the_weights_that_are_there() -> None:
 
 
 def test_a_weight_changes_by_no_more_than_the_largest_step() -> None:
-    found = of(follow(FAIR, steps(Law(max_step=1.5), 0.5, *[2.5] * 12)), "a")
+    found = of(follow(FAIR, steps(replace(WHATEVER_IT_COSTS, max_step=1.5), 0.5, *[2.5] * 12)), "a")
     assert found[0] == 262_144
     assert all(after >= before / 1.5 - 1 for before, after in pairwise(found))
     assert found[-1] < found[0] / 2
@@ -256,6 +259,71 @@ def test_an_application_that_works_without_being_measured_is_not_idle() -> None:
     assert decisions[-1].notes == (Note("two", "too few fresh response times: weights are held"),)
 
 
+@pytest.mark.parametrize(
+    ("vcpu_pcpus", "vcpu_waits", "run_delay_share", "starved"),
+    [
+        ((0.01, 0.0), (0.9, 0.0), 0.9, True),
+        ((0.01, 0.0), (0.0, 0.0), 0.0, False),
+        ((0.01, 0.0), (0.04, 0.0), 0.04, False),  # wakes now and then, and waits a little each time
+        ((0.9, 0.0), (0.1, 0.0), 0.1, False),  # it works, whatever for
+        ((), (), 0.9, True),  # vCPUs are not known one by one
+    ],
+)
+@pytest.mark.parametrize("requests", [0.0, None])
+def test_who_is_starved_is_not_idle(
+    vcpu_pcpus, vcpu_waits, run_delay_share: float, starved: bool, requests: float | None
+) -> None:
+    starving = replace(
+        critical("b", "two", 0.0025),
+        vcpus=2,
+        vcpu_pcpus=vcpu_pcpus,
+        vcpu_waits=vcpu_waits,
+        run_delay_share=run_delay_share,
+    )
+    made = [replace(step, vms=(step.vms[0], starving, step.vms[2])) for step in idle_steps(20, requests, 0.0025)]
+    decisions = follow(FAIR, made)
+    reasons = {goal.reason for decision in decisions for goal in decision.weights if goal.vm == "b"}
+    assert ("fair: no requests: decays" in reasons) is not starved
+    if starved:
+        assert of(decisions, "b")[-1] == CPU_SHARES_V1.critical, "after a while as under `priority`"
+
+
+def test_requests_that_wait_are_no_idleness() -> None:
+    """A tap tells of requests without an answer by their ages, and that none were answered."""
+    steps_seen = []
+    for step in idle_steps(20, 0.0, 0.001):
+        waiting = application("two", [900] * 2, 500, rate_rps=0.0, end_s=step.now_s)
+        steps_seen.append(replace(step, applications=(step.applications[0], waiting)))
+    assert not any("no requests" in goal.reason for seen in follow(FAIR, steps_seen) for goal in seen.weights)
+
+
+def test_weight_is_not_taken_from_who_meets_its_sla_where_that_does_not_save_the_other() -> None:
+    """Of its SLA of 500 ms, the first takes 250 ms and may take 400 ms; the second would have to be 600 ms faster."""
+    decisions = follow(FAIR, steps(Law(), 0.5, *[2.0] * 14))
+    assert set(of(decisions, "a")[8:]) == {262_144}, "what the averages made believe at first is given back"
+    assert decisions[-1].weights[1].reason.endswith("more weight would cost others their SLA and not save its own")
+    taken = of(follow(FAIR, steps(Law(), 0.5, *[1.04] * 10)), "a")
+    assert taken[-1] < 200_000, "forty milliseconds over: 120 ms to the margin, and 150 ms are there to be given"
+
+
+def test_a_large_miss_is_not_folded_unless_agreed() -> None:
+    saturated = of(follow(FAIR, steps(WHATEVER_IT_COSTS, 0.5, *[100.0] * 12)), "b")
+    folded = of(follow(FAIR, steps(replace(WHATEVER_IT_COSTS, fold_misses=True), 0.5, *[100.0] * 12)), "b")
+    assert saturated[-1] == 262_144
+    assert folded[-1] < 200_000
+
+
+def test_demand_is_what_is_wanted_not_what_was_got() -> None:
+    def weight(waits: tuple[float, float]) -> int:
+        starved = replace(critical("a", "one", 0.05), vcpus=2, vcpu_pcpus=(0.2, 0.0), vcpu_waits=waits)
+        fed = replace(critical("b", "two", 0.25), vcpus=2, vcpu_pcpus=(1.0, 0.0), vcpu_waits=(0.0, 0.0))
+        apps = [application("one", [300] * 10, 500), application("two", [300] * 10, 500)]
+        return weights(FAIR.decide(moment([starved, fed], apps, Law(dead_band=0)), None))["a"]
+
+    assert weight((0.8, 0.0)) == 262_144, "one vCPU that wants to run all the time, as the other's"
+    assert weight((0.0, 0.0)) < 200_000
+
+
 def rates(*rates_rps: float, law: Law | None = None) -> list[Snapshot]:
     made = []
     for place, rate_rps in enumerate(rates_rps):
@@ -323,6 +391,6 @@ def test_whatever_is_measured_weights_stay_legal(ratios, cpu_shares, published: 
 
 def test_every_number_of_the_law_has_bounds_that_hold_its_default() -> None:
     defaults = Law()
-    assert set(bounds_of(Law)) == {name for name in Law.__slots__ if name != "published"}
+    assert set(bounds_of(Law)) == set(Law.__slots__) - {"published", "fold_misses"}
     for name, (least, largest) in bounds_of(Law).items():
         assert least <= getattr(defaults, name) <= largest

@@ -138,6 +138,9 @@ def test_what_waits_for_a_pcpu_wants_it() -> None:
     starved = busy("a", 0.2, 0.2, run_delay_share=1.0)
     _, memory = plan_placement(moment(starved), {"a": floating(2)}, frozenset(), PlacerMemory())
     assert memory.averages.demand["a"] == (0.7, 0.7)
+    uneven = busy("a", 0.2, 0.2, run_delay_share=0.6, vcpu_waits=(0.6, 0.0))
+    _, memory = plan_placement(moment(uneven), {"a": floating(2)}, frozenset(), PlacerMemory())
+    assert memory.averages.demand["a"] == pytest.approx((0.8, 0.2)), "the slow one is told apart"
 
 
 def crowd(loads: dict[str, float], now_s: float, rules: PlacementRules) -> Snapshot:
