@@ -139,8 +139,8 @@ def warped(p95_us: float, vms: int = 2) -> list[dict[str, Any]]:
 def test_who_got_what_batch_lost_is_said() -> None:
     protected = {**GOOD[3], "batch_pcpus": 0.88, "critical_pcpus": 0.95}
     assert batch_lost_to([*GOOD[:3], protected]) == (
-        "protected, batch VMs have 0.12 pCPUs less than with weights and pins only, and critical VMs use 0.15 more: 0.95, "
-        "where they use 0.80 alone and 0.80 while they wait for batch VMs"
+        "protected, batch VMs have 0.12 pCPUs less than with weights and pins only, and critical VMs use 0.15 more: "
+        "0.95, where they use 0.80 alone and 0.80 while they wait for batch VMs"
     )
 
 
