@@ -41,7 +41,7 @@ IDLE_PCPUS = 0.05
 And a vCPU that waits for less than this is not starved.
 """
 BOUND_OF_MISS = 1000.0
-"""Beyond this much above or below the target nothing is told apart."""
+"""Beyond so many times the target, or its inverse, all are the same."""
 LASTING_INTERVALS = 3
 """For so many intervals in a row a small difference must last until a weight is changed for it."""
 
