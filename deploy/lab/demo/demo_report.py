@@ -146,8 +146,8 @@ def batch_lost_to(phases: Sequence[Mapping[str, Any]]) -> str:
     )
     gained, spent = (protected[key] - weighted[key] for key in ("batch_pcpus", "critical_pcpus"))
     return (
-        f"protected, batch VMs have {abs(gained):.2f} pCPUs {_more(gained)} than with weights and pins only, and critical "
-        f"VMs use {abs(spent):.2f} {_more(spent)}: {protected['critical_pcpus']:.2f}, where they use "
+        f"protected, batch VMs have {abs(gained):.2f} pCPUs {_more(gained)} than with weights and pins only, and "
+        f"critical VMs use {abs(spent):.2f} {_more(spent)}: {protected['critical_pcpus']:.2f}, where they use "
         f"{alone['critical_pcpus']:.2f} alone and {weighted['critical_pcpus']:.2f} while they wait for batch VMs"
     )
 
