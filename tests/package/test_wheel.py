@@ -64,6 +64,6 @@ def test_it_runs_away_from_the_checkout(installed: Path, tmp_path: Path) -> None
     newest = max(file.name[:4] for file in (TOP / "migrations/versions").glob("0*.py"))
     assert f"at revision {newest}" in run(command, "db", "upgrade", "--state-dir", state, cwd=tmp_path)
     script = "from policies.installed import load_policies; print(sorted(load_policies()))"
-    assert "['equal', 'fair', 'heracles', 'isolation', 'parties', 'priority']" in run(
+    assert "['auto', 'equal', 'fair', 'heracles', 'isolation', 'parties', 'priority']" in run(
         installed / "bin/python", "-c", script, cwd=tmp_path
     )

@@ -18,7 +18,7 @@ from manager.sim.scenario_files import load_scenario
 from manager.sim.simulation import Simulation
 from tests.sim.build import app, scenario
 
-POLICIES = ("equal", "priority", "fair", "isolation")
+POLICIES = ("equal", "priority", "fair", "isolation", "auto")
 FEEDBACK = ("fair", "isolation")
 BATCH = (BatchSpec("batch", 4),)
 
@@ -149,3 +149,18 @@ def test_fair_misses_slas_for_no_longer_than_the_others_over_random_scenarios() 
         one.policy: one.violated_s for one in by_policy(run_all([random_scenario(n) for n in range(20, 36)], policies))
     }
     assert all(violated["fair"] <= violated[name] for name in policies), violated
+
+
+def test_auto_saves_those_that_overload_lets_violate_their_slas_and_costs_batch_nothing() -> None:
+    auto, priority = (run_once(load_scenario("critical-overcommit"), policy) for policy in ("auto", "priority"))
+    assert auto.violated_share < priority.violated_share * 0.7
+    assert auto.batch_progress is not None and priority.batch_progress is not None
+    assert auto.batch_progress > 0.97 * priority.batch_progress
+    assert auto.weight_changes_per_hour < 60
+
+
+def test_auto_floats_where_pinned_vcpus_would_share_pcpus_while_others_idle() -> None:
+    crowded = random_scenario(2029)
+    assert crowded.pinning
+    pinned, floating = (run_once(crowded, policy).violated_share for policy in ("priority", "auto"))
+    assert floating < pinned / 2

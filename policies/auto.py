@@ -1,0 +1,215 @@
+"""`auto`: static weights until an SLA is violated; then the weights that are predicted to violate the fewest.
+
+It starts as `priority` does. Each application has a *level*: its VMs get the critical weight, or a fourth, a sixteenth
+or a sixty-fourth of it. Where the critical VMs together want more than the host has, somebody's SLA is violated
+whatever the weights; equal weights then often violate several. So, while an SLA is violated or at risk, a model of the
+host (``policies.auto_model``), fitted to what was measured, predicts the number of violated SLAs under other levels.
+Only an application that violates its SLA anyway, or that is above its agreed load under `isolation`, is ever lowered:
+weight is not taken from one that meets its SLA.
+
+Each change is a trial: the applications that it was to save must do better by more than chance, or it is taken back,
+and the application is not lowered again for a while. Levels end as soon as none is predicted to do as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
+
+from manager.control.feedback_law import average
+from manager.control.placer import usable_cpus, wants_pins
+from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
+from manager.model.host import WeightScale
+from policies.auto_model import SPREAD, STEP, AppModel, Fits, HostModel, fit_model, weight_at
+
+LOWEST = 3
+"""The lowest level."""
+MOST_FREE = 4
+"""Of so many applications other levels are predicted at a time, those that miss their targets by most."""
+WORTH = 0.08
+"""How many violated SLAs, of those in an interval, levels must save to be tried."""
+SWAP = 0.3
+"""And how many others must save that take the place of levels in force."""
+SIMPLER = 0.02
+"""What each step down must save."""
+HOLD_S = 10.0
+"""Levels stay for at least so long: the response times of before must have left the windows first."""
+AT_RISK = 0.8
+"""Share of the target above which an SLA is at risk."""
+TRIAL_S = 40.0
+"""After so long a change is judged."""
+SHOWN = 1.64
+"""Standard errors by which those to be saved must do better: 5 % of changes without any effect pass."""
+COURSE_SMOOTHING = 0.3
+COURSE_INTERVALS = (2 - COURSE_SMOOTHING) / COURSE_SMOOTHING
+"""Of so many independent intervals a moving average has the variance."""
+COOL_DOWN_S = 120.0
+LONGEST_COOL_DOWN_S = 1920.0
+
+Levels = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Levels that are being tried since ``since_s``; ``before`` is the course of those they are to save."""
+
+    since_s: float
+    before: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Cooling:
+    """An application is not lowered until ``until_s``; it did not help ``times`` times."""
+
+    until_s: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class AutoMemory:
+    """What was learnt, the levels in force by application (absent: the critical weight), and since when.
+
+    ``courses`` are moving averages of ln(percentile / target) by application.
+    """
+
+    fits: Fits = field(default_factory=Fits)
+    levels: Levels = field(default_factory=dict)
+    changed_s: float = -math.inf
+    courses: Mapping[str, float] = field(default_factory=dict)
+    trial: Trial | None = None
+    cooling: Mapping[str, Cooling] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Auto:
+    """See the module."""
+
+    name: str = "auto"
+    summary: str = (
+        "Static weights while SLAs are met; else those that a model of the host predicts to violate the fewest."
+    )
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
+        """A weight for every managed VM; nothing where the host has no weights."""
+        scale = snapshot.capabilities.weights
+        if scale is None:
+            return Decision()
+        before = memory if isinstance(memory, AutoMemory) else AutoMemory()
+        model, fits = fit_model(snapshot, scale, before.fits)
+        known = {app.name for app in model.applications}  # of others nobody knows whether it is right any more
+        levels = {name: level for name, level in before.levels.items() if name in known}
+        learnt = replace(before, fits=fits, levels=levels, courses=_courses(model, before.courses))
+        now = _next(model, learnt, snapshot.steady_s)
+        goals = tuple(_goal(vm, now, scale) for vm in snapshot.vms)
+        return Decision(goals, now, _notes(now), pinning=_pinning(snapshot))
+
+
+def _pinning(snapshot: Snapshot) -> bool | None:
+    """False where critical vCPUs outnumber the pCPUs they may have: who shares one could not use another that idles."""
+    vcpus = sum(vm.vcpus for vm in snapshot.vms if wants_pins(vm, snapshot))
+    return False if vcpus > len(usable_cpus(snapshot)) else None
+
+
+def _courses(model: HostModel, before: Mapping[str, float]) -> dict[str, float]:
+    return {app.name: average(before.get(app.name), app.log_miss, COURSE_SMOOTHING) for app in model.applications}
+
+
+def _next(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
+    """The levels for the next interval: as they are, others to try, or none."""
+    if now.trial and steady_s - now.trial.since_s >= TRIAL_S:
+        if not helped(now.trial.before, now.courses):
+            return _taken_back(now, steady_s)
+        now = replace(now, trial=None)
+    if steady_s - now.changed_s < HOLD_S:
+        return now
+    lowerable = [app for app in model.applications if _may_be_lowered(app, now, steady_s)]
+    worst = sorted(lowerable, key=lambda app: (app.name not in now.levels, -app.log_miss, app.name))
+    free = frozenset(app.name for app in worst[:MOST_FREE])
+    levels = best_levels(model, now.levels, free)
+    if levels == now.levels:
+        return now
+    to_save = {
+        app.name: now.courses[app.name]
+        for app in model.applications
+        if app.name not in levels and now.courses[app.name] > math.log(AT_RISK)
+    }
+    return replace(now, levels=levels, changed_s=steady_s, trial=Trial(steady_s, to_save) if levels else None)
+
+
+def _may_be_lowered(app: AppModel, now: AutoMemory, steady_s: float) -> bool:
+    cooling = now.cooling.get(app.name)
+    if cooling is not None and steady_s < cooling.until_s:
+        return False
+    return app.name in now.levels or app.over or app.log_miss > 0
+
+
+def helped(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+    """Whether those to be saved do better by more than chance: the mean of ln(percentile / target) before and after.
+
+    A one-sided test of two means with a known variance. With no one to compare it passes.
+    """
+    both = [name for name in before if name in after]
+    if not both:
+        return True
+    gain = sum(before[name] - after[name] for name in both) / len(both)
+    return gain > SHOWN * SPREAD * math.sqrt(2 / COURSE_INTERVALS / len(both))
+
+
+def _taken_back(now: AutoMemory, steady_s: float) -> AutoMemory:
+    cooling = dict(now.cooling)
+    for name in now.levels:
+        times = cooling[name].times + 1 if name in cooling else 1
+        cooling[name] = Cooling(steady_s + min(COOL_DOWN_S * 2 ** (times - 1), LONGEST_COOL_DOWN_S), times)
+    return replace(now, levels={}, changed_s=steady_s, trial=None, cooling=cooling)
+
+
+def best_levels(model: HostModel, levels: Levels, free: frozenset[str]) -> Levels:
+    """The levels to have: those in force, or others that are predicted to save enough. ``free`` may be lowered."""
+    if not levels and not any(app.log_miss > math.log(AT_RISK) for app in model.applications):
+        return levels
+    in_force, without = model.violated(levels), model.violated({})
+    if levels and without <= in_force:
+        return {}
+    best: Levels = {}
+    best_cost = without
+    while True:
+        candidates = [
+            (model.violated(other) + SIMPLER * sum(other.values()), other) for other in _neighbours(best, free)
+        ]
+        cost, other = min(candidates, key=itemgetter(0), default=(math.inf, best))
+        if cost >= best_cost - SIMPLER / 2:
+            break
+        best, best_cost = other, cost
+    return best if best_cost < in_force - (SWAP if levels else WORTH) else levels
+
+
+def _neighbours(levels: Levels, free: frozenset[str]) -> Iterator[dict[str, int]]:
+    for name in sorted(free):
+        for other in range(LOWEST + 1):
+            if other != levels.get(name, 0):
+                yield {app: level for app, level in {**levels, name: other}.items() if level}
+
+
+def _goal(vm: VmView, now: AutoMemory, scale: WeightScale) -> WeightGoal:
+    if vm.spec.weight is not None:
+        return WeightGoal(vm.name, vm.spec.weight, "auto: weight registered for this VM")
+    if not vm.critical:
+        return WeightGoal(vm.name, scale.batch, "auto: batch VM")
+    level = now.levels.get(vm.application or "", 0)
+    if not level:
+        return WeightGoal(vm.name, scale.critical, "auto: critical VM")
+    state = "on trial" if now.trial else "kept"
+    why = f"auto: its SLA is violated anyway; with a {STEP**level}th of the weight others are predicted to meet theirs"
+    return WeightGoal(vm.name, weight_at(level, scale), f"{why} ({state})")
+
+
+def _notes(now: AutoMemory) -> tuple[Note, ...]:
+    return tuple(
+        Note(name, f"its SLA cannot be met beside the others now: it has a {STEP**level}th of their weight")
+        for name, level in sorted(now.levels.items())
+    )
+
+
+POLICY = Auto()

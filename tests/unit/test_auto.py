@@ -1,0 +1,232 @@
+"""`auto`: what its model says, whom it lowers, and when it takes that back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manager.control.contention import Contender
+from manager.control.feedback_law import average
+from manager.control.resolve import validate
+from manager.model.decision import ApplicationView, Decision, Snapshot, VmView
+from manager.model.histogram import Histogram
+from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, WeightScale
+from manager.model.law import Law
+from manager.model.registration import Application, HostSpec, Sharing, Sla, Tier, VmClass
+from manager.model.window import SlaState, Window
+from policies.auto import COURSE_SMOOTHING, HOLD_S, LOWEST, TRIAL_S, AutoMemory, best_levels, helped
+from policies.auto import POLICY as AUTO
+from policies.auto_model import SPREAD, AppModel, HostModel, fit_model, weight_at
+from policies.priority import POLICY as PRIORITY
+from tests.unit.build import capabilities, view
+
+
+def app_model(name: str, vm: int, measured_ms: float, target_ms: float = 100.0, backlog_s: float = 0.0) -> AppModel:
+    """An application of one VM whose requests take 10 ms of CPU time."""
+    return AppModel(name, Sla(target_ms), (vm,), (0.01,), measured_ms, 2.5, 50.0, backlog_s=backlog_s, bottleneck=vm)
+
+
+def host(*applications: tuple[AppModel, Contender], pcpus: float = 2.0) -> HostModel:
+    apps, contenders = zip(*applications, strict=True)
+    owners = tuple(app.name for app in apps)
+    return HostModel(contenders, owners, (None,) * len(apps), apps, CPU_WEIGHT_V2, 2.0, pcpus)
+
+
+CROWDED = host(
+    (app_model("calm", 0, 105.0), Contender(0.4, 1)),
+    (app_model("crowded", 1, 3000.0, backlog_s=3.0), Contender(0.9, 1)),
+    pcpus=1,
+)
+"""On one pCPU one wants nearly all, and the other violates its SLA for that."""
+
+
+def test_the_one_that_cannot_be_saved_is_lowered_for_those_that_can() -> None:
+    levels = best_levels(CROWDED, {}, frozenset({"calm", "crowded"}))
+    assert set(levels) == {"crowded"}
+    assert CROWDED.violated(levels) < CROWDED.violated({}) - 0.1
+
+
+def test_only_free_ones_are_lowered() -> None:
+    assert best_levels(CROWDED, {}, frozenset({"calm"})) == {}
+    assert best_levels(CROWDED, {}, frozenset()) == {}
+
+
+def test_nothing_is_done_while_all_targets_are_met_with_room() -> None:
+    calm = host((app_model("one", 0, 50.0), Contender(0.9, 1)), (app_model("two", 1, 70.0), Contender(0.9, 1)), pcpus=1)
+    assert best_levels(calm, {}, frozenset({"one", "two"})) == {}
+
+
+def test_levels_that_save_nothing_any_more_end() -> None:
+    idle = host((app_model("one", 0, 50.0), Contender(0.1, 1)), (app_model("two", 1, 70.0), Contender(0.1, 1)))
+    assert best_levels(idle, {"two": 2}, frozenset({"two"})) == {}
+
+
+def test_an_application_above_its_agreed_load_counts_for_nothing() -> None:
+    [calm, crowded] = CROWDED.applications
+    over = replace(CROWDED, applications=(calm, replace(crowded, over=True)))
+    assert over.violated({}) < CROWDED.violated({})
+
+
+@pytest.mark.parametrize(
+    ("scale", "weights"), [(CPU_SHARES_V1, [10_000, 2500, 1024, 1024]), (CPU_WEIGHT_V2, [10_000, 2500, 625, 156])]
+)
+def test_weights_of_levels(scale: WeightScale, weights: list[int]) -> None:
+    assert [weight_at(level, scale) for level in range(LOWEST + 1)] == weights
+
+
+def test_a_change_without_effect_passes_in_one_of_twenty_trials() -> None:
+    """Percentiles that differ by chance alone, as the test takes them to: three applications to be saved."""
+    random = Random(1)
+    between = round((TRIAL_S) / 5)
+
+    def course(start: float | None, intervals: int) -> float:
+        value = start
+        for _ in range(intervals):
+            value = average(value, random.gauss(0, SPREAD), COURSE_SMOOTHING)
+        assert value is not None
+        return value
+
+    passed = 0
+    for _ in range(4000):
+        before = {name: course(None, 30) for name in "abc"}
+        passed += helped(before, {name: course(before[name], between) for name in "abc"})
+    assert passed / 4000 < 0.06
+
+
+def test_a_change_that_halves_response_times_passes() -> None:
+    assert helped({"shop": math.log(1.4)}, {"shop": math.log(0.6)})
+    assert not helped({"shop": math.log(1.4)}, {"shop": math.log(1.3)})
+    assert helped({}, {"shop": 0.0}), "nobody was to be saved"
+
+
+def application(
+    name: str, times_ms: Sequence[float], target_ms: float, end_s: float, **fields: object
+) -> ApplicationView:
+    """Two slots of 5 s with these response times."""
+    spec = replace(Application(name, (Tier("web", (f"{name}-web",)),), Sla(target_ms, 95.0, 15.0)), **fields)
+    histogram = Histogram.of(time_ms * 1000 for time_ms in times_ms for _ in range(10))
+    slots = tuple(Window(name, end - 5, end, histogram, histogram.count) for end in (end_s - 5, end_s))
+    return ApplicationView(spec, slots[-1], SlaState.MET, slots)
+
+
+def vm(name: str, used: float, waited: float) -> VmView:
+    busy = replace(view(f"{name}-web", weight=10_000), cpu_share=used, run_delay_share=waited)
+    return replace(busy, application=name, tier="web", vcpu_pcpus=(used,), vcpu_waits=(waited,))
+
+
+def batch() -> VmView:
+    return replace(view("batch", VmClass.BATCH, weight=1), cpu_share=0.05, run_delay_share=0.5)
+
+
+def moment(at_s: float, *applications: ApplicationView, vms: Sequence[VmView], **fields: object) -> Snapshot:
+    spec = HostSpec("h1", policy="auto", law=Law(), **fields)
+    one_pcpu = replace(capabilities(CPU_WEIGHT_V2), online_cpus=frozenset({0}), managed_cpus=frozenset({0}))
+    return Snapshot(at_s, 5.0, spec, one_pcpu, tuple(vms), applications)
+
+
+def overloaded(at_s: float, saved_ms: float = 150.0, **fields: object) -> Snapshot:
+    """`flooded` has a backlog of 2 s that grows, and `other` misses its target beside it."""
+    return moment(
+        at_s,
+        application("flooded", [1500, 1900, 2000], 200.0, at_s, **fields),
+        application("other", [saved_ms / 3, saved_ms / 2, saved_ms], 120.0, at_s),
+        vms=[batch(), vm("flooded", 0.55, 0.45), vm("other", 0.4, 0.35)],
+    )
+
+
+def weights(decision: Decision) -> dict[str, int]:
+    return {goal.vm: goal.weight for goal in decision.weights}
+
+
+def test_it_begins_as_priority_and_stays_so_while_slas_are_met() -> None:
+    met = moment(1000.0, application("shop", [10, 20, 30], 100.0, 1000.0), vms=[batch(), vm("shop", 0.3, 0.0)])
+    decision = AUTO.decide(met, None)
+    assert weights(decision) == weights(PRIORITY.decide(met, None))
+    assert weights(AUTO.decide(met, decision.memory)) == weights(PRIORITY.decide(met, None))
+
+
+def test_stale_response_times_end_levels() -> None:
+    memory = AutoMemory(levels={"flooded": 3}, changed_s=1000.0)
+    assert weights(AUTO.decide(overloaded(1005.0), memory))["flooded-web"] < 10_000, "fresh ones keep them"
+    stale = replace(overloaded(1005.0), now_s=1100.0)
+    assert weights(AUTO.decide(stale, memory))["flooded-web"] == 10_000
+
+
+def test_levels_that_did_not_help_are_taken_back_and_not_tried_again_for_a_while() -> None:
+    memory: object = None
+    lowered: list[bool] = []
+    for tick in range(60):
+        decision = AUTO.decide(overloaded(1000.0 + 5 * tick), memory)
+        memory = decision.memory
+        lowered.append(weights(decision)["flooded-web"] < 10_000)
+    assert lowered[0], "it is tried"
+    assert not lowered[round(TRIAL_S / 5)], "`other` is as slow as before"
+    again = lowered.index(True, round(TRIAL_S / 5))
+    assert (again - TRIAL_S / 5) * 5 >= 120.0
+    assert isinstance(memory, AutoMemory)
+    assert memory.cooling["flooded"].times >= 1
+
+
+def test_levels_that_helped_are_kept() -> None:
+    memory: object = AUTO.decide(overloaded(1000.0), None).memory
+    for tick in range(1, 30):
+        decision = AUTO.decide(overloaded(1000.0 + 5 * tick, saved_ms=60.0), memory)
+        memory = decision.memory
+        assert weights(decision)["flooded-web"] < 10_000, tick
+    [note] = decision.notes
+    assert note.application == "flooded"
+
+
+def test_who_pays_for_load_above_the_agreed_rate_is_lowered_though_its_target_is_met() -> None:
+    def crowd(sharing: Sharing | None) -> Snapshot:
+        at_s = 1000.0
+        return moment(
+            at_s,
+            application("crowd", [40, 80, 150] * 5, 200.0, at_s, sharing=sharing),
+            application("other", [50, 75, 150], 120.0, at_s),
+            vms=[batch(), vm("crowd", 0.55, 0.4), vm("other", 0.4, 0.35)],
+        )
+
+    model, _ = fit_model(crowd(Sharing.ISOLATION), CPU_WEIGHT_V2, AutoMemory().fits)
+    assert [app.over for app in model.applications] == [True, False]
+    model, _ = fit_model(crowd(None), CPU_WEIGHT_V2, AutoMemory().fits)
+    assert [app.over for app in model.applications] == [False, False]
+
+
+def test_critical_vms_float_where_they_have_more_vcpus_than_pcpus() -> None:
+    three = [vm("a", 0.1, 0.0), vm("b", 0.1, 0.0), vm("c", 0.1, 0.0)]
+    crowded = moment(1000.0, vms=three, pinning=True)
+    assert AUTO.decide(crowded, None).pinning is False
+    assert AUTO.decide(moment(1000.0, vms=three[:1], pinning=True), None).pinning is None
+
+
+times = st.lists(st.floats(0.1, 60_000), min_size=1, max_size=8)
+
+
+@given(st.lists(st.tuples(times, times), min_size=1, max_size=12), st.sampled_from([Sharing.ISOLATION, None]))
+def test_whatever_is_measured_weights_are_legal_and_equal_input_gives_equal_output(
+    ticks: list[tuple[list[float], list[float]]], sharing: Sharing | None
+) -> None:
+    memory: object = None
+    for number, (first_ms, second_ms) in enumerate(ticks):
+        at_s = 1000.0 + HOLD_S * number
+        seen = moment(
+            at_s,
+            application("first", first_ms, 200.0, at_s, sharing=sharing),
+            application("second", second_ms, 120.0, at_s),
+            vms=[batch(), vm("first", 0.9, 0.1), vm("second", 0.2, 0.7)],
+        )
+        decision = AUTO.decide(seen, memory)
+        assert decision == AUTO.decide(seen, memory)
+        assert validate(decision, seen) is None
+        memory = decision.memory
+        scale = CPU_WEIGHT_V2
+        assert all(
+            scale.critical_min <= goal.weight <= scale.critical for goal in decision.weights if goal.vm != "batch"
+        )
