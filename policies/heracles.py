@@ -52,7 +52,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class HeraclesMemory:
     """The memory of this policy; times are steady seconds.
 
     ``cores`` are the pCPUs of batch VMs while they are ``on``; ``growth``: they may get more. ``cool_until_s`` is when
@@ -80,7 +80,7 @@ class Heracles:
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
         """The pCPUs of every managed VM, its weight, and the quota of batch VMs that are off."""
-        kept = memory if isinstance(memory, Kept) else Kept()
+        kept = memory if isinstance(memory, HeraclesMemory) else HeraclesMemory()
         now_s, published = snapshot.steady_s, snapshot.host.law.published
         rates_rps = _rates_rps(snapshot)
         kept = replace(kept, peaks_rps=_peaks_rps(kept.peaks_rps, rates_rps))
@@ -98,7 +98,7 @@ def _due(last_s: float | None, every_s: float, now_s: float) -> bool:
     return last_s is None or now_s - last_s >= every_s - _EARLY_S
 
 
-def top(kept: Kept, seen: Load, now_s: float) -> Kept:
+def top(kept: HeraclesMemory, seen: Load, now_s: float) -> HeraclesMemory:
     """The top controller as the paper describes it: slack limits growth whenever batch VMs are not put off."""
     after = _off(kept, seen, now_s)
     if after is not None:
@@ -109,7 +109,7 @@ def top(kept: Kept, seen: Load, now_s: float) -> Kept:
     return _guarded(replace(kept, growth=True), seen.slack)
 
 
-def top_as_printed(kept: Kept, seen: Load, now_s: float) -> Kept:
+def top_as_printed(kept: HeraclesMemory, seen: Load, now_s: float) -> HeraclesMemory:
     """The same as the paper prints it: one chain, so that slack limits growth only between the two loads."""
     after = _off(kept, seen, now_s)
     if after is not None:
@@ -119,7 +119,7 @@ def top_as_printed(kept: Kept, seen: Load, now_s: float) -> Kept:
     return kept if seen.slack is None else _guarded(kept, seen.slack)
 
 
-def _off(kept: Kept, seen: Load, now_s: float) -> Kept | None:
+def _off(kept: HeraclesMemory, seen: Load, now_s: float) -> HeraclesMemory | None:
     """Batch VMs off where the SLA is violated or the load is high; None where neither is."""
     if seen.slack is not None and seen.slack < 0:
         text = f"off for {COOL_DOWN_S:g} s: slack {percent(seen.slack)}"
@@ -129,14 +129,14 @@ def _off(kept: Kept, seen: Load, now_s: float) -> Kept | None:
     return None
 
 
-def _on(kept: Kept, now_s: float) -> Kept:
+def _on(kept: HeraclesMemory, now_s: float) -> HeraclesMemory:
     """Batch VMs on, with one pCPU if they were off, unless that is too soon."""
     if kept.on or (kept.cool_until_s is not None and now_s < kept.cool_until_s - _EARLY_S):
         return kept
     return replace(kept, on=True, cores=1, cool_until_s=None, reason="on again with one pCPU")
 
 
-def _guarded(kept: Kept, slack: float) -> Kept:
+def _guarded(kept: HeraclesMemory, slack: float) -> HeraclesMemory:
     """No growth with little slack, and with less few pCPUs."""
     if slack >= GROWTH_SLACK:
         return kept
@@ -146,7 +146,7 @@ def _guarded(kept: Kept, slack: float) -> Kept:
     return replace(kept, cores=LEFT_CORES, reason=f"keeps {LEFT_CORES} pCPUs: slack {percent(slack)}")
 
 
-def grow(kept: Kept, slack: float | None, most: int) -> Kept:
+def grow(kept: HeraclesMemory, slack: float | None, most: int) -> HeraclesMemory:
     """The controller of cores, where neither memory bandwidth nor cache is seen: one pCPU more, up to ``most``.
 
     The paper's text looks for violations each time, so ``slack`` is of the time since the last one; as printed it is
@@ -215,7 +215,7 @@ class Fence:
         return not self.critical & self.batch
 
 
-def fence(order: tuple[int, ...], kept: Kept, *, critical: bool, batch: bool) -> Fence:
+def fence(order: tuple[int, ...], kept: HeraclesMemory, *, critical: bool, batch: bool) -> Fence:
     """Who runs where among the usable pCPUs in ``order``.
 
     Batch VMs that are off, or on a host with one pCPU, float over all; so does either class where it is alone.
@@ -227,7 +227,7 @@ def fence(order: tuple[int, ...], kept: Kept, *, critical: bool, batch: bool) ->
     return Fence(frozenset(order[:-cores]), frozenset(order[-cores:]))
 
 
-def _decision(name: str, snapshot: Snapshot, kept: Kept) -> Decision:
+def _decision(name: str, snapshot: Snapshot, kept: HeraclesMemory) -> Decision:
     batch, critical = batch_vms(snapshot), owners(snapshot)
     divided = fence(ordered_cpus(snapshot), kept, critical=bool(critical), batch=bool(batch))
     off = bool(critical) and not kept.on
@@ -237,7 +237,7 @@ def _decision(name: str, snapshot: Snapshot, kept: Kept) -> Decision:
     return Decision(weights, kept, cpus=tuple(_cpu_goals(name, snapshot, divided, kept)), quotas=quotas, pinning=False)
 
 
-def _cpu_goals(name: str, snapshot: Snapshot, divided: Fence, kept: Kept) -> Iterator[CpusGoal]:
+def _cpu_goals(name: str, snapshot: Snapshot, divided: Fence, kept: HeraclesMemory) -> Iterator[CpusGoal]:
     for vm in managed(snapshot):
         cpus = divided.critical if vm.critical else divided.batch
         what = f"critical VM of {owner_of(vm) or 'no application'}" if vm.critical else f"batch {kept.reason}"

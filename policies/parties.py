@@ -52,7 +52,7 @@ class Wheel(StrEnum):
     CACHE = "cache"
 
 
-class Phase(StrEnum):
+class StepPhase(StrEnum):
     """What is under way: an upsize or a downsize is judged, or what was undone is to show (twice at most)."""
 
     UP = "up"
@@ -66,7 +66,7 @@ Shares = Mapping[str, frozenset[int]]
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class UnitPool:
     """All there is to divide: units by wheel, in order, among ``sharers``, and batch VMs where there are any."""
 
     units: tuple[tuple[Wheel, tuple[int, ...]], ...]
@@ -102,7 +102,7 @@ class Watch:
     nothing.
     """
 
-    phase: Phase
+    phase: StepPhase
     application: str
     wheel: Wheel
     donor: str
@@ -118,10 +118,10 @@ class Watch:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class PartiesMemory:
     """The memory of this policy. ``holds`` are numbers of samples until which an application is not downsized."""
 
-    pool: Pool
+    pool: UnitPool
     shares: Mapping[Wheel, Shares]
     wheels: Mapping[str, Wheel]
     samplings: Mapping[str, Sampling] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class StepMoment:
     """What a step is decided by. ``slacks`` are those of applications with an SLA and a fresh sample."""
 
     steady_s: float
@@ -151,7 +151,7 @@ class Parties:
     def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
         """The pCPUs of every managed VM."""
         pool = pool_of(snapshot)
-        kept = memory if isinstance(memory, Kept) and memory.pool == pool else start(pool)
+        kept = memory if isinstance(memory, PartiesMemory) and memory.pool == pool else start(pool)
         samplings = {
             view.application.name: sample(view, sla, snapshot, kept.samplings.get(view.application.name))
             for view in snapshot.applications
@@ -162,21 +162,21 @@ class Parties:
         return _decision(self.name, snapshot, kept)
 
 
-def pool_of(snapshot: Snapshot) -> Pool:
+def pool_of(snapshot: Snapshot) -> UnitPool:
     """What there is to divide: pCPUs, and the ways of the cache where the host is to divide that."""
     units = [(Wheel.CORES, ordered_cpus(snapshot))]
     if snapshot.cache_ways:
         units.append((Wheel.CACHE, tuple(range(snapshot.cache_ways))))
-    return Pool(tuple(units), owners(snapshot), bool(batch_vms(snapshot)))
+    return UnitPool(tuple(units), owners(snapshot), bool(batch_vms(snapshot)))
 
 
-def start(pool: Pool) -> Kept:
+def start(pool: UnitPool) -> PartiesMemory:
     """Everything split evenly; each application begins with a wheel of its own."""
     sharers = (*pool.sharers, REST) if pool.batch else pool.sharers
     units = dict(pool.units)
     shares = {wheel: {REST: frozenset[int](), **share_evenly(units[wheel], sharers)} for wheel in pool.wheels}
     wheels = {application: first_wheel(application, pool.wheels) for application in pool.sharers if pool.wheels}
-    return Kept(pool, shares, wheels)
+    return PartiesMemory(pool, shares, wheels)
 
 
 def first_wheel(application: str, wheels: tuple[Wheel, ...]) -> Wheel:
@@ -189,7 +189,7 @@ def next_wheel(wheel: Wheel, wheels: tuple[Wheel, ...]) -> Wheel:
     return wheels[(wheels.index(wheel) + 1) % len(wheels)]
 
 
-def step(kept: Kept, moment: Moment, *, new: bool) -> Kept:
+def step(kept: PartiesMemory, moment: StepMoment, *, new: bool) -> PartiesMemory:
     """The next state. ``new``: a sample is complete; without one nothing is decided."""
     if not kept.pool.wheels:
         return kept
@@ -207,30 +207,30 @@ def step(kept: Kept, moment: Moment, *, new: bool) -> Kept:
 
 def _vote(watch: Watch, slacks: Mapping[str, Slack]) -> int:
     """Whether the newest sample speaks for the step (1) or against it (-1)."""
-    if watch.phase is Phase.UP:
+    if watch.phase is StepPhase.UP:
         slack = slacks.get(watch.application)
         return 1 if slack and slack.latency_ms < watch.latency_ms else -1
     since = [slack for slack in slacks.values() if slack.at_s > watch.since_s]
     return -1 if any(slack.now < SMALL_SLACK for slack in since) else 1
 
 
-def _conclude(kept: Kept, watch: Watch, moment: Moment) -> Kept:
+def _conclude(kept: PartiesMemory, watch: Watch, moment: StepMoment) -> PartiesMemory:
     """What follows from all samples of a step. One that helped, or did no harm, is kept, and so is its wheel."""
-    if watch.score > 0 or watch.phase is Phase.WAIT_MORE:
+    if watch.score > 0 or watch.phase is StepPhase.WAIT_MORE:
         return kept
-    if watch.phase is Phase.WAIT:
-        return replace(kept, watch=replace(watch, phase=Phase.WAIT_MORE, left=JUDGED_SAMPLES, score=0))
+    if watch.phase is StepPhase.WAIT:
+        return replace(kept, watch=replace(watch, phase=StepPhase.WAIT_MORE, left=JUDGED_SAMPLES, score=0))
     kept = _advance(kept, watch.application)
-    if watch.phase is Phase.UP:
+    if watch.phase is StepPhase.UP:
         return upsize(kept, watch.application, moment, watch.failed + 1)
     text = f"downsizing was undone: slack of an application fell below {percent(SMALL_SLACK)}"
     kept = _move(kept, watch.wheel, watch.unit, watch.receiver, watch.donor, text)
     holds = {**kept.holds, watch.application: watch.number + HOLD_SAMPLES}
-    watch = replace(watch, phase=Phase.WAIT, since_s=moment.steady_s, left=JUDGED_SAMPLES, score=0)
+    watch = replace(watch, phase=StepPhase.WAIT, since_s=moment.steady_s, left=JUDGED_SAMPLES, score=0)
     return replace(_sampled_anew(kept, moment), holds=holds, watch=watch)
 
 
-def _choose(kept: Kept, moment: Moment) -> Kept:
+def _choose(kept: PartiesMemory, moment: StepMoment) -> PartiesMemory:
     """Upsize the application with the least slack, else downsize the one with the most."""
     short = [name for name, slack in moment.slacks.items() if max(slack.now, slack.long) < SMALL_SLACK]
     if short:
@@ -247,7 +247,7 @@ def _choose(kept: Kept, moment: Moment) -> Kept:
     return kept
 
 
-def upsize(kept: Kept, application: str, moment: Moment, failed: int = 0) -> Kept:
+def upsize(kept: PartiesMemory, application: str, moment: StepMoment, failed: int = 0) -> PartiesMemory:
     """A unit more for an application, on the first of the wheels not yet tried in this round that has one to give.
 
     Nothing where all were tried, or its samples are not fresh any more.
@@ -260,21 +260,21 @@ def upsize(kept: Kept, application: str, moment: Moment, failed: int = 0) -> Kep
             continue
         if kept.wheels.get(donor) is wheel:
             kept = _advance(kept, donor)
-        return _begin(kept, Phase.UP, application, (wheel, donor, application), moment, tried)
+        return _begin(kept, StepPhase.UP, application, (wheel, donor, application), moment, tried)
     return kept
 
 
-def downsize(kept: Kept, application: str, moment: Moment) -> Kept:
+def downsize(kept: PartiesMemory, application: str, moment: StepMoment) -> PartiesMemory:
     """A unit less for an application, unless it has only one on each wheel."""
     for tried in range(len(kept.pool.wheels)):
         wheel = kept.wheels[application]
         if len(kept.shares[wheel][application]) > 1:
-            return _begin(kept, Phase.DOWN, application, (wheel, application, REST), moment, tried)
+            return _begin(kept, StepPhase.DOWN, application, (wheel, application, REST), moment, tried)
         kept = _advance(kept, application)
     return kept
 
 
-def _donor(kept: Kept, wheel: Wheel, application: str, slacks: Mapping[str, Slack]) -> str | None:
+def _donor(kept: PartiesMemory, wheel: Wheel, application: str, slacks: Mapping[str, Slack]) -> str | None:
     """Who gives a unit: what is free or batch's, else the other application with most slack that has two or more."""
     shares = kept.shares[wheel]
     if len(shares[REST]) > kept.pool.rest_keeps(wheel):
@@ -284,8 +284,13 @@ def _donor(kept: Kept, wheel: Wheel, application: str, slacks: Mapping[str, Slac
 
 
 def _begin(
-    kept: Kept, phase: Phase, application: str, route: tuple[Wheel, str, str], moment: Moment, failed: int
-) -> Kept:
+    kept: PartiesMemory,
+    phase: StepPhase,
+    application: str,
+    route: tuple[Wheel, str, str],
+    moment: StepMoment,
+    failed: int,
+) -> PartiesMemory:
     """Move a unit and begin to judge that."""
     wheel, donor, receiver = route
     slack = moment.slacks[application]
@@ -308,30 +313,30 @@ def _begin(
     return replace(_sampled_anew(kept, moment), watch=watch)
 
 
-def _sampled_anew(kept: Kept, moment: Moment) -> Kept:
+def _sampled_anew(kept: PartiesMemory, moment: StepMoment) -> PartiesMemory:
     """What is judged now is judged by samples that hold nothing from before."""
     samplings = {name: sampling.restarted(moment.steady_s) for name, sampling in kept.samplings.items()}
     return replace(kept, samplings=samplings)
 
 
-def _move(kept: Kept, wheel: Wheel, unit: int, donor: str, receiver: str, reason: str) -> Kept:
+def _move(kept: PartiesMemory, wheel: Wheel, unit: int, donor: str, receiver: str, reason: str) -> PartiesMemory:
     shares = kept.shares[wheel]
     moved = {**shares, donor: shares[donor] - {unit}, receiver: shares[receiver] | {unit}}
     reasons = {**kept.reasons, donor: reason, receiver: reason}
     return replace(kept, shares={**kept.shares, wheel: moved}, reasons=reasons)
 
 
-def _advance(kept: Kept, application: str) -> Kept:
+def _advance(kept: PartiesMemory, application: str) -> PartiesMemory:
     wheel = next_wheel(kept.wheels[application], kept.pool.wheels)
     return replace(kept, wheels={**kept.wheels, application: wheel})
 
 
-def _number(kept: Kept, application: str) -> int:
+def _number(kept: PartiesMemory, application: str) -> int:
     sampling = kept.samplings.get(application)
     return sampling.number if sampling else 0
 
 
-def _moment(snapshot: Snapshot, samplings: Mapping[str, Sampling]) -> Moment:
+def _moment(snapshot: Snapshot, samplings: Mapping[str, Sampling]) -> StepMoment:
     law, slacks = snapshot.host.law, dict[str, Slack]()
     targets_ms = {
         view.application.name: view.application.sla.response_time_ms
@@ -343,10 +348,10 @@ def _moment(snapshot: Snapshot, samplings: Mapping[str, Sampling]) -> Moment:
             target_ms = targets_ms[name]
             now, long = sampling.slack(target_ms), sampling.long_slack(target_ms)
             slacks[name] = Slack(now, long, sampling.latencies_ms[-1], sampling.at_s)
-    return Moment(snapshot.steady_s, law.max_age_s, slacks, hardware_of(snapshot))
+    return StepMoment(snapshot.steady_s, law.max_age_s, slacks, hardware_of(snapshot))
 
 
-def cpus_of(kept: Kept) -> Mapping[str, CpuSet]:
+def cpus_of(kept: PartiesMemory) -> Mapping[str, CpuSet]:
     """The pCPUs by owner, REST among them.
 
     With fewer than applications, these share them. Batch VMs without one of their own float over all.
@@ -356,7 +361,7 @@ def cpus_of(kept: Kept) -> Mapping[str, CpuSet]:
     return cores if cores.get(REST) or not order else {**cores, REST: frozenset(order)}
 
 
-def _decision(name: str, snapshot: Snapshot, kept: Kept) -> Decision:
+def _decision(name: str, snapshot: Snapshot, kept: PartiesMemory) -> Decision:
     scale = snapshot.capabilities.weights
     text = f"{name}: batch VMs yield where they have no pCPUs of their own"
     weights = weight_goals(snapshot, scale.default, scale.batch, text) if scale else ()
@@ -364,7 +369,7 @@ def _decision(name: str, snapshot: Snapshot, kept: Kept) -> Decision:
     return Decision(weights, kept, cpus=cpus, ways=tuple(_ways_goals(name, kept)), pinning=False)
 
 
-def _cpu_goals(name: str, snapshot: Snapshot, kept: Kept) -> Iterator[CpusGoal]:
+def _cpu_goals(name: str, snapshot: Snapshot, kept: PartiesMemory) -> Iterator[CpusGoal]:
     cpus = cpus_of(kept)
     for vm in managed(snapshot):
         owner = owner_of(vm) if vm.critical else REST
@@ -375,7 +380,7 @@ def _cpu_goals(name: str, snapshot: Snapshot, kept: Kept) -> Iterator[CpusGoal]:
             yield goal
 
 
-def _ways_goals(name: str, kept: Kept) -> Iterator[WaysGoal]:
+def _ways_goals(name: str, kept: PartiesMemory) -> Iterator[WaysGoal]:
     for owner, ways in sorted(kept.shares.get(Wheel.CACHE, {}).items()):
         if owner not in {REST, ""}:
             yield WaysGoal(owner, len(ways), f"{name}: {kept.reasons.get(owner, 'split evenly at first')}")

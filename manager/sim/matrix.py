@@ -245,7 +245,7 @@ def closed_share(table: Table) -> float | None:
     return (priority - _violated(table, AUTO)) / (priority - oracle) if priority > oracle else None
 
 
-class Standing(StrEnum):
+class Comparison(StrEnum):
     """Of two policies in a scenario, in violations and batch progress together (Pareto)."""
 
     AHEAD = "ahead or equal"
@@ -253,14 +253,14 @@ class Standing(StrEnum):
     BEHIND = "behind"
 
 
-def standing(own: MatrixRun, other: MatrixRun) -> Standing:
+def standing(own: MatrixRun, other: MatrixRun) -> Comparison:
     """Ahead or equal: worse in neither. Worse is a violated share that is larger by more than WORSE_BY, or a batch
     progress that is less by more than the part LESS_BY of the other's. Behind: worse in one, and better in none.
     """
     worse = _worse(own, other)
     if not any(worse):
-        return Standing.AHEAD
-    return Standing.TRADE if any(_worse(other, own)) else Standing.BEHIND
+        return Comparison.AHEAD
+    return Comparison.TRADE if any(_worse(other, own)) else Comparison.BEHIND
 
 
 def _worse(own: MatrixRun, other: MatrixRun) -> tuple[bool, bool]:
@@ -271,7 +271,7 @@ def _worse(own: MatrixRun, other: MatrixRun) -> tuple[bool, bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BarVerdict:
     """A bar, whether it is met, and the numbers that say so. ``listed``: the scenarios that speak against it."""
 
     bar: str
@@ -280,10 +280,10 @@ class Verdict:
     listed: tuple[str, ...] = ()
 
 
-def verdicts(table: Table) -> tuple[Verdict, ...]:
+def verdicts(table: Table) -> tuple[BarVerdict, ...]:
     """All bars whose policies are in the table."""
     policies = next(iter(table.values()), {}).keys()
-    found: list[Verdict] = []
+    found: list[BarVerdict] = []
     if {AUTO, PRIORITY} <= policies:
         found.append(_harm_verdict(table))
     if {AUTO, PRIORITY, ORACLE} <= policies:
@@ -294,9 +294,9 @@ def verdicts(table: Table) -> tuple[Verdict, ...]:
     return tuple(found)
 
 
-def _harm_verdict(table: Table) -> Verdict:
+def _harm_verdict(table: Table) -> BarVerdict:
     found = harms(table)
-    return Verdict(
+    return BarVerdict(
         f"auto violates in no scenario more than priority + {WORSE_BY * 100:g} points",
         not found,
         f"it does in {len(found)} of {len(table)} scenarios",
@@ -304,10 +304,10 @@ def _harm_verdict(table: Table) -> Verdict:
     )
 
 
-def _closed_verdict(table: Table) -> Verdict:
+def _closed_verdict(table: Table) -> BarVerdict:
     share = closed_share(table)
     shares = ", ".join(f"{policy} {_violated(table, policy):.2%}" for policy in (PRIORITY, AUTO, ORACLE))
-    return Verdict(
+    return BarVerdict(
         f"auto closes {CLOSED_BAR:.0%} of the distance between priority and oracle",
         _violated(table, AUTO) - _violated(table, ORACLE)
         <= (1 - CLOSED_BAR) * (_violated(table, PRIORITY) - _violated(table, ORACLE)) + 1e-9,
@@ -315,17 +315,17 @@ def _closed_verdict(table: Table) -> Verdict:
     )
 
 
-def _ahead_verdict(table: Table, other: str) -> Verdict:
+def _ahead_verdict(table: Table, other: str) -> BarVerdict:
     found = {scenario: standing(row[AUTO], row[other]) for scenario, row in table.items()}
-    counts = {kind: sum(one is kind for one in found.values()) for kind in Standing}
-    return Verdict(
+    counts = {kind: sum(one is kind for one in found.values()) for kind in Comparison}
+    return BarVerdict(
         f"auto is ahead of {other} or equal in violations and batch progress together in {AHEAD_BAR:.0%} of scenarios",
-        counts[Standing.AHEAD] >= AHEAD_BAR * len(table),
+        counts[Comparison.AHEAD] >= AHEAD_BAR * len(table),
         f"of {len(table)}: " + ", ".join(f"{count} {kind}" for kind, count in counts.items()),
         tuple(
             f"{scenario}: {found[scenario]}; auto {_both(row[AUTO])}, {other} {_both(row[other])}"
             for scenario, row in table.items()
-            if found[scenario] is not Standing.AHEAD
+            if found[scenario] is not Comparison.AHEAD
         ),
     )
 
@@ -335,9 +335,9 @@ def _both(run: MatrixRun) -> str:
     return f"violated {run.violated_share:.2%}, batch {batch}"
 
 
-def _batch_verdict(table: Table) -> list[Verdict]:
+def _batch_verdict(table: Table) -> list[BarVerdict]:
     ratio = batch_ratio(table, AUTO)
     if ratio is None:
         return []
     bar = f"batch keeps {BATCH_BAR:.0%} of its progress under priority"
-    return [Verdict(bar, ratio >= BATCH_BAR, f"under auto it keeps {ratio:.1%}")]
+    return [BarVerdict(bar, ratio >= BATCH_BAR, f"under auto it keeps {ratio:.1%}")]

@@ -40,7 +40,7 @@ _SCORE = struct.Struct("!id")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class StaticSetting:
     """What is static in a phase. ``parts``: by application, its VMs' part of the weight that `priority` gives them.
 
     ``floats``: critical VMs float although the host pins.
@@ -51,7 +51,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class LoadPhase:
     """From interval ``first`` to before interval ``end``."""
 
     first: int
@@ -80,11 +80,11 @@ class SearchLimits:
 
 
 @dataclass(slots=True)
-class Schedule:
+class OracleSchedule:
     """The policy that follows a schedule: settings with the second of the run from which each is in force."""
 
     applications: tuple[str, ...]
-    course: list[tuple[float, Setting]]
+    course: list[tuple[float, StaticSetting]]
     name: str = ORACLE
     summary: str = "Follows a schedule that was found by search."
 
@@ -108,7 +108,7 @@ class Schedule:
         return WeightGoal(vm.name, max(round(critical * part), batch), f"oracle: {part:.3g} of a critical VM's weight")
 
 
-def phases(scenario: Scenario) -> tuple[Phase, ...]:
+def phases(scenario: Scenario) -> tuple[LoadPhase, ...]:
     """Cut where loads change, into at most _MOST_PHASES, none shorter than _LEAST_INTERVALS; together the whole run."""
     total = Simulation.count_intervals(scenario)
     length_s = total * scenario.interval_s
@@ -126,7 +126,7 @@ def phases(scenario: Scenario) -> tuple[Phase, ...]:
         shortest = lengths.index(min(lengths))
         beside = [place for place in (shortest - 1, shortest) if 0 <= place < len(joined)]
         del ends[min(beside, key=lambda place: joined[place])]
-    return tuple(Phase(first, end) for first, end in pairwise([0, *ends]))
+    return tuple(LoadPhase(first, end) for first, end in pairwise([0, *ends]))
 
 
 def _changes_s(load: Sequence[Segment], length_s: float) -> Iterator[float]:
@@ -165,29 +165,29 @@ def _searched(
     on_step: Callable[[], None] = lambda: None,
     limits: SearchLimits = SearchLimits(),
 ) -> RunResult:
-    search = Search(scenario, seed, limits)
+    search = OracleSearch(scenario, seed, limits)
     result = search.run(on_step)
     usual = play(scenario, [(0.0, search.usual)], seed)
     return result if result.violated_share <= usual.violated_share else usual
 
 
-def play(scenario: Scenario, course: Sequence[tuple[float, Setting]], seed: int | None = None) -> RunResult:
+def play(scenario: Scenario, course: Sequence[tuple[float, StaticSetting]], seed: int | None = None) -> RunResult:
     """One run under a schedule, the first setting of which is in force from the beginning."""
-    policy = Schedule(tuple(app.name for app in scenario.applications), list(course))
+    policy = OracleSchedule(tuple(app.name for app in scenario.applications), list(course))
     return Simulation(scenario, {ORACLE: policy}, ORACLE, seed=seed).run()
 
 
-class Search:
+class OracleSearch:
     """A run that decides in each phase what is best by what comes of it. ``course`` is what was decided so far."""
 
     def __init__(self, scenario: Scenario, seed: int | None = None, limits: SearchLimits | None = None) -> None:
         """``limits`` None: the usual ones."""
         names = tuple(app.name for app in scenario.applications)
-        self.usual = Setting((1.0,) * len(names))
-        self.course: list[tuple[float, Setting]] = [(0.0, self.usual)]
+        self.usual = StaticSetting((1.0,) * len(names))
+        self.course: list[tuple[float, StaticSetting]] = [(0.0, self.usual)]
         self._scenario = scenario
         self._limits = limits or SearchLimits()
-        self._policy = Schedule(names, [(0.0, self.usual)])
+        self._policy = OracleSchedule(names, [(0.0, self.usual)])
         self._simulation = Simulation(scenario, {ORACLE: self._policy}, ORACLE, seed=seed)
 
     def run(self, on_step: Callable[[], None] = lambda: None) -> RunResult:
@@ -204,9 +204,9 @@ class Search:
         self._simulation.tick()
         return self._simulation.result()
 
-    def _best(self, phase: Phase, before: Setting) -> Setting:
+    def _best(self, phase: LoadPhase, before: StaticSetting) -> StaticSetting:
         """Coordinate descent from the best of some that are likely."""
-        scores: dict[Setting, Score] = {}
+        scores: dict[StaticSetting, Score] = {}
         best = self.usual
         for setting in dict.fromkeys((self.usual, before, *self._likely())):
             best = self._better(phase, setting, best, scores)
@@ -220,25 +220,27 @@ class Search:
                     break
         return best
 
-    def _better(self, phase: Phase, setting: Setting, best: Setting, scores: dict[Setting, Score]) -> Setting:
+    def _better(
+        self, phase: LoadPhase, setting: StaticSetting, best: StaticSetting, scores: dict[StaticSetting, Score]
+    ) -> StaticSetting:
         if setting in scores or (scores and self._is_done(best, scores)):
             return best
         scores[setting] = self._apart(lambda: self._play_phase(phase, setting, scores.get(best)))
         return setting if scores[setting] < scores[best] else best
 
-    def _is_done(self, best: Setting, scores: dict[Setting, Score]) -> bool:
+    def _is_done(self, best: StaticSetting, scores: dict[StaticSetting, Score]) -> bool:
         return scores[best].violated == 0 or len(scores) >= self._limits.settings + 2
 
-    def _likely(self) -> Iterator[Setting]:
+    def _likely(self) -> Iterator[StaticSetting]:
         """One application behind, one ahead of the others, and all floating."""
         count = len(self.usual.parts)
         if self._scenario.pinning:
             yield replace(self.usual, floats=True)
         for at in range(count if count > 1 else 0):
-            yield Setting(tuple(_DEMOTED if place == at else 1.0 for place in range(count)))
-            yield Setting(tuple(1.0 if place == at else _DEMOTED for place in range(count)))
+            yield StaticSetting(tuple(_DEMOTED if place == at else 1.0 for place in range(count)))
+            yield StaticSetting(tuple(1.0 if place == at else _DEMOTED for place in range(count)))
 
-    def _beside(self, setting: Setting) -> Iterator[Setting]:
+    def _beside(self, setting: StaticSetting) -> Iterator[StaticSetting]:
         """All that differ in one thing. Only proportions matter among applications, so the largest part is 1."""
         if self._scenario.pinning:
             yield replace(setting, floats=not setting.floats)
@@ -248,7 +250,7 @@ class Search:
                 if max(parts) == 1.0 and parts != setting.parts:
                     yield replace(setting, parts=parts)
 
-    def _play_phase(self, phase: Phase, setting: Setting, limit: Score | None) -> Score:
+    def _play_phase(self, phase: LoadPhase, setting: StaticSetting, limit: Score | None) -> Score:
         """In a process of its own. What comes after the phase is played under this setting or `priority`'s."""
         self._set(setting)
         score = self._play(phase.end, limit)
@@ -258,7 +260,7 @@ class Search:
         later = (self._apart(partial(self._play_after, after, then)) for then in dict.fromkeys((setting, self.usual)))
         return score.plus(min(later))
 
-    def _play_after(self, end: int, setting: Setting) -> Score:
+    def _play_after(self, end: int, setting: StaticSetting) -> Score:
         self._set(setting)
         return self._play(end, None)
 
@@ -276,7 +278,7 @@ class Search:
         self._simulation.advance()
         return self._simulation.excesses()
 
-    def _set(self, setting: Setting) -> None:
+    def _set(self, setting: StaticSetting) -> None:
         self._policy.course = [(0.0, setting)]
 
     @staticmethod

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from manager.sim.compare import Summary, Worse
-from manager.sim.matrix import PolicyTotals, Verdict
+from manager.sim.matrix import BarVerdict, PolicyTotals
 from manager.sim.results import RunResult
 from manager.sim.scenario import Scenario, Segment
 from manager.terminal import Table
@@ -152,7 +152,7 @@ def matrix_table(sums: Sequence[PolicyTotals], scenarios: int) -> Table:
     return table
 
 
-def verdict_table(bars: Sequence[Verdict]) -> Table:
+def verdict_table(bars: Sequence[BarVerdict]) -> Table:
     """A line for each bar."""
     table = Table("bar", "met", "numbers", title="Simulated: verdicts on auto")
     for bar in bars:
@@ -160,7 +160,7 @@ def verdict_table(bars: Sequence[Verdict]) -> Table:
     return table
 
 
-def verdict_lines(bar: Verdict) -> list[str]:
+def verdict_lines(bar: BarVerdict) -> list[str]:
     """The scenarios that speak against a bar, none where it is met."""
     return [] if bar.met else ["", f"Not met: {bar.bar}", *(f"  {line}" for line in bar.listed)]
 

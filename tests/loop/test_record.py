@@ -183,7 +183,7 @@ def test_a_file_that_cannot_be_written_is_named(call: Call, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--policy", "best"), "policy 'best' is not installed: use equal"),
+        (("--policy", "best"), "policy 'best' is not installed: use auto, equal"),
         (("--policy", "fair", "--law", "gain"), "use NAME=VALUE"),
         (("--policy", "fair", "--law", "gain=9"), "gain"),
         (("--policy", "fair", "--law", "gains=1"), "gains"),

@@ -53,7 +53,7 @@ def test_compare_random() -> None:
     ("arguments", "status", "says"),
     [
         (("run", "nonexistent", "--policy", "equal"), 1, "neither one of"),
-        (("run", "spike", "--policy", "best"), 1, "policy 'best' is not installed: use equal"),
+        (("run", "spike", "--policy", "best"), 1, "policy 'best' is not installed: use auto, equal"),
         (("run", "spike"), 2, "--policy"),
         (("compare",), 2, "--random"),
         (("compare", "spike", "--policy", "best"), 1, "not installed"),

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 from manager.cli import main, sim_command
 from manager.errors import SettingsError
 from manager.sim.matrix import (
+    Comparison,
     Harm,
     MatrixFile,
     MatrixRun,
-    Standing,
     batch_ratio,
     closed_share,
     complete,
@@ -73,19 +73,19 @@ def test_how_much_of_the_distance_is_closed(
 @pytest.mark.parametrize(
     ("own", "other", "expected"),
     [
-        ((0.10, 0.5), (0.10, 0.5), Standing.AHEAD),
-        ((0.105, 0.5), (0.10, 0.5), Standing.AHEAD),
-        ((0.10, 0.4951), (0.10, 0.5), Standing.AHEAD),
-        ((0.05, 0.6), (0.10, 0.5), Standing.AHEAD),
-        ((0.11, 0.5), (0.10, 0.5), Standing.BEHIND),
-        ((0.10, 0.49), (0.10, 0.5), Standing.BEHIND),
-        ((0.02, 0.4), (0.10, 0.5), Standing.TRADE),
-        ((0.20, 0.6), (0.10, 0.5), Standing.TRADE),
-        ((0.10, None), (0.10, None), Standing.AHEAD),
-        ((0.20, None), (0.10, None), Standing.BEHIND),
+        ((0.10, 0.5), (0.10, 0.5), Comparison.AHEAD),
+        ((0.105, 0.5), (0.10, 0.5), Comparison.AHEAD),
+        ((0.10, 0.4951), (0.10, 0.5), Comparison.AHEAD),
+        ((0.05, 0.6), (0.10, 0.5), Comparison.AHEAD),
+        ((0.11, 0.5), (0.10, 0.5), Comparison.BEHIND),
+        ((0.10, 0.49), (0.10, 0.5), Comparison.BEHIND),
+        ((0.02, 0.4), (0.10, 0.5), Comparison.TRADE),
+        ((0.20, 0.6), (0.10, 0.5), Comparison.TRADE),
+        ((0.10, None), (0.10, None), Comparison.AHEAD),
+        ((0.20, None), (0.10, None), Comparison.BEHIND),
     ],
 )
-def test_standing(own: tuple[float, float | None], other: tuple[float, float | None], expected: Standing) -> None:
+def test_standing(own: tuple[float, float | None], other: tuple[float, float | None], expected: Comparison) -> None:
     assert standing(ran("auto", *own), ran("parties", *other)) is expected
 
 

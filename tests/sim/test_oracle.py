@@ -10,7 +10,17 @@ import pytest
 
 from manager.sim.compare import check_policy, run_once
 from manager.sim.generate import random_scenario
-from manager.sim.oracle import ORACLE, Phase, Score, Search, SearchLimits, Setting, phases, play, run_oracle
+from manager.sim.oracle import (
+    ORACLE,
+    LoadPhase,
+    OracleSearch,
+    Score,
+    SearchLimits,
+    StaticSetting,
+    phases,
+    play,
+    run_oracle,
+)
 from manager.sim.scenario import BatchSpec, Constant, Ramp, Scenario, Segment, Sine
 from tests.sim.build import app, scenario
 
@@ -25,7 +35,7 @@ def flooded(**fields: object) -> Scenario:
 
 
 def test_it_demotes_the_application_that_nothing_can_save() -> None:
-    search = Search(flooded())
+    search = OracleSearch(flooded())
     result = search.run()
     priority = run_once(flooded(), "priority")
     usual, spared = priority.applications[0].violated_share, result.applications[0].violated_share
@@ -39,12 +49,14 @@ def test_it_demotes_the_application_that_nothing_can_save() -> None:
 
 
 def test_what_it_found_is_what_its_schedule_gives() -> None:
-    search = Search(flooded())
+    search = OracleSearch(flooded())
     assert search.run() == play(flooded(), search.course)
 
 
 def test_priority_is_a_schedule() -> None:
-    assert replace(play(flooded(), [(0.0, Setting((1.0, 1.0)))]), policy="priority") == run_once(flooded(), "priority")
+    assert replace(play(flooded(), [(0.0, StaticSetting((1.0, 1.0)))]), policy="priority") == run_once(
+        flooded(), "priority"
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -58,7 +70,7 @@ def test_it_is_never_worse_than_priority(seed: int) -> None:
 def test_a_worse_find_gives_way_to_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     usual = run_once(flooded(), "priority")
     worse = replace(usual, applications=tuple(replace(one, violated_share=1.0) for one in usual.applications))
-    monkeypatch.setattr(Search, "run", lambda *_: worse)
+    monkeypatch.setattr(OracleSearch, "run", lambda *_: worse)
     assert replace(run_oracle(flooded()), policy="priority") == usual
 
 
@@ -66,10 +78,10 @@ def test_it_lets_vms_float_where_their_pins_harm() -> None:
     """Each of two vCPUs has a pCPU for itself under pins, of which one would do most of the time."""
     busy = app("busy", Constant(40.0), mean_ms=30.0, vcpus=2, sla_ms=200.0)
     pinned = scenario(busy, app("rare", Constant(1.0), mean_ms=5.0), pcpus=2, duration_s=60.0, pinning=True)
-    floating = play(pinned, [(0.0, Setting((1.0, 1.0), floats=True))])
-    unpinned = play(replace(pinned, pinning=False), [(0.0, Setting((1.0, 1.0)))])
+    floating = play(pinned, [(0.0, StaticSetting((1.0, 1.0), floats=True))])
+    unpinned = play(replace(pinned, pinning=False), [(0.0, StaticSetting((1.0, 1.0)))])
     assert floating.applications == unpinned.applications
-    assert play(pinned, [(0.0, Setting((1.0, 1.0)))]).applications != unpinned.applications
+    assert play(pinned, [(0.0, StaticSetting((1.0, 1.0)))]).applications != unpinned.applications
     best = run_oracle(pinned, limits=SearchLimits(4))
     assert best.violated_share <= unpinned.violated_share
 
@@ -95,7 +107,7 @@ def test_a_run_that_fails_is_told() -> None:
         raise SystemExit
 
     with pytest.raises(RuntimeError, match="failed"):
-        Search._apart(fail)
+        OracleSearch._apart(fail)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +133,7 @@ def test_phases_are_the_whole_run_and_few(seed: int) -> None:
     assert (made[0].first, made[-1].end) == (0, 120)
     assert all(before.end == after.first for before, after in pairwise(made))
     assert all(phase.end - phase.first >= 4 for phase in made)
-    assert isinstance(made[0], Phase)
+    assert isinstance(made[0], LoadPhase)
 
 
 def test_its_name_is_known_to_commands() -> None:

@@ -15,11 +15,11 @@ from manager.model.host import CPU_WEIGHT_V2
 from manager.model.law import Law
 from manager.model.registration import Application, HostSpec, Sla, Tier, VmClass
 from manager.model.window import SlaState, Window
-from policies.heracles import COOL_DOWN_S, POLICY, Kept, Load, fence, grow, top, top_as_printed
+from policies.heracles import COOL_DOWN_S, POLICY, HeraclesMemory, Load, fence, grow, top, top_as_printed
 from tests.unit.build import capabilities, view
 
-ON = Kept(cores=5, growth=True, slack=0.5)
-OFF = Kept(cores=5, on=False)
+ON = HeraclesMemory(cores=5, growth=True, slack=0.5)
+OFF = HeraclesMemory(cores=5, on=False)
 
 
 @pytest.mark.parametrize(
@@ -34,13 +34,13 @@ OFF = Kept(cores=5, on=False)
         (ON, 0.09, 0.5, True, False, 5),
         (ON, 0.04, 0.5, True, False, 2),
         (ON, 0.04, 0.82, True, False, 2),
-        (Kept(cores=1), 0.04, 0.5, True, False, 1),
+        (HeraclesMemory(cores=1), 0.04, 0.5, True, False, 1),
         (ON, None, 0.5, True, False, 5),  # without data there is no growth
         (ON, None, None, True, False, 5),
         (ON, None, 0.9, False, False, 5),
     ],
 )
-def test_the_top_controller(before: Kept, slack, load, on: bool, growth: bool, cores: int) -> None:
+def test_the_top_controller(before: HeraclesMemory, slack, load, on: bool, growth: bool, cores: int) -> None:
     after = top(before, Load(slack, load), 100.0)
     assert (after.on, after.growth, after.cores) == (on, growth, cores)
 
@@ -58,7 +58,7 @@ def test_the_top_controller(before: Kept, slack, load, on: bool, growth: bool, c
         (ON, None, 0.82, True, True, 5),
     ],
 )
-def test_the_top_controller_as_printed(before: Kept, slack, load, on: bool, growth: bool, cores: int) -> None:
+def test_the_top_controller_as_printed(before: HeraclesMemory, slack, load, on: bool, growth: bool, cores: int) -> None:
     after = top_as_printed(before, Load(slack, load), 100.0)
     assert (after.on, after.growth, after.cores) == (on, growth, cores)
 
@@ -92,17 +92,17 @@ def test_after_a_high_load_they_are_on_as_soon_as_it_is_low(controller) -> None:
         (replace(ON, on=False), 0.5, 7, 5),
     ],
 )
-def test_growth(kept: Kept, slack: float | None, most: int, cores: int) -> None:
+def test_growth(kept: HeraclesMemory, slack: float | None, most: int, cores: int) -> None:
     assert grow(kept, slack, most).cores == cores
 
 
 @pytest.mark.parametrize(("published", "cores"), [(False, 2), (True, 3)])
 def test_growth_looks_at_the_newest_response_times_unless_as_printed(published: bool, cores: int) -> None:
     memory = POLICY.decide(moment(1000.0, published=published), None).memory
-    assert isinstance(memory, Kept)
+    assert isinstance(memory, HeraclesMemory)
     assert memory.cores == 2
     later = POLICY.decide(moment(1002.0, 120.0, published=published), memory).memory
-    assert isinstance(later, Kept)
+    assert isinstance(later, HeraclesMemory)
     assert (later.cores, later.on) == (cores, True)
 
 
@@ -166,22 +166,22 @@ def test_a_violation_is_seen_every_fifteen_seconds_and_puts_batch_off() -> None:
 @pytest.mark.parametrize(("rate_rps", "max_rate_rps", "on"), [(84.0, 100.0, True), (86.0, 100.0, False)])
 def test_load_is_of_the_agreed_rate(rate_rps: float, max_rate_rps: float, on: bool) -> None:
     kept = POLICY.decide(moment(1000.0, rate_rps=rate_rps, max_rate_rps=max_rate_rps), None).memory
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, HeraclesMemory)
     assert kept.on is on
 
 
 def test_without_an_agreed_rate_it_is_of_the_largest_seen() -> None:
     high = POLICY.decide(moment(1000.0, rate_rps=50.0, max_rate_rps=None), None).memory
     low = POLICY.decide(moment(1015.0, rate_rps=30.0, max_rate_rps=None), high).memory
-    assert isinstance(high, Kept)
-    assert isinstance(low, Kept)
+    assert isinstance(high, HeraclesMemory)
+    assert isinstance(low, HeraclesMemory)
     assert (high.on, low.on, low.peaks_rps) == (False, True, {"shop": 50.0})
 
 
 def test_published_takes_the_chain_as_printed() -> None:
     for published, growth in ((False, False), (True, True)):
         kept = POLICY.decide(moment(1000.0, 92.0, published=published), None).memory
-        assert isinstance(kept, Kept)
+        assert isinstance(kept, HeraclesMemory)
         assert kept.growth is growth
 
 
@@ -195,7 +195,7 @@ def test_published_takes_the_chain_as_printed() -> None:
     ],
 )
 def test_the_fence(order, critical: bool, batch: bool, expected) -> None:
-    made = fence(order, Kept(), critical=critical, batch=batch)
+    made = fence(order, HeraclesMemory(), critical=critical, batch=batch)
     assert (made.critical, made.batch) == expected
 
 
@@ -204,7 +204,7 @@ def test_without_an_sla_batch_keeps_its_first_pcpu() -> None:
     [shop] = now.applications
     now = replace(now, applications=(replace(shop, application=replace(shop.application, sla=None)),))
     kept = POLICY.decide(now, None).memory
-    assert isinstance(kept, Kept)
+    assert isinstance(kept, HeraclesMemory)
     assert (kept.on, kept.growth, kept.cores) == (True, False, 1)
 
 
@@ -228,7 +228,7 @@ def test_what_always_holds(course, pcpus: int, batch: int, published: bool, ever
         assert sets.keys() == {vm.name for vm in now.vms}
         assert all(cpus and cpus <= frozenset(range(pcpus)) for cpus in sets.values())
         memory = decision.memory
-        assert isinstance(memory, Kept)
+        assert isinstance(memory, HeraclesMemory)
         if batch:
             assert sets["web"].isdisjoint(sets["z-0"]) is (memory.on and pcpus > 1)
             assert bool(decision.quotas) is not memory.on

@@ -20,11 +20,11 @@ from policies.parties import (
     HOLD_SAMPLES,
     POLICY,
     REST,
-    Kept,
-    Moment,
-    Phase,
-    Pool,
+    PartiesMemory,
     Slack,
+    StepMoment,
+    StepPhase,
+    UnitPool,
     Wheel,
     first_wheel,
     next_wheel,
@@ -36,14 +36,14 @@ from tests.unit.build import capabilities, view
 BOTH = (Wheel.CORES, Wheel.CACHE)
 
 
-def pool(cores: int = 6, *, ways: int = 0, batch: bool = True) -> Pool:
+def pool(cores: int = 6, *, ways: int = 0, batch: bool = True) -> UnitPool:
     units = [(Wheel.CORES, tuple(range(cores)))]
     if ways:
         units.append((Wheel.CACHE, tuple(range(ways))))
-    return Pool(tuple(units), ("a", "b"), batch)
+    return UnitPool(tuple(units), ("a", "b"), batch)
 
 
-def begin(cores: int = 6, *, ways: int = 0, batch: bool = True, wheel: Wheel = Wheel.CORES) -> Kept:
+def begin(cores: int = 6, *, ways: int = 0, batch: bool = True, wheel: Wheel = Wheel.CORES) -> PartiesMemory:
     kept = start(pool(cores, ways=ways, batch=batch))
     return replace(kept, wheels={"a": wheel, "b": wheel}, samplings={"a": Sampling(0.0, 1), "b": Sampling(0.0, 1)})
 
@@ -53,17 +53,17 @@ def slack(now: float, long: float | None = None, at_s: float = 1e9) -> Slack:
     return Slack(now, now if long is None else long, 100 * (1 - now), at_s)
 
 
-def after(kept: Kept, a: Slack | None, b: Slack | None, *, times: int = 1) -> Kept:
+def after(kept: PartiesMemory, a: Slack | None, b: Slack | None, *, times: int = 1) -> PartiesMemory:
     """So many more samples of both applications, all with these slacks."""
     for _ in range(times):
         samplings = {name: replace(held, number=held.number + 1) for name, held in kept.samplings.items()}
         slacks = {name: seen for name, seen in (("a", a), ("b", b)) if seen is not None}
         at_s = float(samplings["a"].number)
-        kept = step(replace(kept, samplings=samplings), Moment(at_s, 30.0, slacks), new=True)
+        kept = step(replace(kept, samplings=samplings), StepMoment(at_s, 30.0, slacks), new=True)
     return kept
 
 
-def sizes(kept: Kept, wheel: Wheel = Wheel.CORES) -> tuple[int, int, int]:
+def sizes(kept: PartiesMemory, wheel: Wheel = Wheel.CORES) -> tuple[int, int, int]:
     return tuple(len(kept.shares[wheel][owner]) for owner in ("a", "b", REST))
 
 
@@ -192,7 +192,7 @@ def test_a_downsize_that_harms_anyone_is_undone_and_held(harmed) -> None:
     assert undone.wheels["a"] is Wheel.CACHE
     assert undone.holds["a"] == undone.samplings["a"].number + HOLD_SAMPLES
     assert undone.watch is not None
-    assert undone.watch.phase is Phase.WAIT
+    assert undone.watch.phase is StepPhase.WAIT
     waited = after(undone, slack(0.5), slack(0.1), times=5)
     assert waited.watch is None
     held = after(waited, slack(0.5), slack(0.1), times=HOLD_SAMPLES - 6)
@@ -213,7 +213,7 @@ def test_after_an_undo_is_waited_twice_at_most() -> None:
     bad = slack(0.0), slack(0.1)
     longer = after(undone, *bad, times=5)
     assert longer.watch is not None
-    assert longer.watch.phase is Phase.WAIT_MORE
+    assert longer.watch.phase is StepPhase.WAIT_MORE
     assert after(longer, *bad, times=5).watch is None
 
 
@@ -226,14 +226,14 @@ def test_an_application_with_one_unit_is_not_downsized_and_the_next_one_is() -> 
 
 def test_without_a_new_sample_nothing_is_decided() -> None:
     kept = begin()
-    assert step(kept, Moment(5.0, 30.0, {"a": slack(-0.5)}), new=False) == kept
+    assert step(kept, StepMoment(5.0, 30.0, {"a": slack(-0.5)}), new=False) == kept
 
 
 def test_a_step_of_an_application_that_fell_silent_is_not_judged_for_ever() -> None:
     upsized = after(begin(), slack(-0.2), slack(0.1))
     assert upsized.watch is not None
     for age_s, watched in ((60.0, True), (60.1, False)):
-        later = step(upsized, Moment(upsized.watch.at_s + age_s, 30.0, {}), new=False)
+        later = step(upsized, StepMoment(upsized.watch.at_s + age_s, 30.0, {}), new=False)
         assert (later.watch is not None) is watched
         assert later.shares == upsized.shares
 
