@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 from collections.abc import Iterator
+from configparser import ConfigParser
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -27,9 +29,22 @@ def older(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         pytest.skip("this checkout has no history: the older program is not in it")
     packed = subprocess.run(["git", "-C", TOP, "archive", commit], capture_output=True, check=True)
     subprocess.run(["tar", "x", "-C", tree], input=packed.stdout, check=True)
+    note_entry_points(tree)
     made = replace(service, tree=tree)
     yield made
     made.client.close()
+
+
+def note_entry_points(tree: Path) -> None:
+    """Without metadata of its own a tree would find the policies of the installed, newer program."""
+    setup = ConfigParser()
+    setup.read(tree / "setup.cfg")
+    points = setup["options.entry_points"]
+    folder = tree / "equipoise.egg-info"
+    folder.mkdir()
+    version = setup["metadata"]["version"]
+    (folder / "PKG-INFO").write_text(f"Metadata-Version: 2.1\nName: equipoise\nVersion: {version}\n")
+    (folder / "entry_points.txt").write_text("".join(f"[{group}]{points[group]}\n" for group in points))
 
 
 def start(service: Service, program: str) -> subprocess.Popen[bytes]:
