@@ -139,7 +139,7 @@ def warp_brought(phases: Sequence[Mapping[str, Any]]) -> list[str]:
 def batch_lost_to(phases: Sequence[Mapping[str, Any]]) -> str:
     """Who has the CPU time that batch VMs lose from ``weighted`` to ``protected``.
 
-    A service that waits finds several requests when it runs, and answers them for less CPU time than one by one.
+    Critical VMs may need more where they answer requests one by one than where they wait and answer several at once.
     """
     alone, weighted, protected = (
         next(phase for phase in phases if phase["name"] == name) for name in (ALONE, "weighted", "protected")
