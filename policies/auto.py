@@ -23,6 +23,7 @@ from manager.control.placer import usable_cpus, wants_pins
 from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
 from policies.auto_model import SPREAD, STEP, AppModel, Fits, HostModel, fit_model, weight_at
+from policies.auto_room import Room, next_room, room_goals
 
 LOWEST = 3
 """The lowest level."""
@@ -36,6 +37,8 @@ SIMPLER = 0.02
 """What each step down must save."""
 HOLD_S = 10.0
 """Levels stay for at least so long: the response times of before must have left the windows first."""
+FEWEST_TO_FLOAT = 3
+"""On fewer pCPUs than these, crowded critical VMs stay packed."""
 AT_RISK = 0.8
 """Share of the target above which an SLA is at risk."""
 TRIAL_S = 40.0
@@ -80,6 +83,7 @@ class AutoMemory:
     courses: Mapping[str, float] = field(default_factory=dict)
     trial: Trial | None = None
     cooling: Mapping[str, Cooling] = field(default_factory=dict)
+    room: Room = field(default_factory=Room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +105,19 @@ class Auto:
         known = {app.name for app in model.applications}  # of others nobody knows whether it is right any more
         levels = {name: level for name, level in before.levels.items() if name in known}
         learnt = replace(before, fits=fits, levels=levels, courses=_courses(model, before.courses))
-        now = _next(model, learnt, snapshot.steady_s)
+        pinning = _pinning(snapshot)
+        shared = pinning is False or not snapshot.host.pinning or len(usable_cpus(snapshot)) == 1
+        now = _next(model, learnt, snapshot.steady_s) if shared else replace(learnt, levels={}, trial=None)
+        at_risk = any(app.log_miss > math.log(AT_RISK) for app in model.applications)
+        now = replace(now, room=next_room(before.room, snapshot, wanted=shared and at_risk))
         goals = tuple(_goal(vm, now, scale) for vm in snapshot.vms)
-        return Decision(goals, now, _notes(now), pinning=_pinning(snapshot))
+        return Decision(goals, now, _notes(now), cpus=tuple(room_goals(now.room, snapshot)), pinning=pinning)
 
 
 def _pinning(snapshot: Snapshot) -> bool | None:
     """False where critical vCPUs outnumber the pCPUs they may have: who shares one could not use another that idles."""
-    vcpus = sum(vm.vcpus for vm in snapshot.vms if wants_pins(vm, snapshot))
-    return False if vcpus > len(usable_cpus(snapshot)) else None
+    vcpus, pcpus = sum(vm.vcpus for vm in snapshot.vms if wants_pins(vm, snapshot)), len(usable_cpus(snapshot))
+    return False if vcpus > pcpus >= FEWEST_TO_FLOAT else None
 
 
 def _courses(model: HostModel, before: Mapping[str, float]) -> dict[str, float]:

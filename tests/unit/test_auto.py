@@ -199,11 +199,25 @@ def test_who_pays_for_load_above_the_agreed_rate_is_lowered_though_its_target_is
     assert [app.over for app in model.applications] == [False, False]
 
 
-def test_critical_vms_float_where_they_have_more_vcpus_than_pcpus() -> None:
-    three = [vm("a", 0.1, 0.0), vm("b", 0.1, 0.0), vm("c", 0.1, 0.0)]
-    crowded = moment(1000.0, vms=three, pinning=True)
-    assert AUTO.decide(crowded, None).pinning is False
-    assert AUTO.decide(moment(1000.0, vms=three[:1], pinning=True), None).pinning is None
+def on_pcpus(seen: Snapshot, count: int) -> Snapshot:
+    cpus = frozenset(range(count))
+    return replace(seen, capabilities=replace(seen.capabilities, online_cpus=cpus, managed_cpus=cpus))
+
+
+@pytest.mark.parametrize(
+    ("pcpus", "vms", "pinning"), [(3, 4, False), (3, 3, None), (2, 4, None), (1, 3, None), (4, 9, False)]
+)
+def test_critical_vms_float_where_they_crowd_three_pcpus_or_more(pcpus: int, vms: int, pinning: bool | None) -> None:
+    crowd = [vm(f"app-{number}", 0.1, 0.0) for number in range(vms)]
+    assert AUTO.decide(on_pcpus(moment(1000.0, vms=crowd, pinning=True), pcpus), None).pinning is pinning
+
+
+def test_nobody_is_lowered_among_pinned_vms_of_which_the_model_knows_nothing() -> None:
+    floating = on_pcpus(overloaded(1000.0), 2)
+    pinned = replace(floating, host=replace(floating.host, pinning=True))
+    usual = weights(PRIORITY.decide(pinned, None))
+    assert weights(AUTO.decide(pinned, None)) == usual
+    assert weights(AUTO.decide(pinned, AutoMemory(levels={"flooded": 3}, changed_s=999.0))) == usual
 
 
 times = st.lists(st.floats(0.1, 60_000), min_size=1, max_size=8)

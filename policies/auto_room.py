@@ -1,0 +1,73 @@
+"""Room: pCPUs that batch VMs leave to floating critical VMs while an SLA is at risk.
+
+Weights decide who gets a pCPU that several want, and not who wants it. Where batch VMs fill every pCPU, none is ever
+idle, so that two critical vCPUs that share one wait until the kernel next evens out its run queues, although the pCPU
+beside them runs batch VMs only. A pCPU that batch VMs leave is idle as soon as no critical vCPU wants it, and the
+kernel brings one there at once. Heracles (Lo et al., ISCA 2015) and Caladan (Fried et al., OSDI 2020) give pCPUs for
+this reason. As many are left as critical VMs use on average, so that they are seldom idle, and batch VMs lose little.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from manager.control.feedback_law import average
+from manager.control.placer import usable_cpus
+from manager.model.cpus import format_cpus
+from manager.model.decision import CpusGoal, Snapshot
+from policies.cores import batch_vms, cpus_goal, ordered_cpus
+
+MOST_LOST = 0.15
+"""Share of their CPU time that batch VMs may lose to room, averaged over AVERAGED_S; then it ends until half of it."""
+AVERAGED_S = 300.0
+SMOOTHING = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """``pcpus`` are left by batch VMs now.
+
+    ``used_pcpus``: the moving average of what critical VMs use. ``lost``: that of the share of their CPU time that
+    batch VMs lose; ``spent``: they lost too much of it.
+    """
+
+    pcpus: int = 0
+    used_pcpus: float | None = None
+    lost: float = 0.0
+    spent: bool = False
+
+
+def next_room(before: Room, snapshot: Snapshot, *, wanted: bool) -> Room:
+    """Room as of now; there is none unless it is ``wanted``. What batch VMs lost since the tick before was idle."""
+    online, usable = len(snapshot.capabilities.online_cpus), len(usable_cpus(snapshot))
+    used_pcpus = average(before.used_pcpus, sum(vm.cpu_share for vm in snapshot.vms if vm.critical) * online, SMOOTHING)
+    lost = before.lost + (_lost(before, snapshot) - before.lost) * min(1.0, snapshot.interval_s / AVERAGED_S)
+    spent = lost > (MOST_LOST / 2 if before.spent else MOST_LOST)
+    has_room = wanted and not spent
+    return Room(max(min(math.floor(used_pcpus), usable - 1), 0) if has_room else 0, used_pcpus, lost, spent)
+
+
+def _lost(room: Room, snapshot: Snapshot) -> float:
+    """Of what batch VMs could have had in the last interval, the share that was idle for their leaving pCPUs."""
+    if not room.pcpus:
+        return 0.0
+    online = len(snapshot.capabilities.online_cpus)
+    idle_pcpus = max(0.0, (1 - sum(vm.cpu_share for vm in snapshot.vms)) * online)
+    got_pcpus = sum(vm.cpu_share for vm in snapshot.vms if not vm.critical) * online
+    lost_pcpus = min(idle_pcpus, room.pcpus)
+    return lost_pcpus / (lost_pcpus + got_pcpus) if lost_pcpus else 0.0
+
+
+def room_goals(room: Room, snapshot: Snapshot) -> Iterator[CpusGoal]:
+    """Batch VMs on the other pCPUs; one that may use none of these stays where it is."""
+    if not room.pcpus:
+        return
+    order = ordered_cpus(snapshot)
+    left, others = order[: room.pcpus], frozenset(order[room.pcpus :])
+    why = f"auto: an SLA is at risk, so batch VMs leave pCPUs {format_cpus(frozenset(left))} to critical VMs"
+    for vm in batch_vms(snapshot):
+        goal = cpus_goal(vm, others, why)
+        if goal:
+            yield goal

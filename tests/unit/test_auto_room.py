@@ -1,0 +1,100 @@
+"""Room that batch VMs leave to critical VMs while an SLA is at risk: when, how much, and what it may cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from manager.control.resolve import validate
+from manager.model.decision import Snapshot
+from manager.model.host import CPU_WEIGHT_V2
+from manager.model.registration import HostSpec, VmClass
+from policies.auto import POLICY as AUTO
+from policies.auto_room import MOST_LOST, Room, next_room, room_goals
+from tests.unit.build import capabilities, view
+from tests.unit.test_auto import application
+
+
+def seen(pcpus: int = 8, critical_pcpus: float = 3.4, batch_pcpus: float = 4.6, at_s: float = 1000.0) -> Snapshot:
+    """A host with one critical and two batch VMs, which used so much in the last interval."""
+    cpus = frozenset(range(pcpus))
+    known = replace(capabilities(CPU_WEIGHT_V2), online_cpus=cpus, managed_cpus=cpus)
+    critical = replace(view("shop-web", weight=10_000), cpu_share=critical_pcpus / pcpus, vcpus=pcpus)
+    batch = [
+        replace(view(name, VmClass.BATCH, weight=1), cpu_share=batch_pcpus / 2 / pcpus)
+        for name in ("batch-1", "batch-2")
+    ]
+    spec = HostSpec("h1", policy="auto", pinning=False)
+    return Snapshot(at_s, 5.0, spec, known, (critical, *batch))
+
+
+@pytest.mark.parametrize(
+    ("pcpus", "critical_pcpus", "left"), [(8, 3.4, 3), (8, 0.9, 0), (4, 4.0, 3), (2, 1.2, 1), (1, 1.0, 0)]
+)
+def test_as_many_pcpus_are_left_as_critical_vms_use(pcpus: int, critical_pcpus: float, left: int) -> None:
+    moment = seen(pcpus, critical_pcpus, pcpus - critical_pcpus)
+    room = next_room(Room(), moment, wanted=True)
+    assert room.pcpus == left
+    goals = list(room_goals(room, moment))
+    assert [goal.vm for goal in goals] == (["batch-1", "batch-2"] if left else [])
+    assert all(goal.cpus == frozenset(range(left, pcpus)) for goal in goals)
+    assert next_room(room, moment, wanted=False).pcpus == 0
+
+
+def test_a_batch_vm_that_may_only_use_what_is_left_stays_where_it_is() -> None:
+    moment = seen()
+    first, *others = (vm for vm in moment.vms if not vm.critical)
+    bound = replace(first, spec=replace(first.spec, cpus=frozenset({0, 1})))
+    moment = replace(moment, vms=(*(vm for vm in moment.vms if vm.critical), bound, *others))
+    assert [goal.vm for goal in room_goals(Room(pcpus=3), moment)] == ["batch-2"]
+
+
+def test_room_ends_once_batch_vms_lost_too_much_and_comes_back_at_half_of_it() -> None:
+    room, course = Room(), []
+    for _ in range(200):
+        batch_pcpus = 3.6 if room.pcpus else 4.6  # one pCPU of the three that are left is idle
+        room = next_room(room, seen(batch_pcpus=batch_pcpus), wanted=True)
+        course.append(room)
+    ended = next(number for number, each in enumerate(course) if not each.pcpus)
+    assert course[ended - 1].lost <= MOST_LOST < course[ended].lost
+    back = next(number for number, each in enumerate(course) if number > ended and each.pcpus)
+    assert course[back].lost <= MOST_LOST / 2
+    assert sum(each.lost for each in course) / len(course) <= MOST_LOST
+
+
+def test_room_that_is_never_idle_costs_nothing() -> None:
+    room = Room()
+    for _ in range(100):
+        room = next_room(room, seen(), wanted=True)
+    assert room.pcpus == 3
+    assert room.lost == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize(("times_ms", "batch_vms"), [([60, 70, 75], 0), ([60, 100, 190], 2)])
+def test_auto_leaves_room_only_while_an_sla_is_at_risk(times_ms: list[int], batch_vms: int) -> None:
+    moment = seen()
+    critical, *batch = moment.vms
+    critical = replace(critical, application="shop", tier="web", vcpu_pcpus=(0.425,) * 8, vcpu_waits=(0.0,) * 8)
+    shop = application("shop", times_ms, 200.0, moment.now_s)
+    moment = replace(moment, vms=(critical, *batch), applications=(shop,))
+    decision = AUTO.decide(moment, None)
+    assert len(decision.cpus) == batch_vms
+    assert validate(decision, moment) is None
+    pinned = replace(moment, host=replace(moment.host, pinning=True))
+    assert not AUTO.decide(pinned, None).cpus
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.booleans()), min_size=1, max_size=30), st.integers(1, 16)
+)
+def test_batch_vms_always_keep_a_pcpu(ticks: list[tuple[float, float, bool]], pcpus: int) -> None:
+    room = Room()
+    for critical, batch, wanted in ticks:
+        moment = seen(pcpus, critical * pcpus, (1 - critical) * batch * pcpus)
+        room = next_room(room, moment, wanted=wanted)
+        assert 0 <= room.pcpus < pcpus
+        assert 0 <= room.lost <= 1
+        assert all(goal.cpus and goal.cpus < frozenset(range(pcpus)) for goal in room_goals(room, moment))
