@@ -230,11 +230,14 @@ def _judge_unknown(held: AppMemory, law: Law, steady_s: float) -> JudgedApp:
 def _standings(snapshot: Snapshot, judged: Mapping[str, JudgedApp], shares: Mapping[str, float]) -> dict[str, Standing]:
     """The applications whose response times were believed, and that do not pay for load above their agreed rate."""
     pcpus = len(snapshot.capabilities.online_cpus)
+    serving: dict[str, list[VmView]] = {}
+    for vm in snapshot.vms:
+        if vm.application is not None and vm.critical and vm.spec.weight is None:
+            serving.setdefault(vm.application, []).append(vm)
     standings: dict[str, Standing] = {}
     for view in snapshot.applications:
         name, sla = view.application.name, view.application.sla
-        judgement = judged.get(name)
-        driven = [vm for vm in snapshot.vms if vm.critical and vm.application == name and vm.spec.weight is None]
+        judgement, driven = judged.get(name), serving.get(name)
         if sla and driven and judgement and judgement.factor is not None and judgement.held.whole_miss is not None:
             wanted = sum(shares[vm.name] for vm in driven) * pcpus
             weight = max(vm.weight or 0 for vm in driven)

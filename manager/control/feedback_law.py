@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import takewhile
+from operator import add
 
 from manager.model.decision import VmView
 from manager.model.host import WeightScale
@@ -64,10 +65,11 @@ def vcpu_demands(vm: VmView) -> tuple[float, ...]:
 
     Where only the VM's wait is known, it is divided evenly.
     """
-    if len(vm.vcpu_pcpus) != vm.vcpus:
+    used = vm.vcpu_pcpus
+    if len(used) != vm.vcpus:
         return ()
     waits = vm.vcpu_waits if len(vm.vcpu_waits) == vm.vcpus else (vm.run_delay_share / vm.vcpus,) * vm.vcpus
-    return tuple(min(used + waited, 1.0) for used, waited in zip(vm.vcpu_pcpus, waits, strict=True))
+    return tuple([1.0 if wanted > 1.0 else wanted for wanted in map(add, used, waits)])
 
 
 def average(before: float | None, now: float, smoothing: float) -> float:

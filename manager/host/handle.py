@@ -53,6 +53,8 @@ class VmHandle:
         self._changed = False
         self._nodes: frozenset[int] = frozenset()
         self._cpus: dict[int, CpuSet] = {}  # as last read, by thread
+        self._cpus_known = False  # those of all threads
+        self._iothread_cpus: tuple[tuple[int, CpuSet], ...] = ()
         self._pins_unread = instance.pid % PINS_EVERY  # not those of all VMs at once
         self._known: Mapping[KnobKey, KnobValue] | None = None  # all that was read last, None once any is another
         self._known_group = _NO_GROUP
@@ -104,6 +106,7 @@ class VmHandle:
             self._close_schedstats()
         self._threads = threads
         self._cpus.clear()
+        self._cpus_known = False
         self._known = None
         for _, tid in threads.vcpus if not self._schedstat_fds else ():
             path = Path(self._task) / str(tid) / "schedstat"
@@ -151,15 +154,15 @@ class VmHandle:
         vcpus: list[VcpuState] = []
         try:
             self._changed = os.fstat(self._task_fd).st_nlink != self._thread_count  # as process.thread_count
+            if not (self._cpus_known and self._pins_unread):
+                self._read_affinities()
+            cpus = self._cpus
             for index, tid, schedstat_fd in self._vcpus:
-                cpus = self._affinity(tid)
                 if schedstat_fd is None:
-                    vcpus.append(VcpuState(index, cpus))
+                    vcpus.append(VcpuState(index, cpus[tid]))
                 else:
                     run_ns, delay_ns, _ = os.pread(schedstat_fd, SHORT, 0).split()
-                    vcpus.append(VcpuState(index, cpus, int(delay_ns), int(run_ns)))
-            emulator_cpus = self._affinity(self.instance.pid)
-            iothread_cpus = tuple([(number, self._affinity(tid)) for number, tid in self._threads.iothreads])
+                    vcpus.append(VcpuState(index, cpus[tid], int(delay_ns), int(run_ns)))
         except OSError as error:
             raise refusal(f"threads of {self.instance.libvirt_name}", error) from error
         if group is not self._known_group:
@@ -169,8 +172,8 @@ class VmHandle:
             self._cpu_ns(),
             group.weight,
             tuple(vcpus),
-            emulator_cpus,
-            iothread_cpus,
+            cpus[self.instance.pid],
+            self._iothread_cpus,
             group.idle,
             group.quota,
             self._nodes,
@@ -181,6 +184,14 @@ class VmHandle:
         if self._known is None:
             self._known = state.knobs()
         return state
+
+    def _read_affinities(self) -> None:
+        """Those of all threads that are looked at. Raises OSError."""
+        for _, tid in self._threads.vcpus:
+            self._affinity(tid)
+        self._affinity(self.instance.pid)
+        self._iothread_cpus = tuple([(number, self._affinity(tid)) for number, tid in self._threads.iothreads])
+        self._cpus_known = True
 
     def _affinity(self, tid: int) -> CpuSet:
         """The very set that was read before if it is the same, which makes comparing it cheap. Raises OSError."""
@@ -218,6 +229,7 @@ class VmHandle:
     def _require_unchanged(self, key: KnobKey, tid: int) -> None:
         """It may be some readings ago that the pin was read. Raises HostError if another tool set it since."""
         before = self._cpus.pop(tid, None)
+        self._cpus_known = False
         if before is not None and before != process.affinity(tid):
             raise HostError(f"{self.instance.libvirt_name}: {key.knob} was changed meanwhile", errno.EAGAIN)
 

@@ -57,6 +57,43 @@ def test_a_folder_with_two_holders_is_watched_until_both_have_let_go(watch: Writ
     assert watch.writes(again)
 
 
+def test_whatever_the_order_a_write_is_in_the_next_answer_but_one_at_the_latest(
+    watch: WriteWatch, folders: list[Path]
+) -> None:
+    """Between two answers about a folder there is a look; a folder that is new is looked at at once."""
+    one, two = map(watch.add, folders)
+    (folders[0] / "weight").write_text("2")
+    assert (watch.writes(one), watch.writes(two)) == (1, 0)
+    (folders[1] / "weight").write_text("2")
+    assert watch.writes(two), "it was asked about since the last look"
+    (folders[0] / "weight").write_text("3")
+    before = watch.writes(one)
+    assert (watch.writes(one) or 0) > 1
+    assert before in {1, 2}
+    third = folders[0].parent / "three"
+    third.mkdir()
+    (third / "weight").write_text("1")
+    number = watch.add(third)
+    (third / "weight").write_text("2")
+    assert watch.writes(number), "nothing that was known before it was added counts"
+
+
+def test_many_folders_are_one_look(watch: WriteWatch, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = list(map(watch.add, folders))
+    looks: list[int] = []
+
+    class Counted:
+        def poll(self, timeout_ms: int) -> list[object]:
+            looks.append(timeout_ms)
+            return []
+
+    monkeypatch.setattr(watch, "_poll", Counted())
+    for _ in range(3):
+        for number in numbers:
+            watch.writes(number)
+    assert len(looks) == 3
+
+
 def test_a_folder_that_was_removed_meanwhile_is_let_go_of(watch: WriteWatch, folders: list[Path]) -> None:
     one = watch.add(folders[0])
     for file in folders[0].iterdir():
