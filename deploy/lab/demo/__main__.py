@@ -8,11 +8,13 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import click
 from rich.console import Console
 
-from deploy.lab.demo import phases, spike
+from deploy.lab.demo import autopilot, phases, spike
+from deploy.lab.demo.autopilot_report import print_autopilot_report
 from deploy.lab.demo.demo_report import print_report
 from deploy.lab.demo.scene import BatchShape, parse_shape
 from deploy.lab.demo.spike_report import print_spike_report
@@ -22,12 +24,15 @@ from manager.errors import EquipoiseError
 
 
 @click.command(context_settings={"show_default": True, "max_content_width": 100})
-@click.option("--scenario", type=click.Choice(["phases", "spike"]), default="phases", help="What to demonstrate.")
+@click.option(
+    "--scenario", type=click.Choice(["phases", "spike", "autopilot"]), default="phases", help="What to demonstrate."
+)
 @click.option(
     "--duration",
     type=click.FloatRange(3, 3600),
     metavar="S",
-    help=f"Length of each phase ({phases.DEFAULT_PHASE_S:g}) or of each run ({spike.DEFAULT_RUN_S:g}).",
+    help=f"Length of each phase ({phases.DEFAULT_PHASE_S:g}, of `autopilot` {autopilot.DEFAULT_PHASE_S:g}) or of each"
+    f" run ({spike.DEFAULT_RUN_S:g}).",
 )
 @click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write JSON."
@@ -36,8 +41,7 @@ from manager.errors import EquipoiseError
     "--picture",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    default=DEFAULT_BASE / "spike.png",
-    help="Where `spike` draws its picture (PNG).",
+    help=f"Where `spike` and `autopilot` draw their picture (PNG or SVG)  [default: {DEFAULT_BASE}/SCENARIO.png]",
 )
 @click.option(
     "--batch",
@@ -53,7 +57,7 @@ def main(
     scenario: str,
     duration: float | None,
     json_file: Path | None,
-    picture: Path,
+    picture: Path | None,
     shape: BatchShape,
     keep: bool,
     no_wait: bool,
@@ -66,22 +70,35 @@ def main(
             stack.enter_context(only_user("deploy/demo", wait=not no_wait))
             if scenario == "spike":
                 result = spike.play(console, stack, duration or spike.DEFAULT_RUN_S, keep)
+            elif scenario == "autopilot":
+                result = autopilot.play(console, stack, duration or autopilot.DEFAULT_PHASE_S, keep)
             else:
                 result = phases.play(console, stack, duration or phases.DEFAULT_PHASE_S, keep, shape)
     except EquipoiseError as error:
         raise SystemExit(f"deploy/demo: {error}") from error
     if json_file:
         json_file.write_text(json.dumps(result, indent=2) + "\n")
-    failed = scenario == "spike" and not result["calibrated"]
-    if scenario == "spike":
-        from deploy.lab.demo.picture import draw  # noqa: PLC0415 - it writes caches when it is imported
+    failed = not result.get("calibrated", True)
+    if scenario == "phases":
+        print_report(console, result)
+    else:
+        _report(console, result, picture or DEFAULT_BASE / f"{scenario}.png")
+    sys.exit(1 if failed or not (result["restored"] or keep) else 0)
 
+
+def _report(console: Console, result: dict[str, Any], picture: Path) -> None:
+    """Draw the picture and print the report of a scenario that has one."""
+    from deploy.lab.demo.picture import draw, draw_autopilot  # noqa: PLC0415 - it writes caches when it is imported
+
+    if result["scenario"] == "spike":
         draw(result, picture)
         print_spike_report(console, result)
         console.print(f"picture of p95, weights and CPU over time: {picture}", highlight=False)
-    else:
-        print_report(console, result)
-    sys.exit(1 if failed or not (result["restored"] or keep) else 0)
+        return
+    print_autopilot_report(console, result)
+    if result["calibrated"]:
+        draw_autopilot(result, picture)
+        console.print(f"picture of p95 and batch VMs' CPU over time: {picture}", highlight=False)
 
 
 def _shape(text: str) -> BatchShape:

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 from deploy.lab.commands import LabError, last_lines
 from deploy.lab.demo.scene import Scene, Service
 from manager.errors import ManagerUnavailable
+from manager.model.records import OutcomeKind
 from manager.model.warp import WarpUse
 from manager.protocol.client import ManagerClient
 
@@ -67,12 +69,13 @@ class Equipoise:
         """Register the scene: its VMs, and its applications with their SLAs."""
         for service in self._scene.services:
             self.client.request("PUT", f"/vms/{service.vm.name}", body={"class": "critical", "host": HOST})
-        for vm in self._scene.batch:
+        for vm in (*self._scene.batch, *filter(None, [self._scene.late])):
             self.client.request("PUT", f"/vms/{vm.name}", body={"class": "batch", "host": HOST})
         self.promise(self._scene.services)
 
     def promise(self, services: Iterable[Service]) -> None:
         """Register the applications, anew if there are others of their names."""
+        sources = [{"name": "taps", "type": "tap"}] if self._scene.tapped else []
         for service in services:
             body = {
                 "tiers": [{"name": service.name, "vms": [service.vm.name]}],
@@ -81,12 +84,13 @@ class Equipoise:
                     "percentile": 95,
                     "max_rate_rps": service.max_rate_rps,
                 },
+                "sources": sources,
             }
             self.client.request("PUT", f"/applications/{service.name}", body=body)
 
     def control(self, settings: Mapping[str, Any]) -> None:
         """Set these of the host, all others to their defaults, and wait until that is in force."""
-        host = self.client.request("PUT", f"/hosts/{HOST}", body=dict(settings)).json()
+        host = self.set_host(settings)
         policy, warp, before = host["policy"], WarpUse(host["warp"]), self._tick()["number"]
 
         def in_force() -> bool:
@@ -100,6 +104,11 @@ class Equipoise:
             return bool(settled and len(running) == len(self._scene.vms))
 
         self._wait(in_force, SETTLE_S, f"the policy {policy} to be in force")
+
+    def set_host(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Set these of the host, all others to their defaults; the agent learns of it within a second."""
+        host: dict[str, Any] = self.client.request("PUT", f"/hosts/{HOST}", body=dict(settings)).json()
+        return host
 
     def push(self, service: str, interval: Mapping[str, Any]) -> None:
         """Send an interval's response times, as a proxy or an application would."""
@@ -142,6 +151,12 @@ class Equipoise:
     def decisions(self) -> int:
         """How many decisions were recorded."""
         return len(self.client.items("/decisions"))
+
+    def steps(self, since_s: float, until_s: float) -> dict[str, int]:
+        """How many changes took effect between two times (seconds since the epoch), by knob."""
+        since, until = (datetime.fromtimestamp(at_s, UTC).isoformat() for at_s in (since_s, until_s))
+        records = self.client.items("/decisions", since=since, until=until)
+        return dict(Counter(record["knob"] for record in records if record["outcome"] == OutcomeKind.APPLIED))
 
     def stop(self) -> None:
         """End it with SIGTERM, on which it restores everything. Raises LabError when that does not end cleanly."""

@@ -63,11 +63,14 @@ class Meter:
 
     def __init__(self, scene: Scene, connection: libvirt.virConnect) -> None:
         self._scene = scene
+        self._connection = connection
         self._domains = {vm.name: connection.lookupByName(vm.name) for vm in scene.vms}
 
     def read(self) -> CpuReading:
-        """All CPU times now."""
+        """All CPU times now; 0 s of the late VM while it does not run."""
         vms_s = {name: domain.info()[4] / 1e9 for name, domain in self._domains.items()}
+        if self._scene.late:
+            vms_s[self._scene.late.name] = self._late_s(self._scene.late.name)
         managed_busy = managed_total = busy = total = 0.0
         for line in Path("/proc/stat").read_text().splitlines():
             name, *fields = line.split()
@@ -87,7 +90,7 @@ class Meter:
         elapsed_s = after.at_s - before.at_s
         used_s = {name: after.vms_s[name] - before.vms_s[name] for name in after.vms_s}
         busy_s, total_s = after.busy_s - before.busy_s, after.total_s - before.total_s
-        batch_s = sum(used_s[vm.name] for vm in self._scene.batch)
+        batch_s = sum(used_s.values()) - sum(used_s[service.vm.name] for service in self._scene.services)
         return CpuUse(
             host_share=(after.managed_busy_s - before.managed_busy_s)
             / (after.managed_total_s - before.managed_total_s),
@@ -95,6 +98,14 @@ class Meter:
             batch_rate=batch_s / elapsed_s,
             critical_rate=(sum(used_s.values()) - batch_s) / elapsed_s,
         )
+
+    def _late_s(self, name: str) -> float:
+        try:
+            return float(self._connection.lookupByName(name).info()[4]) / 1e9
+        except libvirt.libvirtError as error:
+            if error.get_error_code() in (libvirt.VIR_ERR_NO_DOMAIN, libvirt.VIR_ERR_OPERATION_INVALID):
+                return 0.0
+            raise
 
     def over(self, seconds: float) -> CpuUse:
         """The use of the CPUs during the next ``seconds``."""

@@ -1,4 +1,4 @@
-"""p95, weights and CPU over time, a column for each run, in the manner of the study's Figures 6 and 7."""
+"""p95, weights and CPU over time, a column for each run or phase, in the manner of the study's Figures 6 and 7."""
 
 from __future__ import annotations
 
@@ -41,6 +41,32 @@ def draw(result: Mapping[str, Any], file: Path) -> None:
     if result["accelerator"] == "tcg":
         figure.suptitle("emulated guests (TCG): compare runs, not milliseconds")
     figure.savefig(file, dpi=100)
+
+
+def draw_autopilot(result: Mapping[str, Any], file: Path) -> None:
+    """Write p95 over time of each phase, and what batch VMs had, as PNG or SVG. Raises OSError when that fails."""
+    mpl.use("agg")
+    phases, turn_s = result["phases"], result["turn_s"]
+    figure = Figure(figsize=(3.4 * len(phases), 6), layout="constrained")
+    panels = figure.subplots(2, len(phases), sharex=True, sharey="row", squeeze=False)
+    for column, phase in enumerate(phases):
+        time, cpu = (panels[row][column] for row in range(2))
+        for colour, (name, seen) in zip(COLOURS, phase["services"].items(), strict=False):
+            _line(time, seen["p95_ms"], result["interval_s"], colour, name)
+            time.axhline(seen["sla_ms"], color=colour, linestyle="--", linewidth=1)
+        _line(cpu, phase["batch_pcpus"], result["cpu_every_s"], COLOURS[2], "batch")
+        for panel in (time, cpu):
+            panel.axvspan(turn_s / 3, 2 * turn_s / 3, color="0.92", zorder=0)
+            panel.axvline(2 * turn_s / 3, color="black", linestyle=":", linewidth=1)
+        time.set_title(phase["name"])
+        cpu.set_xlabel("s (grey: spike; dotted: new batch VM)")
+    panels[0][0].set_ylabel("p95, ms (dashed: SLA)")
+    panels[0][0].set_yscale("log")
+    panels[1][0].set_ylabel("pCPUs of batch VMs")
+    panels[0][0].legend(loc="upper right", fontsize="small")
+    if result["accelerator"] == "tcg":
+        figure.suptitle(f"all of {result['turns']} turns; emulated guests (TCG): compare phases, not milliseconds")
+    figure.savefig(file, dpi=80)
 
 
 def _line(panel: Any, values: list[float | None], interval_s: float, colour: str, label: str) -> None:

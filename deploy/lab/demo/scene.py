@@ -28,7 +28,7 @@ CALM, SPIKING = "wiki-1", "wiki-2"
 class Service:
     """A critical VM, the load it is given and the SLA it is registered with.
 
-    With ``spike_rps`` the load has that rate in the middle third of the time, ``rate_rps`` else.
+    With ``spike_rps`` the load has that rate in the middle third of the time after ``lead_s``, ``rate_rps`` else.
     """
 
     name: str
@@ -39,6 +39,7 @@ class Service:
     spike_rps: float | None = None
     max_rate_rps: float | None = None
     seed: int = 1
+    lead_s: float = 0.0
 
     def load(self, duration_s: float, push_interval_s: float) -> LoadSpec:
         """The same load whenever it is asked for, arrivals included."""
@@ -48,11 +49,12 @@ class Service:
             else (HTTP_PORT, HttpOptions(self.path))
         )
         rates = [self.rate_rps] if self.spike_rps is None else [self.rate_rps, self.spike_rps, self.rate_rps]
+        part_s = (duration_s - self.lead_s) / len(rates)
         return LoadSpec(
             self.vm.ip,
             port,
             protocol,
-            tuple(Phase(duration_s / len(rates), rate_rps) for rate_rps in rates),
+            tuple(Phase(part_s + (0.0 if place else self.lead_s), rate_rps) for place, rate_rps in enumerate(rates)),
             warmup_s=WARMUP_S,
             connections=CONNECTIONS,
             seed=self.seed,
@@ -71,13 +73,13 @@ class DemoPhase:
     warp: bool = False
 
 
-_EQUAL: Mapping[str, Any] = {"policy": "equal", "pinning": False, "placement": {"batch_group": "off"}}
+EQUAL: Mapping[str, Any] = {"policy": "equal", "pinning": False, "placement": {"batch_group": "off"}}
 PHASES = (
     DemoPhase("alone-pinned", "batch VMs paused, critical vCPUs pinned: the limit", {}, batch_runs=False),
-    DemoPhase("equal", "all VMs at the kernel's default weight", _EQUAL),
+    DemoPhase("equal", "all VMs at the kernel's default weight", EQUAL),
     DemoPhase("weighted", "weights and pins only", {"placement": {"batch_group": "off"}}),
     DemoPhase("protected", "what Equipoise does by itself", {}),
-    DemoPhase("warp", "as equal, and critical VMs have the warp of their SLA", _EQUAL, warp=True),
+    DemoPhase("warp", "as equal, and critical VMs have the warp of their SLA", EQUAL, warp=True),
 )
 """``protected`` sets nothing: the VMs, applications and SLAs are registered, and that is all."""
 
@@ -87,6 +89,8 @@ class Scene:
     """The pCPUs the VMs run on, those of the load generators (the same ones where there are no others), the VMs.
 
     ``interval_s`` is the control interval, ``push_interval_s`` how often load generators tell of response times.
+    ``late`` is a batch VM that is registered with the others, but started in the middle of a run. ``tapped``: response
+    times come from the VMs' taps, and not from the load generators.
     """
 
     managed_cpus: frozenset[int]
@@ -95,10 +99,12 @@ class Scene:
     batch: tuple[LabVm, ...]
     interval_s: float = 1.0
     push_interval_s: float = 2.0
+    late: LabVm | None = None
+    tapped: bool = False
 
     @property
     def vms(self) -> tuple[LabVm, ...]:
-        """All VMs, critical ones first."""
+        """All VMs that run throughout, critical ones first."""
         return (*(service.vm for service in self.services), *self.batch)
 
 

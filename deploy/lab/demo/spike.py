@@ -21,8 +21,8 @@ from deploy.lab.demo.calibrate import SPIKES, calibrate, judged, static_of, viol
 from deploy.lab.demo.measure import CpuReading, Meter, measure
 from deploy.lab.demo.scene import CALM, SPIKING, WARMUP_S, Scene, spike_scene, with_sla, with_spike
 from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
+from deploy.lab.demo.stretches import p95_ms, stretches
 from deploy.lab.lab_vms import LabHost
-from manager.model.histogram import Histogram
 
 STATIC = "priority"
 POLICIES = (STATIC, "fair", "isolation")
@@ -188,31 +188,15 @@ def seen_by(
 
     ``pushed`` are the load generator's histograms, ``began_s`` (seconds since the epoch) the schedule's begin.
     """
-    intervals = _merged(pushed, began_s, interval_s, int(duration_s / interval_s))
-    times_ms = [_p95_ms(histogram) for histogram in intervals]
-    thirds = _merged(pushed, began_s, duration_s / 3, 3)
+    intervals = stretches(pushed, began_s, interval_s, int(duration_s / interval_s))
+    times_ms = [p95_ms(histogram) for histogram in intervals]
+    thirds = stretches(pushed, began_s, duration_s / 3, 3)
     return {
         "sla_ms": sla_ms,
         "violated_share": violated_share(times_ms, sla_ms),
         "p95_ms": times_ms,
         "rate_rps": [round(histogram.count / interval_s, 2) for histogram in intervals],
         "parts": {
-            name: {"p95_ms": _p95_ms(part), "count": part.count} for name, part in zip(PARTS, thirds, strict=True)
+            name: {"p95_ms": p95_ms(part), "count": part.count} for name, part in zip(PARTS, thirds, strict=True)
         },
     }
-
-
-def _merged(pushed: Sequence[Mapping[str, Any]], began_s: float, length_s: float, count: int) -> list[Histogram]:
-    """The response times of ``count`` stretches of ``length_s`` seconds."""
-    parts = [Histogram()] * count
-    for interval in pushed:
-        middle_s = (interval["start_epoch_s"] + interval["end_epoch_s"]) / 2
-        place = int((middle_s - began_s) // length_s)
-        if 0 <= place < count:
-            parts[place] = parts[place].merge(Histogram({int(k): v for k, v in interval["buckets"].items()}))
-    return parts
-
-
-def _p95_ms(histogram: Histogram) -> float | None:
-    time_us = histogram.percentile_us(95)
-    return None if time_us is None else round(time_us / 1000, 3)
