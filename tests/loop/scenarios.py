@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from manager.model.cpus import CpuSet
+from manager.model.decision import CpusGoal, QuotaGoal
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import HOST_UUID, INSIDE, PARTLY, Knob, KnobKey
 from manager.model.registration import Mode
@@ -153,6 +155,24 @@ def _plugged(stage: Stage) -> None:
     stage.boot("batch", "batch", cpus=TWO | {3})
 
 
+def _decided(stage: Stage) -> None:
+    """Placed as critical VMs, fenced as batch VMs, and limited each by its operator or its registration."""
+    stage.boot("web", vcpus=2, iothreads=(1,), max_pcpus=1.5)
+    stage.boot("db", cpus=TWO | {3})
+    stage.boot("red", "batch", quota_us=150_000)
+    stage.boot("blue", "batch")
+    stage.placement(batch=BatchPlacement.FENCE)
+    stage.control(policy="told")
+
+
+def _confining(**cpus: CpuSet) -> tuple[CpusGoal, ...]:
+    return tuple(CpusGoal(vm, held, "as told") for vm, held in cpus.items())
+
+
+def _limiting(**pcpus: float) -> tuple[QuotaGoal, ...]:
+    return tuple(QuotaGoal(vm, most, "as told") for vm, most in pcpus.items())
+
+
 SCENARIOS = (
     Scenario(
         "weights and pins",
@@ -291,6 +311,23 @@ SCENARIOS = (
         ),
         free=True,
         cpus=6,
+    ),
+    Scenario(
+        "pCPUs, quotas and pinning of a policy",
+        _decided,
+        (
+            lambda stage: stage.decide(cpus=_confining(web=ONE | TWO | {3}, red=ZERO), quotas=_limiting(red=0.5)),
+            nothing,
+            lambda stage: stage.decide(
+                cpus=_confining(web=TWO | {3}, blue=ZERO | ONE), quotas=_limiting(web=1.0, red=0.3)
+            ),
+            lambda stage: stage.decide(pinning=False, quotas=_limiting(web=2.0, blue=0.4)),
+            lambda stage: stage.decide(pinning=True, cpus=_confining(web=ONE | TWO)),
+            lambda stage: stage.control(mode=Mode.OBSERVE),
+            lambda stage: stage.control(mode=Mode.ENFORCE),
+            lambda stage: stage.decide(),
+        ),
+        free=True,
     ),
     Scenario("warps by slices", _warped(Mechanism.SLICE, use=WarpUse.SLICE), _WARP_ORDERS),
     Scenario("warps of the BVT patch", _warped(Mechanism.BVT), _WARP_ORDERS),

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
 from manager.model.cpus import CpuSet
+from manager.model.decision import Decision
 from manager.model.host import CPU_SHARES_V1, Quota, WeightScale
 from manager.model.knobs import HOST_UUID, PINS, SCHEDULINGS, Knob, KnobKey, KnobValue
 from manager.model.law import Law
@@ -51,6 +52,7 @@ class Stage:
     ``originals`` are the values that the host is to have without us, and ``others`` those that somebody else gave a
     knob while we had it. ``meddled`` are all knobs that somebody else ever changed, ``narrowed`` all that they left to
     be given back of one, ``inherited`` where plugged vCPUs began, ``lost`` the pCPUs that ever were offline.
+    ``decision`` is what the policy `told` decides.
     """
 
     def __init__(self, scenario: Scenario) -> None:
@@ -65,6 +67,7 @@ class Stage:
         self.narrowed: dict[KnobKey, KnobValue] = {}
         self.inherited: dict[KnobKey, KnobValue] = {}
         self.lost: CpuSet = frozenset()
+        self.decision = Decision()
         self._orders = scenario.all_orders
         self._owned: Set[KnobKey] = frozenset()
         scenario.build(self)
@@ -147,6 +150,10 @@ class Stage:
     def placement(self, **fields: object) -> None:
         """Change the host's rules of placement."""
         self.control(placement=replace(self.assignment.host.placement, **fields))  # type: ignore[arg-type]
+
+    def decide(self, **goals: object) -> None:
+        """From now on the policy `told` wants this, and nothing else."""
+        self.decision = Decision(**goals)  # type: ignore[arg-type]
 
     def prompt_floor(self, share: float = 0.05) -> None:
         """Batch VMs are judged by their last second alone."""

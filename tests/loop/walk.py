@@ -13,7 +13,7 @@ import random
 import resource
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
@@ -25,7 +25,7 @@ from manager.loop.journal import Entry, Journal
 from manager.loop.observer import Clock, LoopSettings, Observation
 from manager.loop.planner import Planned
 from manager.loop.tick import ControlLoop, TickResult, _values
-from manager.model.decision import Goal
+from manager.model.decision import Decision, Goal, Memory, Snapshot
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
@@ -334,6 +334,24 @@ class FaultyJournal(Journal):
         return folder / self.path.name
 
 
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A policy that decides what the stage says of the VMs that run."""
+
+    stage: Stage
+    name: str = "told"
+    summary: str = "As the scenario says."
+
+    def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
+        running = {vm.name for vm in snapshot.vms}
+        wanted = self.stage.decision
+        return replace(
+            wanted,
+            cpus=tuple(goal for goal in wanted.cpus if goal.vm in running),
+            quotas=tuple(goal for goal in wanted.quotas if goal.vm in running),
+        )
+
+
 class WatchedLoop(ControlLoop):
     """The loop; ``goals`` are those of the last plan that was to be carried out.
 
@@ -372,7 +390,7 @@ class Walk:
 
     def _start(self, path: Path) -> None:
         self.journal = FaultyJournal(path, self.host.boot_id, self.director)
-        policies = {"equal": EQUAL, "priority": PRIORITY}
+        policies = {"equal": EQUAL, "priority": PRIORITY, "told": Told(self.stage)}
         settings = LoopSettings("h1", 1.0, 30.0, 20)
         self.loop = WatchedLoop(self.host, self.journal, policies, settings, self._clock, EVERYTHING)
         self.loop.wanted, self.loop.host = self.wanted, self.host
