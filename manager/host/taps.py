@@ -32,6 +32,7 @@ from manager.model.histogram import Histogram
 from manager.model.traffic import ServiceTraffic, TapProtocol, TapWay
 
 _LOAD_S = 300  # the verifier's work, beside busy VMs in an emulated host; a second elsewhere
+_FOLDER = "equipoise_tap_"  # and the number of the process that loads
 _COUNT = struct.Struct("=I")
 _SETTINGS = struct.Struct("=QQ")
 _SERVICE = struct.Struct(f"={len(tap.COUNTERS)}Q")
@@ -208,7 +209,8 @@ def of_this_machine() -> TapProgram:
 @contextlib.contextmanager
 def _pinned(mount: Path, bpftool: str) -> Iterator[Path]:
     """Load the object and pin its programs and maps in a folder, which is removed at the end of the block."""
-    folder = mount / f"equipoise_tap_{os.getpid()}"
+    remove_leftovers(mount)
+    folder = mount / f"{_FOLDER}{os.getpid()}"
     command = [bpftool, "prog", "loadall", str(tap.OBJECT), str(folder), "pinmaps", str(folder / "maps")]
     try:
         loading = subprocess.run(
@@ -222,8 +224,20 @@ def _pinned(mount: Path, bpftool: str) -> Iterator[Path]:
             raise HostError(f"the kernel did not take the program for taps: {said}")
         yield folder
     finally:
-        for file in sorted(folder.glob("**/*"), reverse=True):
-            with contextlib.suppress(OSError):
-                file.rmdir() if file.is_dir() else file.unlink()
+        _remove(folder)
+
+
+def remove_leftovers(mount: Path) -> None:
+    """Remove what processes that are gone have pinned: one that was killed while it loaded the program."""
+    for folder in mount.glob(f"{_FOLDER}*"):
+        process = folder.name.removeprefix(_FOLDER)
+        if process.isdecimal() and not Path("/proc", process).exists():
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    for file in sorted(folder.glob("**/*"), reverse=True):
         with contextlib.suppress(OSError):
-            folder.rmdir()
+            file.rmdir() if file.is_dir() else file.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()

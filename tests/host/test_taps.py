@@ -378,6 +378,15 @@ def test_nothing_is_left_of_it_when_its_process_is_killed() -> None:
     assert not (Path("/sys/fs/bpf") / pins).exists()
 
 
+def test_pins_of_a_process_that_was_killed_while_it_loaded_are_removed_by_the_next_one() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    left = Path(f"/sys/fs/bpf/equipoise_tap_{gone.pid}")
+    (left / "maps").mkdir(parents=True)
+    with closing(TapProgram(REAL)):
+        assert not left.exists()
+
+
 def serve_one(server: socket.socket) -> None:
     accepted, _ = server.accept()
     with accepted:
