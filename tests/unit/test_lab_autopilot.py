@@ -90,19 +90,20 @@ def test_a_violation_ends_when_two_intervals_in_a_row_meet_the_sla(
 
 
 @pytest.mark.parametrize(
-    ("equal_ms", "parts_ms", "sla_ms"),
+    ("equal_ms", "parts_ms", "sla_ms", "violated"),
     [
-        (20.0, (2.0, 3.0, 2.0), 6.0),  # twice the slowest part
-        (6.5, (2.0, 3.0, 2.0), 6.5 / MARGIN),  # less, so that equal weights violate it clearly
-        (5.0, (2.0, 3.0, 2.0), None),
-        (20.0, (2.0, None, 2.0), None),
+        (20.0, (2.0, 3.0, 2.0), 6.0, True),  # twice the slowest part
+        (6.5, (2.0, 3.0, 2.0), 6.5 / MARGIN, True),  # less, so that equal weights violate it clearly
+        (5.0, (2.0, 3.0, 2.0), 6.0, False),
+        (20.0, (2.0, None, 2.0), None, False),
     ],
 )
-def test_the_target_is_met_by_hand_and_violated_by_equal_weights(
-    equal_ms: float, parts_ms: tuple[float | None, ...], sla_ms: float | None
+def test_the_target_is_met_by_hand_and_violated_by_equal_weights_if_that_can_be(
+    equal_ms: float, parts_ms: tuple[float | None, ...], sla_ms: float | None, violated: bool
 ) -> None:
-    found_ms = target_of(turn(equal_ms, parts_ms), "web").sla_ms
-    assert found_ms == (None if sla_ms is None else pytest.approx(sla_ms, rel=0.02))
+    target = target_of(turn(equal_ms, parts_ms), "web")
+    assert target.sla_ms == (None if sla_ms is None else pytest.approx(sla_ms, rel=0.02))
+    assert target.violated == violated
 
 
 def test_turns_are_one_phase() -> None:

@@ -16,7 +16,7 @@ SPIKE_TIMES = 1.5
 """The load of the service that spikes in the middle third, in multiples of that before."""
 AGREED_TIMES = 1.5
 """The agreed rate in multiples of the highest load: the SLA always applies."""
-LEAD_S = 2.0
+LEAD_S = 4.0
 """So long, after the warm-up, it is measured at equal weights before the policy is set."""
 AT_EQUAL = DemoPhase("equal", "all VMs at the kernel's default weight", EQUAL)
 """Before each turn, so that there is a violation to be cured."""

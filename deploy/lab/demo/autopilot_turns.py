@@ -82,24 +82,25 @@ class SeenViolation:
 
 @dataclass(frozen=True, slots=True)
 class CureTarget:
-    """The SLA, None where none can be shown here, and why."""
+    """The SLA, None where none can be known, and why. ``violated``: equal weights clearly violate it."""
 
     sla_ms: float | None
     why: str
+    violated: bool = False
 
 
 def target_of(turn: PlayedTurn, service: str) -> CureTarget:
-    """A target that the hand-made setting meets throughout the turn, and equal weights before it violate."""
+    """A target that the hand-made setting meets throughout the turn, and that equal weights violate if that can be."""
     equal_ms = p95_ms(turn.before(service))
     by_hand = [p95_ms(part) for part in turn.parts(service)]
     known = [time_ms for time_ms in by_hand if time_ms is not None]
     if equal_ms is None or len(known) < len(by_hand):
         return CureTarget(None, "nothing was answered at equal weights, or in a part of the turn after it")
     measured = f"p95 {equal_ms:.1f} ms at equal weights, at most {max(known):.1f} ms by hand"
-    if equal_ms / MARGIN < LEAST_HEADROOM * max(known):
-        return CureTarget(None, f"{measured}: no target is clearly violated and clearly met")
-    sla_ms = round(min(HEADROOM * max(known), equal_ms / MARGIN), 2)
-    return CureTarget(sla_ms, f"{measured}: SLA {sla_ms:g} ms")
+    violated = equal_ms / MARGIN >= LEAST_HEADROOM * max(known)
+    sla_ms = round(min(HEADROOM * max(known), equal_ms / MARGIN) if violated else HEADROOM * max(known), 2)
+    unclear = "" if violated else ", which equal weights do not clearly violate"
+    return CureTarget(sla_ms, f"{measured}: SLA {sla_ms:g} ms{unclear}", violated)
 
 
 def violations(times_ms: Sequence[float | None], sla_ms: float, interval_s: float) -> list[SeenViolation]:
