@@ -23,6 +23,8 @@ MOST_LOST = 0.15
 """Share of their CPU time that batch VMs may lose to room, averaged over AVERAGED_S; then it ends until half of it."""
 AVERAGED_S = 300.0
 SMOOTHING = 0.2
+HYSTERESIS = 0.5
+"""As many pCPUs stay left while use is off by no more than this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,15 @@ def next_room(before: Room, snapshot: Snapshot, *, wanted: bool) -> Room:
     used_pcpus = average(before.used_pcpus, sum(vm.cpu_share for vm in snapshot.vms if vm.critical) * online, SMOOTHING)
     lost = before.lost + (_lost(before, snapshot) - before.lost) * min(1.0, snapshot.interval_s / AVERAGED_S)
     spent = lost > (MOST_LOST / 2 if before.spent else MOST_LOST)
-    has_room = wanted and not spent
-    return Room(max(min(math.floor(used_pcpus), usable - 1), 0) if has_room else 0, used_pcpus, lost, spent)
+    pcpus = _pcpus(before.pcpus, used_pcpus, usable) if wanted and not spent else 0
+    return Room(pcpus, used_pcpus, lost, spent)
+
+
+def _pcpus(before: int, used_pcpus: float, usable: int) -> int:
+    """How many are left: as many as critical VMs use, or as before while that is off by less than half of one."""
+    if before and before - HYSTERESIS <= used_pcpus < before + 1 + HYSTERESIS:
+        return min(before, usable - 1)
+    return max(min(math.floor(used_pcpus), usable - 1), 0)
 
 
 def _lost(room: Room, snapshot: Snapshot) -> float:
