@@ -131,6 +131,7 @@ def test_the_command_ends_with_a_failure_where_nothing_was_shown(
     calibrated: bool, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = {
+        "scenario": "spike",
         "accelerator": "kvm",
         "duration_s": 90,
         "load_cpus": [1],
