@@ -108,7 +108,7 @@ class Auto:
         pinning = _pinning(snapshot)
         shared = pinning is False or not snapshot.host.pinning or len(usable_cpus(snapshot)) == 1
         now = _next(model, learnt, snapshot.steady_s) if shared else replace(learnt, levels={}, trial=None)
-        at_risk = any(app.log_miss > math.log(AT_RISK) for app in model.applications)
+        at_risk = any(app.log_miss > math.log(AT_RISK) and not app.over for app in model.applications)
         now = replace(now, room=next_room(before.room, snapshot, wanted=shared and at_risk))
         goals = tuple(_goal(vm, now, scale) for vm in snapshot.vms)
         return Decision(goals, now, _notes(now), cpus=tuple(room_goals(now.room, snapshot)), pinning=pinning)

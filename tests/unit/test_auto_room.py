@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from manager.control.resolve import validate
 from manager.model.decision import Snapshot
 from manager.model.host import CPU_WEIGHT_V2
-from manager.model.registration import HostSpec, VmClass
+from manager.model.registration import HostSpec, Sharing, Sla, VmClass
 from policies.auto import POLICY as AUTO
 from policies.auto_room import MOST_LOST, Room, next_room, room_goals
 from tests.unit.build import capabilities, view
@@ -83,6 +83,9 @@ def test_auto_leaves_room_only_while_an_sla_is_at_risk(times_ms: list[int], batc
     decision = AUTO.decide(moment, None)
     assert len(decision.cpus) == batch_vms
     assert validate(decision, moment) is None
+    above = replace(shop.application, sharing=Sharing.ISOLATION, sla=Sla(200.0, 95.0, 1.0))
+    crowd = replace(shop, application=above)
+    assert not AUTO.decide(replace(moment, applications=(crowd,)), None).cpus, "above its agreed rate it pays alone"
     pinned = replace(moment, host=replace(moment.host, pinning=True))
     assert not AUTO.decide(pinned, None).cpus
 
