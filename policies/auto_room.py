@@ -53,9 +53,8 @@ def next_room(before: Room, snapshot: Snapshot, *, wanted: bool) -> Room:
 
 def _pcpus(before: int, used_pcpus: float, usable: int) -> int:
     """How many are left: as many as critical VMs use, or as before while that is off by less than half of one."""
-    if before and before - HYSTERESIS <= used_pcpus < before + 1 + HYSTERESIS:
-        return min(before, usable - 1)
-    return max(min(math.floor(used_pcpus), usable - 1), 0)
+    keeps = before and before - HYSTERESIS <= used_pcpus < before + 1 + HYSTERESIS
+    return max(min(before if keeps else math.floor(used_pcpus), usable - 1), 0)
 
 
 def _lost(room: Room, snapshot: Snapshot) -> float:

@@ -65,6 +65,14 @@ def test_room_ends_once_batch_vms_lost_too_much_and_comes_back_at_half_of_it() -
     assert sum(each.lost for each in course) / len(course) <= MOST_LOST
 
 
+@pytest.mark.parametrize("usable", [0, 1, 2])
+def test_room_shrinks_with_the_pcpus_that_are_usable(usable: int) -> None:
+    moment = seen()
+    few = replace(moment.capabilities, managed_cpus=frozenset(range(usable)))
+    room = next_room(Room(pcpus=3, used_pcpus=3.4), replace(moment, capabilities=few), wanted=True)
+    assert room.pcpus == max(usable - 1, 0)
+
+
 def test_room_that_is_never_idle_costs_nothing() -> None:
     room = Room()
     for _ in range(100):

@@ -1,8 +1,8 @@
 """The demonstration of the autopilot: the same load under each policy, and how soon each meets the SLAs.
 
-Each turn begins at equal weights, which violate both SLAs. Then the policy is set, and nothing else; the load of NGINX
-rises for a third of the time, and a batch VM starts for the last third. The phases take turns, so that a machine that
-others use is slow, or quick, for all of them.
+Each turn begins at equal weights, which violate at least one SLA. Then the policy is set, and nothing else; the load of
+NGINX rises for a third of the time, and a batch VM starts for the last third. The phases take turns, so that a machine
+that others use is slow, or quick, for all of them.
 """
 
 from __future__ import annotations
