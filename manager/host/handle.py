@@ -43,6 +43,7 @@ class VmHandle:
         self.instance = instance
         self._paths = paths
         self._cgroup = cgroup
+        self._watch = watch
         self._in_scope = cgroup.in_scope
         self._task = f"{paths.process(instance.pid)}/task"
         self._group: CpuGroup | None = None
@@ -119,6 +120,8 @@ class VmHandle:
         try:
             try:
                 self._pins_unread = 0 if afresh else (self._pins_unread + 1) % PINS_EVERY
+                if afresh and self._watch is not None:
+                    self._watch.look()
                 if self._changed:
                     self._find_plugged()
                 return self._state()

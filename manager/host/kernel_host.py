@@ -192,6 +192,9 @@ class KernelHost:
         except HostError:
             return False
 
+    def look(self) -> None:
+        self._writes.look()
+
     def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
         return self._handle(instance).read(afresh)
 

@@ -33,7 +33,6 @@ class WriteWatch:
         """Where the kernel has no more of them for this user, nothing is watched."""
         self._writes: Counter[int] = Counter()
         self._holders: Counter[int] = Counter()
-        self._asked: set[int] = set()  # since the last look
         self._reports = False
         self._poll = select.poll()
         self._descriptor = LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -48,28 +47,22 @@ class WriteWatch:
         except OSError:
             return UNWATCHED
         self._holders[number] += 1
-        self._asked.clear()
         return number
 
     def remove(self, number: int) -> None:
         """Of a folder that is gone the kernel has removed it already."""
-        self._asked.clear()
         self._holders[number] -= 1
         if not self._holders[number]:
             del self._holders[number], self._writes[number]
             LIBC.inotify_rm_watch(self._descriptor, number)
 
-    def writes(self, number: int) -> int | None:
-        """How many writes, or series of them, were seen in a folder; None: that is not known.
+    def look(self) -> None:
+        """Count what was written since the last look, in all folders."""
+        while self._poll.poll(0):
+            self._take()
 
-        The kernel is asked once for all folders, and again when a folder comes round for the second time: between two
-        answers about a folder there is always a look, and a tick over hundreds of them has one.
-        """
-        if not self._asked or number in self._asked:
-            while self._poll.poll(0):
-                self._take()
-            self._asked.clear()
-        self._asked.add(number)
+    def writes(self, number: int) -> int | None:
+        """How many writes, or series of them, were seen in a folder up to the last look; None: that is not known."""
         return self._writes[number] if self._reports and number != UNWATCHED else None
 
     def close(self) -> None:

@@ -118,6 +118,7 @@ def read_host(
     groups: dict[str, tuple[KnobKey, ...]] = {}
     own: dict[KnobKey, KnobValue] = {}
     errors: dict[str, str] = {}
+    host.look()
     for uuid, instance in instances.items():
         try:
             state = host.read(instance, afresh)

@@ -113,6 +113,9 @@ class SimHost:
         return vm is not None and vm.alive and vm.instance == instance
 
     @in_step
+    def look(self) -> None:
+        """Nobody else writes, and each reading is one of now."""
+
     def read(self, instance: VmInstance, afresh: bool = True) -> VmState:  # noqa: ARG002 - it always is
         """Settings and counters of a VM. Raises VmVanished, HostError."""
         vm = self._require(instance)

@@ -274,6 +274,9 @@ class FakeHost:
         vm = self.vms.get(instance.uuid)
         return vm is not None and vm.instance == instance
 
+    def look(self) -> None:
+        """Each reading is one of now."""
+
     def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
         self._require(instance)
         if instance.uuid in self.unreadable:

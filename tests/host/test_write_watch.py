@@ -32,66 +32,48 @@ def watch() -> Iterator[WriteWatch]:
         yield opened
 
 
+def now(watch: WriteWatch, number: int) -> int | None:
+    """How many writes were seen, this moment's among them."""
+    watch.look()
+    return watch.writes(number)
+
+
 def test_a_write_counts_in_its_own_folder_only(watch: WriteWatch, folders: list[Path]) -> None:
     one, two = map(watch.add, folders)
-    assert watch.writes(one) is None, "nothing shows yet that this kernel reports any"
+    assert now(watch, one) is None, "nothing shows yet that this kernel reports any"
     (folders[0] / "quota").write_text("2")
-    first = watch.writes(one)
+    first = now(watch, one)
     assert first
-    assert watch.writes(two) == 0
+    assert now(watch, two) == 0
     (folders[0] / "quota").read_text()
-    assert watch.writes(one) == first, "reading is no writing"
+    assert now(watch, one) == first, "reading is no writing"
     (folders[0] / "quota").write_text("3")
-    assert (watch.writes(one) or 0) > first
-    assert watch.writes(two) == 0
+    assert (now(watch, one) or 0) > first
+    assert now(watch, two) == 0
 
 
 def test_a_folder_with_two_holders_is_watched_until_both_have_let_go(watch: WriteWatch, folders: list[Path]) -> None:
     first, second = watch.add(folders[0]), watch.add(folders[0])
     watch.remove(first)
     (folders[0] / "weight").write_text("2")
-    assert watch.writes(second)
+    assert now(watch, second)
     watch.remove(second)
     again = watch.add(folders[0])
     (folders[0] / "weight").write_text("3")
-    assert watch.writes(again)
+    assert now(watch, again)
 
 
-def test_whatever_the_order_a_write_is_in_the_next_answer_but_one_at_the_latest(
-    watch: WriteWatch, folders: list[Path]
-) -> None:
-    """Between two answers about a folder there is a look; a folder that is new is looked at at once."""
+def test_what_is_written_counts_from_the_next_look_on(watch: WriteWatch, folders: list[Path]) -> None:
     one, two = map(watch.add, folders)
     (folders[0] / "weight").write_text("2")
-    assert (watch.writes(one), watch.writes(two)) == (1, 0)
-    (folders[1] / "weight").write_text("2")
-    assert watch.writes(two), "it was asked about since the last look"
-    (folders[0] / "weight").write_text("3")
-    before = watch.writes(one)
-    assert (watch.writes(one) or 0) > 1
-    assert before in {1, 2}
-    third = folders[0].parent / "three"
-    third.mkdir()
-    (third / "weight").write_text("1")
-    number = watch.add(third)
-    (third / "weight").write_text("2")
-    assert watch.writes(number), "nothing that was known before it was added counts"
-
-
-def test_many_folders_are_one_look(watch: WriteWatch, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = list(map(watch.add, folders))
-    looks: list[int] = []
-
-    class Counted:
-        def poll(self, timeout_ms: int) -> list[object]:
-            looks.append(timeout_ms)
-            return []
-
-    monkeypatch.setattr(watch, "_poll", Counted())
-    for _ in range(3):
-        for number in numbers:
-            watch.writes(number)
-    assert len(looks) == 3
+    watch.look()
+    first = watch.writes(one)
+    for folder in folders:
+        (folder / "weight").write_text("3")
+    assert (watch.writes(one), watch.writes(two)) == (first, 0)
+    watch.look()
+    assert (watch.writes(one) or 0) > (first or 0)
+    assert watch.writes(two)
 
 
 def test_a_folder_that_was_removed_meanwhile_is_let_go_of(watch: WriteWatch, folders: list[Path]) -> None:
@@ -99,7 +81,7 @@ def test_a_folder_that_was_removed_meanwhile_is_let_go_of(watch: WriteWatch, fol
     for file in folders[0].iterdir():
         file.unlink()
     folders[0].rmdir()
-    watch.writes(one)
+    now(watch, one)
     watch.remove(one)
 
 
@@ -108,8 +90,8 @@ def test_lost_events_count_as_a_write_in_each_folder(watch: WriteWatch, folders:
     descriptors = [os.open(folders[0] / name, os.O_WRONLY) for name in ("weight", "quota")]
     for number in range(int(QUEUED.read_text()) + 1):  # by turns: equal events become one
         os.write(descriptors[number % 2], b"1")
-    assert watch.writes(two)
-    assert watch.writes(one)
+    assert now(watch, two)
+    assert now(watch, one)
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -122,5 +104,5 @@ def test_where_there_is_no_inotify_nothing_is_watched(
     watch = WriteWatch()
     number = watch.add(folders[0])
     assert number == UNWATCHED
-    assert watch.writes(number) is None
+    assert now(watch, number) is None
     watch.close()
