@@ -23,6 +23,7 @@ pytestmark = pytest.mark.live
 
 GATEWAY = "192.168.122.1"
 RUN_S, CALM_S = 30.0, 3.0  # of intervals of 5 s: two in each third
+STEEPEST = SPIKES[-2:]  # in 10 s lesser ones leave the rate hardly above what is agreed, and are mostly stood
 
 
 @pytest.fixture
@@ -99,11 +100,11 @@ def test_real_nginx_and_memcached_are_measured_by_log_and_by_probe(
 def test_a_spike_is_met_as_each_policy_promises(tmp_path: Path) -> None:
     """The demonstration in short. Timings are not judged here: machines are shared."""
     with ExitStack() as stack:
-        result = spike.play(Console(), stack, RUN_S, keep=False, calm_s=CALM_S)
+        result = spike.play(Console(), stack, RUN_S, keep=False, calm_s=CALM_S, spikes=STEEPEST)
     assert result["restored"], result["not_restored"]
     static = result["runs"][0]["applications"]["wiki-2"]
     if not result["calibrated"]:
-        assert [one["sla_ms"] for one in result["calibration"]] == [None] * len(SPIKES)
+        assert [one["sla_ms"] for one in result["calibration"]] == [None] * len(STEEPEST)
         pytest.skip(f"NOT TESTED: static weights stood each spike, on a busy machine: {result['calibration']}")
     assert static["parts"]["spike"]["p95_ms"] > static["sla_ms"], "static weights miss it"
     runs = {run["policy"]: run["applications"] for run in result["runs"]}
@@ -120,7 +121,8 @@ def test_a_spike_is_met_as_each_policy_promises(tmp_path: Path) -> None:
     assert {weight for seen in runs["priority"].values() for weight in seen["weights"]} == {10_000}
 
     def weights(policy: str, name: str) -> list[int]:
-        return runs[policy][name]["weights"][third : 2 * third + 1]
+        """Those of the spike, and one interval later: the law averages the rate, and is told of it late."""
+        return runs[policy][name]["weights"][third : 2 * third + 2]
 
     fair = [weight for name in runs["fair"] for weight in weights("fair", name)]
     largest = 262_144 if Path("/sys/fs/cgroup/cpu").is_dir() else 10_000

@@ -44,11 +44,18 @@ class Series:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def play(console: Console, stack: ExitStack, duration_s: float, keep: bool, calm_s: float = CALM_S) -> dict[str, Any]:
+def play(
+    console: Console,
+    stack: ExitStack,
+    duration_s: float,
+    keep: bool,
+    calm_s: float = CALM_S,
+    spikes: Sequence[float] = SPIKES,
+) -> dict[str, Any]:
     """Run the load once under each policy, ``duration_s`` each, and give the result as JSON. Raises EquipoiseError.
 
-    ``calm_s`` without load go before each, so that none begins with what is left of the one before. Where no SLA was
-    found that static weights miss, ``calibrated`` is false and only these ran.
+    ``calm_s`` without load go before each, so that none begins with what is left of the one before. ``spikes`` are
+    tried in that order; where none shows an SLA that static weights miss, ``calibrated`` is false and only these ran.
     """
     each_s = calm_s + WARMUP_S + duration_s
     capacities: list[float] = []
@@ -63,7 +70,7 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool, calm
     tried: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     with progress_bar(console) as progress:
-        task = progress.add_task("", total=(len(SPIKES) + len(POLICIES) - 1) * each_s)
+        task = progress.add_task("", total=(len(spikes) + len(POLICIES) - 1) * each_s)
 
         def run(stage: Stage, policy: str, says: str) -> dict[str, Any]:
             start_s = (len(tried) + len(runs)) * each_s
@@ -77,7 +84,7 @@ def play(console: Console, stack: ExitStack, duration_s: float, keep: bool, calm
 
         static: dict[str, Any] = {}
         sla_ms = None
-        for times in SPIKES:
+        for times in spikes:
             stage = replace(stage, scene=with_spike(stage.scene, times))
             static = run(stage, STATIC, f"the load of {SPIKING} is {times:g} x in the middle third")
             found = calibrate(static_of(static, CALM, SPIKING))
