@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from manager.model.histogram import Histogram
-from manager.model.traffic import MOST_SERVICES, SeenService, ServiceTraffic
+from manager.model.traffic import MOST_SERVICES, SeenService, ServicePlace, ServiceTraffic
 
 PANE_S = 30.0
 """Figures are of the last one to two panes."""
@@ -18,9 +18,6 @@ MOST_PORTS = 64
 MOST_REPORTED = 16
 """Ports of a VM that are reported: those with the most requests."""
 
-Place = tuple[int, int]
-"""Interface and port."""
-
 _COUNTERS = ("connections", "answers", "untimed", "unanswered", "errors")
 
 
@@ -29,7 +26,7 @@ class PortCounters:
     """The counters as they were at ``at_s``, in seconds of a clock that only grows."""
 
     at_s: float
-    traffic: Mapping[Place, ServiceTraffic] = field(default_factory=dict)
+    traffic: Mapping[ServicePlace, ServiceTraffic] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class ServiceHistory:
     older: PortCounters
     newer: PortCounters
     latest: PortCounters
-    active: Mapping[Place, Activity] = field(default_factory=dict)
+    active: Mapping[ServicePlace, Activity] = field(default_factory=dict)
 
 
 def begun(at_s: float) -> ServiceHistory:
@@ -86,15 +83,15 @@ def continued(
     )
 
 
-def _of(reading: PortCounters, places: Iterable[Place]) -> dict[Place, ServiceTraffic]:
+def _of(reading: PortCounters, places: Iterable[ServicePlace]) -> dict[ServicePlace, ServiceTraffic]:
     return {place: reading.traffic[place] for place in places if place in reading.traffic}
 
 
 def _active(
-    history: ServiceHistory, latest: PortCounters, before: Mapping[Place, ServiceTraffic], epoch_s: float
-) -> dict[Place, Activity]:
+    history: ServiceHistory, latest: PortCounters, before: Mapping[ServicePlace, ServiceTraffic], epoch_s: float
+) -> dict[ServicePlace, Activity]:
     """When each service had requests; those without any for long are left out."""
-    active: dict[Place, Activity] = {}
+    active: dict[ServicePlace, Activity] = {}
     for place, now in latest.traffic.items():
         known = history.active.get(place)
         if _requests(now) > (_requests(before[place]) if place in before else 0):
@@ -107,7 +104,7 @@ def _active(
 
 def services_in(history: ServiceHistory, domains: Mapping[int, str]) -> tuple[SeenService, ...]:
     """What is reported of the services, by domain and port; ``domains`` are those that interfaces belong to."""
-    places: defaultdict[tuple[str, int], list[Place]] = defaultdict(list)
+    places: defaultdict[tuple[str, int], list[ServicePlace]] = defaultdict(list)
     for interface, port in history.active:
         if interface in domains:
             places[domains[interface], port].append((interface, port))
@@ -130,7 +127,7 @@ def _busiest(counted: _Counted) -> tuple[int, str, int]:
     return -requests, service.libvirt_uuid, service.port
 
 
-def _counted(history: ServiceHistory, domain: str, port: int, places: Sequence[Place]) -> _Counted:
+def _counted(history: ServiceHistory, domain: str, port: int, places: Sequence[ServicePlace]) -> _Counted:
     """A service behind these interfaces. Its protocol is that of all requests so far where there were none lately."""
     now = _sum([history.latest.traffic[place] for place in places])
     passed = _sum([increase(history.latest.traffic[place], history.older.traffic.get(place)) for place in places])
@@ -177,12 +174,12 @@ def _more(now: Histogram, before: Histogram) -> Histogram:
 
 def _kept(
     traffic: Iterable[ServiceTraffic], domains: Mapping[int, str], before: PortCounters
-) -> dict[Place, ServiceTraffic]:
+) -> dict[ServicePlace, ServiceTraffic]:
     """Those that there is room for: those known before first, then those with the most requests."""
     of_domains = [seen for seen in traffic if seen.interface in domains]
     of_domains.sort(key=lambda seen: (_place(seen) not in before.traffic, -_requests(seen), _place(seen)))
     ports: defaultdict[str, set[int]] = defaultdict(set)
-    kept: dict[Place, ServiceTraffic] = {}
+    kept: dict[ServicePlace, ServiceTraffic] = {}
     for seen in of_domains:
         of_domain = ports[domains[seen.interface]]
         if seen.port in of_domain or len(of_domain) < MOST_PORTS:
@@ -191,7 +188,7 @@ def _kept(
     return kept
 
 
-def _late(latest: PortCounters, before: PortCounters, domains: Mapping[int, str]) -> dict[Place, ServiceTraffic]:
+def _late(latest: PortCounters, before: PortCounters, domains: Mapping[int, str]) -> dict[ServicePlace, ServiceTraffic]:
     """New places of domains that had no room for them before: their requests so far are of unknown times."""
     ports: defaultdict[str, set[int]] = defaultdict(set)
     for interface, port in before.traffic:
@@ -226,7 +223,7 @@ def _sum(several: Sequence[ServiceTraffic]) -> ServiceTraffic:
     return replace(first, requests=requests, times=times, **counters)
 
 
-def _place(traffic: ServiceTraffic) -> Place:
+def _place(traffic: ServiceTraffic) -> ServicePlace:
     return traffic.interface, traffic.port
 
 

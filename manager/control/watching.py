@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection
 from typing import Any
 
-from manager.model.fields import NAME_MAX
+from manager.model.fields import NAME_MAX, NAME_PATTERN
 from manager.model.registration import Mode
 from manager.model.source import SourceKind
 from manager.model.traffic import TapProtocol
@@ -53,8 +53,8 @@ def application_names(vm: str, protocol: str, taken: Collection[str]) -> tuple[s
     The application's is none of ``taken``.
     """
     plain = re.sub(r"[._-]*\d+$", "", vm) or vm
-    name, dash, tier = plain.rpartition("-")
-    if not (name and dash and tier):
+    name, _, tier = plain.rpartition("-")
+    if not (name and re.fullmatch(NAME_PATTERN, tier)):
         name, tier = plain, _TIERS.get(TapProtocol(protocol), _TIER) if protocol in set(TapProtocol) else _TIER
     free, number = name, 2
     while free in taken:

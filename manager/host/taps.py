@@ -20,6 +20,7 @@ from manager.errors import HostError
 from manager.host.bpf_calls import (
     TCX_EGRESS,
     TCX_INGRESS,
+    BpfLookups,
     BpfMap,
     filter_packets,
     link_tcx,
@@ -29,7 +30,7 @@ from manager.host.bpf_calls import (
 from manager.host.registry import HostPaths
 from manager.host.sched_ext import PINS
 from manager.model.histogram import Histogram
-from manager.model.traffic import ServiceTraffic, TapProtocol, TapWay
+from manager.model.traffic import ServicePlace, ServiceTraffic, TapProtocol, TapWay
 
 _LOAD_S = 300  # the verifier's work, beside busy VMs in an emulated host; a second elsewhere
 _FOLDER = "equipoise_tap_"  # and the number of the process that loads
@@ -37,8 +38,11 @@ _COUNT = struct.Struct("=I")
 _SETTINGS = struct.Struct("=QQ")
 _SERVICE = struct.Struct(f"={len(tap.COUNTERS)}Q")
 _TIMES = struct.Struct("=Q")
-_Place = tuple[int, int]  # interface and port
-_PROGRAMS = (tap.TO_GUEST, tap.FROM_GUEST, tap.BOTH_WAYS, tap.COUNT_WAITING)
+_LATENESS = struct.Struct(f"={len(tap.LATENESS)}Q")
+_BEFORE, _BETWEEN = tap.COUNTERS.index("answers"), tap.COUNTERS.index("late") - tap.COUNTERS.index("answers") - 1
+_ANSWERED = struct.Struct(f"={8 * _BEFORE}xQ{8 * _BETWEEN}xQ{8 * (len(tap.COUNTERS) - _BEFORE - _BETWEEN - 2)}x")
+_NONE = (0, 0)
+_PROGRAMS = (tap.TO_GUEST, tap.FROM_GUEST, tap.BOTH_WAYS, tap.COUNT_WAITING, tap.SET_LATE)
 _MAPS = (tap.SERVICES, tap.INTERFACES, tap.TIMES, tap.LOST, tap.WAITING, tap.SETTINGS)
 _FULL, _ROOMY = tap.MOST_CONNECTIONS * 3 // 4, tap.MOST_CONNECTIONS // 4
 
@@ -79,7 +83,7 @@ class TapProgram:
                 for name in _MAPS:
                     maps.append(BpfMap(folder / "maps" / name))
                     opened.callback(maps[-1].close)
-            self._to_guest, self._from_guest, self._both_ways, self._count_waiting = descriptors
+            self._to_guest, self._from_guest, self._both_ways, self._count_waiting, self._set_late = descriptors
             self._services, self._interfaces, self._times, self._lost, self._waiting, self._settings = maps
             self._set()
             self._opened = opened.pop_all()
@@ -150,6 +154,7 @@ class TapProgram:
         for (interface, port, _), value in self._services.items(tap.KEY, _SERVICE):
             counts = dict(zip(tap.COUNTERS, value, strict=True))
             requests = {protocol: counts.pop(protocol) for protocol in TapProtocol}
+            del counts["late"], counts["late_ns"]
             answered, accepted, unanswered = (Histogram(each[interface, port]) for each in (times, handshakes, waiting))
             seen.append(
                 ServiceTraffic(
@@ -158,14 +163,24 @@ class TapProgram:
             )
         return sorted(seen, key=lambda traffic: (traffic.interface, traffic.port))
 
+    def judge(self, interface: int, port: int, late_us: float | None) -> bool:
+        """Count answers of a service that take longer than that, None: of none. Whether there is such a service."""
+        told = _LATENESS.pack(interface, port, round((late_us or 0.0) * 1000), 0)
+        return bool(_LATENESS.unpack(run_program(self._set_late, told))[-1])
+
+    def answers(self, places: Sequence[ServicePlace]) -> AnswerCounts:
+        """What services answer, and how much of it late."""
+        keys = [tap.KEY.pack(interface, port, 0) for interface, port in places]
+        return AnswerCounts(self._services.lookups(keys, _ANSWERED))
+
     def _set(self) -> None:
         self._settings.write(bytes(4), _SETTINGS.pack(self._halved, round(self._given_up_s * 1e9)))
 
-    def _walk(self) -> defaultdict[_Place, dict[int, int]]:
+    def _walk(self) -> defaultdict[ServicePlace, dict[int, int]]:
         """Have the kernel count the requests that wait, and halve the connections where they are too many."""
         for _ in self._waiting.items(tap.KEY, _TIMES, take=True):
             pass  # what a reading that failed has left
-        answer = run_program(self._count_waiting, 8 * len(tap.WALK))
+        answer = run_program(self._count_waiting, bytes(8 * len(tap.WALK)))
         walk = dict(zip(tap.WALK, struct.unpack(f"={len(tap.WALK)}Q", answer), strict=True))
         halved = halvings_for(walk["active"], self._halved)
         if halved != self._halved:
@@ -187,12 +202,26 @@ class TapProgram:
         self._opened.close()
 
 
+class AnswerCounts:
+    """How many requests some services have answered, and how many of them late. Of any thread.
+
+    It can be read for as long as it is held, also when the program is closed: then nothing grows any more.
+    """
+
+    def __init__(self, lookups: BpfLookups) -> None:
+        self._lookups = lookups
+
+    def read(self) -> list[tuple[int, int]]:
+        """Answers, and the late ones among them, of each service in order; since it was first seen."""
+        return [value or _NONE for value in self._lookups.read()]
+
+
 def _grouped(
     counted: Iterable[tuple[Sequence[int], Sequence[int]]],
-) -> tuple[defaultdict[_Place, dict[int, int]], defaultdict[_Place, dict[int, int]]]:
+) -> tuple[defaultdict[ServicePlace, dict[int, int]], defaultdict[ServicePlace, dict[int, int]]]:
     """Buckets by interface and port: those of response times, and those of handshakes."""
-    times: defaultdict[_Place, dict[int, int]] = defaultdict(dict)
-    handshakes: defaultdict[_Place, dict[int, int]] = defaultdict(dict)
+    times: defaultdict[ServicePlace, dict[int, int]] = defaultdict(dict)
+    handshakes: defaultdict[ServicePlace, dict[int, int]] = defaultdict(dict)
     for (interface, port, bucket), (count,) in counted:
         if bucket & tap.HANDSHAKE:
             handshakes[interface, port][bucket ^ tap.HANDSHAKE] = count

@@ -86,7 +86,15 @@ class Agent:
         )
         self._turn = threading.RLock()  # of ticks and the guard
         self._guard = (
-            Guard(loop, guard, self._turn, say=self.say, crashed=self._schedule.crashed, metrics=metrics)
+            Guard(
+                loop,
+                guard,
+                self._turn,
+                say=self.say,
+                crashed=self._schedule.crashed,
+                metrics=metrics,
+                answered=telemetry.answered,
+            )
             if guard.use is not GuardUse.OFF
             else None
         )

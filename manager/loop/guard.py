@@ -15,7 +15,18 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import sub
 
-from manager.control.guard_law import LEAST_BOUND, SAMPLES_IN_A_ROW, End, Ended, Episode, GuardMemory, WaitSample, guard
+from manager.control.guard_law import (
+    LEAST_BOUND,
+    SAMPLES_IN_A_ROW,
+    End,
+    Ended,
+    Episode,
+    Excess,
+    GuardMemory,
+    WaitSample,
+    guard,
+)
+from manager.control.late_answers import LateShare, since
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.apply import Applied
 from manager.loop.tick import ControlLoop
@@ -25,6 +36,7 @@ from manager.model.host import VmInstance
 from manager.model.knobs import Knob
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
+from manager.model.traffic import Answered
 from manager.model.units import percent
 from manager.protocol.report import GuardStatus
 
@@ -33,6 +45,8 @@ GUARD = "guard"
 _LEAST_PAUSE_S = 0.005
 _CONFIRM_S = 0.02
 """After a sample above a bound the next comes as soon: it begins an episode, or does not."""
+_ANSWERS_EVERY_S = 0.08
+"""Answers are looked at this far apart at least, with every other sample: in less time there are too few to tell."""
 _AFTER_MISTAKE_S = 10.0
 _DONE = frozenset({OutcomeKind.APPLIED, OutcomeKind.RESTORED})
 _WHY = {
@@ -60,11 +74,18 @@ class GuardSettings:
     interval_s: float = 0.05
 
 
+def _told(excess: Excess) -> str:
+    seen, bound = percent(excess.seen), percent(excess.bound)
+    if excess.late:
+        return f"{excess.name} answered {seen} of its requests too late, its SLA allows {bound}"
+    return f"{excess.name} waited {seen} of the time for a pCPU, bound {bound}"
+
+
 class Guard(Background):
     """Samples every ``interval_s``, and holds and lets go of batch VMs. Nothing runs before ``start``.
 
     ``turn`` is the lock that ticks take, too. ``say`` gets severity, kind and message of an event at the end of each
-    episode, ``crashed`` mistakes of ours.
+    episode, ``crashed`` mistakes of ours. ``answered``: what services have answered until now.
     """
 
     def __init__(
@@ -76,6 +97,7 @@ class Guard(Background):
         say: Callable[[Severity, str, str], None],
         crashed: Callable[[str, BaseException], None],
         metrics: AgentMetrics,
+        answered: Callable[[], Answered] = Answered,
     ) -> None:
         super().__init__("guard")
         self._loop, self._settings, self._turn = loop, settings, turn
@@ -84,6 +106,8 @@ class Guard(Background):
         self._instances: tuple[VmInstance, ...] = ()
         self._names: tuple[str, ...] = ()
         self._before: Sequence[tuple[int, ...]] = ()
+        self._answered, self._answered_before = answered, answered()
+        self._answered_s = self._now()
         self._memory = GuardMemory(self._now())
         self._acts = False
         self._reaction_s: float | None = None
@@ -133,13 +157,22 @@ class Guard(Background):
             for name, now, then in zip(self._names, waited, before, strict=False)  # nothing is before the first sample
             if now and len(now) == len(then)
         }
-        if self._memory.episode is None and max(waits.values(), default=0.0) <= LEAST_BOUND:
-            return WaitSample(now_s, waits, 0)
+        answers = self._answers(now_s)
+        is_late = self._memory.late or any(seen.too_many for seen in answers or ())
+        if self._memory.episode is None and not is_late and max(waits.values(), default=0.0) <= LEAST_BOUND:
+            return WaitSample(now_s, waits, 0, answers=answers)
         ways, episode = self._loop.ways, self._memory.episode
         if episode is None:
             on = self._settings.use is GuardUse.ON
             self._acts = on and any(goal.mode is Mode.ENFORCE for way in ways for goal in way)
-        return WaitSample(now_s, waits, len(ways), self._loop.batch_has_floor, self._acts)
+        return WaitSample(now_s, waits, len(ways), self._loop.batch_has_floor, self._acts, answers)
+
+    def _answers(self, now_s: float) -> tuple[LateShare, ...] | None:
+        """What was answered since the last look, None: it was only just looked at."""
+        if now_s - self._answered_s < _ANSWERS_EVERY_S:
+            return None
+        before, self._answered_before, self._answered_s = self._answered_before, self._answered(), now_s
+        return since(before, self._answered_before, self._memory.watched)
 
     def _follow(self, before: Episode | None, now: Episode | None) -> None:
         """Write what is to be held now, where that is something else than before."""
@@ -177,8 +210,7 @@ class Guard(Background):
             self._metrics.guard_held.inc(length_s)
         way = "idle class" if self._knob is Knob.IDLE else self._knob.spec.label
         many = f"{len(self._held)} batch VM{'s' if len(self._held) != 1 else ''}"
-        began = f"{episode.vm} waited {percent(episode.wait)} of the time for a pCPU, bound {percent(episode.bound)}"
-        began += f", then {percent(episode.held_wait)}" if episode.held_wait is not None else ""
+        began = _told(episode.excess) + (f", then {percent(episode.held)}" if episode.held is not None else "")
         if self._acts:
             reaction = f"{1000 * (self._reaction_s or 0.0):.0f} ms after the last calm sample"
             text = f"{began}: {many} held for {length_s:.1f} s ({way}), {reaction}; {_WHY[ended.why]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, ClassVar
@@ -63,6 +63,27 @@ class ServiceTraffic:
         total = sum(self.requests.values())
         most = max(TapProtocol, key=lambda protocol: self.requests.get(protocol, 0)) if total else TapProtocol.OTHER
         return most, self.requests.get(most, 0) / total if total else 0.0
+
+
+ServicePlace = tuple[int, int]
+"""Index of a network interface, and port behind it."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedService:
+    """A service of an application, of whose answers the SLA allows a share to be late, 0 .. 1."""
+
+    application: str
+    place: ServicePlace
+    allowed: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """How much each of these services has answered since it was first seen, and how much of that late, in order."""
+
+    services: tuple[JudgedService, ...] = ()
+    counts: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

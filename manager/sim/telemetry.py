@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
 from manager.model.source import UNREGISTERED, SourceKind, SourceState, SourceStatus
-from manager.model.traffic import HostServices, SeenService, TapProtocol
+from manager.model.traffic import Answered, HostServices, SeenService, TapProtocol
 from manager.model.window import Window
 from manager.sim.services import App, AppSlot
 from manager.sim.world import World, in_step
@@ -130,6 +130,10 @@ class SimTelemetry:
         closed = tuple(window for window in self._closed if window.application in self._configured)
         self._closed = []
         return closed
+
+    def answered(self) -> Answered:
+        """Nothing passes any tap."""
+        return Answered()
 
     @in_step
     def statuses(self) -> tuple[SourceStatus, ...]:

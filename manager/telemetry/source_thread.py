@@ -28,7 +28,7 @@ from manager.model.source import (
     SourceStatus,
     Tap,
 )
-from manager.model.traffic import HostServices
+from manager.model.traffic import Answered, HostServices
 from manager.model.window import Window
 from manager.rate_limit import RateLimit
 from manager.telemetry.credentials import Credentials
@@ -167,6 +167,10 @@ class Sources:
         """The services in VMs, as last read."""
         return self._taps.services if self.finds_services else HostServices(problem=_NOT_FOUND)
 
+    def answered(self) -> Answered:
+        """What was answered until now; see ``Telemetry``."""
+        return self._taps.answered()
+
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         """The slots of the last minutes by application, oldest first."""
         return self._store.slots()
@@ -231,12 +235,13 @@ class Sources:
             of_tiers = [
                 frozenset[int]().union(*(taps.get(vm, frozenset()) for vm in tier.vms)) for tier in application.tiers
             ]
-            late_us = application.sla.response_time_ms * 1000 if application.sla else None
+            sla = application.sla
+            late_us, late_share = (sla.response_time_ms * 1000, 1 - sla.percentile / 100) if sla else (None, 0.0)
             for source in application.sources:
                 running = self._running.get((application.name, source.name))
                 if isinstance(source, Tap) and running is not None:
                     interfaces = of_tiers[0] if source.port is None else frozenset[int]().union(*of_tiers)
-                    routes.append(TapRoute(source, running.feed, interfaces, late_us, slot_s))
+                    routes.append(TapRoute(source, running.feed, interfaces, late_us, slot_s, late_share))
         self._taps.routes, self._taps.every_s = tuple(routes), min(slot_s, MOST_S) if routes else FIND_S
         self._loop.call_soon_threadsafe(self._tap)
 

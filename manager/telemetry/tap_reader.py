@@ -7,17 +7,17 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 from manager.control.busiest_port import PortChoice
-from manager.control.service_history import Place, begun, continued, increase, services_in
+from manager.control.service_history import begun, continued, increase, services_in
 from manager.errors import HostError
-from manager.host.taps import TapProgram
+from manager.host.taps import AnswerCounts, TapProgram
 from manager.model.histogram import Histogram, bucket_of
 from manager.model.source import Tap
-from manager.model.traffic import HostServices, ServiceTraffic
+from manager.model.traffic import Answered, HostServices, JudgedService, ServicePlace, ServiceTraffic
 from manager.telemetry.feed import Feed, until_next_s
 
 MOST_S = 1.0
@@ -37,7 +37,8 @@ log = logging.getLogger(__name__)
 class TapRoute:
     """A source with the network interfaces of its application's VMs, by their indexes.
 
-    ``late_us``: a response time above it violates the SLA; None: there is none. ``slot_s``: the length of its windows.
+    ``late_us``: a response time above it violates the SLA; None: there is none. ``late_share``: the share of answers
+    that the SLA allows to be late, 0 .. 1. ``slot_s``: the length of its windows.
     """
 
     source: Tap
@@ -45,6 +46,7 @@ class TapRoute:
     interfaces: frozenset[int]
     late_us: float | None
     slot_s: float
+    late_share: float = 0.0
 
     @property
     def name(self) -> tuple[str, str]:
@@ -54,6 +56,15 @@ class TapRoute:
     def ends_slot(self, end_s: float, every_s: float) -> bool:
         """Whether the reading at ``end_s`` is the last one of its window, of readings ``every_s`` apart."""
         return math.ceil(end_s / self.slot_s) * self.slot_s - end_s < every_s / 2
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedServices:
+    """The services of which late answers are counted, and their counters, in the same order."""
+
+    routes: Mapping[ServicePlace, TapRoute]
+    services: tuple[JudgedService, ...]
+    counts: AnswerCounts
 
 
 class TapReader:
@@ -70,7 +81,7 @@ class TapReader:
         self._clock = clock
         self._steady = steady
         self._domains: Mapping[int, str] = {}
-        self._before: Mapping[Place, ServiceTraffic] = {}
+        self._before: Mapping[ServicePlace, ServiceTraffic] = {}
         self._history = begun(steady())
         self._chosen: Mapping[tuple[str, str], PortChoice] = {}
         self._chosen_s = steady()
@@ -78,12 +89,18 @@ class TapReader:
         self.every_s = MOST_S
         self.services = HostServices()
         """The services in VMs, as last read."""
+        self._judged: JudgedServices | None = None
 
     def find(self, taps: Mapping[str, frozenset[int]]) -> None:
         """Look for services behind these interfaces, by the UUIDs of their domains."""
         self._domains = {interface: domain for domain, interfaces in taps.items() for interface in interfaces}
         if not self._domains:
             self.services = HostServices(problem=_NO_TAP if taps else "")
+
+    def answered(self) -> Answered:
+        """What was answered until now at the services of applications with an SLA. Of any thread; microseconds."""
+        judged = self._judged
+        return Answered(judged.services, judged.counts.read()) if judged else Answered()
 
     @property
     def wanted(self) -> bool:
@@ -101,12 +118,15 @@ class TapReader:
         self._before = {}
         self._history = begun(self._steady())
         with closing(program):
-            self._read(program, self._clock())
-            while True:
-                now_s = self._clock()
-                wait_s = until_next_s(now_s, self.every_s)
-                await asyncio.sleep(wait_s)
-                self._read(program, min(now_s + wait_s, self._clock()))  # the clock may have been set back
+            try:
+                self._read(program, self._clock())
+                while True:
+                    now_s = self._clock()
+                    wait_s = until_next_s(now_s, self.every_s)
+                    await asyncio.sleep(wait_s)
+                    self._read(program, min(now_s + wait_s, self._clock()))  # the clock may have been set back
+            finally:
+                self._judged = None
 
     def failing(self, reason: str) -> None:
         """No source can work now, and no service can be seen."""
@@ -122,10 +142,11 @@ class TapReader:
         traffic = program.traffic()
         now = {(seen.interface, seen.port): seen for seen in traffic}
         chosen = self._choose([route for route in routes if route.source.port is None], now)
+        served = {place: route for route in routes for place in _places(route, chosen, now)}
+        self._judge(program, served)
         for route in routes:
             _report(route, problems)
-            port = route.source.port or chosen[route.name].port
-            places = [(interface, port) for interface in route.interfaces if port and (interface, port) in now]
+            places = _places(route, chosen, now)
             passed = [increase(now[place], self._before.get(place)) for place in places]
             late = [_late(seen, route) for seen in passed] if route.ends_slot(end_s, self.every_s) else []
             _count(route.feed, passed, late, end_s)
@@ -134,8 +155,22 @@ class TapReader:
         self._before = now
         self._find(traffic, domains, problems)
 
+    def _judge(self, program: TapProgram, served: Mapping[ServicePlace, TapRoute]) -> None:
+        """Have the program count what is late at these services, from now on."""
+        before = self._judged.routes if self._judged else {}
+        routes = {place: route for place, route in served.items() if route.late_us is not None}
+        for place in before.keys() - routes.keys():
+            program.judge(*place, None)
+        for place, route in routes.items():
+            program.judge(*place, route.late_us)
+        if routes != before:
+            services = tuple(
+                JudgedService(route.feed.application, place, route.late_share) for place, route in routes.items()
+            )
+            self._judged = JudgedServices(routes, services, program.answers(list(routes))) if routes else None
+
     def _choose(
-        self, routes: Sequence[TapRoute], now: Mapping[Place, ServiceTraffic]
+        self, routes: Sequence[TapRoute], now: Mapping[ServicePlace, ServiceTraffic]
     ) -> Mapping[tuple[str, str], PortChoice]:
         """The port of each route that has none of its own."""
         now_s = self._steady()
@@ -181,6 +216,14 @@ def _attach(program: TapProgram, wanted: frozenset[int]) -> dict[int, str]:
         except HostError as error:
             problems[new] = str(error)
     return problems
+
+
+def _places(
+    route: TapRoute, chosen: Mapping[tuple[str, str], PortChoice], now: Collection[ServicePlace]
+) -> list[ServicePlace]:
+    """Where a source's services were seen."""
+    port = route.source.port or chosen[route.name].port
+    return [(interface, port) for interface in sorted(route.interfaces) if port and (interface, port) in now]
 
 
 def _report(route: TapRoute, problems: Mapping[int, str]) -> None:

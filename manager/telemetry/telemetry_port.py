@@ -7,7 +7,7 @@ from typing import Protocol
 
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
-from manager.model.traffic import HostServices
+from manager.model.traffic import Answered, HostServices
 from manager.model.window import Window
 
 
@@ -39,6 +39,10 @@ class Telemetry(Protocol):
 
     def services(self) -> HostServices:
         """The services in running domains, with what passed in about the last minute."""
+        ...
+
+    def answered(self) -> Answered:
+        """What was answered until now where it is seen at taps, of applications with an SLA. Costs microseconds."""
         ...
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:

@@ -25,7 +25,7 @@ from manager.model.histogram import Histogram
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
-from manager.model.traffic import HostServices
+from manager.model.traffic import Answered, HostServices
 from manager.model.window import Window
 from manager.protocol.client import Answer, ManagerClient
 from manager.protocol.client import Connection as HttpConnection
@@ -74,6 +74,9 @@ class SyntheticTelemetry:
 
     def services(self) -> HostServices:
         return HostServices()
+
+    def answered(self) -> Answered:
+        return Answered()
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         return {name: tuple(windows) for name, windows in self._slots.items()}

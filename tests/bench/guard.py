@@ -3,9 +3,10 @@
     python -m tests.bench.guard [--vms 50] [--interval-ms 50] [--seconds 30] [--episodes 30] [--json FILE]
 
 Bars: at most 1 % of a core with 50 VMs, and 100 ms from the first wait to the write. Half of the VMs are critical, two
-vCPUs each. VMs, control groups, the files of schedstat and the journal (in the folder that TMPDIR names) are real. The
-VMs sleep, so for the reactions the benchmark adds to what was read: from a random moment on, a vCPU waits half of the
-time. Told apart are the time until a sample shows it, and the rest: the journal, the writes and reading them back.
+vCPUs each, and each serves an application of which answers are counted. VMs, control groups, the files of schedstat,
+the program on taps and the journal (in the folder that TMPDIR names) are real. The VMs sleep, so for the reactions the
+benchmark adds to what was read: from a random moment on, a vCPU waits half of the time. Told apart are the time until a
+sample shows it, and the rest: the journal, the writes and reading them back.
 
 The share of a core is the CPU time of the thread alone. On a busy machine caches are cold after each pause, so that it
 costs more there: figures tell how busy the machine was.
@@ -17,16 +18,18 @@ import argparse
 import random
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from manager.bpf import tap
 from manager.control.guard_law import LEARNT_SAMPLES, Custom, GuardMemory
 from manager.host.kernel_host import KernelHost
+from manager.host.taps import of_this_machine
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.guard import Guard, GuardSettings, GuardUse
 from manager.loop.journal import Journal
@@ -34,6 +37,7 @@ from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop
 from manager.model.host import VmInstance
 from manager.model.knobs import Knob, KnobKey, KnobValue
+from manager.model.traffic import Answered, JudgedService
 from policies.installed import load_policies
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.vms import HOST, Listed, Vm, Vms, assignment, running_vms
@@ -41,6 +45,7 @@ from tests.bench.vms import HOST, Listed, Vm, Vms, assignment, running_vms
 BAR_CPU_SHARE, BAR_REACTION_MS = 0.01, 100.0
 WAIT_SHARE = 0.5
 SETTLE_S = 0.6
+LOOPBACK, FIRST_PORT = 1, 8000
 
 
 class WaitingHost(KernelHost):
@@ -83,6 +88,19 @@ class Result:
     busy_share: float
 
 
+@contextmanager
+def answers_of(applications: int) -> Iterator[Callable[[], Answered]]:
+    """Reads what so many applications have answered, as the agent does: nothing, of services that exist."""
+    places = [(LOOPBACK, FIRST_PORT + number) for number in range(applications)]
+    with closing(of_this_machine()) as program:
+        program.admit(LOOPBACK)
+        for _, port in places:
+            program._services.write(tap.KEY.pack(LOOPBACK, port, 0), bytes(8 * len(tap.COUNTERS)))
+        services = tuple(JudgedService(f"app-{place[1]}", place, 0.05) for place in places)
+        counts = program.answers(places)
+        yield lambda: Answered(services, counts.read())
+
+
 class TimedGuard(Guard):
     """Knows the CPU time of its thread, and counts its samples."""
 
@@ -120,6 +138,7 @@ def measure(vms: Vms, started: list[Vm], interval_ms: float, seconds: float, epi
             say=lambda *_: None,
             crashed=lambda _what, error: crashes.append(error),
             metrics=AgentMetrics(),
+            answered=stack.enter_context(answers_of(len(started) // 2)),
         )
         with turn:
             loop.tick(assignment(len(started), "priority"), {})

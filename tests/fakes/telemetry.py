@@ -9,7 +9,7 @@ from manager.control.judged_windows import slot_number
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
 from manager.model.source import SourceStatus
-from manager.model.traffic import HostServices
+from manager.model.traffic import Answered, HostServices
 from manager.model.window import Window, merge
 
 
@@ -22,6 +22,7 @@ class FakeTelemetry:
     health: tuple[SourceStatus, ...] = ()
     is_closed: bool = False
     found: HostServices = field(default_factory=HostServices)
+    counted: Answered = field(default_factory=Answered)
     domain_taps: Mapping[str, frozenset[int]] = field(default_factory=dict)
     _open: dict[tuple[str, int], Window] = field(default_factory=dict)
     _done: dict[tuple[str, int], Window] = field(default_factory=dict)
@@ -57,6 +58,9 @@ class FakeTelemetry:
 
     def services(self) -> HostServices:
         return self.found
+
+    def answered(self) -> Answered:
+        return self.counted
 
     def slots(self) -> Mapping[str, tuple[Window, ...]]:
         found: dict[str, tuple[Window, ...]] = {}

@@ -396,7 +396,7 @@ def serve_one(server: socket.socket) -> None:
 
 def test_an_interface_that_is_detached_is_forgotten_and_another_is_not(wire: Wire) -> None:
     wire.turn(wire.accept(Connection()))
-    program = wire._program
+    program = wire.program
     program.detach(INTERFACE + 1)
     assert wire.seen.answers == 1
     program.detach(INTERFACE)

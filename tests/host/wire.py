@@ -28,14 +28,14 @@ class Wire:
     """The program with one interface that it looks at; packets are handed to it one by one."""
 
     def __init__(self, program: TapProgram) -> None:
-        self._program = program
+        self.program = program
         program.admit(INTERFACE)
 
     def to_guest(self, packet: bytes) -> None:
-        assert run_on(self._program.programs[0], packet) == PASSES
+        assert run_on(self.program.programs[0], packet) == PASSES
 
     def from_guest(self, packet: bytes) -> None:
-        assert run_on(self._program.programs[1], packet) == PASSES
+        assert run_on(self.program.programs[1], packet) == PASSES
 
     def accept(self, connection: Connection) -> Connection:
         """Its handshake."""
@@ -51,7 +51,7 @@ class Wire:
 
     @property
     def all(self) -> list[ServiceTraffic]:
-        return self._program.traffic()
+        return self.program.traffic()
 
     @property
     def seen(self) -> ServiceTraffic:
@@ -61,15 +61,15 @@ class Wire:
 
     @property
     def lost(self) -> dict[str, int]:
-        return self._program.lost()
+        return self.program.lost()
 
     @property
     def sampled_share(self) -> float:
-        return self._program.sampled_share
+        return self.program.sampled_share
 
     def detach(self) -> None:
-        self._program.detach(INTERFACE)
-        self._program.admit(INTERFACE)
+        self.program.detach(INTERFACE)
+        self.program.admit(INTERFACE)
 
 
 @pytest.fixture

@@ -19,10 +19,12 @@ from manager.model.law import Law
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
+from manager.model.traffic import Answered, JudgedService
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.loop.conftest import Rig
 
 STEP_S = 0.05
+SHOP = JudgedService("shop", (1, 80), 0.05)
 PERIOD_US = 100_000
 HELD_US = round(0.01 * 1.5 * 4 / 2 * PERIOD_US)
 """What two batch VMs have of four pCPUs by a quota: their floor of 1 %, and half as much again."""
@@ -36,6 +38,7 @@ class Guarded:
     use: GuardUse = GuardUse.ON
     events: list[tuple[Severity, str, str]] = field(default_factory=list)
     crashes: list[BaseException] = field(default_factory=list)
+    answered: tuple[int, int] = 0, 0
 
     def __post_init__(self) -> None:
         self.metrics = AgentMetrics()
@@ -49,6 +52,7 @@ class Guarded:
             say=lambda *event: self.events.append(event),
             crashed=lambda _what, error: self.crashes.append(error),
             metrics=self.metrics,
+            answered=lambda: Answered((SHOP,), [self.answered]),
         )
 
     def tick(self) -> TickResult:
@@ -65,6 +69,11 @@ class Guarded:
             if domain_uuid(vm) in self.rig.host.vms:
                 self.rig.host.vms[domain_uuid(vm)].delay_ns += round(wait * STEP_S * 1e9)
             self.guard.look()
+
+    def answer(self, answers: int, late: int) -> None:
+        """The application answers so many, and so many of them late; two samples later that is known."""
+        self.answered = self.answered[0] + answers, self.answered[1] + late
+        self.look(0.0, 0.0)
 
     def learn(self) -> None:
         self.tick()
@@ -149,6 +158,29 @@ def test_one_event_tells_length_and_effect(guarded: Guarded) -> None:
     assert guarded.samples("held_seconds_total") == pytest.approx(0.3, abs=0.06)
     status = guarded.guard.status
     assert (status.acts, status.holding, status.episodes, status.last) == (True, False, 1, text)
+
+
+def test_late_answers_have_batch_vms_held_although_no_vcpu_waits(guarded: Guarded) -> None:
+    before = guarded.rig.host.settings()
+    guarded.answer(100, 5)
+    assert guarded.values(Knob.IDLE) == {0}
+    guarded.answer(100, 60)
+    assert guarded.values(Knob.IDLE) == {1}
+    for _ in range(5):
+        guarded.answer(100, 2)
+    assert guarded.rig.host.settings() == before
+    [(severity, _, text)] = guarded.events
+    assert severity is Severity.INFO
+    assert "shop answered 60 % of its requests too late, its SLA allows 5 %, then 2 %: 2 batch VMs held" in text
+
+
+def test_late_answers_that_batch_vms_have_no_part_in_are_told_as_that(guarded: Guarded) -> None:
+    for _ in range(30):
+        guarded.answer(100, 60)
+    [(severity, _, text)] = guarded.events
+    assert severity is Severity.WARNING
+    assert "it did not help, so batch VMs are not what it waits for" in text
+    assert guarded.values(Knob.IDLE) == {0}
 
 
 def test_what_the_idle_class_does_not_cool_a_quota_of_at_least_the_floor_does(guarded: Guarded) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from manager.control.guard_law import (
     BUDGET_S,
+    DRAINING,
     FAR,
     HELD_SHARE,
     HOLD_S,
@@ -26,10 +27,12 @@ from manager.control.guard_law import (
     Custom,
     End,
     Ended,
+    Excess,
     GuardMemory,
     WaitSample,
     guard,
 )
+from manager.control.late_answers import LateShare
 
 STEP = 0.05
 CALM, HOT, FAR_OUT = 0.01, 0.05, 0.2
@@ -45,11 +48,14 @@ class Run:
     held: list[tuple[float, int | None]] = field(default_factory=list)
     ended: list[Ended] = field(default_factory=list)
 
-    def see(self, *waits: float, steps: int = 2, may_hold: bool = True, acts: bool = True) -> None:
-        """One sample after the other, of one VM."""
+    def see(
+        self, *waits: float, steps: int = 2, may_hold: bool = True, acts: bool = True, late: float | None = None
+    ) -> None:
+        """One sample after the other, of one VM; with ``late`` the application answered a hundred, that share late."""
         for wait in waits:
             self.now_s += STEP
-            sample = WaitSample(self.now_s, {"web": wait}, steps, may_hold, acts)
+            answers = None if late is None else (LateShare("shop", 100, late, 0.05),)
+            sample = WaitSample(self.now_s, {"web": wait}, steps, may_hold, acts, answers)
             self.memory, ended = guard(self.memory, sample)
             episode = self.memory.episode
             self.held.append((self.now_s, episode.step if episode else None))
@@ -190,8 +196,8 @@ def test_in_observe_an_episode_ends_by_itself_whatever_it_takes(run: Run) -> Non
 def test_the_effect_is_the_wait_of_the_same_vm_before_and_while_batch_is_held(run: Run) -> None:
     run.see(FAR_OUT, *[CALM] * 20)
     episode = run.ended[-1].episode
-    assert (episode.vm, episode.wait, episode.bound) == ("web", FAR_OUT, LEAST_BOUND)
-    assert episode.held_wait == pytest.approx(CALM)
+    assert episode.excess == Excess("web", FAR_OUT, LEAST_BOUND)
+    assert episode.held == pytest.approx(CALM)
 
 
 def test_trouble_is_not_learnt(run: Run) -> None:
@@ -218,6 +224,55 @@ def test_an_adversary_who_stays_below_the_bound_teaches_slowly_and_not_beyond_th
     assert run.step == 0
 
 
+def test_answers_that_are_late_begin_an_episode_although_no_vcpu_waits(run: Run) -> None:
+    run.see(CALM, late=0.05)
+    run.see(CALM, late=0.1)
+    assert run.step is None
+    run.see(CALM, late=0.4)
+    assert run.step == 0
+    assert run.memory.episode is not None
+    assert run.memory.episode.excess == Excess("shop", 0.4, 0.05, late=True)
+    for _ in range(20):
+        run.see(CALM)
+        run.see(CALM, late=0.01)
+    [ended] = run.ended
+    assert (ended.why, ended.episode.held) == (End.CALM, pytest.approx(0.01))
+
+
+def test_who_answers_nothing_more_is_not_well(run: Run) -> None:
+    run.see(CALM, late=1.0)
+    run.see(*[CALM] * round(2 * HOLD_S / STEP))
+    assert run.step is not None
+
+
+def test_what_waited_before_is_answered_late_before_a_step_counts_as_too_weak(run: Run) -> None:
+    run.see(CALM, late=1.0)
+    begun_s = run.now_s
+    while run.step == 0:
+        run.see(CALM, late=1.0)
+    assert run.now_s - begun_s == pytest.approx(DRAINING * STEP_S, abs=2 * STEP)
+    while run.step == 1:
+        run.see(CALM, late=1.0)
+    assert run.ended[-1].why is End.FUTILE
+    assert run.now_s - begun_s == pytest.approx(DRAINING * (STEP_S + TRIAL_S), abs=4 * STEP)
+    run.see(*[CALM] * round(0.9 * PAUSE_S / STEP), late=1.0)
+    assert run.step is None, "batch is not what makes it late"
+
+
+def test_late_answers_do_not_prolong_an_episode_that_began_with_a_wait(run: Run) -> None:
+    run.see(FAR_OUT)
+    run.see(*[CALM] * round(2 * HOLD_S / STEP), late=0.2)
+    assert run.ended[0].why is End.CALM
+
+
+def test_after_an_episode_it_is_judged_anew(run: Run) -> None:
+    run.see(CALM, late=1.0)
+    run.see(*[CALM] * round(2 * HOLD_S / STEP), late=0.0)
+    assert run.ended
+    run.see(CALM, late=0.11)
+    assert run.step is None
+
+
 def test_two_vms_are_measured_each_by_its_own_custom() -> None:
     memory, now_s = GuardMemory(0.0), 0.0
     for _ in range(3 * LEARNT_SAMPLES):
@@ -227,7 +282,7 @@ def test_two_vms_are_measured_each_by_its_own_custom() -> None:
     assert memory.episode is None
     memory, _ = guard(memory, WaitSample(now_s + 2 * STEP, {"quiet": 0.15, "busy": 0.15}, 1))
     assert memory.episode is not None
-    assert memory.episode.vm == "quiet"
+    assert memory.episode.excess.name == "quiet"
 
 
 def assert_bounded(run: Run) -> None:
@@ -256,16 +311,22 @@ def _steps_at(run: Run) -> Iterable[int | None]:
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([0.0, CALM, HOT, FAR_OUT, 1.0]), st.integers(1, 80), st.integers(0, 2), st.booleans()
+            st.sampled_from([0.0, CALM, HOT, FAR_OUT, 1.0]),
+            st.integers(1, 80),
+            st.integers(0, 2),
+            st.booleans(),
+            st.sampled_from([None, 0.0, 0.1, 0.3, 1.0]),
         ),
         max_size=60,
     )
 )
-def test_whatever_happens_switches_and_the_time_held_are_bounded(stretches: list[tuple[float, int, int, bool]]) -> None:
+def test_whatever_happens_switches_and_the_time_held_are_bounded(
+    stretches: list[tuple[float, int, int, bool, float | None]],
+) -> None:
     run = Run()
     run.see(*[CALM] * LEARNT_SAMPLES)
-    for wait, samples, steps, acts in stretches:
-        run.see(*[wait] * samples, steps=steps, acts=acts)
+    for wait, samples, steps, acts, late in stretches:
+        run.see(*[wait] * samples, steps=steps, acts=acts, late=late)
         for custom in run.memory.customs.values():
             assert LEAST_BOUND <= custom.bound <= MOST_BOUND
     assert_bounded(run)

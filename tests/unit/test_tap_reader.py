@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +15,7 @@ from manager.errors import HostError
 from manager.model.histogram import Histogram
 from manager.model.registration import Sla, Tier
 from manager.model.source import SourceState, Tap
-from manager.model.traffic import HostServices, ServiceTraffic, TapProtocol
+from manager.model.traffic import Answered, HostServices, JudgedService, ServiceTraffic, TapProtocol
 from manager.telemetry.source_thread import Sources
 from manager.telemetry.tap_reader import FIND_S, TapReader, TapRoute
 from tests.telemetry.conftest import free_port, shop, until
@@ -31,6 +32,15 @@ class FakeProgram:
     refused: Mapping[int, str] = field(default_factory=dict)
     attached: frozenset[int] = frozenset()
     closed: bool = False
+    bounds_us: dict[tuple[int, int], float | None] = field(default_factory=dict)
+    late: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def judge(self, interface: int, port: int, late_us: float | None) -> bool:
+        self.bounds_us[interface, port] = late_us
+        return (interface, port) in self.seen
+
+    def answers(self, places: Sequence[tuple[int, int]]) -> FakeCounts:
+        return FakeCounts(self, tuple(places))
 
     def attach(self, interface: int) -> None:
         if interface in self.refused:
@@ -53,6 +63,8 @@ class FakeProgram:
         before = self.seen.get((interface, port), nothing)
         requests = sum(before.requests.values()) + len(times_ms) + more.pop("requests", 0)
         times = before.times.merge(Histogram.of(time_ms * 1000 for time_ms in times_ms))
+        bound_us = self.bounds_us.get((interface, port))
+        self.late[interface, port] += sum(bound_us is not None and ms * 1000 > bound_us for ms in times_ms)
         changed = {name: getattr(before, name) + count for name, count in more.items()}
         self.seen[interface, port] = replace(before, requests={TapProtocol.HTTP: requests}, times=times, **changed)
 
@@ -60,6 +72,17 @@ class FakeProgram:
         """These requests wait, and no others."""
         waiting = Histogram.of(age_ms * 1000 for age_ms in ages_ms)
         self.seen[interface, port] = replace(self.seen[interface, port], waiting=waiting)
+
+
+@dataclass(frozen=True)
+class FakeCounts:
+    """What it has counted of some services, read while it goes on."""
+
+    program: FakeProgram
+    places: tuple[tuple[int, int], ...]
+
+    def read(self) -> list[tuple[int, int]]:
+        return [(self.program.seen[place].times.count, self.program.late[place]) for place in self.places]
 
 
 @pytest.fixture
@@ -154,6 +177,21 @@ def test_without_a_port_it_is_that_with_the_most_requests_of_the_first_tier(
     program.count(TAP + 1, 5432, *[1] * 50)
     until(lambda: counted(sources) == 9, "the answers")
     assert sources.statuses()[0].detail == "the port with the most requests is 80"
+
+
+def test_what_is_answered_late_can_be_asked_for_at_any_time(sources: Sources, program: FakeProgram) -> None:
+    promised = replace(shop(Tap("wire", 80), vm=VM), sla=Sla(response_time_ms=100.0, percentile=90.0))
+    sources.configure([promised], 1.0, {}, {VM: frozenset({TAP})})
+    assert sources.answered() == Answered()
+    program.count(TAP, 80, 10)
+    program.count(TAP, 443, 10)
+    until(lambda: sources.answered() != Answered(), "the service to be judged")
+    program.count(TAP, 80, 50, 150, 200)
+    answered = sources.answered()
+    assert answered == Answered((JudgedService("shop", (TAP, 80), pytest.approx(0.1)),), [(4, 2)])
+    configure(sources, Tap("wire", 80))
+    until(lambda: sources.answered() == Answered(), "the SLA to be gone")
+    assert program.bounds_us == {(TAP, 80): None}
 
 
 def test_a_port_that_nobody_serves_is_told(sources: Sources, program: FakeProgram) -> None:

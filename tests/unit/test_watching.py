@@ -63,6 +63,7 @@ def test_a_target_is_never_below_what_it_is_derived_from_nor_far_above(p95_ms: f
         ("a-", "http", (), ("a-", "web")),
         ("shop-web", "http", ("shop",), ("shop-2", "web")),
         ("shop-web", "http", ("shop", "shop-2"), ("shop-3", "web")),
+        ("shop-.", "http", (), ("shop-.", "web")),
     ],
 )
 def test_names_come_from_the_vm(vm: str, protocol: str, taken: tuple[str, ...], names: tuple[str, str]) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 from manager.bpf import members
 
 OBJECT = Path(__file__).parent / "equipoise_tap.bpf.o"
-TO_GUEST, FROM_GUEST, BOTH_WAYS, COUNT_WAITING = "to_guest", "from_guest", "both_ways", "count_waiting"
-"""Names of the programs: of the tap's egress, of its ingress, of a packet socket, and that which the reader runs."""
+TO_GUEST, FROM_GUEST, BOTH_WAYS = "to_guest", "from_guest", "both_ways"
+COUNT_WAITING, SET_LATE = "count_waiting", "set_late"
+"""Names of the programs: of the tap's egress, of its ingress, of a packet socket, and those which the reader runs."""
 SERVICES, INTERFACES, TIMES, LOST = "tap_services", "tap_interfaces", "tap_times", "tap_lost"
 WAITING, SETTINGS = "tap_waiting", "tap_settings"
 """Names of the maps that are read and written."""
@@ -34,6 +35,9 @@ LOST_COUNTERS = members(_INTERFACE, "lost")
 
 WALK = members(_INTERFACE, "walk")
 """What COUNT_WAITING answers, 64 bits each."""
+
+LATENESS = members(_INTERFACE, "lateness")
+"""What SET_LATE is told, and answers, likewise."""
 
 HANDSHAKE = _number("HANDSHAKE")
 """Of a bucket in TIMES: it is one of handshakes."""

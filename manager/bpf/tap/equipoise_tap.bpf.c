@@ -622,6 +622,8 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 		add(&service->untimed, weight);
 	} else {
 		add(&service->answers, weight);
+		if (service->late_ns && now_ns - connection->asked_ns > service->late_ns)
+			add(&service->late, weight);
 		count_time(segment, now_ns - connection->asked_ns, 0, weight);
 	}
 	connection->turns = 1;
@@ -799,6 +801,19 @@ int count_waiting(struct walk *found)
 	look.given_up_ns = settings->given_up_ns;
 	bpf_for_each_map_elem(&tap_connections, count_one, &look, 0);
 	*found = look.found;
+	return 0;
+}
+
+/* Set what is late at a service. Run by the reader, which would else write over what is counted meanwhile. */
+SEC("syscall")
+int set_late(struct lateness *told)
+{
+	struct service_key key = { .interface = (u32)told->interface, .port = (u16)told->port };
+	struct service *service = bpf_map_lookup_elem(&tap_services, &key);
+
+	told->known = !!service;
+	if (service)
+		service->late_ns = told->late_ns;
 	return 0;
 }
 

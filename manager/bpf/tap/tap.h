@@ -45,6 +45,8 @@ struct service {
 	u64 untimed; /* requests whose answers cannot be matched */
 	u64 unanswered; /* requests whose connection ended before */
 	u64 errors; /* answers that say that the server failed */
+	u64 late; /* answers that took longer than late_ns */
+	u64 late_ns; /* which the reader sets; 0: none is late */
 };
 
 /* Value of tap_lost: what there was no room for. */
@@ -57,6 +59,14 @@ struct lost {
 struct settings {
 	u64 halvings; /* of 2^n connections one is looked at */
 	u64 given_up_ns; /* a request that waits longer is unanswered */
+};
+
+/* What set_late is told: what is late at a service; and whether there is such a service, which it tells. */
+struct lateness {
+	u64 interface;
+	u64 port;
+	u64 late_ns;
+	u64 known;
 };
 
 /* What count_waiting tells of the connections that are looked at. */

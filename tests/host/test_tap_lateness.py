@@ -1,0 +1,60 @@
+"""Answers that are late, counted by the program itself, so that they can be asked for every few milliseconds."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.host.packets import Connection
+from tests.host.wire import GET, INTERFACE, NEEDS_BPF, OK, PAUSE_S, Wire, wire
+
+__all__ = ["wire"]
+
+pytestmark = NEEDS_BPF
+
+PLACE = (INTERFACE, 80)
+
+
+def slow_turn(wire: Wire, connection: Connection) -> None:
+    wire.to_guest(connection.to_guest(GET))
+    time.sleep(PAUSE_S)
+    wire.from_guest(connection.from_guest(OK))
+
+
+@pytest.mark.parametrize(
+    ("late_us", "late"), [(PAUSE_S * 1e6 / 2, 1), (PAUSE_S * 1e9, 0), (None, 0)], ids=["late", "in time", "no bound"]
+)
+def test_an_answer_that_takes_longer_than_the_bound_is_late(wire: Wire, late_us: float | None, late: int) -> None:
+    connection = wire.accept(Connection())
+    assert wire.program.judge(*PLACE, late_us)
+    counts = wire.program.answers([PLACE])
+    slow_turn(wire, connection)
+    wire.turn(connection)
+    assert counts.read() == [(2, late)]
+
+
+def test_a_bound_may_change_and_what_was_counted_stays(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    counts = wire.program.answers([PLACE])
+    wire.program.judge(*PLACE, 1.0)
+    slow_turn(wire, connection)
+    wire.program.judge(*PLACE, None)
+    slow_turn(wire, connection)
+    assert counts.read() == [(2, 1)]
+    assert wire.seen.answers == 2
+
+
+def test_a_service_that_is_not_there_yet(wire: Wire) -> None:
+    assert not wire.program.judge(*PLACE, 1.0)
+    counts = wire.program.answers([PLACE, (INTERFACE, 81)])
+    assert counts.read() == [(0, 0), (0, 0)]
+    wire.turn(wire.accept(Connection()))
+    assert counts.read() == [(1, 0), (0, 0)]
+
+
+def test_counts_can_be_read_when_the_program_is_closed(wire: Wire) -> None:
+    wire.turn(wire.accept(Connection()))
+    counts = wire.program.answers([PLACE])
+    wire.program.close()
+    assert counts.read() == [(1, 0)]
