@@ -36,6 +36,10 @@ class Connection:
     sent: int = 0xFFFFFFF0
     answered: int = 0xFFFFFF00
     padding: int = 0
+    extensions: tuple[tuple[int, bytes], ...] = ()
+    """Headers between IPv6 and TCP: the kind of each, and what it has after its kind and its length."""
+    length: int | None = None
+    """What IPv6 says of its own; None: the truth."""
 
     def to_guest(self, payload: bytes = b"", flags: int = ACK | PSH, back: int = 0) -> bytes:
         """The next segment of the client, or one that begins so many bytes ``back``."""
@@ -57,6 +61,12 @@ class Connection:
         if self.version == 4:
             ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0x4000, 64, 6, 0) + source + destination
         else:
-            ip = struct.pack("!IHBB", 6 << 28, len(tcp), 6, 64) + source + destination
+            kinds = [*(kind for kind, _ in self.extensions), 6]
+            extensions = b"".join(
+                bytes([following, (len(rest) + 2) // 8 - 1]) + rest
+                for following, (_, rest) in zip(kinds[1:], self.extensions, strict=True)
+            )
+            length = len(extensions + tcp) if self.length is None else self.length
+            ip = struct.pack("!IHBB", 6 << 28, length, kinds[0], 64) + source + destination + extensions
         tags = b"\x81\x00\x00\x07" * self.tags
         return bytes(12) + tags + (b"\x08\x00" if self.version == 4 else b"\x86\xdd") + ip + tcp + bytes(self.padding)

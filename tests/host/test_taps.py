@@ -61,6 +61,69 @@ def test_a_request_and_its_answer(wire: Wire, connection: Connection) -> None:
     assert (answered_s - sent_s) * (1 - 2 * RELATIVE_ERROR) <= time_s <= (done_s - begun_s) * (1 + 2 * RELATIVE_ERROR)
 
 
+HOP_BY_HOP, ROUTING, FRAGMENT, AUTHENTICATION, DESTINATION = 0, 43, 44, 51, 60
+OPTIONS = bytes([1, 4]) + bytes(4)
+"""Of hop-by-hop and destination: padding. Of routing: type 1, 4 stations left."""
+ARRIVED = bytes([4, 0]) + bytes(20)
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        ((HOP_BY_HOP, OPTIONS),),
+        ((DESTINATION, OPTIONS + bytes(8 * 31)),),
+        ((ROUTING, ARRIVED),),
+        ((HOP_BY_HOP, OPTIONS), (DESTINATION, OPTIONS), (ROUTING, ARRIVED), (DESTINATION, OPTIONS)),
+    ],
+    ids=["hop-by-hop", "a long one", "routing", "four"],
+)
+def test_extension_headers_of_ipv6_are_passed_over(wire: Wire, extensions: tuple[tuple[int, bytes], ...]) -> None:
+    """Their bytes are no content, also in acknowledgements."""
+    connection = wire.accept(Connection(version=6, tags=1, extensions=extensions))
+    wire.turn(connection)
+    wire.to_guest(connection.to_guest(flags=ACK))
+    wire.turn(connection)
+    assert (wire.seen.requests[TapProtocol.HTTP], wire.seen.answers, wire.seen.connections) == (2, 2, 1)
+
+
+def test_segments_of_more_than_64_kib(wire: Wire) -> None:
+    """BIG TCP of Linux: IPv6 says that its length is 0, and a hop-by-hop header that it is a jumbogram."""
+    for port, extensions in ((40_000, ()), (40_001, ((HOP_BY_HOP, b"\xc2\x04" + bytes(4)),))):
+        connection = wire.accept(Connection(version=6, client_port=port))
+        connection.extensions, connection.length = extensions, 0
+        wire.turn(connection)
+        wire.turn(connection)
+    assert (wire.seen.answers, wire.seen.untimed) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        ((FRAGMENT, bytes(6)),),
+        ((FRAGMENT, b"\x00\x01" + bytes(4)),),
+        ((HOP_BY_HOP, OPTIONS), (FRAGMENT, bytes(6))),
+        ((AUTHENTICATION, bytes(6)),),
+        ((ROUTING, OPTIONS),),
+        ((DESTINATION, OPTIONS),) * 5,
+    ],
+    ids=["whole in one fragment", "fragment", "fragment behind", "authenticated", "not yet there", "five"],
+)
+def test_packets_of_ipv6_that_pass_unseen(wire: Wire, extensions: tuple[tuple[int, bytes], ...]) -> None:
+    connection = wire.accept(Connection(version=6))
+    connection.extensions = extensions
+    wire.turn(connection)
+    assert (sum(wire.seen.requests.values()), wire.seen.answers, wire.seen.waiting.count) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("claimed", [3, 4, 31, 255])
+def test_an_extension_header_that_claims_to_be_longer_than_its_packet(wire: Wire, claimed: int) -> None:
+    connection = wire.accept(Connection(version=6, extensions=((DESTINATION, OPTIONS),)))
+    packet = bytearray(connection.to_guest(b"GET "))
+    packet[14 + 40 + 1] = claimed
+    wire.to_guest(bytes(packet))
+    assert sum(wire.seen.requests.values()) == 0
+
+
 def test_a_request_ends_with_its_last_byte(wire: Wire) -> None:
     connection = wire.accept(Connection())
     wire.to_guest(connection.to_guest(b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n"))
@@ -295,12 +358,19 @@ STEP = st.tuples(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(steps=st.lists(STEP, max_size=20), version=st.sampled_from([4, 6]))
+@given(
+    steps=st.lists(STEP, max_size=20),
+    version=st.sampled_from([4, 6]),
+    extensions=st.lists(st.tuples(st.sampled_from([HOP_BY_HOP, ROUTING, DESTINATION]), st.just(OPTIONS)), max_size=5),
+)
 def test_whatever_comes_passes_and_is_counted_once(
-    wire: Wire, steps: list[tuple[bool, bytes, int, list[tuple[int, int]]]], version: int
+    wire: Wire,
+    steps: list[tuple[bool, bytes, int, list[tuple[int, int]]]],
+    version: int,
+    extensions: list[tuple[int, bytes]],
 ) -> None:
     """Packets of any order, flags and changed bytes."""
-    connection = Connection(version=version, client_port=random.randrange(32_768, 65_536))
+    connection = Connection(version=version, client_port=random.randrange(32_768, 65_536), extensions=tuple(extensions))
     wire.accept(connection)
     for to_guest, payload, flags, changes in steps:
         packet = bytearray(connection.to_guest(payload, flags) if to_guest else connection.from_guest(payload, flags))

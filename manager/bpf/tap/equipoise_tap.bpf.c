@@ -37,6 +37,13 @@ typedef __u64 u64;
 #define TCP_BYTES 20
 #define MOST_TAGS 2
 #define PROTOCOL_TCP 6
+
+/* Extension headers of IPv6: RFC 8200, 4. The first two bytes: what follows, and its own length. */
+#define MOST_EXTENSIONS 4
+#define EXTENSION_BYTES 8
+#define HOP_BY_HOP 0
+#define ROUTING 43
+#define DESTINATION 60
 #define MORE_OR_LATER_FRAGMENT 0x3fff
 
 #define FIN 0x01
@@ -247,22 +254,47 @@ static bool parse_ipv4(struct __sk_buff *skb, u32 at, struct segment *segment, b
 	return parse_tcp(skb, at + header_length, total - header_length, segment, to_guest);
 }
 
-/* Without extension headers, which services' TCP does not have. */
+/* The place of TCP behind the extension headers, 0 where it is not found; ``length`` becomes that of what is left. Packets
+ * on their way to a further station of a routing header are not the guest's own, and fragments not told apart.
+ */
+static u32 past_extensions(struct __sk_buff *skb, u32 at, u8 kind, u32 *length)
+{
+	u8 extension[4];
+
+	for (int passed = 0; passed < MOST_EXTENSIONS && kind != PROTOCOL_TCP; passed++) {
+		u32 size;
+
+		if (kind != HOP_BY_HOP && kind != ROUTING && kind != DESTINATION)
+			return 0;
+		if (bpf_skb_load_bytes(skb, at, extension, sizeof(extension)) || (kind == ROUTING && extension[3]))
+			return 0;
+		size = (extension[1] + 1) * EXTENSION_BYTES;
+		if (size > *length)
+			return 0;
+		kind = extension[0];
+		*length -= size;
+		at += size;
+	}
+	return kind == PROTOCOL_TCP ? at : 0;
+}
+
 static bool parse_ipv6(struct __sk_buff *skb, u32 at, struct segment *segment, bool to_guest)
 {
 	u8 header[IPV6_BYTES];
 	u32 length;
 
-	if (bpf_skb_load_bytes(skb, at, header, sizeof(header)) || header[6] != PROTOCOL_TCP)
+	if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
 		return false;
+	at += IPV6_BYTES;
 	length = (u32)header[4] << 8 | header[5];
-	if (!length && skb->len > at + IPV6_BYTES)
-		length = skb->len - at - IPV6_BYTES;
-	if (length > skb->len - at - IPV6_BYTES)
+	if (!length && skb->len > at) /* larger than 64 KiB: BIG TCP */
+		length = skb->len - at;
+	if (length > skb->len - at)
 		return false;
 	__builtin_memcpy(to_guest ? &segment->key.client : &segment->key.guest, header + 8, sizeof(struct address));
 	__builtin_memcpy(to_guest ? &segment->key.guest : &segment->key.client, header + 24, sizeof(struct address));
-	return parse_tcp(skb, at + IPV6_BYTES, length, segment, to_guest);
+	at = past_extensions(skb, at, header[6], &length);
+	return at && parse_tcp(skb, at, length, segment, to_guest);
 }
 
 static bool parse(struct __sk_buff *skb, struct segment *segment, bool to_guest)
