@@ -121,9 +121,18 @@ class BpfMap:
         self, key: struct.Struct, value: struct.Struct, *, take: bool = False
     ) -> Iterator[tuple[tuple[Any, ...], tuple[Any, ...]]]:
         """All elements of a hash, with few calls. ``take``: which are removed from it."""
-        keys = ctypes.create_string_buffer(key.size * _AT_ONCE)
-        values = ctypes.create_string_buffer(value.size * _AT_ONCE)
+        keys, values = self.packed(key.size, value.size, take=take)
+        return zip(key.iter_unpack(keys), value.iter_unpack(values), strict=True)
+
+    def packed(self, key_bytes: int, value_bytes: int, *, take: bool = False) -> tuple[bytes, bytes]:
+        """The keys of all elements of a hash, and their values in that order: the same one while it has the same keys.
+
+        ``take``: they are removed from it. The numbers of bytes must be what the kernel writes.
+        """
+        keys = ctypes.create_string_buffer(key_bytes * _AT_ONCE)
+        values = ctypes.create_string_buffer(value_bytes * _AT_ONCE)
         here, there = ctypes.create_string_buffer(4), ctypes.create_string_buffer(4)  # of hashes: a bucket's number
+        all_keys, all_values = bytearray(), bytearray()
         begin, more = 0, True
         while more:
             places = begin, ctypes.addressof(there), ctypes.addressof(keys), ctypes.addressof(values)
@@ -136,9 +145,10 @@ class BpfMap:
                     raise
                 more = False
             (count,) = struct.unpack_from("=I", attributes, _COUNT_AT)
-            held = memoryview(keys)[: count * key.size], memoryview(values)[: count * value.size]
-            yield from zip(key.iter_unpack(held[0]), value.iter_unpack(held[1]), strict=True)
+            all_keys += memoryview(keys)[: count * key_bytes]
+            all_values += memoryview(values)[: count * value_bytes]
             here, there, begin = there, here, ctypes.addressof(there)
+        return bytes(all_keys), bytes(all_values)
 
     def lookups(self, keys: Sequence[bytes], value: struct.Struct) -> BpfLookups:
         """These elements, to be read many times."""

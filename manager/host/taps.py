@@ -11,8 +11,7 @@ import errno
 import os
 import struct
 import subprocess
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from manager.bpf import tap
@@ -29,6 +28,7 @@ from manager.host.bpf_calls import (
 )
 from manager.host.registry import HostPaths
 from manager.host.sched_ext import PINS
+from manager.host.tap_times import Grouping
 from manager.model.histogram import Histogram
 from manager.model.traffic import ServicePlace, ServiceTraffic, TapProtocol, TapWay
 
@@ -72,6 +72,7 @@ class TapProgram:
         self._ways = ways
         self._given_up_s = given_up_s
         self._halved = 0
+        self._grouping = Grouping(b"")
         self._links: dict[int, tuple[int, ...]] = {}
         with contextlib.ExitStack() as opened:
             with _pinned(paths.root / PINS, bpftool) as folder:
@@ -148,14 +149,18 @@ class TapProgram:
 
     def traffic(self) -> list[ServiceTraffic]:
         """All that was seen since, and what waits now, by interface and port."""
-        times, handshakes = _grouped(self._times.items(tap.KEY, _TIMES))
+        keys, values = self._times.packed(tap.KEY.size, _TIMES.size)
+        if keys != self._grouping.keys:
+            self._grouping = Grouping(keys)
+        times, handshakes = self._grouping.histograms(values)
         waiting = self._walk()
         seen = []
         for (interface, port, _), value in self._services.items(tap.KEY, _SERVICE):
             counts = dict(zip(tap.COUNTERS, value, strict=True))
             requests = {protocol: counts.pop(protocol) for protocol in TapProtocol}
             del counts["late"], counts["late_ns"]
-            answered, accepted, unanswered = (Histogram(each[interface, port]) for each in (times, handshakes, waiting))
+            place = (interface, port)
+            answered, accepted, unanswered = (each.get(place, Histogram()) for each in (times, handshakes, waiting))
             seen.append(
                 ServiceTraffic(
                     interface, port, requests, times=answered, handshakes=accepted, waiting=unanswered, **counts
@@ -176,17 +181,17 @@ class TapProgram:
     def _set(self) -> None:
         self._settings.write(bytes(4), _SETTINGS.pack(self._halved, round(self._given_up_s * 1e9)))
 
-    def _walk(self) -> defaultdict[ServicePlace, dict[int, int]]:
+    def _walk(self) -> dict[ServicePlace, Histogram]:
         """Have the kernel count the requests that wait, and halve the connections where they are too many."""
-        for _ in self._waiting.items(tap.KEY, _TIMES, take=True):
-            pass  # what a reading that failed has left
+        self._waiting.packed(tap.KEY.size, _TIMES.size, take=True)  # what a reading that failed has left
         answer = run_program(self._count_waiting, bytes(8 * len(tap.WALK)))
         walk = dict(zip(tap.WALK, struct.unpack(f"={len(tap.WALK)}Q", answer), strict=True))
         halved = halvings_for(walk["active"], self._halved)
         if halved != self._halved:
             self._halved = halved
             self._set()
-        return _grouped(self._waiting.items(tap.KEY, _TIMES, take=True))[0]
+        keys, values = self._waiting.packed(tap.KEY.size, _TIMES.size, take=True)
+        return Grouping(keys).histograms(values)[0]
 
     def lost(self) -> dict[str, int]:
         """What there was no room for, by the names in ``tap.LOST_COUNTERS``."""
@@ -214,20 +219,6 @@ class AnswerCounts:
     def read(self) -> list[tuple[int, int]]:
         """Answers, and the late ones among them, of each service in order; since it was first seen."""
         return [value or _NONE for value in self._lookups.read()]
-
-
-def _grouped(
-    counted: Iterable[tuple[Sequence[int], Sequence[int]]],
-) -> tuple[defaultdict[ServicePlace, dict[int, int]], defaultdict[ServicePlace, dict[int, int]]]:
-    """Buckets by interface and port: those of response times, and those of handshakes."""
-    times: defaultdict[ServicePlace, dict[int, int]] = defaultdict(dict)
-    handshakes: defaultdict[ServicePlace, dict[int, int]] = defaultdict(dict)
-    for (interface, port, bucket), (count,) in counted:
-        if bucket & tap.HANDSHAKE:
-            handshakes[interface, port][bucket ^ tap.HANDSHAKE] = count
-        else:
-            times[interface, port][bucket] = count
-    return times, handshakes
 
 
 def of_this_machine() -> TapProgram:

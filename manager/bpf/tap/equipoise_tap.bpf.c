@@ -83,12 +83,13 @@ struct connection_key {
 
 struct connection {
 	u64 asked_ns; /* when the last byte of the request passed */
-	u64 answered_ns; /* when the guest last sent something new */
-	u32 asked_end; /* the sequence number after it */
-	u32 answered_end; /* that after what the guest has sent */
 	u32 waiting; /* a request for its answer: 0 or 1, taken back atomically, so that it is counted once */
+	u16 hash;
 	u8 protocol;
 	u8 untimed; /* whose answer is whose cannot be told */
+	u64 answered_ns; /* when the guest last sent something new */
+	u32 asked_end; /* the sequence number after the request */
+	u32 answered_end; /* that after what the guest has sent */
 	u8 turns; /* up to 1 */
 	u8 asked; /* asked_end is known */
 	u8 answered; /* answered_end is known */
@@ -193,19 +194,27 @@ static u32 halvings(void)
 	return settings->halvings < MOST_HALVINGS ? (u32)settings->halvings : MOST_HALVINGS;
 }
 
-/* Whether a connection is one of those that are looked at. The hash: FNV-1a over words, murmur3's finaliser. */
-static bool looked_at(const struct connection_key *key, u32 halved)
+/* Of a connection: by it those that are looked at are chosen. FNV-1a over words, murmur3's finaliser. */
+static u16 hash_of(const struct connection_key *key)
 {
 	const u32 *words = (const u32 *)key;
 	u32 hash = 2166136261u;
 
-	if (!halved)
-		return true;
 	for (u32 word = 0; word < sizeof(*key) / sizeof(u32); word++)
 		hash = (hash ^ words[word]) * 16777619u;
 	hash = (hash ^ hash >> 16) * 0x85ebca6bu;
 	hash = (hash ^ hash >> 13) * 0xc2b2ae35u;
-	return !((hash ^ hash >> 16) & ((1u << halved) - 1));
+	return (u16)(hash ^ hash >> 16);
+}
+
+static bool chosen(u16 hash, u32 halved)
+{
+	return !(hash & ((1u << halved) - 1));
+}
+
+static bool looked_at(const struct connection_key *key, u32 halved)
+{
+	return !halved || chosen(hash_of(key), halved);
 }
 
 /* The payload's place follows from the headers' lengths; Ethernet may pad what is shorter than 60 bytes. */
@@ -599,7 +608,7 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	u64 now_ns = bpf_ktime_get_ns();
 
 	if (!connection) {
-		struct connection begun = {};
+		struct connection begun = { .hash = hash_of(&segment->key) };
 
 		bpf_map_update_elem(&tap_connections, &segment->key, &begun, BPF_NOEXIST);
 		connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
@@ -786,29 +795,22 @@ struct look {
 	struct walk found;
 };
 
-static long count_one(struct bpf_map *map, struct connection_key *key, struct connection *connection, struct look *look)
+/* A request that waits, for so long. */
+static void count_age(const struct connection_key *key, struct connection *connection, u64 age_ns, struct look *look)
 {
 	struct service_key place = { .interface = key->interface, .port = key->guest_port };
-	u64 weight = 1ULL << (look->halved & 15), age_ns = look->now_ns - connection->asked_ns, *count;
+	u64 weight = 1ULL << (look->halved & 15), *count;
 	struct service *service;
 
-	if ((long)age_ns < 0) /* asked meanwhile */
-		age_ns = 0;
-	if (!looked_at(key, look->halved))
-		return 0;
-	if (age_ns <= ACTIVE_S * NS_PER_S)
-		look->found.active++;
-	if (!connection->waiting)
-		return 0;
 	if (!bpf_map_lookup_elem(&tap_interfaces, &place.interface)) { /* its answer may pass unseen */
 		connection->waiting = 0;
-		return 0;
+		return;
 	}
 	if (age_ns > look->given_up_ns) {
 		service = bpf_map_lookup_elem(&tap_services, &place);
 		if (__sync_lock_test_and_set(&connection->waiting, 0) && service)
 			add(&service->unanswered, weight);
-		return 0;
+		return;
 	}
 	look->found.waiting += weight;
 	place.bucket = bucket_of(age_ns);
@@ -817,6 +819,22 @@ static long count_one(struct bpf_map *map, struct connection_key *key, struct co
 		add(count, weight);
 	else
 		bpf_map_update_elem(&tap_waiting, &place, &weight, BPF_NOEXIST);
+}
+
+/* Of most connections no request waits: their keys are not read, which lie in other lines of the cache. */
+static long count_one(struct bpf_map *map, struct connection_key *key, struct connection *connection, struct look *look)
+{
+	u64 age_ns = look->now_ns - connection->asked_ns;
+	bool active, waiting = connection->waiting;
+
+	if ((long)age_ns < 0) /* asked meanwhile */
+		age_ns = 0;
+	active = age_ns <= ACTIVE_S * NS_PER_S;
+	if ((!active && !waiting) || !chosen(connection->hash, look->halved))
+		return 0;
+	look->found.active += active;
+	if (waiting)
+		count_age(key, connection, age_ns, look);
 	return 0;
 }
 
