@@ -87,7 +87,7 @@ struct connection {
 	u16 hash;
 	u8 protocol;
 	u8 untimed; /* whose answer is whose cannot be told */
-	u64 answered_ns; /* when the guest last sent something new */
+	u64 answered_ns; /* when the guest last sent an answer or, where it is untimed, anything new */
 	u32 asked_end; /* the sequence number after the request */
 	u32 answered_end; /* that after what the guest has sent */
 	u8 turns; /* up to 1 */
@@ -217,20 +217,14 @@ static bool looked_at(const struct connection_key *key, u32 halved)
 	return !halved || chosen(hash_of(key), halved);
 }
 
-/* The payload's place follows from the headers' lengths; Ethernet may pad what is shorter than 60 bytes. */
-static bool parse_tcp(struct __sk_buff *skb, u32 at, u32 ip_length, struct segment *segment, bool to_guest)
+/* The payload's place follows from the headers' lengths; Ethernet may pad what is shorter than 60 bytes. ``at``: TCP's. */
+static bool parse_tcp(const u8 header[TCP_BYTES], u32 at, u32 ip_length, struct segment *segment, bool to_guest)
 {
-	u8 header[TCP_BYTES];
-	u32 header_length;
-	u16 source, destination;
+	u32 header_length = (header[12] >> 4) * 4;
+	u16 source = (u16)(header[0] << 8 | header[1]), destination = (u16)(header[2] << 8 | header[3]);
 
-	if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
-		return false;
-	header_length = (header[12] >> 4) * 4;
 	if (header_length < TCP_BYTES || header_length > ip_length)
 		return false;
-	source = (u16)(header[0] << 8 | header[1]);
-	destination = (u16)(header[2] << 8 | header[3]);
 	segment->key.guest_port = to_guest ? destination : source;
 	segment->key.client_port = to_guest ? source : destination;
 	segment->sequence = (u32)header[4] << 24 | (u32)header[5] << 16 | (u32)header[6] << 8 | header[7];
@@ -240,16 +234,11 @@ static bool parse_tcp(struct __sk_buff *skb, u32 at, u32 ip_length, struct segme
 	return true;
 }
 
-static bool parse_ipv4(struct __sk_buff *skb, u32 at, struct segment *segment, bool to_guest)
+static bool parse_ipv4(struct __sk_buff *skb, u32 at, u8 header[IPV6_BYTES], struct segment *segment, bool to_guest)
 {
-	u8 header[IPV4_BYTES];
-	u32 header_length, total;
+	u32 header_length = (header[0] & 0xf) * 4, total = (u32)header[2] << 8 | header[3];
 	u32 source, destination;
 
-	if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
-		return false;
-	header_length = (header[0] & 0xf) * 4;
-	total = (u32)header[2] << 8 | header[3];
 	if (!total) /* larger than 64 KiB: BIG TCP */
 		total = skb->len - at;
 	if (header[9] != PROTOCOL_TCP || header_length < IPV4_BYTES || total < header_length || total > skb->len - at)
@@ -260,7 +249,10 @@ static bool parse_ipv4(struct __sk_buff *skb, u32 at, struct segment *segment, b
 	__builtin_memcpy(&destination, header + 16, sizeof(destination));
 	segment->key.guest.words[3] = to_guest ? destination : source;
 	segment->key.client.words[3] = to_guest ? source : destination;
-	return parse_tcp(skb, at + header_length, total - header_length, segment, to_guest);
+	at += header_length;
+	if (header_length > IPV4_BYTES && bpf_skb_load_bytes(skb, at, header + IPV4_BYTES, TCP_BYTES))
+		return false;
+	return parse_tcp(header + IPV4_BYTES, at, total - header_length, segment, to_guest);
 }
 
 /* The place of TCP behind the extension headers, 0 where it is not found; ``length`` becomes that of what is left. Packets
@@ -287,42 +279,43 @@ static u32 past_extensions(struct __sk_buff *skb, u32 at, u8 kind, u32 *length)
 	return kind == PROTOCOL_TCP ? at : 0;
 }
 
-static bool parse_ipv6(struct __sk_buff *skb, u32 at, struct segment *segment, bool to_guest)
+static bool parse_ipv6(struct __sk_buff *skb, u32 at, u8 header[IPV6_BYTES], struct segment *segment, bool to_guest)
 {
-	u8 header[IPV6_BYTES];
-	u32 length;
+	u32 length = (u32)header[4] << 8 | header[5];
 
-	if (bpf_skb_load_bytes(skb, at, header, sizeof(header)))
-		return false;
 	at += IPV6_BYTES;
-	length = (u32)header[4] << 8 | header[5];
-	if (!length && skb->len > at) /* larger than 64 KiB: BIG TCP */
+	if (!length) /* larger than 64 KiB: BIG TCP */
 		length = skb->len - at;
 	if (length > skb->len - at)
 		return false;
 	__builtin_memcpy(to_guest ? &segment->key.client : &segment->key.guest, header + 8, sizeof(struct address));
 	__builtin_memcpy(to_guest ? &segment->key.guest : &segment->key.client, header + 24, sizeof(struct address));
 	at = past_extensions(skb, at, header[6], &length);
-	return at && parse_tcp(skb, at, length, segment, to_guest);
+	return at && !bpf_skb_load_bytes(skb, at, header, TCP_BYTES) &&
+	       parse_tcp(header, at, length, segment, to_guest);
 }
 
+/* IPv4 and TCP without options are as long as IPv6: what is most frequent is loaded at once. */
 static bool parse(struct __sk_buff *skb, struct segment *segment, bool to_guest)
 {
-	u32 at = ETHERNET_BYTES;
+	u8 frame[ETHERNET_BYTES + IPV6_BYTES];
+	u8 *header = frame + ETHERNET_BYTES;
+	u32 tags = 0;
 	u16 type;
 
-	if (bpf_skb_load_bytes(skb, at - sizeof(type), &type, sizeof(type)))
-		return false;
-	for (int tags = 0; tags < MOST_TAGS && (type == bpf_htons(0x8100) || type == bpf_htons(0x88a8)); tags++) {
-		at += VLAN_BYTES;
-		if (bpf_skb_load_bytes(skb, at - sizeof(type), &type, sizeof(type)))
+	for (;;) {
+		if (bpf_skb_load_bytes(skb, tags * VLAN_BYTES, frame, sizeof(frame)))
 			return false;
+		type = (u16)(frame[ETHERNET_BYTES - 2] << 8 | frame[ETHERNET_BYTES - 1]);
+		if (tags == MOST_TAGS || (type != 0x8100 && type != 0x88a8))
+			break;
+		tags++;
 	}
 	segment->key.interface = skb->ifindex;
-	if (type == bpf_htons(0x0800))
-		return parse_ipv4(skb, at, segment, to_guest);
-	if (type == bpf_htons(0x86dd))
-		return parse_ipv6(skb, at, segment, to_guest);
+	if (type == 0x0800)
+		return parse_ipv4(skb, ETHERNET_BYTES + tags * VLAN_BYTES, header, segment, to_guest);
+	if (type == 0x86dd)
+		return parse_ipv6(skb, ETHERNET_BYTES + tags * VLAN_BYTES, header, segment, to_guest);
 	return false;
 }
 
@@ -605,7 +598,7 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
 	u32 end = from + segment->length;
 	u8 head[HEAD_BYTES] = {};
-	u64 now_ns = bpf_ktime_get_ns();
+	u64 now_ns;
 
 	if (!connection) {
 		struct connection begun = { .hash = hash_of(&segment->key) };
@@ -617,6 +610,7 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	}
 	if (connection->asked && (s32)(end - connection->asked_end) <= 0)
 		return; /* sent again */
+	now_ns = bpf_ktime_get_ns();
 	load_head(skb, segment, head);
 	connection->asked = true;
 	connection->asked_end = end;
@@ -640,12 +634,15 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
 	u32 end = segment->sequence + segment->length;
 	u8 head[HEAD_BYTES] = {};
-	u64 now_ns = bpf_ktime_get_ns();
+	u64 now_ns;
 
 	if (!connection || (connection->answered && (s32)(end - connection->answered_end) <= 0))
 		return;
 	connection->answered = true;
 	connection->answered_end = end;
+	if (!connection->waiting && !connection->untimed)
+		return; /* when it was, nobody asks */
+	now_ns = bpf_ktime_get_ns();
 	connection->answered_ns = now_ns;
 	if (!connection->waiting)
 		return;
@@ -713,7 +710,7 @@ static void look_to_guest(struct __sk_buff *skb)
 {
 	struct segment segment = {};
 	struct service *service;
-	u32 halved = halvings();
+	u32 halved;
 
 	if (!parse(skb, &segment, true) || is_empty(&segment))
 		return;
@@ -722,6 +719,7 @@ static void look_to_guest(struct __sk_buff *skb)
 		return;
 	if ((segment.flags & (SYN | ACK | RST)) == SYN)
 		begin_handshake(&segment);
+	halved = halvings();
 	if (!looked_at(&segment.key, halved))
 		return;
 	if (segment.flags & (SYN | RST))
@@ -735,7 +733,7 @@ static void look_from_guest(struct __sk_buff *skb)
 	struct segment segment = {};
 	struct service *service;
 	bool accepts, serves;
-	u32 halved = halvings();
+	u32 halved;
 
 	if (!parse(skb, &segment, false) || is_empty(&segment))
 		return;
@@ -752,6 +750,7 @@ static void look_from_guest(struct __sk_buff *skb)
 		add(&service->connections, 1);
 		end_handshake(&segment);
 	}
+	halved = halvings();
 	if (!looked_at(&segment.key, halved))
 		return;
 	if (segment.length && !accepts)
