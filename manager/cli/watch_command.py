@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
+from http import HTTPStatus
 from typing import Any
 
 import click
 
 from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
 from manager.control.watching import application_body, application_names, suggested_target_ms
+from manager.errors import ManagerRefused, ManagerUnavailable
 from manager.model.fields import NAME_PATTERN
 from manager.model.numbers import milliseconds
 from manager.model.registration import VmClass
@@ -21,9 +23,10 @@ from manager.terminal import output
 
 _EPILOG = """
 WHAT IT DOES
-  Registers an application that watches the service at PORT of a registered VM: named after the VM, with one tier, an
-  SLA of its p95, and a tap source, which measures from the packets at the VM's tap; nothing is needed in the guest. It
-  is in mode observe: nothing is written for it.
+  Registers an application that watches the service at PORT of a VM: named after the VM, with one tier, an SLA of its
+  p95, and a tap source, which measures from the packets at the VM's tap; nothing is needed in the guest. It is in mode
+  observe: nothing is written for it. VM is a registered one, or the name of a running domain, which is registered as
+  critical.
 
   Without --p95-ms the target is three times the p95 that the agent measured over the last minute, rounded up to 1, 2,
   5, 10, 20, 25, 50, 100 ms and so on; set what your users need. It prints what was registered and how to undo it.
@@ -61,17 +64,19 @@ def watch(settings: Settings, service: str, p95_ms: float | None, dry_run: bool,
     vm, port = _vm_port(service)
     with closing(connect(settings)) as client:
         registered = _registered(client, vm)
-        seen = _seen(client, registered, port, needed=p95_ms is None)
+        seen = _seen(client, _domain(client, vm, registered), port, needed=p95_ms is None)
         target_ms = p95_ms if p95_ms is not None else suggested_target_ms(seen["p95_ms"])
         taken = [application["name"] for application in client.items("/applications")]
         name, tier = application_names(vm, seen.get("protocol", ""), taken)
         body = application_body(vm, port, tier, target_ms)
         if not dry_run:
-            client.request("PUT", f"/applications/{name}", body=body, headers={"If-None-Match": "*"})
+            _register(client, None if registered else vm, name, body)
     url = settings.text("manager_url").rstrip("/")
     undo = f"DELETE {url}/api/v1/applications/{name}, or {url}/registered/applications/{name}/delete in a browser"
-    lines = [
-        f"application {name} {'would be' if dry_run else 'is'} registered: tier {tier} with VM {vm},"
+    is_registered = "would be" if dry_run else "is"
+    lines = [] if registered else [f"VM {vm} {is_registered} registered: critical; /vms/{vm} likewise undoes that"]
+    lines += [
+        f"application {name} {is_registered} registered: tier {tier} with VM {vm},"
         f" p95 <= {milliseconds(target_ms)}, measured at the tap, port {port}; mode observe"
     ]
     if p95_ms is None:
@@ -79,40 +84,77 @@ def watch(settings: Settings, service: str, p95_ms: float | None, dry_run: bool,
             f"target: three times the measured p95, {milliseconds(seen['p95_ms'])} over the last"
             f" {seen['window_s']:.0f} s at {seen['rate_rps']:g} req/s, rounded up; set what your users need"
         )
-    if registered["class"] == VmClass.BATCH:
+    if registered and registered["class"] == VmClass.BATCH:
         lines.append(f"VM {vm} is registered as batch: it is measured, but not protected")
     shown = {"application": name, "dry_run": dry_run, "registration": body, "measured": seen or None, "undo": undo}
     output(as_json, shown, *lines, *([] if dry_run else [f"undo: {undo}"]))
 
 
 def _registered(client: ManagerClient, vm: str) -> dict[str, Any]:
-    """A VM that runs and serves no application yet. Raises Failure."""
-    registered: dict[str, Any] = client.get(f"/vms/{vm}")
+    """A VM that serves no application yet; empty: there is none of that name. Raises Failure."""
+    try:
+        registered: dict[str, Any] = client.get(f"/vms/{vm}")
+    except ManagerRefused as error:
+        if error.status != HTTPStatus.NOT_FOUND:
+            raise
+        return {}
     if registered["application"] is not None:
         raise Failure(f"VM {vm} serves application {registered['application']} already: add a tap source to that")
-    if registered["status_host"] is None:
-        raise Failure(f"no agent reports that VM {vm} runs")
     return registered
 
 
-def _seen(client: ManagerClient, registered: Mapping[str, Any], port: int, *, needed: bool) -> dict[str, Any]:
+def _domain(client: ManagerClient, vm: str, registered: Mapping[str, Any]) -> dict[str, Any]:
+    """The running domain that is meant, as reported by its agent. Raises Failure."""
+    uuid, name = registered.get("libvirt_uuid"), registered.get("libvirt_name") or vm
+    host = registered.get("status_host") or registered.get("host")
+    domains: list[dict[str, Any]] = [
+        domain
+        for domain in client.items("/domains")
+        if (domain["libvirt_uuid"] == uuid if uuid else domain["libvirt_name"] == name)
+        and host in {None, domain["host"]}
+        and domain["registered_as"] in {None, vm}
+    ]
+    if len(domains) == 1:
+        return domains[0]
+    if domains:
+        hosts = ", ".join(sorted(domain["host"] for domain in domains))
+        raise Failure(f"domains named {name} run on hosts {hosts}: register the one that is meant as VM {vm} first")
+    unknown = "" if registered else f"there is no VM named {vm!r}, and "
+    raise Failure(f"{unknown}no agent reports that {'VM' if registered else 'domain'} {vm} runs")
+
+
+def _register(client: ManagerClient, vm: str | None, application: str, body: Mapping[str, Any]) -> None:
+    """The application, and before that the VM, if one is given: both or none."""
+    new = {"If-None-Match": "*"}
+    if vm is not None:
+        client.request("PUT", f"/vms/{vm}", body={"class": VmClass.CRITICAL.value}, headers=new)
+    try:
+        client.request("PUT", f"/applications/{application}", body=body, headers=new)
+    except ManagerUnavailable:
+        if vm is not None:
+            client.request("DELETE", f"/vms/{vm}", headers={"If-Match": "*"})
+        raise
+
+
+def _seen(client: ManagerClient, domain: Mapping[str, Any], port: int, *, needed: bool) -> dict[str, Any]:
     """What the agent reported of the service; nothing where it has not seen it. Raises Failure.
 
     ``needed``: its p95 is needed.
     """
-    vm, host = registered["name"], registered["status_host"]
-    answer = client.get(f"/hosts/{host}/services", vm=vm, limit=str(MOST_SERVICES))
-    seen: dict[str, Any] = next((each for each in answer["items"] if each["port"] == port), {})
+    answer = client.get(f"/hosts/{domain['host']}/services", limit=str(MOST_SERVICES))
+    of_vm = [each for each in answer["items"] if each["libvirt_uuid"] == domain["libvirt_uuid"]]
+    seen: dict[str, Any] = next((each for each in of_vm if each["port"] == port), {})
     if needed and seen.get("p95_ms") is None:
-        raise Failure(f"{_why(host, vm, port, seen, answer)}; --p95-ms sets a target without it")
+        why = _why(domain["host"], domain["libvirt_name"], port, seen, of_vm)
+        problem = f": {answer['problem']}" if answer["problem"] else ""
+        raise Failure(f"{why}{problem}; --p95-ms sets a target without it")
     return seen
 
 
-def _why(host: str, vm: str, port: int, seen: Mapping[str, Any], answer: Mapping[str, Any]) -> str:
+def _why(host: str, vm: str, port: int, seen: Mapping[str, Any], of_vm: Sequence[Mapping[str, Any]]) -> str:
     """Why no p95 of a service is known."""
     if seen:
         return f"no response time of port {port} of VM {vm} was measured in the last {seen['window_s']:.0f} s"
-    ports = [str(each["port"]) for each in answer["items"]]
+    ports = [str(each["port"]) for each in of_vm]
     others = f"; seen are {', '.join(ports)}" if ports else ""
-    problem = f": {answer['problem']}" if answer["problem"] else ""
-    return f"the agent of host {host} has seen no service at port {port} of VM {vm}{others}{problem}"
+    return f"the agent of host {host} has seen no service at port {port} of VM {vm}{others}"

@@ -115,10 +115,40 @@ def test_a_service_that_was_not_seen_is_named_with_what_was(api: Api) -> None:
 
 
 def test_a_vm_that_is_not_there_or_does_not_run(api: Api) -> None:
-    assert "there is no VM named 'ghost'" in watch("ghost:80").output
+    assert "there is no VM named 'ghost', and no agent reports that domain ghost runs" in watch("ghost:80").output
     api.ok("PUT", "/vms/idle", {"class": "critical"})
     refused = watch("idle:80")
     assert (refused.exit_code, "no agent reports that VM idle runs" in refused.output) == (1, True)
+
+
+def test_a_domain_that_nobody_registered_is_registered_with_it(api: Api) -> None:
+    api.ok("DELETE", "/vms/shop-web", headers={"If-Match": "*"})
+    seen(api)
+    done = watch("shop-web:80", "--dry-run")
+    assert "VM shop-web would be registered: critical" in done.output
+    assert api.ok("GET", "/vms")["items"] == []
+    done = watch("shop-web:80")
+    assert done.exit_code == 0, done.output
+    assert "VM shop-web is registered: critical; /vms/shop-web likewise undoes that" in done.output
+    assert api.ok("GET", "/vms/shop-web")["class"] == "critical"
+    assert api.ok("GET", "/applications/shop")["mode"] == "observe"
+
+
+def test_both_are_registered_or_none(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    api.ok("DELETE", "/vms/shop-web", headers={"If-Match": "*"})
+    seen(api)
+    monkeypatch.setattr(watch_command, "application_names", lambda *_: ("no name", "web"))
+    refused = watch("shop-web:80")
+    assert refused.exit_code == 1
+    assert api.ok("GET", "/vms")["items"] == []
+
+
+def test_a_vm_that_was_registered_only_just_is_found_by_its_domain(api: Api) -> None:
+    """Its agent has not reported it as registered yet."""
+    api.ok("DELETE", "/vms/shop-web", headers={"If-Match": "*"})
+    seen(api)
+    api.ok("PUT", "/vms/shop-web", {"class": "critical"})
+    assert watch("shop-web:80").exit_code == 0
 
 
 @pytest.mark.parametrize("given", ["shop-web", "shop-web:", ":80", "shop-web:0", "shop-web:65536", "a b:80", "web:x"])

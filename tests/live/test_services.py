@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -37,7 +38,7 @@ COMPARED = (
     (WEB, 80, HttpOptions("/"), 100.0),
     (WEB, 80, HttpOptions("/", CLOSE), 100.0),
 )
-DURATION_S = 5.0
+DURATION_S, MINUTE_S = 5.0, 60.0
 EXACT = 0.005
 
 pytestmark = pytest.mark.live
@@ -142,3 +143,30 @@ def test_an_sla_is_watched_without_anything_in_the_guest(served: socket.socket, 
     until(lambda: counted() >= result.answered * (1 - EXACT), "the answers to be counted")
     assert counted() == pytest.approx(result.answered, rel=EXACT)
     assert state() == "ok"
+
+
+def test_a_minute_from_a_fresh_host_to_a_watched_sla(served: socket.socket, service: Service) -> None:
+    """Nothing is registered and nothing configured, intervals included: only commands that a person types."""
+    del served
+    vm, port, options, rate_rps, _ = SERVICES[0]
+    load = LoadSpec(vm.ip, port, options, (Phase(MINUTE_S, rate_rps),), connections=8)
+    asking = threading.Thread(target=run, args=(load,))
+    asking.start()
+    service.extra = {"EQUIPOISE_INTERVAL_S": "5", "EQUIPOISE_SYNC_S": "5"}
+    began_s = time.monotonic()
+    service.run()
+    client = service.client
+    path = f"/hosts/{HOST}/services"
+
+    def is_seen() -> bool:
+        return any(seen["port"] == port and seen["p95_ms"] for seen in client.get(path)["items"])
+
+    until(lambda: client.get(f"/hosts/{HOST}"), "the agent to report")
+    until(is_seen, "the service to be seen", MINUTE_S)
+    seen_s = time.monotonic() - began_s
+    print(service.cli("watch", f"{vm.name}:{port}"))
+    [application] = client.items("/applications")
+    until(lambda: client.get(f"/applications/{application['name']}")["window"], "the SLA to be judged", MINUTE_S)
+    print(f"seen after {seen_s:.1f} s, an SLA judged after {time.monotonic() - began_s:.1f} s")
+    assert client.get(f"/applications/{application['name']}")["window"]["p95_ms"]
+    asking.join()
