@@ -58,7 +58,7 @@ class Totals:
 @web.get("/applications/<name>")
 @allow(VIEWER)
 def application(name: str) -> Response:
-    """SLA, charts, budget, evidence, sources and VMs."""
+    """SLA, steps of the policy, charts, budget, evidence, sources and VMs."""
     path = rest.at("applications", name)
     answer = rest.get(path)
     vms = {vm["name"]: vm for vm in rest.every("/vms", application=name)}
@@ -78,6 +78,7 @@ def application(name: str) -> Response:
         periods=BUDGETS,
         silent_s=max(0.0, now_s() - _time(window["end"]).timestamp()) if window else None,
         stale_s=site().context.stale_s,
+        ages={each["host"]: now_s() - _time(each["at"]).timestamp() for each in answer["explanations"]},
     )
 
 

@@ -15,13 +15,14 @@ from manager.api.merge import named, patched
 from manager.api.paging import NAME, Page, part, read_cursor
 from manager.api.queries import Conditions, NamePath, PageQuery
 from manager.api.sample_routes import window_out
-from manager.api.schemas.registration_shapes import ApplicationOut, MergePatch
+from manager.api.schemas.registration_shapes import ApplicationOut, ExplanationOut, MergePatch
 from manager.api.validation import FieldError, InvalidFields
 from manager.control.sla import sla_state, watched_percentile
 from manager.control.source_rules import contradictions
 from manager.model.fields import fields_of, json_fields
 from manager.model.registration import Application, ApplicationIn
 from manager.store.applications import applications_of, put_application, remove_application
+from manager.store.explanations import explanations_of
 from manager.store.models import ApplicationRow, Json
 from manager.store.registrations import get, page
 from manager.store.windows import latest_windows
@@ -96,6 +97,7 @@ def _applications_out(
 ) -> list[ApplicationOut]:
     applications = applications_of(session, rows)
     windows = latest_windows(session, rows, context.slot_length, context.latest)
+    explanations = explanations_of(session, [row.id for row in rows])
     shapes = []
     for row in rows:
         application, window = applications[row.name], windows.get(row.name)
@@ -109,6 +111,10 @@ def _applications_out(
                 window=window_out(window) if window else None,
                 measured_percentile=percentile,
                 measured_ms=window.percentile_ms(percentile) if window else None,
+                explanations=[
+                    ExplanationOut.model_validate(explanation, from_attributes=True)
+                    for explanation in explanations.get(row.name, ())
+                ],
             )
         )
     return shapes

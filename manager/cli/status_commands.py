@@ -29,10 +29,11 @@ _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "violated": "VIOLATED", "no_da
 _STATUS_EPILOG = """
 OUTPUT
   Tables of hosts, applications, and managed VMs with their settings and the originals of these. `externally modified`
-  marks a setting that another tool changed since, which is left alone. Then lines for the mechanism of each host's
-  warps, the groups of divided caches, warnings of hosts, such as that one is simulated, reports of the last day with
-  refused items or under another host name, and sources of response times with problems. With --json, an object with the
-  lists hosts, applications, vms, sources and events as the REST API answers them.
+  marks a setting that another tool changed since, which is left alone. Then lines for what the policy of a host does
+  for an application, where it explains that; for the mechanism of each host's warps, the groups of divided caches,
+  warnings of hosts, such as that one is simulated, reports of the last day with refused items or under another host
+  name, and sources of response times with problems. With --json, an object with the lists hosts, applications, vms,
+  sources and events as the REST API answers them.
 
 EXAMPLES
   equipoise status
@@ -61,6 +62,7 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         as_json,
         {"hosts": hosts, "applications": applications, "vms": vms, "sources": sources, "events": events},
         *(_hosts_table(hosts), _applications_table(applications), _vms_table(vms)),
+        *_explanations(applications, host),
         *filter(None, map(_warps, hosts)),
         *_caches(hosts),
         *_warnings(hosts),
@@ -132,6 +134,15 @@ def _applications_table(applications: list[dict[str, Any]]) -> Table:
             ", ".join(tier["name"] for tier in application["tiers"]),
         )
     return table
+
+
+def _explanations(applications: list[dict[str, Any]], host: str) -> Iterator[str]:
+    """A line for each application and host whose policy says what it does for it; ``host`` empty: all."""
+    for application in applications:
+        for each in application.get("explanations", ()):
+            if host in {"", each["host"]}:
+                age = f" ({_ago(each['at'])})"
+                yield f"{application['name']} on {each['host']}, policy {each['policy']}: {each['text']}{age}"
 
 
 def _busy_vcpus(host: dict[str, Any]) -> Iterator[str]:

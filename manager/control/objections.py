@@ -8,7 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus
-from manager.model.decision import CpusGoal, Decision, IdleGoal, Note, QuotaGoal, Snapshot, WaysGoal, WeightGoal
+from manager.model.decision import (
+    CpusGoal,
+    Decision,
+    Explanation,
+    IdleGoal,
+    Note,
+    QuotaGoal,
+    Snapshot,
+    WaysGoal,
+    WeightGoal,
+)
 from manager.model.registration import LEAST_LIMIT_PCPUS, MOST_LIMIT_PCPUS
 
 
@@ -24,12 +34,30 @@ def objections(decision: Decision, snapshot: Snapshot) -> Iterator[str]:
     yield from _of_goals(decision.idle, _IDLE, vms, online)
     yield from _of_goals(decision.cpus, _CPUS, vms, online)
     yield from _of_goals(decision.quotas, _QUOTAS, vms, online)
-    if decision.ways != ():
-        yield from _of_goals(decision.ways, _WAYS, {view.application.name for view in snapshot.applications}, online)
+    if decision.ways != () or decision.explanations != ():
+        applications = {view.application.name for view in snapshot.applications}
+        yield from _of_goals(decision.ways, _WAYS, applications, online)
+        yield from _of_explanations(decision.explanations, applications)
 
 
 def _are_notes(notes: object) -> bool:
     return isinstance(notes, tuple) and all(isinstance(note, Note) for note in notes)
+
+
+def _of_explanations(explanations: object, known: Collection[str]) -> Iterator[str]:
+    if not isinstance(explanations, tuple):
+        yield f"holds {explanations!r} instead of explanations"
+        return
+    named: set[str] = set()
+    for each in explanations:
+        if not (isinstance(each, Explanation) and isinstance(each.application, str) and isinstance(each.text, str)):
+            yield f"holds {each!r} instead of an explanation"
+            return
+        if each.application not in known:
+            yield f"explains application {each.application!r}, which is not a managed application of this host"
+        if each.application in named:
+            yield f"explains application {each.application!r} twice"
+        named.add(each.application)
 
 
 @dataclass(frozen=True, slots=True)

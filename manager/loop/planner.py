@@ -25,7 +25,17 @@ from manager.control.warp_plan import NOTHING_YET, SchedulerSeen, plan_warps
 from manager.loop.journal import Entry, Journal
 from manager.loop.observer import Reading
 from manager.model.cpus import CpuSet
-from manager.model.decision import NOT_MANAGED, Decision, Memory, Note, Placement, Plan, Snapshot, WaysGoal
+from manager.model.decision import (
+    NOT_MANAGED,
+    Decision,
+    Explanation,
+    Memory,
+    Note,
+    Placement,
+    Plan,
+    Snapshot,
+    WaysGoal,
+)
 from manager.model.host import VmState
 from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
@@ -79,6 +89,7 @@ class Planner:
         self.batch = BatchMemory()  # this and the warps: as of the last decision
         self.warp = NO_WARPS
         self.cache_ways: tuple[WaysGoal, ...] = ()
+        self.explanations: tuple[Explanation, ...] = ()  # of the last decision; none once a policy fails
         self._placer = PlacerMemory()
         self._pinned = _PinnedThen((), {})
         self._confined: _ConfinedThen | None = None
@@ -95,7 +106,7 @@ class Planner:
 
     def forget_notes(self) -> None:
         """Nothing is decided any more."""
-        self._notes, self._outside = (), ""
+        self._notes, self._outside, self.explanations = (), "", ()
         self.warp, self._ladder = NO_WARPS, NOTHING_YET
         self.cache_ways = ()
         self.batch = BatchMemory()
@@ -104,7 +115,9 @@ class Planner:
         """What is wanted. ``specs`` are the managed VMs by domain UUID."""
         decision = self._decide(snapshot)
         if isinstance(decision, Problem):
+            self.explanations = ()
             return Planned(None, (decision,))
+        self.explanations = decision.explanations
         decision, limited = limit_decision(decision, self._limits)
         decision, self.batch = guard_batch(decision, snapshot, self.batch)
         self.cache_ways = decision.ways

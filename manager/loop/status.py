@@ -24,6 +24,7 @@ from manager.protocol.report import (
     CacheStatus,
     CacheTraffic,
     CacheVm,
+    ExplanationStatus,
     GuardStatus,
     KnobChange,
     KnobStatus,
@@ -182,6 +183,9 @@ def tick_status(
         busy_vcpus=_busy_vcpus(result),
         warp=_warp(result),
         cache=_cache(result),
+        explanations=[
+            ExplanationStatus(application=each.application, text=as_text(each.text)) for each in result.explanations
+        ],
     )
 
 

@@ -19,7 +19,7 @@ from manager.loop.observer import Clock, LoopSettings, Observation, Observer, Re
 from manager.loop.planner import Planned, Planner
 from manager.loop.rehearsal import Preview, rehearse
 from manager.model.cpus import CpuSet
-from manager.model.decision import Action, Change, Goal, Owned, Plan, Snapshot
+from manager.model.decision import Action, Change, Explanation, Goal, Owned, Plan, Snapshot
 from manager.model.host import VmInstance
 from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
@@ -57,6 +57,7 @@ class TickResult:
     warp_counters: Mapping[str, int] = field(default_factory=dict)
     cache: CacheResult = NOTHING
     busy_pcpus: Mapping[int, float] = field(default_factory=dict)
+    explanations: tuple[Explanation, ...] = ()
 
     def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
@@ -268,6 +269,7 @@ class ControlLoop:
             warp_counters=counters,
             cache=cache,
             busy_pcpus=seen.busy_pcpus,
+            explanations=self._planner.explanations,
         )
 
     def _note_online(self, cpus: CpuSet) -> None:

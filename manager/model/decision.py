@@ -145,6 +145,17 @@ class Note:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What a policy does for an application, what that brought and cost, and what comes next, in a few sentences.
+
+    It is that of the latest decision, and is shown for as long as it is given.
+    """
+
+    application: str
+    text: str
+
+
 Memory = object | None
 """What a policy wants to see again at its next call; None at the first. Any immutable value of its own."""
 
@@ -153,9 +164,10 @@ Memory = object | None
 class Decision:
     """What a policy wants. VMs it does not name keep (or get back) their original settings.
 
-    Each of ``weights``, ``idle``, ``cpus`` and ``quotas`` names a VM at most once, ``ways`` an application. Where a
-    host lacks a control, what needs it is left out. ``pinning`` None: as the host is registered; False: critical VMs
-    float. What is registered for a VM or allowed by the agent binds a policy, too (docs/concepts/policies.md).
+    Each of ``weights``, ``idle``, ``cpus`` and ``quotas`` names a VM at most once, ``ways`` and ``explanations`` an
+    application. Where a host lacks a control, what needs it is left out. ``pinning`` None: as the host is registered;
+    False: critical VMs float. What is registered for a VM or allowed by the agent binds a policy, too
+    (docs/concepts/policies.md).
     """
 
     weights: tuple[WeightGoal, ...] = ()
@@ -166,6 +178,7 @@ class Decision:
     quotas: tuple[QuotaGoal, ...] = ()
     ways: tuple[WaysGoal, ...] = ()
     pinning: bool | None = None
+    explanations: tuple[Explanation, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,6 +187,13 @@ class VcpusStatus(Schema):
     waited: list[Share] = Field(max_length=MOST_VCPUS, description="vCPU wait (steal): wanted to run, but had no pCPU")
 
 
+class ExplanationStatus(Schema):
+    """What the policy of a host does for an application, and why."""
+
+    application: Name
+    text: Text
+
+
 class TickStatus(Schema):
     """The last control interval of an agent."""
 
@@ -232,6 +239,9 @@ class TickStatus(Schema):
     )
     limited: list[Text] = Field(
         default_factory=list, description="what was assigned and is not done: the agent's own settings forbid it"
+    )
+    explanations: list[ExplanationStatus] = Field(
+        default_factory=list, description="by application; empty: the policy gives none"
     )
 
 

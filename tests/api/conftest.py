@@ -160,6 +160,7 @@ def tick(**changes: Any) -> dict[str, Any]:
         "busy_pcpus": {},
         "busy_vcpus": [],
         "limited": [],
+        "explanations": [],
         **changes,
     }
 

@@ -15,6 +15,7 @@ from manager.model.decision import (
     ApplicationView,
     CpusGoal,
     Decision,
+    Explanation,
     IdleGoal,
     QuotaGoal,
     Snapshot,
@@ -53,6 +54,7 @@ def ways(*goals: tuple[object, object]) -> Decision:
         replace(cpus(("web", frozenset({0, 9})), ("batch", ZERO)), pinning=False),
         quotas(("web", 0.01), ("batch", 8192)),
         replace(ways(("shop", 1)), idle=(IdleGoal("batch", True, ""),), pinning=True),
+        Decision(explanations=(Explanation("shop", "Nothing is needed."),)),
     ],
 )
 def test_valid_decisions(decision: Decision) -> None:
@@ -90,6 +92,17 @@ def test_valid_decisions(decision: Decision) -> None:
             (quotas(("web", pcpus)), f"gives VM 'web' the quota {pcpus!r}; use pCPUs from 0.01 to 8192")
             for pcpus in (0.009, 0, -1.0, 8193, float("nan"), float("inf"), True, "1", None)
         ),
+        (Decision(explanations=["shop"]), "holds ['shop'] instead of explanations"),
+        (Decision(explanations=("shop",)), "holds 'shop' instead of an explanation"),
+        (
+            Decision(explanations=(Explanation("shop", None),)),  # type: ignore[arg-type]
+            "holds Explanation(application='shop', text=None) instead of an explanation",
+        ),
+        (
+            Decision(explanations=(Explanation("ghost", ""),)),
+            "explains application 'ghost', which is not a managed application of this host",
+        ),
+        (Decision(explanations=(Explanation("shop", ""),) * 2), "explains application 'shop' twice"),
         (Decision(ways={}), "holds {} instead of goals for ways"),
         (Decision(ways=("shop",)), "holds 'shop' instead of a goal for ways"),
         (ways(("web", 1)), "names application 'web', which is not a managed application of this host"),

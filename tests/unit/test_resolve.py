@@ -95,8 +95,8 @@ def test_valid_decisions(decision: Decision) -> None:
         ({"web": 5}, "returned {'web': 5} instead of a decision"),
         (
             Decision(None),
-            "returned Decision(weights=None, memory=None, notes=(), idle=(), cpus=(), quotas=(), ways=(), pinning=None)"
-            " instead of a decision",
+            "returned Decision(weights=None, memory=None, notes=(), idle=(), cpus=(), quotas=(), ways=(), pinning=None,"
+            " explanations=()) instead of a decision",
         ),
         (Decision(("web",)), "holds 'web' instead of a weight goal"),
         (

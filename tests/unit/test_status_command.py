@@ -223,6 +223,19 @@ def test_the_time_of_an_application_is_that_of_its_slas_percentile(monkeypatch: 
     assert "40 ms" not in result.output
 
 
+def test_what_the_policy_of_each_host_does_for_an_application(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp()
+    monkeypatch.setattr(status_commands.time, "time", lambda: now_s)
+    text = "Nothing is needed."
+    each = {"host": "kvm1", "policy": "auto", "at": "2026-03-01T11:59:58Z", "text": text}
+    shop = {"name": "shop", "explanations": [each, each | {"host": "kvm2", "policy": "doubling"}]}
+    older = {"name": "of-an-older-manager"}
+    first = f"shop on kvm1, policy auto: {text} (2 s ago)"
+    second = f"shop on kvm2, policy doubling: {text} (2 s ago)"
+    assert list(status_commands._explanations([shop, older], "")) == [first, second]
+    assert list(status_commands._explanations([shop, older], "kvm1")) == [first]
+
+
 def test_a_second_agent_that_was_refused_is_shown() -> None:
     warned = status_commands._warnings([host(None) | {"rival_instance": "2222"}])
     assert warned == ["kvm1: a second agent, 2222, was refused; `equipoise host replace kvm1` prefers it"]

@@ -8,7 +8,7 @@ import io
 import pytest
 
 from manager.store.tokens import Role
-from tests.api.conftest import HOST, report, source_status, tick_of, window
+from tests.api.conftest import HOST, report, source_status, tick, tick_of, window
 from tests.web.desk import Desk
 
 
@@ -35,6 +35,19 @@ def test_the_figure_and_the_file_have_the_percentile_of_the_sla(shop: Desk) -> N
     assert [name for name in names if name.startswith("p")] == ["p97.5 now", "p50 now", "p95 now", "p99 now"]
     rows = list(csv.DictReader(io.StringIO(browser.get("/applications/shop/times.csv").source)))
     assert float(rows[-1]["percentile_ms"]) == pytest.approx(97.5, rel=0.03)
+
+
+def test_the_steps_of_the_policy_are_told_with_their_host_and_their_age(shop: Desk) -> None:
+    browser = shop.browser(Role.VIEWER)
+    assert "Steps of the policy" not in browser.get("/applications/shop").text, "this policy says nothing"
+    told = tick(policy="auto", explanations=[{"application": "shop", "text": "Nothing is needed: p95 <b>is</b> met."}])
+    shop.api.ok("POST", f"/hosts/{HOST}/report", report(tick=told), role="host")
+    page = browser.get("/applications/shop")
+    assert page.by_id("policy").text == "Steps of the policy"
+    assert f"{HOST} auto Nothing is needed: p95 <b>is</b> met." in page.text
+    assert "Last reported" not in page.text
+    shop.api.clock.now_s += 200
+    assert "Last reported 3 min ago." in browser.get("/applications/shop").text
 
 
 def test_no_data_stale_data_and_no_sla_look_different(shop: Desk) -> None:

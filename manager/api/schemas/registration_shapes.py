@@ -67,6 +67,15 @@ class WindowOut(Schema):
     )
 
 
+class ExplanationOut(Schema):
+    """What the policy of a host does for an application, what that brought and cost, and what comes next."""
+
+    host: Name
+    policy: Name
+    at: AwareDatetime = Field(description="time of the tick that it is of")
+    text: Text
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplicationOut(Application):
     """A registered application with its SLA's state."""
@@ -79,6 +88,9 @@ class ApplicationOut(Application):
     measured_ms: Annotated[float | None, Field(description="that percentile of the latest window; null: unknown")] = (
         None
     )
+    explanations: Annotated[
+        list[ExplanationOut], Field(description="of each host that runs its VMs and whose policy explains itself")
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,47 @@
+"""What the policies of hosts said they do for applications."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
+
+
+@dataclass(frozen=True, slots=True)
+class HostExplanation:
+    """That of one host, by the policy that was in force at its tick ``at``, an RFC 3339 time."""
+
+    host: str
+    policy: str
+    at: str
+    text: str
+
+
+def explanations_of(session: Session, numbers: Collection[int]) -> dict[str, list[HostExplanation]]:
+    """By name of the application, of those with these row numbers, and by host, of those that run its VMs.
+
+    What another host says of an application does not count.
+    """
+    serving = (
+        select(ApplicationRow.name, VmStatusRow.host_id)
+        .join(TierRow, TierRow.application_id == ApplicationRow.id)
+        .join(TierVmRow, TierVmRow.tier_id == TierRow.id)
+        .join(VmRow, VmRow.id == TierVmRow.vm_id)
+        .join(VmStatusRow, VmStatusRow.vm == VmRow.name)
+        .where(ApplicationRow.id.in_(numbers))
+        .distinct()
+    )
+    pairs = {(application, host_id) for application, host_id in session.execute(serving)}
+    told = select(HostRow.id, HostRow.name, HostRow.tick["policy"], HostRow.tick["at"], HostRow.tick["explanations"])
+    hosts = told.where(HostRow.id.in_({host_id for _, host_id in pairs})).order_by(HostRow.name)
+    explanations: dict[str, list[HostExplanation]] = {}
+    for host_id, host, policy, at, of_host in session.execute(hosts):
+        for each in of_host or ():  # an older agent reports none
+            if (each["application"], host_id) in pairs:
+                of_application = explanations.setdefault(each["application"], [])
+                of_application.append(HostExplanation(host, policy, at, each["text"]))
+    return explanations
