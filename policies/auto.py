@@ -14,16 +14,18 @@ and the application is not lowered again for a while. Levels end as soon as none
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from operator import itemgetter
 
 from manager.control.feedback_law import average
 from manager.control.placer import usable_cpus, wants_pins
 from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
-from policies.auto_model import SPREAD, STEP, AppModel, Fits, HostModel, fit_model, weight_at
-from policies.auto_room import Room, next_room, room_goals
+from policies.auto_memory import AT_RISK, HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
+from policies.auto_model import SPREAD, STEP, AppModel, HostModel, fit_model, weight_at
+from policies.auto_room import next_room, room_goals
+from policies.cores import batch_vms, enforced
 
 LOWEST = 3
 """The lowest level."""
@@ -35,14 +37,8 @@ SWAP = 0.3
 """And how many others must save that take the place of levels in force."""
 SIMPLER = 0.02
 """What each step down must save."""
-HOLD_S = 10.0
-"""Levels stay for at least so long: the response times of before must have left the windows first."""
 FEWEST_TO_FLOAT = 3
 """On fewer pCPUs than these, crowded critical VMs stay packed."""
-AT_RISK = 0.8
-"""Share of the target above which an SLA is at risk."""
-TRIAL_S = 40.0
-"""After so long a change is judged."""
 SHOWN = 1.64
 """Standard errors by which those to be saved must do better: 5 % of changes without any effect pass."""
 COURSE_SMOOTHING = 0.3
@@ -50,40 +46,6 @@ COURSE_INTERVALS = (2 - COURSE_SMOOTHING) / COURSE_SMOOTHING
 """Of so many independent intervals a moving average has the variance."""
 COOL_DOWN_S = 120.0
 LONGEST_COOL_DOWN_S = 1920.0
-
-Levels = Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """Levels that are being tried since ``since_s``; ``before`` is the course of those they are to save."""
-
-    since_s: float
-    before: Mapping[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Cooling:
-    """An application is not lowered until ``until_s``; it did not help ``times`` times."""
-
-    until_s: float
-    times: int
-
-
-@dataclass(frozen=True, slots=True)
-class AutoMemory:
-    """What was learnt, the levels in force by application (absent: the critical weight), and since when.
-
-    ``courses`` are moving averages of ln(percentile / target) by application.
-    """
-
-    fits: Fits = field(default_factory=Fits)
-    levels: Levels = field(default_factory=dict)
-    changed_s: float = -math.inf
-    courses: Mapping[str, float] = field(default_factory=dict)
-    trial: Trial | None = None
-    cooling: Mapping[str, Cooling] = field(default_factory=dict)
-    room: Room = field(default_factory=Room)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +69,12 @@ class Auto:
         learnt = replace(before, fits=fits, levels=levels, courses=_courses(model, before.courses))
         pinning = _pinning(snapshot)
         shared = pinning is False or not snapshot.host.pinning or len(usable_cpus(snapshot)) == 1
+        learnt = _observed(model, learnt, snapshot)
         now = _next(model, learnt, snapshot.steady_s) if shared else replace(learnt, levels={}, trial=None)
         at_risk = any(app.log_miss > math.log(AT_RISK) and not app.over for app in model.applications)
-        now = replace(now, room=next_room(before.room, snapshot, wanted=shared and at_risk))
+        room = next_room(before.room, snapshot, wanted=shared and at_risk)
+        left = before.room.pcpus and enforced(batch_vms(snapshot))
+        now = replace(now, room=room, before_room=before.before_room if left else now.courses)
         goals = tuple(_goal(vm, now, scale) for vm in snapshot.vms)
         return Decision(goals, now, _notes(now), cpus=tuple(room_goals(now.room, snapshot)), pinning=pinning)
 
@@ -120,7 +85,7 @@ def _pinning(snapshot: Snapshot) -> bool | None:
     return False if vcpus > pcpus >= FEWEST_TO_FLOAT else None
 
 
-def _courses(model: HostModel, before: Mapping[str, float]) -> dict[str, float]:
+def _courses(model: HostModel, before: Courses) -> dict[str, float]:
     return {app.name: average(before.get(app.name), app.log_miss, COURSE_SMOOTHING) for app in model.applications}
 
 
@@ -138,12 +103,25 @@ def _next(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
     levels = best_levels(model, now.levels, free)
     if levels == now.levels:
         return now
+    return _begun(model, replace(now, levels=levels, changed_s=steady_s), steady_s)
+
+
+def _begun(model: HostModel, now: AutoMemory, steady_s: float) -> AutoMemory:
+    """With a trial of its levels that begins now."""
     to_save = {
         app.name: now.courses[app.name]
         for app in model.applications
-        if app.name not in levels and now.courses[app.name] > math.log(AT_RISK)
+        if app.name not in now.levels and now.courses[app.name] > math.log(AT_RISK)
     }
-    return replace(now, levels=levels, changed_s=steady_s, trial=Trial(steady_s, to_save) if levels else None)
+    return replace(now, trial=Trial(steady_s, to_save) if now.levels else None, before_levels=now.courses)
+
+
+def _observed(model: HostModel, now: AutoMemory, snapshot: Snapshot) -> AutoMemory:
+    """Where levels are not written, because of mode observe, their trial begins with the first that is."""
+    lowered = [vm for vm in snapshot.vms if vm.application in now.levels]
+    if not lowered or enforced(lowered):
+        return now
+    return _begun(model, now, snapshot.steady_s)
 
 
 def _may_be_lowered(app: AppModel, now: AutoMemory, steady_s: float) -> bool:
@@ -153,7 +131,7 @@ def _may_be_lowered(app: AppModel, now: AutoMemory, steady_s: float) -> bool:
     return app.name in now.levels or app.over or app.log_miss > 0
 
 
-def helped(before: Mapping[str, float], after: Mapping[str, float]) -> bool:
+def helped(before: Courses, after: Courses) -> bool:
     """Whether those to be saved do better by more than chance: the mean of ln(percentile / target) before and after.
 
     A one-sided test of two means with a known variance. With no one to compare it passes.
@@ -170,7 +148,10 @@ def _taken_back(now: AutoMemory, steady_s: float) -> AutoMemory:
     for name in now.levels:
         times = cooling[name].times + 1 if name in cooling else 1
         cooling[name] = Cooling(steady_s + min(COOL_DOWN_S * 2 ** (times - 1), LONGEST_COOL_DOWN_S), times)
-    return replace(now, levels={}, changed_s=steady_s, trial=None, cooling=cooling)
+    before = now.trial.before if now.trial else {}
+    after = {name: course for name, course in now.courses.items() if name in before}
+    taken_back = TakenBack(now.levels, steady_s, before, after) if now.levels else now.taken_back
+    return replace(now, levels={}, changed_s=steady_s, trial=None, cooling=cooling, taken_back=taken_back)
 
 
 def best_levels(model: HostModel, levels: Levels, free: frozenset[str]) -> Levels:

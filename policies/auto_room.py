@@ -17,7 +17,7 @@ from manager.control.feedback_law import average
 from manager.control.placer import usable_cpus
 from manager.model.cpus import format_cpus
 from manager.model.decision import CpusGoal, Snapshot
-from policies.cores import batch_vms, cpus_goal, ordered_cpus
+from policies.cores import batch_vms, cpus_goal, enforced, ordered_cpus
 
 MOST_LOST = 0.15
 """Share of their CPU time that batch VMs may lose to room, averaged over AVERAGED_S; then it ends until half of it."""
@@ -58,8 +58,11 @@ def _pcpus(before: int, used_pcpus: float, usable: int) -> int:
 
 
 def _lost(room: Room, snapshot: Snapshot) -> float:
-    """Of what batch VMs could have had in the last interval, the share that was idle for their leaving pCPUs."""
-    if not room.pcpus:
+    """Of what batch VMs could have had in the last interval, the share that was idle for their leaving pCPUs.
+
+    Those that are only observed leave none.
+    """
+    if not room.pcpus or not enforced(batch_vms(snapshot)):
         return 0.0
     online = len(snapshot.capabilities.online_cpus)
     idle_pcpus = max(0.0, (1 - sum(vm.cpu_share for vm in snapshot.vms)) * online)

@@ -1,4 +1,4 @@
-"""What `parties` and `heracles` share: the pCPUs they divide, the VMs these are for, and samples of response times."""
+"""What policies share: the pCPUs that they divide, the VMs these are for, and samples of response times."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def managed(snapshot: Snapshot) -> tuple[VmView, ...]:
 def batch_vms(snapshot: Snapshot) -> tuple[VmView, ...]:
     """The managed batch VMs."""
     return tuple(vm for vm in managed(snapshot) if not vm.critical)
+
+
+def enforced(vms: Iterable[VmView]) -> bool:
+    """Whether what is decided for one of them at least is written."""
+    return any(vm.mode is Mode.ENFORCE for vm in vms)
 
 
 def owner_of(vm: VmView) -> str:

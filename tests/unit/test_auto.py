@@ -18,10 +18,11 @@ from manager.model.decision import ApplicationView, Decision, Snapshot, VmView
 from manager.model.histogram import Histogram
 from manager.model.host import CPU_SHARES_V1, CPU_WEIGHT_V2, WeightScale
 from manager.model.law import Law
-from manager.model.registration import Application, HostSpec, Sharing, Sla, Tier, VmClass
+from manager.model.registration import Application, HostSpec, Mode, Sharing, Sla, Tier, VmClass
 from manager.model.window import SlaState, Window
-from policies.auto import COURSE_SMOOTHING, HOLD_S, LOWEST, TRIAL_S, AutoMemory, best_levels, helped
+from policies.auto import COURSE_SMOOTHING, LOWEST, best_levels, helped
 from policies.auto import POLICY as AUTO
+from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory
 from policies.auto_model import SPREAD, AppModel, HostModel, fit_model, weight_at
 from policies.priority import POLICY as PRIORITY
 from tests.unit.build import capabilities, view
@@ -171,6 +172,28 @@ def test_levels_that_did_not_help_are_taken_back_and_not_tried_again_for_a_while
     assert (again - TRIAL_S / 5) * 5 >= 120.0
     assert isinstance(memory, AutoMemory)
     assert memory.cooling["flooded"].times >= 1
+
+
+def test_what_is_only_observed_is_not_judged_until_it_is_enforced() -> None:
+    def seen(tick: int, mode: Mode) -> Snapshot:
+        at_s = 1000.0 + 5 * tick
+        moment = overloaded(at_s)
+        return replace(moment, vms=tuple(replace(vm, mode=mode) for vm in moment.vms))
+
+    memory: object = None
+    for tick in range(60):
+        decision = AUTO.decide(seen(tick, Mode.OBSERVE), memory)
+        memory = decision.memory
+        assert weights(decision)["flooded-web"] < 10_000, "it says so for as long as that is predicted to help"
+    assert isinstance(memory, AutoMemory)
+    assert not memory.cooling
+    for tick in range(60, 60 + round(TRIAL_S / 5)):
+        decision = AUTO.decide(seen(tick, Mode.ENFORCE), memory)
+        memory = decision.memory
+        lowered = weights(decision)["flooded-web"] < 10_000
+    assert not lowered, "a trial began when it was written, and brought nothing"
+    assert isinstance(memory, AutoMemory)
+    assert memory.cooling["flooded"].times == 1
 
 
 def test_levels_that_helped_are_kept() -> None:

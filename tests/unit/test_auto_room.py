@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from manager.control.resolve import validate
 from manager.model.decision import Snapshot
 from manager.model.host import CPU_WEIGHT_V2
-from manager.model.registration import HostSpec, Sharing, Sla, VmClass
+from manager.model.registration import HostSpec, Mode, Sharing, Sla, VmClass
 from policies.auto import POLICY as AUTO
 from policies.auto_room import MOST_LOST, Room, next_room, room_goals
 from tests.unit.build import capabilities, view
@@ -71,6 +71,13 @@ def test_room_shrinks_with_the_pcpus_that_are_usable(usable: int) -> None:
     few = replace(moment.capabilities, managed_cpus=frozenset(range(usable)))
     room = next_room(Room(pcpus=3, used_pcpus=3.4), replace(moment, capabilities=few), wanted=True)
     assert room.pcpus == max(usable - 1, 0)
+
+
+def test_batch_vms_that_are_only_observed_lose_nothing() -> None:
+    moment = seen(batch_pcpus=3.6)
+    vms = tuple(replace(vm, mode=vm.mode if vm.critical else Mode.OBSERVE) for vm in moment.vms)
+    assert next_room(Room(pcpus=3), moment, wanted=True).lost > 0
+    assert next_room(Room(pcpus=3), replace(moment, vms=vms), wanted=True).lost == 0
 
 
 def test_room_that_is_never_idle_costs_nothing() -> None:

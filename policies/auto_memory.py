@@ -1,0 +1,67 @@
+"""What `auto` remembers from one decision to the next, and the times and thresholds by which it goes on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from policies.auto_model import Fits
+from policies.auto_room import Room
+
+HOLD_S = 10.0
+"""Levels stay for at least so long: the response times of before must have left the windows first."""
+TRIAL_S = 40.0
+"""After so long a change is judged."""
+AT_RISK = 0.8
+"""Share of the target above which an SLA is at risk."""
+
+Levels = Mapping[str, int]
+"""By application; absent: the critical weight."""
+Courses = Mapping[str, float]
+"""Moving averages of ln(percentile / target) by application."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Levels that are being tried since ``since_s``; ``before`` is the course of those they are to save."""
+
+    since_s: float
+    before: Courses
+
+
+@dataclass(frozen=True, slots=True)
+class Cooling:
+    """An application is not lowered until ``until_s``; it did not help ``times`` times."""
+
+    until_s: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """Levels that were taken back ``at_s``, and the courses of those they were to save, before and under them."""
+
+    levels: Levels
+    at_s: float
+    before: Courses
+    after: Courses
+
+
+@dataclass(frozen=True, slots=True)
+class AutoMemory:
+    """What was learnt, the levels in force, and since when.
+
+    ``before_levels`` and ``before_room``: all courses when these began, for the explanation.
+    """
+
+    fits: Fits = field(default_factory=Fits)
+    levels: Levels = field(default_factory=dict)
+    changed_s: float = -math.inf
+    courses: Courses = field(default_factory=dict)
+    trial: Trial | None = None
+    cooling: Mapping[str, Cooling] = field(default_factory=dict)
+    room: Room = field(default_factory=Room)
+    before_levels: Courses = field(default_factory=dict)
+    before_room: Courses = field(default_factory=dict)
+    taken_back: TakenBack | None = None
