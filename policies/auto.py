@@ -22,8 +22,9 @@ from manager.control.feedback_law import average
 from manager.control.placer import usable_cpus, wants_pins
 from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
-from policies.auto_memory import AT_RISK, HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
-from policies.auto_model import SPREAD, STEP, AppModel, HostModel, fit_model, weight_at
+from policies.auto_explanation import Decided, explain
+from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
+from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, fit_model, weight_at
 from policies.auto_room import next_room, room_goals
 from policies.cores import batch_vms, enforced
 
@@ -67,22 +68,27 @@ class Auto:
         known = {app.name for app in model.applications}  # of others nobody knows whether it is right any more
         levels = {name: level for name, level in before.levels.items() if name in known}
         learnt = replace(before, fits=fits, levels=levels, courses=_courses(model, before.courses))
-        pinning = _pinning(snapshot)
+        crowd = _crowd(snapshot)
+        pinning = False if crowd else None
         shared = pinning is False or not snapshot.host.pinning or len(usable_cpus(snapshot)) == 1
         learnt = _observed(model, learnt, snapshot)
         now = _next(model, learnt, snapshot.steady_s) if shared else replace(learnt, levels={}, trial=None)
-        at_risk = any(app.log_miss > math.log(AT_RISK) and not app.over for app in model.applications)
+        at_risk = any(app.at_risk for app in model.applications)
         room = next_room(before.room, snapshot, wanted=shared and at_risk)
         left = before.room.pcpus and enforced(batch_vms(snapshot))
         now = replace(now, room=room, before_room=before.before_room if left else now.courses)
-        goals = tuple(_goal(vm, now, scale) for vm in snapshot.vms)
-        return Decision(goals, now, _notes(now), cpus=tuple(room_goals(now.room, snapshot)), pinning=pinning)
+        goals, cpus = tuple(_goal(vm, now, scale) for vm in snapshot.vms), tuple(room_goals(now.room, snapshot))
+        apps = {app.name: app for app in model.applications}
+        floating = crowd if snapshot.host.pinning else None
+        decided = Decided(now, scale, apps, {goal.vm for goal in cpus}, shared, floating)
+        explanations = tuple(explain(snapshot, decided))
+        return Decision(goals, now, _notes(now), cpus=cpus, pinning=pinning, explanations=explanations)
 
 
-def _pinning(snapshot: Snapshot) -> bool | None:
-    """False where critical vCPUs outnumber the pCPUs they may have: who shares one could not use another that idles."""
+def _crowd(snapshot: Snapshot) -> tuple[int, int] | None:
+    """Critical vCPUs, and the fewer pCPUs they may be pinned to: who shares one could not use another that idles."""
     vcpus, pcpus = sum(vm.vcpus for vm in snapshot.vms if wants_pins(vm, snapshot)), len(usable_cpus(snapshot))
-    return False if vcpus > pcpus >= FEWEST_TO_FLOAT else None
+    return (vcpus, pcpus) if vcpus > pcpus >= FEWEST_TO_FLOAT else None
 
 
 def _courses(model: HostModel, before: Courses) -> dict[str, float]:

@@ -13,8 +13,6 @@ HOLD_S = 10.0
 """Levels stay for at least so long: the response times of before must have left the windows first."""
 TRIAL_S = 40.0
 """After so long a change is judged."""
-AT_RISK = 0.8
-"""Share of the target above which an SLA is at risk."""
 
 Levels = Mapping[str, int]
 """By application; absent: the critical weight."""

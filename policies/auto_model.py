@@ -29,6 +29,8 @@ HORIZON_S = 40.0
 """Predictions are for so long."""
 MORE = 1.1
 """They are made for this much more demand than was measured: it varies, and too little costs more than too much."""
+AT_RISK = 0.8
+"""Share of the target above which an SLA is at risk."""
 STEEPEST = 0.75
 """Response times that grow by more than this a second say no more of the arrivals."""
 _NORMAL = NormalDist()
@@ -87,6 +89,11 @@ class AppModel:
     def log_miss(self) -> float:
         """ln(percentile / target): above 0 where the SLA is violated."""
         return math.log(max(self.measured_ms, 1e-6) / self.sla.response_time_ms)
+
+    @property
+    def at_risk(self) -> bool:
+        """Whether its SLA is violated or nearly so, and that counts."""
+        return self.log_miss > math.log(AT_RISK) and not self.over
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from manager.model.knobs import knob_name
-from manager.model.numbers import NOTHING, digits, fixed, milliseconds
+from manager.model.numbers import NOTHING, digits, duration, fixed, milliseconds
 from manager.model.vcpu_wait import MATERIAL, wait_share
 
 _MARKS = {"met": "✓", "at_risk": "▲", "violated": "✗", "no_data": "○", "info": "●"}
@@ -172,13 +172,6 @@ def bandwidth(value: float | None) -> str:
 def size(value: float | None) -> str:
     """Bytes, such as ``12.3 MiB``."""
     return NOTHING if value is None else f"{value / (1 << 20):.3g} MiB"
-
-
-def duration(seconds: float) -> str:
-    """A length of time, such as ``45 s``, ``12 min``, ``3.5 h``."""
-    if seconds < 120:
-        return f"{digits(seconds)} s"
-    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{fixed(seconds / 3600, 1)} h"
 
 
 def number(value: float | None) -> str:

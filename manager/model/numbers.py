@@ -24,3 +24,10 @@ def fixed(value: float, digits: int) -> str:
     """With at most so many digits behind the point, and none that say nothing: ``5``, not ``5.0``."""
     text = f"{value:,.{digits}f}"
     return text.rstrip("0").rstrip(".") if digits else text
+
+
+def duration(seconds: float) -> str:
+    """A length of time, such as ``45 s``, ``12 min``, ``3.5 h``."""
+    if seconds < 120:
+        return f"{digits(seconds)} s"
+    return f"{seconds / 60:.0f} min" if seconds < 3600 else f"{fixed(seconds / 3600, 1)} h"
