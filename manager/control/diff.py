@@ -29,6 +29,7 @@ _OBSERVE_REASON = "not enforced any more: back to the original"
 _GROUPS = KnobKey(HOST_UUID, Knob.RT_RUNTIME)
 """The root's, which is read together with those of all groups above VMs."""
 _KEEPS = "kept for later: it changes with another setting"
+_LET_GO = frozenset({Action.RESTORE, Action.FORGET})
 _OF_CPU_GROUPS = of_family(Family.CPU_GROUP, Family.BATCH_GROUP)
 
 
@@ -121,6 +122,7 @@ class _Diff:
             returns = any(change.action is Action.RESTORE for change in changes if change.key == idle_key)
             changes += self._before_idle(weight_key, returns)
         changes += self._pins_to_keep(uuid, changes)
+        changes = self._until_the_emulator_is_back(uuid, changes)
         # The weight is written while the group has one: before it enters the idle class, after it left.
         return sorted(changes, key=lambda change: (weight_key, 1) if _sets_idle(change, 1) else (change.key, 0))
 
@@ -226,7 +228,7 @@ class _Diff:
 
     def _is_ours(self, key: KnobKey, value: KnobValue, owned: Owned) -> bool:
         """Whether ``value`` is as we left it, or as kernel or systemd made it of that."""
-        if self._alike(value, owned.intended) or (not owned.settled and self._alike(value, owned.previous)):
+        if any(self._alike(value, ours) for ours in owned.may_be):
             return True
         if value in key.knob.spec.resets or (value == owned.original and self._is_reapplied(key)):
             return True
@@ -258,18 +260,15 @@ class _Diff:
     def _inherited(self, key: KnobKey, value: KnobValue) -> Owned | None:
         """The pin of a thread that came after its VM was pinned: it has it from the emulator thread, as we left that.
 
-        All threads that were there before are in the ledger.
+        All threads that were there before are in the ledger, as long as the emulator is.
         """
         emulator_key = KnobKey(key.uuid, Knob.EMULATOR_PIN)
         emulator, now = self.ledger.get(emulator_key), self.host.values.get(emulator_key)
         if key.knob not in PINS or emulator is None or emulator.external:
             return None
-        if value != emulator.intended:
-            # While a pin may have failed, it has what that left. Once the emulator goes back to its original, the
-            # ledger has let go of pins that are the operator's own.
-            pinning = not emulator.settled and emulator.intended != emulator.original
-            left = value == emulator.previous or (value == now and self._is_ours(emulator_key, now, emulator))
-            if not (pinning and left):
+        if value not in emulator.may_be:
+            left = value == now and not emulator.settled and self._is_ours(emulator_key, now, emulator)
+            if not left:  # by a write that may have failed
                 return None
         return Owned(emulator.original, previous=value, intended=value)
 
@@ -288,7 +287,26 @@ class _Diff:
         for key in self.pins.get(uuid, ()):
             if key not in self.ledger and key not in changing:
                 value = self.host.values[key]
-                yield Change(Action.KEEP, key, value, value, _KEEPS, value)
+                inherited = self._inherited(key, value)
+                original = value if inherited is None else inherited.original
+                yield Change(Action.KEEP, key, value, value, _KEEPS, original)
+
+    def _until_the_emulator_is_back(self, uuid: str, changes: list[Change]) -> list[Change]:
+        """Other pins stay in the ledger until their VM's emulator is restored.
+
+        When that fails, threads that come later still inherit its pin, and must not be taken for those that were there.
+        """
+        emulator = KnobKey(uuid, Knob.EMULATOR_PIN)
+        if not any(change.key == emulator and change.action is Action.RESTORE for change in changes):
+            return changes
+        return [
+            replace(change, awaits=emulator) if change.action in _LET_GO and self._is_other_pin(change.key) else change
+            for change in changes
+        ]
+
+    def _is_other_pin(self, key: KnobKey) -> bool:
+        """Of a thread that is there and not the emulator's."""
+        return key.knob in PINS and key.knob is not Knob.EMULATOR_PIN and key in self.host.values
 
     def _alike(self, value: KnobValue, other: KnobValue) -> bool:
         """Whether two values are the same on this host: the kernel leaves out pCPUs that are offline."""

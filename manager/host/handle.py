@@ -246,14 +246,21 @@ class VmHandle:
         return INSIDE if inside else OUTSIDE
 
     def _pin_emulator(self, key: KnobKey, wanted: CpuSet) -> CpuSet:
-        """The main thread comes after those it started: ``read`` looks at it, so a pin that failed is made again."""
+        """The main thread comes after those it started: ``read`` looks at it, so a pin that failed is made again.
+
+        vCPUs that were plugged since the threads were listed and still have its pin go with it. Nobody knows of them
+        yet, and once it has gone back nobody could tell that they have it from us.
+        """
         main = self.instance.pid
         self._require_unchanged(key, main)
+        left = process.affinity(main)
         before = set(self._threads.emulator) - {main}
         self._pin_others(before, wanted)
         process.set_affinity(main, wanted)  # threads it starts from now on inherit
         known = frozenset((*self._tids(), *before, main))
-        self._pin_others(process.emulator_threads(self._task, known), wanted)
+        emulator, others = process.new_threads(self._task, known)
+        heirs = [tid for tid in others if process.has_affinity(tid, left)]
+        self._pin_others([*emulator, *heirs], wanted)
         return process.affinity(main)
 
     @staticmethod

@@ -161,13 +161,18 @@ def thread_count(task: int) -> int:
         return os.fstat(task).st_nlink
 
 
-def emulator_threads(task: str, known: frozenset[int]) -> list[int]:
-    """Those of the emulator's threads in a folder /proc/PID/task that are not among ``known`` ones of any kind.
+def new_threads(task: str, known: frozenset[int]) -> tuple[list[int], list[int]]:
+    """Threads in a folder /proc/PID/task that are not ``known``: the emulator's, and those of vCPUs and I/O.
 
     Raises VmVanished when the process is gone, HostError.
     """
-    names = ((tid, _comm(task, tid)) for tid in _thread_ids(task) if tid not in known)
-    return [tid for tid, name in names if name and not _VCPU_THREAD.match(name) and not _IO_THREAD.match(name)]
+    emulator: list[int] = []
+    others: list[int] = []
+    for tid in _thread_ids(task):
+        if tid not in known and (name := _comm(task, tid)):
+            is_other = _VCPU_THREAD.match(name) or _IO_THREAD.match(name)
+            (others if is_other else emulator).append(tid)
+    return emulator, others
 
 
 def _thread_ids(task: str) -> list[int]:
@@ -230,6 +235,14 @@ def affinity(tid: int) -> CpuSet:
         return frozenset(os.sched_getaffinity(tid))
     except OSError as error:
         raise refusal(f"sched_getaffinity of thread {tid}", error) from error
+
+
+def has_affinity(tid: int, cpus: CpuSet) -> bool:
+    """Whether a thread is there and may run on just these pCPUs. Raises HostError."""
+    try:
+        return affinity(tid) == cpus
+    except VmVanished:
+        return False
 
 
 def set_affinity(tid: int, cpus: CpuSet) -> None:

@@ -85,7 +85,8 @@ def apply(
     unjournalled = problems[0].text if problems else ""
     results = [_carry_out(change, targets, host, unjournalled) for change in allowed if change.action not in SILENT]
     try:
-        _note_results(results, journal)
+        waiting = [change for change in allowed if change.action is Action.FORGET and change.awaits]
+        _note_results(results, waiting, journal)
     except JournalError as error:  # the next tick finds the originals in place and drops the entries then
         problems.append(Problem(ProblemKind.JOURNAL, str(error)))
     written = values_after(change for change, kind, _ in results if kind in _WRITTEN)
@@ -119,7 +120,8 @@ def _note_intents(changes: Sequence[Change], targets: Mapping[str, Target], jour
             put[change.key] = Entry(target.instance, target.vm, owned)
         elif change.action is Action.LEAVE and entry:
             put[change.key] = replace(entry, owned=replace(entry.owned, external=True, adoptions=target.adoptions))
-    journal.update(put, [change.key for change in changes if change.action is Action.FORGET])
+    gone = [change.key for change in changes if change.action is Action.FORGET and change.awaits is None]
+    journal.update(put, gone)
 
 
 def _carry_out(change: Change, targets: Mapping[str, Target], host: HostPort, unjournalled: str) -> _Result:
@@ -153,17 +155,22 @@ def _held(change: Change, held: KnobValue, host: HostPort) -> _Result:
     return change, OutcomeKind.RESTORED if restores else OutcomeKind.APPLIED, ""
 
 
-def _note_results(results: Sequence[_Result], journal: Journal) -> None:
-    """Settle what was written and drop what was restored.
+def _note_results(results: Sequence[_Result], waiting: Sequence[Change], journal: Journal) -> None:
+    """Settle what was written, and drop what was restored or is ``waiting`` to be forgotten.
 
-    A failed write stays unsettled: whether it took effect is seen at the next read. So does one of which the kernel
-    made something else, until that is in the journal. Raises JournalError.
+    What awaits a knob that was not restored stays. A failed write stays unsettled: whether it took effect is seen at
+    the next read. So does one of which the kernel made something else, until that is in the journal. Raises
+    JournalError.
     """
     of_kind = {kind: [change for change, outcome, _ in results if outcome is kind] for kind in OutcomeKind}
     put: dict[KnobKey, Entry] = {}
     for change in of_kind[OutcomeKind.IGNORED]:
         if entry := journal.entries.get(change.key):
             put[change.key] = replace(entry, owned=replace(entry.owned, intended=change.after))
+    restored = {change.key: change for change in of_kind[OutcomeKind.RESTORED]}
+    done = [one.key for one in (*restored.values(), *waiting) if one.awaits is None or one.awaits in restored]
+    stay = {key: journal.entries[key].owned for key in restored.keys() & journal.entries.keys() - set(done)}
     journal.settle(change.key for change in of_kind[OutcomeKind.APPLIED])
-    journal.update(put, [change.key for change in of_kind[OutcomeKind.RESTORED]])
+    journal.settle(key for key, owned in stay.items() if owned.intended == restored[key].after)
+    journal.update(put, done)
     journal.settle(put)

@@ -276,6 +276,6 @@ def _pinned(reading: Reading, domain: str, journal: Mapping[KnobKey, Entry]) -> 
 def _inherited_original(state: VmState, cpus: CpuSet, journal: Mapping[KnobKey, Entry]) -> KnobValue:
     """Where a vCPU that was plugged after its VM was pinned would run without us, see control.diff."""
     emulator = journal.get(KnobKey(state.instance.uuid, Knob.EMULATOR_PIN))
-    if emulator and emulator.instance == state.instance and emulator.owned.intended == cpus:
+    if emulator and emulator.instance == state.instance and cpus in emulator.owned.may_be:
         return emulator.owned.original
     return cpus

@@ -259,6 +259,11 @@ class Owned:
         """Whether it is, or may be, other than its original because of us."""
         return not self.external and (self.intended != self.original or self.previous != self.original)
 
+    @property
+    def may_be(self) -> tuple[KnobValue, ...]:
+        """What it holds if nobody else changed it: several while a write may have failed."""
+        return (self.intended,) if self.settled else (self.intended, self.previous)
+
 
 class Action(StrEnum):
     """What is to be done about a knob.
@@ -278,7 +283,11 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference between plan and host. ``original`` is what will be restored, where that is new."""
+    """One difference between plan and host.
+
+    ``original`` is what will be restored, where that is new. ``awaits`` is a knob that must have been restored before
+    this one may leave the journal.
+    """
 
     action: Action
     key: KnobKey
@@ -286,3 +295,4 @@ class Change:
     after: KnobValue
     reason: str
     original: KnobValue | None = None
+    awaits: KnobKey | None = None

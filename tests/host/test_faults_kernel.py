@@ -23,6 +23,7 @@ from manager.loop.journal import Journal
 from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop, TickResult
 from manager.model.host import Discovery
+from manager.model.knobs import Knob
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
@@ -333,3 +334,48 @@ def test_a_thread_that_nobody_may_move_keeps_no_other_from_being_moved(
         one.release()
         assert place.settings == before
         assert not one.journal.entries
+
+
+@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("ends", ["pinning", "control"])
+def test_a_vcpu_that_comes_while_the_emulator_is_still_pinned(
+    place: Place, tmp_path: Path, ends: str, killed: bool
+) -> None:
+    """The kernel starts its thread where the main thread runs, which could not be given back; one of the operator's
+    own vCPUs is pinned just there."""
+    os.sched_setaffinity(place.web.tids["CPU 0/TCG"], {FIRST})
+    before, journal, real = place.settings, tmp_path / "journal.db", os.sched_setaffinity
+
+    def refuse(tid: int, cpus: Any) -> None:
+        if tid == place.web.pid:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        real(tid, cpus)
+
+    def go_back(one: Agent) -> TickResult:
+        return one.release() if ends == "control" else one.tick(place.lenient)
+
+    def live_until_it_fails(one: Agent) -> None:
+        one.tick(place.strict)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "sched_setaffinity", refuse)
+            failed = [outcome for outcome in go_back(one).outcomes if outcome.kind is OutcomeKind.FAILED]
+        assert [outcome.key.knob for outcome in failed] == [Knob.EMULATOR_PIN]
+
+    def die() -> None:
+        live_until_it_fails(Agent(place, journal))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    first = None if killed else Agent(place, journal)
+    if first:
+        live_until_it_fails(first)
+    else:
+        assert in_a_child(die)
+    came = place.web.tell("start CPU 1/TCG")
+    assert affinity(came) == {FIRST}, "it inherited our pin"
+    one = first or Agent(place, journal)
+    go_back(one)
+    assert affinity(came) == ONLINE
+    one.release()
+    assert place.settings == before | {str(came): ONLINE}
+    assert not one.journal.entries
+    one.end()

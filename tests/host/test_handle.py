@@ -244,6 +244,16 @@ def test_a_vcpu_that_is_plugged_is_seen_at_the_second_reading(bare: VmHandle, qe
     assert bare.write(vcpu_key(qemu, 2), frozenset({FIRST})) == {FIRST} == os.sched_getaffinity(plugged)
 
 
+def test_vcpus_that_nobody_has_seen_yet_go_where_the_emulator_goes(bare: VmHandle, qemu: QemuLike) -> None:
+    """But one that libvirt or the operator has pinned already stays."""
+    bare.write(emulator_key(qemu), frozenset({FIRST}))
+    plugged, pinned = (qemu.tell(f"start CPU {index}/TCG") for index in (2, 3))
+    os.sched_setaffinity(pinned, {LAST})
+    assert os.sched_getaffinity(plugged) == {FIRST}, "it inherited our pin"
+    bare.write(emulator_key(qemu), ONLINE)
+    assert (os.sched_getaffinity(plugged), os.sched_getaffinity(pinned)) == (ONLINE, {LAST})
+
+
 def all_actions(vm: QemuLike, handle: VmHandle) -> dict[str, Callable[[], object]]:
     return {
         "read": handle.read,

@@ -11,7 +11,7 @@ from manager.model.rules import BatchGroupUse, BatchPlacement, IrqSteering
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.warp import LOADED, Mechanism, WarpUse
 from tests.fakes.host import domain_uuid
-from tests.loop.stage import Order, Scenario, Stage, nothing
+from tests.loop.stage import Order, Scenario, Stage, nothing, release
 
 ZERO, ONE, TWO = frozenset({0}), frozenset({1}), frozenset({2})
 
@@ -155,6 +155,17 @@ def _plugged(stage: Stage) -> None:
     stage.boot("batch", "batch", cpus=TWO | {3})
 
 
+def _returning(stage: Stage) -> None:
+    """One vCPU was just where the emulator will be, another just where that goes next."""
+    stage.boot("web", vcpus=3, cpus=ZERO | ONE, iothreads=(1,))
+    stage.had("web", Knob.VCPU_PIN, ZERO | ONE, 0)
+    stage.had("web", Knob.VCPU_PIN, ONE | TWO, 1)
+
+
+def _plug(stage: Stage) -> None:
+    stage.plug("web")
+
+
 def _decided(stage: Stage) -> None:
     """Placed as critical VMs, fenced as batch VMs, and limited each by its operator or its registration."""
     stage.boot("web", vcpus=2, iothreads=(1,), max_pcpus=1.5)
@@ -293,6 +304,24 @@ SCENARIOS = (
             nothing,
             lambda stage: stage.unplug("web"),
             nothing,
+        ),
+        free=True,
+    ),
+    Scenario(
+        "vCPUs come while pins go back",
+        _returning,
+        (
+            nothing,
+            lambda stage: stage.change("web", cpus=ONE | TWO),
+            _plug,
+            lambda stage: stage.control(pinning=False),
+            _plug,
+            nothing,
+            lambda stage: stage.control(pinning=True),
+            _plug,
+            release,
+            _plug,
+            _plug,
         ),
         free=True,
     ),

@@ -211,8 +211,11 @@ class Stage:
         self.host.plug_vcpu(name)
         vm = self.host.vms[domain_uuid(name)]
         key = KnobKey(vm.instance.uuid, Knob.VCPU_PIN, len(vm.vcpus) - 1)
+        emulator = KnobKey(vm.instance.uuid, Knob.EMULATOR_PIN)
         self.inherited[key] = vm.emulator
-        self.originals[key] = self.originals[KnobKey(vm.instance.uuid, Knob.EMULATOR_PIN)]
+        self.originals[key] = self.originals[emulator]
+        if emulator in self.narrowed:
+            self.narrow(key, self.narrowed[emulator])
         if key in self._owned:
             self.meddled.add(key)
             self.others[key] = vm.emulator

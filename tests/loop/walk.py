@@ -217,7 +217,7 @@ class FaultyHost:
         self._first_listing = dict(real.running())
         self.itself, self.boot_id = real.itself, real.boot_id
         self.ended, self.addresses, self.forget = real.ended, real.addresses, real.forget
-        self.taps = real.taps
+        self.taps, self.look = real.taps, real.look
         self.migrating = real.migrating
         self.connected = True
         self.cache = None

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manager.control.diff import HostValues, diff
+from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
 from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.registration import Mode
@@ -60,6 +61,25 @@ class Kernel:
         """One tick, journal first. Dies in the middle where it is to."""
         found = HostValues(self.values, self.online, DEFAULT, {"u": self.adoptions}, self.scopes)
         changes = diff(plan, found, dict(self.ledger))
+        self._note(changes)
+        written: set[KnobKey] = set()
+        for change in changes:
+            if change.action not in {Action.WRITE, Action.RESTORE}:
+                continue
+            if self.dies_after == 0:
+                return changes
+            self.dies_after -= 1
+            if self.write(change.key, change.after):
+                written.add(change.key)
+                self.ledger[change.key] = replace(self.ledger[change.key], settled=True)
+        for change in changes:
+            done = change.action is Action.FORGET or (change.action is Action.RESTORE and change.key in written)
+            if done and (change.awaits is None or change.awaits in written):
+                self.ledger.pop(change.key, None)
+        return changes
+
+    def _note(self, changes: tuple[Change, ...]) -> None:
+        """All that is about to be written is in the ledger, and what waits for nothing is forgotten."""
         for change in changes:
             known = self.ledger.get(change.key)
             if known and known.external and change.action is Action.KEEP:
@@ -71,20 +91,17 @@ class Kernel:
             elif change.action is Action.LEAVE and known:
                 self.ledger[change.key] = replace(known, external=True, adoptions=self.adoptions)
         for change in changes:
-            if change.action is Action.FORGET:
+            if change.action is Action.FORGET and change.awaits is None:
                 self.ledger.pop(change.key, None)
-        for change in changes:
-            if change.action not in {Action.WRITE, Action.RESTORE}:
-                continue
-            if self.dies_after == 0:
-                return changes
-            self.dies_after -= 1
-            if self.write(change.key, change.after):
-                if change.action is Action.RESTORE:
-                    del self.ledger[change.key]
-                else:
-                    self.ledger[change.key] = replace(self.ledger[change.key], settled=True)
-        return changes
+
+    def plug(self, key: KnobKey) -> None:
+        """One vCPU more: QEMU's main thread starts it, so it begins where that runs."""
+        self.pins[key] = self.pins[EMULATOR]
+
+    def restart(self) -> None:
+        """The agent dies, and starts with its journal: only memory knows what was settled."""
+        self.dies_after = 10**9
+        self.ledger = {key: replace(owned, settled=False) for key, owned in self.ledger.items()}
 
 
 def actions(changes: tuple[Change, ...]) -> list[tuple[Action, Knob, KnobValue]]:
@@ -228,8 +245,7 @@ def test_dying_between_any_two_writes_loses_nothing(history: list, dies_after: i
         vm.reach(plan_of(*goals))
     vm.dies_after = dies_after
     vm.reach(plan_of(*history[-1]))
-    vm.dies_after = 10**9
-    vm.ledger = {key: replace(owned, settled=False) for key, owned in vm.ledger.items()}  # only memory knows
+    vm.restart()
     if not released:
         idle, weight = history[-1]
         found = [*vm.reach(plan_of(idle, weight)), *vm.reach(plan_of(idle, weight))]
@@ -242,10 +258,9 @@ def test_dying_between_any_two_writes_loses_nothing(history: list, dies_after: i
 
 
 def test_a_plugged_vcpu_gets_back_what_the_emulator_had() -> None:
-    """QEMU's main thread starts it, so it begins where we pinned that."""
     vm = Kernel(pins={EMULATOR: ALL, VCPU: ALL})
     vm.reach(wants((EMULATOR, ZERO), (VCPU, ZERO)))
-    vm.pins[NEW_VCPU] = vm.pins[EMULATOR]
+    vm.plug(NEW_VCPU)
     vm.reach(wants((EMULATOR, frozenset({0, 1})), (VCPU, ZERO), (NEW_VCPU, ONE)))
     assert vm.pins[NEW_VCPU] == ONE
     vm.reach(Plan())
@@ -256,9 +271,73 @@ def test_a_plugged_vcpu_gets_back_what_the_emulator_had() -> None:
 def test_a_plugged_vcpu_is_let_go_also_if_nothing_was_planned_for_it() -> None:
     vm = Kernel(pins={EMULATOR: ALL, VCPU: ALL})
     vm.reach(wants((EMULATOR, ZERO), (VCPU, ZERO)))
-    vm.pins[NEW_VCPU] = vm.pins[EMULATOR]
+    vm.plug(NEW_VCPU)
     vm.reach(Plan())
     assert vm.pins == {EMULATOR: ALL, VCPU: ALL, NEW_VCPU: ALL}
+
+
+@pytest.mark.parametrize("dies", [False, True])
+@pytest.mark.parametrize("own", [ZERO, ONE, ALL])
+def test_a_vcpu_that_is_plugged_while_the_emulator_cannot_go_back(own: CpuSet, dies: bool) -> None:
+    """It has our pin, and the vCPU of the operator's that is just where we put the emulator has not."""
+    vm = Kernel(pins={EMULATOR: ALL, VCPU: own})
+    vm.reach(wants((EMULATOR, ZERO), (VCPU, ZERO)))
+    vm.broken = {EMULATOR}
+    vm.reach(Plan())
+    assert vm.pins == {EMULATOR: ZERO, VCPU: own}
+    for index in (1, 2):
+        vm.plug(KnobKey("u", Knob.VCPU_PIN, index))
+        if dies:
+            vm.restart()
+        vm.reach(Plan())
+    vm.broken = set()
+    vm.reach(Plan())
+    assert (vm.pins.pop(VCPU), set(vm.pins.values()), vm.ledger) == (own, {ALL}, {})
+
+
+SETS = st.sampled_from([ZERO, ONE, ZERO | ONE, ALL])
+
+
+@given(
+    own=st.tuples(SETS, SETS, SETS),
+    history=st.lists(
+        st.tuples(
+            st.one_of(st.none(), SETS),  # where all is pinned, None: nowhere
+            st.sets(st.sampled_from([EMULATOR, VCPU, NEW_VCPU])),  # of which the write fails
+            st.one_of(st.none(), st.integers(0, 3)),  # the agent dies after so many writes
+            st.booleans(),  # a vCPU comes
+        ),
+        max_size=6,
+    ),
+)
+def test_whatever_fails_all_threads_get_their_pins_back(own: tuple, history: list) -> None:
+    """Those that came later what the emulator had."""
+    vm = Kernel(pins=dict(zip((EMULATOR, VCPU, NEW_VCPU), own, strict=True)))
+    originals = dict(vm.pins)
+    for pin, broken, dies_after, plugs in history:
+        vm.broken, vm.dies_after = broken, 10**9 if dies_after is None else dies_after
+        changes = vm.reach(Plan() if pin is None else wants(*((key, pin) for key in vm.pins)))
+        assert Action.LEAVE not in {change.action for change in changes}, "our own doing is nobody else's"
+        if dies_after is not None:
+            vm.restart()
+        if plugs:
+            key = KnobKey("u", Knob.VCPU_PIN, len(vm.pins) - 1)
+            vm.plug(key)
+            originals[key] = originals[EMULATOR]
+    vm.broken = set()
+    for _ in range(2):
+        vm.reach(Plan())
+    assert (vm.pins, vm.ledger) == (originals, {})
+
+
+def test_a_plugged_vcpu_that_is_wanted_just_where_it_began_is_no_pin_of_the_operators() -> None:
+    """Also if the emulator moves on from there at once."""
+    vm = Kernel(pins={EMULATOR: ALL, VCPU: ALL})
+    vm.reach(wants((EMULATOR, ZERO), (VCPU, ZERO)))
+    vm.plug(NEW_VCPU)
+    vm.reach(wants((EMULATOR, ONE), (VCPU, ONE), (NEW_VCPU, ZERO)))
+    vm.reach(Plan())
+    assert (vm.pins, vm.ledger) == ({EMULATOR: ALL, VCPU: ALL, NEW_VCPU: ALL}, {})
 
 
 def test_a_manual_pin_is_no_inheritance() -> None:
