@@ -234,10 +234,16 @@ def _measure(view: ApplicationView, sla: Sla, snapshot: Snapshot) -> _Measured |
     law = snapshot.host.law
     window = enough(view.slots, snapshot.now_s, law.max_age_s, law.min_samples, LEAST_SAMPLES)
     percentile_ms = window.percentile_ms(sla.percentile) if window else None
-    recent = fresh(view.slots, snapshot.now_s, law.max_age_s)[:2]
+    recent = _whole(fresh(view.slots, snapshot.now_s, law.max_age_s))[:2]
     if percentile_ms is None or not recent or not recent[0].rate_rps:
         return None
     return _Measured(percentile_ms, recent[0].rate_rps, _slope(recent, sla.percentile))
+
+
+def _whole(slots: Sequence[Window]) -> list[Window]:
+    """Those that are not much shorter than others: a slot that began just before the tick has no rate and no slope."""
+    longest_s = max((slot.end_s - slot.start_s for slot in slots), default=0.0)
+    return [slot for slot in slots if slot.end_s - slot.start_s >= longest_s / 2]
 
 
 def _app_model(

@@ -222,6 +222,19 @@ def test_who_pays_for_load_above_the_agreed_rate_is_lowered_though_its_target_is
     assert [app.over for app in model.applications] == [False, False]
 
 
+@pytest.mark.parametrize("answers_ms", [[], [200.0], [1.0] * 5])
+def test_a_slot_that_has_just_begun_changes_nothing_of_rates(answers_ms: list[float]) -> None:
+    """An agent's tick comes some milliseconds after a slot has ended."""
+    shop = application("shop", [40, 80, 150], 200.0, 1000.0)
+    histogram = Histogram.of(time_ms * 1000 for time_ms in answers_ms)
+    begun = Window("shop", 1000.0, 1000.03, histogram, histogram.count)
+    before = moment(1000.0, shop, vms=[batch(), vm("shop", 0.5, 0.1)])
+    after = replace(before, applications=(replace(shop, slots=(*shop.slots, begun)),), now_s=1000.03)
+    [then], [now] = (fit_model(seen, CPU_WEIGHT_V2, AutoMemory().fits)[0].applications for seen in (before, after))
+    assert (now.arrivals_rps, now.request_s) == (then.arrivals_rps, then.request_s)
+    assert now.measured_ms == pytest.approx(then.measured_ms, rel=0.1)
+
+
 def on_pcpus(seen: Snapshot, count: int) -> Snapshot:
     cpus = frozenset(range(count))
     return replace(seen, capabilities=replace(seen.capabilities, online_cpus=cpus, managed_cpus=cpus))
