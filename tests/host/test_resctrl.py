@@ -275,6 +275,27 @@ def test_it_is_mounted_only_if_absent() -> None:
     assert not ensure_mounted(tree), "it was there"
 
 
+def test_where_it_is_mounted_and_cannot_be_seen_nothing_is_done() -> None:
+    """Such as in another mount namespace: the kernel mounts it once."""
+
+    class Elsewhere(FakeResctrl):
+        def options(self) -> None:
+            return None
+
+    with pytest.raises(HostError, match="mount resctrl: Device or resource busy") as caught:
+        ensure_mounted(Elsewhere((CACHE,)))
+    assert caught.value.errno == errno.EBUSY
+
+
+def test_another_that_mounts_it_at_the_same_moment_is_no_error() -> None:
+    class Raced(FakeResctrl):
+        def mount(self, options: frozenset[str]) -> None:
+            super().mount(options)
+            super().mount(options)
+
+    assert not ensure_mounted(Raced((CACHE,), mounted=None))
+
+
 def test_it_is_unmounted_with_all_files_closed_unless_others_have_groups() -> None:
     tree = fake()
     groups = Groups(tree)

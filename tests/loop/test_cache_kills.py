@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from manager.host.resctrl.tree import ResctrlFile
 from manager.loop.journal import CacheNote, Journal
 from manager.loop.observer import LoopSettings
 from manager.loop.tick import ControlLoop
@@ -17,8 +17,9 @@ from manager.model.limits import EVERYTHING
 from manager.model.registration import Application, CacheControl, Tier
 from policies.equal import POLICY as EQUAL
 from tests.fakes.cache_host import CACHE, CacheHost
-from tests.fakes.resctrl import FakeFile, FakeResctrl
+from tests.fakes.resctrl import FakeResctrl
 from tests.loop.conftest import Rig
+from tests.loop.stepped_tree import READ, SteppedTree
 
 ORIGINAL = {Slot("L3", 0): 0xFFF, Slot("L3", 1): 0xFFC}
 
@@ -42,61 +43,18 @@ class Killer:
         self.count = 0
         self.look: Callable[[], None] = lambda: None
 
+    def take(self, what: str, _path: str, act: Callable[[], Any]) -> Any:
+        result = act()
+        if what != READ:
+            self.changed()
+        return result
+
     def changed(self) -> None:
         self.count += 1
         self.look()
         self.left -= 1
         if self.left == 0:
             raise Killed
-
-
-@dataclass
-class WatchedFile:
-    file: FakeFile
-    killer: Killer
-
-    def read(self) -> str:
-        return self.file.read()
-
-    def write(self, text: str) -> None:
-        self.file.write(text)
-        self.killer.changed()
-
-    def close(self) -> None:
-        self.file.close()
-
-
-@dataclass
-class WatchedTree:
-    """The fake's tree, after each change of which the agent may be killed."""
-
-    tree: FakeResctrl
-    killer: Killer
-
-    def options(self) -> frozenset[str] | None:
-        return self.tree.options()
-
-    def mount(self, options: frozenset[str]) -> None:
-        self.tree.mount(options)
-        self.killer.changed()
-
-    def unmount(self) -> None:
-        self.tree.unmount()
-        self.killer.changed()
-
-    def open(self, path: str, *, write: bool = False) -> ResctrlFile:
-        return WatchedFile(self.tree.open(path, write=write), self.killer)
-
-    def folders(self, path: str) -> list[str]:
-        return self.tree.folders(path)
-
-    def make(self, path: str) -> None:
-        self.tree.make(path)
-        self.killer.changed()
-
-    def remove(self, path: str) -> None:
-        self.tree.remove(path)
-        self.killer.changed()
 
 
 class WatchedJournal(Journal):
@@ -123,7 +81,7 @@ class Walk(Rig):
         self.killer = Killer()
         resctrl = FakeResctrl((CACHE,), rmids=64, mounted=None if mounts else frozenset({"rw"}))
         self.mounts, self.lives = mounts, 0
-        super().__init__(folder, CacheHost(resctrl=resctrl, tree=WatchedTree(resctrl, self.killer)))
+        super().__init__(folder, CacheHost(resctrl=resctrl, tree=SteppedTree(resctrl, self.killer.take)))
         self.killer.look = self.look
         self.original = {} if mounts else dict(ORIGINAL)
         resctrl.root.values.update(self.original)

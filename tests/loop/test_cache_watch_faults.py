@@ -4,65 +4,43 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manager.control.cache_plan import BATCH_GROUP
-from manager.host.resctrl.tree import ResctrlFile
 from manager.loop.cache_watch import RETRY_S
 from manager.model.cache import DEFAULT
-from tests.fakes.resctrl import FakeResctrl
+from tests.loop.stepped_tree import READ, SteppedTree
 from tests.loop.test_cache_watch import SHOP, made
 
 
 @dataclass
-class FaultyTree:
-    """The fake's tree, of whose changes of ``only`` such paths one fails."""
+class Failing:
+    """Of the changes of ``only`` such paths, the ``failing``-th does."""
 
-    tree: FakeResctrl
     failing: int
     number: int
     only: str
     count: int = 0
 
-    def step(self, path: str) -> None:
-        self.count += self.only in path
-        if self.only in path and self.count == self.failing:
-            raise OSError(self.number, os.strerror(self.number))
-
-    def options(self) -> frozenset[str] | None:
-        return self.tree.options()
-
-    def mount(self, options: frozenset[str]) -> None:
-        self.tree.mount(options)
-
-    def unmount(self) -> None:
-        self.tree.unmount()
-
-    def open(self, path: str, *, write: bool = False) -> ResctrlFile:
-        if write:
-            self.step(path)
-        return self.tree.open(path, write=write)
-
-    def folders(self, path: str) -> list[str]:
-        return self.tree.folders(path)
-
-    def make(self, path: str) -> None:
-        self.step(path)
-        self.tree.make(path)
-
-    def remove(self, path: str) -> None:
-        self.step(path)
-        self.tree.remove(path)
+    def take(self, what: str, path: str, act: Callable[[], Any]) -> Any:
+        if what != READ and self.only in path:
+            self.count += 1
+            if self.count == self.failing:
+                raise OSError(self.number, os.strerror(self.number))
+        return act()
 
 
 def failed(folder: Path, failing: int, number: int, only: str) -> int:
     """A walk in which one change fails; returns how many changes there were."""
     folder.mkdir()
     rig = made(folder)
-    tree = rig.host.tree = FaultyTree(rig.host.resctrl, failing, number, only)
+    changes = Failing(failing, number, only)
+    rig.host.tree = SteppedTree(rig.host.resctrl, changes.take)
     rig.host.port = None
     rig.crash()
     rig.tick()
@@ -83,7 +61,7 @@ def failed(folder: Path, failing: int, number: int, only: str) -> int:
     assert list(rig.host.resctrl.groups) == [DEFAULT], failing
     assert not rig.host.resctrl.held, failing
     rig.journal.close()
-    return tree.count
+    return changes.count
 
 
 @pytest.mark.parametrize(("number", "only"), [(errno.EIO, ""), (errno.EBUSY, ""), (errno.ENOSPC, "mon_groups")])

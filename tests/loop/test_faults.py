@@ -159,7 +159,7 @@ def test_the_scenarios_use_everything(tmp_path: Path) -> None:
         for scenario in SCENARIOS
         if not (tmp_path / scenario.name).mkdir()
     ]
-    knobs = set(Knob) - {Knob.CACHE_GROUP, Knob.CACHE_WAYS}  # test_cache_kills walks those
+    knobs = set(Knob) - {Knob.CACHE_GROUP, Knob.CACHE_WAYS}  # test_cache_kills and test_cache_decided_faults walk those
     assert {key.knob for calm in calms for key in calm.wanted} == knobs
     assert {step.key.knob for calm in calms for step in calm.steps if step.key} == knobs
     assert {step.op for calm in calms for step in calm.steps} == set(Op)

@@ -33,14 +33,14 @@ _NOT_NOW = frozenset({errno.EIO, errno.EINVAL, errno.EAGAIN})
 
 def ensure_mounted(tree: ResctrlTree) -> bool:
     """Mount resctrl unless it is. Returns whether this call did it, which is for the caller to keep. Raises HostError:
-    ENODEV where the kernel has no resctrl.
+    ENODEV where the kernel has no resctrl, EBUSY where it is mounted and cannot be seen here.
     """
     try:
         if tree.options() is not None:
             return False
         tree.mount(frozenset())
     except OSError as error:
-        if error.errno == errno.EBUSY:  # another was quicker
+        if error.errno == errno.EBUSY and tree.options() is not None:  # another was quicker
             return False
         raise failure("mount resctrl", error) from error
     return True
