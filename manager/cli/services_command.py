@@ -31,10 +31,10 @@ WHAT IT DOES
   Requests are recognised by their first bytes: http, memcached (text and binary), tls. For anything else (other), what
   a client sends until the VM answers counts as one request, and so does what was sent in one packet. UNTIMED are
   requests whose answers cannot be matched: those of a connection that sends the next one before the answer
-  (pipelining), HTTP/2, and the first one of each TLS connection. UNANSWERED are those whose connection ended before, or
-  that waited for a minute; WAITING those that have no answer yet. ERRORS are HTTP statuses from 500 on, and memcached's
-  SERVER_ERROR. ACCEPT is how long the guest's kernel takes to accept a connection, in which no process of the guest has
-  a part: it grows with the VM's wait for pCPUs alone.
+  (pipelining) other than in memcached's binary protocol, HTTP/2, and the first one of each TLS connection. UNANSWERED
+  are those whose connection ended before, or that waited for a minute; WAITING those that have no answer yet. ERRORS
+  are HTTP statuses from 500 on, and memcached's SERVER_ERROR. ACCEPT is how long the guest's kernel takes to accept a
+  connection, in which no process of the guest has a part: it grows with the VM's wait for pCPUs alone.
 
   Needs root, bpftool, and Linux 5.14 or newer. Packets that bypass the host's kernel cannot be seen: those of SR-IOV,
   vhost-user, vDPA, macvtap, and of interfaces that QEMU connects itself; the command names such interfaces.

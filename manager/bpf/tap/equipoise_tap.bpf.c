@@ -7,8 +7,13 @@
  *
  * Client and guest take turns on a connection: what the client sends until the guest answers is one request. Where the
  * first bytes show a known protocol, a request that begins before the answer to the one before shows that the client
- * pipelines: such connections are counted and not timed, because TCP does not tell which answer is whose, until the
- * guest had the last word and both were silent for a while. HTTP/2 is never matched.
+ * pipelines. In memcached's binary protocol, answers then say whose they are. All other such connections are counted and
+ * not timed, because TCP does not tell which answer is whose. Either lasts until the guest had the last word and both
+ * were silent for a while. HTTP/2 is never matched.
+ *
+ * Several CPUs may handle packets of one connection at once, and there is no lock. What decides is taken back
+ * atomically: in a race a request is counted as untimed or not at all, or its time off by the length of the race, and
+ * never timed by when another one was asked.
  *
  * Where there are more connections than there is room for, a part of them is looked at, chosen by a hash, and each
  * counts for as many as it stands for.
@@ -69,6 +74,13 @@ typedef __u64 u64;
 #define SHA384_FINISHED 0x45
 #define LINE_BYTES 128
 
+/* Messages of memcached's binary protocol: a header, whose first 16 bytes have the magic number, the opcode, the length
+ * of what follows it at 8, and at 12 a number that the client chooses and the answer repeats.
+ */
+#define MESSAGE_BYTES 24
+#define MAGIC_ANSWER 0x81
+#define MOST_BODY_BYTES (1u << 30)
+
 struct address {
 	u32 words[4]; /* IPv4: the last one */
 };
@@ -81,18 +93,32 @@ struct connection_key {
 	struct address client;
 };
 
+struct request {
+	u64 asked_ns; /* when its last byte passed */
+	u32 waiting; /* for its answer: 0 or 1, taken back atomically, so that it is counted once */
+	u32 opaque; /* of memcached's binary protocol */
+};
+
+/* How answers are matched with requests. */
+#define BY_TURNS 0
+#define BY_OPAQUE 1 /* as the answers say */
+#define UNTIMED 2 /* whose answer is whose cannot be told */
+
+/* What count_waiting reads lies in one line of the cache, as do most packets' needs: the first 32 bytes. */
 struct connection {
-	u64 asked_ns; /* when the last byte of the request passed */
-	u32 waiting; /* a request for its answer: 0 or 1, taken back atomically, so that it is counted once */
 	u16 hash;
 	u8 protocol;
-	u8 untimed; /* whose answer is whose cannot be told */
-	u64 answered_ns; /* when the guest last sent an answer or, where it is untimed, anything new */
-	u32 asked_end; /* the sequence number after the request */
-	u32 answered_end; /* that after what the guest has sent */
-	u8 turns; /* up to 1 */
+	u8 matched;
+	u8 latest; /* of the requests; MOST_REQUESTS: one that is not timed */
 	u8 asked; /* asked_end is known */
 	u8 answered; /* answered_end is known */
+	u8 framed; /* next_answer is known */
+	u32 asked_end; /* the sequence number after the latest request */
+	u32 answered_end; /* that after what the guest has sent */
+	struct request requests[MOST_REQUESTS]; /* only the first one, unless matched BY_OPAQUE */
+	u64 answered_ns; /* when the guest last sent an answer or, unless matched BY_TURNS, anything new */
+	u32 next_answer; /* BY_OPAQUE: where one begins, by its sequence number */
+	u8 turns; /* up to 1 */
 	u8 finished; /* of TLS: the client has ended its handshake */
 };
 
@@ -407,7 +433,7 @@ static bool is_error(const u8 head[HEAD_BYTES], u8 protocol)
 }
 
 /* The first bucket whose upper bound is not less. */
-static u16 bucket_of(u64 time_ns)
+__attribute__((noinline)) int bucket_of(u64 time_ns)
 {
 	u32 low = 0, high = BUCKETS - 1;
 
@@ -421,15 +447,16 @@ static u16 bucket_of(u64 time_ns)
 		else
 			low = middle + 1;
 	}
-	return (u16)(FIRST_BUCKET + low);
+	return (int)(FIRST_BUCKET + low);
 }
 
-static void count_time(const struct segment *segment, u64 time_ns, u16 kind, u64 weight)
+/* Not static: the verifier looks at it once, and not for every way that leads here. */
+__attribute__((noinline)) int count_in_bucket(u32 interface, u32 port, u64 time_ns, u32 kind, u64 weight)
 {
 	struct service_key key = {
-		.interface = segment->key.interface,
-		.port = segment->key.guest_port,
-		.bucket = kind | bucket_of(time_ns),
+		.interface = interface,
+		.port = (u16)port,
+		.bucket = (u16)(kind | bucket_of(time_ns)),
 	};
 	u64 *count = bpf_map_lookup_elem(&tap_times, &key);
 
@@ -444,6 +471,12 @@ static void count_time(const struct segment *segment, u64 time_ns, u16 kind, u64
 	} else if (count) {
 		add(count, weight);
 	}
+	return 0;
+}
+
+static void count_time(const struct segment *segment, u64 time_ns, u16 kind, u64 weight)
+{
+	count_in_bucket(segment->key.interface, segment->key.guest_port, time_ns, kind, weight);
 }
 
 static struct service *service_of(const struct segment *segment)
@@ -571,16 +604,56 @@ static bool is_noreply(struct __sk_buff *skb, const struct segment *segment, con
 	return segment->length <= end + 2 + (stores ? size + 2 : 0);
 }
 
+static u32 opaque_of(const u8 head[HEAD_BYTES])
+{
+	return four(head + 12);
+}
+
+/* Whether a command of memcached's binary protocol may have no answer, as it says. */
+static bool is_quiet(const u8 head[HEAD_BYTES])
+{
+	u8 code = head[1];
+
+	return code == 0x09 || code == 0x0d || (code >= 0x11 && code <= 0x1a) || code == 0x1e || code == 0x24;
+}
+
+static void let_wait(struct request *request, u32 opaque, u64 now_ns)
+{
+	request->asked_ns = now_ns;
+	request->opaque = opaque;
+	__sync_lock_test_and_set(&request->waiting, 1); /* after asked_ns, by which count_waiting judges it */
+}
+
+/* Whether it waited; it does no more. */
+static bool take_back(struct request *request)
+{
+	return request->waiting && __sync_lock_test_and_set(&request->waiting, 0);
+}
+
+static bool any_waits(const struct connection *connection)
+{
+	u32 waiting = connection->requests[0].waiting;
+
+	if (connection->matched == BY_OPAQUE)
+		for (u32 place = 1; place < MOST_REQUESTS; place++)
+			waiting |= connection->requests[place].waiting;
+	return waiting;
+}
+
 static void begin_request(struct __sk_buff *skb, struct segment *segment, struct connection *connection,
-			  struct service *service, const u8 head[HEAD_BYTES], u64 weight)
+			  struct service *service, const u8 head[HEAD_BYTES], u64 now_ns, u64 weight)
 {
 	u8 protocol = recognise(head);
 
+	connection->requests[0].asked_ns = now_ns;
+	connection->latest = 0;
 	/* Of a connection that is known already, the first bytes may be any. */
 	if (connection->protocol == HTTP2 || connection->protocol == TLS)
 		protocol = connection->protocol;
 	if (protocol == OTHER && begins_message(connection->protocol))
 		return; /* the rest of a request that was answered early, or that wants no answer */
+	if (protocol != connection->protocol && connection->matched == BY_OPAQUE)
+		connection->matched = UNTIMED;
 	connection->protocol = protocol;
 	if (protocol == TLS && !has_data(connection, head, segment->length, true))
 		return;
@@ -588,8 +661,54 @@ static void begin_request(struct __sk_buff *skb, struct segment *segment, struct
 	if (protocol == MEMCACHED && is_noreply(skb, segment, head))
 		return;
 	if (protocol == HTTP2)
-		connection->untimed = true;
-	__sync_lock_test_and_set(&connection->waiting, 1); /* after asked_ns, by which count_waiting judges it */
+		connection->matched = UNTIMED;
+	if (connection->matched == BY_OPAQUE && is_quiet(head))
+		add(&service->untimed, weight); /* what is answered may be another command behind it */
+	else
+		let_wait(&connection->requests[0], opaque_of(head), now_ns);
+}
+
+/* Of requests that wait, those from a place on are not timed. */
+static void give_up_from(u32 place, struct connection *connection, struct service *service, u64 weight)
+{
+	for (; place < MOST_REQUESTS; place++)
+		if (take_back(&connection->requests[place]))
+			add(&service->untimed, weight);
+}
+
+/* A request while others wait. */
+static void begin_further(struct connection *connection, struct segment *segment, struct service *service,
+			  const u8 head[HEAD_BYTES], u64 now_ns, u64 weight)
+{
+	u32 opaque = opaque_of(head), free = MOST_REQUESTS;
+	bool told = connection->protocol == MEMCACHED_BINARY && segment->length >= MESSAGE_BYTES &&
+		    connection->matched != UNTIMED;
+
+	for (u32 place = 0; place < MOST_REQUESTS; place++) {
+		if (!connection->requests[place].waiting)
+			free = place;
+		else if (connection->requests[place].opaque == opaque)
+			told = false;
+	}
+	if (!told) {
+		/* The first one waits on, to see that there is an answer. */
+		give_up_from(1, connection, service, weight);
+		connection->matched = UNTIMED;
+		connection->latest = 0;
+		connection->requests[0].asked_ns = now_ns;
+		add(&service->untimed, weight);
+		return;
+	}
+	if (connection->matched == BY_TURNS)
+		connection->framed = false;
+	connection->matched = BY_OPAQUE;
+	if (is_quiet(head))
+		free = MOST_REQUESTS;
+	connection->latest = free;
+	if (free < MOST_REQUESTS)
+		let_wait(&connection->requests[free], opaque, now_ns);
+	else
+		add(&service->untimed, weight);
 }
 
 /* The client sends; ``from`` is the sequence number of the first byte. */
@@ -614,18 +733,107 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	load_head(skb, segment, head);
 	connection->asked = true;
 	connection->asked_end = end;
-	connection->asked_ns = now_ns;
-	if (!connection->waiting) {
+	if (!any_waits(connection)) {
 		if (connection->answered_ns && now_ns - connection->answered_ns > SILENT_S * NS_PER_S)
-			connection->untimed = false; /* whatever was asked is answered by now */
-		begin_request(skb, segment, connection, service, head, weight);
+			connection->matched = BY_TURNS; /* whatever was asked is answered by now */
+		begin_request(skb, segment, connection, service, head, now_ns, weight);
 	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
 		count_request(service, connection->protocol, weight);
 		if (connection->protocol == MEMCACHED && is_noreply(skb, segment, head))
 			return;
-		connection->untimed = true;
+		begin_further(connection, segment, service, head, now_ns, weight);
+	} else {
+		u32 latest = connection->latest;
+
+		if (latest < MOST_REQUESTS) /* more of it */
+			connection->requests[latest].asked_ns = now_ns;
+	}
+}
+
+/* A request is answered, unless another CPU was first; when it was asked, or 0. Its time tells only where no other CPU put
+ * another request in its place meanwhile.
+ */
+static u64 count_answer(const struct segment *segment, struct service *service, struct request *request, bool timed,
+			u64 now_ns, u64 weight)
+{
+	u64 asked_ns = request->asked_ns;
+
+	if (!take_back(request))
+		return 0;
+	if (timed && request->asked_ns == asked_ns && now_ns >= asked_ns) {
+		add(&service->answers, weight);
+		if (service->late_ns && now_ns - asked_ns > service->late_ns)
+			add(&service->late, weight);
+		count_time(segment, now_ns - asked_ns, 0, weight);
+	} else {
 		add(&service->untimed, weight);
 	}
+	return asked_ns;
+}
+
+/* Those of the requests that wait which an answer in memcached's binary protocol answers, one bit each. */
+static u32 answered_by(const struct connection *connection, const u8 head[HEAD_BYTES])
+{
+	u32 opaque = opaque_of(head), answered = 0;
+
+	for (u32 place = 0; place < MOST_REQUESTS; place++) {
+		u64 differ = connection->requests[place].opaque ^ opaque;
+
+		asm volatile("" : "+r"(differ)); /* no branch: the verifier would follow each of their combinations */
+		answered |= (u32)((differ - 1) >> 63) << place;
+	}
+	return answered;
+}
+
+/* Answers come in the order of their requests: those that wait and are older had none, or one that could not be seen. */
+static void answer_some(const struct segment *segment, struct connection *connection, struct service *service,
+			u32 answered, u64 now_ns, u64 weight)
+{
+	u64 latest_ns = 0;
+
+#pragma clang loop unroll(disable)
+	for (u32 place = 0; place < MOST_REQUESTS; place++) {
+		u64 asked_ns = 0;
+
+		if (answered >> place & 1)
+			asked_ns = count_answer(segment, service, &connection->requests[place], true, now_ns, weight);
+		if (asked_ns > latest_ns)
+			latest_ns = asked_ns;
+	}
+	for (u32 place = 0; place < MOST_REQUESTS; place++)
+		if (connection->requests[place].asked_ns < latest_ns && take_back(&connection->requests[place]))
+			add(&service->untimed, weight);
+}
+
+/* The answers that begin in a segment. Where one begins is known from the one before or, to begin with, taken to be
+ * where a segment begins. Where that is lost, as at a header that is cut, what waits is not timed.
+ */
+static void answer_each(struct __sk_buff *skb, const struct segment *segment, struct connection *connection,
+			struct service *service, u64 now_ns, u64 weight)
+{
+	u32 at = connection->framed ? connection->next_answer - segment->sequence : 0;
+	u32 answered = 0;
+
+	for (int begun = 0; begun < MOST_ANSWERS && (u64)at + MESSAGE_BYTES <= segment->length; begun++) {
+		u8 head[HEAD_BYTES];
+		u32 body;
+
+		if (bpf_skb_load_bytes(skb, segment->offset + at, head, sizeof(head)) || head[0] != MAGIC_ANSWER)
+			break;
+		body = four(head + 8);
+		if (body > MOST_BODY_BYTES)
+			break;
+		answered |= answered_by(connection, head);
+		if (is_error(head, MEMCACHED_BINARY))
+			add(&service->errors, weight);
+		at += MESSAGE_BYTES + body;
+	}
+	if (answered)
+		answer_some(segment, connection, service, answered, now_ns, weight);
+	connection->framed = at >= segment->length && (s32)at >= 0;
+	connection->next_answer = segment->sequence + at;
+	if (!connection->framed)
+		give_up_from(0, connection, service, weight);
 }
 
 /* The guest sends. */
@@ -635,35 +843,33 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 	u32 end = segment->sequence + segment->length;
 	u8 head[HEAD_BYTES] = {};
 	u64 now_ns;
+	bool timed;
 
 	if (!connection || (connection->answered && (s32)(end - connection->answered_end) <= 0))
 		return;
 	connection->answered = true;
 	connection->answered_end = end;
-	if (!connection->waiting && !connection->untimed)
+	if (!connection->requests[0].waiting && connection->matched == BY_TURNS)
 		return; /* when it was, nobody asks */
 	now_ns = bpf_ktime_get_ns();
 	connection->answered_ns = now_ns;
-	if (!connection->waiting)
+	if (connection->matched == BY_OPAQUE) {
+		answer_each(skb, segment, connection, service, now_ns, weight);
+		return;
+	}
+	if (!connection->requests[0].waiting)
 		return;
 	load_head(skb, segment, head);
 	if (connection->protocol == TLS && !has_data(connection, head, segment->length, false))
 		return;
 	if (connection->protocol == HTTP && four(head) == FOUR('H', 'T', 'T', 'P') && head[9] == '1' && head[11] != '1')
 		return; /* 100 Continue, 103 Early Hints; 101 Switching Protocols is one */
-	if (!__sync_lock_test_and_set(&connection->waiting, 0))
+	/* Of TLS, what the guest sends first may be tickets, which answer nothing. */
+	timed = connection->matched == BY_TURNS && (connection->protocol != TLS || connection->turns);
+	if (!count_answer(segment, service, &connection->requests[0], timed, now_ns, weight))
 		return;
 	if (is_error(head, connection->protocol))
 		add(&service->errors, weight);
-	/* Of TLS, what the guest sends first may be tickets, which answer nothing. */
-	if (connection->untimed || (connection->protocol == TLS && !connection->turns)) {
-		add(&service->untimed, weight);
-	} else {
-		add(&service->answers, weight);
-		if (service->late_ns && now_ns - connection->asked_ns > service->late_ns)
-			add(&service->late, weight);
-		count_time(segment, now_ns - connection->asked_ns, 0, weight);
-	}
 	connection->turns = 1;
 }
 
@@ -674,8 +880,9 @@ static void forget(struct segment *segment, struct service *service, u64 weight)
 
 	if (!connection)
 		return;
-	if (__sync_lock_test_and_set(&connection->waiting, 0))
-		add(&service->unanswered, weight);
+	for (u32 place = 0; place < MOST_REQUESTS; place++)
+		if (take_back(&connection->requests[place]))
+			add(&service->unanswered, weight);
 	bpf_map_delete_elem(&tap_connections, &segment->key);
 }
 
@@ -794,25 +1001,32 @@ struct look {
 	struct walk found;
 };
 
-/* A request that waits, for so long. */
-static void count_age(const struct connection_key *key, struct connection *connection, u64 age_ns, struct look *look)
+static u64 age_of(const struct request *request, const struct look *look)
+{
+	u64 asked_ns = request->asked_ns;
+
+	return look->now_ns > asked_ns ? look->now_ns - asked_ns : 0; /* asked meanwhile */
+}
+
+/* A request that waits. */
+static void count_age(const struct connection_key *key, struct request *request, struct look *look)
 {
 	struct service_key place = { .interface = key->interface, .port = key->guest_port };
-	u64 weight = 1ULL << (look->halved & 15), *count;
+	u64 weight = 1ULL << (look->halved & 15), age_ns = age_of(request, look), *count;
 	struct service *service;
 
 	if (!bpf_map_lookup_elem(&tap_interfaces, &place.interface)) { /* its answer may pass unseen */
-		connection->waiting = 0;
+		request->waiting = 0;
 		return;
 	}
 	if (age_ns > look->given_up_ns) {
 		service = bpf_map_lookup_elem(&tap_services, &place);
-		if (__sync_lock_test_and_set(&connection->waiting, 0) && service)
+		if (take_back(request) && service)
 			add(&service->unanswered, weight);
 		return;
 	}
 	look->found.waiting += weight;
-	place.bucket = bucket_of(age_ns);
+	place.bucket = (u16)bucket_of(age_ns);
 	count = bpf_map_lookup_elem(&tap_waiting, &place);
 	if (count)
 		add(count, weight);
@@ -823,17 +1037,17 @@ static void count_age(const struct connection_key *key, struct connection *conne
 /* Of most connections no request waits: their keys are not read, which lie in other lines of the cache. */
 static long count_one(struct bpf_map *map, struct connection_key *key, struct connection *connection, struct look *look)
 {
-	u64 age_ns = look->now_ns - connection->asked_ns;
-	bool active, waiting = connection->waiting;
+	bool active = age_of(&connection->requests[0], look) <= ACTIVE_S * NS_PER_S;
 
-	if ((long)age_ns < 0) /* asked meanwhile */
-		age_ns = 0;
-	active = age_ns <= ACTIVE_S * NS_PER_S;
-	if ((!active && !waiting) || !chosen(connection->hash, look->halved))
+	if ((!active && !any_waits(connection)) || !chosen(connection->hash, look->halved))
 		return 0;
 	look->found.active += active;
-	if (waiting)
-		count_age(key, connection, age_ns, look);
+	if (!any_waits(connection))
+		return 0;
+#pragma clang loop unroll(disable)
+	for (u32 place = 0; place < MOST_REQUESTS; place++)
+		if (connection->requests[place].waiting)
+			count_age(key, &connection->requests[place], look);
 	return 0;
 }
 

@@ -12,6 +12,8 @@
 #define MOST_TIMES 131072
 #define MOST_WAITING 16384
 #define MOST_HALVINGS 10 /* of the connections that are looked at */
+#define MOST_REQUESTS 4 /* of a connection that wait and are timed */
+#define MOST_ANSWERS 8 /* in one segment, where it is known which answer is whose */
 #define SILENT_S 1 /* after which a client that pipelined is taken to have all its answers */
 #define ACTIVE_S 10 /* a connection that asked since then is active */
 

@@ -1,0 +1,237 @@
+"""Clients that send requests before the answers to those before came, on the program on taps."""
+
+from __future__ import annotations
+
+import random
+import struct
+import threading
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from manager.model.histogram import bucket_value_us
+from manager.model.traffic import TapProtocol
+from tests.host.packets import ACK, FIN, RST, Connection
+from tests.host.wire import NEEDS_BPF, PAUSE_S, Wire, wire
+
+__all__ = ["wire"]
+
+pytestmark = NEEDS_BPF
+
+RACES = 5_000
+
+
+def binary(opaque: int, *, magic: int = 0x80, code: int = 0, body: bytes = b"k", status: int = 0) -> bytes:
+    """A message of memcached's binary protocol; its answer has magic 0x81."""
+    return struct.pack("!BBHBBHIIQ", magic, code, 0, 0, 0, status, len(body), opaque, 0) + body
+
+
+def answer_to(opaque: int, body: bytes = b"value", status: int = 0) -> bytes:
+    return binary(opaque, magic=0x81, body=body, status=status)
+
+
+GET_QUIETLY, NOOP = 0x09, 0x0A
+
+
+def outcome(wire: Wire) -> tuple[int, int, int, int]:
+    """Requests that were timed, those that were not, those unanswered, and those that wait."""
+    seen = wire.seen
+    assert seen.times.count == seen.answers
+    return seen.answers, seen.untimed, seen.unanswered, seen.waiting.count
+
+
+def times_ms(wire: Wire) -> list[float]:
+    return [
+        bucket_value_us(bucket) / 1000
+        for bucket, count in sorted(wire.seen.times.buckets.items())
+        for _ in range(count)
+    ]
+
+
+def assert_apart(times_ms: list[float]) -> None:
+    """As far as the requests of ``pipelining``, the latest first, each since its own beginning."""
+    for before_ms, time_ms in zip([0.0, *times_ms], times_ms, strict=False):
+        assert time_ms - before_ms >= 0.9 * 1000 * PAUSE_S
+
+
+@pytest.fixture
+def pipelining(wire: Wire) -> Connection:
+    """A client of memcached's binary protocol, with four requests that wait, 1 to 4, 20 ms apart."""
+    connection = wire.accept(Connection(port=11211))
+    for opaque in (1, 2, 3, 4):
+        wire.to_guest(connection.to_guest(binary(opaque)))
+        time.sleep(PAUSE_S)
+    assert outcome(wire) == (0, 0, 0, 4)
+    return connection
+
+
+def test_pipelined_requests_are_timed_each_by_its_own_answer(wire: Wire, pipelining: Connection) -> None:
+    for opaque in (1, 2, 3, 4):
+        wire.from_guest(pipelining.from_guest(answer_to(opaque)))
+    assert outcome(wire) == (4, 0, 0, 0)
+    assert_apart(times_ms(wire))
+
+
+def test_pipelined_requests_that_wait_have_each_its_age(wire: Wire, pipelining: Connection) -> None:
+    wire.from_guest(pipelining.from_guest(answer_to(1)))
+    ages = wire.seen.waiting
+    assert ages.count == 3
+    assert_apart([bucket_value_us(bucket) / 1000 for bucket in sorted(ages.buckets)])
+
+
+def test_answers_in_one_segment_are_each_seen(wire: Wire, pipelining: Connection) -> None:
+    wire.from_guest(pipelining.from_guest(b"".join(answer_to(opaque) for opaque in (1, 2, 3, 4))))
+    assert outcome(wire) == (4, 0, 0, 0)
+
+
+@pytest.mark.parametrize("cut", [3, 23, 24, 28, 29, 30, 53, 100])
+def test_answers_that_begin_within_a_segment_are_found(wire: Wire, pipelining: Connection, cut: int) -> None:
+    """What is not seen is a header that is cut by the end of a segment; the others are timed."""
+    stream = b"".join(answer_to(opaque) for opaque in (1, 2, 3, 4))
+    wire.from_guest(pipelining.from_guest(stream[:cut]))
+    wire.from_guest(pipelining.from_guest(stream[cut:]))
+    answers, untimed, _, waiting = outcome(wire)
+    assert answers + untimed + waiting == 4
+    whole = cut % len(answer_to(1)) in (0, *range(24, 29))
+    assert (answers == 4) is whole
+    for opaque in (5, 6):  # what follows is seen again
+        wire.to_guest(pipelining.to_guest(binary(opaque)))
+    for opaque in (5, 6):
+        wire.from_guest(pipelining.from_guest(answer_to(opaque)))
+    assert wire.seen.answers == answers + 2
+    assert outcome(wire)[2:] == (0, 0)
+
+
+def test_a_long_value_looks_like_no_answer(wire: Wire, pipelining: Connection) -> None:
+    """Though its second segment begins as one."""
+    value = bytes(1000) + answer_to(3) + bytes(1000)
+    answer = answer_to(1, value)
+    wire.from_guest(pipelining.from_guest(answer[:1024]))
+    wire.from_guest(pipelining.from_guest(answer[1024:]))
+    assert outcome(wire) == (1, 0, 0, 3)
+    wire.from_guest(pipelining.from_guest(answer_to(2)))
+    assert outcome(wire) == (2, 0, 0, 2)
+
+
+def test_a_request_that_an_answer_passes_over_is_not_timed(wire: Wire, pipelining: Connection) -> None:
+    wire.from_guest(pipelining.from_guest(answer_to(3)))
+    assert outcome(wire) == (1, 2, 0, 1)
+
+
+def test_of_more_than_four_requests_that_wait_the_further_ones_are_not_timed(
+    wire: Wire, pipelining: Connection
+) -> None:
+    wire.to_guest(pipelining.to_guest(binary(5, body=bytes(1000))[:500]))
+    wire.to_guest(pipelining.to_guest(bytes(524)))
+    assert outcome(wire) == (0, 1, 0, 4)
+    for opaque in (1, 2, 3, 4, 5):
+        wire.from_guest(pipelining.from_guest(answer_to(opaque)))
+    assert outcome(wire) == (4, 1, 0, 0)
+    assert min(times_ms(wire)) >= 20 * 0.98  # the rest of the fifth one is not of the fourth
+
+
+def test_requests_that_have_the_same_number_are_not_timed(wire: Wire, pipelining: Connection) -> None:
+    wire.to_guest(pipelining.to_guest(binary(2)))
+    for opaque in (1, 2, 3, 4, 2):
+        wire.from_guest(pipelining.from_guest(answer_to(opaque)))
+    assert outcome(wire) == (0, 5, 0, 0)
+    time.sleep(1.01)
+    wire.turn(pipelining, binary(2), answer_to(2))
+    assert outcome(wire) == (1, 5, 0, 0)
+
+
+def test_a_request_in_several_segments_ends_with_the_last_one_also_when_pipelined(wire: Wire) -> None:
+    connection = wire.accept(Connection(port=11211))
+    wire.to_guest(connection.to_guest(binary(1)))
+    wire.to_guest(connection.to_guest(binary(2, code=1, body=bytes(1000))[:500]))
+    time.sleep(PAUSE_S)
+    wire.to_guest(connection.to_guest(bytes(524)))
+    wire.from_guest(connection.from_guest(answer_to(1)))
+    wire.from_guest(connection.from_guest(answer_to(2)))
+    assert outcome(wire) == (2, 0, 0, 0)
+    short_ms, long_ms = times_ms(wire)
+    assert short_ms < PAUSE_S * 1000 <= long_ms * 1.02
+
+
+def test_quiet_requests_need_no_answer_when_pipelined(wire: Wire, pipelining: Connection) -> None:
+    """A get that says nothing where it finds nothing, and a noop behind it, which is answered."""
+    wire.from_guest(pipelining.from_guest(b"".join(answer_to(opaque) for opaque in (1, 2, 3, 4))))
+    wire.to_guest(pipelining.to_guest(binary(5, code=GET_QUIETLY)))
+    wire.to_guest(pipelining.to_guest(binary(6, code=NOOP)))
+    wire.from_guest(pipelining.from_guest(answer_to(6)))
+    assert outcome(wire) == (5, 1, 0, 0)
+
+
+def test_pipelined_answers_tell_errors(wire: Wire, pipelining: Connection) -> None:
+    wire.from_guest(pipelining.from_guest(answer_to(1) + answer_to(2, status=0x82) + answer_to(3)))
+    assert (wire.seen.errors, wire.seen.answers) == (1, 3)
+
+
+def test_pipelined_requests_whose_connection_ends_are_unanswered(wire: Wire, pipelining: Connection) -> None:
+    wire.from_guest(pipelining.from_guest(answer_to(1), flags=FIN | ACK))
+    assert (wire.seen.answers, wire.seen.unanswered) == (1, 3)
+
+
+SENT = st.tuples(
+    st.sampled_from([1, 2, 3, 4, 5, 6]), st.sampled_from([0, 1, GET_QUIETLY]), st.integers(0, 200), st.booleans()
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(sent=st.lists(SENT, max_size=12), cuts=st.lists(st.integers(1, 200), max_size=6))
+def test_pipelined_requests_are_counted_once_however_answers_come(
+    wire: Wire, sent: list[tuple[int, int, int, bool]], cuts: list[int]
+) -> None:
+    """Of any numbers, some of them the same, in segments of any size, and answers between them: no time is wrong."""
+    connection = wire.accept(Connection(port=11211, client_port=random.randrange(32_768, 65_536)))
+    before, begun_s = wire.seen, time.monotonic()
+    answers = b""
+    for opaque, code, size, answered in sent:
+        wire.to_guest(connection.to_guest(binary(opaque, code=code, body=bytes(size))))
+        answers += answer_to(opaque, bytes(size))
+        for cut in cuts if answered else ():
+            if answers[:cut]:
+                wire.from_guest(connection.from_guest(answers[:cut]))
+            answers = answers[cut:]
+    wire.from_guest(connection.from_guest(answers or b"x"))
+    wire.from_guest(connection.from_guest(flags=RST))
+    after, passed_us = wire.seen, (time.monotonic() - begun_s) * 1e6
+    counted = [each.answers + each.untimed + each.unanswered for each in (before, after)]
+    assert counted[1] - counted[0] == len(sent)
+    assert after.waiting.count == 0
+    new = {bucket: n - before.times.buckets.get(bucket, 0) for bucket, n in after.times.buckets.items()}
+    assert all(bucket_value_us(bucket) <= max(passed_us, 10) * 1.03 for bucket, n in new.items() if n)
+
+
+def test_two_cpus_at_once_cost_counts_and_no_wrong_time(wire: Wire) -> None:
+    """One hands over requests of a connection while the other hands over its answers, as fast as they can."""
+    connection = wire.accept(Connection(port=11211))
+    requests = [connection.to_guest(binary(number)) for number in range(RACES)]
+    answers = [connection.from_guest(answer_to(number)) for number in range(RACES)]
+    asked = answered = 0
+    begun_s = time.monotonic()
+
+    def ask() -> None:
+        nonlocal asked
+        for request in requests:
+            while asked - answered > 3:
+                time.sleep(0)
+            wire.to_guest(request)
+            asked += 1
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    for answer in answers:
+        while asked <= answered:
+            time.sleep(0)
+        wire.from_guest(answer)
+        answered += 1
+    asking.join()
+    passed_us = (time.monotonic() - begun_s) * 1e6
+    seen = wire.seen
+    assert seen.requests[TapProtocol.MEMCACHED_BINARY] == RACES
+    assert seen.answers + seen.untimed + seen.unanswered + seen.waiting.count <= RACES
+    assert seen.answers >= 0.9 * RACES
+    assert all(bucket_value_us(bucket) <= passed_us * 1.03 for bucket in seen.times.buckets)
