@@ -70,3 +70,12 @@ class Connection:
             ip = struct.pack("!IHBB", 6 << 28, length, kinds[0], 64) + source + destination + extensions
         tags = b"\x81\x00\x00\x07" * self.tags
         return bytes(12) + tags + (b"\x08\x00" if self.version == 4 else b"\x86\xdd") + ip + tcp + bytes(self.padding)
+
+
+def binary(opaque: int, *, magic: int = 0x80, code: int = 0, body: bytes = b"k", status: int = 0) -> bytes:
+    """A message of memcached's binary protocol; its answer has magic 0x81."""
+    return struct.pack("!BBHBBHIIQ", magic, code, 0, 0, 0, status, len(body), opaque, 0) + body
+
+
+def answer_to(opaque: int, body: bytes = b"value", status: int = 0) -> bytes:
+    return binary(opaque, magic=0x81, body=body, status=status)

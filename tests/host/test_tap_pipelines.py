@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 import threading
 import time
 
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from manager.model.histogram import bucket_value_us
 from manager.model.traffic import TapProtocol
-from tests.host.packets import ACK, FIN, RST, Connection
+from tests.host.packets import ACK, FIN, RST, Connection, answer_to, binary
 from tests.host.wire import NEEDS_BPF, PAUSE_S, Wire, wire
 
 __all__ = ["wire"]
@@ -21,15 +20,6 @@ __all__ = ["wire"]
 pytestmark = NEEDS_BPF
 
 RACES = 5_000
-
-
-def binary(opaque: int, *, magic: int = 0x80, code: int = 0, body: bytes = b"k", status: int = 0) -> bytes:
-    """A message of memcached's binary protocol; its answer has magic 0x81."""
-    return struct.pack("!BBHBBHIIQ", magic, code, 0, 0, 0, status, len(body), opaque, 0) + body
-
-
-def answer_to(opaque: int, body: bytes = b"value", status: int = 0) -> bytes:
-    return binary(opaque, magic=0x81, body=body, status=status)
 
 
 GET_QUIETLY, NOOP = 0x09, 0x0A

@@ -17,7 +17,7 @@ from manager.errors import HostError
 from manager.host.registry import HostPaths
 from manager.host.taps import TapProgram
 from manager.model.traffic import TapProtocol, TapWay
-from tests.host.packets import ACK, SYN, Connection, run_on
+from tests.host.packets import ACK, SYN, Connection, answer_to, binary, run_on
 
 LOOPBACK = 1
 HOST = HostPaths(Path("/"))
@@ -48,6 +48,20 @@ def test_packets_with_known_answers() -> None:
         program.detach(LOOPBACK)
         assert program.traffic() == []
     assert not list(Path("/sys/fs/bpf").glob("equipoise_tap*"))
+
+
+def test_pipelined_requests_behind_extension_headers() -> None:
+    with closing(TapProgram(HOST)) as program:
+        program.admit(LOOPBACK)
+        to_guest, from_guest = program.programs
+        connection = Connection(port=11211, version=6, extensions=((0, bytes(6)), (60, bytes(6))))
+        run_on(from_guest, connection.from_guest(flags=SYN | ACK))
+        for opaque in (1, 2, 3):
+            run_on(to_guest, connection.to_guest(binary(opaque)))
+        run_on(from_guest, connection.from_guest(answer_to(1) + answer_to(2)))
+        [seen] = program.traffic()
+        assert (seen.protocol, seen.answers, seen.untimed) == ((TapProtocol.MEMCACHED_BINARY, 1.0), 2, 0)
+        assert seen.waiting.count == 1
 
 
 @pytest.mark.parametrize("way", TapWay)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.kernel.inside.taps.test_taps_on_kernels import (
     loopback,
     test_packets_with_known_answers,
+    test_pipelined_requests_behind_extension_headers,
     test_real_connections,
     test_the_first_way_that_the_kernel_knows_is_taken,
 )
@@ -12,6 +13,7 @@ from tests.kernel.inside.taps.test_taps_on_kernels import (
 __all__ = [
     "loopback",
     "test_packets_with_known_answers",
+    "test_pipelined_requests_behind_extension_headers",
     "test_real_connections",
     "test_the_first_way_that_the_kernel_knows_is_taken",
 ]
