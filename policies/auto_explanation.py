@@ -17,12 +17,14 @@ from manager.model.registration import Application, Mode
 from manager.model.units import percent
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Courses
 from policies.auto_model import AT_RISK, AppModel, weight_at
-from policies.auto_room import AVERAGED_S, MOST_LOST
+from policies.auto_room import AVERAGED_S, LASTING_S, MOST_LOST
 from policies.cores import batch_vms, enforced
 
 MOST_NAMED = 3
 """Of so many applications names and response times are said at a time."""
 _MOST, _LEAST = percent(MOST_LOST), percent(MOST_LOST / 2, 1)
+_LASTING = duration(LASTING_S)
+_WAS_AT_RISK = f"an SLA was at risk in the last {_LASTING}"
 _WHY = "as that is predicted to violate fewer SLAs"
 _MULTIPLE = math.log(10)
 """From there on a percentile is a multiple of its target."""
@@ -135,13 +137,15 @@ def _room(host: _Host, app: AppModel) -> Iterator[str]:
     now = host.decided.now
     cost = f"{percent(now.room.lost)} of their CPU time over {duration(AVERAGED_S)}"
     if host.leaving:
-        why = f"as {_names(host.at_risk)} {'is' if len(host.at_risk) == 1 else 'are'} at risk"
+        risk = f"{_names(host.at_risk)} {'is' if len(host.at_risk) == 1 else 'are'} at risk"
+        why = f"as {risk if host.at_risk else _WAS_AT_RISK}"
         pcpus = f"{now.room.pcpus} pCPU{'s' * (now.room.pcpus != 1)} to critical VMs, {why}"
         if not enforced(host.leaving):
             yield f"In mode enforce, batch VMs would leave {pcpus}{_effects(host, app, (), {}, now.courses)}."
             return
         effects = _effects(host, app, (), now.before_room, now.courses)
-        yield f"Batch VMs leave {pcpus}{effects}; it costs them {cost}, and ends with the risk or above {_MOST}."
+        ends = f"ends {_LASTING} after the last risk or above {_MOST}"
+        yield f"Batch VMs leave {pcpus}{effects}; it costs them {cost}, and {ends}."
     elif now.room.spent and app.at_risk:
         yield f"Batch VMs leave no pCPUs: that cost them {cost}, and is to be less than {_LEAST} first."
 

@@ -23,6 +23,10 @@ MOST_LOST = 0.15
 """Share of their CPU time that batch VMs may lose to room, averaged over AVERAGED_S; then it ends until half of it."""
 AVERAGED_S = 300.0
 SMOOTHING = 0.2
+FIRM_S = 5.0
+"""An SLA that is only at risk must be so for so long: percentiles of one interval cross any threshold by chance."""
+LASTING_S = 10.0
+"""Room stays for so long after the last risk: most come again soon, and each time all batch VMs would move twice."""
 HYSTERESIS = 0.5
 """As many pCPUs stay left while use is off by no more than this."""
 
@@ -32,23 +36,34 @@ class Room:
     """``pcpus`` are left by batch VMs now.
 
     ``used_pcpus``: the moving average of what critical VMs use. ``lost``: that of the share of their CPU time that
-    batch VMs lose; ``spent``: they lost too much of it.
+    batch VMs lose; ``spent``: they lost too much of it. An SLA is at risk since ``risk_since_s``, None: none is;
+    ``risk_s`` is when one was last.
     """
 
     pcpus: int = 0
     used_pcpus: float | None = None
     lost: float = 0.0
     spent: bool = False
+    risk_since_s: float | None = None
+    risk_s: float = -math.inf
 
 
-def next_room(before: Room, snapshot: Snapshot, *, wanted: bool) -> Room:
-    """Room as of now; there is none unless it is ``wanted``. What batch VMs lost since the tick before was idle."""
+def next_room(before: Room, snapshot: Snapshot, *, at_risk: bool, violated: bool = False, may: bool = True) -> Room:
+    """Room as of now, while an SLA is or was ``at_risk``, or even ``violated``; none at all unless there ``may`` be.
+
+    What batch VMs lost since the tick before was idle.
+    """
+    now_s = snapshot.steady_s
+    since_s = (before.risk_since_s if before.risk_since_s is not None else now_s) if at_risk else None
+    risk_s = now_s if at_risk else before.risk_s
+    is_firm = violated or (since_s is not None and now_s - since_s >= FIRM_S)
+    holds = now_s - risk_s < LASTING_S if before.pcpus else is_firm
     online, usable = len(snapshot.capabilities.online_cpus), len(usable_cpus(snapshot))
     used_pcpus = average(before.used_pcpus, sum(vm.cpu_share for vm in snapshot.vms if vm.critical) * online, SMOOTHING)
     lost = before.lost + (_lost(before, snapshot) - before.lost) * min(1.0, snapshot.interval_s / AVERAGED_S)
     spent = lost > (MOST_LOST / 2 if before.spent else MOST_LOST)
-    pcpus = _pcpus(before.pcpus, used_pcpus, usable) if wanted and not spent else 0
-    return Room(pcpus, used_pcpus, lost, spent)
+    pcpus = _pcpus(before.pcpus, used_pcpus, usable) if may and holds and not spent else 0
+    return Room(pcpus, used_pcpus, lost, spent, since_s, risk_s)
 
 
 def _pcpus(before: int, used_pcpus: float, usable: int) -> int:

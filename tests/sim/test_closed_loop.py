@@ -158,6 +158,7 @@ def test_auto_saves_those_that_overload_lets_violate_their_slas_and_costs_batch_
     assert auto.batch_progress is not None and priority.batch_progress is not None
     assert auto.batch_progress > (1 - MOST_LOST) * priority.batch_progress
     assert auto.weight_changes_per_hour < 60
+    assert auto.changes_per_hour < 1000, "room does not come and go with each interval"
 
 
 def test_auto_floats_where_pinned_vcpus_would_share_pcpus_while_others_idle() -> None:

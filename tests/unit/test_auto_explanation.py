@@ -156,7 +156,7 @@ def test_several_that_are_lowered_and_several_that_are_saved() -> None:
 def test_room_with_its_cost_and_its_end() -> None:
     assert told(seen(), ROOM, models(shop_ms=92.0))["shop"] == (
         "Batch VMs leave 3 pCPUs to critical VMs, as shop is at risk (p95: 120 % of its target before, 70 % now); it"
-        " costs them 4 % of their CPU time over 5 min, and ends with the risk or above 15 %."
+        " costs them 4 % of their CPU time over 5 min, and ends 10 s after the last risk or above 15 %."
     )
     one = replace(ROOM, room=replace(ROOM.room, pcpus=1))
     assert "1 pCPU to critical VMs, as flooded and shop are at risk" in told(seen(), one, models(92.0, 92.0))["shop"]
