@@ -256,7 +256,7 @@ def apart(quiet: None, lab: LabHost) -> Iterator[Apart]:
         lab.destroy(vm)
 
 
-def test_a_service_that_is_late_while_its_vcpu_does_not_wait_is_seen_at_its_tap(apart: Apart, service: Service) -> None:
+def test_a_service_that_is_late_while_its_vcpu_does_not_wait_is_seen_at_its_tap(service: Service, apart: Apart) -> None:
     """The wait of its vCPU is no longer than by itself; what it answers tells, and holding batch VMs helps."""
     before = held(apart.service, *apart.batch)
     before_weights = {vm.name: weight_file(vm).read_text() for vm in apart.batch}

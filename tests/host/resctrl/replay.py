@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,6 +20,7 @@ OTHERS = re.compile(
     r"|^(uid1000|mkdir as uid|open \w+ [WR]:|chown)"
 )
 _PID = re.compile(r"\d+")
+MOST_LIMBO_S = 60.0
 
 
 class Role(StrEnum):
@@ -175,12 +177,23 @@ class Replay:
     def on_make(self, line: str, path: str) -> str:
         return f"MKDIR {path} : {self.errno_of(lambda: self.subject.tree.make(unescape(path)))}"
 
+    def make(self, path: str) -> None:
+        """Once the RMIDs that others gave back are free, of which that of now may be one: until then it is EBUSY."""
+        end_s = time.monotonic() + MOST_LIMBO_S
+        while True:
+            try:
+                return self.subject.tree.make(path)
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > end_s:
+                    raise
+                time.sleep(0.1)
+
     def on_makes(self, line: str, words: str, last: str) -> str:
         """A loop of which only the end was recorded; g5 and above were removed again unless CDP is on."""
         first = 2 if words else 6
         for number in range(first, int(last)):
-            self.subject.tree.make(f"g{number}")
-        ended = self.errno_of(lambda: self.subject.tree.make(f"g{last}"))
+            self.make(f"g{number}")
+        ended = self.errno_of(lambda: self.make(f"g{last}"))
         for number in range(5, int(last)):
             if not words:
                 self.subject.tree.remove(f"g{number}")
