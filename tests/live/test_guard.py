@@ -257,7 +257,7 @@ def apart(quiet: None, lab: LabHost) -> Iterator[Apart]:
 
 
 def test_a_service_that_is_late_while_its_vcpu_does_not_wait_is_seen_at_its_tap(service: Service, apart: Apart) -> None:
-    """The wait of its vCPU is no longer than by itself; what it answers tells, and holding batch VMs helps."""
+    """Its vCPU has a pCPU of its own, QEMU's threads have not: what it answers tells, and holding batch VMs helps."""
     before = held(apart.service, *apart.batch)
     before_weights = {vm.name: weight_file(vm).read_text() for vm in apart.batch}
     for vm in apart.batch:
