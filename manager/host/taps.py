@@ -30,7 +30,7 @@ from manager.host.registry import HostPaths
 from manager.host.sched_ext import PINS
 from manager.host.tap_times import Grouping
 from manager.model.histogram import Histogram
-from manager.model.traffic import ServicePlace, ServiceTraffic, TapProtocol, TapWay
+from manager.model.traffic import AnswerCount, ServicePlace, ServiceTraffic, TapProtocol, TapWay
 
 _LOAD_S = 300  # the verifier's work, beside busy VMs in an emulated host; a second elsewhere
 _FOLDER = "equipoise_tap_"  # and the number of the process that loads
@@ -39,9 +39,11 @@ _SETTINGS = struct.Struct("=QQ")
 _SERVICE = struct.Struct(f"={len(tap.COUNTERS)}Q")
 _TIMES = struct.Struct("=Q")
 _LATENESS = struct.Struct(f"={len(tap.LATENESS)}Q")
-_BEFORE, _BETWEEN = tap.COUNTERS.index("answers"), tap.COUNTERS.index("late") - tap.COUNTERS.index("answers") - 1
-_ANSWERED = struct.Struct(f"={8 * _BEFORE}xQ{8 * _BETWEEN}xQ{8 * (len(tap.COUNTERS) - _BEFORE - _BETWEEN - 2)}x")
-_NONE = (0, 0)
+_NONE = AnswerCount(0, 0, 0, 0)
+_ANSWERS, _UNTIMED, _UNANSWERED, _LATE, _NOREPLY = map(
+    tap.COUNTERS.index, ("answers", "untimed", "unanswered", "late", "noreply")
+)
+_REQUESTS = slice(tap.COUNTERS.index(TapProtocol.OTHER), tap.COUNTERS.index(TapProtocol.TLS) + 1)
 _PROGRAMS = (tap.TO_GUEST, tap.FROM_GUEST, tap.BOTH_WAYS, tap.COUNT_WAITING, tap.SET_LATE)
 _MAPS = (tap.SERVICES, tap.INTERFACES, tap.TIMES, tap.LOST, tap.WAITING, tap.SETTINGS)
 _FULL, _ROOMY = tap.MOST_CONNECTIONS * 3 // 4, tap.MOST_CONNECTIONS // 4
@@ -158,7 +160,7 @@ class TapProgram:
         for (interface, port, _), value in self._services.items(tap.KEY, _SERVICE):
             counts = dict(zip(tap.COUNTERS, value, strict=True))
             requests = {protocol: counts.pop(protocol) for protocol in TapProtocol}
-            del counts["late"], counts["late_ns"]
+            del counts["late"], counts["late_ns"], counts["noreply"]
             place = (interface, port)
             answered, accepted, unanswered = (each.get(place, Histogram()) for each in (times, handshakes, waiting))
             seen.append(
@@ -174,9 +176,9 @@ class TapProgram:
         return bool(_LATENESS.unpack(run_program(self._set_late, told))[-1])
 
     def answers(self, places: Sequence[ServicePlace]) -> AnswerCounts:
-        """What services answer, and how much of it late."""
+        """What services are asked and answer, and how much of it late."""
         keys = [tap.KEY.pack(interface, port, 0) for interface, port in places]
-        return AnswerCounts(self._services.lookups(keys, _ANSWERED))
+        return AnswerCounts(self._services.lookups(keys, _SERVICE))
 
     def _set(self) -> None:
         self._settings.write(bytes(4), _SETTINGS.pack(self._halved, round(self._given_up_s * 1e9)))
@@ -208,7 +210,7 @@ class TapProgram:
 
 
 class AnswerCounts:
-    """How many requests some services have answered, and how many of them late. Of any thread.
+    """How much some services were asked and have answered, and how much of it late. Of any thread.
 
     It can be read for as long as it is held, also when the program is closed: then nothing grows any more.
     """
@@ -216,9 +218,14 @@ class AnswerCounts:
     def __init__(self, lookups: BpfLookups) -> None:
         self._lookups = lookups
 
-    def read(self) -> list[tuple[int, int]]:
-        """Answers, and the late ones among them, of each service in order; since it was first seen."""
-        return [value or _NONE for value in self._lookups.read()]
+    def read(self) -> list[AnswerCount]:
+        """Of each service in order, as far as it was seen."""
+        return [_answer_count(value) if value else _NONE for value in self._lookups.read()]
+
+
+def _answer_count(counters: Sequence[int]) -> AnswerCount:
+    answers, ended = counters[_ANSWERS], counters[_ANSWERS] + counters[_UNTIMED] + counters[_UNANSWERED]
+    return AnswerCount(sum(counters[_REQUESTS]) - counters[_NOREPLY], ended, answers, counters[_LATE])
 
 
 def of_this_machine() -> TapProgram:

@@ -26,7 +26,7 @@ from manager.control.guard_law import (
     WaitSample,
     guard,
 )
-from manager.control.late_answers import LateShare, since
+from manager.control.late_answers import LateShare, SeenAnswers, shares
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.apply import Applied
 from manager.loop.tick import ControlLoop
@@ -106,8 +106,7 @@ class Guard(Background):
         self._instances: tuple[VmInstance, ...] = ()
         self._names: tuple[str, ...] = ()
         self._before: Sequence[tuple[int, ...]] = ()
-        self._answered, self._answered_before = answered, answered()
-        self._answered_s = self._now()
+        self._answered, self._look = answered, SeenAnswers(self._now(), answered())
         self._memory = GuardMemory(self._now())
         self._acts = False
         self._reaction_s: float | None = None
@@ -168,11 +167,11 @@ class Guard(Background):
         return WaitSample(now_s, waits, len(ways), self._loop.batch_has_floor, self._acts, answers)
 
     def _answers(self, now_s: float) -> tuple[LateShare, ...] | None:
-        """What was answered since the last look, None: it was only just looked at."""
-        if now_s - self._answered_s < _ANSWERS_EVERY_S:
+        """What was answered, or should have been, since the last look, None: it was only just looked at."""
+        if now_s - self._look.at_s < _ANSWERS_EVERY_S:
             return None
-        before, self._answered_before, self._answered_s = self._answered_before, self._answered(), now_s
-        return since(before, self._answered_before, self._memory.watched)
+        self._look = self._look.followed(self._answered(), now_s)
+        return shares(self._look.new, self._memory.watched)
 
     def _follow(self, before: Episode | None, now: Episode | None) -> None:
         """Write what is to be held now, where that is something else than before."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 from pydantic import Field
 
@@ -71,19 +71,33 @@ ServicePlace = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class JudgedService:
-    """A service of an application, of whose answers the SLA allows a share to be late, 0 .. 1."""
+    """A service of an application, of whose answers the SLA allows a share to be late, 0 .. 1: after ``late_s``."""
 
     application: str
     place: ServicePlace
     allowed: float
+    late_s: float
+
+
+class AnswerCount(NamedTuple):
+    """Of a service, since it was first seen. All of it grows.
+
+    ``asked``: requests that want an answer. ``ended``: those that got one, or whose connection ended. ``answers`` are
+    those answers that were timed, and ``late`` those of them that came late.
+    """
+
+    asked: int
+    ended: int
+    answers: int
+    late: int
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How much each of these services has answered since it was first seen, and how much of that late, in order."""
+    """How much each of these services was asked and has answered, in order."""
 
     services: tuple[JudgedService, ...] = ()
-    counts: Sequence[tuple[int, int]] = ()
+    counts: Sequence[AnswerCount] = ()
 
 
 @dataclass(frozen=True, slots=True)

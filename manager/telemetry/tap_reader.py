@@ -98,7 +98,7 @@ class TapReader:
             self.services = HostServices(problem=_NO_TAP if taps else "")
 
     def answered(self) -> Answered:
-        """What was answered until now at the services of applications with an SLA. Of any thread; microseconds."""
+        """Until now, of the services of applications with an SLA. Of any thread; takes microseconds."""
         judged = self._judged
         return Answered(judged.services, judged.counts.read()) if judged else Answered()
 
@@ -165,7 +165,8 @@ class TapReader:
             program.judge(*place, route.late_us)
         if routes != before:
             services = tuple(
-                JudgedService(route.feed.application, place, route.late_share) for place, route in routes.items()
+                JudgedService(route.feed.application, place, route.late_share, (route.late_us or 0.0) / 1e6)
+                for place, route in routes.items()
             )
             self._judged = JudgedServices(routes, services, program.answers(list(routes))) if routes else None
 

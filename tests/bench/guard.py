@@ -96,7 +96,7 @@ def answers_of(applications: int) -> Iterator[Callable[[], Answered]]:
         program.admit(LOOPBACK)
         for _, port in places:
             program._services.write(tap.KEY.pack(LOOPBACK, port, 0), bytes(8 * len(tap.COUNTERS)))
-        services = tuple(JudgedService(f"app-{place[1]}", place, 0.05) for place in places)
+        services = tuple(JudgedService(f"app-{place[1]}", place, 0.05, 0.05) for place in places)
         counts = program.answers(places)
         yield lambda: Answered(services, counts.read())
 

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from tests.host.packets import Connection
+from tests.host.packets import RST, Connection
 from tests.host.wire import GET, INTERFACE, NEEDS_BPF, OK, PAUSE_S, Wire, wire
 
 __all__ = ["wire"]
@@ -31,7 +31,7 @@ def test_an_answer_that_takes_longer_than_the_bound_is_late(wire: Wire, late_us:
     counts = wire.program.answers([PLACE])
     slow_turn(wire, connection)
     wire.turn(connection)
-    assert counts.read() == [(2, late)]
+    assert counts.read() == [(2, 2, 2, late)]
 
 
 def test_a_bound_may_change_and_what_was_counted_stays(wire: Wire) -> None:
@@ -41,20 +41,46 @@ def test_a_bound_may_change_and_what_was_counted_stays(wire: Wire) -> None:
     slow_turn(wire, connection)
     wire.program.judge(*PLACE, None)
     slow_turn(wire, connection)
-    assert counts.read() == [(2, 1)]
+    assert counts.read() == [(2, 2, 2, 1)]
     assert wire.seen.answers == 2
 
 
 def test_a_service_that_is_not_there_yet(wire: Wire) -> None:
     assert not wire.program.judge(*PLACE, 1.0)
     counts = wire.program.answers([PLACE, (INTERFACE, 81)])
-    assert counts.read() == [(0, 0), (0, 0)]
+    assert counts.read() == [(0, 0, 0, 0), (0, 0, 0, 0)]
     wire.turn(wire.accept(Connection()))
-    assert counts.read() == [(1, 0), (0, 0)]
+    assert counts.read() == [(1, 1, 1, 0), (0, 0, 0, 0)]
 
 
 def test_counts_can_be_read_when_the_program_is_closed(wire: Wire) -> None:
     wire.turn(wire.accept(Connection()))
     counts = wire.program.answers([PLACE])
     wire.program.close()
-    assert counts.read() == [(1, 0)]
+    assert counts.read() == [(1, 1, 1, 0)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "waits"),
+    [(GET, 1), (b"get a\r\n", 1), (b"delete a noreply\r\n", 0)],
+    ids=["http", "memcached", "noreply"],
+)
+def test_what_is_asked_and_not_answered_shows(wire: Wire, request_: bytes, waits: int) -> None:
+    connection = wire.accept(Connection())
+    counts = wire.program.answers([PLACE])
+    wire.to_guest(connection.to_guest(request_))
+    assert counts.read() == [(waits, 0, 0, 0)]
+    wire.to_guest(connection.to_guest(flags=RST))
+    assert counts.read() == [(waits, waits, 0, 0)]
+
+
+def test_a_noreply_behind_a_get_that_waits_does_not_make_its_time_shorter(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    counts = wire.program.answers([PLACE])
+    wire.program.judge(*PLACE, PAUSE_S * 1e6 / 2)
+    wire.to_guest(connection.to_guest(b"get a\r\n"))
+    time.sleep(PAUSE_S)
+    wire.to_guest(connection.to_guest(b"delete b noreply\r\n"))
+    wire.from_guest(connection.from_guest(b"END\r\n"))
+    [(_, _, answers, late)] = counts.read()
+    assert answers == late, "either it is timed by its own begin, or not at all"

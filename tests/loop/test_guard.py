@@ -19,12 +19,13 @@ from manager.model.law import Law
 from manager.model.limits import EVERYTHING
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import Mode
-from manager.model.traffic import Answered, JudgedService
+from manager.model.traffic import AnswerCount, Answered, JudgedService
 from tests.fakes.host import FakeHost, domain_uuid
 from tests.loop.conftest import Rig
 
 STEP_S = 0.05
-SHOP = JudgedService("shop", (1, 80), 0.05)
+SHOP = JudgedService("shop", (1, 80), 0.05, 0.25)
+NOTHING = AnswerCount(0, 0, 0, 0)
 PERIOD_US = 100_000
 HELD_US = round(0.01 * 1.5 * 4 / 2 * PERIOD_US)
 """What two batch VMs have of four pCPUs by a quota: their floor of 1 %, and half as much again."""
@@ -38,7 +39,7 @@ class Guarded:
     use: GuardUse = GuardUse.ON
     events: list[tuple[Severity, str, str]] = field(default_factory=list)
     crashes: list[BaseException] = field(default_factory=list)
-    answered: tuple[int, int] = 0, 0
+    answered: AnswerCount = field(default=NOTHING)
 
     def __post_init__(self) -> None:
         self.metrics = AgentMetrics()
@@ -72,7 +73,8 @@ class Guarded:
 
     def answer(self, answers: int, late: int) -> None:
         """The application answers so many, and so many of them late; two samples later that is known."""
-        self.answered = self.answered[0] + answers, self.answered[1] + late
+        asked, ended, before, late_before = self.answered
+        self.answered = AnswerCount(asked + answers, ended + answers, before + answers, late_before + late)
         self.look(0.0, 0.0)
 
     def learn(self) -> None:
@@ -172,6 +174,21 @@ def test_late_answers_have_batch_vms_held_although_no_vcpu_waits(guarded: Guarde
     [(severity, _, text)] = guarded.events
     assert severity is Severity.INFO
     assert "shop answered 60 % of its requests too late, its SLA allows 5 %, then 2 %: 2 batch VMs held" in text
+
+
+def test_a_service_that_answers_nothing_at_all_has_batch_vms_held(guarded: Guarded) -> None:
+    guarded.answered = guarded.answered._replace(asked=guarded.answered.asked + 20)
+    guarded.look(*[0.0] * 4)
+    assert guarded.values(Knob.IDLE) == {0}, "they may yet be answered in time"
+    guarded.look(*[0.0] * 4)
+    assert guarded.values(Knob.IDLE) == {1}
+    asked, ended, answers, late = guarded.answered
+    guarded.answered = AnswerCount(asked, ended + 20, answers + 20, late + 20)
+    guarded.look(0.0, 0.0)
+    for _ in range(6):
+        guarded.answer(100, 0)
+    assert guarded.values(Knob.IDLE) == {0}
+    assert "shop answered 100 % of its requests too late" in guarded.events[0][2]
 
 
 def test_late_answers_that_batch_vms_have_no_part_in_are_told_as_that(guarded: Guarded) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import deque
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.late_answers import ENOUGH, MULTIPLE, LateShare, added_up, since, worst_of
-from manager.model.traffic import Answered, JudgedService
+from manager.control.late_answers import ENOUGH, MULTIPLE, LateShare, SeenAnswers, added_up, shares, worst_of
+from manager.model.traffic import AnswerCount, Answered, JudgedService
 
 LOOK_S = 0.1
+LATE_S = 0.25
+SHOP = JudgedService("shop", (1, 80), 0.05, LATE_S)
 
 
 def shop(answers: int, share: float, allowed: float = 0.05, name: str = "shop") -> LateShare:
@@ -19,9 +23,13 @@ def shop(answers: int, share: float, allowed: float = 0.05, name: str = "shop") 
 
 
 def of(*counted: tuple[tuple[int, int], str, int, int]) -> Answered:
-    """Place, application, answers, and the late ones among them."""
-    services = tuple(JudgedService(application, place, 0.05) for place, application, _, _ in counted)
-    return Answered(services, [(answers, late) for _, _, answers, late in counted])
+    """Place, application, answers, and the late ones among them: all that was asked is answered."""
+    services = tuple(JudgedService(application, place, 0.05, LATE_S) for place, application, _, _ in counted)
+    return Answered(services, [AnswerCount(answers, answers, answers, late) for _, _, answers, late in counted])
+
+
+def since(before: Answered, now: Answered, watched: Collection[str] = ()) -> tuple[LateShare, ...]:
+    return shares(SeenAnswers(0.0, before).followed(now, LOOK_S).new, watched)
 
 
 A, B = (1, 80), (2, 80)
@@ -51,6 +59,68 @@ def test_what_was_answered_between_two_looks(
 def test_of_watched_applications_answers_in_time_are_told_too() -> None:
     [share] = since(of((A, "shop", 0, 0)), of((A, "shop", 4, 0)), {"shop", "bank"})
     assert (share.answers, share.share, share.allowed) == (4, 0.0, 0.05)
+
+
+def looks(*counts: tuple[int, int, int]) -> list[tuple[int, int]]:
+    """What is new of a service at each look: asked, ended, and late so often."""
+    look, told = SeenAnswers(0.0, Answered((SHOP,), [AnswerCount(0, 0, 0, 0)])), []
+    for asked, ended, late in counts:
+        count = AnswerCount(asked, ended, ended, late)
+        look = look.followed(Answered((SHOP,), [count]), look.at_s + LOOK_S)
+        told.append(look.new.get(SHOP, (0, 0)))
+    return told
+
+
+@pytest.mark.parametrize(
+    ("counts", "new"),
+    [
+        ([(5, 0, 0)] * 4, [(0, 0), (0, 0), (0, 0), (5, 5)]),
+        ([(5, 0, 0)] * 4 + [(5, 5, 5)], [(0, 0), (0, 0), (0, 0), (5, 5), (0, 0)]),
+        ([(5, 0, 0)] * 3 + [(5, 5, 5)], [(0, 0), (0, 0), (0, 0), (5, 5)]),
+        ([(5, 0, 0)] * 4 + [(9, 6, 6)], [(0, 0), (0, 0), (0, 0), (5, 5), (1, 1)]),
+        ([(5, 0, 0)] * 4 + [(5, 2, 2), (5, 5, 5)], [(0, 0), (0, 0), (0, 0), (5, 5), (0, 0), (0, 0)]),
+        ([(5, 0, 0)] * 4 + [(7, 5, 5)] + [(7, 5, 5)] * 4, [(0, 0)] * 3 + [(5, 5)] + [(0, 0)] * 5),
+        ([(5, 0, 0), (9, 0, 0)] + [(9, 0, 0)] * 6, [(0, 0)] * 3 + [(5, 5)] + [(0, 0)] * 2 + [(4, 4), (0, 0)]),
+        ([(5, 4, 0)] + [(5, 4, 0)] * 8, [(4, 0)] + [(0, 0)] * 8),
+    ],
+    ids=[
+        "nothing is answered",
+        "what was known to wait is answered",
+        "answered before that is known",
+        "and another",
+        "one by one",
+        "two came with the answer",
+        "more came",
+        "it waits for ever beside those that are answered",
+    ],
+)
+def test_requests_of_a_service_that_answers_nothing_are_late_once_they_have_waited_too_long(
+    counts: list[tuple[int, int, int]], new: list[tuple[int, int]]
+) -> None:
+    assert looks(*counts) == new
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=60), st.integers(0, 12))
+def test_no_request_is_late_twice_and_none_that_is_answered_in_time(
+    script: list[tuple[int, bool]], stalls: int
+) -> None:
+    """A service that answers all that waits in some looks and nothing in others, and stands still at the end."""
+    waiting: deque[float] = deque()
+    look = SeenAnswers(0.0, Answered((SHOP,), [AnswerCount(0, 0, 0, 0)]))
+    asked = ended = late = told = 0
+    for come, answers in [*script, *[(0, False)] * stalls]:
+        now_s = look.at_s + LOOK_S
+        while answers and waiting:
+            late += now_s - waiting.popleft() > LATE_S
+            ended += 1
+        waiting.extend([now_s] * come)
+        asked += come
+        look = look.followed(Answered((SHOP,), [AnswerCount(asked, ended, ended, late)]), now_s)
+        told += look.new.get(SHOP, (0, 0))[1]
+        too_long = sum(look.at_s - came_s > LATE_S for came_s in waiting)
+        assert told <= late + too_long
+    if stalls * LOOK_S > 2 * (LATE_S + LOOK_S):
+        assert told >= late
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from manager.errors import HostError
 from manager.model.histogram import Histogram
 from manager.model.registration import Sla, Tier
 from manager.model.source import SourceState, Tap
-from manager.model.traffic import Answered, HostServices, JudgedService, ServiceTraffic, TapProtocol
+from manager.model.traffic import AnswerCount, Answered, HostServices, JudgedService, ServiceTraffic, TapProtocol
 from manager.telemetry.source_thread import Sources
 from manager.telemetry.tap_reader import FIND_S, TapReader, TapRoute
 from tests.telemetry.conftest import free_port, shop, until
@@ -81,8 +81,13 @@ class FakeCounts:
     program: FakeProgram
     places: tuple[tuple[int, int], ...]
 
-    def read(self) -> list[tuple[int, int]]:
-        return [(self.program.seen[place].times.count, self.program.late[place]) for place in self.places]
+    def read(self) -> list[AnswerCount]:
+        return [self._count(place) for place in self.places]
+
+    def _count(self, place: tuple[int, int]) -> AnswerCount:
+        seen = self.program.seen[place]
+        answers = seen.times.count
+        return AnswerCount(sum(seen.requests.values()), answers, answers, self.program.late[place])
 
 
 @pytest.fixture
@@ -188,7 +193,7 @@ def test_what_is_answered_late_can_be_asked_for_at_any_time(sources: Sources, pr
     until(lambda: sources.answered() != Answered(), "the service to be judged")
     program.count(TAP, 80, 50, 150, 200)
     answered = sources.answered()
-    assert answered == Answered((JudgedService("shop", (TAP, 80), pytest.approx(0.1)),), [(4, 2)])
+    assert answered == Answered((JudgedService("shop", (TAP, 80), pytest.approx(0.1), 0.1),), [AnswerCount(4, 4, 4, 2)])
     configure(sources, Tap("wire", 80))
     until(lambda: sources.answered() == Answered(), "the SLA to be gone")
     assert program.bounds_us == {(TAP, 80): None}

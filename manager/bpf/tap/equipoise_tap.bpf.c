@@ -658,8 +658,10 @@ static void begin_request(struct __sk_buff *skb, struct segment *segment, struct
 	if (protocol == TLS && !has_data(connection, head, segment->length, true))
 		return;
 	count_request(service, protocol, weight);
-	if (protocol == MEMCACHED && is_noreply(skb, segment, head))
+	if (protocol == MEMCACHED && is_noreply(skb, segment, head)) {
+		add(&service->noreply, weight);
 		return;
+	}
 	if (protocol == HTTP2)
 		connection->matched = UNTIMED;
 	if (connection->matched == BY_OPAQUE && is_quiet(head))

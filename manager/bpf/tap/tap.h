@@ -49,6 +49,7 @@ struct service {
 	u64 errors; /* answers that say that the server failed */
 	u64 late; /* answers that took longer than late_ns */
 	u64 late_ns; /* which the reader sets; 0: none is late */
+	u64 noreply; /* requests that want no answer */
 };
 
 /* Value of tap_lost: what there was no room for. */
