@@ -1,12 +1,15 @@
 """What the program on taps takes of the throughput through an interface, and what its reader costs meanwhile.
 
-    python -m tests.bench.tap_throughput [--rounds 9] [--seconds 2] [--json FILE]
+    python -m tests.bench.tap_throughput [--vm] [--rounds 9] [--seconds 2] [--json FILE]
 
 memcached in a network namespace stands for the guest, one end of a pair of virtual interfaces for its tap. A client
 asks it as fast as it can, over 16 connections at once: for 100 bytes, and for 1 MiB. Rounds with the program and
 without it take turns, by each way that this kernel has, so that they share what else the machine does. Bars: of the
 throughput without it at least 98 % (medians of the rounds' ratios), and of a core at most 1 % for a reading every
-second. Needs root, bpftool, iproute2 and memcached. A guest's own tap is slower than this pair, so it loses less.
+second. Needs root, bpftool, iproute2 and memcached.
+
+With `--vm` a VM of the lab serves memcached, and its packets pass its own tap. A guest's tap is slower than a pair, so
+it loses less; the result says whether the VM was emulated.
 """
 
 from __future__ import annotations
@@ -26,14 +29,21 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
+from deploy.lab.accelerator import decide
+from deploy.lab.guest import build
+from deploy.lab.lab_lock import only_user
+from deploy.lab.lab_vms import PREFIX, URI, GuestRole, LabHost, LabVm
+from deploy.lab.lab_vms import connect as lab_connection
 from manager.host.registry import HostPaths
 from manager.host.taps import TapProgram
+from manager.host.vm_interfaces import interfaces
 from manager.model.traffic import TapWay
 from tests.bench.figures import machine, write_json
 
 NAMESPACE, TAP, INSIDE = "eqp-bench", "eqp-tap0", "eqp-tap1"
 HOST_IP, GUEST_IP = "10.213.7.1", "10.213.7.2"
 PORT = 11211
+VM = LabVm(f"{PREFIX}throughput", GuestRole.MEMCACHED, "192.168.122.234")
 CONNECTIONS = 16
 SIZES = {"100 B": 100, "1 MiB": 1_000_000}
 LEAST = 0.98
@@ -52,8 +62,46 @@ def run(*words: str) -> None:
     subprocess.run(words, check=True, capture_output=True)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where memcached serves, behind which interface; ``what`` says what stands for the guest."""
+
+    ip: str
+    interface: int
+    what: str
+
+    def connect(self) -> socket.socket:
+        """A connection to it, once it listens. Raises OSError when it does not within 5 s."""
+        deadline_s = time.monotonic() + 5
+        while True:
+            try:
+                return socket.create_connection((self.ip, PORT), timeout=5)
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(0.05)
+
+
 @contextlib.contextmanager
-def guest() -> Iterator[None]:
+def vm_of_the_lab() -> Iterator[Place]:
+    """A VM that serves memcached. Raises LabError."""
+    with contextlib.ExitStack() as made:
+        made.enter_context(only_user("tests.bench.tap_throughput"))
+        guest = build()
+        accelerator = decide(guest).accelerator
+        connection = lab_connection()
+        made.callback(connection.close)
+        lab = LabHost(connection, guest, accelerator)
+        lab.destroy_all(VM.name)
+        made.callback(lab.destroy_all, VM.name)
+        lab.start(VM)
+        lab.wait_ready(VM)
+        [index] = [each.index for each in interfaces(URI) if each.vm == VM.name and each.index is not None]
+        yield Place(VM.ip, index, f"a VM ({accelerator})")
+
+
+@contextlib.contextmanager
+def network_namespace() -> Iterator[Place]:
     """A network namespace that serves memcached."""
     inside = ("ip", "netns", "exec", NAMESPACE)
     with contextlib.ExitStack() as made:
@@ -67,19 +115,7 @@ def guest() -> Iterator[None]:
         server = subprocess.Popen([*inside, "memcached", "-u", "nobody", "-l", GUEST_IP, "-I", "2m", "-t", "1"])
         made.callback(server.wait)
         made.callback(server.kill)
-        yield
-
-
-def connect() -> socket.socket:
-    """A connection to it, once it listens. Raises OSError when it does not within 5 s."""
-    deadline_s = time.monotonic() + 5
-    while True:
-        try:
-            return socket.create_connection((GUEST_IP, PORT), timeout=5)
-        except OSError:
-            if time.monotonic() > deadline_s:
-                raise
-            time.sleep(0.05)
+        yield Place(GUEST_IP, socket.if_nametoindex(TAP), "a network namespace")
 
 
 def ask(clients: list[socket.socket], key: str, answer_bytes: int, seconds: float) -> float:
@@ -97,17 +133,16 @@ def ask(clients: list[socket.socket], key: str, answer_bytes: int, seconds: floa
     return answers / passed_s
 
 
-def compare(way: TapWay, key: str, answer_bytes: int, rounds: int, seconds: float) -> Loss:
+def compare(place: Place, way: TapWay, key: str, answer_bytes: int, rounds: int, seconds: float) -> Loss:
     """Rounds without the program and with it."""
-    index = socket.if_nametoindex(TAP)
     with contextlib.ExitStack() as opened:
-        clients = [opened.enter_context(connect()) for _ in range(CONNECTIONS)]
+        clients = [opened.enter_context(place.connect()) for _ in range(CONNECTIONS)]
         ask(clients, key, answer_bytes, seconds / 2)
         without, ratios = [], []
         for _ in range(rounds):
             before = ask(clients, key, answer_bytes, seconds)
             with closing(TapProgram(HostPaths(Path("/")), ways=[way])) as program:
-                program.attach(index)
+                program.attach(place.interface)
                 seen = ask(clients, key, answer_bytes, seconds)
                 assert any(service.answers for service in program.traffic()), "the program saw nothing"
             after = ask(clients, key, answer_bytes, seconds)
@@ -116,11 +151,11 @@ def compare(way: TapWay, key: str, answer_bytes: int, rounds: int, seconds: floa
         return Loss(median(without), median(ratios))
 
 
-def reading(key: str, answer_bytes: int, seconds: float) -> tuple[float, float]:
+def reading(place: Place, key: str, answer_bytes: int, seconds: float) -> tuple[float, float]:
     """Requests per second, and the part of a core that a reading every second took."""
     with closing(TapProgram(HostPaths(Path("/")))) as program, contextlib.ExitStack() as opened:
-        program.attach(socket.if_nametoindex(TAP))
-        clients = [opened.enter_context(connect()) for _ in range(CONNECTIONS)]
+        program.attach(place.interface)
+        clients = [opened.enter_context(place.connect()) for _ in range(CONNECTIONS)]
         ended, used_s = threading.Event(), 0.0
 
         def read() -> None:
@@ -140,15 +175,16 @@ def reading(key: str, answer_bytes: int, seconds: float) -> tuple[float, float]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vm", action="store_true", help="through the tap of a VM of the lab")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--seconds", type=float, default=2.0, help="of each round")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     table = Table("way", "value", "requests/s without", "with, of that", f"bar {LEAST:.0%}")
     measured: dict[str, dict[str, float]] = {}
-    with guest():
+    with vm_of_the_lab() if options.vm else network_namespace() as place:
         answers: dict[str, int] = {}
-        with closing(connect()) as client:
+        with closing(place.connect()) as client:
             for name, size in SIZES.items():
                 key = f"k{size}"
                 client.sendall(f"set {key} 0 0 {size}\r\n".encode() + b"x" * size + b"\r\n")
@@ -156,16 +192,19 @@ def main() -> None:
                 answers[name] = len(f"VALUE {key} 0 {size}\r\n") + size + len("\r\nEND\r\n")
         for way in TapWay:
             for name, size in SIZES.items():
-                loss = compare(way, f"k{size}", answers[name], options.rounds, options.seconds)
+                loss = compare(place, way, f"k{size}", answers[name], options.rounds, options.seconds)
                 met = "met" if loss.ratio >= LEAST else "MISSED"
                 table.add_row(way, name, f"{loss.without_rps:,.0f}", f"{loss.ratio:.1%}", met)
                 measured[f"{way}, {name}"] = {"without_rps": loss.without_rps, "ratio": loss.ratio}
-        rate_rps, part = reading("k100", answers["100 B"], 5 * options.seconds)
-    print(machine())
+        rate_rps, part = reading(place, "k100", answers["100 B"], 5 * options.seconds)
+    print(f"{place.what} serves; {machine()}")
     Console(width=100).print(table)
     met = "met" if part <= MOST_OF_A_CORE else "MISSED"
     print(f"reading one service every second at {rate_rps:,.0f} requests/s: {part:.2%} of a core; bar 1 %: {met}")
-    write_json(options.json, {"throughput": measured, "reading": {"rate_rps": rate_rps, "part_of_a_core": part}})
+    write_json(
+        options.json,
+        {"served_by": place.what, "throughput": measured, "reading": {"rate_rps": rate_rps, "part_of_a_core": part}},
+    )
 
 
 if __name__ == "__main__":
