@@ -28,6 +28,8 @@ from tests.lab_turn import lab_turn
 
 HOST = "live"
 WAIT_S = 30.0
+START_S = 90.0
+"""Beside busy emulated VMs a process may take half a minute to start."""
 LIVE_PREFIX = f"{PREFIX}live-"
 CACHE = LabVm(f"{LIVE_PREFIX}cache", GuestRole.MEMCACHED, "192.168.122.241")
 BATCH = LabVm(f"{LIVE_PREFIX}batch", GuestRole.BATCH, "192.168.122.242", vcpus=2, options={"on_ms": 5, "off_ms": 95})
@@ -165,7 +167,7 @@ class Service:
     def run(self) -> subprocess.Popen[bytes]:
         """Start manager and agent and wait until the agent reports."""
         process = self.spawn("-m", "manager.cli", "run")
-        until(self.reports, "the agent to report")
+        until(self.reports, "the agent to report", START_S)
         return process
 
     def reports(self) -> Any:
