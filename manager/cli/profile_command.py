@@ -27,6 +27,7 @@ from manager.cli.options import (
     stop_signal,
     with_settings,
 )
+from manager.cli.profile_load import load_command
 from manager.cli.sweep import Sweep, SweepStep, SweepTarget, Swept, Timing, examine
 from manager.control.knee import BOUNDS, DEFAULT_RULES, Curve, KneeRules, curve_of
 from manager.model.cpus import parse_cpus
@@ -112,7 +113,10 @@ class SweepReport:
 
 @click.group(cls=ManPageGroup)
 def profile() -> None:
-    """Measure what a resource is worth to an application."""
+    """Measure what load and cache do to an application's response times."""
+
+
+profile.add_command(load_command)
 
 
 def _parse_ways(_context: click.Context, _parameter: click.Parameter, text: str) -> frozenset[int]:

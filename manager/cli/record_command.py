@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import click
 from pydantic import ValidationError
 
 from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, with_settings
+from manager.cli.times import length_s, time_s
 from manager.errors import ManagerUnavailable, RecordingError
 from manager.model.fields import adapter_of, timestamp
 from manager.model.host import Capabilities
@@ -29,8 +28,6 @@ from manager.replay.recording import RecordedVm, Recording, write_lines
 from manager.settings import Settings
 from manager.terminal import progress, say, say_json_lines
 
-_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
-_LONGEST_S = 3650 * 86_400
 _PAUSE_S = 0.2
 
 _EPILOG = """
@@ -109,26 +106,6 @@ def _vm(item: dict[str, Any]) -> RecordedVm:
     return RecordedVm(item["name"], item["status"]["vcpus"], None if original is None else int(original))
 
 
-def _length_s(option: str, text: str) -> float:
-    """A length of time in seconds. Raises click.BadParameter."""
-    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhd])", text, re.ASCII)
-    seconds = float(match[1]) * _UNITS_S[match[2]] if match else 0.0
-    if not 0 < seconds <= _LONGEST_S:
-        raise click.BadParameter(f"{text!r} is refused: use up to 3650d, such as 90s, 10m or 1h", param_hint=option)
-    return seconds
-
-
-def _time_s(option: str, text: str, now_s: float) -> float:
-    """Seconds since the epoch, from a time or from how long ago it is. Raises click.BadParameter."""
-    try:
-        moment = datetime.fromisoformat(text)
-        if moment.tzinfo is None:
-            raise ValueError(text)
-        return moment.timestamp()
-    except (ValueError, OverflowError):
-        return now_s - _length_s(option, text)
-
-
 @click.command(cls=ManPage, epilog=_EPILOG)
 @with_settings(*CLIENT_SETTINGS, "host_name")
 @click.argument("file", metavar="FILE")
@@ -141,9 +118,9 @@ def record(settings: Settings, file: str, host: str, since: str, until: str, wai
     if wait and (since or until):
         raise click.UsageError("--for goes with neither --since nor --until")
     now_s = time.time()
-    wait_s = _length_s("--for", wait) if wait else 0.0
-    begin_s = now_s if wait else _time_s("--since", since or "1h", now_s)
-    end_s = now_s + wait_s if not until else _time_s("--until", until, now_s)
+    wait_s = length_s("--for", wait) if wait else 0.0
+    begin_s = now_s if wait else time_s("--since", since or "1h", now_s)
+    end_s = now_s + wait_s if not until else time_s("--until", until, now_s)
     if begin_s >= end_s:
         raise click.UsageError("--since is not before --until")
     client = connect(settings)

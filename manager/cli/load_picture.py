@@ -1,0 +1,39 @@
+"""Response times against load as a picture. Needs matplotlib, which is not installed with Equipoise itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from manager.control.load_curve import LoadCurve
+
+_STYLES = {"all": ("black", "all steps"), "without": ("#0072b2", "little batch"), "beside": ("#d55e00", "beside batch")}
+
+
+def draw_load(curves: Mapping[str, LoadCurve], name: str, percentile: str, sla_ms: float | None, file: Path) -> None:
+    """Write a PNG: medians with their confidence, the curve, and the target. Raises OSError when that fails."""
+    mpl.use("agg")
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    split = all(curves[key].bands for key in ("without", "beside"))
+    for key in ("without", "beside") if split else ("all",):
+        colour, label = _STYLES[key]
+        bands = curves[key].bands
+        rates = [band.rate_rps for band in bands]
+        below = [band.median_ms - band.least_ms for band in bands]
+        above = [band.most_ms - band.median_ms for band in bands]
+        axes.errorbar(
+            rates, [band.median_ms for band in bands], (below, above), fmt="o", color=colour, capsize=3, label=label
+        )
+        axes.plot(rates, [band.fitted_ms for band in bands], color=colour)
+    if sla_ms is not None:
+        axes.axhline(sla_ms, color="0.5", linestyle="--", label=f"SLA, {sla_ms:g} ms")
+    axes.set_xlabel("req/s")
+    axes.set_ylabel(f"{percentile}, ms")
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    axes.set_title(name)
+    figure.savefig(file, dpi=100)
