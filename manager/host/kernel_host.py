@@ -20,6 +20,7 @@ from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.replugs import Replugs
 from manager.host.resctrl.resctrl_cache import ResctrlCache
 from manager.host.resctrl.tree import ResctrlTree
+from manager.host.resources.kernel_resources import KernelResources
 from manager.host.sched_ext import deciding_scheduler
 from manager.host.status_files import MigrationWatch
 from manager.host.thread_scheduling import Schedulings
@@ -85,6 +86,7 @@ class KernelHost:
         }
         self._topology = discover(paths)
         self.cache = ResctrlCache(ResctrlTree(paths), self._threads, lambda level: cache_domains(paths, level))
+        self.resources = KernelResources(paths, self._mounts)
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, process.start_ticks(paths, 1) or 0)
         self._handles: dict[VmInstance, tuple[VmHandle, tuple[int, object]]] = {}
         self._exits = select.epoll()

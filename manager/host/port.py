@@ -9,6 +9,7 @@ from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, VmInstance, VmState
 from manager.model.knobs import Family, KnobKey, KnobValue
+from manager.model.resource_use import HostCounters, VmCounters
 
 
 class CachePort(Protocol):
@@ -58,6 +59,19 @@ class CachePort(Protocol):
 
     def close(self) -> None:
         """Let go of all that is held open, as until the next call."""
+
+
+class ResourcePort(Protocol):
+    """What VMs and the host use besides CPU time. What the kernel does not count is None in it."""
+
+    def vm(self, instance: VmInstance) -> VmCounters:
+        """What a VM used so far. Raises VmVanished, HostError."""
+
+    def host(self, taps: Collection[int]) -> HostCounters:
+        """What the host's resources did so far, with the names that the interfaces ``taps`` (by index) have now."""
+
+    def forget(self, keep: Collection[VmInstance]) -> None:
+        """Let go of what is held open for instances other than ``keep``."""
 
 
 class HostPort(Protocol):
@@ -124,6 +138,10 @@ class HostPort(Protocol):
     @property
     def cache(self) -> CachePort | None:
         """Its resctrl; None: it cannot have one."""
+
+    @property
+    def resources(self) -> ResourcePort | None:
+        """What is used besides CPU time; None: nothing counts it."""
 
     def knobs(self, instance: VmInstance, family: Family) -> Mapping[KnobKey, KnobValue]:
         """What a VM, or the host ``itself``, has of a family that is read apart from a VM's state.

@@ -208,6 +208,14 @@ def find_threads(paths: HostPaths, pid: int, group_threads: Path | None = None) 
     return QemuThreads(tuple(sorted(vcpus)), tuple(sorted(iothreads)), tuple(emulator))
 
 
+def vhost_threads(paths: HostPaths, pid: int, group_threads: Path | None) -> list[int]:
+    """Those of vhost alone; see ``find_threads``. Raises VmVanished, HostError."""
+    task = f"{paths.process(pid)}/task"
+    tids = _thread_ids(task)
+    own = [tid for tid in tids if (_comm(task, tid) or "").startswith(_VHOST_THREAD)]
+    return own + _vhost_threads(paths, pid, group_threads, frozenset(tids))
+
+
 def _vhost_threads(paths: HostPaths, pid: int, group_threads: Path | None, qemu: frozenset[int]) -> list[int]:
     if group_threads is None:
         return []

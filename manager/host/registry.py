@@ -39,6 +39,22 @@ RT_RUNTIME_FILE, RT_PERIOD_FILE = "cpu.rt_runtime_us", "cpu.rt_period_us"
 NUMA_STAT_FILE = "memory.numa_stat"
 """Memory of a group by NUMA node: Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst."""
 
+PRESSURE_FILES = ("cpu.pressure", "memory.pressure", "io.pressure")
+"""Time in which threads of a v2 group waited for each resource, in microseconds: Documentation/accounting/psi.rst."""
+
+MEMORY_STAT_FILE = "memory.stat"
+"""Counters of a group's memory: Documentation/admin-guide/cgroup-v2.rst; v1's have the same names for faults."""
+
+IO_STAT_FILE = "io.stat"
+"""Bytes and requests of a v2 group by device: Documentation/admin-guide/cgroup-v2.rst, "IO Interface Files"."""
+
+BLKIO_FILES = tuple(
+    (f"blkio.{policy}.io_service_bytes_recursive", f"blkio.{policy}.io_serviced_recursive")
+    for policy in ("bfq", "throttle")
+)
+"""The same of a v1 group: Documentation/admin-guide/cgroup-v1/blkio-controller.rst. Each counts where its policy acts
+on the device: BFQ as its scheduler, throttling before Linux 6.10 always, since then where a limit was set."""
+
 # Documentation/scheduler/sched-design-CFS.rst, Documentation/scheduler/sched-bwc.rst
 CGROUP_V1 = CgroupCpu(1, "cpu", "cpu.shares", CPU_SHARES_V1, "cpu.cfs_quota_us", "cpu.cfs_period_us", "tasks")
 # Documentation/admin-guide/cgroup-v2.rst, "CPU Interface Files"
@@ -112,6 +128,10 @@ class HostPaths:
     own_namespaces = Below("proc/self/ns")  # a link for each namespace of the reading process
     boot_id = Below("proc/sys/kernel/random/boot_id")  # a UUID that changes at each boot
     kernel_release = Below("proc/sys/kernel/osrelease")  # what uname -r prints
+    # Documentation/accounting/psi.rst: files ``cpu``, ``memory`` and ``io``, absent or EOPNOTSUPP where PSI is off
+    pressure = Below("proc/pressure")
+    diskstats = Below("proc/diskstats")  # requests of each disk and partition, Documentation/admin-guide/iostats.rst
+    block_devices = Below("sys/block")  # a folder for each whole disk, Documentation/ABI/stable/sysfs-block
 
     # Documentation/ABI/testing/sysfs-devices-system-cpu, admin-guide/pm/cpufreq.rst and timers/timekeeping.rst
     online_cpus = Below("sys/devices/system/cpu/online")  # CPU list

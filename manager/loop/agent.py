@@ -122,10 +122,12 @@ class Agent:
 
     def tick(self) -> None:
         """One control interval."""
-        with self._turn, within(TICK_NUMBER, str(self._loop.number + 1)):
-            self._tick()
+        with within(TICK_NUMBER, str(self._loop.number + 1)):
+            with self._turn:
+                result = self._tick()
+            self._loop.look_at_resources(result)  # the guard need not wait for it
 
-    def _tick(self) -> None:
+    def _tick(self) -> TickResult:
         assigned = self.reporter.assigned
         slots = self._telemetry.slots()
         if assigned.assignment is not None:
@@ -140,6 +142,7 @@ class Agent:
         if self._guard:
             self._guard.ticked()
         self._oversight.ticked()
+        return result
 
     def hanging(self) -> str:
         """What hangs, empty for nothing: no tick has ended for longer than slow ones take."""

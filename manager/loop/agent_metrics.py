@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from manager.control.sla import watched_percentile
 from manager.loop.outbox import ItemKind
+from manager.loop.resource_metrics import FAMILIES, resource_samples
 from manager.loop.status import warps_in_force
 from manager.loop.tick import TickResult
 from manager.model.host import Discovery
@@ -99,6 +100,9 @@ class AgentMetrics:
         self._latest: TickResult | None = None
         self._sources: tuple[SourceStatus, ...] = ()
         self.registry.register(_Families(_PER_TICK, lambda: _of_tick(self._latest) if self._latest else ()))
+        self.registry.register(
+            _Families(FAMILIES, lambda: resource_samples(self._latest.snapshot.resources) if self._latest else ())
+        )
         self.registry.register(_Families(_PER_SOURCE, lambda: _of_sources(self._sources)))
 
     def _gauge(self, name: str, text: str) -> Gauge:

@@ -26,6 +26,7 @@ from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.limits import AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Tier, VmSpec
+from manager.model.resource_use import ResourceUse
 from manager.model.rules import IrqSteering
 from manager.model.warp import WarpUse
 from manager.model.window import Window
@@ -33,6 +34,7 @@ from manager.model.window import Window
 _UNKNOWN = VcpuState(0, frozenset())
 _SERVES_NONE: tuple[Application | None, Tier | None] = (None, None)
 _NO_FAMILIES: Collection[Family] = ()
+_NO_RESOURCES = ResourceUse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,8 +268,17 @@ class Observer:
         self._before: Reading | None = None
         self._managed: _Managed | None = None
 
-    def observe(self, assignment: Assignment | None, slots: Mapping[str, Sequence[Window]], now: Clock) -> Observation:
-        """Read what there is ``now``. ``assignment`` None: a released host, of which everything is read afresh."""
+    def observe(
+        self,
+        assignment: Assignment | None,
+        slots: Mapping[str, Sequence[Window]],
+        now: Clock,
+        resources: ResourceUse = _NO_RESOURCES,
+    ) -> Observation:
+        """Read what there is ``now``. ``assignment`` None: a released host, of which everything is read afresh.
+
+        ``resources`` was read before.
+        """
         limited, warped = self._within_limits(assignment)
         managed = self._manage(limited.assignment, warped)
         names = managed.names
@@ -279,7 +290,7 @@ class Observer:
             specs = {domain: spec for domain, spec in specs.items() if domain in reading.states}
         busy = _busy(reading, self._before)
         busy_pcpus, interrupts = _pcpu_shares(reading, self._before, self._host.capabilities.managed_cpus)
-        snapshot = self._snapshot(limited.assignment, slots, managed, reading, now, interrupts)
+        snapshot = self._snapshot(limited.assignment, slots, managed, reading, now, interrupts, resources)
         self._before = reading
         problems = (
             *(Problem(ProblemKind.LIMITED, text) for text in limited.told),
@@ -298,6 +309,7 @@ class Observer:
         reading: Reading,
         now: Clock,
         interrupts: Mapping[int, float],
+        resources: ResourceUse,
     ) -> Snapshot:
         """Combine registrations, slots of response times (by application, disjoint and oldest first) and readings.
 
@@ -346,6 +358,7 @@ class Observer:
             ahead_s=self._drift.at(now.epoch_s, now.monotonic_s),
             batch_group=reading.batch_group or NO_BATCH_GROUP,
             interrupts=interrupts,
+            resources=resources,
         )
 
     def _within_limits(self, assignment: Assignment | None) -> tuple[Limited, frozenset[str]]:

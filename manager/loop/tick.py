@@ -18,6 +18,7 @@ from manager.loop.journal import Journal
 from manager.loop.observer import Clock, LoopSettings, Observation, Observer, Reading, read_host, system_clock
 from manager.loop.planner import Planned, Planner
 from manager.loop.rehearsal import Preview, rehearse
+from manager.loop.resource_keeper import ResourceKeeper
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Explanation, Goal, Owned, Plan, Snapshot
 from manager.model.host import VmInstance
@@ -58,6 +59,8 @@ class TickResult:
     cache: CacheResult = NOTHING
     busy_pcpus: Mapping[int, float] = field(default_factory=dict)
     explanations: tuple[Explanation, ...] = ()
+    new_resources: bool = False
+    """Whether a round of readings of ``snapshot.resources`` ended since the tick before."""
 
     def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
@@ -85,6 +88,8 @@ class ControlLoop:
         self._observer = Observer(host, journal, settings, limits)
         self._planner = Planner(policies, limits)
         self._cache = CacheKeeper(host.cache, journal, lambda: clock().monotonic_s)
+        self._resources = ResourceKeeper(host.resources, settings.interval_s)
+        self._rounds = 0  # of its readings that ticks have seen
         self.clock = clock
         self._chronicle = Chronicle(settings.host_name)
         self.number = 0  # of the last tick
@@ -106,7 +111,7 @@ class ControlLoop:
         ``assignment`` None, or a released host, restores everything.
         """
         started, problems = self._begin()
-        seen = self._observer.observe(assignment, slots, started)
+        seen = self._observer.observe(assignment, slots, started, self._resources.latest)
         planned = self._with_hold(seen, self._plan(seen))
         return self._carry_out(started, seen, replace(planned, problems=(*problems, *planned.problems)))
 
@@ -248,6 +253,7 @@ class ControlLoop:
             ways = self._planner.cache_ways
             cache = self._cache.tick(cache_seen(seen, applied.written, undo_reason, only, ways))
         counters, uncounted = self._counters()
+        new_resources, self._rounds = self._resources.rounds != self._rounds, self._resources.rounds
         self.host.forget(frozenset(state.instance for state in seen.reading.states.values()))
         problems = (*seen.problems, *planned.problems, *applied.problems, *cache.problems, *uncounted)
         outcomes = (*applied.outcomes, *cache.outcomes)
@@ -270,7 +276,15 @@ class ControlLoop:
             cache=cache,
             busy_pcpus=seen.busy_pcpus,
             explanations=self._planner.explanations,
+            new_resources=new_resources,
         )
+
+    def look_at_resources(self, result: TickResult) -> None:
+        """Read what managed VMs use besides CPU time, after a tick, as far as it is their turn."""
+        taps_of, states = self.host.taps(), result.reading.states
+        instances = {spec.name: states[domain].instance for domain, spec in result.specs.items()}
+        taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in result.specs.items()}
+        self._resources.look(instances, taps)
 
     def _note_online(self, cpus: CpuSet) -> None:
         online = cpus, self.host.replugs

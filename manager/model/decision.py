@@ -11,6 +11,7 @@ from manager.model.cpus import CpuSet
 from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities
 from manager.model.knobs import KnobKey, KnobValue
 from manager.model.registration import Application, HostSpec, Mode, VmClass, VmSpec
+from manager.model.resource_use import ResourceUse
 from manager.model.window import SlaState, Window
 
 
@@ -72,7 +73,8 @@ class Snapshot:
     remembers ages by ``steady_s``. ``ahead_s``: by how much the clock was set ahead since the agent began.
     ``cache_ways``: how many ways the last-level cache has that may be divided, as of the tick before; 0: it is not.
     ``interrupts`` has the share of its time, 0 .. 1, that each managed pCPU spent on interrupts (irq and softirq) in
-    the last interval, by number; those of which that was not measured are not in it.
+    the last interval, by number; those of which that was not measured are not in it. ``resources``: what VMs and the
+    host use besides CPU time, as of the last round of readings.
     """
 
     now_s: float
@@ -85,6 +87,7 @@ class Snapshot:
     batch_group: BatchGroup = NO_BATCH_GROUP
     cache_ways: int = 0
     interrupts: Mapping[int, float] = field(default_factory=dict)
+    resources: ResourceUse = field(default_factory=ResourceUse)
 
     @property
     def steady_s(self) -> float:

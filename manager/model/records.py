@@ -11,6 +11,7 @@ from pydantic import Field
 from manager.model.fields import WIRE, Count, EpochS, Name, Share, Text, Weight
 from manager.model.knobs import Knob
 from manager.model.registration import Mode
+from manager.model.resource_use import ResourceUse
 
 KnobIndex = Annotated[
     int,
@@ -125,11 +126,21 @@ class VmTick:
 
 @dataclass(frozen=True, slots=True)
 class TickRecord:
-    """What one tick saw: the host's use, 0 .. 1, in the interval before ``time_s`` (seconds since the epoch)."""
+    """What one tick saw: the host's use, 0 .. 1, in the interval before ``time_s`` (seconds since the epoch).
+
+    ``resources`` None: no round of readings ended since the tick before.
+    """
 
     time_s: Annotated[EpochS, Field(alias="at")]
     policy: Name
     mode: Mode
     host_cpu_share: Share
     vms: Annotated[tuple[VmTick, ...], Field(max_length=5000)]
+    resources: Annotated[
+        ResourceUse | None,
+        Field(
+            exclude_if=lambda resources: resources is None,
+            description="what is used besides CPU time; absent: not measured since the tick before",
+        ),
+    ] = None
     __pydantic_config__: ClassVar = WIRE

@@ -51,6 +51,7 @@ class SimHost:
         self.boot_id = boot_id
         self.itself = VmInstance(HOST_UUID, HOST_UUID, 1, 1)
         self.cache = SimCache(world, world.memory, speed) if world.memory else None
+        self.resources = None  # a model of pCPUs and caches alone
         cpus = frozenset(range(world.scenario.pcpus))
         self.capabilities = Capabilities(
             "simulated",

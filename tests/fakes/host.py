@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from manager.errors import HostError, VmVanished
-from manager.host.port import CachePort
+from manager.host.port import CachePort, ResourcePort
 from manager.model.cpus import CpuSet
 from manager.model.host import (
     CPU_SHARES_V1,
@@ -118,6 +118,7 @@ class FakeHost:
     replugs: int = 0
     batch: dict[Knob, int] = field(default_factory=dict)
     """The batch group's idle class and weight; empty: there is no such group."""
+    resources: ResourcePort | None = None
 
     @property
     def online(self) -> CpuSet:

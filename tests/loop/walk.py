@@ -220,7 +220,7 @@ class FaultyHost:
         self.taps, self.look = real.taps, real.look
         self.migrating = real.migrating
         self.connected = True
-        self.cache = None
+        self.cache = self.resources = None
         self.discovery = real.discovery
 
     @property

@@ -1,0 +1,50 @@
+"""``ResourcePort`` on procfs, cgroupfs and rtnetlink."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection
+
+from manager.errors import VmVanished
+from manager.host.cgroup import CgroupMounts
+from manager.host.registry import HostPaths
+from manager.host.resources.host_counters import HostCounterFiles
+from manager.host.resources.vm_counters import VmCounterFiles
+from manager.model.host import VmInstance
+from manager.model.resource_use import HostCounters, VmCounters
+
+
+class KernelResources:
+    """Holds the files of each VM open that was read. Not thread-safe: it belongs to the control loop."""
+
+    def __init__(self, paths: HostPaths, mounts: CgroupMounts) -> None:
+        """Nothing is opened yet."""
+        self._paths = paths
+        self._mounts = mounts
+        self._host = HostCounterFiles(paths)
+        self._vms: dict[VmInstance, VmCounterFiles] = {}
+        weakref.finalize(self, _close, self._host, self._vms)
+
+    def vm(self, instance: VmInstance) -> VmCounters:
+        held = self._vms.get(instance)
+        if held is None:
+            held = VmCounterFiles(self._paths, self._mounts, instance, self._host.names_of_devices)
+            self._vms[instance] = held
+        try:
+            return held.read()
+        except VmVanished:
+            self._vms.pop(instance).close()
+            raise
+
+    def host(self, taps: Collection[int]) -> HostCounters:
+        return self._host.read(taps)
+
+    def forget(self, keep: Collection[VmInstance]) -> None:
+        for instance in [held for held in self._vms if held not in keep]:
+            self._vms.pop(instance).close()
+
+
+def _close(host: HostCounterFiles, vms: dict[VmInstance, VmCounterFiles]) -> None:
+    host.close()
+    for files in vms.values():
+        files.close()

@@ -1,0 +1,129 @@
+"""The counters of one running VM: pressure, memory, disks and its vhost threads, from files that are held open."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from manager.errors import HostError, VmVanished
+from manager.host import process
+from manager.host.cgroup import CgroupMounts, parse_process_cgroups, vm_group
+from manager.host.files import refused
+from manager.host.registry import BLKIO_FILES, IO_STAT_FILE, MEMORY_STAT_FILE, PRESSURE_FILES, HostPaths
+from manager.host.resources.counter_texts import blkio, faults, io_stat, pressure_us, process_io, process_memory
+from manager.host.resources.held_file import HeldFile
+from manager.model.host import VmInstance
+from manager.model.resource_use import DiskCounters, Pressures, VmCounters
+
+_SHORT = 512
+SELDOM = 24
+"""At every so many readings it is looked again for vhost threads, as interfaces are plugged, and for what counts disks:
+a policy of v1 does once it acts on them."""
+
+DeviceNames = Callable[[], Mapping[bytes, str]]
+DiskReader = Callable[[], Mapping[str, DiskCounters] | None]
+
+
+class VmCounterFiles:
+    """Reads one VM instance. What this host does not count is None; see docs/concepts/signals.md for what is where."""
+
+    def __init__(self, paths: HostPaths, mounts: CgroupMounts, instance: VmInstance, device_names: DeviceNames) -> None:
+        """``device_names`` returns the names of disks by ``MAJOR:MINOR``. Raises VmVanished, HostError."""
+        self._paths = paths
+        self._instance = instance
+        self._device_names = device_names
+        folder = paths.process(instance.pid)
+        with refused(f"cgroup of process {instance.pid}"):
+            groups = parse_process_cgroups(os.fsdecode((folder / "cgroup").read_bytes()))
+
+        def held(controller: str, name: str) -> HeldFile | None:
+            group = vm_group(groups.get(controller, ""))
+            place = None if group is None else mounts.folder(controller, group)
+            return None if place is None else HeldFile(place / name)
+
+        self._pressures = [held("", name) for name in PRESSURE_FILES]
+        self._memory = held("memory", MEMORY_STAT_FILE) or held("", MEMORY_STAT_FILE)
+        self._io_stat = None if "blkio" in mounts.by_controller else held("", IO_STAT_FILE)
+        self._blkio = [(held("blkio", served), held("blkio", counted)) for served, counted in BLKIO_FILES]
+        self._process, self._process_io = HeldFile(folder / "stat"), HeldFile(folder / "io")
+        emulator = vm_group(groups.get("cpu", ""))
+        folder_v1 = mounts.folder("cpu", emulator) if emulator else None
+        self._emulator = folder_v1 / "emulator/tasks" if folder_v1 else None
+        self._vhost: list[HeldFile] = []
+        self._counting: DiskReader | None = None
+        self._readings = instance.pid % SELDOM  # not those of all VMs at once
+        if not process.is_alive(paths, instance):
+            raise VmVanished(f"process {instance.pid} is gone", errno.ESRCH)
+
+    def read(self) -> VmCounters:
+        """What it used so far. Raises VmVanished."""
+        stat = self._process.read(_SHORT)
+        if stat is None:
+            raise VmVanished(f"process {self._instance.pid} is gone", errno.ESRCH)
+        process_faults, resident_bytes = process_memory(stat, os.sysconf("SC_PAGE_SIZE"))
+        seldom = not self._counting or self._readings % SELDOM == 0
+        self._readings += 1
+        if seldom:
+            self._find_vhost()
+            self._counting = self._find_counting()
+        group_faults, refaults = faults(_text(self._memory) or b"")
+        return VmCounters(
+            time.monotonic(),
+            Pressures(*(pressure_us(_text(file) or b"") for file in self._pressures)),
+            process_faults if group_faults is None else group_faults,
+            refaults,
+            resident_bytes,
+            self._counting() if self._counting else None,
+            self._vhost_ns(),
+        )
+
+    def _find_counting(self) -> DiskReader:
+        """By device where a group's counters do so, or else all that the process did."""
+        if _text(self._io_stat) is not None:
+            return lambda: io_stat(_text(self._io_stat) or b"", self._device_names())
+        for served, counted in self._blkio:
+            if self._by_group(served, counted):
+                return partial(self._by_group, served, counted)
+        return lambda: process_io(self._process_io.read(_SHORT) or b"")
+
+    def _by_group(self, served: HeldFile | None, counted: HeldFile | None) -> Mapping[str, DiskCounters]:
+        return blkio(_text(served) or b"", _text(counted) or b"", self._device_names())
+
+    def _vhost_ns(self) -> int | None:
+        times: list[int] = []
+        for file in self._vhost:
+            with contextlib.suppress(ValueError, IndexError):
+                times.append(int((file.read(_SHORT) or b"").split()[0]))
+        return sum(times) if times else None
+
+    def _find_vhost(self) -> None:
+        for file in self._vhost:
+            file.close()
+        tids: list[int] = []
+        with contextlib.suppress(HostError):  # the next reading finds out what became of it
+            tids = process.vhost_threads(self._paths, self._instance.pid, self._emulator)
+        self._vhost = [HeldFile(self._paths.process(tid) / "schedstat") for tid in tids]
+
+    def close(self) -> None:
+        """Close all files; may be called twice."""
+        self._counting = None  # it holds this
+        blkio_files = [file for pair in self._blkio for file in pair]
+        for file in (
+            *self._pressures,
+            self._memory,
+            self._io_stat,
+            *blkio_files,
+            self._process,
+            self._process_io,
+            *self._vhost,
+        ):
+            if file is not None:
+                file.close()
+
+
+def _text(file: HeldFile | None) -> bytes | None:
+    return None if file is None else file.read()

@@ -1,0 +1,71 @@
+"""Reads what VMs and the host use besides CPU time, between ticks and more seldom than these."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Iterator, Mapping
+
+from manager.control.resource_rates import CountedVm, Round, resource_use
+from manager.errors import HostError, VmVanished
+from manager.host.port import ResourcePort
+from manager.model.host import VmInstance
+from manager.model.resource_use import ResourceUse
+
+EVERY_S = 5.0
+"""A round takes so long, spread over ticks; with a longer interval it is one of each tick."""
+NO_RESOURCES = ResourceUse()
+
+
+class ResourceKeeper:
+    """Rounds of readings, the VMs of one spread over ticks. ``latest`` are the rates of the last whole round."""
+
+    def __init__(self, port: ResourcePort | None, interval_s: float) -> None:
+        """``port`` None: the host has no such counters. ``interval_s`` is the time between two ticks."""
+        self._port = port
+        self._part = min(interval_s / EVERY_S, 1.0)
+        self._before = Round()
+        self._vms: dict[str, CountedVm] = {}
+        self._waiting: Iterator[tuple[str, VmInstance]] = iter(())
+        self._left = self._size = 0
+        self.latest = NO_RESOURCES
+        self.rounds = 0
+        """How many were completed that gave rates."""
+
+    def look(self, vms: Mapping[str, VmInstance], taps: Mapping[str, Collection[int]]) -> None:
+        """Read the next VMs, and the host with the last of a round. By name: those that are managed, and their taps."""
+        if self._port is None:
+            return
+        if self._left == 0:
+            self._begin(vms)
+        for name, instance in self._next(math.ceil(self._size * self._part)):
+            if vms.get(name) != instance:  # it ended since the round began
+                continue
+            with contextlib.suppress(VmVanished, HostError):  # one VM does not stop the others; it has no rates then
+                self._vms[name] = CountedVm(instance, self._port.vm(instance))
+        if self._left == 0:
+            self._vms = {name: counted for name, counted in self._vms.items() if vms.get(name) == counted.instance}
+            self._complete(self._port, taps)
+
+    def _begin(self, vms: Mapping[str, VmInstance]) -> None:
+        self._vms = {}
+        self._waiting = iter(sorted(vms.items()))
+        self._left = self._size = len(vms)
+
+    def _next(self, count: int) -> Iterator[tuple[str, VmInstance]]:
+        for _ in range(min(count, self._left)):
+            self._left -= 1
+            yield next(self._waiting)
+
+    def _complete(self, port: ResourcePort, taps: Mapping[str, Collection[int]]) -> None:
+        indexes = frozenset(index for name in self._vms for index in taps.get(name, ()))
+        try:
+            host = port.host(indexes)
+        except HostError:
+            host = None
+        now = Round(self._vms, {name: taps.get(name, ()) for name in self._vms}, host)
+        port.forget({counted.instance for counted in self._vms.values()})
+        if self._before.host is not None:
+            self.latest = resource_use(now, self._before)
+            self.rounds += 1
+        self._before = now

@@ -1,0 +1,218 @@
+"""What VMs and their host use besides CPU time: pressure, memory, disks and network, as counted and as rates.
+
+Pressure (PSI) is the time in which at least one thread waited for the resource (``some`` of
+Documentation/accounting/psi.rst): as a rate, a fraction of the interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Annotated, ClassVar, NamedTuple
+
+from pydantic import Field
+
+from manager.model.fields import WIRE, Count, Name, Text
+
+ALL_DISKS = ""
+"""Stands for the device where the kernel counts the disks of a VM together."""
+
+
+class Signal(StrEnum):
+    """What a host may measure of its VMs. ``disk``: bytes; ``disk_latency``: of the host's own disks."""
+
+    PRESSURE = "pressure"
+    FAULTS = "faults"
+    REFAULTS = "refaults"
+    DISK = "disk"
+    DISK_LATENCY = "disk_latency"
+    NETWORK = "network"
+
+
+class Pressures(NamedTuple):
+    """Microseconds of pressure so far; None: not counted."""
+
+    cpu_us: int | None = None
+    memory_us: int | None = None
+    io_us: int | None = None
+
+
+class DiskCounters(NamedTuple):
+    """What a VM read and wrote so far. ``requests`` None: only bytes are counted."""
+
+    read_bytes: int
+    written_bytes: int
+    requests: int | None
+
+
+class VmCounters(NamedTuple):
+    """What a VM used since it started, at ``monotonic_s``. None: not counted on this host.
+
+    ``refaults`` are pages that were read again after they had been reclaimed, ``vhost_ns`` the CPU time of the threads
+    that carry its packets (None: it has none); ``disks`` is by the name of the host's device, or ALL_DISKS.
+    """
+
+    monotonic_s: float
+    pressures: Pressures = Pressures()
+    major_faults: int | None = None
+    refaults: int | None = None
+    resident_bytes: int | None = None
+    disks: Mapping[str, DiskCounters] | None = None
+    vhost_ns: int | None = None
+
+
+class LinkCounters(NamedTuple):
+    """What passed a network interface, as the host sees it: what a tap receives, its VM sent."""
+
+    received_bytes: int
+    sent_bytes: int
+    received_packets: int
+    sent_packets: int
+    dropped_packets: int
+
+
+class DeviceCounters(NamedTuple):
+    """What a disk of the host did: ``wait_ms`` is the sum over its requests, ``busy_ms`` the time it had any."""
+
+    total_bytes: int
+    requests: int
+    wait_ms: int
+    busy_ms: int
+
+
+class Uplink(NamedTuple):
+    """A network interface of the host's own. ``speed_bytes_per_s`` None: it does not say."""
+
+    index: int  # type: ignore[assignment]  # as in KnobKey
+    speed_bytes_per_s: float | None
+
+
+class HostCounters(NamedTuple):
+    """What the host's resources did since it started, at ``monotonic_s``. None: not counted.
+
+    ``disks`` are by name, ``links`` by index of the interface, with their names now.
+    """
+
+    monotonic_s: float
+    pressures: Pressures = Pressures()
+    disks: Mapping[str, DeviceCounters] | None = None
+    links: Mapping[int, LinkCounters] | None = None
+    names: Mapping[int, str] = MappingProxyType({})
+    uplinks: tuple[Uplink, ...] = ()
+
+
+Rate = Annotated[float, Field(ge=0, le=1e15)]
+Part = Annotated[float, Field(ge=0, le=1, description="of the time")]
+Known = Field(exclude_if=lambda value: value is None)
+Some = Field(exclude_if=lambda values: not values, max_length=256)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskUse:
+    """What a VM reads and writes of a disk of its host."""
+
+    device: Annotated[Text, Field(description="of the host; empty: all of them, the kernel does not tell them apart")]
+    read_bytes_per_s: Rate
+    written_bytes_per_s: Rate
+    requests_per_s: Annotated[Rate | None, Known, Field(description="absent: not counted")] = None
+    __pydantic_config__: ClassVar = WIRE
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Both ways."""
+        return self.read_bytes_per_s + self.written_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class LinkUse:
+    """The traffic of a VM's interface, as the VM sees it, or of one of the host's own."""
+
+    interface: Annotated[Text, Field(description="its name on the host")]
+    received_bytes_per_s: Rate
+    sent_bytes_per_s: Rate
+    received_packets_per_s: Rate
+    sent_packets_per_s: Rate
+    dropped_packets_per_s: Rate
+    speed_bytes_per_s: Annotated[Rate | None, Known, Field(description="absent: not known, or a VM's")] = None
+    __pydantic_config__: ClassVar = WIRE
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Both ways."""
+        return self.received_bytes_per_s + self.sent_bytes_per_s
+
+    @property
+    def packets_per_s(self) -> float:
+        """Both ways."""
+        return self.received_packets_per_s + self.sent_packets_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class VmResources:
+    """What a VM uses besides CPU time, and how it is held up. Absent: not measured on this host, or not yet."""
+
+    vm: Name
+    cpu_pressure: Annotated[Part | None, Known] = None
+    memory_pressure: Annotated[Part | None, Known] = None
+    io_pressure: Annotated[Part | None, Known] = None
+    major_faults_per_s: Annotated[Rate | None, Known] = None
+    refaults_per_s: Annotated[Rate | None, Known, Field(description="pages read again after they were reclaimed")] = (
+        None
+    )
+    resident_bytes: Annotated[Count | None, Known] = None
+    disks: Annotated[tuple[DiskUse, ...], Some] = ()
+    interfaces: Annotated[tuple[LinkUse, ...], Some] = ()
+    vhost_pcpus: Annotated[
+        Annotated[float, Field(ge=0, le=8192)] | None, Known, Field(description="CPU time of its vhost threads")
+    ] = None
+    __pydantic_config__: ClassVar = WIRE
+
+    @property
+    def disk_bytes_per_s(self) -> float:
+        """Of all its disks, both ways."""
+        return sum(disk.bytes_per_s for disk in self.disks)
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Of all its interfaces, both ways."""
+        return sum(link.bytes_per_s for link in self.interfaces)
+
+    @property
+    def dropped_packets_per_s(self) -> float:
+        """Of all its interfaces."""
+        return sum(link.dropped_packets_per_s for link in self.interfaces)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """A disk of the host."""
+
+    device: Text
+    bytes_per_s: Rate
+    requests_per_s: Rate
+    busy: Annotated[Part, Field(description="part of the time with at least one request under way")]
+    latency_ms: Annotated[Rate | None, Known, Field(description="mean of its requests; absent: there was none")] = None
+    __pydantic_config__: ClassVar = WIRE
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceUse:
+    """One round of readings, as rates since the round before.
+
+    In records the VMs, disks and uplinks are left out that have little to do. ``missing``: what no VM is measured by.
+    """
+
+    vms: Annotated[tuple[VmResources, ...], Some] = ()
+    disks: Annotated[tuple[DeviceUse, ...], Some] = ()
+    uplinks: Annotated[tuple[LinkUse, ...], Some] = ()
+    cpu_pressure: Annotated[Part | None, Known] = None
+    memory_pressure: Annotated[Part | None, Known] = None
+    io_pressure: Annotated[Part | None, Known] = None
+    missing: Annotated[tuple[Signal, ...], Some, Field(description="what is not measured there")] = ()
+    __pydantic_config__: ClassVar = WIRE
+
+    def of(self, vm: str) -> VmResources | None:
+        """What a VM uses; None: not measured, or in a record, little."""
+        return next((use for use in self.vms if use.vm == vm), None)

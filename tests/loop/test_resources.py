@@ -1,0 +1,184 @@
+"""Rounds of readings of memory, disks and network: spread over ticks, beside them, and none spoils another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from prometheus_client import generate_latest
+
+from manager.loop.agent_metrics import AgentMetrics
+from manager.loop.resource_keeper import EVERY_S, NO_RESOURCES
+from manager.loop.status import tick_record
+from manager.loop.tick import TickResult
+from manager.model.host import VmInstance
+from manager.model.resource_use import (
+    DeviceCounters,
+    DiskCounters,
+    HostCounters,
+    LinkCounters,
+    Pressures,
+    Signal,
+    Uplink,
+    VmCounters,
+)
+from tests.fakes.host import FakeHost, domain_uuid
+from tests.fakes.resources import FakeResources
+from tests.loop.conftest import Rig
+
+ROUND = round(EVERY_S)
+VMS = [f"vm{number}" for number in range(2 * ROUND)]
+DISK = {"vda": DiskCounters(0, 0, 0)}
+
+
+@pytest.fixture
+def counted(tmp_path: Path) -> tuple[Rig, FakeResources]:
+    """Ten managed VMs on a host with a tick each second."""
+    host = FakeHost()
+    resources = host.resources = FakeResources(host)
+    for name in VMS:
+        host.boot(name)
+        resources.counters[domain_uuid(name)] = VmCounters(0.0, Pressures(0, 0, 0), 0, 0, 1 << 20, DISK)
+    host.interfaces = {domain_uuid("vm0"): frozenset({7})}
+    resources.own = HostCounters(
+        0.0,
+        Pressures(0, 0, 0),
+        {"vda": DeviceCounters(0, 0, 0, 0)},
+        {7: LinkCounters(0, 0, 0, 0, 0)},
+        {},
+        (Uplink(2, None),),
+    )
+    rig = Rig(tmp_path, host)
+    for name in VMS:
+        rig.register(name)
+    return rig, resources
+
+
+def tick(rig: Rig, resources: FakeResources, seconds: int = 1) -> TickResult:
+    """That many, each with what comes after it. In each second, vm0 writes 2 MB and sends 1 MB."""
+    for _ in range(seconds):
+        result = rig.tick()
+        resources.now_s = rig.now_s
+        uuid = domain_uuid("vm0")
+        if uuid in resources.counters:
+            disks = {"vda": DiskCounters(0, round(rig.now_s) * 2_000_000, round(rig.now_s) * 10)}
+            resources.counters[uuid] = resources.counters[uuid]._replace(disks=disks)
+        sent = round(rig.now_s) * 1_000_000
+        resources.own = resources.own._replace(links={7: LinkCounters(sent, 0, sent // 1000, 0, 0)})
+        rig.loop.look_at_resources(result)
+    return result
+
+
+def test_a_round_is_spread_over_ticks(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    for number in range(1, ROUND + 1):
+        tick(rig, resources)
+        assert resources.reads == sorted(VMS)[: 2 * number]
+    tick(rig, resources, ROUND)
+    assert resources.reads == sorted(VMS) * 2
+
+
+def test_rates_are_seen_by_the_ticks_after_a_round(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    assert tick(rig, resources, 2 * ROUND).snapshot.resources == NO_RESOURCES
+    result = tick(rig, resources)
+    vm0 = result.snapshot.resources.of("vm0")
+    assert vm0 is not None
+    assert (vm0.disks[0].written_bytes_per_s, vm0.disks[0].requests_per_s) == (2_000_000, 10)
+    assert [(link.interface, link.sent_bytes_per_s) for link in vm0.interfaces] == [("vnet7", 1_000_000)]
+    assert [vm.vm for vm in result.snapshot.resources.vms] == sorted(VMS)
+
+
+def test_a_record_has_them_once_a_round_and_only_what_is_notable(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    tick(rig, resources, 2 * ROUND)
+    records = [tick_record(tick(rig, resources)) for _ in range(2 * ROUND)]
+    told = [number for number, record in enumerate(records) if record.resources is not None]
+    assert told == [0, ROUND]
+    first = records[0].resources
+    assert first is not None
+    assert [vm.vm for vm in first.vms] == ["vm0"]
+    assert first.missing == ()
+
+
+def test_a_vm_that_restarts_amid_a_round_has_no_rates_of_its_past(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    tick(rig, resources, ROUND + 1)
+    rig.host.stop("vm0")
+    rig.host.boot("vm0")
+    result = tick(rig, resources, ROUND)
+    assert result.snapshot.resources.of("vm0") is None
+    assert [vm.vm for vm in rig.loop._resources.latest.vms] == sorted(VMS)[1:]
+    assert tick(rig, resources, 2 * ROUND).snapshot.resources.of("vm0") is not None
+
+
+@pytest.mark.parametrize("what", ["vanishes", "unreadable", "stops"])
+def test_one_vm_does_not_stop_the_others(counted: tuple[Rig, FakeResources], what: str) -> None:
+    rig, resources = counted
+    tick(rig, resources, ROUND + 1)
+    if what == "unreadable":
+        resources.unreadable.add("vm3")
+    elif what == "vanishes":
+        rig.host.vanish("vm3")
+    else:
+        rig.host.stop("vm3")
+    result = tick(rig, resources, 2 * ROUND)
+    assert [vm.vm for vm in result.snapshot.resources.vms] == [name for name in sorted(VMS) if name != "vm3"]
+    resources.unreadable.clear()
+
+
+def test_a_host_that_cannot_be_read_gives_no_rates_until_it_can(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    tick(rig, resources, 2 * ROUND)
+    resources.failing = True
+    use = tick(rig, resources, ROUND + 1).snapshot.resources
+    assert (use.disks, use.uplinks) == ((), ())
+    assert set(use.missing) == {Signal.DISK_LATENCY, Signal.NETWORK}
+    assert use.of("vm0") is not None, "VMs are read for themselves"
+    resources.failing = False
+    use = tick(rig, resources, 2 * ROUND).snapshot.resources
+    assert use.missing == () and use.disks
+
+
+def test_files_of_vms_that_are_gone_are_let_go_of(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    tick(rig, resources, ROUND)
+    assert len(resources.held) == len(VMS)
+    for name in VMS[1:]:
+        rig.host.stop(name)
+    tick(rig, resources, 2 * ROUND)
+    assert {instance.libvirt_name for instance in resources.held} == {"vm0"}
+
+
+def test_no_reading_is_part_of_a_tick(counted: tuple[Rig, FakeResources], monkeypatch: pytest.MonkeyPatch) -> None:
+    rig, resources = counted
+
+    def never(_instance: VmInstance) -> VmCounters:
+        raise AssertionError("read within a tick")
+
+    monkeypatch.setattr(resources, "vm", never)
+    rig.tick()
+    rig.loop.release("agent stopped")
+
+
+def test_a_host_without_counters_is_controlled_all_the_same(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    rig.host.boot("web")
+    rig.register("web")
+    result = rig.tick()
+    rig.loop.look_at_resources(result)
+    assert rig.tick().snapshot.resources == NO_RESOURCES
+    assert tick_record(result).resources is None
+
+
+def test_metrics_have_all_vms(counted: tuple[Rig, FakeResources]) -> None:
+    rig, resources = counted
+    metrics = AgentMetrics()
+    metrics.observe(tick(rig, resources, 2 * ROUND + 1), 0, True)
+    page = generate_latest(metrics.registry).decode()
+    assert 'equipoise_vm_disk_bytes_per_second{device="vda",direction="write",vm="vm0"} 2e+06' in page
+    assert 'equipoise_vm_disk_bytes_per_second{device="vda",direction="write",vm="vm9"} 0.0' in page
+    assert 'equipoise_vm_pressure_ratio{resource="memory",vm="vm1"} 0.0' in page
+    assert 'equipoise_vm_network_bytes_per_second{direction="sent",interface="vnet7",vm="vm0"} 1e+06' in page
+    assert 'equipoise_host_disk_busy_ratio{device="vda"} 0.0' in page
+    assert "equipoise_vm_vhost_pcpus{" not in page
