@@ -42,6 +42,7 @@ class Program:
 PROGRAMS = (
     Program(SOURCES, "equipoise_bvt"),
     Program(SOURCES / "tap", "equipoise_tap", lambda: {"buckets.h": buckets_header()}),
+    Program(SOURCES / "threads", "equipoise_threads"),
 )
 
 

@@ -7,7 +7,7 @@ import logging
 import subprocess
 import sys
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 from manager.cli.machine import Machine
@@ -16,6 +16,7 @@ from manager.errors import HostError
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
+from manager.host.thread_times import ThreadTimes
 from manager.model.cpus import parse_cpus
 from manager.model.fields import adapter_of
 from manager.model.finding import Finding, FindingStatus
@@ -99,8 +100,10 @@ class Doctor:
             return self._process
 
 
-def open_host(settings: Settings, stack: ExitStack) -> tuple[KernelHost, HypervisorWatch, bool]:
-    """The host, its domains, and whether libvirt listed them. Raises HostError."""
+def open_host(
+    settings: Settings, stack: ExitStack, times: ThreadTimes | None = None
+) -> tuple[KernelHost, HypervisorWatch, bool]:
+    """The host, its domains, and whether libvirt listed them. ``times``: see ``KernelHost``. Raises HostError."""
     paths = HostPaths(Path(settings.text("root_dir")))
     events = EventLoop()
     events.start()
@@ -111,15 +114,24 @@ def open_host(settings: Settings, stack: ExitStack) -> tuple[KernelHost, Hypervi
         settings.number("reconcile_s"),
         late_s=settings.number("discovery_limit_s"),
     )
-    host = KernelHost(paths, watch, parse_cpus(settings.text("managed_cpus")))
+    host = KernelHost(paths, watch, parse_cpus(settings.text("managed_cpus")), times)
     watch.start()
     stack.callback(watch.stop)
     return host, watch, watch.wait_first_listing(_FIRST_LISTING_S)
 
 
+def _thread_times(settings: Settings, stack: ExitStack) -> ThreadTimes | None:
+    """None where the kernel, or rights, do not allow it."""
+    try:
+        return stack.enter_context(closing(ThreadTimes(HostPaths(Path(settings.text("root_dir"))))))
+    except HostError as error:
+        log.warning("times of vCPUs are read from files, which costs more CPU time: %s", error)
+        return None
+
+
 def make_machine(settings: Settings, stack: ExitStack) -> Machine:
     """A ``MakeMachine``. Raises HostError."""
-    host, watch, listed = open_host(settings, stack)
+    host, watch, listed = open_host(settings, stack, _thread_times(settings, stack))
     if not listed:
         log.warning("libvirt at %s does not answer; going on with the VMs in the journal", settings.text("libvirt_uri"))
     sources = Sources(

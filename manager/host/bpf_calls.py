@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import socket
@@ -26,7 +27,8 @@ from manager.model.cpus import parse_cpus
 _BPF = {"x86_64": 321, "aarch64": 280}
 # Commands and attributes: include/uapi/linux/bpf.h
 _LOOKUP, _UPDATE, _DELETE, _OBJ_GET, _TEST_RUN, _LOOKUP_BATCH, _TAKE_BATCH, _LINK_CREATE = 1, 2, 3, 7, 10, 24, 25, 28
-TCX_INGRESS, TCX_EGRESS = 46, 47
+_ITER_CREATE = 33
+_TRACE_ITER, TCX_INGRESS, TCX_EGRESS = 28, 46, 47
 _ELEMENT = struct.Struct("=I4xQQQ")  # map_fd, key, value, flags
 _PATH = struct.Struct("=QII")  # pathname, bpf_fd, file_flags
 _BATCH = struct.Struct("=QQQQIIQQ")  # in_batch, out_batch, keys, values, count, map_fd, elem_flags, flags
@@ -34,6 +36,9 @@ _COUNT_AT = 32
 _SO_ATTACH_BPF = 50  # include/uapi/asm-generic/socket.h
 _EVERY_PROTOCOL = 3  # ETH_P_ALL: include/uapi/linux/if_ether.h
 _TCX_LINK = struct.Struct("=IIIII4xQ")  # prog_fd, target_ifindex, attach_type, flags, relative_fd, expected_revision
+_ITER_LINK = struct.Struct("=IIIIQI4x")  # prog_fd, target_fd, attach_type, flags, iter_info, iter_info_len
+_ITER_TASK = struct.Struct("=III4x")  # tid, pid, pid_fd
+_ITER = struct.Struct("=II")  # link_fd, flags
 # prog_fd, retval, data_size_in, data_size_out, data_in, data_out, repeat, duration, ctx_size_in, ctx_size_out, ctx_in,
 # ctx_out, flags, cpu, batch_size
 _RUN = struct.Struct("=IIIIQQIIIIQQIII4x")
@@ -63,6 +68,25 @@ def link_tcx(program: int, interface: int, direction: int) -> int:
     """
     attributes = _TCX_LINK.pack(program, interface, direction, 0, 0, 0)
     return call(f"attach to interface {interface}", _LINK_CREATE, attributes)
+
+
+def visit_thread(program: int, tid: int) -> bytes:
+    """Run a task iterator (its descriptor) on one thread, and what it says; of one that is gone it says nothing.
+
+    Linux 6.1 or newer. Raises HostError.
+    """
+    task = ctypes.create_string_buffer(_ITER_TASK.pack(tid, 0, 0), _ITER_TASK.size)
+    what = f"iterator on thread {tid}"
+    link = call(what, _LINK_CREATE, _ITER_LINK.pack(program, 0, _TRACE_ITER, 0, ctypes.addressof(task), len(task)))
+    try:
+        iterator = call(what, _ITER_CREATE, _ITER.pack(link, 0))
+        try:
+            with refused(what):
+                return os.read(iterator, _AT_ONCE)
+        finally:
+            os.close(iterator)
+    finally:
+        os.close(link)
 
 
 def run_program(program: int, told: bytes) -> bytes:
@@ -149,6 +173,11 @@ class BpfMap:
             all_values += memoryview(values)[: count * value_bytes]
             here, there, begin = there, here, ctypes.addressof(there)
         return bytes(all_keys), bytes(all_values)
+
+    def mapped(self, value_bytes: int) -> mmap.mmap:
+        """The memory of an array's one value, to be read only, of a map that is BPF_F_MMAPABLE."""
+        with refused(self._what):
+            return mmap.mmap(self._descriptor, value_bytes, mmap.MAP_SHARED, mmap.PROT_READ)
 
     def lookups(self, keys: Sequence[bytes], value: struct.Struct) -> BpfLookups:
         """These elements, to be read many times."""

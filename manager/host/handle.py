@@ -18,6 +18,7 @@ from manager.host.cgroup import CpuGroup, GroupState, VmCgroup, memory_nodes
 from manager.host.files import LONG, SHORT, number_in, open_file, read, refusal
 from manager.host.knob_files import VmTarget, checked_cpus, checked_number
 from manager.host.registry import CGROUP_V1, USER_HZ_NS, HostPaths
+from manager.host.thread_times import ThreadTimes, VmTimes
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet
 from manager.model.host import VcpuState, VmInstance, VmState
@@ -34,9 +35,14 @@ class VmHandle:
     """Reads and writes the settings of one VM instance. Not thread-safe: it belongs to the control loop."""
 
     def __init__(
-        self, paths: HostPaths, instance: VmInstance, cgroup: VmCgroup, watch: WriteWatch | None = None
+        self,
+        paths: HostPaths,
+        instance: VmInstance,
+        cgroup: VmCgroup,
+        watch: WriteWatch | None = None,
+        times: ThreadTimes | None = None,
     ) -> None:
-        """Open the VM's files; for ``watch`` see ``CpuGroup``.
+        """Open the VM's files; for ``watch`` see ``CpuGroup``. ``times``: by which threads are read as far as it goes.
 
         Raises VmVanished when it is gone, HostError when they cannot be opened.
         """
@@ -50,6 +56,9 @@ class VmHandle:
         self._schedstat_fds: dict[int, int] = {}
         self._threads = process.QemuThreads((), (), ())
         self._vcpus: tuple[tuple[int, int, int | None], ...] = ()  # each with its schedstat's descriptor
+        self._times = VmTimes(times) if times is not None else None
+        self._vcpu_indexes: tuple[int, ...] = ()
+        self._vcpu_cpus: tuple[CpuSet, ...] = ()
         self._thread_count = 0
         self._changed = False
         self._nodes: frozenset[int] = frozenset()
@@ -72,6 +81,8 @@ class VmHandle:
             self._task_fd = open_file(Path(self._task), os.O_RDONLY | os.O_DIRECTORY)
             opened.callback(os.close, self._task_fd)
             opened.callback(self._close_schedstats)
+            if self._times is not None:
+                opened.callback(self._times.close)
             self.find_threads()
             self.require_alive()
             self._opened = opened.pop_all()
@@ -114,6 +125,10 @@ class VmHandle:
             if path.exists():  # a kernel without CONFIG_SCHED_INFO has none
                 self._schedstat_fds[tid] = open_file(path, os.O_RDONLY)
         self._vcpus = tuple((index, tid, self._schedstat_fds.get(tid)) for index, tid in threads.vcpus)
+        self._vcpu_indexes = tuple(index for index, _ in threads.vcpus)
+        if self._times is not None:
+            iothreads = [tid for _, tid in threads.iothreads]
+            self._times.hold([tid for _, tid in threads.vcpus], [self.instance.pid, *iothreads])
 
     def read(self, afresh: bool = True) -> VmState:
         """All settings and counters of the VM now; for ``afresh`` see ``HostPort``. Raises VmVanished, HostError."""
@@ -124,16 +139,21 @@ class VmHandle:
                     self._watch.look()
                 if self._changed:
                     self._find_plugged()
-                return self._state()
+                return self._state(afresh)
             except VmVanished:
                 self.require_alive()
                 self.find_threads()  # a vCPU was unplugged
-                return self._state()
+                return self._state(afresh)
         except (ValueError, IndexError) as error:  # never seen from a kernel, but one VM must not stop the others
             raise HostError(f"{self.instance.libvirt_name}: unreadable counters: {error}", errno.EIO) from error
 
     def waits(self) -> tuple[int, ...]:
-        """Run-queue delay of each vCPU in nanoseconds, as in ``read``; none when one of them is gone."""
+        """Run-queue delay of each vCPU in nanoseconds, as in ``read``; none when one of them is gone.
+
+        With ``times``: as of their last look.
+        """
+        if self._times is not None and (waits := self._times.waits):
+            return waits
         try:
             return tuple([int(os.pread(fd, _SCHEDSTAT_BYTES, 0).split()[1]) for fd in self._schedstat_fds.values()])
         except (OSError, ValueError, IndexError):  # the next tick finds out what became of it
@@ -147,14 +167,44 @@ class VmHandle:
         self.require_alive()  # a zombie has one thread left
         self.find_threads()
 
-    def _state(self) -> VmState:
+    def _state(self, afresh: bool) -> VmState:
         """With run-queue delay and run time in nanoseconds (Documentation/scheduler/sched-stats.rst).
 
         All in one, by position, and with few objects: for hundreds of VMs in each tick, calls cost more than the
         kernel's part. Raises VmVanished, HostError, ValueError, IndexError.
         """
         group = self._group.read() if self._group else _NO_GROUP
+        times = self._times
+        if times is not None and self._cpus_known and not afresh and times.unchanged:
+            vcpus = tuple(map(VcpuState, self._vcpu_indexes, self._vcpu_cpus, times.delay_ns, times.run_ns))
+        else:
+            vcpus = self._read_threads()
+        if group is not self._known_group:
+            self._known, self._known_group = None, group
+        state = VmState(
+            self.instance,
+            self._cpu_ns(),
+            group.weight,
+            vcpus,
+            self._cpus[self.instance.pid],
+            self._iothread_cpus,
+            group.idle,
+            group.quota,
+            self._nodes,
+            self._in_scope,
+            self._place,
+            self._known,
+        )
+        if self._known is None:
+            self._known = state.knobs()
+        return state
+
+    def _read_threads(self) -> tuple[VcpuState, ...]:
+        """By their files. Raises VmVanished, HostError, ValueError."""
         vcpus: list[VcpuState] = []
+        if self._times is not None:
+            self._times.settle()
+            self._cpus_known, self._pins_unread = False, 0
         try:
             self._changed = os.fstat(self._task_fd).st_nlink != self._thread_count  # as process.thread_count
             if not (self._cpus_known and self._pins_unread):
@@ -168,25 +218,8 @@ class VmHandle:
                     vcpus.append(VcpuState(index, cpus[tid], int(delay_ns), int(run_ns)))
         except OSError as error:
             raise refusal(f"threads of {self.instance.libvirt_name}", error) from error
-        if group is not self._known_group:
-            self._known, self._known_group = None, group
-        state = VmState(
-            self.instance,
-            self._cpu_ns(),
-            group.weight,
-            tuple(vcpus),
-            cpus[self.instance.pid],
-            self._iothread_cpus,
-            group.idle,
-            group.quota,
-            self._nodes,
-            self._in_scope,
-            self._place,
-            self._known,
-        )
-        if self._known is None:
-            self._known = state.knobs()
-        return state
+        self._vcpu_cpus = tuple([vcpu.cpus for vcpu in vcpus])
+        return tuple(vcpus)
 
     def _read_affinities(self) -> None:
         """Those of all threads that are looked at. Raises OSError."""

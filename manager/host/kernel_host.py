@@ -24,6 +24,7 @@ from manager.host.resources.kernel_resources import KernelResources
 from manager.host.sched_ext import deciding_scheduler
 from manager.host.status_files import MigrationWatch
 from manager.host.thread_scheduling import Schedulings
+from manager.host.thread_times import ThreadTimes
 from manager.host.topology_reader import cache_domains, discover
 from manager.host.warp_mechanisms import WarpMechanisms
 from manager.host.write_watch import WriteWatch
@@ -43,8 +44,14 @@ class KernelHost:
     VM: all others are a ``VmHandle``'s, which holds them open.
     """
 
-    def __init__(self, paths: HostPaths, watch: HypervisorWatch | None, managed_cpus: CpuSet = frozenset()) -> None:
-        """Probe the host. ``managed_cpus`` empty means all online ones.
+    def __init__(
+        self,
+        paths: HostPaths,
+        watch: HypervisorWatch | None,
+        managed_cpus: CpuSet = frozenset(),
+        times: ThreadTimes | None = None,
+    ) -> None:
+        """Probe the host. ``managed_cpus`` empty means all online ones. ``times`` None: threads are read from files.
 
         Raises HostError when procfs or sysfs cannot be read, or ``managed_cpus`` names CPUs that are not online.
         """
@@ -92,6 +99,7 @@ class KernelHost:
         self._exits = select.epoll()
         self._watched: dict[int, VmInstance] = {}  # by the descriptor among ``_exits``
         self._writes = WriteWatch()
+        self._times = times
         self._migrations = MigrationWatch(paths)
         self._offered: tuple[tuple[CpuSet, str, str, tuple[str, ...], bool | None], Capabilities] | None = None
 
@@ -196,12 +204,16 @@ class KernelHost:
 
     def look(self) -> None:
         self._writes.look()
+        if self._times is not None:
+            self._times.look()
 
     def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
         return self._handle(instance).read(afresh)
 
     def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:
         """Without a look at anything else, because the guard asks every few milliseconds."""
+        if self._times is not None:
+            self._times.look()
         held = map(self._handles.get, instances)
         return [handle[0].waits() if handle else () for handle in held]
 
@@ -289,7 +301,7 @@ class KernelHost:
     def _open(self, instance: VmInstance) -> VmHandle:
         with refused(f"cgroup of process {instance.pid}"):
             cgroup = find_vm_cgroup(self._paths, self._mounts, self._cpu, instance.pid)
-        handle = VmHandle(self._paths, instance, cgroup, self._writes)
+        handle = VmHandle(self._paths, instance, cgroup, self._writes, self._times)
         try:
             if handle.exit.descriptor >= 0:
                 self._exits.register(handle.exit.descriptor, select.EPOLLIN)

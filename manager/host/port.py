@@ -113,13 +113,15 @@ class HostPort(Protocol):
         """Which of these runs of domains are over; none of those of which that cannot be known."""
 
     def look(self) -> None:
-        """Notice what was written to any VM's CPU cgroup since the last look, before a round of readings."""
+        """Before a round of readings: notice what was written to any VM's CPU cgroup since the last look, and read what
+        can be read of all VMs at once.
+        """
 
     def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
         """Settings and counters of a VM now. Raises VmVanished, HostError.
 
-        ``afresh`` False: settings of the CPU cgroup as at the last ``look`` will do, and pins as they were a few
-        readings ago, where nothing hints at a change.
+        ``afresh`` False: settings of the CPU cgroup and times of vCPUs as at the last ``look`` will do, and pins as
+        they were a few readings ago, where nothing hints at a change.
         """
 
     def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:

@@ -1,7 +1,6 @@
 """Response times of services in VMs from the packets at their taps: the program of ``manager.bpf.tap``, attached.
 
-It is loaded by bpftool and its pins are removed at once, so that it is held by this process only: program, maps and
-links vanish with it, whatever ends it.
+It is held by this process only: program, maps and links vanish with it, whatever ends it.
 """
 
 from __future__ import annotations
@@ -10,8 +9,7 @@ import contextlib
 import errno
 import os
 import struct
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from manager.bpf import tap
@@ -26,14 +24,13 @@ from manager.host.bpf_calls import (
     open_pin,
     run_program,
 )
+from manager.host.bpf_objects import pinned
 from manager.host.registry import HostPaths
-from manager.host.sched_ext import PINS
 from manager.host.tap_times import Grouping
 from manager.model.histogram import Histogram
 from manager.model.traffic import AnswerCount, ServicePlace, ServiceTraffic, TapProtocol, TapWay
 
-_LOAD_S = 300  # the verifier's work, beside busy VMs in an emulated host; a second elsewhere
-_FOLDER = "equipoise_tap_"  # and the number of the process that loads
+_NAME = "equipoise_tap"
 _COUNT = struct.Struct("=I")
 _SETTINGS = struct.Struct("=QQ")
 _SERVICE = struct.Struct(f"={len(tap.COUNTERS)}Q")
@@ -77,7 +74,7 @@ class TapProgram:
         self._grouping = Grouping(b"")
         self._links: dict[int, tuple[int, ...]] = {}
         with contextlib.ExitStack() as opened:
-            with _pinned(paths.root / PINS, bpftool) as folder:
+            with pinned(paths, tap.OBJECT, _NAME, bpftool) as folder:
                 descriptors = []
                 for name in _PROGRAMS:
                     descriptors.append(open_pin(folder / name))
@@ -231,40 +228,3 @@ def _answer_count(counters: Sequence[int]) -> AnswerCount:
 def of_this_machine() -> TapProgram:
     """The program, loaded. Raises HostError."""
     return TapProgram(HostPaths(Path("/")))
-
-
-@contextlib.contextmanager
-def _pinned(mount: Path, bpftool: str) -> Iterator[Path]:
-    """Load the object and pin its programs and maps in a folder, which is removed at the end of the block."""
-    remove_leftovers(mount)
-    folder = mount / f"{_FOLDER}{os.getpid()}"
-    command = [bpftool, "prog", "loadall", str(tap.OBJECT), str(folder), "pinmaps", str(folder / "maps")]
-    try:
-        loading = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=_LOAD_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise HostError(f"{bpftool}: {error}") from error
-    try:
-        if loading.returncode:
-            said = " ".join((loading.stderr or loading.stdout).split())[-400:]
-            raise HostError(f"the kernel did not take the program for taps: {said}")
-        yield folder
-    finally:
-        _remove(folder)
-
-
-def remove_leftovers(mount: Path) -> None:
-    """Remove what processes that are gone have pinned: one that was killed while it loaded the program."""
-    for folder in mount.glob(f"{_FOLDER}*"):
-        process = folder.name.removeprefix(_FOLDER)
-        if process.isdecimal() and not Path("/proc", process).exists():
-            _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    for file in sorted(folder.glob("**/*"), reverse=True):
-        with contextlib.suppress(OSError):
-            file.rmdir() if file.is_dir() else file.unlink()
-    with contextlib.suppress(OSError):
-        folder.rmdir()

@@ -28,7 +28,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -36,6 +36,8 @@ from rich.console import Console
 from rich.table import Table
 
 from manager.host.kernel_host import KernelHost
+from manager.host.registry import HostPaths
+from manager.host.thread_times import ThreadTimes
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.apply import Applied
 from manager.loop.journal import Journal
@@ -94,6 +96,10 @@ class TimedHost(KernelHost):
     """Counts reading VMs and writing knobs."""
 
     watch: Stopwatch
+
+    def look(self) -> None:
+        with self.watch.time(PARTS[0]):
+            super().look()
 
     def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
         began_s = time.perf_counter()
@@ -206,9 +212,9 @@ class Line:
 class Rig:
     """An agent's loop over the first VMs of many, with a journal and an outbox on disk."""
 
-    def __init__(self, vms: Vms, managed: Sequence[Vm], folder: Path) -> None:
+    def __init__(self, vms: Vms, managed: Sequence[Vm], folder: Path, times: ThreadTimes | None) -> None:
         self.watch = Stopwatch()
-        self.host = TimedHost(vms.paths, Listed.of(managed))  # type: ignore[arg-type]
+        self.host = TimedHost(vms.paths, Listed.of(managed), times=times)  # type: ignore[arg-type]
         self.journal = TimedJournal(folder / "journal.db", self.host.boot_id)
         self.outbox = Outbox(folder / "outbox.db", 10_000)
         self.metrics = AgentMetrics()
@@ -307,14 +313,21 @@ def _histogram(seed: int) -> Histogram:
 
 
 @contextmanager
-def rig_of(vms: Vms, managed: Sequence[Vm]) -> Iterator[Rig]:
+def rig_of(vms: Vms, managed: Sequence[Vm], times: ThreadTimes | None) -> Iterator[Rig]:
     """A rig with files of its own."""
     with tempfile.TemporaryDirectory(dir=vms.folder) as folder:
-        rig = Rig(vms, managed, Path(folder))
+        rig = Rig(vms, managed, Path(folder), times)
         try:
             yield rig
         finally:
             rig.close()
+
+
+@contextmanager
+def times_of(way: str) -> Iterator[ThreadTimes | None]:
+    """The program that reads threads; ``files``: none."""
+    with ExitStack() as opened:
+        yield opened.enter_context(closing(ThreadTimes(HostPaths(Path("/"))))) if way == "bpf" else None
 
 
 def settle(rig: Rig, vms: Vms, managed: Sequence[Vm]) -> None:
@@ -363,16 +376,18 @@ def line(vms: int, state: str, measured: Sequence[Measured]) -> Line:
     )
 
 
-def measure(vms: Vms, managed: Sequence[Vm], ticks: int, pause_s: float, profiled: str) -> Iterator[Line]:
+def measure(
+    vms: Vms, managed: Sequence[Vm], ticks: int, pause_s: float, profiled: str, times: ThreadTimes | None
+) -> Iterator[Line]:
     """The three states at one number of VMs."""
     count = len(managed)
     profile = cProfile.Profile() if profiled else None
     first = []
     for _ in range(FIRST_TICKS):
-        with rig_of(vms, managed) as rig:
+        with rig_of(vms, managed, times) as rig:
             first.append(rig.tick(pause_s, profile if profiled == "first" else None))
     yield line(count, "first", first)
-    with rig_of(vms, managed) as rig, garbage_postponed():
+    with rig_of(vms, managed, times) as rig, garbage_postponed():
         settle(rig, vms, managed)
         steady = profile if profiled == "steady" else None
         yield line(count, "steady", [rig.tick(pause_s, steady) for _ in range(ticks)])
@@ -414,14 +429,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vms", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--ticks", type=int, default=200, help="of each state but the first")
+    parser.add_argument("--times", choices=("bpf", "files"), default="bpf", help="how threads are read (%(default)s)")
     parser.add_argument("--pause-ms", type=float, default=20.0, help="sleep before each tick")
     parser.add_argument("--profile", choices=("first", "steady", "changing"), default="", help="and print a profile")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
     lines: list[Line] = []
-    with undone_when_told_to_end(), running_vms(max(options.vms)) as (vms, started):
+    with undone_when_told_to_end(), running_vms(max(options.vms)) as (vms, started), times_of(options.times) as times:
         for count in options.vms:
-            measured = measure(vms, started[:count], options.ticks, options.pause_ms / 1000, options.profile)
+            measured = measure(vms, started[:count], options.ticks, options.pause_ms / 1000, options.profile, times)
             lines.extend(measured)
     print(machine())
     show(lines)

@@ -479,7 +479,7 @@ def test_an_interface_that_is_detached_is_forgotten_and_another_is_not(wire: Wir
     ("bpftool", "says"),
     [
         ("/nonexistent/bpftool", "/nonexistent/bpftool: "),
-        ("/bin/false", "the kernel did not take the program for taps"),
+        ("/bin/false", "the kernel did not take the program equipoise_tap"),
     ],
 )
 def test_a_program_that_cannot_be_loaded_is_an_error(bpftool: str, says: str) -> None:

@@ -11,7 +11,7 @@ from deploy.bpf.toolchain import PROGRAMS, Program, fetch_toolchain
 from deploy.lab.commands import run
 from deploy.lab.guest.builder import DEFAULT_BASE, only_builder
 from manager import bpf
-from manager.bpf import tap
+from manager.bpf import tap, threads
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
@@ -31,6 +31,7 @@ def test_building_it_again_gives_the_same_bytes(tmp_path: Path, program: Program
     [
         (bpf.OBJECT, (bpf.WARPS, bpf.STATS, bpf.CPUS, bpf.NAME)),
         (tap.OBJECT, (tap.SERVICES, tap.INTERFACES, tap.TIMES, tap.LOST, tap.TO_GUEST, tap.FROM_GUEST)),
+        (threads.OBJECT, (threads.WANTED, threads.PLACES, threads.TIMES, threads.FIND, threads.READ)),
     ],
 )
 def test_the_maps_are_as_python_takes_them(shipped: Path, names: tuple[str, ...]) -> None:

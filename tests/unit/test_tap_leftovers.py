@@ -6,7 +6,7 @@ import os
 import subprocess
 from pathlib import Path
 
-from manager.host.taps import remove_leftovers
+from manager.host.bpf_objects import remove_leftovers
 
 
 def test_only_pins_of_processes_that_are_gone_are_removed(tmp_path: Path) -> None:
@@ -17,8 +17,8 @@ def test_only_pins_of_processes_that_are_gone_are_removed(tmp_path: Path) -> Non
         (folder / "maps").mkdir(parents=True)
         (folder / "to_guest").touch()
         (folder / "maps" / "tap_times").touch()
-    remove_leftovers(tmp_path)
+    remove_leftovers(tmp_path, "equipoise_tap_")
     assert not left.exists()
     assert (loading / "maps" / "tap_times").exists()
     assert (other / "to_guest").exists()
-    remove_leftovers(tmp_path / "not mounted")
+    remove_leftovers(tmp_path / "not mounted", "equipoise_tap_")

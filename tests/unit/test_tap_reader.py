@@ -236,7 +236,7 @@ def test_an_interface_that_the_kernel_refuses_is_told_and_others_go_on(sources: 
 
 def test_a_program_that_cannot_be_loaded_fails_all_taps_alone() -> None:
     def load() -> FakeProgram:
-        raise HostError("the kernel did not take the program for taps: as it says")
+        raise HostError("the kernel did not take the program equipoise_tap: as it says")
 
     with closing(Sources("127.0.0.1", 0)) as sources:
         sources._taps = TapReader(load, time.time)  # type: ignore[arg-type]

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Run time and run-queue wait of many threads at once, as they are in /proc/TID/schedstat, and whether anything else
+ * of them has changed.
+ *
+ * find_thread runs once for each thread: a task iterator that the reader opens on that thread alone. It notes where the
+ * kernel keeps the thread. read_threads, which the reader runs, then goes there directly: no walk over the tasks of the
+ * host, no look-up and no text.
+ *
+ * A thread that has ended is not held: its memory may be another one's by now, or nobody's. So every access may fail,
+ * and what is found counts only with the same id and start time, and while it has not exited.
+ */
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <stdbool.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+typedef __u8 u8;
+typedef __u32 u32;
+typedef __u64 u64;
+
+#include "threads.h"
+
+/* The types of the kernel with the members that are used: where they lie is found when this is loaded (CO-RE). */
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct sched_entity {
+	u64 sum_exec_runtime;
+};
+
+struct sched_info {
+	unsigned long long run_delay;
+};
+
+struct cpumask {
+	unsigned long bits[1];
+};
+
+struct signal_struct {
+	int nr_threads;
+};
+
+struct task_struct {
+	struct sched_entity se;
+	struct cpumask cpus_mask;
+	struct sched_info sched_info; /* CONFIG_SCHED_INFO */
+	int exit_state;
+	int pid;
+	int tgid;
+	u64 start_time;
+	struct signal_struct *signal;
+};
+
+struct bpf_iter_meta;
+
+struct bpf_iter__task {
+	struct bpf_iter_meta *meta;
+	struct task_struct *task;
+};
+
+#pragma clang attribute pop
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct wanted);
+} thread_wanted SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MOST_THREADS);
+	__type(key, u32);
+	__type(value, struct place);
+} thread_places SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct times);
+} thread_times SEC(".maps");
+
+/* FNV-1a, by words: two affinities on at most 64 pCPUs never have the same. */
+#define FNV_BASIS 0xcbf29ce484222325ULL
+#define FNV_PRIME 0x100000001b3ULL
+
+SEC("iter/task")
+int find_thread(struct bpf_iter__task *ctx)
+{
+	struct task_struct *task = ctx->task;
+	struct wanted *wanted;
+	struct place *place;
+	u32 key = 0;
+
+	if (!task || !bpf_core_field_exists(task->sched_info))
+		return 0;
+	wanted = bpf_map_lookup_elem(&thread_wanted, &key);
+	if (!wanted)
+		return 0;
+	key = wanted->place;
+	place = bpf_map_lookup_elem(&thread_places, &key);
+	if (!place)
+		return 0;
+	place->start_time = task->start_time;
+	place->tid = task->pid;
+	place->is_main = task->pid == task->tgid;
+	place->task = (u64)task;
+	return 0;
+}
+
+/* Whether the memory is that thread's still. */
+static bool is_there(const struct place *place, struct task_struct *task)
+{
+	u64 start_time = 0;
+	int pid = 0, exit_state = 1;
+
+	bpf_core_read(&pid, sizeof(pid), &task->pid);
+	bpf_core_read(&start_time, sizeof(start_time), &task->start_time);
+	bpf_core_read(&exit_state, sizeof(exit_state), &task->exit_state);
+	return pid == (int)place->tid && start_time == place->start_time && !exit_state;
+}
+
+static u64 mark_of(struct task_struct *task, bool is_main, u64 mask_words)
+{
+	struct signal_struct *signal = NULL;
+	u64 mark = FNV_BASIS, word, i;
+	int nr_threads = 0;
+
+	for (i = 0; i < MOST_MASK_WORDS && i < mask_words; i++) {
+		word = 0;
+		bpf_probe_read_kernel(&word, sizeof(word), (char *)task + bpf_core_field_offset(task->cpus_mask) + 8 * i);
+		mark = (mark ^ word) * FNV_PRIME;
+	}
+	if (is_main) {
+		bpf_core_read(&signal, sizeof(signal), &task->signal);
+		bpf_core_read(&nr_threads, sizeof(nr_threads), &signal->nr_threads);
+		mark = (mark ^ (u32)nr_threads) * FNV_PRIME;
+	}
+	return mark == ENDED ? 1 : mark;
+}
+
+static long read_one(u32 index, void *context)
+{
+	struct reading *reading = context;
+	u64 run_ns = 0, delay_ns = 0, mark;
+	struct task_struct *task;
+	struct place *place;
+	struct times *times;
+	u32 first = 0, key = index;
+
+	times = bpf_map_lookup_elem(&thread_times, &first);
+	place = bpf_map_lookup_elem(&thread_places, &key);
+	if (!times || !place || index >= MOST_THREADS)
+		return 1;
+	task = (struct task_struct *)place->task;
+	if (task) {
+		bpf_core_read(&run_ns, sizeof(run_ns), &task->se.sum_exec_runtime);
+		bpf_core_read(&delay_ns, sizeof(delay_ns), &task->sched_info.run_delay);
+		mark = mark_of(task, place->is_main, reading->mask_words);
+	}
+	/* At last: who is there now was there before. */
+	if (!task || !is_there(place, task))
+		run_ns = delay_ns = mark = ENDED;
+	times->run_ns[index] = run_ns;
+	times->delay_ns[index] = delay_ns;
+	times->mark[index] = mark;
+	return 0;
+}
+
+SEC("syscall")
+int read_threads(struct reading *reading)
+{
+	struct reading asked = *reading;
+
+	bpf_loop(asked.places, read_one, &asked, 0);
+	return 0;
+}
+
+char _license[] SEC("license") = "GPL";

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What the program on threads and those who read its maps share. manager/bpf/threads/__init__.py reads this file too:
+ * integers, and structs of u64.
+ */
+#ifndef EQUIPOISE_THREADS_H
+#define EQUIPOISE_THREADS_H
+
+#define MOST_THREADS 16384
+#define MOST_MASK_WORDS 128 /* of 64 pCPUs each */
+
+/* Value of thread_wanted: the place that the next thread which is found is to get. */
+struct wanted {
+	u64 place;
+};
+
+/* Value of thread_places: which thread is read there. */
+struct place {
+	u64 task; /* its address; 0: none */
+	u64 start_time; /* it and the id tell that it is still this thread's */
+	u64 tid;
+	u64 is_main; /* of its process */
+};
+
+/* What the reader asks of a reading. */
+struct reading {
+	u64 places; /* how many there are in use, the first ones */
+	u64 mask_words; /* of an affinity */
+};
+
+/* Value of thread_times, which is mapped into the reader's memory: by place, of each thread. ENDED as its mark: it is
+ * gone. Any other mark changes with its affinity and, for a main thread, with the number of threads of its process, and
+ * tells nothing else.
+ */
+#define ENDED 0
+struct times {
+	u64 run_ns[MOST_THREADS]; /* as in /proc/TID/schedstat */
+	u64 delay_ns[MOST_THREADS];
+	u64 mark[MOST_THREADS];
+};
+
+#endif

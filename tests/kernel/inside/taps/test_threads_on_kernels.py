@@ -1,0 +1,72 @@
+"""The program on threads in this guest's kernel: its verifier takes it, and it reads what the files say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+from manager.host.registry import HostPaths
+from manager.host.thread_times import ThreadTimes
+
+HOST = HostPaths(Path("/"))
+ROUNDS = 20
+
+
+def schedstat(tid: int) -> tuple[int, int]:
+    run_ns, delay_ns, _ = Path(f"/proc/{tid}/schedstat").read_text().split()
+    return int(run_ns), int(delay_ns)
+
+
+def test_threads_that_run_and_wait() -> None:
+    """More than there are CPUs."""
+    spinning = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        with closing(ThreadTimes(HOST)) as times:
+            tids = [os.getpid(), *(process.pid for process in spinning)]
+            held = times.hold(tids)
+            before = [schedstat(tid) for tid in tids]
+            for _ in range(ROUNDS):
+                time.sleep(0.05)
+                times.look()
+                after = [schedstat(tid) for tid in tids]
+                for place, early, late in zip(held, before, after, strict=True):
+                    assert early[0] <= times.run_ns[place] <= late[0]
+                    assert early[1] <= times.delay_ns[place] <= late[1]
+                before = after
+            assert all(run_ns and delay_ns for run_ns, delay_ns in before)
+    finally:
+        for process in spinning:
+            process.kill()
+            process.wait()
+    assert not list(Path("/sys/fs/bpf").glob("equipoise_threads*"))
+
+
+def test_marks_tell_an_affinity_a_thread_more_and_the_end() -> None:
+    ending = threading.Event()
+    waiting = threading.Thread(target=ending.wait)
+    waiting.start()
+    with closing(ThreadTimes(HOST)) as times:
+        main, other = times.hold([os.getpid(), waiting.native_id or 0])
+        times.look()
+        first, changes = list(times.marks), times.changes
+        times.look()
+        assert (times.marks, times.changes) == (first, changes)
+        assert 0 not in (first[main], first[other])
+        ending.set()
+        waiting.join()
+        while Path(f"/proc/self/task/{waiting.native_id}").exists():  # the kernel is done with it a moment later
+            time.sleep(0.001)
+        times.look()
+        assert times.marks[other] == 0
+        assert times.marks[main] not in (0, first[main])
+        again = times.marks[main]
+        allowed = os.sched_getaffinity(0)
+        os.sched_setaffinity(os.getpid(), {0})
+        times.look()
+        assert (times.marks[main] == again) is (allowed == {0})
+        os.sched_setaffinity(os.getpid(), allowed)
