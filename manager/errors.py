@@ -104,6 +104,10 @@ class ManagerRefused(ManagerUnavailable):
         self.fields = tuple(fields)
 
 
+class TwinRefused(EquipoiseError):
+    """Of a recording no twin can be made that is worth anything; the text says why."""
+
+
 class RecordingError(EquipoiseError):
     """A recording is malformed or cut off, or there is nothing to record."""
 

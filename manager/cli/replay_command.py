@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from manager.api.validation import read_text
 from manager.cli.options import ManPage, json_option, with_settings
-from manager.errors import RecordingError, SettingsError
+from manager.cli.recording_files import read_recording
+from manager.errors import SettingsError
 from manager.model.fields import timestamp
 from manager.model.law import Law
 from manager.replay.policy_replay import Replay, changes, summaries
 from manager.replay.policy_replay import replay as run_replay
-from manager.replay.recording import Recording, read_lines
+from manager.replay.recording import Recording
 from manager.settings import Settings
 from manager.sim.compare import PUBLISHED, check_policy, installed
 from manager.terminal import Table, output
@@ -48,7 +48,7 @@ EXAMPLES
 def replay(settings: Settings, file: str, policy: str, fields: tuple[str, ...], as_json: bool) -> None:
     """Show what another policy would have decided on a FILE of `equipoise record`."""
     name = check_policy(policy).removesuffix(PUBLISHED)
-    recording = _read(file)
+    recording = read_recording(file)
     published = ("published=true",) if name != policy else ()
     law = _law(recording.assignment.host.law, (*fields, *published))
     replayed = run_replay(recording, installed()[name], law, settings.number("stale_s"), settings.whole("min_samples"))
@@ -81,18 +81,6 @@ def replay_json(replayed: Replay, recording: Recording) -> dict[str, object]:
         "left_out": replayed.left_out,
         "notes": replayed.notes,
     }
-
-
-def _read(file: str) -> Recording:
-    try:
-        with Path(file).open(encoding="utf-8") as lines:
-            return read_lines(lines)
-    except OSError as error:
-        raise RecordingError(f"{file} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise RecordingError(f"{file}: not a recording, which is text in UTF-8") from error
-    except RecordingError as error:
-        raise RecordingError(f"{file}: {error}") from error
 
 
 def _law(recorded: Law, fields: Sequence[str]) -> Law:

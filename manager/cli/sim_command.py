@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from manager.cli.options import ManPageGroup, json_option
+from manager.cli.twin_commands import calibrate_command
 from manager.errors import SettingsError
 from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
 from manager.sim.generate import random_scenario
@@ -238,6 +239,9 @@ def matrix(
     if not is_whole:
         say(f"interrupted: {len(table)} of {len(loaded)} scenarios are complete", err=True)
         raise click.exceptions.Exit(130)
+
+
+sim.add_command(calibrate_command, "calibrate")
 
 
 def _drawing() -> Callable[[Table, Path], None]:

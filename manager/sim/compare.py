@@ -1,17 +1,15 @@
-"""Many runs side by side, on all cores."""
+"""Runs of several policies, compared."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
-from multiprocessing import get_context
 from operator import attrgetter
 from statistics import fmean
 
 from manager.errors import SettingsError
 from manager.sim.oracle import ORACLE, run_oracle
+from manager.sim.parallel import on_all_cores
 from manager.sim.results import RunResult, mean_excess
 from manager.sim.scenario import Scenario
 from manager.sim.simulation import Simulation
@@ -72,19 +70,11 @@ def run_all(
         for policy in policies
         for more in range(seeds)
     ]
-    workers = min(len(jobs), len(os.sched_getaffinity(0)))
-    if workers < 2:
-        results = []
-        for job in jobs:
-            results.append(run_once(*job))
-            on_done()
-        return results
-    # Not forked: the caller may have threads.
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        futures = [pool.submit(run_once, *job) for job in jobs]
-        for _ in as_completed(futures):
-            on_done()
-        return [future.result() for future in futures]
+    return on_all_cores(_run, jobs, on_done)
+
+
+def _run(job: tuple[Scenario, str, int]) -> RunResult:
+    return run_once(*job)
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,7 +104,7 @@ class GroupResult:
 
 
 def alone_cores(batch: Sequence[BatchSpec], pcpus: int) -> dict[str, float]:
-    """pCPUs that a VM of each group would use with nothing but the batch VMs on the host."""
+    """pCPUs that a VM of each group would use with nothing but these VMs on the host."""
     wanted = {group.name: group.duty * group.vcpus for group in batch}
     total = sum(wanted[group.name] * group.vms for group in batch)
     return {name: cores * min(1.0, pcpus / total) for name, cores in wanted.items()}

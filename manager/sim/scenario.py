@@ -10,19 +10,23 @@ from typing import Annotated
 from pydantic import Field
 
 from manager.model.cache import BandwidthUnit
-from manager.model.fields import Name
+from manager.model.fields import Name, SomeCpus, Weight
 from manager.model.law import Law
 from manager.model.registration import (
+    LEAST_LIMIT_PCPUS,
+    MOST_LIMIT_PCPUS,
     Application,
     Assignment,
     CacheControl,
     HostSpec,
+    Mode,
     Sharing,
     Sla,
     Tier,
     VmClass,
     VmSpec,
 )
+from manager.model.rules import PlacementRules
 
 HOST_NAME = "simulated"
 
@@ -183,6 +187,7 @@ class AppSpec:
     """An application. A request visits the tiers in order; ``load`` starts again when it is over.
 
     A request that waited longer than ``timeout_s`` when its turn comes is not served and counts with that time.
+    ``outside_ms``: what each response takes beside, such as network and disk, without a vCPU.
     """
 
     name: Name
@@ -193,11 +198,24 @@ class AppSpec:
     timeout_s: Annotated[float, Field(ge=0.001, le=1000)] = 30.0
     route: SampleRoute = SampleRoute.LOCAL
     cache: str | None = None
+    outside_ms: Annotated[float, Field(ge=0, le=100_000)] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchPhase:
+    """For ``for_s`` seconds, a vCPU wants to run for the part ``duty`` of each period."""
+
+    duty: Annotated[float, Field(ge=0, le=1)]
+    for_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSpec:
-    """``vms`` batch VMs, always runnable; or, with ``on_ms``, each vCPU for that long, then not for ``off_ms``."""
+    """``vms`` batch VMs, always runnable; or, with ``on_ms``, each vCPU for that long, then not for ``off_ms``.
+
+    ``phases``, in place of these, are played in turn and repeated, in periods of ``period_ms``. ``critical``: these VMs
+    are registered as critical ones, though nothing is known of their requests.
+    """
 
     name: Name
     vms: Vms = 1
@@ -205,11 +223,39 @@ class BatchSpec:
     on_ms: HalfWaveMs | None = None
     off_ms: HalfWaveMs = 0.0
     memory: MemoryUse | None = None
+    phases: tuple[BatchPhase, ...] = ()
+    period_ms: Annotated[float, Field(ge=1, le=10_000)] = 100.0
+    critical: bool = False
 
     @property
     def duty(self) -> float:
         """Share of the time in which its vCPUs are runnable."""
+        if self.phases:
+            length_s = sum(phase.for_s for phase in self.phases)
+            return sum(phase.duty * phase.for_s for phase in self.phases) / length_s
         return 1.0 if self.on_ms is None else self.on_ms / (self.on_ms + self.off_ms)
+
+    def duty_at(self, at_s: float) -> tuple[float, float]:
+        """The duty of the phase at a time, and for how many seconds from then; only where there are phases."""
+        at_s %= sum(phase.for_s for phase in self.phases)
+        for phase in self.phases:
+            if at_s < phase.for_s:
+                return phase.duty, phase.for_s - at_s
+            at_s -= phase.for_s
+        return self.phases[0].duty, self.phases[0].for_s  # rounded to the very end
+
+
+@dataclass(frozen=True, slots=True)
+class VmSettings:
+    """How a VM is registered beyond its class, and ``initial_weight``: what it has before anything is decided."""
+
+    vm: Name
+    weight: Weight | None = None
+    pin: bool | None = None
+    cpus: SomeCpus | None = None
+    max_pcpus: Annotated[float, Field(ge=LEAST_LIMIT_PCPUS, le=MOST_LIMIT_PCPUS)] | None = None
+    mode: Mode | None = None
+    initial_weight: Weight | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,18 +318,38 @@ class Scenario:
     faults: tuple[Fault, ...] = ()
     scheduler: Scheduler = Scheduler()
     cache: CacheSpec | None = None
+    batch_idle: bool = False
+    mode: Mode = Mode.ENFORCE
+    placement: PlacementRules = field(default_factory=PlacementRules)
+    settings: tuple[VmSettings, ...] = ()
 
     @property
     def vms(self) -> tuple[VmSpec, ...]:
         """The VMs as they are registered."""
-        critical = [
-            VmSpec(vm, VmClass.CRITICAL, libvirt_name=vm)
-            for app in self.applications
-            for tier in app.tiers
-            for vm in tier_vms(app, tier)
+        classes = [
+            (vm, VmClass.CRITICAL) for app in self.applications for tier in app.tiers for vm in tier_vms(app, tier)
         ]
-        batch = [VmSpec(vm, VmClass.BATCH, libvirt_name=vm) for group in self.batch for vm in batch_vms(group)]
-        return (*critical, *batch)
+        for group in self.batch:
+            vm_class = VmClass.CRITICAL if group.critical else VmClass.BATCH
+            classes += [(vm, vm_class) for vm in batch_vms(group)]
+        return tuple(self._spec(vm, vm_class) for vm, vm_class in classes)
+
+    def settings_of(self, vm: str) -> VmSettings:
+        """Those of a VM, or the defaults."""
+        return next((settings for settings in self.settings if settings.vm == vm), VmSettings(vm))
+
+    def _spec(self, vm: str, vm_class: VmClass) -> VmSpec:
+        own = self.settings_of(vm)
+        return VmSpec(
+            vm,
+            vm_class,
+            libvirt_name=vm,
+            weight=own.weight,
+            pin=own.pin,
+            cpus=own.cpus,
+            max_pcpus=own.max_pcpus,
+            mode=own.mode,
+        )
 
     def assignment(self, policy: str, published: bool = False) -> Assignment:
         """What an agent would be assigned, under ``policy``, with the law as printed or as the scenario has it."""
@@ -299,7 +365,16 @@ class Scenario:
             for app in self.applications
         )
         cache = CacheControl.ON if self.cache else CacheControl.OFF
-        host = HostSpec(HOST_NAME, policy=policy, pinning=self.pinning, law=law, cache=cache)
+        host = HostSpec(
+            HOST_NAME,
+            self.mode,
+            policy=policy,
+            pinning=self.pinning,
+            batch_idle=self.batch_idle,
+            law=law,
+            cache=cache,
+            placement=self.placement,
+        )
         return Assignment(host, self.vms, applications, slot_s=self.interval_s)
 
 

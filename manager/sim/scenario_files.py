@@ -17,9 +17,11 @@ from pydantic import Field, TypeAdapter, ValidationError
 from manager.errors import SettingsError
 from manager.model.cache import BandwidthUnit, CacheSize, SizeUnit, parse_wish
 from manager.model.law import Law
-from manager.model.registration import Sla
+from manager.model.registration import Mode, Sla
+from manager.model.rules import PlacementRules
 from manager.sim.scenario import (
     AppSpec,
+    BatchPhase,
     BatchSpec,
     CacheSpec,
     Constant,
@@ -37,6 +39,7 @@ from manager.sim.scenario import (
     Shape,
     Sine,
     TierSpec,
+    VmSettings,
 )
 
 Value = TypeVar("Value")
@@ -108,8 +111,9 @@ class _Fields:
             return default
         if get_origin(kind) is types.UnionType or type(None) in get_args(kind):
             [kind] = [member for member in get_args(kind) if member is not type(None)]
-        adapter: TypeAdapter[Any] = TypeAdapter(kind)
-        choice = isinstance(kind, type) and issubclass(kind, StrEnum)
+        bare = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        choice = isinstance(bare, type) and issubclass(bare, StrEnum)
+        adapter: TypeAdapter[Any] = TypeAdapter(bare if choice else kind)
         try:
             return adapter.validate_python(self._table[name], strict=not choice)
         except ValidationError:
@@ -178,7 +182,11 @@ def _scenario(fields: _Fields, name: str) -> Scenario:
         noise=fields.table("noise", _of(Noise)),
         scheduler=fields.table("scheduler", _of(Scheduler)) or Scheduler(),
         cache=fields.table("cache", _cache),
+        placement=fields.table("placement", _of(PlacementRules)) or PlacementRules(),
+        settings=fields.tables("settings", _of(VmSettings)),
     )
+    if scenario.mode is Mode.RELEASED:
+        raise fields.refuse("mode", "'enforce' or 'observe'")
     memories = [tier.memory for app in scenario.applications for tier in app.tiers]
     if scenario.cache is None and any([*memories, *(group.memory for group in scenario.batch)]):
         raise fields.refuse("cache", "a table where VMs have one named memory")
@@ -242,7 +250,10 @@ def _segment(fields: _Fields) -> Segment:
 
 def _batch(fields: _Fields) -> BatchSpec:
     off_ms = fields.value("off_ms", HalfWaveMs) if fields.has("on_ms") else 0.0
-    return fields.read(BatchSpec, off_ms=off_ms, memory=fields.table("memory", _memory))
+    phases = fields.tables("phases", _of(BatchPhase))
+    if phases and fields.has("on_ms"):
+        raise fields.refuse("on_ms", "either it or phases")
+    return fields.read(BatchSpec, off_ms=off_ms, memory=fields.table("memory", _memory), phases=phases)
 
 
 def _fault(fields: _Fields) -> Fault:
@@ -262,6 +273,10 @@ def _check_names(scenario: Scenario) -> None:
     for app in scenario.applications:
         if len({tier.name for tier in app.tiers}) < len(app.tiers):
             raise SettingsError(f"application {app.name}: two tiers have the same name")
+    for number, settings in enumerate(scenario.settings):
+        if settings.vm not in vms or settings.vm in [other.vm for other in scenario.settings[:number]]:
+            where = f"settings[{number}].vm"
+            raise SettingsError(f"{where} = {settings.vm!r} is refused: use each of {', '.join(vms)} once at most")
     for number, fault in enumerate(scenario.faults):
         targets = applications if fault.kind is FaultKind.SOURCE_SILENT else vms if fault.kind in _ON_VMS else [""]
         if fault.target not in targets:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,6 +136,11 @@ class Simulation:
         self._host_share.append((busy_s - self._busy_s) / (self.scenario.interval_s * self.scenario.pcpus))
         self._busy_s = busy_s
 
+    @property
+    def slots(self) -> Mapping[str, Sequence[AppSlot]]:
+        """What happened to each application in each whole interval."""
+        return self._slots
+
     def excesses(self) -> tuple[float, ...]:
         """By how much each application violated its SLA in the last whole interval; 0 where it met it."""
         return tuple(
@@ -162,21 +167,21 @@ class Simulation:
         apps: list[AppResult] = [
             app_result(app.name, app.sla, self._slots[app.name], scenario.interval_s) for app in scenario.applications
         ]
-        alone = alone_cores(scenario.batch, scenario.pcpus)
+        alone = alone_cores([group for group in scenario.batch if not group.critical], scenario.pcpus)
         settled_h = max(elapsed_s - scenario.settle_s, scenario.interval_s) / 3600
         vms: list[VmResult] = []
         got_s = wanted_s = 0.0
         for name, vm in self.world.vms.items():
             cpu_s = vm.past_cpu_s + (self.world.vm_cpu_s(vm) if vm.alive else 0.0)
             progress = None
-            if vm.batch:
+            if vm.batch and not vm.batch.critical:
                 due_s = alone[vm.batch.name] * elapsed_s
                 progress = cpu_s / due_s
                 got_s, wanted_s = got_s + cpu_s, wanted_s + due_s
             vms.append(
                 VmResult(
                     name,
-                    vm.batch is None,
+                    vm.batch is None or vm.batch.critical,
                     cpu_s / (elapsed_s * scenario.pcpus),
                     progress,
                     self._changes[name] / settled_h,

@@ -164,7 +164,8 @@ class World:
 
     def _new_vm(self, name: str, vcpus: int) -> SimVm:
         instance = self._new_instance(f"5e000000-0000-4000-8000-{len(self.vms):012x}", name)
-        vm = SimVm(name, instance, self.scale.default, vcpus, self.cpus, self._forward)
+        weight = self.scenario.settings_of(name).initial_weight or self.scale.default
+        vm = SimVm(name, instance, self.scale.clamp(weight), vcpus, self.cpus, self._forward)
         self.vms[name] = vm
         return vm
 
@@ -189,11 +190,35 @@ class World:
     def _begin_batch(self, vm: SimVm, now_s: float) -> None:
         vm.wave += 1
         for vcpu in vm.vcpus:
-            if vm.batch and vm.batch.on_ms is not None:
+            if vm.batch and vm.batch.phases:
+                first_s = now_s + self._wave_random.random() * vm.batch.period_ms / 1000
+                self._schedule(first_s, partial(self._phase, vm, vm.wave, vcpu))
+            elif vm.batch and vm.batch.on_ms is not None:
                 phase_s = self._wave_random.random() * (vm.batch.on_ms + vm.batch.off_ms) / 1000
                 self._schedule(now_s + phase_s, partial(self._wave, vm, vm.wave, vcpu))
             else:
                 self.cpus.wake(vcpu, INFINITE, now_s)
+
+    def _phase(self, vm: SimVm, wave: int, vcpu: Vcpu, now_s: float) -> None:
+        """A period begins: run for a part of it, or to the end of a phase that is all the one or the other."""
+        if vm.wave != wave or vm.batch is None:  # it was restarted since
+            return
+        duty, left_s = vm.batch.duty_at(now_s)
+        on = vcpu.state != ASLEEP
+        if duty > 0 and not on:
+            self.cpus.wake(vcpu, INFINITE, now_s)
+        elif duty == 0 and on:
+            self.cpus.sleep(vcpu, now_s)
+        period_s = vm.batch.period_ms / 1000
+        if duty in (0.0, 1.0):
+            period_s = left_s + self._wave_random.random() * period_s
+        else:
+            self._schedule(now_s + duty * period_s, partial(self._rest, vm, wave, vcpu))
+        self._schedule(now_s + period_s, partial(self._phase, vm, wave, vcpu))
+
+    def _rest(self, vm: SimVm, wave: int, vcpu: Vcpu, now_s: float) -> None:
+        if vm.wave == wave and vcpu.state != ASLEEP:
+            self.cpus.sleep(vcpu, now_s)
 
     def _wave(self, vm: SimVm, wave: int, vcpu: Vcpu, now_s: float) -> None:
         if vm.wave != wave or vm.batch is None or vm.batch.on_ms is None:  # it was restarted since
