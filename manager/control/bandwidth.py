@@ -13,12 +13,13 @@ is percent, else to a part of what they took together.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
 from manager.control.ways import AT_RISK, CALM_S, LONGEST_RETRY_S, MIN_GAIN, RETRY_S, SETTLE_S, Wait
 from manager.model.cache import BandwidthResource, BandwidthUnit
+from manager.model.decision import BandwidthGoal
 
 BYTES_PER_S = {BandwidthUnit.EIGHTH_GBPS: 125_000_000, BandwidthUnit.MBPS: 1 << 20}
 """What 1 of a unit is; of percent it is not known (mba_MBps counts in 2^20 bytes: mbm_bw_count, fs/resctrl)."""
@@ -53,7 +54,8 @@ class BandwidthMemory:
 
     ``ratios``: the last ``BandwidthSeen.ratio`` since the last change had settled. ``before``: holds, steps and median
     ratio before the trial that runs. ``stride``: so many steps the next trial takes. ``calm_s``: since when there is
-    slack. ``loosened``: the last that was kept was a letting go.
+    slack. ``loosened``: the last that was kept was a letting go. ``share``: how far a policy limits them, None: it is
+    as many ``steps``.
     """
 
     holds: tuple[Hold, ...] = ()
@@ -66,6 +68,7 @@ class BandwidthMemory:
     tighten: Wait = _NO_WAIT
     loosen: Wait = _NO_WAIT
     loosened: bool = False
+    share: float | None = None
 
     @property
     def held(self) -> frozenset[str]:
@@ -95,8 +98,24 @@ def bandwidth_of(memory: BandwidthMemory, resource: BandwidthResource) -> int:
     """The limit of those held back, legal and in the host's unit; ``most`` where nobody is."""
     if not memory.holds:
         return resource.most
-    whole, step = _whole(memory.holds, resource), _step(memory.holds, resource)
-    return resource.legal(math.floor(whole * max(1 - memory.steps * step, LEAST) + _EXACT))
+    share = memory.share
+    if share is None:
+        share = max(1 - memory.steps * _step(memory.holds, resource), LEAST)
+    return resource.legal(math.floor(_whole(memory.holds, resource) * share + _EXACT))
+
+
+def held_as_decided(
+    memory: BandwidthMemory, goals: Sequence[BandwidthGoal], used: Mapping[str, float]
+) -> BandwidthMemory:
+    """Those held back that a policy names, each as far as the least of its shares says.
+
+    ``used``: bytes/s of batch VMs; one of which that is not known is not held back yet. Who was held back before is
+    taken for what it took when that began.
+    """
+    took = {hold.vm: hold.bytes_per_s for hold in memory.holds} if memory.share is not None else {}
+    holds = tuple(Hold(goal.vm, {**used, **took}[goal.vm]) for goal in goals if goal.vm in {**used, **took})
+    named = {hold.vm for hold in holds}
+    return BandwidthMemory(holds, share=min((goal.share for goal in goals if goal.vm in named), default=1.0))
 
 
 def next_held(memory: BandwidthMemory, seen: BandwidthSeen) -> tuple[BandwidthMemory, str]:

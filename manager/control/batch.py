@@ -64,7 +64,8 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
         f"{name}: batch VMs got {percent(share, 1)} of the host, less than their floor of {percent(law.batch_floor, 1)}"
     )
     if raised:
-        decision = replace(decision, weights=_raised(decision.weights, snapshot, driven, len(batch), below))
+        weights = _raised(decision.weights, snapshot, driven, len(batch), below)
+        decision = replace(decision, weights=weights, idle=_awake(decision.idle, driven, below))
     if snapshot.host.batch_idle:
         decided = {goal.vm for goal in decision.idle}
         why = below if raised else f"{name}: batch VM in the idle class"
@@ -73,6 +74,12 @@ def guard_batch(decision: Decision, snapshot: Snapshot, memory: BatchMemory) -> 
         )
         decision = replace(decision, idle=decision.idle + idle)
     return decision, BatchMemory(share, raised, measured, measured_s)
+
+
+def _awake(goals: tuple[IdleGoal, ...], driven: Sequence[VmView], why: str) -> tuple[IdleGoal, ...]:
+    """The goals with these batch VMs out of the idle class, in which nothing gives them their floor."""
+    names = {vm.name for vm in driven}
+    return tuple(replace(goal, idle=False, reason=why) if goal.vm in names and goal.idle else goal for goal in goals)
 
 
 def _floor_within(goals: tuple[QuotaGoal, ...], snapshot: Snapshot, batch: Sequence[VmView]) -> tuple[QuotaGoal, ...]:

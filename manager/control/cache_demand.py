@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter
 
-from manager.control.bandwidth import BandwidthMemory, BandwidthSeen, bandwidth_of, next_held
+from manager.control.bandwidth import BandwidthMemory, BandwidthSeen, bandwidth_of, held_as_decided, next_held
 from manager.control.cache_plan import BATCH_GROUP, CacheDemand, CachePlan, Claim
 from manager.control.monitoring import DomainMemory, Measured
 from manager.control.ways import LONGEST_RETRY_S, Wait, WaysMemory, WaysSeen, next_ways
@@ -27,7 +27,7 @@ from manager.model.cache import (
     parse_wish,
 )
 from manager.model.cpus import CpuSet
-from manager.model.decision import ApplicationView, Snapshot, VmView
+from manager.model.decision import ApplicationView, BandwidthGoal, Snapshot, VmView
 from manager.model.registration import Mode
 from manager.model.warp import AUTO
 from manager.model.window import SlaState
@@ -216,6 +216,15 @@ def holding(
     return replace(demand, held=keys, bandwidth=bandwidth_of(held.memory, resource))
 
 
+def decided(
+    held: HeldBack, goals: Sequence[BandwidthGoal], placed: Mapping[str, Placed], measured: Measured
+) -> HeldBack:
+    """What is held back where a policy says so; with what VMs took when last measured."""
+    used = {vm: traffic for vm in placed if (traffic := measured.bytes_per_s(vm)) is not None}
+    memory = held_as_decided(held.memory, [goal for goal in goals if goal.vm in placed], used)
+    return HeldBack(memory, "; ".join(dict.fromkeys(goal.reason for goal in goals)), held.window_s)
+
+
 def judge_held(
     held: HeldBack,
     snapshot: Snapshot,
@@ -231,7 +240,7 @@ def judge_held(
     Nobody is held back without counters of memory traffic. ``busy``: a trial of ways runs.
     """
     batch = [vm for vm, place in placed.items() if place.key in demand.batch]
-    if resource is None or not measured.able or not batch:
+    if resource is None or not measured.able or not batch or held.memory.share is not None:
         return NOBODY
     worst_off = max(_compared(snapshot, placed), default=None)
     if worst_off is None:

@@ -200,5 +200,11 @@ class Measured:
     able: bool = False
     owned: int = 0
 
+    def bytes_per_s(self, vm: str) -> float | None:
+        """The memory traffic of a VM in all domains, None: not known."""
+        totals = [traffic.total for traffic in self.vms.get(vm, ())]
+        known = [total for total in totals if total is not None]
+        return sum(known) if known else None
+
 
 UNMEASURED = Measured()

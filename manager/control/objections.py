@@ -9,6 +9,7 @@ from typing import Any
 
 from manager.model.cpus import CpuSet, format_cpus
 from manager.model.decision import (
+    BandwidthGoal,
     CpusGoal,
     Decision,
     Explanation,
@@ -28,12 +29,17 @@ def objections(decision: Decision, snapshot: Snapshot) -> Iterator[str]:
         yield f"returned {decision!r} instead of a decision"
     if decision.pinning is not None and not isinstance(decision.pinning, bool):
         yield f"says {decision.pinning!r} about pinning; use True, False or None"
+    if not isinstance(decision.on_trial, bool):
+        yield f"says {decision.on_trial!r} about a trial; use True or False"
     vms = {vm.name for vm in snapshot.vms}
     online = snapshot.capabilities.online_cpus
     yield from _of_goals(decision.weights, _WEIGHTS, vms, online)
     yield from _of_goals(decision.idle, _IDLE, vms, online)
     yield from _of_goals(decision.cpus, _CPUS, vms, online)
     yield from _of_goals(decision.quotas, _QUOTAS, vms, online)
+    if decision.bandwidths is not None:
+        batch = {vm.name for vm in snapshot.vms if not vm.critical}
+        yield from _of_goals(decision.bandwidths, _BANDWIDTHS, batch, online)
     if decision.ways != () or decision.explanations != ():
         applications = {view.application.name for view in snapshot.applications}
         yield from _of_goals(decision.ways, _WAYS, applications, online)
@@ -119,6 +125,13 @@ def _quota(goal: QuotaGoal, _online: CpuSet) -> str:
     return f"gives VM {goal.vm!r} the quota {pcpus!r}; use pCPUs from {LEAST_LIMIT_PCPUS:g} to {MOST_LIMIT_PCPUS:g}"
 
 
+def _bandwidth(goal: BandwidthGoal, _online: CpuSet) -> str:
+    share, number = goal.share, isinstance(goal.share, int | float) and not isinstance(goal.share, bool)
+    if number and 0 < share <= 1:
+        return ""
+    return f"gives VM {goal.vm!r} the part {share!r} of the memory bandwidth; use one above 0, up to 1"
+
+
 def _ways(goal: WaysGoal, _online: CpuSet) -> str:
     if _is_whole(goal.ways):
         return ""
@@ -133,6 +146,9 @@ _WEIGHTS = _Kind(WeightGoal, "a weight goal", "weight goals", "VM", "gives {} tw
 _IDLE = _Kind(IdleGoal, "an idle goal", "idle goals", "VM", "says twice whether {} is to be idle", _idle)
 _CPUS = _Kind(CpusGoal, "a goal for pCPUs", "goals for pCPUs", "VM", "gives {} two sets of pCPUs", _cpus)
 _QUOTAS = _Kind(QuotaGoal, "a quota goal", "quota goals", "VM", "gives {} two quotas", _quota)
+_BANDWIDTHS = _Kind(
+    BandwidthGoal, "a bandwidth goal", "bandwidth goals", "batch VM", "limits the bandwidth of {} twice", _bandwidth
+)
 _WAYS = _Kind(
     WaysGoal, "a goal for ways", "goals for ways", "application", "gives {} two numbers of ways", _ways, "application"
 )

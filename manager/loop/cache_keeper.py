@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from manager.control.cache_demand import (
     NOBODY,
     JudgedWays,
+    decided,
     demand_of,
     holding,
     judge,
@@ -33,6 +34,7 @@ from manager.loop.cache_reading import NOTHING, CacheReading, CacheResult, Cache
 from manager.loop.cache_watch import CacheWatch
 from manager.loop.journal import CacheNote, Journal
 from manager.model.cache import DEFAULT, Group, Resctrl, Schemata, is_ours
+from manager.model.decision import Snapshot
 from manager.model.knobs import HOST_UUID, Knob, KnobKey
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import OutcomeKind
@@ -73,10 +75,22 @@ class CacheKeeper:
         """Whether there is something to do, or may be; mostly not."""
         return wants_cache(host) or not (self._port is None or (self._idle and self._journal.cache is None))
 
-    def ways(self, host: HostSpec) -> int:
-        """How many ways the cache has that may be divided there, as of the last tick; 0: it is not divided."""
-        caches = self._last.offered.divided if self._last.offered and wants_cache(host) else ()
-        return min((cache.ways.ways for cache in caches), default=0)
+    def in_snapshot(self, snapshot: Snapshot) -> Snapshot:
+        """With what a policy may see of cache and memory, as of the last tick; the same where it is not divided."""
+        offered, measured = self._last.offered, self._last.measured
+        if offered is None or not wants_cache(snapshot.host):
+            return snapshot
+        vms = tuple(
+            replace(vm, memory_bytes_per_s=traffic) if (traffic := measured.bytes_per_s(vm.name)) is not None else vm
+            for vm in snapshot.vms
+        )
+        ways = min((cache.ways.ways for cache in offered.divided), default=0)
+        limits, on_trial = bool(offered.bandwidths), self._ways_on_trial
+        return replace(snapshot, vms=vms, cache_ways=ways, memory_limits=limits, ways_trial=on_trial)
+
+    @property
+    def _ways_on_trial(self) -> bool:
+        return any(judged.memory.before is not None for judged in self._judged.values())
 
     def tick(self, seen: CacheSeen) -> CacheResult:
         """Bring the groups where they are to be."""
@@ -241,6 +255,8 @@ class CacheKeeper:
             demand, notes = demand_of(
                 reading.seen.snapshot, placed, modes, self._judged, reading.external, reading.offered
             )
+            if reading.seen.held is not None:
+                self._held = decided(self._held, reading.seen.held, placed, self._last.measured)
             demand = holding(demand, self._held, placed, reading.bandwidth)
         demand = replace(demand, original=original)
         plan = allocate(self._offered(reading), reading.avoided, demand)
@@ -356,15 +372,16 @@ class CacheKeeper:
     def _learn(self, reading: CacheReading, planned: _Planned, measured: Measured) -> None:
         """What response times make of each ``auto`` and of those held back, for the next plan."""
         snapshot = reading.seen.snapshot
-        holds = self._held.memory.before is not None
+        holds = self._held.memory.before is not None or reading.seen.on_trial
         self._judged, self._whys = judge(
             self._judged, snapshot, planned.demand, planned.plan, reading.offered, busy=holds
         )
         if reading.seen.only is None:
             self._journal.note_cache_memory(judged_text(self._judged))
-        busy = any(judged.memory.before is not None for judged in self._judged.values())
+        if reading.seen.held is not None:
+            return
         self._held = judge_held(
-            self._held, snapshot, planned.demand, reading.placed, measured, reading.bandwidth, busy=busy
+            self._held, snapshot, planned.demand, reading.placed, measured, reading.bandwidth, busy=self._ways_on_trial
         )
 
     def _forget(self, port: CachePort, seen: CacheSeen, present: Mapping[str, Group], note: CacheNote | None) -> None:

@@ -14,7 +14,7 @@ from manager.loop.apply import Outcome
 from manager.loop.observer import Observation
 from manager.model.cache import DEFAULT, BandwidthResource, Group, Mask, Resctrl, Schemata, format_schemata, is_ours
 from manager.model.cpus import CpuSet
-from manager.model.decision import Snapshot, WaysGoal
+from manager.model.decision import BandwidthGoal, Snapshot, WaysGoal
 from manager.model.fields import as_text
 from manager.model.host import VmInstance
 from manager.model.knobs import Knob, KnobKey, KnobValue
@@ -29,11 +29,24 @@ def wants_cache(host: HostSpec) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheDecided:
+    """What a policy decided of cache and memory bandwidth, see ``Decision``."""
+
+    ways: tuple[WaysGoal, ...] = ()
+    bandwidths: tuple[BandwidthGoal, ...] | None = None
+    on_trial: bool = False
+
+
+NOTHING_DECIDED = CacheDecided()
+
+
+@dataclass(frozen=True, slots=True)
 class CacheSeen:
     """What a tick knows. By domain UUID: all that ``running``, those managed, and where their vCPUs may run.
 
     ``unread``: some managed VM could not be read. ``only``: nothing but the VM of that name is taken out of our groups.
-    The applications of the snapshot ask for what the policy gives them; ``whys`` says why, by application.
+    The applications of the snapshot ask for what the policy gives them; ``whys`` says why, by application. ``held``:
+    whose memory bandwidth it limits; None: it leaves that to the agent. ``on_trial``: it judges a change of its own.
     """
 
     snapshot: Snapshot
@@ -45,6 +58,8 @@ class CacheSeen:
     unread: bool = False
     only: str | None = None
     whys: Mapping[str, str] = field(default_factory=dict)
+    held: tuple[BandwidthGoal, ...] | None = None
+    on_trial: bool = False
 
     @property
     def wanted(self) -> bool:
@@ -179,9 +194,10 @@ def cache_seen(
     written: Mapping[str, Mapping[KnobKey, KnobValue]],
     undo_reason: str,
     only: str | None = None,
-    ways: Collection[WaysGoal] = (),
+    decided: CacheDecided = NOTHING_DECIDED,
 ) -> CacheSeen:
-    """What a tick knows, after it wrote ``written`` (by domain UUID); ``ways`` are what the policy decided."""
+    """What a tick knows, after it wrote ``written`` (by domain UUID), with what the policy ``decided``."""
+    ways = decided.ways
     reading, specs = seen.reading, seen.specs
     unread = reading.errors.keys()
     readable = {uuid: instance for uuid, instance in seen.running.items() if uuid not in unread}
@@ -189,7 +205,9 @@ def cache_seen(
     cpus = {uuid: _cpus({**reading.knobs[uuid], **written.get(uuid, {})}) for uuid in specs}
     whys = {goal.application: goal.reason for goal in ways}
     snapshot = _asking(seen.snapshot, ways) if ways else seen.snapshot
-    return CacheSeen(snapshot, readable, specs, seen.names, cpus, undo_reason, bool(unread - {"host"}), only, whys)
+    unread_vm = bool(unread - {"host"})
+    held, on_trial = decided.bandwidths, decided.on_trial
+    return CacheSeen(snapshot, readable, specs, seen.names, cpus, undo_reason, unread_vm, only, whys, held, on_trial)
 
 
 def _asking(snapshot: Snapshot, ways: Collection[WaysGoal]) -> Snapshot:

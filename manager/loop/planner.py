@@ -22,6 +22,7 @@ from manager.control.placer import (
 from manager.control.resolve import Wishes, resolve, validate
 from manager.control.scheduling_plan import plan_scheduling
 from manager.control.warp_plan import NOTHING_YET, SchedulerSeen, plan_warps
+from manager.loop.cache_reading import NOTHING_DECIDED, CacheDecided
 from manager.loop.journal import Entry, Journal
 from manager.loop.observer import Reading
 from manager.model.cpus import CpuSet
@@ -34,7 +35,6 @@ from manager.model.decision import (
     Placement,
     Plan,
     Snapshot,
-    WaysGoal,
 )
 from manager.model.host import VmState
 from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
@@ -88,7 +88,7 @@ class Planner:
         self._memory: tuple[str, Memory] = ("", None)
         self.batch = BatchMemory()  # this and the warps: as of the last decision
         self.warp = NO_WARPS
-        self.cache_ways: tuple[WaysGoal, ...] = ()
+        self.cache = NOTHING_DECIDED
         self.explanations: tuple[Explanation, ...] = ()  # of the last decision; none once a policy fails
         self._placer = PlacerMemory()
         self._pinned = _PinnedThen((), {})
@@ -108,7 +108,7 @@ class Planner:
         """Nothing is decided any more."""
         self._notes, self._outside, self.explanations = (), "", ()
         self.warp, self._ladder = NO_WARPS, NOTHING_YET
-        self.cache_ways = ()
+        self.cache = NOTHING_DECIDED
         self.batch = BatchMemory()
 
     def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
@@ -120,7 +120,7 @@ class Planner:
         self.explanations = decision.explanations
         decision, limited = limit_decision(decision, self._limits)
         decision, self.batch = guard_batch(decision, snapshot, self.batch)
-        self.cache_ways = decision.ways
+        self.cache = CacheDecided(decision.ways, decision.bandwidths, decision.on_trial)
         grouped = plan_batch_group(decision, snapshot)
         self._outside = grouped.note
         pinned = self._pinned_now(reading, specs, journal)

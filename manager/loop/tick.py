@@ -137,7 +137,7 @@ class ControlLoop:
         if self._cache.concerns(seen.snapshot.host):
             written = values_after(change for change in changes if change.action in {Action.WRITE, Action.RESTORE})
             cache = rehearse(
-                self.host.cache, self.journal, cache_seen(seen, written, _HOST_RELEASED, ways=self._planner.cache_ways)
+                self.host.cache, self.journal, cache_seen(seen, written, _HOST_RELEASED, decided=self._planner.cache)
             )
         notes = tuple(text for _, _, text in self._planner.notes)
         shown = tuple(change for change in changes if change.action not in SILENT)
@@ -234,8 +234,7 @@ class ControlLoop:
     def _plan(self, seen: Observation) -> Planned:
         if seen.snapshot.host.mode is Mode.RELEASED:
             return self._released(_HOST_RELEASED)
-        snapshot, ways = seen.snapshot, self._cache.ways(seen.snapshot.host)
-        snapshot = replace(snapshot, cache_ways=ways) if ways else snapshot
+        snapshot = self._cache.in_snapshot(seen.snapshot)
         return self._planner.plan(snapshot, seen.specs, seen.reading, self.journal)
 
     def _released(self, reason: str) -> Planned:
@@ -250,8 +249,7 @@ class ControlLoop:
         cache = NOTHING
         if self._cache.concerns(seen.snapshot.host):
             undo_reason = planned.undo_reason if planned.plan else _HOST_RELEASED
-            ways = self._planner.cache_ways
-            cache = self._cache.tick(cache_seen(seen, applied.written, undo_reason, only, ways))
+            cache = self._cache.tick(cache_seen(seen, applied.written, undo_reason, only, self._planner.cache))
         counters, uncounted = self._counters()
         new_resources, self._rounds = self._resources.rounds != self._rounds, self._resources.rounds
         self.host.forget(frozenset(state.instance for state in seen.reading.states.values()))

@@ -24,6 +24,7 @@ class VmView:
     ``vcpu_pcpus`` the CPU seconds a second that each vCPU used and ``vcpu_waits`` those that each waited for a pCPU, in
     their order, empty where that is not known. ``weight`` is None where it has none, as in the idle class; ``idle``
     where the kernel has no such class, ``batch_group`` where it cannot be moved into one (see ``VmState``).
+    ``memory_bytes_per_s`` is its memory traffic as of the tick before, None where that is not measured.
     """
 
     spec: VmSpec
@@ -40,6 +41,7 @@ class VmView:
     idle: bool | None = None
     quota_period_us: int | None = None
     batch_group: int | None = None
+    memory_bytes_per_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -74,7 +76,8 @@ class Snapshot:
     ``cache_ways``: how many ways the last-level cache has that may be divided, as of the tick before; 0: it is not.
     ``interrupts`` has the share of its time, 0 .. 1, that each managed pCPU spent on interrupts (irq and softirq) in
     the last interval, by number; those of which that was not measured are not in it. ``resources``: what VMs and the
-    host use besides CPU time, as of the last round of readings.
+    host use besides CPU time, as of the last round of readings. ``memory_limits``: the memory bandwidth of batch VMs
+    can be limited, and ``ways_trial``: a trial of ways runs (docs/concepts/cache.md), as of the tick before.
     """
 
     now_s: float
@@ -88,6 +91,8 @@ class Snapshot:
     cache_ways: int = 0
     interrupts: Mapping[int, float] = field(default_factory=dict)
     resources: ResourceUse = field(default_factory=ResourceUse)
+    memory_limits: bool = False
+    ways_trial: bool = False
 
     @property
     def steady_s(self) -> float:
@@ -141,6 +146,18 @@ class WaysGoal:
 
 
 @dataclass(frozen=True, slots=True)
+class BandwidthGoal:
+    """To which part, above 0 and up to 1, a batch VM's memory traffic is limited, and why.
+
+    It is a part of what the host gives where it limits in percent, else of what the VM took when that began.
+    """
+
+    vm: str
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """What an operator should know of an application for as long as it lasts, such as that its data are stale."""
 
@@ -169,8 +186,10 @@ class Decision:
 
     Each of ``weights``, ``idle``, ``cpus`` and ``quotas`` names a VM at most once, ``ways`` and ``explanations`` an
     application. Where a host lacks a control, what needs it is left out. ``pinning`` None: as the host is registered;
-    False: critical VMs float. What is registered for a VM or allowed by the agent binds a policy, too
-    (docs/concepts/policies.md).
+    False: critical VMs float. ``bandwidths`` None: the agent holds back noisy neighbours by itself; else these alone,
+    all as far as the least share says: they are one group with one limit. ``on_trial``: the policy judges a change by
+    response times, so that the agent tries no other ways meanwhile. What is registered for a VM or allowed by the agent
+    binds a policy, too (docs/concepts/policies.md).
     """
 
     weights: tuple[WeightGoal, ...] = ()
@@ -182,6 +201,8 @@ class Decision:
     ways: tuple[WaysGoal, ...] = ()
     pinning: bool | None = None
     explanations: tuple[Explanation, ...] = ()
+    bandwidths: tuple[BandwidthGoal, ...] | None = None
+    on_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True)

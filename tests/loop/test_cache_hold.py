@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from manager.control.cache_plan import BATCH_GROUP, HELD_GROUP
+from manager.loop.observer import LoopSettings
 from manager.loop.status import tick_status
-from manager.loop.tick import TickResult
+from manager.loop.tick import ControlLoop, TickResult
 from manager.model.cache import DEFAULT, BandwidthResource, BandwidthUnit, Slot
+from manager.model.decision import BandwidthGoal, Decision, Snapshot
 from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
+from manager.model.limits import EVERYTHING
 from manager.model.registration import CacheControl, Mode, Sla
 from manager.model.window import Window
 from tests.fakes.cache_host import CACHE, CacheHost
@@ -71,6 +74,76 @@ def slow(_limit: int) -> float:
 def better_when_held(limit: int) -> float:
     """Each step helps, and at half of it the SLA is met."""
     return 80.0 if limit <= 50 else 100.0 + 4 * (limit - 50)
+
+
+@dataclass
+class Limiting:
+    """A policy that limits the memory bandwidth of batch VMs; ``seen``: what it saw last."""
+
+    goals: tuple[BandwidthGoal, ...] | None = None
+    on_trial: bool = False
+    seen: Snapshot | None = None
+    name: str = "limiting"
+    summary: str = "As the test says."
+
+    def decide(self, snapshot: Snapshot, memory: object) -> Decision:
+        self.seen = snapshot
+        return Decision(bandwidths=self.goals, on_trial=self.on_trial)
+
+
+@pytest.fixture
+def decided(rig: HoldRig) -> tuple[HoldRig, Limiting]:
+    policy = Limiting()
+    settings = LoopSettings("h1", 1.0, 30.0, 20)
+    rig.loop = ControlLoop(rig.host, rig.journal, {"limiting": policy}, settings, rig.clock, EVERYTHING)
+    rig.control(policy="limiting")
+    return rig, policy
+
+
+def test_a_policy_that_limits_takes_the_place_of_the_law(decided: tuple[HoldRig, Limiting]) -> None:
+    rig, policy = decided
+    policy.goals = ()
+    rig.slots(20, slow)
+    assert (rig.limit(), rig.host.group_of("hog")) == (100, BATCH_GROUP), "it names nobody"
+    policy.goals = (BandwidthGoal("hog", 0.4, "limiting: too much"),)
+    results = rig.slots(10, slow)
+    assert (rig.limit(), rig.host.group_of("hog")) == (40, HELD_GROUP)
+    assert reasons(results) == ["limiting: too much"]
+    policy.goals = ()
+    rig.slot(slow)
+    assert rig.host.group_of("hog") == BATCH_GROUP
+    policy.goals = None
+    rig.slots(40, better_when_held)
+    assert rig.limit() < 100, "left to the law again"
+
+
+def test_a_policy_sees_traffic_and_that_it_can_be_limited(decided: tuple[HoldRig, Limiting]) -> None:
+    rig, policy = decided
+    policy.goals = ()
+    rig.slots(3, slow)
+    assert policy.seen is not None
+    assert policy.seen.memory_limits
+    traffic = {vm.name: vm.memory_bytes_per_s for vm in policy.seen.vms}
+    assert traffic == {"hog": 10 * GB, "crunch": GB, "web": GB}
+    rig.control(cache=CacheControl.OFF)
+    rig.slots(2, slow)
+    assert not policy.seen.memory_limits
+    assert {vm.memory_bytes_per_s for vm in policy.seen.vms} == {None}
+
+
+def test_while_a_policy_judges_a_change_no_other_ways_are_tried(decided: tuple[HoldRig, Limiting]) -> None:
+    rig, policy = decided
+    rig.serve("shop", "auto", "web", sla=Sla(100.0))
+    policy.goals, policy.on_trial = (), True
+    rig.slots(20, slow)
+    assert policy.seen is not None
+    assert not policy.seen.ways_trial
+    policy.on_trial = False
+    seen = []
+    for _ in range(20):
+        rig.slot(slow)
+        seen.append(policy.seen.ways_trial)
+    assert any(seen)
 
 
 def reasons(results: list[TickResult]) -> list[str]:

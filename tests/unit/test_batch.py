@@ -103,6 +103,15 @@ def test_where_the_kernel_has_no_idle_class_there_is_none() -> None:
     assert guard_batch(decision(10_000, 2, "c"), seen, BatchMemory())[0].idle == ()
 
 
+def test_below_the_floor_no_policy_keeps_batch_vms_in_the_idle_class() -> None:
+    starved = moment(batch("c", 0.0), batch("own", 0.0, own_weight=3), view("web"))
+    wanted = replace(decision(10_000, 2, "c", "own"), idle=(IdleGoal("c", True, "policy"), IdleGoal("own", True, "")))
+    memory = BatchMemory(share=0.0)
+    kept, _ = guard_batch(wanted, starved, memory)
+    assert [goal.idle for goal in kept.idle] == [False, True], "one with a registered weight is left alone"
+    assert "less than their floor" in kept.idle[0].reason
+
+
 def test_a_policys_own_idle_goal_is_kept() -> None:
     seen = moment(batch("c", 0.3), view("web"), batch_idle=True)
     wanted = replace(decision(10_000, 2, "c"), idle=(IdleGoal("c", False, "policy"),))

@@ -16,10 +16,12 @@ from manager.control.bandwidth import (
     BandwidthSeen,
     Hold,
     bandwidth_of,
+    held_as_decided,
     next_held,
 )
 from manager.control.ways import LONGEST_RETRY_S, Wait
 from manager.model.cache import BandwidthResource, BandwidthUnit
+from manager.model.decision import BandwidthGoal
 
 INTERVAL_S = 5.0
 GB = 1e9
@@ -191,6 +193,18 @@ def test_one_that_joins_is_held_back_as_far_and_what_they_took_is_counted_togeth
     assert [hold.vm for hold in memory.holds] == ["hog", "new"]
     assert memory.steps == 5
     assert bandwidth_of(memory, EIGHTHS) == 68
+
+
+def test_a_policy_holds_back_whom_it_names_to_the_part_that_it_says() -> None:
+    goals = (BandwidthGoal("hog", 0.5, ""), BandwidthGoal("new", 0.25, ""))
+    one = held_as_decided(BandwidthMemory(), goals, {"hog": 8 * GB})
+    assert one.held == {"hog"}, "what the other takes is not known yet"
+    assert bandwidth_of(one, EIGHTHS) == 32
+    assert bandwidth_of(one, PERCENT) == 50
+    both = held_as_decided(one, goals, {"hog": 4 * GB, "new": 8 * GB})
+    assert bandwidth_of(both, EIGHTHS) == 32, "a quarter of what they took when that began, as there is one limit"
+    nobody = held_as_decided(both, (), {"hog": 8 * GB})
+    assert (nobody.held, bandwidth_of(nobody, EIGHTHS)) == (frozenset(), EIGHTHS.most)
 
 
 def test_without_monitoring_nobody_is_held_back_and_it_is_said() -> None:

@@ -13,6 +13,7 @@ from manager.control.limit_decision import limit_decision
 from manager.control.resolve import Wishes, resolve, validate
 from manager.model.decision import (
     ApplicationView,
+    BandwidthGoal,
     CpusGoal,
     Decision,
     Explanation,
@@ -30,7 +31,7 @@ from manager.model.window import SlaState
 from tests.unit.build import ONLINE, snapshot, view
 
 SHOP = replace(
-    snapshot(view("web"), view("batch")),
+    snapshot(view("web"), view("batch"), view("crunch", VmClass.BATCH)),
     applications=(ApplicationView(Application("shop", (Tier("web", ("web",)),)), None, SlaState.NO_DATA),),
 )
 ZERO = frozenset({0})
@@ -48,9 +49,16 @@ def ways(*goals: tuple[object, object]) -> Decision:
     return Decision(ways=tuple(WaysGoal(app, number, "why") for app, number in goals))  # type: ignore[arg-type]
 
 
+def bandwidths(*goals: tuple[object, object]) -> Decision:
+    return Decision(bandwidths=tuple(BandwidthGoal(vm, share, "why") for vm, share in goals))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "decision",
     [
+        replace(bandwidths(("crunch", 0.25)), on_trial=True),
+        bandwidths(("crunch", 1)),
+        bandwidths(),
         replace(cpus(("web", frozenset({0, 9})), ("batch", ZERO)), pinning=False),
         quotas(("web", 0.01), ("batch", 8192)),
         replace(ways(("shop", 1)), idle=(IdleGoal("batch", True, ""),), pinning=True),
@@ -103,6 +111,17 @@ def test_valid_decisions(decision: Decision) -> None:
             "explains application 'ghost', which is not a managed application of this host",
         ),
         (Decision(explanations=(Explanation("shop", ""),) * 2), "explains application 'shop' twice"),
+        (Decision(bandwidths=[]), "holds [] instead of bandwidth goals"),
+        (bandwidths(("web", 0.5)), "names batch VM 'web', which is not a managed batch VM of this host"),
+        (bandwidths(("crunch", 0.5), ("crunch", 0.1)), "limits the bandwidth of batch VM 'crunch' twice"),
+        *(
+            (
+                bandwidths(("crunch", share)),
+                f"gives VM 'crunch' the part {share!r} of the memory bandwidth; use one above 0, up to 1",
+            )
+            for share in (0, -0.1, 1.01, float("nan"), True, "1", None)
+        ),
+        (Decision(on_trial=1), "says 1 about a trial; use True or False"),  # type: ignore[arg-type]
         (Decision(ways={}), "holds {} instead of goals for ways"),
         (Decision(ways=("shop",)), "holds 'shop' instead of a goal for ways"),
         (ways(("web", 1)), "names application 'web', which is not a managed application of this host"),
