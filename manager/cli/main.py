@@ -30,6 +30,7 @@ _COMMANDS = {
     "host": "mode_commands",
     "doctor": "doctor_command",
     "profile": "profile_command",
+    "savings": "savings_command",
     "record": "record_command",
     "replay": "replay_command",
     "sim": "sim_command",

@@ -1,0 +1,197 @@
+"""`equipoise savings`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import click
+
+from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
+from manager.cli.times import time_s
+from manager.control.savings import CostModel, HostUse, Savings, saved_by
+from manager.model.fields import timestamp
+from manager.model.units import percent
+from manager.protocol.client import ManagerClient
+from manager.settings import Settings
+from manager.terminal import Table, output, progress, say
+
+_MODEL = CostModel()
+_POINTS = "1000"
+_FLEET = "all hosts"
+_EPILOG = """
+WHAT IT DOES
+  Says what it saved that batch VMs and services shared hosts: beside separate servers that would have done the same,
+  services alone on theirs, and the batch VMs' CPU time on others that were full. It reads each host's CPU use from the
+  manager's history; times of which there is none do not count.
+
+  The costs are a model, not measured: a server's price, and electricity over its life, burdened with that of power
+  delivery and cooling (Leverich and Kozyrakis, EuroSys 2014, table 2, whose constants are the defaults); its power
+  grows linearly with CPU use. GAIN is the throughput per dollar of ownership over that of separate servers. Batch
+  work counts by CPU time: work that batch VMs lost in shared caches is not seen in it. Energy is by the same model.
+
+TIME
+  How long ago, such as 12h or 7d, or an RFC 3339 time such as 2026-01-31T14:00:00Z.
+
+OUTPUT
+  A line per host, and one of all hosts. With --json an object with model, since, until, hosts and fleet; with --csv the
+  lines as CSV: host, hours, utilisation, critical (fractions of the CPU time), saved_servers, gain (a fraction),
+  together_usd_per_year, apart_usd_per_year, energy_kwh, batch_kwh, saved_kwh. Exit status 1 if nothing was measured.
+
+EXAMPLES
+  equipoise savings
+  equipoise savings --host kvm7 --since 7d
+  equipoise savings --since 30d --server-usd 6500 --peak-watts 550 --usd-per-kwh 0.21 --csv > savings.csv
+"""
+
+
+@dataclass(frozen=True)
+class SavedPart:
+    """A line of the report: of a host, or of all."""
+
+    name: str
+    saved: Savings
+
+
+@click.command("savings", cls=ManPage, epilog=_EPILOG)
+@with_settings(*CLIENT_SETTINGS)
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="Only this host; may be repeated. [default: all]")
+@click.option("--since", default="30d", show_default=True, metavar="TIME", help="Begin here.")
+@click.option("--until", default="", metavar="TIME", help="End before this. [default: now]")
+@click.option(
+    "--server-usd",
+    type=click.FloatRange(0, 1e7),
+    default=_MODEL.server_usd,
+    show_default=True,
+    help="Price of a server.",
+)
+@click.option(
+    "--years", type=click.FloatRange(0.1, 20), default=_MODEL.years, show_default=True, help="It serves so long."
+)
+@click.option(
+    "--usd-per-kwh",
+    type=click.FloatRange(0, 100),
+    default=_MODEL.usd_per_kwh,
+    show_default=True,
+    help="Price of electricity.",
+)
+@click.option(
+    "--peak-watts",
+    type=click.FloatRange(1, 1e5),
+    default=1000 * _MODEL.peak_kw,
+    show_default=True,
+    help="Its power when all CPUs are used.",
+)
+@click.option(
+    "--idle-percent",
+    type=click.FloatRange(0, 100),
+    default=100 * _MODEL.idle_part,
+    show_default=True,
+    help="Of that, its power when idle.",
+)
+@click.option("--csv", "as_csv", is_flag=True, help="Print CSV.")
+@json_option
+def savings(
+    settings: Settings,
+    hosts: Sequence[str],
+    since: str,
+    until: str,
+    as_csv: bool,
+    as_json: bool,
+    **costs: float,
+) -> None:
+    """Show what sharing hosts saved: servers, cost and energy, by a model."""
+    if as_csv and as_json:
+        raise click.UsageError("--csv does not go with --json")
+    now_s = time.time()
+    since_s, until_s = time_s("--since", since, now_s), time_s("--until", until, now_s) if until else now_s
+    if since_s >= until_s:
+        raise click.UsageError("--since is not before --until")
+    model = CostModel(peak_kw=costs.pop("peak_watts") / 1000, idle_part=costs.pop("idle_percent") / 100, **costs)
+    client = connect(settings)
+    query = {"since": timestamp(max(since_s, 0.0)).isoformat(), "until": timestamp(until_s).isoformat()}
+    names = hosts or [host["name"] for host in client.items("/hosts")]
+    with progress("hosts", len(names)) as bar:
+        uses = []
+        for name in names:
+            uses.append(use_of(client, name, query))
+            bar.advance()
+    parts = [SavedPart(use.host, saved) for use in uses if (saved := saved_by([use], model)) is not None]
+    fleet = saved_by(uses, model)
+    if fleet is None:
+        raise Failure("no CPU use was measured in that time: choose another with --since")
+    lines = [*parts, SavedPart(_FLEET, fleet)] if len(parts) > 1 else parts
+    if as_csv:
+        for line in _csv(lines).splitlines():
+            say(line)
+        return
+    body = {"model": asdict(model), **query, "hosts": [_row(part) for part in parts], "fleet": asdict(fleet)}
+    output(as_json, body, _table(lines), *_remarks(fleet, model))
+
+
+def use_of(client: ManagerClient, host: str, query: Mapping[str, str]) -> HostUse:
+    """Means over what was measured of a host in a range of time. Raises ManagerUnavailable."""
+    history = client.get(f"/hosts/{host}/history", **query, points=_POINTS)
+    steps = [step for step in history["steps"] if step["host_cpu_share"] is not None]
+
+    def mean(name: str) -> float:
+        return sum(step[name] or 0.0 for step in steps) / len(steps) if steps else 0.0
+
+    hours = len(steps) * history["step_s"] / 3600
+    return HostUse(host, mean("critical_share"), mean("batch_share"), mean("other_share"), hours)
+
+
+def _table(parts: Sequence[SavedPart]) -> Table:
+    table = Table(
+        "host",
+        "hours",
+        "used",
+        "critical",
+        "servers saved",
+        "gain",
+        "$ a year",
+        "apart",
+        "kWh",
+        "kWh saved",
+        title="Savings (model)",
+    )
+    for part in parts:
+        saved = part.saved
+        table.add_row(
+            part.name,
+            f"{saved.hours:.1f}",
+            percent(saved.utilisation),
+            percent(saved.critical),
+            f"{saved.saved_servers:.2f} of {saved.servers}",
+            percent(saved.gain),
+            f"{saved.together_usd_per_year:,.0f}",
+            f"{saved.apart_usd_per_year:,.0f}",
+            f"{saved.energy_kwh:,.1f}",
+            f"{saved.saved_kwh:,.1f}",
+        )
+    return table
+
+
+def _remarks(fleet: Savings, model: CostModel) -> Iterator[str]:
+    power = f"{1000 * model.peak_kw:g} W when full, {percent(model.idle_part)} of it when idle"
+    yield f"A server: ${model.server_usd:,.0f} over {model.years:g} years, {power}, ${model.usd_per_kwh:g} per kWh."
+    saved_usd = fleet.apart_usd_per_year - fleet.together_usd_per_year
+    yield f"Batch VMs did the work of {fleet.saved_servers:.2f} servers: ${saved_usd:,.0f} a year less than apart."
+    yield "Costs and energy are calculated from CPU use, not measured."
+
+
+def _row(part: SavedPart) -> dict[str, Any]:
+    return {"host": part.name, **asdict(part.saved)}
+
+
+def _csv(parts: Sequence[SavedPart]) -> str:
+    text = io.StringIO()
+    columns = ["host", *(field.name for field in fields(Savings))]
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_row(part) for part in parts)
+    return text.getvalue()
