@@ -80,7 +80,10 @@ CAUSES: Mapping[str, str] = {
     "overload": "Overload: {application} exceeds its capacity or agreed rate; no neighbour is involved",
     "host_full": "Host {host} is full: no single VM explains it",
     "imbalance": "Imbalance: one vCPU is full while others are not; no neighbour is involved",
-    "not_cpu": "Not the CPU: look at {application} itself, its disks or the network",
+    "memory": "Memory: pages of its VM on {host} are taken from it",
+    "disk": "Disk: its VM on {host} waits for a disk",
+    "network": "Network: packets of its VM on {host} are lost or held up",
+    "not_cpu": "Not the CPU: look at {application} itself",
     "unknown": "Unknown: not enough evidence",
 }
 """The likely cause of a violation, by verdict."""
@@ -90,6 +93,15 @@ MEASURES: Mapping[str, str] = {
     "wait_share": "vCPU wait (steal), share of runnable time",
     "vcpu_used": "full vCPU: CPU, share of the time",
     "vcpu_wait": "full vCPU: vCPU wait (steal), share of the time",
+    "memory_pressure": "memory pressure (PSI), share of the time",
+    "io_pressure": "I/O pressure (PSI), share of the time",
+    "major_faults_per_s": "major faults",
+    "refaults_per_s": "refaults",
+    "growth_bytes_per_s": "growth of its memory",
+    "disk_latency_ms": "latency of a request",
+    "disk_bytes_per_s": "read and written",
+    "network_bytes_per_s": "received and sent",
+    "dropped_packets_per_s": "packets lost",
 }
 
 PERIODS: Mapping[str, tuple[str, int | None]] = {
@@ -149,6 +161,17 @@ def percent(share: float | None) -> str:
     return f"{fixed(shown, 0 if shown >= 10 else 1)} %"
 
 
+def measured(value: float | None, metric: str) -> str:
+    """A value of that measure of a likely cause, with its unit."""
+    if value is None:
+        return NOTHING
+    if metric.endswith("_bytes_per_s"):
+        return throughput(value)
+    if metric.endswith("_per_s"):
+        return f"{digits(value)} /s"
+    return milliseconds(value) if metric.endswith("_ms") else percent(value)
+
+
 def attainment(share: float | None) -> str:
     """The share of intervals in which an SLA held: never rounded up to all of it."""
     return NOTHING if share is None else f"{fixed(100 if share >= 1 else min(share * 100, 99.99), 2)} %"
@@ -167,6 +190,11 @@ def burn(rate_: float | None) -> str:
 def bandwidth(value: float | None) -> str:
     """Bytes a second, such as ``12.3 GB/s``."""
     return NOTHING if value is None else f"{value / 1e9:.3g} GB/s"
+
+
+def throughput(value: float | None) -> str:
+    """Bytes a second of disks and networks, such as ``12.3 MB/s``."""
+    return NOTHING if value is None else f"{value / 1e6:.3g} MB/s"
 
 
 def size(value: float | None) -> str:
@@ -329,6 +357,7 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "vcpu_wait": vcpu_wait,
     "hurts": MATERIAL.__le__,
     "measure": MEASURES.__getitem__,
+    "measured": measured,
     "mode": mode,
     "label": label_of,
     "bandwidth": bandwidth,

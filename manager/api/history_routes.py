@@ -14,7 +14,7 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup
 from manager.api.queries import EvidenceQuery, HistoryQuery, NamePath
 from manager.api.validation import shown
-from manager.control.blame import Case, HostTicks, Measure, Verdict, blame
+from manager.control.blame import blame
 from manager.control.budget import (
     HOUR_S,
     MINUTE_S,
@@ -30,6 +30,7 @@ from manager.control.budget import (
 )
 from manager.control.error_budget import Judged
 from manager.control.series import HostStep, Line, VmLines, host_lines
+from manager.control.violation_case import Case, HostTicks, Measure, Verdict
 from manager.errors import InvalidRequest
 from manager.model.cpus import parse_cpus
 from manager.model.fields import Count, Name, Schema, timestamp

@@ -1,7 +1,8 @@
 """The likely cause when an application violates its SLA: a verdict with its evidence, or none without evidence.
 
 It is drawn from the ticks of the hosts of the application's VMs, before the violation and during it. The VM is judged
-that waits most: the part of the time in which its vCPUs wanted to run that they waited for a pCPU.
+that waits most: the part of the time in which its vCPUs wanted to run that they waited for a pCPU. Where none waits and
+none is full, memory, disks and network are looked at.
 docs/concepts/evidence.md says the same in words.
 """
 
@@ -10,93 +11,27 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from dataclasses import dataclass, replace
 
-from pydantic import Field
-
-from manager.model.fields import WIRE, Name
+from manager.control.resource_blame import blame_resources, looked_at
+from manager.control.violation_case import LEAST_TICKS, MAIN_PART, RISEN, Case, HostTicks, Measure, Verdict
 from manager.model.records import FULL_VCPU, TickRecord, VcpuTick, VmTick
-from manager.model.registration import VmClass
 from manager.model.units import percent
 from manager.model.vcpu_wait import MATERIAL, wait_share
 from manager.model.verdict import VerdictKind
 
-LEAST_TICKS = 2
-"""Ticks that a mean needs."""
 WAIT_PER_VCPU = 0.01
 """Waiting is material from ``vcpu_wait.MATERIAL`` on, if it is so many seconds a second and vCPU."""
-RISEN = 1.5
-"""Waiting has risen when it is so many times what it was before."""
 RISE = 0.05
 """Least rise of a VM's CPU use, as a fraction of the host, by which it is named."""
 LARGE = 0.1
 """Least CPU use, as a fraction of the host, by which a VM is named where nothing has risen."""
-MAIN_PART = 0.5
-"""A VM is named for this part, or more, of all that is not the application's own."""
 FULL = 0.9
 """A host is full when this part of its CPU time is used."""
 MAIN_TICKS = 0.5
 """A vCPU counts as full where it was so in this part of the ticks, or more."""
 AT_LIMIT = 0.9
 """A VM is at its limit when it uses this part of its vCPUs, or of its max_pcpus."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostTicks:
-    """A host's ticks before and during the violation. ``waits_known``: its kernel tells how long vCPUs wait."""
-
-    host: str
-    pcpus: int
-    waits_known: bool
-    before: tuple[TickRecord, ...]
-    during: tuple[TickRecord, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """An application that violates its SLA: its VMs, its rate then, and the ticks of the hosts of its VMs.
-
-    ``vcpus`` and ``limits_pcpus`` (CPU seconds a second that a VM may use) are by VM, where known; ``classes`` are of
-    all registered VMs. The rates are None where nobody knows them, or none was agreed.
-    """
-
-    application: str
-    vms: frozenset[str]
-    hosts: tuple[HostTicks, ...]
-    rate_rps: float | None = None
-    max_rate_rps: float | None = None
-    vcpus: Mapping[str, int] | None = None
-    limits_pcpus: Mapping[str, float] | None = None
-    classes: Mapping[str, VmClass] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """A mean before the violation (null: too few ticks) and during it."""
-
-    subject: Name
-    metric: Annotated[
-        Literal["cpu_share", "wait_share", "vcpu_used", "vcpu_wait"],
-        Field(
-            description="cpu_share: of the host; wait_share: part of the time its vCPUs wanted to run that they waited;"
-            " vcpu_used, vcpu_wait: parts of the time, of the vCPU that is full"
-        ),
-    ]
-    before: float | None
-    during: float
-    __pydantic_config__: ClassVar = WIRE
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """``vm`` is the noisy neighbour; ``host`` where it happened. ``evidence`` are sentences with numbers."""
-
-    kind: VerdictKind
-    evidence: tuple[str, ...]
-    vm: str | None = None
-    host: str | None = None
-    measures: tuple[Measure, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +100,7 @@ def blame(case: Case) -> Verdict:
     silent = sorted({server.host.host for server in servers if not server.host.waits_known})
     if silent:
         why = f"the kernel of {', '.join(silent)} does not report vCPU wait (steal)"
-        return Verdict(VerdictKind.UNKNOWN, (why,), None, worst.host.host)
+        return blame_resources(case) or Verdict(VerdictKind.UNKNOWN, (why,), None, worst.host.host)
     vcpus = (case.vcpus or {}).get(worst.vm, 1)
     if worst.part >= MATERIAL and worst.waited >= WAIT_PER_VCPU * vcpus:
         return _neighbour(case, worst)
@@ -183,11 +118,11 @@ def _self_inflicted(case: Case, servers: Sequence[_ServingVm], worst: _ServingVm
     hot = max((server for server in in_order if server.hot), key=lambda server: server.hot_part, default=None)
     if hot is not None and hot.hot is not None:
         return _neighbour(case, hot) if hot.hot_part >= MATERIAL else _imbalance(case, hot, hot.hot)
-    advice = (
-        f"vCPU wait is below {percent(MATERIAL)} and no VM is at its limit: look at the application, its disks,"
-        " the network"
-    )
-    return worst.verdict(VerdictKind.NOT_CPU, worst.waiting, advice)
+    found = blame_resources(case)
+    if found is not None:
+        return replace(found, evidence=(*found.evidence, f"not the CPU: {worst.waiting}"))
+    advice = f"vCPU wait is below {percent(MATERIAL)} and no VM is at its limit: look at the application"
+    return worst.verdict(VerdictKind.NOT_CPU, worst.waiting, advice, looked_at(case))
 
 
 def _imbalance(case: Case, server: _ServingVm, hot: VcpuTick) -> Verdict:

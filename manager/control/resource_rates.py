@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from manager.model.host import VmInstance
 from manager.model.resource_use import (
+    ALL_DISKS,
     DeviceUse,
     DiskUse,
     HostCounters,
@@ -29,7 +30,9 @@ NOTABLE_PRESSURE = 0.01
 NOTABLE_FAULTS = 10.0
 """And from so many major faults or refaults a second."""
 NOTABLE_BYTES_PER_S = 1e6
-"""And from so many bytes a second of disk or network."""
+"""And from so many bytes a second of disk, network or growth."""
+SLOW_MS = 5.0
+"""From this mean latency on a disk is slow: what critical VMs do with it is worth a record, however little."""
 NOTABLE_REQUESTS_PER_S = 50.0
 NOTABLE_PACKETS_PER_S = 1000.0
 NOTABLE_DROPS_PER_S = 1.0
@@ -106,10 +109,17 @@ def _vm_use(name: str, now: VmCounters, then: VmCounters, interfaces: tuple[Link
         _rate(now.major_faults, then.major_faults, elapsed_s),
         _rate(now.refaults, then.refaults, elapsed_s),
         now.resident_bytes,
+        _growth(now.resident_bytes, then.resident_bytes, elapsed_s),
         tuple(_disks(now, then, elapsed_s)),
         interfaces,
         None if vhost_ns is None else vhost_ns / 1e9,
     )
+
+
+def _growth(now_bytes: int | None, then_bytes: int | None, elapsed_s: float) -> float | None:
+    if now_bytes is None or then_bytes is None:
+        return None
+    return max(now_bytes - then_bytes, 0) / elapsed_s
 
 
 def _disks(now: VmCounters, then: VmCounters, elapsed_s: float) -> Iterable[DiskUse]:
@@ -204,7 +214,7 @@ def is_notable(use: VmResources) -> bool:
     return (
         max(use.memory_pressure or 0.0, use.io_pressure or 0.0) >= NOTABLE_PRESSURE
         or max(use.major_faults_per_s or 0.0, use.refaults_per_s or 0.0) >= NOTABLE_FAULTS
-        or max(use.disk_bytes_per_s, use.link_bytes_per_s) >= NOTABLE_BYTES_PER_S
+        or max(use.disk_bytes_per_s, use.link_bytes_per_s, use.growth_bytes_per_s or 0.0) >= NOTABLE_BYTES_PER_S
         or any((disk.requests_per_s or 0.0) >= NOTABLE_REQUESTS_PER_S for disk in use.disks)
         or any(link.packets_per_s >= NOTABLE_PACKETS_PER_S for link in use.interfaces)
         or use.dropped_packets_per_s >= NOTABLE_DROPS_PER_S
@@ -212,21 +222,39 @@ def is_notable(use: VmResources) -> bool:
 
 
 def recorded(use: ResourceUse, critical: Collection[str] = ()) -> ResourceUse:
-    """What of it is kept: notable VMs, disks and uplinks that do something, and numbers of three digits."""
-    notable = [vm for vm in use.vms if is_notable(vm)]
+    """What of it is kept: notable VMs, and disks and uplinks that do something."""
+    slow = {disk.device for disk in use.disks if (disk.latency_ms or 0.0) >= SLOW_MS}
+    slow |= {ALL_DISKS} if slow else set()
+    notable = [vm for vm in use.vms if is_notable(vm) or (vm.vm in critical and _uses_any(vm, slow))]
     notable.sort(key=lambda vm: (vm.vm not in critical, -vm.disk_bytes_per_s - vm.link_bytes_per_s, vm.vm))
     disks = tuple(
-        _rounded(disk)
+        disk
         for disk in use.disks
-        if disk.bytes_per_s >= NOTABLE_BYTES_PER_S or disk.requests_per_s >= NOTABLE_REQUESTS_PER_S
+        if disk.bytes_per_s >= NOTABLE_BYTES_PER_S
+        or disk.requests_per_s >= NOTABLE_REQUESTS_PER_S
+        or disk.device in slow
     )
     uplinks = tuple(
-        _rounded(link)
+        link
         for link in use.uplinks
         if link.bytes_per_s >= NOTABLE_BYTES_PER_S or link.dropped_packets_per_s >= NOTABLE_DROPS_PER_S
     )
-    vms = tuple(sorted(map(_short_vm, notable[:MOST_RECORDED]), key=lambda vm: vm.vm))
-    return replace(_rounded(use), vms=vms, disks=disks, uplinks=uplinks)
+    vms = tuple(sorted(notable[:MOST_RECORDED], key=lambda vm: vm.vm))
+    return rounded(replace(use, vms=vms, disks=disks, uplinks=uplinks))
+
+
+def rounded(use: ResourceUse) -> ResourceUse:
+    """With all its rates rounded, and without the disks and interfaces of VMs that did nothing."""
+    return replace(
+        _rounded(use),
+        vms=tuple(map(_short_vm, use.vms)),
+        disks=tuple(map(_rounded, use.disks)),
+        uplinks=tuple(map(_rounded, use.uplinks)),
+    )
+
+
+def _uses_any(vm: VmResources, devices: Collection[str]) -> bool:
+    return any(disk.device in devices and disk.bytes_per_s for disk in vm.disks)
 
 
 def _short_vm(use: VmResources) -> VmResources:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from manager.control.resource_means import mean_resources
+from manager.control.resource_rates import rounded
 from manager.model.decision import VmView
 from manager.model.records import BUSY_VCPU, FULL_VCPU, TickRecord, VcpuTick, VmTick
 
@@ -35,7 +37,10 @@ def mean_tick(ticks: Sequence[tuple[TickRecord, int]]) -> TickRecord:
         )
         for name, (count, used, waited, last) in sorted(sums.items())
     )
-    return TickRecord(newest.time_s, newest.policy, newest.mode, round(min(busy, 1.0), 5), vms)
+    measured = [(tick.resources, weight) for tick, weight in ticks if tick.resources is not None]
+    resources = mean_resources(measured)
+    kept = None if resources is None else rounded(resources)
+    return TickRecord(newest.time_s, newest.policy, newest.mode, round(min(busy, 1.0), 5), vms, kept)
 
 
 def busiest_vcpu(view: VmView) -> VcpuTick | None:

@@ -23,6 +23,7 @@ from manager.errors import JournalError
 from manager.loop.sqlite import Layout, open_or_recover, transaction
 from manager.model.histogram import Histogram
 from manager.model.records import DecisionRecord, Event, TickRecord, VcpuTick, VmTick
+from manager.model.resource_use import resources_of
 from manager.model.window import Ready, Window, merge
 from manager.sqlite_files import Damage, is_broken
 
@@ -213,7 +214,7 @@ def _tick(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _tick_of(part: Mapping[str, Any]) -> TickRecord:
     vms = (VmTick(**{**vm, "vcpu": VcpuTick(**vm["vcpu"]) if vm.get("vcpu") else None}) for vm in part["vms"])
-    return TickRecord(**{**part, "vms": tuple(vms)})
+    return TickRecord(**{**part, "vms": tuple(vms), "resources": resources_of(part.get("resources"))})
 
 
 class Outbox:

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Annotated, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import Field
 
-from manager.model.fields import WIRE, Count, Name, Text
+from manager.model.fields import WIRE, Count, Name, Text, adapter_of
 
 ALL_DISKS = ""
 """Stands for the device where the kernel counts the disks of a VM together."""
@@ -162,6 +162,7 @@ class VmResources:
         None
     )
     resident_bytes: Annotated[Count | None, Known] = None
+    growth_bytes_per_s: Annotated[Rate | None, Known, Field(description="of its resident memory; 0: it shrank")] = None
     disks: Annotated[tuple[DiskUse, ...], Some] = ()
     interfaces: Annotated[tuple[LinkUse, ...], Some] = ()
     vhost_pcpus: Annotated[
@@ -216,3 +217,8 @@ class ResourceUse:
     def of(self, vm: str) -> VmResources | None:
         """What a VM uses; None: not measured, or in a record, little."""
         return next((use for use in self.vms if use.vm == vm), None)
+
+
+def resources_of(fields: Mapping[str, Any] | None) -> ResourceUse | None:
+    """From the fields that were kept of it."""
+    return None if fields is None else adapter_of(ResourceUse).validate_python(fields)

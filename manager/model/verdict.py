@@ -8,13 +8,17 @@ from enum import StrEnum
 class VerdictKind(StrEnum):
     """What was found.
 
-    ``not_cpu``: look at the application itself, its disks or the network. ``imbalance``: one vCPU of a VM is full and
-    runs, while the VM has others that are not: look at the service's threads.
+    ``not_cpu``: nothing that the host measures; look at the application itself. ``imbalance``: one vCPU of a VM is full
+    and runs, while the VM has others that are not: look at the service's threads. ``memory``, ``disk``, ``network``:
+    what it waits for instead of a pCPU.
     """
 
     OVERLOAD = "overload"
     NEIGHBOUR = "neighbour"
     HOST_FULL = "host_full"
     IMBALANCE = "imbalance"
+    MEMORY = "memory"
+    DISK = "disk"
+    NETWORK = "network"
     NOT_CPU = "not_cpu"
     UNKNOWN = "unknown"

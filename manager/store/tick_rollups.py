@@ -17,8 +17,10 @@ from sqlalchemy import delete, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from manager.control.tick_means import mean_tick
+from manager.model.fields import json_fields
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import Mode
+from manager.model.resource_use import resources_of
 from manager.store.database import Database, upsert
 from manager.store.host_models import TickRollupRow
 from manager.store.models import HostRow, TickRow
@@ -119,7 +121,8 @@ def tick_of(body: str) -> TickRecord:
         for vm in fields["vms"]
     )
     at_s = datetime.fromisoformat(fields["at"]).timestamp()
-    return TickRecord(at_s, fields["policy"], Mode(fields["mode"]), fields["host_cpu_share"], tuple(vms))
+    resources = resources_of(fields.get("resources"))
+    return TickRecord(at_s, fields["policy"], Mode(fields["mode"]), fields["host_cpu_share"], tuple(vms), resources)
 
 
 def _places(
@@ -178,7 +181,9 @@ def _write(session: Session, host: str, length: timedelta, starts: Sequence[date
             continue
         tick = mean_tick(parts)
         at = datetime.fromtimestamp(tick.time_s, UTC)
-        fields = {name: value for name, value in asdict(tick).items() if name != "time_s"}
+        fields = {name: value for name, value in asdict(tick).items() if name not in {"time_s", "resources"}}
+        if tick.resources is not None:
+            fields["resources"] = json_fields(tick.resources)
         fields["vms"] = [{name: value for name, value in vm.items() if name != "vcpu" or value} for vm in fields["vms"]]
         body = json.dumps({"at": at.isoformat(), **fields}, separators=(",", ":"))
         of = {"host": host, "length_s": seconds(length), "start": start}

@@ -105,9 +105,41 @@ def test_one_full_vcpu_of_two(site: Api) -> None:
     assert [one.get("vcpu") for one in history[0]["vms"]] == [hot, None]
 
 
+def disk_use(*vms: dict[str, Any], latency_ms: float) -> dict[str, Any]:
+    disk = {"device": "vda", "bytes_per_s": 1e8, "requests_per_s": 900.0, "busy": 0.9, "latency_ms": latency_ms}
+    return {"vms": list(vms), "disks": [disk]}
+
+
+def test_a_neighbour_on_the_same_disk_is_named(site: Api) -> None:
+    web = {
+        "vm": "web-1",
+        "io_pressure": 0.3,
+        "disks": [{"device": "vda", "read_bytes_per_s": 1e5, "written_bytes_per_s": 0.0}],
+    }
+    hog = {
+        "vm": "hog",
+        "disks": [{"device": "vda", "read_bytes_per_s": 9e7, "written_bytes_per_s": 0.0, "requests_per_s": 800.0}],
+    }
+    ends = range(-600, 5, 5)
+    worse = disk_use(hog, web, latency_ms=40.0)
+    ticks = [tick_of(end, vms=CALM, resources=worse if end > WORSE_S else disk_use(latency_ms=1.0)) for end in ends]
+    windows = [slot(end, 40.0 if end > WORSE_S else 5.0) for end in ends]
+    site.ok("POST", f"/hosts/{HOST}/report", report(vms=[status("web-1", vcpus=2)], ticks=ticks, windows=windows))
+    found = site.ok("GET", "/applications/shop/evidence", role="viewer")
+    assert (found["verdict"], found["vm"], found["host"]) == ("disk", "hog", HOST)
+    measures = {(one["subject"], one["metric"]): (one["before"], one["during"]) for one in found["measures"]}
+    assert measures["vda", "disk_latency_ms"] == (1.0, 40.0)
+    assert measures["web-1", "io_pressure"] == (0.0, pytest.approx(0.3))
+    assert measures["hog", "disk_bytes_per_s"] == (0.0, pytest.approx(9e7))
+    newest = site.ok("GET", f"/hosts/{HOST}/ticks")["items"][0]
+    assert newest["resources"] == worse, "as it was reported"
+
+
 def test_not_the_cpu(site: Api) -> None:
     tell(site, CALM, CALM)
-    assert site.ok("GET", "/applications/shop/evidence")["verdict"] == "not_cpu"
+    found = site.ok("GET", "/applications/shop/evidence")
+    assert found["verdict"] == "not_cpu"
+    assert found["evidence"][-1] == "memory, disks and network were not measured during the violation"
 
 
 def test_nothing_is_said_without_evidence(site: Api) -> None:

@@ -77,6 +77,27 @@ def test_the_mean_of_ticks() -> None:
         mean_tick([])
 
 
+def test_means_hold_what_is_used_besides_cpu_time(database: Database) -> None:
+    """Of every second tick, as between two rounds of readings there is none."""
+    use = {"vms": [{"vm": "web", "memory_pressure": 0.5, "resident_bytes": 7}], "memory_pressure": 0.3}
+    ticks = {}
+    for second in range(0, 7300, 5):
+        resources = {"resources": use if second % 20 == 0 else {}} if second % 10 == 0 else {}
+        of = {"at": at(second).isoformat(), "policy": "fair", "mode": "enforce", "host_cpu_share": 0.1, "vms": []}
+        ticks[at(second)] = json.dumps(of | resources)
+    with database.registering() as session:
+        put_host(session, HostSpec("h"), HOUR, lambda _etag: None)
+        store_ticks(session, "h", ticks)
+    TickRollUps(database, KEEP).roll_up()
+    with database.reading() as session:
+        bodies = [json.loads(body) for body in session.scalars(select(TickRollupRow.body))]
+    mean = {"vms": [{"vm": "web", "memory_pressure": 0.25, "resident_bytes": 7}], "memory_pressure": 0.15}
+    assert [body["resources"] for body in bodies] == [mean] * (121 + 2)
+    [hour, *_] = read(database, 0, 7200, most=1)
+    assert hour.resources is not None
+    assert hour.resources.memory_pressure == 0.15
+
+
 def test_minutes_and_hours_hold_the_means_of_their_ticks(database: Database) -> None:
     report(database, 0, 7300)
     job = TickRollUps(database, KEEP)

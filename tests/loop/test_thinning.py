@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from manager.loop import outbox as thinning
 from manager.loop.outbox import ItemKind, Outbox, Thinning
+from manager.model.fields import json_of
 from manager.model.histogram import Histogram
 from manager.model.records import TickRecord, VcpuTick, VmTick
+from manager.model.resource_use import DiskUse, ResourceUse, VmResources, resources_of
 from manager.model.window import Window
 from tests.loop.test_outbox import record
 
@@ -32,8 +34,15 @@ def window(number: int, application: str = "shop") -> Window:
 
 
 def tick(number: int, used: float = 0.5) -> TickRecord:
+    """What is used besides CPU time is in each other one."""
+    resources = ResourceUse((VmResources("web", io_pressure=used, disks=(DiskUse("vda", 4e6, 0.0, 8.0),)),))
     return TickRecord(
-        SLOT_S * number, "fair", "enforce", used, (VmTick("web", used, 0.01, number, "observe", VcpuTick(**HOT)),)
+        SLOT_S * number,
+        "fair",
+        "enforce",
+        used,
+        (VmTick("web", used, 0.01, number, "observe", VcpuTick(**HOT)),),
+        resources if number % 2 else None,
     )
 
 
@@ -86,6 +95,11 @@ def test_minutes_of_a_long_time_take_the_place_of_intervals(outbox: Outbox) -> N
             "vcpu": HOT,
         }
     ]
+    means_of = {json_of(resources_of(one["resources"])) for one in means}
+    assert means_of == {
+        b'{"vms":[{"vm":"web","io_pressure":0.25,"disks":[{"device":"vda","read_bytes_per_s":4000000.0,'
+        b'"written_bytes_per_s":0.0,"requests_per_s":8.0}]}]}'
+    }
     ends = [one["end_s"] for one in windows]
     assert ends == sorted(ends)
 

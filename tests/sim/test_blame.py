@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from manager.control.blame import Case, HostTicks, Verdict, blame
+from manager.control.blame import blame
+from manager.control.violation_case import Case, HostTicks, Verdict
 from manager.model.verdict import VerdictKind
 from manager.sim.scenario import AppSpec, BatchSpec, Constant, Fault, FaultKind, Scenario, batch_vms
 from tests.sim.build import app, scenario

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.control.blame import Case, HostTicks, Verdict, blame
+from manager.control.blame import blame
+from manager.control.violation_case import Case, HostTicks, Verdict
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import VmClass
 from manager.model.verdict import VerdictKind

@@ -90,6 +90,7 @@ def test_rates_of_a_vm_are_those_of_its_own_two_readings() -> None:
             major_faults_per_s=5.0,
             refaults_per_s=50.0,
             resident_bytes=1 << 29,
+            growth_bytes_per_s=0.0,
             disks=(DiskUse("vda", 10_000.0, 0.0, 2.0),),
             interfaces=(LinkUse("vnet3", 2000.0, 1000.0, 2.0, 1.0, 1.0),),
             vhost_pcpus=0.5,
@@ -246,6 +247,7 @@ LINK = LinkUse("vnet0", 0.0, 0.0, 0.0, 0.0, 0.0)
         (VmResources("a", memory_pressure=0.009, io_pressure=0.009, major_faults_per_s=9.0), False),
         (VmResources("a", major_faults_per_s=10.0), True),
         (VmResources("a", refaults_per_s=10.0), True),
+        (VmResources("a", growth_bytes_per_s=NOTABLE_BYTES_PER_S), True),
         (busy("a", NOTABLE_BYTES_PER_S), True),
         (busy("a", NOTABLE_BYTES_PER_S / 2), False),
         (VmResources("a", disks=(DiskUse("vda", 0.0, 4096.0, 60.0),)), True),
@@ -265,6 +267,16 @@ def test_records_have_critical_vms_first_then_those_that_use_most() -> None:
     assert len(names) == MOST_RECORDED
     assert names == sorted(names)
     assert "vm-000" in names and "vm-001" not in names
+
+
+@pytest.mark.parametrize(("latency_ms", "kept"), [(4.9, []), (5.0, ["web"])])
+def test_what_a_critical_vm_does_with_a_slow_disk_is_recorded_however_little(
+    latency_ms: float, kept: list[str]
+) -> None:
+    disks = (DeviceUse("vda", 1000.0, 2.0, 0.1, latency_ms),)
+    use = recorded(ResourceUse((busy("hog", 500.0), busy("web", 500.0)), disks), critical={"web"})
+    assert [vm.vm for vm in use.vms] == kept
+    assert len(use.disks) == len(kept)
 
 
 def test_records_are_short() -> None:

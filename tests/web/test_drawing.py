@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import get_args, get_type_hints
 
 import pytest
 
+from manager.control.violation_case import Measure
 from manager.model.finding import FindingStatus
 from manager.model.numbers import milliseconds
 from manager.model.records import OutcomeKind, Severity
@@ -13,7 +15,21 @@ from manager.model.source import SourceState
 from manager.model.verdict import VerdictKind
 from manager.model.window import Burn, SlaState
 from webui.drawing import spark, split
-from webui.words import BADGES, CAUSES, ago, attainment, budget, burn, duration, percent, rate, vcpu_wait
+from webui.words import (
+    BADGES,
+    CAUSES,
+    MEASURES,
+    NOTHING,
+    ago,
+    attainment,
+    budget,
+    burn,
+    duration,
+    measured,
+    percent,
+    rate,
+    vcpu_wait,
+)
 
 
 def test_a_line_goes_from_edge_to_edge_with_the_limit_in_it() -> None:
@@ -102,6 +118,23 @@ def test_every_state_has_a_badge(states: type[StrEnum], kind: str) -> None:
 def test_sources_and_verdicts_have_words() -> None:
     assert {str(state) for state in SourceState} <= BADGES["source"].keys()
     assert {str(kind) for kind in VerdictKind} == CAUSES.keys()
+    metrics: object = get_args(get_args(get_type_hints(Measure, include_extras=True)["metric"])[0])
+    assert set(metrics) == MEASURES.keys()  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("value", "metric", "shown"),
+    [
+        (None, "disk_latency_ms", NOTHING),
+        (0.25, "wait_share", "25 %"),
+        (0.25, "io_pressure", "25 %"),
+        (42.0, "disk_latency_ms", "42 ms"),
+        (120.0, "refaults_per_s", "120 /s"),
+        (2.5e6, "disk_bytes_per_s", "2.5 MB/s"),
+    ],
+)
+def test_measures_of_a_likely_cause_have_units(value: float | None, metric: str, shown: str) -> None:
+    assert measured(value, metric) == shown
 
 
 def test_vcpu_wait_is_a_share_of_runnable_time() -> None:
