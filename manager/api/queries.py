@@ -97,6 +97,7 @@ class WhatIfQuery(Schema):
     policy: Name = Field(description="an installed policy")
     published: bool = Field(default=False, description="use the feedback law exactly as published")
     minutes: Annotated[float, Field(ge=1, le=60, description="1 to 60")] = 60
+    closed_loop: bool = Field(default=True, description="simulate the twin; false: answer the open loop only, sooner")
 
 
 class RecordQuery(PageQuery):

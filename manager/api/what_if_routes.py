@@ -6,7 +6,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
-from typing import Literal
+from time import monotonic
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, Field
 from sqlalchemy.orm import Session
@@ -18,7 +19,7 @@ from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup
 from manager.api.host_routes import refuse_unknown_policy
 from manager.api.queries import NamePath, WhatIfQuery
-from manager.errors import NotFound
+from manager.errors import NotFound, TwinRefused
 from manager.model.fields import Count, Name, Schema, adapter_of, timestamp
 from manager.model.host import Capabilities
 from manager.model.knobs import Knob
@@ -36,6 +37,10 @@ from manager.replay.policy_replay import (
     summaries,
 )
 from manager.replay.recording import RecordedVm, Recording
+from manager.sim.parallel import one_by_one
+from manager.sim.twin import Effort, affordable, calibrate
+from manager.sim.twin_prediction import predict
+from manager.sim.twin_report import closed_loop_json
 from manager.store.decision_records import RecordFilter, list_records, record_of
 from manager.store.history import newest_ticks
 from manager.store.models import ApplicationRow, DecisionRow, HostRow
@@ -45,10 +50,18 @@ from manager.store.windows import list_windows
 
 MAX_TICKS = 3600
 """Most replayed ticks: 60 minutes at an interval of 1 s."""
+MAX_TWIN_REQUESTS = 30_000
+"""Most requests in the time that is simulated, of all applications: it is run some ten times."""
+MAX_TWIN_S = 10.0
+"""Longest time that a simulation may have taken when another of its runs begins."""
+TWIN_EFFORT = Effort(requests=5000, seeds=3)
 MAX_POINTS = 300
 MAX_CHANGES = 500
 _RETRY_AFTER_S = 5
 _ALL = 2**31 - 1
+
+
+ViolatedShare = Annotated[float, Field(ge=0, le=1, description="share of intervals in which the SLA is violated")]
 
 
 class WhatIfVm(Schema):
@@ -68,6 +81,40 @@ class WhatIfApplication(Schema):
     recorded: tuple[int, int] | None
     replayed: tuple[int, int] | None
     vms: list[WhatIfVm]
+
+
+class ClosedLoopApplication(Schema):
+    """The SLA's percentile as measured, and as it would have been: simulated, with an interval."""
+
+    application: Name
+    percentile: float
+    target_ms: float
+    measured_ms: float
+    predicted_ms: float
+    low_ms: float
+    high_ms: float
+    violated_measured: ViolatedShare
+    violated_predicted: ViolatedShare
+
+
+class ClosedLoopRefusal(Schema):
+    """An application that is not predicted, and why."""
+
+    application: Name
+    reason: str
+
+
+class ClosedLoopOut(Schema):
+    """What would have been under the policy, in the host's twin; see docs/how-to/replay.md."""
+
+    simulated: Literal[True]
+    since: AwareDatetime
+    until: AwareDatetime
+    seeds: Count
+    applications: list[ClosedLoopApplication]
+    refused: list[ClosedLoopRefusal]
+    batch_pcpus_in_force: float = Field(description="pCPUs that batch VMs use under the policy in force, simulated")
+    batch_pcpus: float = Field(description="and under the other")
 
 
 class WhatIfOut(Schema):
@@ -90,6 +137,8 @@ class WhatIfOut(Schema):
     problems: list[str] = Field(description="why some ticks decided nothing")
     left_out: list[Name] = Field(description="VMs that ran, but are no longer registered")
     notes: list[str]
+    closed_loop: ClosedLoopOut | None = Field(description="null: see closed_loop_refused")
+    closed_loop_refused: str | None = Field(description="why nothing is predicted, and the open loop is all there is")
 
 
 def what_if_api(context: ManagerContext) -> RouteGroup:
@@ -110,9 +159,12 @@ def what_if_api(context: ManagerContext) -> RouteGroup:
             law = replace(law, published=True) if query.published else law
             policy = context.policies[query.policy].policy
             replayed = replay(recording, policy, law, context.stale_s, context.min_samples)
+            closed, refused = (
+                _closed_loop(recording, query.policy, law) if query.closed_loop else (None, "not asked for")
+            )
         finally:
             busy.release()
-        return _thinned(replayed, recording)
+        return _thinned(replayed, recording, closed, refused)
 
     return api
 
@@ -159,7 +211,23 @@ def _vm(name: str, status: VmStatus) -> RecordedVm:
     return RecordedVm(name, status.vcpus, None if original is None else int(original))
 
 
-def _thinned(replayed: Replay, recording: Recording) -> WhatIfOut:
+def _closed_loop(recording: Recording, policy: str, law: Law) -> tuple[ClosedLoopOut | None, str | None]:
+    """What would have been, or why that cannot be said. Takes some seconds, and no other process."""
+    until_s = monotonic() + MAX_TWIN_S
+
+    def in_time() -> None:
+        if monotonic() > until_s:
+            raise TwinRefused(f"it takes longer than {MAX_TWIN_S:g} s: use `equipoise record` and `equipoise replay`")
+
+    try:
+        twin = calibrate(affordable(recording, MAX_TWIN_REQUESTS), TWIN_EFFORT, one_by_one, in_time)
+        found = predict(twin, policy, law, one_by_one, in_time)
+    except TwinRefused as error:
+        return None, str(error)
+    return ClosedLoopOut.model_validate(closed_loop_json(found)), None
+
+
+def _thinned(replayed: Replay, recording: Recording, closed: ClosedLoopOut | None, refused: str | None) -> WhatIfOut:
     """A replay with at most ``MAX_POINTS`` points and ``MAX_CHANGES`` changes; a point is the last of several ticks."""
     stride = -(-len(replayed.steps) // MAX_POINTS)
     points = replayed.steps[::-1][::stride][::-1]
@@ -190,6 +258,8 @@ def _thinned(replayed: Replay, recording: Recording) -> WhatIfOut:
         ],
         left_out=list(replayed.left_out),
         notes=list(replayed.notes),
+        closed_loop=closed,
+        closed_loop_refused=refused,
     )
 
 

@@ -11,6 +11,7 @@ from manager.cli.options import ManPage, json_option
 from manager.cli.recording_files import read_recording
 from manager.errors import SettingsError
 from manager.private import replace_file
+from manager.replay.recording import Recording
 from manager.sim.scenario_text import scenario_text
 from manager.sim.twin import Effort, Twin, calibrate, steps
 from manager.sim.twin_report import refusal_lines, twin_json, twin_tables
@@ -50,17 +51,16 @@ seeds_option = click.option(
 @json_option
 def calibrate_command(recording: str, out: Path | None, seeds: int, as_json: bool) -> None:
     """Make a host's twin from a RECORDING, and state its error."""
-    twin = make_twin(recording, seeds)
+    twin = make_twin(read_recording(recording), seeds)
     if out is not None:
         _write(twin, out)
-    output(as_json, twin_json(twin), *twin_tables(twin), *refusal_lines(twin), *twin.observed.notes)
+    output(as_json, twin_json(twin), *twin_tables(twin), *refusal_lines(twin.refused), *twin.observed.notes)
     if out is not None:
         say(f"scenario written to {out}", err=True)
 
 
-def make_twin(file: str, seeds: int) -> Twin:
-    """The twin of the recording in a file, with a progress bar. Raises RecordingError, TwinRefused."""
-    recording = read_recording(file)
+def make_twin(recording: Recording, seeds: int) -> Twin:
+    """The twin of a recording, with a progress bar. Raises TwinRefused."""
     effort = Effort(seeds=seeds)
     with progress("calibrating", steps(effort)) as bar:
         return calibrate(recording, effort, on_step=bar.advance)

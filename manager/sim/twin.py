@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import NamedTuple, Protocol
 
@@ -14,7 +14,7 @@ from manager.replay.recording import Recording
 from manager.sim.parallel import on_all_cores
 from manager.sim.scenario import Scenario
 from manager.sim.twin_fit import ROUNDS, WAKEUP_ROUNDS, fit
-from manager.sim.twin_observation import HostObservation, observe, part
+from manager.sim.twin_observation import HostObservation, least_s, observe, part
 from manager.sim.twin_play import Played, TwinJob, play
 from manager.sim.twin_scenario import Fitted, refusals, service_ms, twin_scenario
 
@@ -95,6 +95,11 @@ class Twin:
         """The applications whose error is within bounds."""
         return tuple(app for app in self.apps if not app.refused)
 
+    @property
+    def refused(self) -> dict[str, str]:
+        """By application, why nothing is predicted; of the others nothing."""
+        return {app.name: app.refused for app in self.apps if app.refused}
+
     def job(self, scenario: Scenario, policy: str, seed: int) -> TwinJob:
         """A run of the whole time."""
         return TwinJob(scenario, policy, self.observed.interval_s, seed)
@@ -148,6 +153,28 @@ def calibrate(
         for application in observed.assignment.applications
     )
     return Twin(observed, fitted, scenario, apps, tuple(runs))
+
+
+def affordable(recording: Recording, requests: float) -> Recording:
+    """The latest part of a recording in which no more requests came than that. Raises TwinRefused where none is left.
+
+    Ticks count; windows and decisions stay as they are.
+    """
+    left, from_s = requests, recording.ticks[-1].time_s
+    for window in reversed(recording.windows):
+        left -= max(window.requests or 0.0, window.histogram.count)
+        if left < 0:
+            break
+        from_s = min(from_s, window.start_s)
+    else:
+        return recording
+    ticks = tuple(tick for tick in recording.ticks if tick.time_s > from_s)
+    if not ticks or ticks[-1].time_s - ticks[0].time_s < least_s(recording):
+        raise TwinRefused(
+            f"there were more requests than can be simulated here, {requests:.0f} in {least_s(recording):.0f} s: use"
+            " `equipoise record` and `equipoise replay`"
+        )
+    return replace(recording, from_s=ticks[0].time_s, ticks=ticks)
 
 
 def merged(runs: Sequence[Played], application: str, from_s: float, to_s: float) -> Histogram:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from manager.model.fields import timestamp
 from manager.sim.scenario import Shape
 from manager.sim.twin import MEDIAN_BOUND, P90_BOUND, AppTwin, Twin
+from manager.sim.twin_prediction import ClosedLoop, PercentileSpan
 from manager.terminal import Table
 
 
@@ -66,9 +68,71 @@ def twin_tables(twin: Twin) -> list[Table]:
     return [fitted]
 
 
-def refusal_lines(twin: Twin) -> list[str]:
+def refusal_lines(refused: Mapping[str, str]) -> list[str]:
     """Of which applications nothing is predicted, and why."""
-    return [f"{app.name} is not predicted: {app.refused}" for app in twin.apps if app.refused]
+    return [f"{name} is not predicted: {reason}" for name, reason in refused.items()]
+
+
+def closed_loop_json(found: ClosedLoop) -> dict[str, Any]:
+    """What would have been, beside what was measured. Times are numbers of seconds since the epoch."""
+    return {
+        "simulated": True,
+        "since": found.start_s,
+        "until": found.end_s,
+        "seeds": found.seeds,
+        "applications": [
+            {
+                "application": app.name,
+                "percentile": app.percentile,
+                "target_ms": app.target_ms,
+                "measured_ms": round(app.measured_ms, 3),
+                "predicted_ms": round(app.predicted.ms, 3),
+                "low_ms": round(app.predicted.low_ms, 3),
+                "high_ms": round(app.predicted.high_ms, 3),
+                "violated_measured": round(app.violated_measured, 4),
+                "violated_predicted": round(app.violated, 4),
+            }
+            for app in found.apps
+        ],
+        "refused": [{"application": name, "reason": reason} for name, reason in found.refused.items()],
+        "batch_pcpus_in_force": round(found.batch_measured, 3),
+        "batch_pcpus": round(found.batch, 3),
+    }
+
+
+def closed_loop_table(found: ClosedLoop, policies: str) -> Table:
+    """A line for each application that is predicted. ``policies``: those that were in force."""
+    table = Table(
+        "application",
+        "SLA",
+        f"measured under {policies}",
+        f"would have been under {found.policy}",
+        "violated, measured",
+        "violated, predicted",
+        title=f"Simulated, closed loop: response times under {found.policy}",
+        caption=f"interval: {found.seeds} seeds, and the twin's own error. Batch VMs, simulated:"
+        f" {found.batch_measured:.2f} pCPUs under {policies}, {found.batch:.2f} under {found.policy}",
+    )
+    for app in found.apps:
+        table.add_row(
+            app.name,
+            f"p{app.percentile:g} <= {app.target_ms:g} ms",
+            f"{ms_text(app.measured_ms)} ms",
+            span_text(app.predicted),
+            f"{app.violated_measured:.1%}",
+            f"{app.violated:.1%}",
+        )
+    return table
+
+
+def span_text(predicted: PercentileSpan) -> str:
+    """Such as `74 ms, 68 to 81`."""
+    return f"{ms_text(predicted.ms)} ms, {ms_text(predicted.low_ms)} to {ms_text(predicted.high_ms)}"
+
+
+def ms_text(time_ms: float) -> str:
+    """Two digits or more, none below a hundredth."""
+    return f"{time_ms:.0f}" if time_ms >= 10 else f"{time_ms:.2g}" if time_ms >= 0.1 else f"{time_ms:.2f}"
 
 
 def _app_json(twin: Twin, app: AppTwin) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from manager.store.database import Database
 from policies.equal import POLICY as EQUAL
 from policies.installed import InstalledPolicy
 from tests.api.conftest import HOST, Api, Clock, moment, record, report, status, tick_of, window
+from tests.sim.test_twin import recording, truth
 
 
 def vm(name: str, weight: int) -> dict[str, Any]:
@@ -137,3 +138,48 @@ def test_one_at_a_time(site: Api) -> None:
 
 def _app(database: Database, policies: dict[str, InstalledPolicy], clock: Clock) -> Any:
     return create_app(ManagerContext(database, policies, stale_s=30, min_samples=20, clock=clock))
+
+
+@pytest.fixture
+def simulated(site: Api, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """A host whose history is that of a simulated one, for ten minutes."""
+    monkeypatch.setattr(what_if_routes, "recorded", lambda *_: recording(truth()))
+    monkeypatch.setattr(what_if_routes, "MAX_TWIN_S", 3600.0)
+    return site
+
+
+def test_what_would_have_been_is_simulated_beside_what_was_measured(simulated: Api) -> None:
+    found = simulated.ok("GET", f"/hosts/{HOST}/what-if?policy=equal", role="viewer")
+    assert found["closed_loop_refused"] is None
+    closed = found["closed_loop"]
+    assert (closed["simulated"], closed["seeds"], closed["refused"]) == (True, 3, [])
+    [shop] = closed["applications"]
+    assert shop["low_ms"] < shop["predicted_ms"] < shop["high_ms"]
+    assert shop["measured_ms"] < shop["predicted_ms"]
+    assert closed["since"] < closed["until"]
+
+
+def test_the_open_loop_stays_where_the_twin_refuses(site: Api) -> None:
+    found = site.ok("GET", f"/hosts/{HOST}/what-if?policy=equal")
+    assert found["closed_loop"] is None
+    assert found["closed_loop_refused"] == (
+        "the recording has 55 s under policy priority: record 240 s or more under one policy"
+    )
+    assert found["ticks"] == 12
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "query", "says"),
+    [
+        ("MAX_TWIN_REQUESTS", 1000, "", "more requests than can be simulated here"),
+        ("MAX_TWIN_S", -1.0, "", "it takes longer than -1 s"),
+        ("MAX_TWIN_S", 10.0, "&closed_loop=false", "not asked for"),
+    ],
+)
+def test_a_simulation_is_bounded(
+    simulated: Api, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, query: str, says: str
+) -> None:
+    monkeypatch.setattr(what_if_routes, limit, value)
+    found = simulated.ok("GET", f"/hosts/{HOST}/what-if?policy=equal{query}")
+    assert found["closed_loop"] is None
+    assert says in found["closed_loop_refused"]

@@ -6,8 +6,10 @@ import json
 
 import pytest
 
+from manager.api import what_if_routes
 from manager.store.tokens import Role
 from tests.api.conftest import HOST, report, tick_of, window
+from tests.sim.test_twin import recording, truth
 from tests.web.desk import Browser, Desk
 from webui import rest
 from webui.rest import RequestRefused
@@ -99,3 +101,21 @@ def test_the_host_to_begin_with_is_one_that_reports(shop: Desk) -> None:
     assert chosen(browser) == ["b-reports"]
     assert chosen(browser, "?application=shop") == [HOST], "where its VM runs"
     assert chosen(browser, "?host=a-silent") == ["a-silent"]
+
+
+def test_what_would_have_been_comes_first_and_is_said_to_be_simulated(
+    recorded: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(what_if_routes, "recorded", lambda *_: recording(truth()))
+    monkeypatch.setattr(what_if_routes, "MAX_TWIN_S", 3600.0)
+    page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=15")
+    assert "SIMULATED, closed loop." in page.text
+    assert page.text.index("SIMULATED, closed loop.") < page.text.index("ESTIMATED, open loop.")
+    assert "Would have been" in page.text
+    assert "No closed loop" not in page.text
+
+
+def test_where_nothing_can_be_simulated_the_page_says_why(recorded: Desk) -> None:
+    page = recorded.browser(Role.VIEWER).get("/what-if?host=kvm1&policy=equal&minutes=15")
+    assert "No closed loop: the recording has 25 s under policy priority" in page.text
+    assert "ESTIMATED, open loop." in page.text
