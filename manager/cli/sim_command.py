@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from manager.cli.options import ManPageGroup, json_option
-from manager.cli.twin_commands import calibrate_command
+from manager.cli.twin_commands import calibrate_command, fits
 from manager.errors import SettingsError
 from manager.sim.compare import by_policy, by_scenario, check_policy, run_all, run_once, usual_policies, worse
 from manager.sim.generate import random_scenario
@@ -242,6 +242,7 @@ def matrix(
 
 
 sim.add_command(calibrate_command, "calibrate")
+sim.add_command(fits)
 
 
 def _drawing() -> Callable[[Table, Path], None]:

@@ -1,4 +1,4 @@
-"""`equipoise sim calibrate`: the twin of a host."""
+"""`equipoise sim calibrate` and `equipoise sim fits`: the twin of a host."""
 
 from __future__ import annotations
 
@@ -10,11 +10,15 @@ import click
 from manager.cli.options import ManPage, json_option
 from manager.cli.recording_files import read_recording
 from manager.errors import SettingsError
+from manager.model.registration import VmClass
 from manager.private import replace_file
 from manager.replay.recording import Recording
+from manager.sim.compare import check_policy
+from manager.sim.oracle import ORACLE
 from manager.sim.scenario_text import scenario_text
 from manager.sim.twin import Effort, Twin, calibrate, steps
-from manager.sim.twin_report import refusal_lines, twin_json, twin_tables
+from manager.sim.twin_admission import NewVm, may_come
+from manager.sim.twin_report import admission_json, admission_table, refusal_lines, twin_json, twin_tables
 from manager.terminal import output, progress, say
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
@@ -39,6 +43,27 @@ EXAMPLES
   equipoise sim calibrate monday.jsonl --json | jq '.applications[].error'
 """
 
+_FITS_EPILOG = """
+RECORDING
+  As of `equipoise sim calibrate`, which is done first.
+
+THE VM
+  --vcpus, and what it does: batch VMs and critical ones want --demand pCPUs, by default all their vCPUs always. A
+  critical VM --like an application (or tier: shop/db) serves requests that take what that one's take, with its SLA, at
+  --rate; by default as many as each of that one's VMs.
+
+OUTPUT
+  The verdict, yes, no or unsure, with its reasons: no, where an SLA would not be met by its whole interval, would be
+  violated in 5 points more of the intervals, or where one that is not met now gets worse. Unsure, where a target is
+  within an interval, or nothing is predicted of an application. Then the SLA's percentile of each application with and
+  without the VM. All of it is simulated.
+
+EXAMPLES
+  equipoise sim fits monday.jsonl --class batch --vcpus 4 --demand 2.5
+  equipoise sim fits monday.jsonl --class critical --vcpus 2 --like shop/web --rate 40
+  equipoise sim fits monday.jsonl --class batch --vcpus 8 --policy isolation --json | jq -r .verdict
+"""
+
 seeds_option = click.option(
     "--seeds", type=click.IntRange(2, 100), default=5, metavar="N", help="Runs of each policy. [default: 5]"
 )
@@ -57,6 +82,54 @@ def calibrate_command(recording: str, out: Path | None, seeds: int, as_json: boo
     output(as_json, twin_json(twin), *twin_tables(twin), *refusal_lines(twin.refused), *twin.observed.notes)
     if out is not None:
         say(f"scenario written to {out}", err=True)
+
+
+@click.command(cls=ManPage, epilog=_FITS_EPILOG)
+@click.argument("recording", metavar="RECORDING")
+@click.option("--class", "vm_class", required=True, type=click.Choice([str(one) for one in VmClass]), help="Its class.")
+@click.option("--vcpus", required=True, type=click.IntRange(1, 256), metavar="N", help="Its vCPUs.")
+@click.option(
+    "--demand",
+    type=click.FloatRange(0.01, 256),
+    metavar="PCPUS",
+    help="CPU seconds a second that it wants. [default: all its vCPUs]",
+)
+@click.option("--like", default="", metavar="APPLICATION[/TIER]", help="It serves requests as that one does.")
+@click.option(
+    "--rate", type=click.FloatRange(0.01, 1e5), metavar="RPS", help="Requests a second. [default: as one of its VMs]"
+)
+@click.option("--policy", metavar="POLICY", help="An installed policy. [default: the one in force]")
+@seeds_option
+@json_option
+def fits(
+    recording: str,
+    vm_class: str,
+    vcpus: int,
+    demand: float | None,
+    like: str,
+    rate: float | None,
+    policy: str | None,
+    seeds: int,
+    as_json: bool,
+) -> None:
+    """Say whether a VM may come to the host of a RECORDING, and what becomes of everybody's response times."""
+    if rate is not None and not like:
+        raise click.UsageError("--rate goes with --like only")
+    if policy == ORACLE:
+        raise SettingsError(f"policy {ORACLE!r} is refused: it knows the future of scenarios only")
+    if policy is not None:
+        check_policy(policy)
+    twin = make_twin(read_recording(recording), seeds)
+    vm = NewVm(VmClass(vm_class), vcpus, demand, like, rate)
+    with progress("with the VM", seeds) as bar:
+        found = may_come(twin, vm, policy or twin.observed.policy, on_step=bar.advance)
+    output(
+        as_json,
+        admission_json(found, twin),
+        f"simulated verdict: {found.verdict}",
+        *(f"  {reason}" for reason in found.reasons),
+        admission_table(found, twin),
+    )
 
 
 def make_twin(recording: Recording, seeds: int) -> Twin:

@@ -26,12 +26,14 @@ class TwinJob:
 class Played:
     """What came of a run: response times of each application in each interval, by bucket.
 
-    ``waited``: seconds that vCPUs of critical VMs waited for a pCPU, a second. ``batch_pcpus``: what batch VMs used.
+    ``waited``: seconds that vCPUs of critical VMs waited for a pCPU, a second. ``pcpus``: what each VM
+    used, and ``batch_pcpus`` all batch VMs.
     """
 
     interval_s: float
     counts: Mapping[str, tuple[Mapping[int, int], ...]]
     waited: float
+    pcpus: Mapping[str, float]
     batch_pcpus: float
 
     def between(self, application: str, from_s: float, to_s: float) -> Histogram:
@@ -52,15 +54,17 @@ def play(job: TwinJob) -> Played:
             simulation.step()
     world = simulation.world
     classes = {spec.name: spec.vm_class for spec in job.scenario.vms}
-    waits_s, batch_s = 0.0, 0.0
-    for name, vm in world.vms.items():
-        if classes[name] is VmClass.BATCH:
-            batch_s += world.vm_cpu_s(vm)
-        else:
-            waits_s += sum(world.cpus.delay_s(vcpu, world.now_s) for vcpu in vm.vcpus)
+    waits_s = sum(
+        world.cpus.delay_s(vcpu, world.now_s)
+        for name, vm in world.vms.items()
+        if classes[name] is VmClass.CRITICAL
+        for vcpu in vm.vcpus
+    )
+    pcpus = {name: world.vm_cpu_s(vm) / world.now_s for name, vm in world.vms.items()}
     return Played(
         job.scenario.interval_s,
         {app: tuple(slot.counts for slot in slots) for app, slots in simulation.slots.items()},
         waits_s / world.now_s,
-        batch_s / world.now_s,
+        pcpus,
+        sum(used for name, used in pcpus.items() if classes[name] is VmClass.BATCH),
     )

@@ -35,6 +35,11 @@ class PercentileSpan:
     low_ms: float
     high_ms: float
 
+    @property
+    def text(self) -> str:
+        """Such as `74 ms, 68 to 81`."""
+        return f"{ms_text(self.ms)} ms, {ms_text(self.low_ms)} to {ms_text(self.high_ms)}"
+
 
 @dataclass(frozen=True, slots=True)
 class PredictedApp:
@@ -127,6 +132,11 @@ def student(runs: int) -> float:
     return _STUDENT_90[min(max(runs - 2, 0), len(_STUDENT_90) - 1)]
 
 
+def ms_text(time_ms: float) -> str:
+    """Two digits or more, none below a hundredth."""
+    return f"{time_ms:.0f}" if time_ms >= 10 else f"{time_ms:.2g}" if time_ms >= 0.1 else f"{time_ms:.2f}"
+
+
 def _predicted(twin: Twin, app: AppTwin, runs: Sequence[Played]) -> PredictedApp:
     from_s, to_s = twin.scenario.settle_s, twin.scenario.duration_s
     target_ms = app.application.sla.response_time_ms if app.application.sla else 0.0
@@ -145,12 +155,16 @@ def _predicted(twin: Twin, app: AppTwin, runs: Sequence[Played]) -> PredictedApp
         target_ms,
         _percentile_ms(measured(twin.observed, app.name, from_s, to_s), app.percentile),
         predicted,
-        _violated(slots, app.percentile, target_ms),
-        fmean(_violated(list(map(Histogram, run.counts[app.name][first:])), app.percentile, target_ms) for run in runs),
+        violated_share(slots, app.percentile, target_ms),
+        fmean(
+            violated_share(list(map(Histogram, run.counts[app.name][first:])), app.percentile, target_ms)
+            for run in runs
+        ),
     )
 
 
-def _violated(slots: Sequence[Histogram], percentile: float, target_ms: float) -> float:
+def violated_share(slots: Sequence[Histogram], percentile: float, target_ms: float) -> float:
+    """Share of the intervals with enough response times in which the percentile is above the target."""
     judged = [_percentile_ms(slot, percentile) for slot in slots if slot.count >= _JUDGED]
     return sum(time_ms > target_ms for time_ms in judged) / len(judged) if judged else 0.0
 

@@ -8,7 +8,8 @@ from typing import Any
 from manager.model.fields import timestamp
 from manager.sim.scenario import Shape
 from manager.sim.twin import MEDIAN_BOUND, P90_BOUND, AppTwin, Twin
-from manager.sim.twin_prediction import ClosedLoop, PercentileSpan
+from manager.sim.twin_admission import Admission
+from manager.sim.twin_prediction import ClosedLoop, PercentileSpan, ms_text
 from manager.terminal import Table
 
 
@@ -118,21 +119,77 @@ def closed_loop_table(found: ClosedLoop, policies: str) -> Table:
             app.name,
             f"p{app.percentile:g} <= {app.target_ms:g} ms",
             f"{ms_text(app.measured_ms)} ms",
-            span_text(app.predicted),
+            app.predicted.text,
             f"{app.violated_measured:.1%}",
             f"{app.violated:.1%}",
         )
     return table
 
 
-def span_text(predicted: PercentileSpan) -> str:
-    """Such as `74 ms, 68 to 81`."""
-    return f"{ms_text(predicted.ms)} ms, {ms_text(predicted.low_ms)} to {ms_text(predicted.high_ms)}"
+def admission_json(found: Admission, twin: Twin) -> dict[str, Any]:
+    """The answer to whether a VM may come."""
+    vm = found.vm
+    return {
+        "simulated": True,
+        "host": twin.observed.assignment.host.name,
+        "policy": found.policy,
+        "seeds": len(twin.runs),
+        "vm": {
+            "class": str(vm.vm_class),
+            "vcpus": vm.vcpus,
+            "like": vm.like or None,
+            "wants_pcpus": round(found.wants_pcpus, 3),
+            "gets_pcpus": round(found.gets_pcpus, 3),
+        },
+        "verdict": str(found.verdict),
+        "reasons": list(found.reasons),
+        "applications": [
+            {
+                "application": app.name,
+                "percentile": app.percentile,
+                "target_ms": app.target_ms,
+                "without": _span_json(app.without),
+                "with": _span_json(app.then),
+                "violated_without": round(app.violated_without, 4),
+                "violated_with": round(app.violated, 4),
+            }
+            for app in found.apps
+        ],
+        "refused": [{"application": name, "reason": reason} for name, reason in found.refused.items()],
+    }
 
 
-def ms_text(time_ms: float) -> str:
-    """Two digits or more, none below a hundredth."""
-    return f"{time_ms:.0f}" if time_ms >= 10 else f"{time_ms:.2g}" if time_ms >= 0.1 else f"{time_ms:.2f}"
+def admission_table(found: Admission, twin: Twin) -> Table:
+    """A line for each application."""
+    vm = found.vm
+    table = Table(
+        "application",
+        "SLA",
+        "without it",
+        "with it",
+        "violated without",
+        "violated with",
+        title=f"Simulated: {twin.observed.assignment.host.name} under {found.policy} with a {vm.vm_class} VM of"
+        f" {vm.vcpus} vCPU{'s' if vm.vcpus > 1 else ''} more",
+        caption=f"interval: {len(twin.runs)} seeds, and the twin's own error. The VM wants"
+        f" {found.wants_pcpus:.2f} pCPUs and gets {found.gets_pcpus:.2f}",
+    )
+    for app in found.apps:
+        table.add_row(
+            app.name,
+            f"p{app.percentile:g} <= {app.target_ms:g} ms",
+            app.without.text if app.without else "-",
+            app.then.text if app.then else "-",
+            f"{app.violated_without:.1%}" if app.without else "-",
+            f"{app.violated:.1%}",
+        )
+    return table
+
+
+def _span_json(span: PercentileSpan | None) -> dict[str, float] | None:
+    if span is None:
+        return None
+    return {"ms": round(span.ms, 3), "low_ms": round(span.low_ms, 3), "high_ms": round(span.high_ms, 3)}
 
 
 def _app_json(twin: Twin, app: AppTwin) -> dict[str, Any]:

@@ -17,8 +17,7 @@ from manager.sim.parallel import one_by_one
 from manager.sim.scenario import BatchSpec, Constant, Scenario
 from manager.sim.twin import affordable, calibrate
 from manager.sim.twin_play import TwinJob, play
-from manager.sim.twin_prediction import predict, student
-from manager.sim.twin_report import ms_text
+from manager.sim.twin_prediction import ms_text, predict, student
 from tests.sim.test_twin import QUICK, recording, shop, short, truth, twin_of, write
 
 
