@@ -9,6 +9,8 @@ weight is not taken from one that meets its SLA.
 
 Each change is a trial: the applications that it was to save must do better by more than chance, or it is taken back,
 and the application is not lowered again for a while. Levels end as soon as none is predicted to do as well.
+
+Where neither weights nor room (``policies.auto_room``) suffice, steps of a ladder are tried (``policies.auto_trials``).
 """
 
 from __future__ import annotations
@@ -23,9 +25,11 @@ from manager.control.placer import usable_cpus, wants_pins
 from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
 from policies.auto_explanation import Decided, explain
+from policies.auto_ladder import climbed, migration_notes
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
 from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, fit_model, weight_at
-from policies.auto_room import next_room, room_goals
+from policies.auto_room import Room, next_room, room_goals
+from policies.auto_step_goals import step_goals
 from policies.cores import batch_vms, enforced
 
 LOWEST = 3
@@ -55,7 +59,7 @@ class Auto:
 
     name: str = "auto"
     summary: str = (
-        "Static weights while SLAs are met; else those that a model of the host predicts to violate the fewest."
+        "Static weights while SLAs are met; else those predicted to violate the fewest, and further steps on trial."
     )
 
     def decide(self, snapshot: Snapshot, memory: Memory) -> Decision:
@@ -69,21 +73,42 @@ class Auto:
         levels = {name: level for name, level in before.levels.items() if name in known}
         learnt = replace(before, fits=fits, levels=levels, courses=_courses(model, before.courses))
         crowd = _crowd(snapshot)
-        pinning = False if crowd else None
-        shared = pinning is False or not snapshot.host.pinning or len(usable_cpus(snapshot)) == 1
+        pinning = False if crowd else step_goals(before.ladder, snapshot).pinning
+        pinned = snapshot.host.pinning if pinning is None else pinning
+        shared = not pinned or len(usable_cpus(snapshot)) == 1
         learnt = _observed(model, learnt, snapshot)
         now = _next(model, learnt, snapshot.steady_s) if shared else replace(learnt, levels={}, trial=None)
-        at_risk = any(app.at_risk for app in model.applications)
-        violated = any(app.at_risk and app.log_miss > 0 for app in model.applications)
-        room = next_room(before.room, snapshot, at_risk=at_risk, violated=violated, may=shared)
+        may = shared and before.ladder.may_have_room(snapshot.steady_s)
+        room = _room(model, snapshot, before, may=may)
         left = before.room.pcpus and enforced(batch_vms(snapshot))
         now = replace(now, room=room, before_room=before.before_room if left else now.courses)
+        now = climbed(snapshot, model, before, now)
         goals, cpus = tuple(_goal(vm, now, scale) for vm in snapshot.vms), tuple(room_goals(now.room, snapshot))
+        steps = step_goals(now.ladder, snapshot)
         apps = {app.name: app for app in model.applications}
         floating = crowd if snapshot.host.pinning else None
         decided = Decided(now, scale, apps, {goal.vm for goal in cpus}, shared, floating)
-        explanations = tuple(explain(snapshot, decided))
-        return Decision(goals, now, _notes(now), cpus=cpus, pinning=pinning, explanations=explanations)
+        return Decision(
+            weights=goals,
+            memory=now,
+            notes=(*_notes(now), *migration_notes(now.ladder, snapshot.steady_s)),
+            idle=steps.idle,
+            cpus=cpus,
+            quotas=steps.quotas,
+            ways=steps.ways,
+            pinning=False if crowd else steps.pinning,
+            explanations=tuple(explain(snapshot, decided)),
+            bandwidths=steps.bandwidths if snapshot.memory_limits else None,
+            on_trial=now.trial is not None or now.ladder.trial is not None,
+        )
+
+
+def _room(model: HostModel, snapshot: Snapshot, before: AutoMemory, *, may: bool) -> Room:
+    """Room as of now: as it is while a step is on trial, so that nothing else changes meanwhile."""
+    at_risk = any(app.at_risk for app in model.applications)
+    violated = any(app.at_risk and app.log_miss > 0 for app in model.applications)
+    on_trial = before.ladder.trial is not None
+    return next_room(before.room, snapshot, at_risk=at_risk, violated=violated, may=may, stays=on_trial)
 
 
 def _crowd(snapshot: Snapshot) -> tuple[int, int] | None:

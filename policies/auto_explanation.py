@@ -18,6 +18,7 @@ from manager.model.units import percent
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Courses
 from policies.auto_model import AT_RISK, AppModel, weight_at
 from policies.auto_room import AVERAGED_S, LASTING_S, MOST_LOST
+from policies.auto_steps_told import told_steps
 from policies.cores import batch_vms, enforced
 
 MOST_NAMED = 3
@@ -48,13 +49,17 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """``vms``: critical ones, by application; ``leaving``: the VMs of ``left_by``; ``at_risk``: applications."""
+    """``vms``: critical ones, by application; ``leaving``: the VMs of ``left_by``; ``at_risk``: applications.
+
+    ``acts``: what is decided for some VM at least is written.
+    """
 
     decided: Decided
     steady_s: float
     vms: Mapping[str, Sequence[VmView]]
     leaving: Sequence[VmView]
     at_risk: Sequence[str]
+    acts: bool
 
     def enforces(self, application: str) -> bool:
         """Whether what is decided for the application is written."""
@@ -69,7 +74,7 @@ def explain(snapshot: Snapshot, decided: Decided) -> Iterator[Explanation]:
             vms.setdefault(vm.application, []).append(vm)
     leaving = [vm for vm in batch_vms(snapshot) if vm.name in decided.left_by] if decided.left_by else []
     at_risk = [name for name, app in decided.applications.items() if app.at_risk]
-    host = _Host(decided, snapshot.steady_s, vms, leaving, at_risk)
+    host = _Host(decided, snapshot.steady_s, vms, leaving, at_risk, enforced(snapshot.vms))
     for view in snapshot.applications:
         if view.application.name in vms:
             yield Explanation(view.application.name, " ".join(_sentences(host, view.application)))
@@ -89,8 +94,10 @@ def _sentences(host: _Host, application: Application) -> Iterator[str]:
     steps = [*_lowering(host, app), *_room(host, app), *_floating(host, app.name)]
     yield from steps
     yield from _no_longer(host, app)
+    ladder = host.decided.now.ladder
     if not (host.decided.now.levels or host.leaving):
-        yield from _nothing(host, app, besides=bool(steps))
+        yield from _nothing(host, app, besides=bool(steps or ladder.steps))
+    yield from told_steps(ladder, app.name, _label(app, app), host.steady_s, acts=host.acts)
 
 
 def _lowering(host: _Host, app: AppModel) -> Iterator[str]:

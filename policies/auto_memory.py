@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from policies.auto_model import Fits
 from policies.auto_room import Room
+from policies.auto_steps import StepsMemory
+from policies.cores import Sampling
 
 HOLD_S = 10.0
 """Levels stay for at least so long: the response times of before must have left the windows first."""
@@ -50,7 +52,8 @@ class TakenBack:
 class AutoMemory:
     """What was learnt, the levels in force, and since when.
 
-    ``before_levels`` and ``before_room``: all courses when these began, for the explanation.
+    ``before_levels`` and ``before_room``: all courses when these began, for the explanation. ``samplings``: samples of
+    response times by which the steps of the ladder are judged.
     """
 
     fits: Fits = field(default_factory=Fits)
@@ -63,3 +66,5 @@ class AutoMemory:
     before_levels: Courses = field(default_factory=dict)
     before_room: Courses = field(default_factory=dict)
     taken_back: TakenBack | None = None
+    ladder: StepsMemory = field(default_factory=StepsMemory)
+    samplings: Mapping[str, Sampling] = field(default_factory=dict)

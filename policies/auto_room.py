@@ -37,7 +37,7 @@ class Room:
 
     ``used_pcpus``: the moving average of what critical VMs use. ``lost``: that of the share of their CPU time that
     batch VMs lose; ``spent``: they lost too much of it. An SLA is at risk since ``risk_since_s``, None: none is;
-    ``risk_s`` is when one was last.
+    ``risk_s`` is when one was last. ``began_s``: when they began to leave any.
     """
 
     pcpus: int = 0
@@ -46,12 +46,21 @@ class Room:
     spent: bool = False
     risk_since_s: float | None = None
     risk_s: float = -math.inf
+    began_s: float = -math.inf
 
 
-def next_room(before: Room, snapshot: Snapshot, *, at_risk: bool, violated: bool = False, may: bool = True) -> Room:
+def next_room(
+    before: Room,
+    snapshot: Snapshot,
+    *,
+    at_risk: bool,
+    violated: bool = False,
+    may: bool = True,
+    stays: bool = False,
+) -> Room:
     """Room as of now, while an SLA is or was ``at_risk``, or even ``violated``; none at all unless there ``may`` be.
 
-    What batch VMs lost since the tick before was idle.
+    ``stays``: as it is, while it does not cost too much. What batch VMs lost since the tick before was idle.
     """
     now_s = snapshot.steady_s
     since_s = (before.risk_since_s if before.risk_since_s is not None else now_s) if at_risk else None
@@ -63,7 +72,9 @@ def next_room(before: Room, snapshot: Snapshot, *, at_risk: bool, violated: bool
     lost = before.lost + (_lost(before, snapshot) - before.lost) * min(1.0, snapshot.interval_s / AVERAGED_S)
     spent = lost > (MOST_LOST / 2 if before.spent else MOST_LOST)
     pcpus = _pcpus(before.pcpus, used_pcpus, usable) if may and holds and not spent else 0
-    return Room(pcpus, used_pcpus, lost, spent, since_s, risk_s)
+    if stays and may and not spent:
+        pcpus = min(before.pcpus, usable - 1)
+    return Room(pcpus, used_pcpus, lost, spent, since_s, risk_s, before.began_s if before.pcpus else now_s)
 
 
 def _pcpus(before: int, used_pcpus: float, usable: int) -> int:

@@ -1,0 +1,92 @@
+"""The ladder of `auto` on a host: what is seen for it, and when it may go on beside weights and room."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from manager.model.decision import Note, Snapshot
+from policies.auto_candidates import LEAST_WAIT, candidates, most_waiting
+from policies.auto_memory import AutoMemory
+from policies.auto_model import HostModel
+from policies.auto_steps import LadderStep, StepCandidate, StepKind, StepsMemory, StepsMoment
+from policies.auto_trials import SETTLE_S, next_steps, with_room_trial
+from policies.cores import Sampling, enforced, managed, sample
+
+ROOM_TRIAL_S = 120.0
+"""Room that does not suffice for so long may be taken off on trial."""
+PROPOSED_S = 300.0
+"""Migration is proposed when nothing was left to try for so long."""
+ROOM_GAIN = 0.2
+"""What room is taken to bring."""
+
+
+def climbed(snapshot: Snapshot, model: HostModel, before: AutoMemory, now: AutoMemory) -> AutoMemory:
+    """With the ladder as of now. ``before``: the decision before; ``now``: this one, with its levels and room."""
+    settled = now.levels == before.levels and bool(now.room.pcpus) == bool(before.room.pcpus)
+    samplings, samples = _sampled(snapshot, before.samplings)
+    counting = {app.name for app in model.applications if not app.over}
+    ladder = before.ladder
+    moment = StepsMoment(
+        snapshot.steady_s,
+        {name: value for name, value in samples.items() if name in counting},
+        {app.name: app.arrivals_rps for app in model.applications},
+        {app.name: app.log_miss for app in model.applications if app.at_risk},
+        tuple(_candidates(snapshot, model, now)),
+        frozenset(vm.name for vm in managed(snapshot)) | {view.application.name for view in snapshot.applications},
+        may_begin=now.trial is None and settled and not snapshot.ways_trial,
+        settled=settled,
+        interrupts=now.levels != before.levels,
+        acts=enforced(snapshot.vms),
+    )
+    after = next_steps(ladder, moment)
+    room = _room_candidate(now, after, moment, snapshot)
+    if room is not None:
+        after = with_room_trial(after, moment, room)
+    if after.changed_s != ladder.changed_s or not (settled or after.trial):
+        samplings = {name: each.restarted(snapshot.steady_s + SETTLE_S) for name, each in samplings.items()}
+    return replace(now, ladder=after, samplings=samplings)
+
+
+def _candidates(snapshot: Snapshot, model: HostModel, now: AutoMemory) -> Iterator[StepCandidate]:
+    """What may be tried; no pins while there are levels, which VMs must share pCPUs for."""
+    for each in candidates(snapshot, model.applications, now.fits.uses, now.ladder.in_force):
+        if each.step.kind is not StepKind.PIN or not now.levels:
+            yield each
+
+
+def _sampled(snapshot: Snapshot, before: Mapping[str, Sampling]) -> tuple[dict[str, Sampling], dict[str, float]]:
+    """The samples of all applications with an SLA, and ln(percentile / target) of those that are new."""
+    samplings: dict[str, Sampling] = {}
+    new: dict[str, float] = {}
+    for view in snapshot.applications:
+        name, sla = view.application.name, view.application.sla
+        if sla is None:
+            continue
+        earlier = before.get(name)
+        samplings[name] = sampling = sample(view, sla, snapshot, earlier)
+        if sampling.number > (earlier.number if earlier else 0):
+            new[name] = math.log(max(sampling.latencies_ms[-1], 1e-6) / sla.response_time_ms)
+    return samplings, new
+
+
+def _room_candidate(
+    now: AutoMemory, ladder: StepsMemory, moment: StepsMoment, snapshot: Snapshot
+) -> StepCandidate | None:
+    """Room, for the application that is most at risk, where nobody at risk waits for pCPUs: is it of use?"""
+    room = now.room
+    if not room.pcpus or moment.now_s - room.began_s < ROOM_TRIAL_S or ladder.trial is not None or not moment.at_risk:
+        return None
+    if any(most_waiting(snapshot, now.fits.uses, name)[1] >= LEAST_WAIT for name in moment.at_risk):
+        return None
+    worst = max(sorted(moment.at_risk), key=lambda name: moment.at_risk[name])
+    step = LadderStep(StepKind.ROOM, "", 1.0, worst)
+    return StepCandidate(step, ROOM_GAIN, room.lost, 0.0, "room does not suffice")
+
+
+def migration_notes(ladder: StepsMemory, now_s: float) -> Iterator[Note]:
+    """The last step: for applications for which nothing is left to try here for long."""
+    for name, each in sorted(ladder.exhausted.items()):
+        if now_s - each.since_s >= PROPOSED_S:
+            yield Note(name, f"no step on this host is left that may help it ({each.why}): migrate one of the VMs")
