@@ -14,6 +14,7 @@ RETEST_S, LONGEST_RETEST_S = 1800.0, 8 * 3600.0
 OTHERS = 2.0
 """A rise of another application's ln(percentile / target) counts as so much of batch's progress."""
 LEAST_COST = 0.02
+_MOST_GROWTHS = 8
 
 
 Samples = Mapping[str, tuple[float, ...]]
@@ -106,12 +107,12 @@ class InForce:
     @property
     def slack_s(self) -> float:
         """When it may be taken off with slack."""
-        return self.again_s + min(CALM_S * 4.0**self.returned, LONGEST_RETEST_S)
+        return self.again_s + min(CALM_S * 4.0 ** min(self.returned, _MOST_GROWTHS), LONGEST_RETEST_S)
 
     @property
     def retest_s(self) -> float:
         """When it is taken off without slack, while nobody is at risk."""
-        return self.again_s + min(RETEST_S * 2.0**self.returned, LONGEST_RETEST_S)
+        return self.again_s + min(RETEST_S * 2.0 ** min(self.returned, _MOST_GROWTHS), LONGEST_RETEST_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ tried again for a time that doubles. With slack for long the dearest step is tak
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 
@@ -64,6 +64,7 @@ TOLERATED = 0.05
 """Rise of ln(percentile / target) that is none."""
 FIRST_BUDGET_S, ERROR_BUDGET = 120.0, 0.01
 """Trials may make things worse for FIRST_BUDGET_S, and this part of the time: the error budget of an SLA of 99 %."""
+_MOST_DOUBLINGS = 16
 MOST_TAKEN_BACK = 3
 """So many are remembered for the explanation."""
 
@@ -74,13 +75,14 @@ def next_steps(memory: StepsMemory, moment: StepsMoment) -> StepsMemory:
     if now.trial is not None:
         return _judged(now, now.trial, moment)
     now = _calm(now, moment)
-    best = _best(now, moment)
+    open_ = _open(now, moment)
     uncaused = frozenset(moment.at_risk) - {each.step.application for each in moment.candidates}
-    now = replace(now, upcoming=best, exhausted=_exhausted(now, moment), uncaused=uncaused)
+    now = replace(now, upcoming=_best(open_), exhausted=_exhausted(now, moment, open_), uncaused=uncaused)
     rested = moment.now_s - now.changed_s >= REST_S
     if not (rested and moment.acts and moment.may_begin and _has_budget(now, moment)):
         return now
-    if best is not None and _is_firm(now, best.step.application):
+    best = _best([each for each in open_ if _is_firm(now, each.step.application)])
+    if best is not None:
         replaces = next((each for each in now.in_force if each.step.knob == best.step.knob), None)
         return _changed(now, moment, StepTrial(best, moment.now_s, now.samples, now.rates_rps, replaces))
     off = _to_take_off(now, moment)
@@ -161,18 +163,19 @@ def _is_cooling(memory: StepsMemory, candidate: StepCandidate, moment: StepsMome
     return cooling is not None and moment.now_s < cooling.until_s
 
 
-def _best(memory: StepsMemory, moment: StepsMoment) -> StepCandidate | None:
-    """What gains most for its cost, as far as it is known, for those at risk."""
-    open_ = [each for each in _affordable(memory, moment) if not _is_cooling(memory, each, moment)]
+def _best(open_: Sequence[StepCandidate]) -> StepCandidate | None:
+    """What gains most for its cost."""
     return max(open_, key=lambda each: (each.worth, each.step.name), default=None)
 
 
-def _affordable(memory: StepsMemory, moment: StepsMoment) -> list[StepCandidate]:
+def _open(memory: StepsMemory, moment: StepsMoment) -> list[StepCandidate]:
+    """What may be tried for those at risk, with gains as far as they are known."""
     costs = {each.step.knob: each.candidate.batch_cost for each in memory.in_force}
     return [
         learnt
         for each in moment.candidates
         if each.step.application in moment.at_risk
+        and not _is_cooling(memory, each, moment)
         and (learnt := _learnt(memory, each)).gain >= _least_gain(memory, moment, each.step.application)
         and learnt.worth >= LEAST_WORTH
         and sum({**costs, each.step.knob: each.batch_cost}.values()) <= MOST_BATCH_COST
@@ -192,20 +195,19 @@ def _learnt(memory: StepsMemory, candidate: StepCandidate) -> StepCandidate:
     return candidate if brought is None else replace(candidate, gain=(candidate.gain + brought) / 2)
 
 
-def _exhausted(memory: StepsMemory, moment: StepsMoment) -> dict[str, Exhausted]:
-    """Applications whose SLA stays violated though all that was predicted to help was tried."""
-    affordable = _affordable(memory, moment)
-    open_ = {each.step.application for each in affordable if not _is_cooling(memory, each, moment)}
+def _exhausted(memory: StepsMemory, moment: StepsMoment, open_: Sequence[StepCandidate]) -> dict[str, Exhausted]:
+    """Applications whose SLA stays violated though nothing that is predicted to help is left to try."""
+    helped = {each.step.application for each in open_}
     found: dict[str, Exhausted] = {}
     for each in reversed(moment.candidates):
         name, samples = each.step.application, memory.samples.get(each.step.application, ())
         since_s = memory.exhausted[name].since_s if name in memory.exhausted else moment.now_s
-        if name not in open_ and _is_firm(memory, name) and fmean(samples) > 0:
+        if name not in helped and _is_firm(memory, name) and fmean(samples) > 0:
             found[name] = Exhausted(each.why, since_s)
     for name, before in memory.exhausted.items():
         samples = memory.samples.get(name, ())
         recovered = len(samples) >= BEFORE_SAMPLES and fmean(samples) <= 0
-        if name in moment.there and name not in open_ and not recovered:
+        if name in moment.there and name not in helped and not recovered:
             found.setdefault(name, before)
     return found
 
@@ -321,7 +323,7 @@ def _kept(memory: StepsMemory, trial: StepTrial, moment: StepsMoment, brought: f
 
 def _cooled(memory: StepsMemory, step: LadderStep, moment: StepsMoment) -> StepsMemory:
     times = memory.cooling[step.name].times + 1 if step.name in memory.cooling else 1
-    length_s = min(COOL_DOWN_S * 2 ** (times - 1), LONGEST_COOL_DOWN_S)
+    length_s = min(COOL_DOWN_S * 2 ** min(times - 1, _MOST_DOUBLINGS), LONGEST_COOL_DOWN_S)
     return replace(memory, cooling={**memory.cooling, step.name: StepCooling(moment.now_s + length_s, times)})
 
 

@@ -12,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.auto_steps import LadderStep, StepCandidate, StepEnd, StepKind, StepsMemory, StepsMoment
+from policies.auto_steps import (
+    LONGEST_RETEST_S,
+    InForce,
+    LadderStep,
+    StepCandidate,
+    StepCooling,
+    StepEnd,
+    StepKind,
+    StepsMemory,
+    StepsMoment,
+)
 from policies.auto_trials import (
     BEFORE_SAMPLES,
     ERROR_BUDGET,
@@ -106,6 +116,29 @@ def test_the_step_that_gains_most_for_its_cost_is_tried_first_and_kept_once_it_h
     assert kept.brought == pytest.approx(0.6, abs=0.1)
     climb.run(600)
     assert climb.memory.steps == (QUOTA.step,), "the SLA is met: nothing else is tried, nor that taken off"
+
+
+def test_one_that_is_only_just_at_risk_does_not_keep_others_waiting() -> None:
+    """The step for it is worth more, and there are no samples yet that say it stays at risk."""
+    cheap = candidate(StepKind.WAYS, "mail", 5.0, application="mail", batch_cost=0.0)
+    flaps = [0.0]
+
+    def miss(_now_s: float, _memory: StepsMemory) -> Mapping[str, float]:
+        flaps[0] = 0.1 if flaps[0] < 0 else -2.0
+        return {"shop": 0.3, "mail": flaps[0]}
+
+    climb = Climb(miss, candidates=(QUOTA, cheap))
+    trials = [memory.trial.step for memory in climb.run(200) if memory.trial]
+    assert trials
+    assert set(trials) == {QUOTA.step}
+
+
+def test_verdicts_and_returns_without_number_do_not_overflow() -> None:
+    cooling = {QUOTA.step.name: StepCooling(0.0, 10**6)}
+    climb = Climb(helped_by(), candidates=(QUOTA,), memory=StepsMemory(cooling=cooling))
+    climb.run(400)
+    assert climb.memory.cooling[QUOTA.step.name].until_s > climb.now_s
+    assert replace(InForce(QUOTA, 0.0, 0.3, 0.0), returned=10**6).retest_s == LONGEST_RETEST_S
 
 
 def test_what_does_not_help_is_taken_back_and_the_next_is_tried() -> None:
