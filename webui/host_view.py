@@ -13,9 +13,10 @@ from manager.model.cpus import CpuSet, format_cpus
 from manager.model.finding import FindingStatus
 from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown
 from manager.model.numbers import milliseconds
+from manager.model.resource_use import resources_of
 from manager.model.warp import TITLES, Mechanism
 from webui.cpu_map import pins
-from webui.words import BADGES, Badge, ago
+from webui.words import BADGES, Badge, ago, percent, throughput
 
 Json = Mapping[str, Any]
 _OTHERS = frozenset(Knob) - PINS - WARPS - {Knob.WEIGHT, Knob.IDLE}
@@ -238,6 +239,63 @@ def traffic_lines(cache: Json | None) -> list[tuple[str, Json, float | None]]:
         whole = max(most.get(part["domain"], 0.0), total or 0.0)
         lines.append((vm, part, None if total is None or not whole else total / whole))
     return lines
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceLine:
+    """What a VM uses besides CPU time, and how it is held up. None: not measured."""
+
+    vm: str
+    memory_pressure: float | None
+    io_pressure: float | None
+    faults_per_s: float | None
+    disk_bytes_per_s: float
+    network_bytes_per_s: float
+    dropped_packets_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ResourcesShown:
+    """What the host does besides computing. ``facts`` are sentences; ``lines`` of VMs, those that wait most first."""
+
+    facts: tuple[str, ...]
+    lines: tuple[ResourceLine, ...]
+
+
+def resources_shown(fields: Json | None) -> ResourcesShown | None:
+    """Of what an agent reported of its last round of readings; None: nothing yet."""
+    use = resources_of(fields)
+    if use is None:
+        return None
+    facts = [
+        f"Disk {disk.device}: {throughput(disk.bytes_per_s)}, {milliseconds(disk.latency_ms)} a request,"
+        f" busy {percent(disk.busy)}."
+        for disk in use.disks
+    ]
+    for link in use.uplinks:
+        lost = f", ▲ {link.dropped_packets_per_s:.3g} packets/s lost" if link.dropped_packets_per_s else ""
+        facts.append(f"Uplink {link.interface}: {throughput(link.bytes_per_s)}{lost}.")
+    for resource, part in (("Memory", use.memory_pressure), ("I/O", use.io_pressure)):
+        if part:
+            facts.append(f"{resource} pressure of the host: {percent(part)}.")
+    if use.missing:
+        facts.append(f"Not measured here: {', '.join(signal.replace('_', ' ') for signal in use.missing)}.")
+    lines = [
+        ResourceLine(
+            vm.vm,
+            vm.memory_pressure,
+            vm.io_pressure,
+            None
+            if vm.major_faults_per_s is None and vm.refaults_per_s is None
+            else (vm.major_faults_per_s or 0.0) + (vm.refaults_per_s or 0.0),
+            vm.disk_bytes_per_s,
+            vm.link_bytes_per_s,
+            vm.dropped_packets_per_s,
+        )
+        for vm in use.vms
+    ]
+    lines.sort(key=lambda line: (-(line.memory_pressure or 0.0) - (line.io_pressure or 0.0), line.vm))
+    return ResourcesShown(tuple(facts), tuple(lines))
 
 
 @dataclass(frozen=True, slots=True)

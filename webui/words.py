@@ -362,4 +362,5 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "label": label_of,
     "bandwidth": bandwidth,
     "size": size,
+    "throughput": throughput,
 }

@@ -185,6 +185,7 @@ def tick_status(
         busy_vcpus=_busy_vcpus(result),
         warp=_warp(result),
         cache=_cache(result),
+        resources=_recorded(result) if result.measures_resources else None,
         explanations=[
             ExplanationStatus(application=each.application, text=as_text(each.text)) for each in result.explanations
         ],

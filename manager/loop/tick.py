@@ -59,8 +59,10 @@ class TickResult:
     cache: CacheResult = NOTHING
     busy_pcpus: Mapping[int, float] = field(default_factory=dict)
     explanations: tuple[Explanation, ...] = ()
+    measures_resources: bool = False
+    """Whether there was a round of readings of ``snapshot.resources``,"""
     new_resources: bool = False
-    """Whether a round of readings of ``snapshot.resources`` ended since the tick before."""
+    """and one ended since the tick before."""
 
     def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
@@ -274,6 +276,7 @@ class ControlLoop:
             cache=cache,
             busy_pcpus=seen.busy_pcpus,
             explanations=self._planner.explanations,
+            measures_resources=self._rounds > 0,
             new_resources=new_resources,
         )
 

@@ -21,6 +21,7 @@ from manager.model.host import Capabilities
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, KnobIndex, TickRecord
 from manager.model.registration import Mode
+from manager.model.resource_use import ResourceUse
 from manager.model.source import SourceStatus
 from manager.model.traffic import HostServices
 from manager.model.warp import Mechanism
@@ -242,6 +243,12 @@ class TickStatus(Schema):
     )
     explanations: list[ExplanationStatus] = Field(
         default_factory=list, description="by application; empty: the policy gives none"
+    )
+    resources: ResourceUse | None = Field(
+        default=None,
+        exclude_if=lambda resources: resources is None,
+        description="what is used besides CPU time, of the last round of readings: VMs, disks and uplinks that do"
+        " something; absent: not measured yet",
     )
 
 

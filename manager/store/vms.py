@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -12,8 +13,9 @@ from sqlalchemy import delete as remove
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict
-from manager.model.fields import fields_of
+from manager.model.fields import adapter_of, fields_of
 from manager.model.registration import VmClass, VmIn, VmSpec
+from manager.model.resource_use import VmResources
 from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 from manager.store.registrations import Precondition, by_name, delete, get, not_found, replace, touch
@@ -122,7 +124,17 @@ def _mappings(session: Session, query: Select[*tuple[Any, ...]]) -> list[dict[st
     # Columns instead of objects, and one tuple of names for all: lists of a thousand VMs are read often.
     result = session.execute(query)
     names = tuple(result.keys())
-    return [dict(zip(names, row, strict=True)) for row in result]
+    found = [dict(zip(names, row, strict=True)) for row in result]
+    used = _resources(session, {vm["status_host"] for vm in found if vm["status_host"] is not None})
+    return [{**vm, "resources": used.get((vm["status_host"], vm["name"]))} for vm in found]
+
+
+def _resources(session: Session, hosts: Collection[str]) -> dict[tuple[str, str], VmResources]:
+    """What VMs use besides CPU time, by host and VM, as the last ticks of these hosts have it."""
+    reported = HostRow.tick["resources"]
+    rows = session.execute(select(HostRow.name, reported).where(HostRow.name.in_(hosts))) if hosts else ()
+    read = adapter_of(VmResources).validate_python
+    return {(host, vm["vm"]): read(vm) for host, resources in rows for vm in (resources or {}).get("vms", ())}
 
 
 _REGISTERED = (VmRow.name, *(getattr(VmRow, field.name) for field in fields(VmIn)))

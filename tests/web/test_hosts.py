@@ -327,3 +327,52 @@ def test_a_host_says_why_services_cannot_be_seen(desk: Desk) -> None:
     seen(desk, domains=DOMAINS, services={"services": [], "simulated": True})
     text = browser.get(f"/hosts/{HOST}").text
     assert "Services simulated No port of a running VM has answered a request yet." in text
+
+
+USE = {
+    "vms": [
+        {"vm": "crunch", "disks": [{"device": "vda", "read_bytes_per_s": 9e7, "written_bytes_per_s": 1e6}]},
+        {"vm": "web-1", "memory_pressure": 0.31, "major_faults_per_s": 100.0, "refaults_per_s": 20.0},
+    ],
+    "disks": [{"device": "vda", "bytes_per_s": 9.5e7, "requests_per_s": 900.0, "busy": 0.97, "latency_ms": 42.0}],
+    "uplinks": [
+        {
+            "interface": "eth0",
+            "received_bytes_per_s": 1e6,
+            "sent_bytes_per_s": 2e6,
+            "received_packets_per_s": 100.0,
+            "sent_packets_per_s": 100.0,
+            "dropped_packets_per_s": 12.0,
+        }
+    ],
+    "memory_pressure": 0.2,
+    "missing": ["disk_latency"],
+}
+
+
+def test_a_host_shows_memory_disk_and_network(desk: Desk) -> None:
+    seen(desk)
+    browser = desk.browser(Role.VIEWER)
+    assert "Memory, disk and network" not in browser.get(f"/hosts/{HOST}").text
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(resources=USE)), role="host")
+    page = browser.get(f"/hosts/{HOST}")
+    assert (
+        "Disk vda: 95 MB/s, 42 ms a request, busy 97 %. Uplink eth0: 3 MB/s, ▲ 12 packets/s lost."
+        " Memory pressure of the host: 20 %. Not measured here: disk latency."
+    ) in page.text
+    table = " ".join(page.by_id("resources").text.split())
+    assert "web-1 31 % 120 /s – 0 MB/s 0 MB/s 0 /s" in table
+    assert "crunch – – – 91 MB/s 0 MB/s 0 /s" in table
+    assert table.index("web-1") < table.index("crunch"), "those that wait come first"
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(resources={})), role="host")
+    assert "No VM uses much of it or waits for it." in browser.get(f"/hosts/{HOST}").text
+
+
+def test_a_vm_has_its_part_of_it(desk: Desk) -> None:
+    seen(desk)
+    assert desk.api.ok("GET", "/vms/web-1")["resources"] is None
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(resources=USE)), role="host")
+    assert desk.api.ok("GET", "/vms/web-1")["resources"] == USE["vms"][1]
+    listed = {vm["name"]: vm["resources"] for vm in desk.api.ok("GET", "/vms")["items"]}
+    assert (listed["crunch"], listed["web-1"]) == (USE["vms"][0], USE["vms"][1])
+    assert desk.api.ok("GET", f"/hosts/{HOST}")["tick"]["resources"] == USE

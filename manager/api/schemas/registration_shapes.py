@@ -10,6 +10,7 @@ from pydantic import AwareDatetime, Field, JsonValue, RootModel
 from manager.model.fields import Buckets, DomainName, Name, Schema, Text
 from manager.model.host import Capabilities
 from manager.model.registration import Application, HostIn, Named, VmIn
+from manager.model.resource_use import VmResources
 from manager.model.source import SourceKind, SourceStatus
 from manager.model.traffic import SeenService
 from manager.model.window import Ready, SlaState
@@ -26,6 +27,10 @@ class VmOut(VmIn, Named):
     status: Annotated[VmStatus | None, Field(description="null: not running on any reporting host")] = None
     status_host: Name | None = None
     status_at: AwareDatetime | None = None
+    resources: Annotated[
+        VmResources | None,
+        Field(description="what it uses besides CPU time, as of its host's last round of readings; null: little"),
+    ] = None
 
 
 class DomainOut(DomainBody):
