@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from manager.control.feedback_law import (
     LEAST_SAMPLES,
@@ -31,7 +32,7 @@ from manager.control.judged_windows import enough, fresh
 from manager.model.decision import ApplicationView, Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
 from manager.model.law import Law
-from manager.model.registration import Sharing, Sla
+from manager.model.registration import Sharing, Sla, VmClass
 from manager.model.units import percent
 from manager.model.vcpu_wait import MATERIAL, wait_share
 
@@ -64,7 +65,7 @@ class AppMemory:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The memory of the feedback policies: applications, and average CPU shares that VMs want, by name.
+    """The memory of the feedback policies: applications, and average CPU shares that critical VMs want, by name.
 
     ``help``: what came of weight that was taken from others, by application. ``off`` counts for each VM the intervals
     in a row in which its weight was outside the dead band, negative below.
@@ -116,7 +117,11 @@ class Feedback:
         }
         smoothing = 1.0 if law.published else law.smoothing
         pcpus = max(len(snapshot.capabilities.online_cpus), 1)
-        wanted = {vm.name: vm.cpu_share if law.published else wanted_pcpus(vm, pcpus) / pcpus for vm in snapshot.vms}
+        wanted = {
+            vm.name: vm.cpu_share if law.published else wanted_pcpus(vm, pcpus) / pcpus
+            for vm in snapshot.vms
+            if vm.critical
+        }
         shares = {vm: average(before.cpu_shares.get(vm), share, smoothing) for vm, share in wanted.items()}
         standings = {} if law.published else _standings(snapshot, judged, shares)
         help_now = judge(standings, before.help, law, snapshot.steady_s)
@@ -259,31 +264,36 @@ def _goals(
     demands = _demands(snapshot, judged, shares, help_now)
     tiers: dict[tuple[str | None, str | None], float] = {}
     for vm in snapshot.vms:
-        if vm.name in demands:
+        wanted = demands.get(vm.spec.name)
+        if wanted is not None:
             tier = (vm.application, vm.tier)
-            tiers[tier] = tiers.get(tier, 0.0) + demands[vm.name]
+            tiers[tier] = tiers.get(tier, 0.0) + wanted
     largest = max(tiers.values(), default=0.0)
     goals: list[WeightGoal] = []
     off: dict[str, int] = {}
     for vm in snapshot.vms:
+        spec = vm.spec
+        if spec.weight is not None:
+            goals.append(WeightGoal(spec.name, spec.weight, f"{name}: weight registered for this VM"))
+            continue
+        if spec.vm_class is not VmClass.CRITICAL:
+            goals.append(_batch_goal(spec.name, scale.batch, name))
+            continue
         judgement = judged.get(vm.application or "")
-        if vm.spec.weight is not None:
-            goals.append(WeightGoal(vm.name, vm.spec.weight, f"{name}: weight registered for this VM"))
-        elif not vm.critical:
-            goals.append(WeightGoal(vm.name, scale.batch, f"{name}: batch VM"))
-        elif judgement is None or judgement.fallback or (judgement.factor is not None and not largest):
+        if judgement is None or judgement.fallback or (judgement.factor is not None and not largest):
             why = (
                 judgement.reason if judgement and judgement.fallback else "no SLA or no CPU use yet: as under priority"
             )
-            goals.append(WeightGoal(vm.name, scale.critical, f"{name}: {why}"))
+            goals.append(WeightGoal(spec.name, scale.critical, f"{name}: {why}"))
         elif judgement.factor is None:
             goals.append(_kept_goal(name, vm, judgement, scale))
         else:
-            wanted = weight_of(demands[vm.name], largest, scale)
-            text = f"{name}: {judgement.reason}, CPU {percent(shares[vm.name], 1)} of the host{_helped(vm, help_now)}"
+            goal = weight_of(demands[spec.name], largest, scale)
+            share = percent(shares[spec.name], 1)
+            text = f"{name}: {judgement.reason}, CPU {share} of the host{_helped(vm, help_now)}"
             if not law.published and not judgement.held.over:
-                wanted, off[vm.name] = _steady(vm, wanted, law, before)
-            goals.append(WeightGoal(vm.name, wanted, text))
+                goal, off[spec.name] = _steady(vm, goal, law, before)
+            goals.append(WeightGoal(spec.name, goal, text))
     return goals, off
 
 
@@ -295,19 +305,27 @@ def _demands(
     Who cannot be helped counts as one that has its margin, and no other that is measured has less weight than that.
     """
     law = snapshot.host.law
+    factors = {
+        app: _factor(judgement, judgement.factor, help_now.get(app, NO_HELP), law) - 1
+        for app, judgement in judged.items()
+        if judgement.factor is not None
+    }
+    exponent = 1.0 if law.published else law.demand_exponent
     demands: dict[str, float] = {}
-    hopeless: list[float] = []
+    measured: list[str] = []
+    level = 0.0
     for vm in snapshot.vms:
-        judgement = judged.get(vm.application or "")
-        if vm.critical and judgement and judgement.factor is not None:
-            used = shares[vm.name] if law.published else shares[vm.name] ** law.demand_exponent
-            help_app = help_now.get(vm.application or "", NO_HELP)
-            demands[vm.name] = demand(used, _factor(judgement, judgement.factor, help_app, law) - 1)
-            if help_app.hopeless:
-                hopeless.append(demands[vm.name])
-    level = max(hopeless, default=0.0)
-    measured = {vm.name for vm in snapshot.vms if vm.application in help_now}
-    return {vm: max(wanted, level) if vm in measured else wanted for vm, wanted in demands.items()}
+        application = vm.application or ""
+        if application in factors and vm.critical:
+            name = vm.spec.name
+            demands[name] = wanted = demand(shares[name] ** exponent, factors[application])
+            if application in help_now:
+                measured.append(name)
+                if help_now[application].hopeless:
+                    level = max(level, wanted)
+    if level:
+        demands |= {name: max(demands[name], level) for name in measured}
+    return demands
 
 
 def _helped(vm: VmView, help_now: Mapping[str, Help]) -> str:
@@ -323,6 +341,12 @@ def _factor(judgement: JudgedApp, factor: float, help_app: Help, law: Law) -> fl
     if help_app.hopeless:
         return min(factor, math.pow(1 - law.help_margin, law.gain))
     return max(factor, judgement.newest) if help_app.protected else factor
+
+
+@lru_cache(maxsize=4096)
+def _batch_goal(vm: str, weight: int, policy: str) -> WeightGoal:
+    """Always the same: there are many, in each interval."""
+    return WeightGoal(vm, weight, f"{policy}: batch VM")
 
 
 def _kept_goal(name: str, vm: VmView, judgement: JudgedApp, scale: WeightScale) -> WeightGoal:

@@ -26,6 +26,11 @@ def members(header: str, name: str) -> tuple[str, ...]:
     return tuple(re.findall(r"^\tu64 (\w+);", body[1], re.MULTILINE)) if body else ()
 
 
+def number(header: str, name: str) -> int:
+    """A number that the text of a header defines. Raises TypeError where it does not."""
+    return int(re.search(rf"^#define {name} (\w+)", header, re.MULTILINE)[1], 0)  # type: ignore[index]
+
+
 WARP = struct.Struct(f"={len(members(_INTERFACE, 'warp'))}Q")
 """Value of WARPS: warp and limit of the borrowed CPU time, nanoseconds; limit 0: the scheduler's."""
 

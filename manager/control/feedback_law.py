@@ -69,7 +69,8 @@ def vcpu_demands(vm: VmView) -> tuple[float, ...]:
     if len(used) != vm.vcpus:
         return ()
     waits = vm.vcpu_waits if len(vm.vcpu_waits) == vm.vcpus else (vm.run_delay_share / vm.vcpus,) * vm.vcpus
-    return tuple([1.0 if wanted > 1.0 else wanted for wanted in map(add, used, waits)])
+    wanted = tuple(map(add, used, waits))
+    return wanted if not wanted or max(wanted) <= 1.0 else tuple([min(each, 1.0) for each in wanted])
 
 
 def average(before: float | None, now: float, smoothing: float) -> float:

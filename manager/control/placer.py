@@ -142,8 +142,9 @@ def plan_placement(
     situation = _situation(snapshot, pinned, taken, decided, memory.situation)
     wanting = [snapshot.vms[position] for position in situation.wanting]
     before = memory.averages
+    smoothing = min(1.0, snapshot.interval_s / snapshot.host.placement.demand_window_s)
     averages = Averages(
-        {vm.name: _demand(vm, before.demand.get(vm.name, ()), snapshot) for vm in wanting},
+        {vm.spec.name: _demand(vm, before.demand.get(vm.spec.name, ()), smoothing) for vm in wanting},
         _interrupts(situation.interrupted, before.interrupts, snapshot),
     )
     question = situation.question
@@ -213,14 +214,13 @@ def _situation(
     return Situation(of, tuple(position for position, _ in wanting), allowed, question, interrupted)
 
 
-def _demand(vm: VmView, before: tuple[float, ...], snapshot: Snapshot) -> tuple[float, ...]:
+def _demand(vm: VmView, before: tuple[float, ...], smoothing: float) -> tuple[float, ...]:
     """What each vCPU wants, in pCPUs: what it used and what it waited for itself, averaged."""
     known = len(before) == vm.vcpus
     now = vcpu_demands(vm)
     if not now:
         return before if known else (0.0,) * vm.vcpus
-    smoothing = min(1.0, snapshot.interval_s / snapshot.host.placement.demand_window_s)
-    return tuple(average(before[index] if known else None, wanted, smoothing) for index, wanted in enumerate(now))
+    return tuple([average(then, wanted, smoothing) for then, wanted in zip(before, now, strict=True)]) if known else now
 
 
 def _interrupts(interrupted: CpuSet, before: Mapping[int, float], snapshot: Snapshot) -> dict[int, float]:

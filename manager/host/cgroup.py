@@ -226,6 +226,7 @@ class CpuGroup:
         self._texts: Mapping[str, bytes] = {}  # as last read, what they say, and after how many writes that was
         self._state = GroupState(None, None, None)
         self._writes: int | None = None
+        self._total: int | None = None  # of the watch, when that was looked at
         self._unread = 0
         try:
             for name in filter(None, (*self._files.values(), cpu.period_file)):
@@ -239,18 +240,30 @@ class CpuGroup:
 
     def read(self) -> GroupState:
         """All of them. Raises VmVanished, HostError; ValueError or IndexError for what no kernel writes."""
-        writes = None if self._watch is None else self._watch.writes(self._watched)
+        watch = self._watch
         self._unread += 1
-        if writes is None or writes != self._writes or self._unread >= MOST_UNREAD:
-            texts = {name: read(descriptor) for name, descriptor in self._fds.items()}
-            if texts != self._texts:
-                self._state, self._texts = self._state_of(texts), texts
-            self._writes, self._unread = writes, 0
+        if watch is None or watch.total != self._total or self._unread >= MOST_UNREAD:  # mostly nobody wrote anywhere
+            writes = None if watch is None else watch.writes(self._watched)
+            if writes is None or writes != self._writes or self._unread >= MOST_UNREAD:
+                texts = {name: read(descriptor) for name, descriptor in self._fds.items()}
+                if texts != self._texts:
+                    self._state, self._texts = self._state_of(texts), texts
+                self._writes, self._unread = writes, 0
+            self._total = None if watch is None or writes is None else watch.total
         return self._state
 
     def _state_of(self, texts: Mapping[str, bytes]) -> GroupState:
         idle = bool(_number(texts[IDLE_FILE])) if IDLE_FILE in texts else None
         return GroupState(None if idle else _number(texts[self._cpu.weight_file]), idle, self._quota_of(texts))
+
+    @property
+    def spared(self) -> int:
+        """How many readings more need no look at the files, as long as the ``total`` of the watch stays; 0: none."""
+        return MOST_UNREAD - 1 - self._unread if self._total is not None else 0
+
+    def spare(self, readings: int) -> None:
+        """So many were not made."""
+        self._unread += readings
 
     def write(self, knob: Knob, value: int) -> int:
         """Set weight, idle class (0 or 1) or quota (microseconds, or UNLIMITED) and return what it then holds.
@@ -263,7 +276,7 @@ class CpuGroup:
         # v2 keeps the period where only the quota is written.
         unlimited = knob is Knob.QUOTA and value == UNLIMITED and self._cpu.period_file is None
         write(descriptor, b"max" if unlimited else str(value).encode())
-        self._writes = None  # what it holds now is read, whatever was reported
+        self._writes = self._total = None  # what it holds now is read, whatever was reported
         held = self.read().value(knob)
         return value if held is None else held
 

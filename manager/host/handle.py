@@ -18,6 +18,7 @@ from manager.host.cgroup import CpuGroup, GroupState, VmCgroup, memory_nodes
 from manager.host.files import LONG, SHORT, number_in, open_file, read, refusal
 from manager.host.knob_files import VmTarget, checked_cpus, checked_number
 from manager.host.registry import CGROUP_V1, USER_HZ_NS, HostPaths
+from manager.host.same_as_before import SameAsBefore
 from manager.host.thread_times import ThreadTimes, VmTimes
 from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet
@@ -69,6 +70,7 @@ class VmHandle:
         self._known: Mapping[KnobKey, KnobValue] | None = None  # all that was read last, None once any is another
         self._known_group = _NO_GROUP
         self._used_outside_ns = _used_outside_ns(cgroup)
+        self._same: SameAsBefore | None = None
         self._place: int | None = None
         with contextlib.ExitStack() as opened:  # whatever ends it, no descriptor may stay open
             if cgroup.cpu and cgroup.cpu_folder:
@@ -119,7 +121,7 @@ class VmHandle:
         self._threads = threads
         self._cpus.clear()
         self._cpus_known = False
-        self._known = None
+        self._known = self._same = None
         for _, tid in threads.vcpus if not self._schedstat_fds else ():
             path = Path(self._task) / str(tid) / "schedstat"
             if path.exists():  # a kernel without CONFIG_SCHED_INFO has none
@@ -132,8 +134,15 @@ class VmHandle:
 
     def read(self, afresh: bool = True) -> VmState:
         """All settings and counters of the VM now; for ``afresh`` see ``HostPort``. Raises VmVanished, HostError."""
+        same, self._same = self._same, None
         try:
             try:
+                if same is not None and not afresh and (vcpus := same.vcpus()) is not None:
+                    state = same.state(self.instance, self._cpu_ns(), vcpus)
+                    self._same = same
+                    return state
+                if same is not None and self._group:
+                    self._group.spare(same.readings)
                 self._pins_unread = 0 if afresh else (self._pins_unread + 1) % PINS_EVERY
                 if afresh and self._watch is not None:
                     self._watch.look()
@@ -148,16 +157,16 @@ class VmHandle:
             raise HostError(f"{self.instance.libvirt_name}: unreadable counters: {error}", errno.EIO) from error
 
     def waits(self) -> tuple[int, ...]:
-        """Run-queue delay of each vCPU in nanoseconds, as in ``read``; none when one of them is gone.
-
-        With ``times``: as of their last look.
-        """
-        if self._times is not None and (waits := self._times.waits):
-            return waits
+        """Run-queue delay of each vCPU in nanoseconds, as in ``read``; none when one of them is gone."""
         try:
             return tuple([int(os.pread(fd, _SCHEDSTAT_BYTES, 0).split()[1]) for fd in self._schedstat_fds.values()])
         except (OSError, ValueError, IndexError):  # the next tick finds out what became of it
             return ()
+
+    @property
+    def vcpu_places(self) -> range:
+        """Where ``times`` have its vCPUs; empty where they do not."""
+        return range(0) if self._times is None else self._times.vcpu_places
 
     def _find_plugged(self) -> None:
         """Look at the threads again if their number had changed at the last reading: no event reports a vCPU.
@@ -174,29 +183,24 @@ class VmHandle:
         kernel's part. Raises VmVanished, HostError, ValueError, IndexError.
         """
         group = self._group.read() if self._group else _NO_GROUP
-        times = self._times
-        if times is not None and self._cpus_known and not afresh and times.unchanged:
-            vcpus = tuple(map(VcpuState, self._vcpu_indexes, self._vcpu_cpus, times.delay_ns, times.run_ns))
-        else:
-            vcpus = self._read_threads()
+        vcpus, by_times = None, True
+        if self._times is not None and self._cpus_known and not afresh:
+            vcpus = self._times.states(self._vcpu_indexes, self._vcpu_cpus)
+        if vcpus is None:
+            vcpus, by_times = self._read_threads(), False
         if group is not self._known_group:
             self._known, self._known_group = None, group
+        rest = (self._cpus[self.instance.pid], self._iothread_cpus, group.idle, group.quota, self._nodes)
         state = VmState(
-            self.instance,
-            self._cpu_ns(),
-            group.weight,
-            vcpus,
-            self._cpus[self.instance.pid],
-            self._iothread_cpus,
-            group.idle,
-            group.quota,
-            self._nodes,
-            self._in_scope,
-            self._place,
-            self._known,
+            self.instance, self._cpu_ns(), group.weight, vcpus, *rest, self._in_scope, self._place, self._known
         )
         if self._known is None:
             self._known = state.knobs()
+        elif by_times and self._times is not None and self._watch is not None and self._group is not None:
+            spared = self._group.spared
+            if spared:
+                vcpus_of = self._vcpu_indexes, self._vcpu_cpus
+                self._same = SameAsBefore(self._watch, self._times, vcpus_of, state, spared)
         return state
 
     def _read_threads(self) -> tuple[VcpuState, ...]:
@@ -241,6 +245,7 @@ class VmHandle:
 
     def write(self, key: KnobKey, value: KnobValue) -> KnobValue:
         """Set one knob and return what it then holds. Raises VmVanished, HostError."""
+        self._same = None
         if key.knob.spec.family is Family.CPU_GROUP:
             if self._group is None or not isinstance(value, int):
                 raise HostError(f"{self.instance.libvirt_name} has no CPU cgroup of its own", errno.ENOENT)
@@ -318,7 +323,10 @@ class VmHandle:
             fields = read(self._usage_fd, LONG).rpartition(b")")[2].split()
             return (int(fields[11]) + int(fields[12])) * USER_HZ_NS
         if not usage.key:
-            return int(read(self._usage_fd)) * usage.unit_ns + self._used_outside_ns
+            try:  # without ``read``: it is for each VM in each tick
+                return int(os.pread(self._usage_fd, SHORT, 0)) * usage.unit_ns + self._used_outside_ns
+            except OSError as error:
+                raise refusal("read", error) from error
         return int(read(self._usage_fd, LONG).partition(usage.key)[2].split(None, 1)[0]) * usage.unit_ns
 
     def close(self) -> None:

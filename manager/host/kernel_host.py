@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import select
 import weakref
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from manager import bpf
 from manager.errors import HostError
 from manager.host import process
 from manager.host.batch_group import BatchGroups
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
+from manager.host.chosen_waits import ChosenWaits
 from manager.host.files import read_small, refusal, refused
 from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
@@ -72,6 +73,7 @@ class KernelHost:
         self._online = online
         self._pcpus: tuple[CpuSet, int] = online, 0
         """The online ones, and how often any went or came: the affinities of threads may be other ones afterwards."""
+        self._generation: tuple[int, object] = 0, self._pcpus
         self._online_file, self._online_text = str(paths.online_cpus), b""
         self._replugs = Replugs()
         self._stat: int | None = None
@@ -100,6 +102,7 @@ class KernelHost:
         self._watched: dict[int, VmInstance] = {}  # by the descriptor among ``_exits``
         self._writes = WriteWatch()
         self._times = times
+        self._waits = ChosenWaits(times) if times is not None else None
         self._migrations = MigrationWatch(paths)
         self._offered: tuple[tuple[CpuSet, str, str, tuple[str, ...], bool | None], Capabilities] | None = None
 
@@ -203,17 +206,21 @@ class KernelHost:
             return False
 
     def look(self) -> None:
+        self._generation_now()
         self._writes.look()
         if self._times is not None:
             self._times.look()
 
     def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
-        return self._handle(instance).read(afresh)
+        held = None if afresh else self._handles.get(instance)
+        if held is None or held[1] is not self._generation:
+            return self._handle(instance).read(afresh)
+        return held[0].read(afresh)
 
-    def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:
+    def waits(self, instances: Sequence[VmInstance]) -> Sequence[tuple[int, ...]]:
         """Without a look at anything else, because the guard asks every few milliseconds."""
-        if self._times is not None:
-            self._times.look()
+        if self._waits is not None and (waits := self._waits.read(instances, self._handles)):
+            return waits
         held = map(self._handles.get, instances)
         return [handle[0].waits() if handle else () for handle in held]
 
@@ -286,17 +293,24 @@ class KernelHost:
         return CpuTimes(total_ns, busy_ns, pcpus)
 
     def _handle(self, instance: VmInstance) -> VmHandle:
-        generation = self._watch.domains.generation if self._watch else 0, self._pcpus
+        generation = self._generation_now()
         held = self._handles.get(instance)
         if held is None:
             handle = self._open(instance)
         else:
             handle, seen = held
-            if seen == generation:
+            if seen is generation:
                 return handle
             handle.find_threads()
         self._handles[instance] = (handle, generation)
         return handle
+
+    def _generation_now(self) -> tuple[int, object]:
+        """The list of domains and the pCPUs, by which threads were looked at: the same object while they are."""
+        listed = self._watch.domains.generation if self._watch else 0
+        if self._generation[0] != listed or self._generation[1] is not self._pcpus:
+            self._generation = listed, self._pcpus
+        return self._generation
 
     def _open(self, instance: VmInstance) -> VmHandle:
         with refused(f"cgroup of process {instance.pid}"):
@@ -321,7 +335,9 @@ class KernelHost:
         if online != self._online:
             self._online, self._topology = online, discover(self._paths)
         self._online_text = text
-        self._pcpus = online, self.replugs
+        if self._pcpus != (online, self.replugs):
+            self._pcpus = online, self.replugs
+            self._generation_now()
 
 
 def _cpu_times(fields: list[bytes]) -> PcpuTimes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from manager.model.cache import CacheUse, Group, Resctrl, Schemata
@@ -124,7 +124,7 @@ class HostPort(Protocol):
         they were a few readings ago, where nothing hints at a change.
         """
 
-    def waits(self, instances: Iterable[VmInstance]) -> Sequence[tuple[int, ...]]:
+    def waits(self, instances: Sequence[VmInstance]) -> Sequence[tuple[int, ...]]:
         """How long each vCPU of these VMs has waited for a pCPU since it started, in nanoseconds, in their order.
 
         A wait counts once it is over. Nothing of a VM that is gone, was not read before, or has no schedstat.

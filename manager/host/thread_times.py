@@ -11,7 +11,8 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from manager.bpf import threads
 from manager.errors import HostError
@@ -19,10 +20,15 @@ from manager.host.bpf_calls import BpfMap, open_pin, possible_cpus, run_program,
 from manager.host.bpf_objects import pinned
 from manager.host.files import read_small
 from manager.host.registry import HostPaths
+from manager.model.cpus import CpuSet
+from manager.model.host import VcpuState
 
 _NAME = "equipoise_threads"
 _COLUMN_BYTES = 8 * threads.MOST_THREADS
 _NO_THREAD = bytes(threads.PLACE.size)
+
+_vcpu_state: Callable[[Iterable[object]], VcpuState] = partial(tuple.__new__, VcpuState)
+"""As VcpuState._make, at half the cost: there are many."""
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +38,7 @@ class ThreadTimes:
 
     By place: ``run_ns``, ``delay_ns`` and ``marks`` as of the last look. A mark is another one once the thread's
     affinity, or for a main thread the number of threads, is; ENDED once it is gone. ``changes`` counts looks at which
-    any mark was another one than at the look before.
+    any mark was another one than at the look before, ``holdings`` how often places were given away or taken back.
     """
 
     def __init__(self, paths: HostPaths, bpftool: str = "bpftool") -> None:
@@ -41,6 +47,8 @@ class ThreadTimes:
         self.delay_ns: list[int] = []
         self.marks: list[int] = []
         self.changes = 0
+        self.holdings = 0
+        self._chosen: Sequence[int] = ()
         self._count = 0  # of places that were ever given away
         self._free: defaultdict[int, list[range]] = defaultdict(list)  # by their length
         self._seen_marks = b""
@@ -52,13 +60,15 @@ class ThreadTimes:
             raise HostError(f"{paths.possible_cpus}: {error}") from error
         with contextlib.ExitStack() as opened:
             with pinned(paths, threads.OBJECT, _NAME, bpftool) as folder:
-                self._find, self._read = (open_pin(folder / name) for name in (threads.FIND, threads.READ))
-                opened.callback(os.close, self._find)
-                opened.callback(os.close, self._read)
-                maps = [BpfMap(folder / "maps" / name) for name in (threads.WANTED, threads.PLACES, threads.TIMES)]
+                programs = [open_pin(folder / name) for name in (threads.FIND, threads.READ, threads.READ_WAITS)]
+                for program in programs:
+                    opened.callback(os.close, program)
+                names = (threads.WANTED, threads.PLACES, threads.TIMES, threads.CHOSEN)
+                maps = [BpfMap(folder / "maps" / name) for name in names]
                 for each in maps:
                     opened.callback(each.close)
-            self._wanted, self._places, times = maps
+            self._find, self._read, self._read_waits = programs
+            self._wanted, self._places, times, self._chosen_places = maps
             mapped = times.mapped(_COLUMN_BYTES * len(threads.COLUMNS))
             opened.callback(mapped.close)
             self._columns = [
@@ -94,6 +104,7 @@ class ThreadTimes:
             self.release(held)
             raise
         self._seen_marks = b""
+        self.holdings += 1
         for place in held[: max(len(self.marks) - held.start, 0)]:
             self.marks[place] = threads.ENDED  # until the next look
         return held
@@ -101,27 +112,44 @@ class ThreadTimes:
     def release(self, held: range) -> None:
         """Of no use any more. Raises HostError."""
         self._free[len(held)].append(held)
+        self.holdings += 1
         for place in held:
             self._places.write(threads.INDEX.pack(place), _NO_THREAD)
 
     def look(self) -> None:
         """Read all of them. Where the kernel refuses that, which is logged, nothing is known any more."""
-        if not self._count or self._refused:
+        if not self._count or not self._run(self._read, self._count):
             return
-        try:
-            run_program(self._read, threads.READING.pack(self._count, self._mask_words))
-        except HostError as error:
-            log.warning("times of vCPUs are read from files from now on: %s", error)
-            self._refused = str(error)
-            self.run_ns, self.delay_ns, self.marks = [], [], []
-            self.changes += 1
-            return
-        run_ns, delay_ns, marks = (column[: self._count] for column in self._columns)
+        run_ns, delay_ns, marks, _ = (column[: self._count] for column in self._columns)
         self.run_ns, self.delay_ns = run_ns.tolist(), delay_ns.tolist()
         seen = marks.tobytes()
         if seen != self._seen_marks:
             self._seen_marks, self.marks = seen, marks.tolist()
             self.changes += 1
+
+    def waits(self, chosen: Sequence[int]) -> list[int]:
+        """Run-queue wait now at some places, in order, GONE of a thread that is; none where the kernel refuses."""
+        if not self._run(self._read_waits, len(chosen), chosen):
+            return []
+        return self._columns[-1][: len(chosen)].tolist()
+
+    def _run(self, program: int, count: int, chosen: Sequence[int] | None = None) -> bool:
+        """Whether the kernel did; it is not asked again once it refused, which is logged."""
+        if self._refused:
+            return False
+        try:
+            if chosen is not None and chosen is not self._chosen:
+                for number, place in enumerate(chosen):
+                    self._chosen_places.write(threads.INDEX.pack(number), threads.INDEX.pack(place))
+                self._chosen = chosen
+            run_program(program, threads.READING.pack(count, self._mask_words))
+        except HostError as error:
+            log.warning("times of vCPUs are read from files from now on: %s", error)
+            self._refused = str(error)
+            self.run_ns, self.delay_ns, self.marks = [], [], []
+            self.changes += 1
+            return False
+        return True
 
     def close(self) -> None:
         """Unload it; may be called twice."""
@@ -158,7 +186,7 @@ class VmTimes:
     def hold(self, vcpus: Sequence[int], others: Sequence[int]) -> None:
         """Look at these threads, by their ids, from the next look on. Where that fails, nothing of them is known."""
         tids = (*vcpus, *others)
-        if tids == self._tids:
+        if tids == self._tids and threads.ENDED not in self._times.marks[self._begin : self._end]:
             return
         self.close()
         try:
@@ -179,6 +207,14 @@ class VmTimes:
             self._changes = times.changes
         return True
 
+    def states(self, indexes: Sequence[int], cpus: Sequence[CpuSet]) -> tuple[VcpuState, ...] | None:
+        """Of the vCPUs, which have these numbers and affinities; None unless all is ``unchanged``."""
+        times, begin, end = self._times, self._begin, self._vcpus_end
+        if times.changes != self._changes and not self.unchanged:
+            return None
+        counters = times.delay_ns[begin:end], times.run_ns[begin:end]
+        return tuple(map(_vcpu_state, zip(indexes, cpus, *counters, strict=True)))
+
     def settle(self) -> None:
         """All else that is known of them is read now: as it was at the last look, or newer."""
         marks = self._times.marks[self._begin : self._end]
@@ -186,21 +222,9 @@ class VmTimes:
         self._marks, self._changes = (marks, self._times.changes) if complete else (None, -1)
 
     @property
-    def run_ns(self) -> list[int]:
-        """Of each vCPU, while ``unchanged``."""
-        return self._times.run_ns[self._begin : self._vcpus_end]
-
-    @property
-    def delay_ns(self) -> list[int]:
-        """Of each vCPU, while ``unchanged``."""
-        return self._times.delay_ns[self._begin : self._vcpus_end]
-
-    @property
-    def waits(self) -> tuple[int, ...]:
-        """``delay_ns`` as of the last look; empty when one of them is gone, or not known."""
-        if threads.ENDED in self._times.marks[self._begin : self._vcpus_end]:
-            return ()
-        return tuple(self._times.delay_ns[self._begin : self._vcpus_end])
+    def vcpu_places(self) -> range:
+        """Those of its vCPUs; empty where they are read by files."""
+        return range(self._begin, self._vcpus_end)
 
     def close(self) -> None:
         """Look at none of them any more; may be called twice."""

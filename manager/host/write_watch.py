@@ -31,6 +31,8 @@ class WriteWatch:
 
     def __init__(self) -> None:
         """Where the kernel has no more of them for this user, nothing is watched."""
+        self.total = 0
+        """Grows when anything was written in any folder, up to the last look."""
         self._writes: Counter[int] = Counter()
         self._holders: Counter[int] = Counter()
         self._reports = False
@@ -72,6 +74,7 @@ class WriteWatch:
 
     def _take(self) -> None:
         self._reports = True
+        self.total += 1
         for number, mask in _events(os.read(self._descriptor, _AT_ONCE)):
             if mask & _IN_Q_OVERFLOW:  # events were lost: there may have been writes in any folder
                 self._writes.update(self._holders)

@@ -21,7 +21,7 @@ from manager.host.port import HostPort
 from manager.loop.journal import Journal, Runs
 from manager.model.cpus import CpuSet
 from manager.model.decision import ApplicationView, Snapshot, VmView
-from manager.model.host import NO_BATCH_GROUP, BatchGroup, CpuTimes, VcpuState, VmInstance, VmState
+from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities, CpuTimes, VcpuState, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.limits import AgentLimits
 from manager.model.problem import Problem, ProblemKind
@@ -185,8 +185,9 @@ def rates(uuid: str, now: Reading, before: Reading | None, pcpus: int) -> Rates:
             delayed_ns = delay_ns - delay_then_ns
             waited_ns += delayed_ns
         if run_ns is not None and run_then_ns is not None:
-            used.append(_share(run_ns - run_then_ns, elapsed_ns))
-            waits.append(_share(delayed_ns, elapsed_ns))
+            ran_ns = run_ns - run_then_ns  # without ``_share``: it is for each vCPU in each tick
+            used.append(0.0 if ran_ns <= 0 else 1.0 if ran_ns >= elapsed_ns else ran_ns / elapsed_ns)
+            waits.append(1.0 if delayed_ns >= elapsed_ns else delayed_ns / elapsed_ns)
     cpu_share = _share(state.cpu_ns - earlier.cpu_ns, elapsed_ns * pcpus)
     if len(used) != len(state.vcpus):
         return Rates(cpu_share, waited_ns / elapsed_ns)
@@ -279,8 +280,9 @@ class Observer:
 
         ``resources`` was read before.
         """
+        capabilities = self._host.capabilities  # once: it looks at files
         limited, warped = self._within_limits(assignment)
-        managed = self._manage(limited.assignment, warped)
+        managed = self._manage(limited.assignment, warped, capabilities)
         names = managed.names
         reading = read_host(
             self._host, managed.instances, now.monotonic_s, managed.families, self._before, assignment is None
@@ -289,8 +291,8 @@ class Observer:
         if not specs.keys() <= reading.states.keys():
             specs = {domain: spec for domain, spec in specs.items() if domain in reading.states}
         busy = _busy(reading, self._before)
-        busy_pcpus, interrupts = _pcpu_shares(reading, self._before, self._host.capabilities.managed_cpus)
-        snapshot = self._snapshot(limited.assignment, slots, managed, reading, now, interrupts, resources)
+        busy_pcpus, interrupts = _pcpu_shares(reading, self._before, capabilities.managed_cpus)
+        snapshot = self._snapshot(limited.assignment, slots, managed, reading, now, interrupts, resources, capabilities)
         self._before = reading
         problems = (
             *(Problem(ProblemKind.LIMITED, text) for text in limited.told),
@@ -310,12 +312,12 @@ class Observer:
         now: Clock,
         interrupts: Mapping[int, float],
         resources: ResourceUse,
+        capabilities: Capabilities,
     ) -> Snapshot:
         """Combine registrations, slots of response times (by application, disjoint and oldest first) and readings.
 
         Slots of the future are left out: they say nothing about now.
         """
-        capabilities = self._host.capabilities
         pcpus = len(capabilities.online_cpus)
         views: list[VmView] = []
         for uuid, spec, mode, application, tier in managed.served:
@@ -373,10 +375,10 @@ class Observer:
             self._assigned, self._allowed = assignment, (limited, warped_vms(limited.assignment))
         return self._allowed
 
-    def _manage(self, assignment: Assignment, warped: frozenset[str]) -> _Managed:
+    def _manage(self, assignment: Assignment, warped: frozenset[str], capabilities: Capabilities) -> _Managed:
         """The same object while nothing has changed that it follows from."""
         runs, listed, before = self._journal.runs, self._host.running(), self._managed
-        grouping = is_wanted(assignment.host, self._host.capabilities)
+        grouping = is_wanted(assignment.host, capabilities)
         if before is not None and before.follows_from(assignment, runs, listed, grouping):
             return before
         # Those of the journal are known to be alive also while libvirtd is away.

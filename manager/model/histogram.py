@@ -9,10 +9,8 @@ those of all their samples together.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from itertools import accumulate
 
 RELATIVE_ERROR = 0.01
 MIN_US = 10.0
@@ -70,9 +68,10 @@ class Histogram:
         """
         if not 0 < percentile <= 100:
             raise ValueError(f"percentile {percentile} is not in (0, 100]")
-        ordered = sorted(self.buckets)
-        seen = list(accumulate(map(self.buckets.__getitem__, ordered)))
-        if not seen or not seen[-1]:
-            return None
-        rank = min(max(1, math.ceil(seen[-1] * percentile / 100)), seen[-1])
-        return bucket_value_us(ordered[bisect_left(seen, rank)])
+        buckets, count = self.buckets, self.count
+        rank = min(max(1, math.ceil(count * percentile / 100)), count)
+        for bucket in sorted(buckets, reverse=True):  # the percentiles that are asked for are near the end
+            count -= buckets[bucket]
+            if count < rank:
+                return bucket_value_us(bucket)
+        return None

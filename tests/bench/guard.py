@@ -30,6 +30,7 @@ from manager.bpf import tap
 from manager.control.guard_law import LEARNT_SAMPLES, Custom, GuardMemory
 from manager.host.kernel_host import KernelHost
 from manager.host.taps import of_this_machine
+from manager.host.thread_times import ThreadTimes
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.guard import Guard, GuardSettings, GuardUse
 from manager.loop.journal import Journal
@@ -40,6 +41,7 @@ from manager.model.knobs import Knob, KnobKey, KnobValue
 from manager.model.traffic import Answered, JudgedService
 from policies.installed import load_policies
 from tests.bench.figures import Spread, host_cpu_s, machine, undone_when_told_to_end, verdict, write_json
+from tests.bench.times import add_times, times_of
 from tests.bench.vms import HOST, Listed, Vm, Vms, assignment, running_vms
 
 BAR_CPU_SHARE, BAR_REACTION_MS = 0.01, 100.0
@@ -118,13 +120,15 @@ class TimedGuard(Guard):
         self._memory = GuardMemory(time.monotonic(), customs)
 
 
-def measure(vms: Vms, started: list[Vm], interval_ms: float, seconds: float, episodes: int) -> Result:
+def measure(
+    vms: Vms, started: list[Vm], interval_ms: float, seconds: float, episodes: int, times: ThreadTimes | None
+) -> Result:
     """One tick, then calm, then episodes."""
     busy_before = host_cpu_s()
     with ExitStack() as stack:
         journal = Journal(vms.folder / "journal.db", "bench")
         stack.callback(journal.close)
-        host = WaitingHost(vms.paths, Listed.of(started))  # type: ignore[arg-type]
+        host = WaitingHost(vms.paths, Listed.of(started), times=times)  # type: ignore[arg-type]
         stack.callback(host.forget, frozenset())
         policies = {name: one.policy for name, one in load_policies(on_error=print).items()}
         loop = ControlLoop(host, journal, policies, LoopSettings(HOST, 1.0, 30.0, 20))
@@ -203,10 +207,11 @@ def main() -> None:
     parser.add_argument("--interval-ms", type=float, default=50.0)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--episodes", type=int, default=30)
+    add_times(parser)
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    with undone_when_told_to_end(), running_vms(options.vms) as (vms, started):
-        result = measure(vms, started, options.interval_ms, options.seconds, options.episodes)
+    with undone_when_told_to_end(), running_vms(options.vms) as (vms, started), times_of(options.times) as times:
+        result = measure(vms, started, options.interval_ms, options.seconds, options.episodes, times)
     print(machine())
     show(result)
     bars = {"cpu_share": BAR_CPU_SHARE, "reaction_ms": BAR_REACTION_MS}

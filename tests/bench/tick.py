@@ -28,7 +28,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -36,7 +36,6 @@ from rich.console import Console
 from rich.table import Table
 
 from manager.host.kernel_host import KernelHost
-from manager.host.registry import HostPaths
 from manager.host.thread_times import ThreadTimes
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.apply import Applied
@@ -49,7 +48,7 @@ from manager.loop.status import VmStatuses, tick_record, tick_status
 from manager.loop.tick import ControlLoop, TickResult
 from manager.model.decision import Change, Decision, Memory, Snapshot
 from manager.model.histogram import Histogram
-from manager.model.host import VmInstance, VmState
+from manager.model.host import CpuTimes, VmInstance
 from manager.model.knobs import KnobKey, KnobValue
 from manager.model.limits import DEFAULT_LIMITS
 from manager.model.problem import Problem, ProblemKind
@@ -58,6 +57,7 @@ from manager.model.window import Window
 from policies.base import Policy
 from policies.installed import load_policies
 from tests.bench.figures import Spread, machine, undone_when_told_to_end, verdict, write_json
+from tests.bench.times import add_times, times_of
 from tests.bench.vms import HOST, Listed, Vm, Vms, assignment, running_vms
 
 SIZES = (10, 50, 200, 500, 1000)
@@ -93,20 +93,20 @@ class Stopwatch:
 
 
 class TimedHost(KernelHost):
-    """Counts reading VMs and writing knobs."""
+    """Counts reading VMs, from the look before it to that at the CPU time of the host after it, and writing knobs."""
 
     watch: Stopwatch
+    _began_s = 0.0
 
     def look(self) -> None:
-        with self.watch.time(PARTS[0]):
-            super().look()
+        self._began_s = time.perf_counter()
+        super().look()
 
-    def read(self, instance: VmInstance, afresh: bool = True) -> VmState:
-        began_s = time.perf_counter()
-        state = super().read(instance, afresh)
+    def cpu_times(self) -> CpuTimes:
+        times = super().cpu_times()
         spent_ms = self.watch._spent_ms
-        spent_ms[PARTS[0]] = spent_ms.get(PARTS[0], 0.0) + (time.perf_counter() - began_s) * 1000
-        return state
+        spent_ms[PARTS[0]] = spent_ms.get(PARTS[0], 0.0) + (time.perf_counter() - self._began_s) * 1000
+        return times
 
     def write(self, instance: VmInstance, key: KnobKey, value: KnobValue) -> KnobValue:
         with self.watch.time(PARTS[2]):
@@ -323,13 +323,6 @@ def rig_of(vms: Vms, managed: Sequence[Vm], times: ThreadTimes | None) -> Iterat
             rig.close()
 
 
-@contextmanager
-def times_of(way: str) -> Iterator[ThreadTimes | None]:
-    """The program that reads threads; ``files``: none."""
-    with ExitStack() as opened:
-        yield opened.enter_context(closing(ThreadTimes(HostPaths(Path("/"))))) if way == "bpf" else None
-
-
 def settle(rig: Rig, vms: Vms, managed: Sequence[Vm]) -> None:
     """Tick until nothing changes any more. Critical VMs have used CPU time, so that demands are not all zero."""
     rig.tick(0.0)
@@ -429,7 +422,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vms", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--ticks", type=int, default=200, help="of each state but the first")
-    parser.add_argument("--times", choices=("bpf", "files"), default="bpf", help="how threads are read (%(default)s)")
+    add_times(parser)
     parser.add_argument("--pause-ms", type=float, default=20.0, help="sleep before each tick")
     parser.add_argument("--profile", choices=("first", "steady", "changing"), default="", help="and print a profile")
     parser.add_argument("--json", type=Path, metavar="FILE")

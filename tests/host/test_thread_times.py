@@ -19,9 +19,12 @@ from hypothesis import strategies as st
 from manager.bpf import threads
 from manager.errors import HostError, VmVanished
 from manager.host import thread_times
+from manager.host.cgroup import MOST_UNREAD
 from manager.host.kernel_host import KernelHost
 from manager.host.thread_times import ThreadTimes, VmTimes
+from manager.host.write_watch import WriteWatch
 from manager.model.host import VmState
+from manager.model.knobs import Knob, KnobKey
 from tests.host.conftest import REAL, QemuLike, VmGroup, until
 from tests.host.wire import NEEDS_BPF
 
@@ -100,7 +103,10 @@ def test_a_vm_at_rest_is_the_same_by_both(hosts: Hosts) -> None:
     assert hosts.program_reads
     assert all(vcpu.run_ns for vcpu in first.vcpus)
     instances = [hosts.instance]
-    assert hosts.by_program.waits(instances) == hosts.by_files.waits(instances) != [()]
+    stranger = hosts.instance._replace(uuid="another")
+    for asked in (instances, [*instances, stranger], [stranger, *instances], [], [stranger]):
+        assert hosts.by_program.waits(asked) == hosts.by_files.waits(asked)
+    assert hosts.by_program.waits(instances) != [()]
     os.kill(hosts.vm.pid, signal.SIGCONT)
 
 
@@ -138,12 +144,47 @@ def test_an_affinity_that_another_tool_sets_is_seen_at_once(hosts: Hosts, name: 
         assert seen.knobs() == hosts.by_program.read(hosts.instance).knobs()
 
 
+def test_a_weight_that_another_tool_sets_is_seen_at_once(hosts: Hosts, group: VmGroup) -> None:
+    group.weight.write_text("200")  # from the first report on, nothing is read that nobody wrote
+    for weight in (300, 400, 500):
+        for _ in range(3):
+            hosts.read(hosts.by_program)
+        group.weight.write_text(f"{weight}")
+        assert hosts.read(hosts.by_program).weight == weight
+        assert hosts.read(hosts.by_program).weight == weight
+
+
+def test_one_that_is_not_reported_is_seen_after_some_readings(
+    hosts: Hosts, group: VmGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hosts.read(hosts.by_program)
+    group.weight.write_text("200")
+    for _ in range(3):
+        hosts.read(hosts.by_program)
+    monkeypatch.setattr(WriteWatch, "look", lambda _: None)
+    for weight in (300, 400):
+        group.weight.write_text(f"{weight}")
+        seen = [hosts.read(hosts.by_program).weight for _ in range(MOST_UNREAD)]
+        assert seen[-1] == weight
+
+
+def test_what_we_write_is_read_back_at_once(hosts: Hosts, group: VmGroup) -> None:
+    for weight in (300, 400):
+        for _ in range(3):
+            hosts.read(hosts.by_program)
+        hosts.by_program.write(hosts.instance, KnobKey(hosts.vm.uuid, Knob.WEIGHT), weight)
+        hosts.by_program.write(hosts.instance, KnobKey(hosts.vm.uuid, Knob.VCPU_PIN, 1), frozenset({ONLINE[0]}))
+        state = hosts.read(hosts.by_program)
+        assert (state.weight, state.vcpus[1].cpus) == (weight, {ONLINE[0]})
+
+
 def test_a_vcpu_comes_and_goes(hosts: Hosts) -> None:
     for _ in range(3):
         assert len(hosts.read(hosts.by_program).vcpus) == 2
     hosts.vm.tell("start CPU 2/TCG")
     assert [len(hosts.read(hosts.by_program).vcpus) for _ in range(3)] == [2, 3, 3]
     assert hosts.program_reads
+    assert [len(waits) for waits in hosts.by_program.waits([hosts.instance])] == [3]
     hosts.vm.tell("end CPU 2/TCG")
     assert [len(hosts.read(hosts.by_program).vcpus) for _ in range(2)] == [2, 2]
     until(lambda: hosts.read(hosts.by_program) and hosts.program_reads, "the program reads it again")
@@ -152,9 +193,10 @@ def test_a_vcpu_comes_and_goes(hosts: Hosts) -> None:
 def test_a_vm_that_ends(hosts: Hosts) -> None:
     for _ in range(2):
         hosts.read(hosts.by_program)
+    assert hosts.by_program.waits([hosts.instance]) != [()]
     hosts.vm.kill()
-    hosts.by_program.look()
     assert hosts.by_program.waits([hosts.instance]) == [()]
+    hosts.by_program.look()
     with pytest.raises(VmVanished):
         hosts.by_program.read(hosts.instance, afresh=False)
 
@@ -165,16 +207,18 @@ def test_a_place_never_shows_who_had_it_before(start: Callable[..., QemuLike], t
     first.hold([one.tids["CPU 0/TCG"]], [one.pid])
     times.look()
     first.settle()
-    assert first.unchanged and first.waits
+    assert first.unchanged
+    assert times.waits(list(first.vcpu_places)) == [schedstat(one.tids["CPU 0/TCG"])[1]]
     first.close()
     second.hold([two.tids["CPU 0/TCG"]], [two.pid])
     second.settle()
-    assert not second.unchanged and not second.waits and not first.waits
+    assert not second.unchanged and not first.unchanged and not first.vcpu_places
     times.look()
     assert not second.unchanged and not first.unchanged
     second.settle()
     assert second.unchanged
-    assert second.run_ns == [schedstat(two.tids["CPU 0/TCG"])[0]]
+    [state] = second.states([0], [frozenset(ONLINE)]) or ()
+    assert state.run_ns == times.run_ns[second._begin] <= schedstat(two.tids["CPU 0/TCG"])[0]
     second.close()
 
 
@@ -267,7 +311,7 @@ def test_nothing_stays_of_a_process_that_is_killed() -> None:
     with subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "loaded\n"
         programs = programs_of(holder.pid)
-        assert len(programs) == 2
+        assert len(programs) == 3
         holder.kill()
     until(lambda: not any(is_there(program) for program in programs), "the kernel unloaded the programs")
     assert not list(Path("/sys/fs/bpf").glob("equipoise_threads*"))

@@ -31,7 +31,10 @@ def test_building_it_again_gives_the_same_bytes(tmp_path: Path, program: Program
     [
         (bpf.OBJECT, (bpf.WARPS, bpf.STATS, bpf.CPUS, bpf.NAME)),
         (tap.OBJECT, (tap.SERVICES, tap.INTERFACES, tap.TIMES, tap.LOST, tap.TO_GUEST, tap.FROM_GUEST)),
-        (threads.OBJECT, (threads.WANTED, threads.PLACES, threads.TIMES, threads.FIND, threads.READ)),
+        (
+            threads.OBJECT,
+            (threads.WANTED, threads.PLACES, threads.TIMES, threads.FIND, threads.READ, threads.READ_WAITS),
+        ),
     ],
 )
 def test_the_maps_are_as_python_takes_them(shipped: Path, names: tuple[str, ...]) -> None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import struct
 from pathlib import Path
 
-from manager.bpf import members
+from manager.bpf import members, number
 
 OBJECT = Path(__file__).parent / "equipoise_tap.bpf.o"
 TO_GUEST, FROM_GUEST, BOTH_WAYS = "to_guest", "from_guest", "both_ways"
@@ -17,12 +16,6 @@ WAITING, SETTINGS = "tap_waiting", "tap_settings"
 """Names of the maps that are read and written."""
 
 _INTERFACE = (Path(__file__).parent / "tap.h").read_text()
-
-
-def _number(name: str) -> int:
-    """A number that tap.h defines. Raises TypeError where it does not."""
-    return int(re.search(rf"^#define {name} (\w+)", _INTERFACE, re.MULTILINE)[1], 0)  # type: ignore[index]
-
 
 KEY = struct.Struct("=IHH")
 """Key of SERVICES and of TIMES: interface, port, bucket."""
@@ -39,7 +32,7 @@ WALK = members(_INTERFACE, "walk")
 LATENESS = members(_INTERFACE, "lateness")
 """What SET_LATE is told, and answers, likewise."""
 
-HANDSHAKE = _number("HANDSHAKE")
+HANDSHAKE = number(_INTERFACE, "HANDSHAKE")
 """Of a bucket in TIMES: it is one of handshakes."""
 
-MOST_CONNECTIONS, MOST_HALVINGS = _number("MOST_CONNECTIONS"), _number("MOST_HALVINGS")
+MOST_CONNECTIONS, MOST_HALVINGS = number(_INTERFACE, "MOST_CONNECTIONS"), number(_INTERFACE, "MOST_HALVINGS")

@@ -6,33 +6,29 @@ import re
 import struct
 from pathlib import Path
 
-from manager.bpf import members
+from manager.bpf import members, number
 
 OBJECT = Path(__file__).parent / "equipoise_threads.bpf.o"
-FIND, READ = "find_thread", "read_threads"
-"""Names of the programs: the task iterator, and the one that the reader runs."""
-WANTED, PLACES, TIMES = "thread_wanted", "thread_places", "thread_times"
+FIND, READ, READ_WAITS = "find_thread", "read_threads", "read_waits"
+"""Names of the programs: the task iterator, and those that the reader runs."""
+WANTED, PLACES, TIMES, CHOSEN = "thread_wanted", "thread_places", "thread_times", "thread_chosen"
 """Names of the maps."""
 
 _INTERFACE = (Path(__file__).parent / "threads.h").read_text()
 
-
-def _number(name: str) -> int:
-    """A number that threads.h defines. Raises TypeError where it does not."""
-    return int(re.search(rf"^#define {name} (\w+)", _INTERFACE, re.MULTILINE)[1], 0)  # type: ignore[index]
-
-
-MOST_THREADS, MOST_MASK_WORDS = _number("MOST_THREADS"), _number("MOST_MASK_WORDS")
-ENDED = _number("ENDED")
+MOST_THREADS, MOST_MASK_WORDS = number(_INTERFACE, "MOST_THREADS"), number(_INTERFACE, "MOST_MASK_WORDS")
+ENDED = number(_INTERFACE, "ENDED")
 """The mark of a thread that is gone."""
+GONE = number(_INTERFACE, "GONE")
+"""Its wait."""
 
 INDEX = struct.Struct("=I")
-"""Key of WANTED, always 0, and of PLACES."""
+"""Key of WANTED, always 0, of PLACES and CHOSEN, and value of CHOSEN: a place."""
 WANTED_PLACE = struct.Struct(f"={len(members(_INTERFACE, 'wanted'))}Q")
 """Value of WANTED."""
 PLACE = struct.Struct(f"={len(members(_INTERFACE, 'place'))}Q")
 """Value of PLACES; all 0: no thread."""
 READING = struct.Struct(f"={len(members(_INTERFACE, 'reading'))}Q")
-"""What READ is told."""
+"""What READ and READ_WAITS are told."""
 COLUMNS = tuple(re.findall(r"^\tu64 (\w+)\[MOST_THREADS\];", _INTERFACE, re.MULTILINE))
 """The value of TIMES: one after the other, 64 bits for each place."""

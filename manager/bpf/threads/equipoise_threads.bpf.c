@@ -82,7 +82,15 @@ struct {
 	__type(value, struct times);
 } thread_times SEC(".maps");
 
-/* FNV-1a, by words: two affinities on at most 64 pCPUs never have the same. */
+/* Places that are looked at more often than the others, for nothing but their wait. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MOST_THREADS);
+	__type(key, u32);
+	__type(value, u32);
+} thread_chosen SEC(".maps");
+
+/* FNV-1a, by words: on at most 64 pCPUs no two affinities have the same. */
 #define FNV_BASIS 0xcbf29ce484222325ULL
 #define FNV_PRIME 0x100000001b3ULL
 
@@ -122,6 +130,7 @@ static bool is_there(const struct place *place, struct task_struct *task)
 	return pid == (int)place->tid && start_time == place->start_time && !exit_state;
 }
 
+/* See struct times. */
 static u64 mark_of(struct task_struct *task, bool is_main, u64 mask_words)
 {
 	struct signal_struct *signal = NULL;
@@ -174,7 +183,37 @@ int read_threads(struct reading *reading)
 {
 	struct reading asked = *reading;
 
-	bpf_loop(asked.places, read_one, &asked, 0);
+	bpf_loop(asked.count, read_one, &asked, 0);
+	return 0;
+}
+
+static long read_wait(u32 index, void *context)
+{
+	u32 first = 0, key = index, *chosen;
+	struct task_struct *task;
+	struct place *place;
+	struct times *times;
+	u64 wait_ns = 0;
+
+	times = bpf_map_lookup_elem(&thread_times, &first);
+	chosen = bpf_map_lookup_elem(&thread_chosen, &key);
+	if (!times || !chosen || index >= MOST_THREADS)
+		return 1;
+	key = *chosen;
+	place = bpf_map_lookup_elem(&thread_places, &key);
+	if (!place)
+		return 1;
+	task = (struct task_struct *)place->task;
+	if (task)
+		bpf_core_read(&wait_ns, sizeof(wait_ns), &task->sched_info.run_delay);
+	times->wait_ns[index] = task && is_there(place, task) ? wait_ns : GONE;
+	return 0;
+}
+
+SEC("syscall")
+int read_waits(struct reading *reading)
+{
+	bpf_loop(reading->count, read_wait, NULL, 0);
 	return 0;
 }
 

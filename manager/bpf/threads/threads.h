@@ -23,7 +23,7 @@ struct place {
 
 /* What the reader asks of a reading. */
 struct reading {
-	u64 places; /* how many there are in use, the first ones */
+	u64 count; /* of the places, or of those in thread_chosen: the first ones */
 	u64 mask_words; /* of an affinity */
 };
 
@@ -32,10 +32,12 @@ struct reading {
  * tells nothing else.
  */
 #define ENDED 0
+#define GONE 0xffffffffffffffff
 struct times {
 	u64 run_ns[MOST_THREADS]; /* as in /proc/TID/schedstat */
 	u64 delay_ns[MOST_THREADS];
 	u64 mark[MOST_THREADS];
+	u64 wait_ns[MOST_THREADS]; /* delay_ns of those in thread_chosen, in that order; GONE: it is */
 };
 
 #endif

@@ -10,6 +10,7 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from manager.bpf import threads
 from manager.host.registry import HostPaths
 from manager.host.thread_times import ThreadTimes
 
@@ -33,10 +34,11 @@ def test_threads_that_run_and_wait() -> None:
             for _ in range(ROUNDS):
                 time.sleep(0.05)
                 times.look()
+                waits = times.waits(held)
                 after = [schedstat(tid) for tid in tids]
-                for place, early, late in zip(held, before, after, strict=True):
+                for place, wait_ns, early, late in zip(held, waits, before, after, strict=True):
                     assert early[0] <= times.run_ns[place] <= late[0]
-                    assert early[1] <= times.delay_ns[place] <= late[1]
+                    assert early[1] <= times.delay_ns[place] <= wait_ns <= late[1]
                 before = after
             assert all(run_ns and delay_ns for run_ns, delay_ns in before)
     finally:
@@ -62,7 +64,8 @@ def test_marks_tell_an_affinity_a_thread_more_and_the_end() -> None:
         while Path(f"/proc/self/task/{waiting.native_id}").exists():  # the kernel is done with it a moment later
             time.sleep(0.001)
         times.look()
-        assert times.marks[other] == 0
+        assert times.marks[other] == threads.ENDED
+        assert times.waits([other]) == [threads.GONE]
         assert times.marks[main] not in (0, first[main])
         again = times.marks[main]
         allowed = os.sched_getaffinity(0)
