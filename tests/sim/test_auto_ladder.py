@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 
 import pytest
@@ -104,6 +106,13 @@ def test_against_a_neighbour_on_the_memory_bus_its_bandwidth_is_limited_and_ways
     tried = memory.at(0, 120)
     assert any(each.ways for each in tried)
     assert any("Taken back" in each.said and "not shown to help" in each.said for each in tried)
+
+
+def test_the_example_of_the_documentation_was_said() -> None:
+    page = (Path(__file__).parents[2] / "docs/concepts/policies.md").read_text()
+    [quoted] = re.findall(r"> (The memory bandwidth of hog .*?)\n\n", page, re.DOTALL)
+    example = " ".join(quoted.replace("\n>", "").split())
+    assert any(example in each.said for each in course("noisy-memory").settings)
 
 
 def test_against_a_neighbour_on_every_pcpu_a_quota_is_kept() -> None:
