@@ -23,6 +23,7 @@ from manager.model.resource_use import (
     Signal,
     VmCounters,
     VmResources,
+    WorkCounters,
 )
 
 NOTABLE_PRESSURE = 0.01
@@ -113,7 +114,18 @@ def _vm_use(name: str, now: VmCounters, then: VmCounters, interfaces: tuple[Link
         tuple(_disks(now, then, elapsed_s)),
         interfaces,
         None if vhost_ns is None else vhost_ns / 1e9,
+        *_work(now.work, then.work, elapsed_s),
     )
+
+
+def _work(
+    now: WorkCounters | None, then: WorkCounters | None, elapsed_s: float
+) -> tuple[float | None, float | None, float | None]:
+    """Instructions a second, cycles an instruction, and misses of the last-level cache a second."""
+    if now is None or then is None or any(value < past for value, past in zip(now, then, strict=True)):
+        return None, None, None
+    instructions, cycles, misses = (value - past for value, past in zip(now, then, strict=True))
+    return instructions / elapsed_s, cycles / instructions if instructions else None, misses / elapsed_s
 
 
 def _growth(now_bytes: int | None, then_bytes: int | None, elapsed_s: float) -> float | None:

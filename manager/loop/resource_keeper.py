@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping
 
-from manager.control.resource_rates import CountedVm, Round, resource_use
+from manager.control.resource_rates import CountedVm, Round, recorded, resource_use
 from manager.errors import HostError, VmVanished
 from manager.host.port import ResourcePort
 from manager.model.host import VmInstance
@@ -29,10 +29,14 @@ class ResourceKeeper:
         self._waiting: Iterator[tuple[str, VmInstance]] = iter(())
         self._left = self._size = 0
         self.latest = NO_RESOURCES
+        self.kept: ResourceUse | None = None
+        """What of it is worth a record; None: there was no such round yet."""
         self.rounds = 0
         """How many were completed that gave rates."""
 
-    def look(self, vms: Mapping[str, VmInstance], taps: Mapping[str, Collection[int]]) -> None:
+    def look(
+        self, vms: Mapping[str, VmInstance], taps: Mapping[str, Collection[int]], critical: Collection[str] = ()
+    ) -> None:
         """Read the next VMs, and the host with the last of a round. By name: those that are managed, and their taps."""
         if self._port is None:
             return
@@ -45,7 +49,7 @@ class ResourceKeeper:
                 self._vms[name] = CountedVm(instance, self._port.vm(instance))
         if self._left == 0:
             self._vms = {name: counted for name, counted in self._vms.items() if vms.get(name) == counted.instance}
-            self._complete(self._port, taps)
+            self._complete(self._port, taps, critical)
 
     def _begin(self, vms: Mapping[str, VmInstance]) -> None:
         self._vms = {}
@@ -57,7 +61,7 @@ class ResourceKeeper:
             self._left -= 1
             yield next(self._waiting)
 
-    def _complete(self, port: ResourcePort, taps: Mapping[str, Collection[int]]) -> None:
+    def _complete(self, port: ResourcePort, taps: Mapping[str, Collection[int]], critical: Collection[str]) -> None:
         indexes = frozenset(index for name in self._vms for index in taps.get(name, ()))
         try:
             host = port.host(indexes)
@@ -67,5 +71,6 @@ class ResourceKeeper:
         port.forget({counted.instance for counted in self._vms.values()})
         if self._before.host is not None:
             self.latest = resource_use(now, self._before)
+            self.kept = recorded(self.latest, critical)
             self.rounds += 1
         self._before = now

@@ -17,6 +17,9 @@ FAMILIES = {
     "vm_network_packets_per_second": ("Packets of its interfaces", ["vm", "interface", "direction"]),
     "vm_network_dropped_packets_per_second": ("Packets of its interfaces that were lost", ["vm", "interface"]),
     "vm_vhost_pcpus": ("CPU time of its vhost threads", ["vm"]),
+    "vm_instructions_per_second": ("Instructions that its threads ran", ["vm"]),
+    "vm_cycles_per_instruction": ("Cycles that one of them took", ["vm"]),
+    "vm_cache_misses_per_second": ("Misses of the last-level cache", ["vm"]),
     "host_pressure_ratio": ("Part of the time in which a thread waited for the resource (PSI)", ["resource"]),
     "host_disk_latency_seconds": ("Mean time a request took", ["device"]),
     "host_disk_busy_ratio": ("Part of the time with requests under way", ["device"]),
@@ -50,6 +53,9 @@ def _of_vm(use: VmResources) -> Iterator[Sample]:
     yield "vm_refaults_per_second", (use.vm,), use.refaults_per_s
     yield "vm_resident_bytes", (use.vm,), use.resident_bytes
     yield "vm_vhost_pcpus", (use.vm,), use.vhost_pcpus
+    yield "vm_instructions_per_second", (use.vm,), use.instructions_per_s
+    yield "vm_cycles_per_instruction", (use.vm,), use.cycles_per_instruction
+    yield "vm_cache_misses_per_second", (use.vm,), use.cache_misses_per_s
     for disk in use.disks:
         yield "vm_disk_bytes_per_second", (use.vm, disk.device, "read"), disk.read_bytes_per_s
         yield "vm_disk_bytes_per_second", (use.vm, disk.device, "write"), disk.written_bytes_per_s

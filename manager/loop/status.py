@@ -6,7 +6,6 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 from manager.control.resolve import WARP_KNOBS
-from manager.control.resource_rates import recorded
 from manager.control.tick_means import busiest_vcpu, busy_vms
 from manager.loop.journal import Entry, Journal
 from manager.loop.tick import TickResult
@@ -15,7 +14,6 @@ from manager.model.knobs import HOST_UUID, Knob, KnobValue, knob_text
 from manager.model.problem import ProblemKind
 from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl
-from manager.model.resource_use import ResourceUse
 from manager.model.warp import ABILITIES, WarpUse
 from manager.protocol.report import (
     MOST_BUSY_VMS,
@@ -185,7 +183,7 @@ def tick_status(
         busy_vcpus=_busy_vcpus(result),
         warp=_warp(result),
         cache=_cache(result),
-        resources=_recorded(result) if result.measures_resources else None,
+        resources=result.kept_resources,
         explanations=[
             ExplanationStatus(application=each.application, text=as_text(each.text)) for each in result.explanations
         ],
@@ -296,10 +294,5 @@ def tick_record(result: TickResult) -> TickRecord:
         for view in result.snapshot.vms
     )
     host = result.snapshot.host
-    resources = _recorded(result) if result.new_resources else None
+    resources = result.kept_resources if result.new_resources else None
     return TickRecord(result.at_s, host.policy, host.mode, round(result.busy or 0.0, 5), tuple(vms), resources)
-
-
-def _recorded(result: TickResult) -> ResourceUse:
-    critical = {view.name for view in result.snapshot.vms if view.critical}
-    return recorded(result.snapshot.resources, critical)

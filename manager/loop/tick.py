@@ -27,6 +27,7 @@ from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import DecisionRecord, Event, Severity
 from manager.model.registration import Assignment, Mode, VmSpec
+from manager.model.resource_use import ResourceUse
 from manager.model.warp import NO_WARPS, Mechanism, WarpPlan
 from manager.model.window import Window
 from policies.base import Policy
@@ -59,10 +60,10 @@ class TickResult:
     cache: CacheResult = NOTHING
     busy_pcpus: Mapping[int, float] = field(default_factory=dict)
     explanations: tuple[Explanation, ...] = ()
-    measures_resources: bool = False
-    """Whether there was a round of readings of ``snapshot.resources``,"""
+    kept_resources: ResourceUse | None = None
+    """What of ``snapshot.resources`` is worth a record; None: there was no round of readings yet."""
     new_resources: bool = False
-    """and one ended since the tick before."""
+    """Whether one ended since the tick before."""
 
     def knobs(self, domain: str) -> Mapping[KnobKey, KnobValue]:
         """The knobs of a managed VM as read, with what this tick wrote since."""
@@ -276,7 +277,7 @@ class ControlLoop:
             cache=cache,
             busy_pcpus=seen.busy_pcpus,
             explanations=self._planner.explanations,
-            measures_resources=self._rounds > 0,
+            kept_resources=self._resources.kept,
             new_resources=new_resources,
         )
 
@@ -285,7 +286,8 @@ class ControlLoop:
         taps_of, states = self.host.taps(), result.reading.states
         instances = {spec.name: states[domain].instance for domain, spec in result.specs.items()}
         taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in result.specs.items()}
-        self._resources.look(instances, taps)
+        critical = {view.name for view in result.snapshot.vms if view.critical}
+        self._resources.look(instances, taps, critical)
 
     def _note_online(self, cpus: CpuSet) -> None:
         online = cpus, self.host.replugs

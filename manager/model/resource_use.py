@@ -47,6 +47,14 @@ class DiskCounters(NamedTuple):
     requests: int | None
 
 
+class WorkCounters(NamedTuple):
+    """What the vCPUs and other threads of a VM did so far, as the pCPUs' own counters (PMU) have it."""
+
+    instructions: int
+    cycles: int
+    cache_misses: int
+
+
 class VmCounters(NamedTuple):
     """What a VM used since it started, at ``monotonic_s``. None: not counted on this host.
 
@@ -61,6 +69,7 @@ class VmCounters(NamedTuple):
     resident_bytes: int | None = None
     disks: Mapping[str, DiskCounters] | None = None
     vhost_ns: int | None = None
+    work: WorkCounters | None = None
 
 
 class LinkCounters(NamedTuple):
@@ -168,6 +177,9 @@ class VmResources:
     vhost_pcpus: Annotated[
         Annotated[float, Field(ge=0, le=8192)] | None, Known, Field(description="CPU time of its vhost threads")
     ] = None
+    instructions_per_s: Annotated[Rate | None, Known] = None
+    cycles_per_instruction: Annotated[Rate | None, Known, Field(description="absent: it ran none")] = None
+    cache_misses_per_s: Annotated[Rate | None, Known, Field(description="of the last-level cache")] = None
     __pydantic_config__: ClassVar = WIRE
 
     @property

@@ -10,6 +10,7 @@ a line and answers each with a line:
     spin         all threads use as much CPU time as they get
     spin NAME    that thread does
     rest         they stop
+    hold MIB     it has so much memory more, and uses all of it; 0: it gives all of that back
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import ctypes
 import hashlib
 import json
+import mmap
 import sys
 import threading
 import time
@@ -62,6 +64,13 @@ def set_name(name: str) -> None:
     _libc.prctl(PR_SET_NAME, name.encode("latin-1"), 0, 0, 0)
 
 
+def used_memory(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size)
+    for place in range(0, size, mmap.PAGESIZE):
+        memory[place] = 1
+    return memory
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-uuid")
@@ -71,6 +80,7 @@ def main() -> None:
     set_name(options.name)
     workers = {name: Worker(name) for name in options.threads}
     print(json.dumps({name: worker.tid for name, worker in workers.items()}), flush=True)
+    held: list[mmap.mmap] = []
     for line in sys.stdin:
         command, _, name = line.rstrip("\n").partition(" ")
         answer = 0
@@ -83,6 +93,9 @@ def main() -> None:
             (workers[name].spinning if name else _spinning).set()
         elif command == "rest":
             _spinning.clear()
+        elif command == "hold":
+            held.clear()
+            held += [used_memory(int(name) << 20)] if int(name) else []
         print(answer, flush=True)
     for worker in workers.values():
         worker.end()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manager.errors import VmVanished
+from manager.errors import HostError, VmVanished
 from manager.host.cgroup import read_mounts
 from manager.host.registry import HostPaths
 from manager.host.resources.held_file import HeldFile
@@ -25,6 +25,7 @@ from manager.model.resource_use import (
     Pressures,
     Uplink,
     VmCounters,
+    WorkCounters,
 )
 from tests.host.conftest import descriptors
 from tests.host.test_counter_texts import DISKSTATS, PSI, STAT, V1, V2
@@ -300,3 +301,34 @@ def test_what_the_host_refuses_is_missing_alone(
     counters = HostCounterFiles(v2.paths, deaf).read((7,))
     assert counters.pressures == Pressures(100086327, None, 100086327)
     assert (counters.disks, counters.links, counters.names, counters.uplinks) == (None, None, {}, ())
+
+
+def test_a_vm_has_what_it_did_where_there_is_a_pmu(v2: Tree, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("manager.host.resources.vm_counters.GroupCounters", Scripted)
+    monkeypatch.setattr("manager.host.resources.kernel_resources.why_none", lambda: "")
+    (v2.folder / "sys/fs/cgroup" / SCOPE).mkdir(parents=True, exist_ok=True)
+    v2.write({"sys/devices/system/cpu/online": "0-3\n"})
+    resources = v2.open()
+    assert resources.vm(WEB).work == WorkCounters(4, 5, 6)
+    Scripted.fails = True
+    assert resources.vm(WEB).work is None
+    Scripted.fails = False
+    monkeypatch.setattr("manager.host.resources.kernel_resources.MOST_EVENTS", 11)
+    assert v2.open().vm(WEB).work is None, "three for each of four pCPUs are too many"
+
+
+class Scripted:
+    """Stands for the counters of a group."""
+
+    fails = False
+
+    def __init__(self, _folder: int, pcpus: frozenset[int]) -> None:
+        assert pcpus == {0, 1, 2, 3}
+
+    def read(self) -> tuple[int, ...]:
+        if self.fails:
+            raise HostError("performance counters: Input/output error")
+        return 4, 5, 6
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -35,6 +35,7 @@ from manager.model.resource_use import (
     Uplink,
     VmCounters,
     VmResources,
+    WorkCounters,
 )
 
 WEB = VmInstance("u-web", "web", 101, 1)
@@ -129,6 +130,23 @@ def test_what_is_not_counted_is_missing_and_has_no_rate(
     use = resource_use(replace(now, host=host), then)
     assert use.missing == missing
     assert len(use.vms) == 1
+
+
+WORK = WorkCounters(1_000_000, 2_000_000, 500)
+
+
+@pytest.mark.parametrize(
+    ("work", "rates"),
+    [
+        (WorkCounters(9_000_000, 6_000_000, 4500), (2_000_000.0, 0.5, 1000.0)),
+        (WORK, (0.0, None, 0.0)),
+        (WorkCounters(900_000, 6_000_000, 4500), (None, None, None)),
+        (None, (None, None, None)),
+    ],
+)
+def test_cycles_per_instruction(work: WorkCounters | None, rates: tuple[float | None, ...]) -> None:
+    [vm] = resource_use(*rounds(NOW._replace(work=work), THEN._replace(work=WORK))).vms
+    assert (vm.instructions_per_s, vm.cycles_per_instruction, vm.cache_misses_per_s) == rates
 
 
 def test_of_no_vm_nothing_is_missing() -> None:

@@ -50,6 +50,7 @@ CHECKS = (
     Check("memory-faults", "Signals", "Memory faults", signal_check.memory),
     Check("disk-use", "Signals", "Use of disks", signal_check.disks),
     Check("network-use", "Signals", "Use of interfaces", signal_check.network),
+    Check("performance-counters", "Signals", "Performance counters", signal_check.counters),
     Check("btf", "BPF", "Kernel types (BTF)", warp_check.btf),
     Check("bpffs", "BPF", "BPF file system", warp_check.bpffs),
     Check("bpftool", "BPF", "bpftool", warp_check.bpftool),

@@ -11,6 +11,7 @@ from manager.host.files import text_of
 from manager.host.registry import BLKIO_FILES, IO_STAT_FILE, MEMORY_STAT_FILE, PRESSURE_FILES
 from manager.host.resources.counter_texts import disk_lines, faults
 from manager.host.resources.link_counters import read_links
+from manager.host.resources.perf_events import why_none
 
 _PSI_ON = "boot with psi=1, on a kernel with CONFIG_PSI"
 
@@ -79,6 +80,16 @@ def network(_subject: Subject) -> CheckResult:
     except OSError as error:
         return missing(f"the kernel does not answer about interfaces: {error}", "run Linux 4.7 or newer")
     return works(f"bytes, packets and drops of {len(links)} interfaces, in one answer of the kernel")
+
+
+def counters(_subject: Subject) -> CheckResult:
+    """Instructions, cycles and cache misses."""
+    why = why_none()
+    if why:
+        return missing(
+            f"the kernel counts no instructions: {why}", "nothing to do: everything but cycles per instruction works"
+        )
+    return works("instructions, cycles and misses of the last-level cache of each VM")
 
 
 def _mount(subject: Subject, controller: str) -> Path | None:

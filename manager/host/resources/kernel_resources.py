@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Collection
 
 from manager.errors import VmVanished
 from manager.host.cgroup import CgroupMounts
+from manager.host.files import cpus_of
 from manager.host.registry import HostPaths
 from manager.host.resources.host_counters import HostCounterFiles
+from manager.host.resources.perf_events import FILES_PER_PCPU, why_none
 from manager.host.resources.vm_counters import VmCounterFiles
 from manager.model.host import VmInstance
 from manager.model.resource_use import HostCounters, VmCounters
+
+MOST_EVENTS = 4096
+"""Descriptors of performance counters, of all VMs together: each takes some for every pCPU."""
 
 
 class KernelResources:
@@ -23,6 +29,7 @@ class KernelResources:
         self._mounts = mounts
         self._host = HostCounterFiles(paths)
         self._vms: dict[VmInstance, VmCounterFiles] = {}
+        self._has_pmu: bool | None = None
         weakref.finalize(self, _close, self._host, self._vms)
 
     def vm(self, instance: VmInstance) -> VmCounters:
@@ -30,11 +37,22 @@ class KernelResources:
         if held is None:
             held = VmCounterFiles(self._paths, self._mounts, instance, self._host.names_of_devices)
             self._vms[instance] = held
+            self._count_work(held)
         try:
             return held.read()
         except VmVanished:
             self._vms.pop(instance).close()
             raise
+
+    def _count_work(self, files: VmCounterFiles) -> None:
+        """Where there is a PMU, and as long as the counters of all VMs take no more than MOST_EVENTS descriptors."""
+        if self._has_pmu is None:
+            self._has_pmu = not why_none()
+        if self._has_pmu:
+            with contextlib.suppress(OSError, ValueError):
+                pcpus = cpus_of(self._paths.online_cpus)
+                if (len(self._vms)) * len(pcpus) * FILES_PER_PCPU <= MOST_EVENTS:
+                    files.count_work(pcpus)
 
     def host(self, taps: Collection[int]) -> HostCounters:
         return self._host.read(taps)

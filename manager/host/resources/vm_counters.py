@@ -6,18 +6,20 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host import process
 from manager.host.cgroup import CgroupMounts, parse_process_cgroups, vm_group
-from manager.host.files import refused
+from manager.host.files import open_file, refused
 from manager.host.registry import BLKIO_FILES, IO_STAT_FILE, MEMORY_STAT_FILE, PRESSURE_FILES, HostPaths
 from manager.host.resources.counter_texts import blkio, faults, io_stat, pressure_us, process_io, process_memory
 from manager.host.resources.held_file import HeldFile
+from manager.host.resources.perf_events import GroupCounters
 from manager.model.host import VmInstance
-from manager.model.resource_use import DiskCounters, Pressures, VmCounters
+from manager.model.resource_use import DiskCounters, Pressures, VmCounters, WorkCounters
 
 _SHORT = 512
 SELDOM = 24
@@ -40,9 +42,12 @@ class VmCounterFiles:
         with refused(f"cgroup of process {instance.pid}"):
             groups = parse_process_cgroups(os.fsdecode((folder / "cgroup").read_bytes()))
 
-        def held(controller: str, name: str) -> HeldFile | None:
+        def folder_of(controller: str) -> Path | None:
             group = vm_group(groups.get(controller, ""))
-            place = None if group is None else mounts.folder(controller, group)
+            return None if group is None else mounts.folder(controller, group)
+
+        def held(controller: str, name: str) -> HeldFile | None:
+            place = folder_of(controller)
             return None if place is None else HeldFile(place / name)
 
         self._pressures = [held("", name) for name in PRESSURE_FILES]
@@ -50,11 +55,12 @@ class VmCounterFiles:
         self._io_stat = None if "blkio" in mounts.by_controller else held("", IO_STAT_FILE)
         self._blkio = [(held("blkio", served), held("blkio", counted)) for served, counted in BLKIO_FILES]
         self._process, self._process_io = HeldFile(folder / "stat"), HeldFile(folder / "io")
-        emulator = vm_group(groups.get("cpu", ""))
-        folder_v1 = mounts.folder("cpu", emulator) if emulator else None
-        self._emulator = folder_v1 / "emulator/tasks" if folder_v1 else None
+        cpu_folder = folder_of("cpu")
+        self._emulator = cpu_folder / "emulator/tasks" if cpu_folder else None
+        self._counted = folder_of("perf_event") or folder_of("")  # v2 always has it, unless v1 does
         self._vhost: list[HeldFile] = []
         self._counting: DiskReader | None = None
+        self._work: GroupCounters | None = None
         self._readings = instance.pid % SELDOM  # not those of all VMs at once
         if not process.is_alive(paths, instance):
             raise VmVanished(f"process {instance.pid} is gone", errno.ESRCH)
@@ -79,7 +85,26 @@ class VmCounterFiles:
             resident_bytes,
             self._counting() if self._counting else None,
             self._vhost_ns(),
+            self._work_done(),
         )
+
+    def count_work(self, pcpus: Iterable[int]) -> bool:
+        """Count instructions from now on, on these pCPUs; False where that cannot be."""
+        if self._counted is None:
+            return False
+        with contextlib.suppress(HostError):
+            folder = open_file(self._counted, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                self._work = GroupCounters(folder, pcpus)
+            finally:
+                os.close(folder)
+        return self._work is not None
+
+    def _work_done(self) -> WorkCounters | None:
+        if self._work is not None:
+            with contextlib.suppress(HostError):
+                return WorkCounters(*self._work.read())
+        return None
 
     def _find_counting(self) -> DiskReader:
         """By device where a group's counters do so, or else all that the process did."""
@@ -111,6 +136,8 @@ class VmCounterFiles:
     def close(self) -> None:
         """Close all files; may be called twice."""
         self._counting = None  # it holds this
+        if self._work is not None:
+            self._work.close()
         blkio_files = [file for pair in self._blkio for file in pair]
         for file in (
             *self._pressures,
