@@ -96,7 +96,7 @@ def calibrate_command(recording: str, out: Path | None, seeds: int, as_json: boo
 )
 @click.option("--like", default="", metavar="APPLICATION[/TIER]", help="It serves requests as that one does.")
 @click.option(
-    "--rate", type=click.FloatRange(0.01, 1e5), metavar="RPS", help="Requests a second. [default: as one of its VMs]"
+    "--rate", type=click.FloatRange(0.01, 1e5), metavar="RPS", help="Requests per second. [default: as one of its VMs]"
 )
 @click.option("--policy", metavar="POLICY", help="An installed policy. [default: the one in force]")
 @seeds_option

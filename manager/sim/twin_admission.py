@@ -37,7 +37,7 @@ class NewVm:
     rate_rps: float | None = None
 
 
-class Verdict(StrEnum):
+class FitVerdict(StrEnum):
     """Whether it may come; ``unsure``: a target is within an interval, or nothing is predicted of an application."""
 
     YES = "yes"
@@ -64,7 +64,7 @@ class Admission:
 
     vm: NewVm
     policy: str
-    verdict: Verdict
+    verdict: FitVerdict
     reasons: tuple[str, ...]
     apps: tuple[AppWithout, ...]
     refused: Mapping[str, str]
@@ -95,11 +95,11 @@ def may_come(
     gets_pcpus = fmean(sum(run.pcpus[one.name] for one in scenario.vms if _is_of(one.name, name)) for run in runs)
     findings = list(_findings(apps, twin.refused))
     if not vm.like and vm.vm_class is VmClass.CRITICAL and gets_pcpus < _GETS * wants_pcpus:
-        findings.append((Verdict.NO, f"it would get {gets_pcpus:.2f} of the {wants_pcpus:.2f} pCPUs that it wants"))
+        findings.append((FitVerdict.NO, f"it would get {gets_pcpus:.2f} of the {wants_pcpus:.2f} pCPUs that it wants"))
     verdicts = [verdict for verdict, _ in findings]
-    verdict = next((one for one in (Verdict.NO, Verdict.UNSURE) if one in verdicts), Verdict.YES)
+    verdict = next((one for one in (FitVerdict.NO, FitVerdict.UNSURE) if one in verdicts), FitVerdict.YES)
     reasons = [reason for found, reason in findings if found is verdict]
-    if verdict is Verdict.YES:
+    if verdict is FitVerdict.YES:
         reasons = ["every SLA that is predicted is met with it, with its whole interval"]
     return Admission(vm, policy, verdict, tuple(reasons), tuple(apps), twin.refused, wants_pcpus, gets_pcpus)
 
@@ -177,22 +177,22 @@ def _compared(
     )
 
 
-def _findings(apps: Sequence[AppWithout], refused: Mapping[str, str]) -> Iterator[tuple[Verdict, str]]:
+def _findings(apps: Sequence[AppWithout], refused: Mapping[str, str]) -> Iterator[tuple[FitVerdict, str]]:
     """What speaks against the VM, or leaves it open."""
     for app in apps:
         target, then, without = f"{app.target_ms:g} ms", app.then, app.without
         what = f"p{app.percentile:g} of {app.name}"
         if then is None:
-            yield Verdict.NO, f"{app.name} would answer nothing"
+            yield FitVerdict.NO, f"{app.name} would answer nothing"
         elif without is not None and without.ms > app.target_ms:
             if then.ms > without.ms * (1 + WORSE_BY):
-                yield Verdict.NO, f"{what} is {without.text} without it, above {target}, and would be {then.text}"
+                yield FitVerdict.NO, f"{what} is {without.text} without it, above {target}, and would be {then.text}"
         elif then.low_ms > app.target_ms:
-            yield Verdict.NO, f"{what} would be {then.text}, above {target}"
+            yield FitVerdict.NO, f"{what} would be {then.text}, above {target}"
         elif app.violated > app.violated_without + WORSE_BY:
             shares = f"{app.violated:.0%} of the intervals, {app.violated_without:.0%} without it"
-            yield Verdict.NO, f"the SLA of {app.name} would be violated in {shares}"
+            yield FitVerdict.NO, f"the SLA of {app.name} would be violated in {shares}"
         elif then.high_ms > app.target_ms:
-            yield Verdict.UNSURE, f"{what} would be {then.text}: {target} is within that interval"
+            yield FitVerdict.UNSURE, f"{what} would be {then.text}: {target} is within that interval"
     for name, reason in refused.items():
-        yield Verdict.UNSURE, f"nothing is predicted of {name}: {reason}"
+        yield FitVerdict.UNSURE, f"nothing is predicted of {name}: {reason}"

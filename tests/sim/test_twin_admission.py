@@ -16,7 +16,7 @@ from manager.model.registration import VmClass
 from manager.sim.parallel import one_by_one
 from manager.sim.scenario import BatchSpec, Constant
 from manager.sim.twin import Twin
-from manager.sim.twin_admission import Admission, AppWithout, NewVm, Verdict, may_come, with_vm
+from manager.sim.twin_admission import Admission, AppWithout, FitVerdict, NewVm, may_come, with_vm
 from manager.sim.twin_play import TwinJob, play
 from manager.sim.twin_prediction import PercentileSpan
 from tests.sim.test_twin import shop, truth, twin_of, write
@@ -41,15 +41,15 @@ def call(*arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("vm", "policy", "verdict"),
     [
-        (NewVm(BATCH, 2), "priority", Verdict.YES),
-        (NewVm(BATCH, 1, 0.2), "priority", Verdict.YES),
-        (NewVm(CRITICAL, 1, like="shop", rate_rps=5), "priority", Verdict.YES),
-        (NewVm(CRITICAL, 1, like="shop/web", rate_rps=90), "priority", Verdict.NO),
-        (NewVm(CRITICAL, 2), "priority", Verdict.NO),
-        (NewVm(BATCH, 4), "equal", Verdict.NO),
+        (NewVm(BATCH, 2), "priority", FitVerdict.YES),
+        (NewVm(BATCH, 1, 0.2), "priority", FitVerdict.YES),
+        (NewVm(CRITICAL, 1, like="shop", rate_rps=5), "priority", FitVerdict.YES),
+        (NewVm(CRITICAL, 1, like="shop/web", rate_rps=90), "priority", FitVerdict.NO),
+        (NewVm(CRITICAL, 2), "priority", FitVerdict.NO),
+        (NewVm(BATCH, 4), "equal", FitVerdict.NO),
     ],
 )
-def test_the_verdict(vm: NewVm, policy: str, verdict: Verdict) -> None:
+def test_the_verdict(vm: NewVm, policy: str, verdict: FitVerdict) -> None:
     found = asked(vm, policy)
     assert found.verdict is verdict, found.reasons
     assert found.reasons
@@ -108,7 +108,7 @@ def test_an_application_that_is_not_predicted_leaves_it_open() -> None:
     rare = replace(host().apps[0], application=replace(host().apps[0].application, name="rare"), refused="too few")
     twin = replace(host(), apps=(*host().apps, rare))
     found = may_come(twin, NewVm(BATCH, 1, 0.2), "priority", one_by_one)
-    assert found.verdict is Verdict.UNSURE
+    assert found.verdict is FitVerdict.UNSURE
     assert found.reasons == ("nothing is predicted of rare: too few",)
 
 
@@ -119,20 +119,30 @@ def span(ms: float) -> PercentileSpan:
 @pytest.mark.parametrize(
     ("app", "verdict", "says"),
     [
-        (AppWithout("shop", 95, 100, span(50), span(60), 0, 0), Verdict.YES, "is met with it"),
+        (AppWithout("shop", 95, 100, span(50), span(60), 0, 0), FitVerdict.YES, "is met with it"),
         (
             AppWithout("shop", 95, 100, span(50), span(120), 0, 0),
-            Verdict.NO,
+            FitVerdict.NO,
             "would be 120 ms, 108 to 132, above 100 ms",
         ),
-        (AppWithout("shop", 95, 100, span(50), span(95), 0, 0), Verdict.UNSURE, "100 ms is within that interval"),
-        (AppWithout("shop", 95, 100, span(50), span(60), 0.1, 0.3), Verdict.NO, "30% of the intervals, 10% without it"),
-        (AppWithout("shop", 95, 100, span(120), span(121), 0, 0), Verdict.YES, "is met with it"),
-        (AppWithout("shop", 95, 100, span(120), span(150), 0, 0), Verdict.NO, "120 ms, 108 to 132 without it, above"),
-        (AppWithout("shop", 95, 100, span(50), None, 0, 0), Verdict.NO, "shop would answer nothing"),
+        (AppWithout("shop", 95, 100, span(50), span(95), 0, 0), FitVerdict.UNSURE, "100 ms is within that interval"),
+        (
+            AppWithout("shop", 95, 100, span(50), span(60), 0.1, 0.3),
+            FitVerdict.NO,
+            "30% of the intervals, 10% without it",
+        ),
+        (AppWithout("shop", 95, 100, span(120), span(121), 0, 0), FitVerdict.YES, "is met with it"),
+        (
+            AppWithout("shop", 95, 100, span(120), span(150), 0, 0),
+            FitVerdict.NO,
+            "120 ms, 108 to 132 without it, above",
+        ),
+        (AppWithout("shop", 95, 100, span(50), None, 0, 0), FitVerdict.NO, "shop would answer nothing"),
     ],
 )
-def test_what_speaks_against_it(monkeypatch: pytest.MonkeyPatch, app: AppWithout, verdict: Verdict, says: str) -> None:
+def test_what_speaks_against_it(
+    monkeypatch: pytest.MonkeyPatch, app: AppWithout, verdict: FitVerdict, says: str
+) -> None:
     monkeypatch.setattr("manager.sim.twin_admission._compared", lambda *_: app)
     found = may_come(host(), NewVm(BATCH, 1, 0.2), "priority", one_by_one)
     assert found.verdict is verdict
