@@ -11,6 +11,7 @@ from manager.errors import TwinRefused
 from manager.model.histogram import Histogram
 from manager.model.registration import Application
 from manager.replay.recording import Recording
+from manager.sim.compare import installed
 from manager.sim.parallel import on_all_cores
 from manager.sim.scenario import Scenario
 from manager.sim.twin_fit import ROUNDS, WAKEUP_ROUNDS, fit
@@ -118,6 +119,8 @@ def calibrate(
 ) -> Twin:
     """Make a twin. Raises TwinRefused where a recording is too short, or no application can be simulated."""
     observed = observe(recording)
+    if observed.policy not in installed():
+        raise TwinRefused(f"policy {observed.policy}, which was in force, is not installed here")
     length_s = observed.end_s - observed.start_s
     first = part(observed, observed.start_s, observed.start_s + FITTED_PART * length_s)
     refused = refusals(first) | {

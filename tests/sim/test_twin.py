@@ -183,6 +183,10 @@ def changed(made: Recording) -> Recording:
     return replace(made, ticks=(*(replace(one, policy="equal") for one in made.ticks[:-20]), *made.ticks[-20:]))
 
 
+def under_a_strange_policy(made: Recording) -> Recording:
+    return replace(made, ticks=tuple(replace(one, policy="strange") for one in made.ticks))
+
+
 def without_sla(made: Recording) -> Recording:
     apps = tuple(replace(one, sla=None) for one in made.assignment.applications)
     return replace(made, assignment=replace(made.assignment, applications=apps))
@@ -208,6 +212,7 @@ def without_vm(made: Recording) -> Recording:
     [
         (short, r"the recording has 145 s under policy priority: record 240 s"),
         (changed, r"the recording has 95 s under policy priority"),
+        (under_a_strange_policy, "policy strange, which was in force, is not installed here"),
         (without_sla, "shop: it has no SLA"),
         (without_rates, "shop: its requests per second are not known"),
         (without_half_the_windows, "shop: response times cover 50% of the time: 90% are needed"),
