@@ -14,8 +14,6 @@ from manager.model.resource_use import DeviceUse, DiskUse, LinkUse, ResourceUse,
 
 Use = TypeVar("Use", VmResources, DiskUse, LinkUse, DeviceUse, ResourceUse)
 Item = TypeVar("Item", VmResources, DiskUse, LinkUse, DeviceUse)
-Weighted = tuple[Item, int]
-"""A round's, with how many it stands for."""
 
 
 def mean_resources(rounds: Sequence[tuple[ResourceUse, int]]) -> ResourceUse | None:
@@ -48,10 +46,15 @@ def _each(
 
 
 def _mean_vm(uses: Sequence[tuple[VmResources, int]], count: int) -> VmResources:
+    """Memory is that of the last one; cycles per instruction are no rate, and the mean of those that are known."""
     resident = [use.resident_bytes for use, _ in uses if use.resident_bytes is not None]
+    cycles = [(use.cycles_per_instruction, weight) for use, weight in uses if use.cycles_per_instruction is not None]
     return replace(
         _mean(uses, count),
         resident_bytes=resident[-1] if resident else None,
+        cycles_per_instruction=sum(value * weight for value, weight in cycles) / sum(weight for _, weight in cycles)
+        if cycles
+        else None,
         disks=_each(uses, lambda use: use.disks, lambda disk: disk.device, _mean, count),
         interfaces=_each(uses, lambda use: use.interfaces, lambda link: link.interface, _mean_link, count),
     )

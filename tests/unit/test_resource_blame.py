@@ -316,13 +316,20 @@ def test_without_the_signals_there_is_no_verdict_about_them(seen: Case) -> None:
 
 
 def test_the_mean_of_rounds_counts_what_was_left_out_as_nothing() -> None:
-    one = use(HOG, replace(WAITS, resident_bytes=5), disks=(SLOW,), memory_pressure=0.4, missing=(Signal.NETWORK,))
+    one = use(
+        HOG,
+        replace(WAITS, resident_bytes=5, cycles_per_instruction=0.8),
+        disks=(SLOW,),
+        memory_pressure=0.4,
+        missing=(Signal.NETWORK,),
+    )
     mean = mean_resources([(one, 1), (QUIET, 3)])
     assert mean is not None
     hog, web = mean.of("hog"), mean.of("web")
     assert hog is not None and web is not None
     assert hog.disk_bytes_per_s == HOG.disk_bytes_per_s / 4
     assert (web.io_pressure, web.memory_pressure, web.resident_bytes) == (pytest.approx(0.1), None, 5)
+    assert web.cycles_per_instruction == pytest.approx(0.8), "is none of the time in which it did little"
     assert (mean.disks[0].busy, mean.disks[0].latency_ms) == (pytest.approx(0.99 / 4), 40.0)
     assert (mean.memory_pressure, mean.missing) == (0.1, (Signal.NETWORK,))
     assert mean_resources([]) is None

@@ -75,7 +75,7 @@ def test_a_vm_held_below_what_it_needs_waits_for_memory(host: KernelHost, web: V
     web.process.tell("hold 0")
     high.write_text(str(int((web.scope / "memory.current").read_text()) + MIB))
     try:
-        tight = used(host, web, lambda: web.process.tell(f"hold {HELD_MIB // 2}"))
+        tight = used(host, web, lambda: web.process.tell("hold 2"))
     finally:
         high.write_text("max")
         web.process.tell("hold 0")
