@@ -1,4 +1,4 @@
-"""The program on threads in the newest kernel: loaded, and its marks. Beside busy threads it is tested on older ones."""
+"""The program on threads in the newest kernel: loaded, and its marks. On older ones also beside busy threads."""
 
 from __future__ import annotations
 
