@@ -17,7 +17,7 @@ from manager.model.registration import LEAST_LIMIT_PCPUS, Mode
 from manager.model.units import percent
 from manager.model.vcpu_wait import wait_share
 from policies.auto_model import AppModel, VmUse
-from policies.auto_steps import InForce, LadderStep, StepCandidate, StepKind
+from policies.auto_steps import LadderStep, StepCandidate, StepInForce, StepKind
 from policies.cores import batch_vms, enforced
 
 LEAST_WAIT = 0.1
@@ -48,7 +48,7 @@ class _Case:
     worst: VmView
     wait: float
     snapshot: Snapshot
-    in_force: Mapping[tuple[StepKind, str], InForce]
+    in_force: Mapping[tuple[StepKind, str], StepInForce]
 
     @property
     def by_wait(self) -> float:
@@ -64,7 +64,7 @@ class _Case:
 
 
 def candidates(
-    snapshot: Snapshot, applications: Sequence[AppModel], uses: Mapping[str, VmUse], in_force: Sequence[InForce]
+    snapshot: Snapshot, applications: Sequence[AppModel], uses: Mapping[str, VmUse], in_force: Sequence[StepInForce]
 ) -> Iterator[StepCandidate]:
     """The next step on each knob for each application at risk."""
     views = {view.application.name: view for view in snapshot.applications}
@@ -195,7 +195,7 @@ def _ways(case: _Case, of_batch: float) -> Iterator[StepCandidate]:
     )
 
 
-def _next_level(in_force: InForce | None) -> float | None:
+def _next_level(in_force: StepInForce | None) -> float | None:
     """What would be left to a noisy neighbour next."""
     if in_force is None:
         return LEVELS[0]

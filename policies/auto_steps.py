@@ -87,7 +87,7 @@ class StepCandidate:
 
 
 @dataclass(frozen=True, slots=True)
-class InForce:
+class StepInForce:
     """A step that is kept since ``since_s``, and ``brought`` so much (see ``StepCandidate.gain``).
 
     It was set again ``returned`` times, ``again_s`` the last time, from when the waits until it is taken off count.
@@ -126,7 +126,7 @@ class StepTrial:
     since_s: float
     before: Samples
     before_rps: Samples = field(default_factory=dict)
-    replaces: InForce | None = None
+    replaces: StepInForce | None = None
     off: bool = False
     at_risk: bool = True
 
@@ -183,7 +183,7 @@ class StepsMemory:
     for which nothing is left to try. ``uncaused``: those at risk of which no cause is seen.
     """
 
-    in_force: tuple[InForce, ...] = ()
+    in_force: tuple[StepInForce, ...] = ()
     trial: StepTrial | None = None
     samples: Samples = field(default_factory=dict)
     rates_rps: Samples = field(default_factory=dict)

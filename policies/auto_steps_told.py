@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from manager.model.numbers import digits, duration
 from manager.model.units import percent
 from policies.auto_ladder import PROPOSED_S
-from policies.auto_steps import InForce, LadderStep, StepCandidate, StepEnd, StepKind, StepsMemory, StepTrial
+from policies.auto_steps import LadderStep, StepCandidate, StepEnd, StepInForce, StepKind, StepsMemory, StepTrial
 from policies.auto_trials import LONGEST_TRIAL_S, MOST_TRIAL_S, OFF_TRIAL_S
 
 _HOST_WIDE = frozenset({StepKind.IDLE, StepKind.FLOAT, StepKind.PIN})
@@ -36,7 +36,7 @@ def _concerns(step: LadderStep, application: str) -> bool:
     return step.application == application or step.kind in _HOST_WIDE
 
 
-def _in_force(kept: InForce, percentile: str, now_s: float) -> str:
+def _in_force(kept: StepInForce, percentile: str, now_s: float) -> str:
     step, cost = kept.step, kept.candidate.batch_cost
     brought = f"that lowered {percentile} of {step.application} by {_fall(kept.brought)}"
     costs = f", and is taken to cost batch VMs {percent(cost)} of their progress" if cost >= 0.005 else ""

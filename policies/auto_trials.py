@@ -17,12 +17,12 @@ from policies.auto_model import AT_RISK
 from policies.auto_steps import (
     CALM_S,
     Exhausted,
-    InForce,
     LadderStep,
     Samples,
     StepCandidate,
     StepCooling,
     StepEnd,
+    StepInForce,
     StepKind,
     StepsMemory,
     StepsMoment,
@@ -221,7 +221,7 @@ def _calm(memory: StepsMemory, moment: StepsMoment) -> StepsMemory:
     return memory
 
 
-def _to_take_off(memory: StepsMemory, moment: StepsMoment) -> InForce | None:
+def _to_take_off(memory: StepsMemory, moment: StepsMoment) -> StepInForce | None:
     """The dearest after long slack, else one that is due to be tested while nobody is at risk."""
     dearest = sorted(
         memory.in_force, key=lambda each: (-each.candidate.batch_cost, -each.candidate.others_cost, each.step.name)
@@ -314,7 +314,7 @@ def _returned(memory: StepsMemory, trial: StepTrial, moment: StepsMoment) -> Ste
 
 def _kept(memory: StepsMemory, trial: StepTrial, moment: StepsMoment, brought: float) -> StepsMemory:
     step, before = trial.step, trial.replaces.brought if trial.replaces else 0.0
-    kept = InForce(trial.candidate, moment.now_s, brought + before, moment.now_s)
+    kept = StepInForce(trial.candidate, moment.now_s, brought + before, moment.now_s)
     others = tuple(each for each in memory.in_force if each.step.knob != step.knob)
     cooling = {name: each for name, each in memory.cooling.items() if name != step.name}
     known = {**memory.brought, step.learnt_as: brought}

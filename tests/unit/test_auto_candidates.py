@@ -13,7 +13,7 @@ from manager.model.registration import LEAST_LIMIT_PCPUS, HostSpec, Mode, VmClas
 from policies.auto_candidates import candidates
 from policies.auto_model import AppModel, VmUse
 from policies.auto_step_goals import step_goals
-from policies.auto_steps import InForce, LadderStep, StepCandidate, StepKind, StepsMemory, StepTrial
+from policies.auto_steps import LadderStep, StepCandidate, StepInForce, StepKind, StepsMemory, StepTrial
 from policies.auto_steps_told import told_steps
 from tests.unit.build import capabilities, view
 from tests.unit.test_auto import app_model, application, moment
@@ -38,7 +38,7 @@ def seen(*vms: VmView, **fields: object) -> Snapshot:
 
 
 def offered(
-    snapshot: Snapshot, wait: float, in_force: tuple[InForce, ...] = (), model: AppModel | None = None
+    snapshot: Snapshot, wait: float, in_force: tuple[StepInForce, ...] = (), model: AppModel | None = None
 ) -> dict[StepKind, StepCandidate]:
     """By kind, where the shop waits for this part of its runnable time."""
     uses = {"shop": VmUse(0.4, 0.4 * wait / (1 - wait))}
@@ -46,8 +46,8 @@ def offered(
     return {each.step.kind: each for each in candidates(snapshot, apps, uses, in_force)}
 
 
-def kept(candidate: StepCandidate) -> InForce:
-    return InForce(candidate, NOW_S, 0.3, NOW_S)
+def kept(candidate: StepCandidate) -> StepInForce:
+    return StepInForce(candidate, NOW_S, 0.3, NOW_S)
 
 
 def test_one_that_waits_suspects_who_uses_most_of_what_it_does_not_use_itself() -> None:
@@ -74,7 +74,7 @@ def test_one_that_neither_waits_nor_shares_memory_has_no_candidates() -> None:
 
 
 def test_each_step_is_followed_by_a_further_one_until_the_last() -> None:
-    snapshot, in_force, amounts = seen(shop(), batch("hog", 0.6)), tuple[InForce, ...](), []
+    snapshot, in_force, amounts = seen(shop(), batch("hog", 0.6)), tuple[StepInForce, ...](), []
     for _ in range(3):
         quota = offered(snapshot, 0.5, in_force)[StepKind.QUOTA]
         amounts.append(quota.step.amount / quota.of)
@@ -141,7 +141,9 @@ def test_the_registered_idle_class_is_not_a_step() -> None:
 
 def steps(*made: LadderStep, on_trial: LadderStep | None = None) -> StepsMemory:
     trial = StepTrial(StepCandidate(on_trial, 0.3, 0.1, 0.0, "hog is noisy"), NOW_S - 20, {}) if on_trial else None
-    kept_ = tuple(InForce(StepCandidate(step, 0.3, 0.1, 0.0, "hog is noisy"), NOW_S - 90, 0.5, NOW_S) for step in made)
+    kept_ = tuple(
+        StepInForce(StepCandidate(step, 0.3, 0.1, 0.0, "hog is noisy"), NOW_S - 90, 0.5, NOW_S) for step in made
+    )
     return StepsMemory(kept_, trial)
 
 

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from policies.auto_steps import (
     LONGEST_RETEST_S,
-    InForce,
     LadderStep,
     StepCandidate,
     StepCooling,
     StepEnd,
+    StepInForce,
     StepKind,
     StepsMemory,
     StepsMoment,
@@ -138,7 +138,7 @@ def test_verdicts_and_returns_without_number_do_not_overflow() -> None:
     climb = Climb(helped_by(), candidates=(QUOTA,), memory=StepsMemory(cooling=cooling))
     climb.run(400)
     assert climb.memory.cooling[QUOTA.step.name].until_s > climb.now_s
-    assert replace(InForce(QUOTA, 0.0, 0.3, 0.0), returned=10**6).retest_s == LONGEST_RETEST_S
+    assert replace(StepInForce(QUOTA, 0.0, 0.3, 0.0), returned=10**6).retest_s == LONGEST_RETEST_S
 
 
 def test_what_does_not_help_is_taken_back_and_the_next_is_tried() -> None:
