@@ -135,6 +135,7 @@ AGENT_SETTINGS = (
     Setting("probe_networks", "unicast", "what sources may ask, with commas: unicast, loopback, networks; empty: none"),
     Setting("credentials_dir", "/etc/equipoise/credentials", "folder of the credentials that sources may name"),
     Setting("find_services", "on", "find the services in VMs by the packets at their taps", choices=SWITCH),
+    Setting("count_instructions", "off", "count instructions and cache misses of VMs by the PMU", choices=SWITCH),
     Setting("max_mode", "enforce", "the most that this agent does, whatever the manager says", choices=MODES),
     Setting("allow", "", "what this agent may do besides, with commas: real-time, scheduler, interrupts, mount"),
     Setting("deny", "", "what it must not do, with commas: weight, pin, idle, quota, nice, warp, cache"),

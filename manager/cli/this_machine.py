@@ -115,6 +115,7 @@ def open_host(
         late_s=settings.number("discovery_limit_s"),
     )
     host = KernelHost(paths, watch, parse_cpus(settings.text("managed_cpus")), times)
+    host.resources.counts_work = settings.text("count_instructions") == "on"
     watch.start()
     stack.callback(watch.stop)
     return host, watch, watch.wait_first_listing(_FIRST_LISTING_S)

@@ -89,7 +89,7 @@ def counters(_subject: Subject) -> CheckResult:
         return missing(
             f"the kernel counts no instructions: {why}", "nothing to do: everything but cycles per instruction works"
         )
-    return works("instructions, cycles and misses of the last-level cache of each VM")
+    return works("instructions, cycles and misses of the last-level cache of each VM, with count_instructions = on")
 
 
 def _mount(subject: Subject, controller: str) -> Path | None:

@@ -30,6 +30,8 @@ class KernelResources:
         self._host = HostCounterFiles(paths)
         self._vms: dict[VmInstance, VmCounterFiles] = {}
         self._has_pmu: bool | None = None
+        self.counts_work = False
+        """Whether to count instructions: each switch between threads of two VMs then saves and loads counters."""
         weakref.finalize(self, _close, self._host, self._vms)
 
     def vm(self, instance: VmInstance) -> VmCounters:
@@ -37,7 +39,8 @@ class KernelResources:
         if held is None:
             held = VmCounterFiles(self._paths, self._mounts, instance, self._host.names_of_devices)
             self._vms[instance] = held
-            self._count_work(held)
+            if self.counts_work:
+                self._count_work(held)
         try:
             return held.read()
         except VmVanished:
@@ -51,7 +54,7 @@ class KernelResources:
         if self._has_pmu:
             with contextlib.suppress(OSError, ValueError):
                 pcpus = cpus_of(self._paths.online_cpus)
-                if (len(self._vms)) * len(pcpus) * FILES_PER_PCPU <= MOST_EVENTS:
+                if len(self._vms) * len(pcpus) * FILES_PER_PCPU <= MOST_EVENTS:
                     files.count_work(pcpus)
 
     def host(self, taps: Collection[int]) -> HostCounters:
