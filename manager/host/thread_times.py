@@ -12,7 +12,9 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 from manager.bpf import threads
 from manager.errors import HostError
@@ -60,15 +62,13 @@ class ThreadTimes:
             raise HostError(f"{paths.possible_cpus}: {error}") from error
         with contextlib.ExitStack() as opened:
             with pinned(paths, threads.OBJECT, _NAME, bpftool) as folder:
-                programs = [open_pin(folder / name) for name in (threads.FIND, threads.READ, threads.READ_WAITS)]
-                for program in programs:
-                    opened.callback(os.close, program)
-                names = (threads.WANTED, threads.PLACES, threads.TIMES, threads.CHOSEN)
-                maps = [BpfMap(folder / "maps" / name) for name in names]
-                for each in maps:
-                    opened.callback(each.close)
-            self._find, self._read, self._read_waits = programs
-            self._wanted, self._places, times, self._chosen_places = maps
+                self._find, self._read, self._read_waits = (
+                    _program(opened, folder / name) for name in (threads.FIND, threads.READ, threads.READ_WAITS)
+                )
+                self._wanted, self._places, times, self._chosen_places = (
+                    opened.enter_context(closing(BpfMap(folder / "maps" / name)))
+                    for name in (threads.WANTED, threads.PLACES, threads.TIMES, threads.CHOSEN)
+                )
             mapped = times.mapped(_COLUMN_BYTES * len(threads.COLUMNS))
             opened.callback(mapped.close)
             self._columns = [
@@ -233,6 +233,13 @@ class VmTimes:
             self._begin = self._vcpus_end = self._end = 0
             with contextlib.suppress(HostError):  # whose place is taken for nothing then
                 self._times.release(self._held)
+
+
+def _program(opened: contextlib.ExitStack, pin: Path) -> int:
+    """Its descriptor, closed with the rest. Raises HostError."""
+    program = open_pin(pin)
+    opened.callback(os.close, program)
+    return program
 
 
 def _schedstat(paths: HostPaths, tid: int) -> tuple[int, int]:
