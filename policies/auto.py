@@ -25,6 +25,7 @@ from manager.control.placer import usable_cpus, wants_pins
 from manager.model.decision import Decision, Memory, Note, Snapshot, VmView, WeightGoal
 from manager.model.host import WeightScale
 from policies.auto_explanation import Decided, explain
+from policies.auto_kept import kept_text, recalled
 from policies.auto_ladder import climbed, migration_notes
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Cooling, Courses, Levels, TakenBack, Trial
 from policies.auto_model import AT_RISK, SPREAD, STEP, AppModel, HostModel, fit_model, weight_at
@@ -101,6 +102,14 @@ class Auto:
             bandwidths=steps.bandwidths if snapshot.memory_limits else None,
             on_trial=now.trial is not None or now.ladder.trial is not None,
         )
+
+    def keep(self, memory: Memory) -> str:
+        """See ``RememberingPolicy``."""
+        return kept_text(memory) if isinstance(memory, AutoMemory) else ""
+
+    def recall(self, text: str, now_s: float) -> Memory:
+        """See ``RememberingPolicy``."""
+        return recalled(text, now_s)
 
 
 def _room(model: HostModel, snapshot: Snapshot, before: AutoMemory, *, may: bool) -> Room:

@@ -46,6 +46,10 @@ CREATE TABLE IF NOT EXISTS bandwidth (
 ) STRICT
 """
 _CACHE_MEMORY = "CREATE TABLE IF NOT EXISTS cache_memory (boot_id TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT"
+_POLICY_MEMORY = """
+CREATE TABLE IF NOT EXISTS policy_memory (policy TEXT PRIMARY KEY, kernel TEXT NOT NULL, text TEXT NOT NULL) STRICT
+"""
+_SELECT_POLICY_MEMORY = "SELECT policy, kernel, text FROM policy_memory"
 _TABLES = {"owned": _OWNED, "cache": _CACHE, "bandwidth": _BANDWIDTH, "cache_memory": _CACHE_MEMORY}
 _UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = "uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_external, adoptions"
@@ -98,7 +102,8 @@ class Journal:
 
     To be read only: ``entries``, all journalled knobs, with another ``revision`` whenever they change; ``cache``, the
     note on resctrl, None: nothing of it is ours; ``maxima``, the most memory traffic measured since the host started,
-    in bytes per second by domain of the cache; ``cache_memory``, the effect of each ``auto`` on response times.
+    in bytes per second by domain of the cache; ``cache_memory``, the effect of each ``auto`` on response times;
+    ``policy_memories``, what policies keep, by their names, with the kernel it was learnt on: it outlasts a boot.
     """
 
     def __init__(self, path: Path, boot_id: str, reserve: Reserve | None = None) -> None:
@@ -115,6 +120,7 @@ class Journal:
         self.cache: CacheNote | None = None
         self.maxima: dict[int, float] = {}
         self.cache_memory = ""
+        self.policy_memories: dict[str, tuple[str, str]] = {}
         layout = Layout("FULL", self._prepare, _fits)
         try:
             self._file = ReplicatedFile(path, layout, reserve or Reserve(None), self._read, self._fill)
@@ -124,6 +130,8 @@ class Journal:
     def _prepare(self, database: sqlite3.Connection) -> None:
         for schema in _TABLES.values():
             database.execute(schema)
+        database.execute(_POLICY_MEMORY)
+        database.execute(_SELECT_POLICY_MEMORY).fetchone()
         for table in _TABLES:
             database.execute(f"SELECT boot_id FROM {table}").fetchall()  # noqa: S608 - raises for what is no text
             database.execute(f"DELETE FROM {table} WHERE boot_id <> ?", (self._boot_id,))  # noqa: S608
@@ -136,12 +144,15 @@ class Journal:
         self.cache = _note(database, self._boot_id)
         self.maxima = dict(database.execute("SELECT domain, maximum FROM bandwidth").fetchall())
         self.cache_memory = next(iter(database.execute("SELECT text FROM cache_memory").fetchall()), ("",))[0]
+        self.policy_memories = _policy_memories(database)
 
     def _fill(self, database: _Database) -> None:
         self._put_entries(database, self.entries)
         self._put_note(database, self.cache)
         self._put_maxima(database, self.maxima)
         self._put_memory(database, self.cache_memory)
+        for policy, (kernel, text) in self.policy_memories.items():
+            _put_policy_memory(database, policy, kernel, text)
 
     @classmethod
     def copy_of(cls, path: Path, boot_id: str) -> Journal:
@@ -156,6 +167,8 @@ class Journal:
                     copy._entries[key] = entry
                 if source.execute("SELECT 1 FROM sqlite_master WHERE name = 'cache'").fetchone():
                     copy.cache = _note(source, boot_id)
+                if source.execute("SELECT 1 FROM sqlite_master WHERE name = 'policy_memory'").fetchone():
+                    copy.policy_memories = _policy_memories(source)
         except (sqlite3.Error, ValueError) as error:
             raise JournalError(f"the journal {path} cannot be read: {error}") from error
         return copy
@@ -185,6 +198,12 @@ class Journal:
 
     def _put_memory(self, database: _Database, text: str) -> None:
         database.execute("INSERT OR REPLACE INTO cache_memory VALUES (?, ?)", (self._boot_id, text))
+
+    def note_policy_memory(self, policy: str, kernel: str, text: str) -> None:
+        """Keep it for the next start of the agent. Raises JournalError, and then it is as before."""
+        if self.policy_memories.get(policy) != (kernel, text):
+            self._write(lambda database: _put_policy_memory(database, policy, kernel, text))
+            self.policy_memories[policy] = kernel, text
 
     def note_maxima(self, maxima: Mapping[int, float]) -> None:
         """Keep these for the next start of the agent. Raises JournalError, and then they are as before."""
@@ -275,6 +294,14 @@ def _fits(table: str, row: Mapping[str, object]) -> bool:
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
     return True
+
+
+def _policy_memories(database: _Database) -> dict[str, tuple[str, str]]:
+    return {policy: (kernel, text) for policy, kernel, text in database.execute(_SELECT_POLICY_MEMORY)}
+
+
+def _put_policy_memory(database: _Database, policy: str, kernel: str, text: str) -> None:
+    database.execute("INSERT OR REPLACE INTO policy_memory VALUES (?, ?, ?)", (policy, kernel, text))
 
 
 def _entry(row: tuple[str | int, ...]) -> tuple[KnobKey, Entry]:

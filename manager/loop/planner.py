@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -43,9 +44,20 @@ from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
 from manager.model.registration import VmSpec
 from manager.model.warp import NO_WARPS
-from policies.base import Policy
+from policies.base import Policy, RememberingPolicy
 
 SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyKept:
+    """What a policy is to find when the agent starts again on this kernel."""
+
+    policy: str
+    kernel: str
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +96,10 @@ class Planner:
     def __init__(self, policies: Mapping[str, Policy], limits: AgentLimits = DEFAULT_LIMITS) -> None:
         """``policies`` are the installed ones by name, ``limits`` the most that is done whatever they decide."""
         self._policies = policies
+        self._remembering = {name: each for name, each in policies.items() if isinstance(each, RememberingPolicy)}
         self._limits = limits
         self._memory: tuple[str, Memory] = ("", None)
+        self.kept: PolicyKept | None = None  # what the last decision is to leave behind
         self.batch = BatchMemory()  # this and the warps: as of the last decision
         self.warp = NO_WARPS
         self.cache = NOTHING_DECIDED
@@ -113,7 +127,7 @@ class Planner:
 
     def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
         """What is wanted. ``specs`` are the managed VMs by domain UUID."""
-        decision = self._decide(snapshot)
+        decision = self._decide(snapshot, journal)
         if isinstance(decision, Problem):
             self.explanations = ()
             return Planned(None, (decision,))
@@ -193,21 +207,35 @@ class Planner:
             wishes.grouped and (wishes.grouped.vms, wishes.grouped.goals),
         )
 
-    def _decide(self, snapshot: Snapshot) -> Decision | Problem:
+    def _decide(self, snapshot: Snapshot, journal: Journal) -> Decision | Problem:
         name = snapshot.host.policy
         policy = self._policies.get(name)
         if policy is None:
             return _policy_problem(name, "is not installed here")
         try:
-            decision = policy.decide(snapshot, self._memory[1] if self._memory[0] == name else None)
+            memory = self._memory[1] if self._memory[0] == name else self._recalled(name, snapshot, journal)
+            decision = policy.decide(snapshot, memory)
+            kept = self._remembering[name].keep(decision.memory) if name in self._remembering else ""
         except Exception as error:  # noqa: BLE001 - a third party's policy may raise anything; it must not stop the loop
             return _policy_problem(name, f"failed: {type(error).__name__}: {error}")
         objection = validate(decision, snapshot)
         if objection:
             return _policy_problem(name, objection)
         self._memory = (name, decision.memory)
+        self.kept = PolicyKept(name, snapshot.capabilities.kernel, kept) if kept else None
         self._notes = decision.notes
         return decision
+
+    def _recalled(self, name: str, snapshot: Snapshot, journal: Journal) -> Memory:
+        """What it kept when it last decided on this kernel; None where that is nothing, or cannot be understood."""
+        kernel, text = journal.policy_memories.get(name, ("", ""))
+        if not text or kernel != snapshot.capabilities.kernel or name not in self._remembering:
+            return None
+        try:
+            return self._remembering[name].recall(text, snapshot.steady_s)
+        except Exception as error:  # noqa: BLE001 - as in ``_decide``
+            log.warning("policy %r begins anew: what it kept is not understood: %s", name, error)
+            return None
 
 
 def _placing(snapshot: Snapshot, decision: Decision) -> Snapshot:

@@ -116,7 +116,8 @@ class ControlLoop:
         started, problems = self._begin()
         seen = self._observer.observe(assignment, slots, started, self._resources.latest)
         planned = self._with_hold(seen, self._plan(seen))
-        return self._carry_out(started, seen, replace(planned, problems=(*problems, *planned.problems)))
+        problems = (*problems, *planned.problems, *self._keep())
+        return self._carry_out(started, seen, replace(planned, problems=problems))
 
     def release(self, reason: str, vm: str | None = None) -> TickResult:
         """Restore everything that still is as we left it, or only what was changed of the VM with that name."""
@@ -233,6 +234,17 @@ class ControlLoop:
         except JournalError as error:
             return started, (Problem(ProblemKind.JOURNAL, str(error)),)
         return started, ()
+
+    def _keep(self) -> tuple[Problem, ...]:
+        """Before anything is written: a trial that kills the agent, or its host, is known of when it starts again."""
+        kept = self._planner.kept
+        if kept is None:
+            return ()
+        try:
+            self.journal.note_policy_memory(kept.policy, kept.kernel, kept.text)
+        except JournalError as error:
+            return (Problem(ProblemKind.JOURNAL, f"policy {kept.policy!r} forgets when the agent ends: {error}"),)
+        return ()
 
     def _plan(self, seen: Observation) -> Planned:
         if seen.snapshot.host.mode is Mode.RELEASED:

@@ -240,3 +240,14 @@ def test_a_read_only_disk_is_refused(tmp_path: Path) -> None:
         disk.forbid_writes()
         assert refusal(path).startswith(f"the journal {path} cannot be used: ")
         assert refusal(disk.folder / "new/journal.db").endswith(f"Read-only file system: '{disk.folder}/new'")
+
+
+def test_what_a_policy_keeps_outlasts_a_boot(journal: Journal, path: Path) -> None:
+    journal.note_policy_memory("auto", "6.12.1", "{}")
+    journal.note_policy_memory("auto", "6.12.1", '{"worse_s":5.0}')
+    journal.note_policy_memory("theirs", "6.12.1", "7")
+    kept = {"auto": ("6.12.1", '{"worse_s":5.0}'), "theirs": ("6.12.1", "7")}
+    assert Journal.copy_of(path, "boot-2").policy_memories == kept
+    with closing(Journal(path, "boot-2")) as again:
+        assert again.policy_memories == kept
+        assert not again.entries

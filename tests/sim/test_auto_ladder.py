@@ -12,11 +12,13 @@ from statistics import median
 
 import pytest
 
+from manager.loop.tick import TickResult
 from manager.model.decision import Snapshot
 from manager.model.knobs import UNLIMITED, Knob
 from manager.model.registration import Mode
 from manager.sim.compare import installed, run_once
 from manager.sim.results import RunResult
+from manager.sim.scenario import Fault, FaultKind
 from manager.sim.scenario_files import load_scenario
 from manager.sim.simulation import Simulation
 
@@ -47,6 +49,17 @@ class Course:
         return [each for each in self.settings if from_s <= each.at_s < to_s]
 
 
+def quota_pcpus(tick: TickResult) -> float | None:
+    """What `crowd` is limited to."""
+    quotas = [
+        value / 100_000
+        for domain, spec in tick.specs.items()
+        for key, value in tick.knobs(domain).items()
+        if spec.name == "crowd" and key.knob is Knob.QUOTA and isinstance(value, int) and value != UNLIMITED
+    ]
+    return next(iter(quotas), None)
+
+
 @functools.cache
 def course(name: str, mode: Mode = Mode.ENFORCE) -> Course:
     simulation = Simulation(load_scenario(name), installed(), "auto")
@@ -58,14 +71,8 @@ def course(name: str, mode: Mode = Mode.ENFORCE) -> Course:
         groups = simulation.world.memory.settings() if simulation.world.memory else {}
         ways, _ = groups.get("equipoise-shop", (None, 0))
         _, bandwidth = groups.get("equipoise-+held", (0, None))
-        quotas = [
-            value / 100_000
-            for domain, spec in tick.specs.items()
-            for key, value in tick.knobs(domain).items()
-            if spec.name == "crowd" and key.knob is Knob.QUOTA and isinstance(value, int) and value != UNLIMITED
-        ]
         said = {each.application: each.text for each in tick.explanations}.get("shop", "")
-        settings.append(Settings(simulation.world.now_s, ways, bandwidth, next(iter(quotas), None), said))
+        settings.append(Settings(simulation.world.now_s, ways, bandwidth, quota_pcpus(tick), said))
     return Course(settings, simulation.result(), tick.snapshot)
 
 
@@ -129,6 +136,19 @@ def test_when_the_neighbour_is_gone_so_are_the_steps_against_it(name: str, withi
     assert after
     for each in after:
         assert (each.ways, each.bandwidth, each.quota_pcpus) == (None, None, None)
+
+
+def test_an_agent_that_starts_again_goes_on_with_the_steps_in_force() -> None:
+    calm = load_scenario("noisy-cpu")
+    restart = Fault(FaultKind.AGENT_RESTART, 400.0, calm.interval_s)
+    simulation = Simulation(replace(calm, duration_s=460.0, faults=(restart,)), installed(), "auto")
+    limits: list[float | None] = []
+    while simulation.world.now_s < 460.0:
+        tick = simulation.step()
+        limits.append(None if tick is None else quota_pcpus(tick))
+    down = limits.index(None, round(300 / calm.interval_s))
+    assert limits[down - 1] is not None
+    assert set(limits[down + 1 :]) == {limits[down - 1]}
 
 
 @pytest.mark.parametrize("name", ["noisy-cache", "noisy-memory", "noisy-cpu"])

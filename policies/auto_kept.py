@@ -1,0 +1,96 @@
+"""What `auto` keeps when the agent ends: steps in force, verdicts, and how much of the error budget is spent.
+
+What is measured anew within minutes, such as averages and samples, is not kept. A trial that the end of the agent cut
+off counts as one that made things worse: an agent that is killed in each of its trials soon begins none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from pydantic import TypeAdapter
+
+from policies.auto_memory import AutoMemory, Cooling, TakenBack
+from policies.auto_steps import StepCooling, StepInForce, StepsMemory, StepTakenBack, StepTrial
+from policies.auto_trials import INTERRUPTED_S, LONGEST_COOL_DOWN_S, LONGEST_TRIAL_S
+
+
+@dataclass(frozen=True, slots=True)
+class AutoKept:
+    """See the module, and ``StepsMemory`` and ``AutoMemory`` for what the fields are."""
+
+    in_force: tuple[StepInForce, ...] = ()
+    trial: StepTrial | None = None
+    cooling: Mapping[str, StepCooling] = field(default_factory=dict)
+    brought: Mapping[str, float] = field(default_factory=dict)
+    taken_back: tuple[StepTakenBack, ...] = ()
+    began_s: float | None = None
+    worse_s: float = 0.0
+    no_room_s: float | None = None
+    levels_cooling: Mapping[str, Cooling] = field(default_factory=dict)
+    levels_taken_back: TakenBack | None = None
+
+
+_KEPT = TypeAdapter(AutoKept)
+
+
+def kept_text(memory: AutoMemory) -> str:
+    """As JSON; the same text while nothing begins and nothing ends."""
+    ladder = memory.ladder
+    trial = ladder.trial and replace(ladder.trial, before={}, before_rps={})
+    kept = AutoKept(
+        ladder.in_force,
+        trial,
+        ladder.cooling,
+        ladder.brought,
+        ladder.taken_back,
+        ladder.began_s,
+        ladder.worse_s,
+        ladder.no_room_s if math.isfinite(ladder.no_room_s) else None,
+        memory.cooling,
+        memory.taken_back,
+    )
+    return _KEPT.dump_json(kept, exclude_defaults=True).decode()
+
+
+def recalled(text: str, now_s: float) -> AutoMemory:
+    """The memory that ``kept_text`` wrote, at ``now_s``. No time is in the future, whatever the clock was then.
+
+    Raises ValueError for what is none.
+    """
+    kept = _KEPT.validate_json(text)
+    latest_s = now_s + LONGEST_COOL_DOWN_S
+    ladder = StepsMemory(
+        in_force=tuple(
+            replace(each, since_s=min(each.since_s, now_s), again_s=min(each.again_s, now_s)) for each in kept.in_force
+        ),
+        cooling={name: replace(each, until_s=min(each.until_s, latest_s)) for name, each in kept.cooling.items()},
+        brought=kept.brought,
+        taken_back=tuple(replace(each, at_s=min(each.at_s, now_s)) for each in kept.taken_back),
+        changed_s=now_s,
+        began_s=None if kept.began_s is None else min(kept.began_s, now_s),
+        worse_s=kept.worse_s,
+        known_s=dict.fromkeys((each.step.application for each in kept.in_force), now_s),
+        no_room_s=-math.inf if kept.no_room_s is None else min(kept.no_room_s, latest_s),
+    )
+    if kept.trial is not None:
+        ladder = _cut_off(ladder, kept.trial, now_s)
+    levels_cooling = {
+        name: replace(each, until_s=min(each.until_s, latest_s)) for name, each in kept.levels_cooling.items()
+    }
+    taken_back = kept.levels_taken_back
+    return AutoMemory(
+        cooling=levels_cooling,
+        taken_back=taken_back and replace(taken_back, at_s=min(taken_back.at_s, now_s)),
+        ladder=ladder,
+    )
+
+
+def _cut_off(ladder: StepsMemory, trial: StepTrial, now_s: float) -> StepsMemory:
+    """What was in force before the trial is again, and the trial may have made things worse until it was judged."""
+    lasted_s = min(max(now_s - trial.since_s, 0.0), LONGEST_TRIAL_S)
+    before = ladder.cooling.get(trial.step.name)
+    cooled = StepCooling(now_s + INTERRUPTED_S, before.times if before else 0)
+    return replace(ladder, worse_s=ladder.worse_s + lasted_s, cooling={**ladder.cooling, trial.step.name: cooled})
