@@ -25,7 +25,7 @@
 
 #include "../loads.h"
 
-enum { CALIBRATION = 200000, MOST = 64, SAMPLES = 100000 };
+enum { CALIBRATION = 44000, MOST = 64, SAMPLES = 100000 };
 
 struct member {
     pid_t pid;

@@ -28,7 +28,7 @@
 
 #include "../loads.h"
 
-enum { CALIBRATION = 2000000, SAMPLES = 100, MAX_REQUESTS = 200000 };
+enum { CALIBRATION = 440000, SAMPLES = 100, MAX_REQUESTS = 200000 };
 
 /* Iterations for one millisecond. */
 static int64_t calibrate(void)
