@@ -8,6 +8,7 @@ import re
 import socket
 import struct
 import threading
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -33,44 +34,57 @@ def loopback() -> None:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sH14x", b"lo", 1))
 
 
-def test_packets_with_known_answers() -> None:
+@pytest.fixture(scope="module")
+def loaded(loopback: None) -> Iterator[TapProgram]:
+    """For all tests: the verifier takes an emulated machine longer than all of them."""
     with closing(TapProgram(HOST)) as program:
-        program.admit(LOOPBACK)
-        to_guest, from_guest = program.programs
-        connection = Connection()
-        assert run_on(from_guest, connection.from_guest(flags=SYN | ACK)) == -1
-        assert run_on(to_guest, connection.to_guest(GET)) == -1
-        assert [seen.waiting.count for seen in program.traffic()] == [1]
-        assert run_on(from_guest, connection.from_guest(OK)) == -1
-        [seen] = program.traffic()
-        assert (seen.protocol, seen.answers, seen.times.count) == ((TapProtocol.HTTP, 1.0), 1, 1)
-        assert seen.waiting.count == 0
-        program.detach(LOOPBACK)
-        assert program.traffic() == []
+        yield program
+
+
+@pytest.fixture
+def program(loaded: TapProgram) -> Iterator[TapProgram]:
+    """It has seen nothing yet, and looks at nothing."""
+    assert not loaded.attached
+    yield loaded
+    loaded.detach(LOOPBACK)
+    assert loaded.traffic() == []
     assert not list(Path("/sys/fs/bpf").glob("equipoise_tap*"))
 
 
-def test_pipelined_requests_behind_extension_headers() -> None:
-    with closing(TapProgram(HOST)) as program:
-        program.admit(LOOPBACK)
-        to_guest, from_guest = program.programs
-        connection = Connection(port=11211, version=6, extensions=((0, bytes(6)), (60, bytes(6))))
-        run_on(from_guest, connection.from_guest(flags=SYN | ACK))
-        for opaque in (1, 2, 3):
-            run_on(to_guest, connection.to_guest(binary(opaque)))
-        run_on(from_guest, connection.from_guest(answer_to(1) + answer_to(2)))
-        [seen] = program.traffic()
-        assert (seen.protocol, seen.answers, seen.untimed) == ((TapProtocol.MEMCACHED_BINARY, 1.0), 2, 0)
-        assert seen.waiting.count == 1
+def test_packets_with_known_answers(program: TapProgram) -> None:
+    program.admit(LOOPBACK)
+    to_guest, from_guest = program.programs
+    connection = Connection()
+    assert run_on(from_guest, connection.from_guest(flags=SYN | ACK)) == -1
+    assert run_on(to_guest, connection.to_guest(GET)) == -1
+    assert [seen.waiting.count for seen in program.traffic()] == [1]
+    assert run_on(from_guest, connection.from_guest(OK)) == -1
+    [seen] = program.traffic()
+    assert (seen.protocol, seen.answers, seen.times.count) == ((TapProtocol.HTTP, 1.0), 1, 1)
+    assert seen.waiting.count == 0
+
+
+def test_pipelined_requests_behind_extension_headers(program: TapProgram) -> None:
+    program.admit(LOOPBACK)
+    to_guest, from_guest = program.programs
+    connection = Connection(port=11211, version=6, extensions=((0, bytes(6)), (60, bytes(6))))
+    run_on(from_guest, connection.from_guest(flags=SYN | ACK))
+    for opaque in (1, 2, 3):
+        run_on(to_guest, connection.to_guest(binary(opaque)))
+    run_on(from_guest, connection.from_guest(answer_to(1) + answer_to(2)))
+    [seen] = program.traffic()
+    assert (seen.protocol, seen.answers, seen.untimed) == ((TapProtocol.MEMCACHED_BINARY, 1.0), 2, 0)
+    assert seen.waiting.count == 1
 
 
 @pytest.mark.parametrize("way", TapWay)
-def test_real_connections(way: TapWay) -> None:
-    with closing(TapProgram(HOST, ways=[way])) as program, socket.create_server(("127.0.0.1", 0)) as server:
-        if way is TapWay.TCX and not HAS_TCX:
-            with pytest.raises(HostError):
-                program.attach(LOOPBACK)
-            return
+def test_real_connections(program: TapProgram, monkeypatch: pytest.MonkeyPatch, way: TapWay) -> None:
+    monkeypatch.setattr(program, "_ways", [way])
+    if way is TapWay.TCX and not HAS_TCX:
+        with pytest.raises(HostError):
+            program.attach(LOOPBACK)
+        return
+    with socket.create_server(("127.0.0.1", 0)) as server:
         program.attach(LOOPBACK)
         serving = threading.Thread(target=answer_turns, args=(server,))
         serving.start()
@@ -85,9 +99,8 @@ def test_real_connections(way: TapWay) -> None:
         assert seen.handshakes.count == 1  # of the second one: that it serves is known by then
 
 
-def test_the_first_way_that_the_kernel_knows_is_taken() -> None:
-    with closing(TapProgram(HOST)) as program:
-        assert program.attach(LOOPBACK) is (TapWay.TCX if HAS_TCX else TapWay.PACKET_SOCKET)
+def test_the_first_way_that_the_kernel_knows_is_taken(program: TapProgram) -> None:
+    assert program.attach(LOOPBACK) is (TapWay.TCX if HAS_TCX else TapWay.PACKET_SOCKET)
 
 
 def answer_turns(server: socket.socket) -> None:
