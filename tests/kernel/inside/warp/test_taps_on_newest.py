@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from tests.kernel.inside.taps.test_taps_on_kernels import (
+    loaded,
     loopback,
+    program,
     test_packets_with_known_answers,
     test_real_connections,
     test_the_first_way_that_the_kernel_knows_is_taken,
 )
 
 __all__ = [
+    "loaded",
     "loopback",
+    "program",
     "test_packets_with_known_answers",
     "test_real_connections",
     "test_the_first_way_that_the_kernel_knows_is_taken",
