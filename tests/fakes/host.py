@@ -192,15 +192,27 @@ class FakeHost:
 
     def settings(self) -> dict[KnobKey, KnobValue]:
         """Every knob of every VM, and of the host; the warps of our scheduler are 0 while it is not there."""
+        settings = self._of_host()
+        for uuid in self.vms:
+            settings |= self._of_vm(uuid)
+        return settings
+
+    def held(self, key: KnobKey) -> KnobValue | None:
+        """What a knob holds, None where there is none: as ``settings`` has it."""
+        if key.uuid == HOST_UUID:
+            return self._of_host().get(key)
+        return self._of_vm(key.uuid).get(key) if key.uuid in self.vms else None
+
+    def _of_host(self) -> dict[KnobKey, KnobValue]:
         own = self._interrupts()
         if Mechanism.SCHED_EXT in self.mechanisms:
             own[SCHEDULER] = self.scheduler
         if self.limits:
             own[MACHINE] = self.machine_us
-        own |= self._batch()
-        for uuid in self.vms:
-            own |= self._state(uuid).knobs() | self._warps(uuid) | self._schedulings(uuid)
-        return own
+        return own | self._batch()
+
+    def _of_vm(self, uuid: str) -> dict[KnobKey, KnobValue]:
+        return {**self._state(uuid).knobs(), **self._warps(uuid), **self._schedulings(uuid)}
 
     def _scheduling(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         above: dict[KnobKey, KnobValue] = {MACHINE: self.machine_us} if self.limits else {}
@@ -296,13 +308,15 @@ class FakeHost:
             if number:
                 raise HostError("write refused", number)
         if key.knob in self.ignore:
-            return self._held(key)
+            return self._kept(key)
         self.writes.append((key, value))
         self.change(key, value)
-        return self._held(key)
+        return self._kept(key)
 
-    def _held(self, key: KnobKey) -> KnobValue:
-        return self.settings()[key]
+    def _kept(self, key: KnobKey) -> KnobValue:
+        value = self.held(key)
+        assert value is not None
+        return value
 
     def change(self, key: KnobKey, value: KnobValue) -> None:
         """Set a knob as somebody (also somebody else) would."""

@@ -107,9 +107,11 @@ def _is_wanted(walk: Walk, ledger: Mapping[KnobKey, Owned], key: KnobKey, value:
 def _heritage(walk: Walk, ledger: Mapping[KnobKey, Owned], key: KnobKey, value: KnobValue) -> Owned | None:
     """The emulator's entry, where a thread that was started since the last tick has its pin from that."""
     emulator_key = KnobKey(key.uuid, Knob.EMULATOR_PIN)
-    emulator, now = ledger.get(emulator_key), walk.stage.host.settings().get(emulator_key)
-    inherits = is_pin(key) and emulator is not None and value in {emulator.intended, emulator.previous, now}
-    return emulator if inherits else None
+    emulator = ledger.get(emulator_key)
+    if emulator is None or not is_pin(key):
+        return None
+    now = walk.stage.host.held(emulator_key)
+    return emulator if value in {emulator.intended, emulator.previous, now} else None
 
 
 def misconduct(walk: Walk, result: TickResult) -> list[str]:

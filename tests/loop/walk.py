@@ -276,9 +276,9 @@ class FaultyHost:
         kind = self._director.next(op, instance.uuid, key)
         if kind is Kind.ENDS and instance.uuid != HOST_UUID:
             self._stage.stop(instance.libvirt_name)
-        elif kind is Kind.KEPT and key in self.real.settings():
+        elif kind is Kind.KEPT and key is not None and (held := self.real.held(key)) is not None:
             if not isinstance(value, frozenset):
-                return self.real.settings()[key]
+                return held
             part = self.real.write(instance, key, frozenset({min(value)}))
             if key not in self.planned:  # somebody narrowed its cpuset: no more can be given back
                 self._stage.narrow(key, part)
