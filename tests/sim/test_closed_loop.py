@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from statistics import fmean
 
@@ -13,6 +14,7 @@ from manager.model.law import Law
 from manager.model.registration import Sla
 from manager.sim.compare import by_policy, installed, run_all, run_once
 from manager.sim.generate import random_scenario
+from manager.sim.results import RunResult
 from manager.sim.scenario import BatchSpec, Constant, Fault, FaultKind, Scenario
 from manager.sim.scenario_files import load_scenario
 from manager.sim.simulation import Simulation
@@ -84,16 +86,23 @@ FAULTS = [
 ]
 
 
+CALM = steady(0.5, duration_s=600.0)
+
+
+@functools.cache
+def undisturbed(policy: str) -> RunResult:
+    """Without a fault, which is the same for all of them."""
+    return run_once(CALM, policy)
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.kind)
 def test_every_policy_recovers_from_every_fault(policy: str, fault: Fault) -> None:
-    calm = steady(0.5, duration_s=600.0)
-    simulation = Simulation(replace(calm, faults=(fault,)), installed(), policy)
+    simulation = Simulation(replace(CALM, faults=(fault,)), installed(), policy)
     ticks = follow(simulation)
     result = simulation.result()
-    undisturbed = run_once(calm, policy)
     assert ticks[-1].problems == ()
-    for seen, unhurt in zip(result.vms, undisturbed.vms, strict=True):
+    for seen, unhurt in zip(result.vms, undisturbed(policy).vms, strict=True):
         late = fmean(seen.weights[-24:])
         assert late == pytest.approx(fmean(unhurt.weights[-24:]), rel=0.6), seen.name
     simulation.release()
