@@ -128,9 +128,9 @@ def resctrl_machine(fetch: Fetch) -> Machine:
 
 
 MACHINES = {
+    "agent": dataclasses.replace(sched_ext_machine(1), packages=("pytest", "equipoise"), memory_mib=1024),
     "warp": sched_ext_machine(1),
     "warp_smp": sched_ext_machine(4),
-    "agent": dataclasses.replace(sched_ext_machine(1), packages=("pytest", "equipoise"), memory_mib=1024),
     "cgroup_v2": cgroup_v2_machine(),
     "taps": taps_machine(fetch_kernel),
     "taps_6_12": taps_machine(of_suite("trixie")),
