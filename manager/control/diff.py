@@ -11,6 +11,7 @@ from manager.model.knobs import (
     BATCH_GROUPS,
     HOST_UUID,
     IDLE_CLASSES,
+    MEMORIES,
     PINS,
     UNLIMITED,
     Family,
@@ -30,7 +31,7 @@ _GROUPS = KnobKey(HOST_UUID, Knob.RT_RUNTIME)
 """The root's, which is read together with those of all groups above VMs."""
 _KEEPS = "kept for later: it changes with another setting"
 _LET_GO = frozenset({Action.RESTORE, Action.FORGET})
-_OF_CPU_GROUPS = of_family(Family.CPU_GROUP, Family.BATCH_GROUP)
+_OF_GROUPS = of_family(Family.CPU_GROUP, Family.BATCH_GROUP, Family.MEMORY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class HostValues:
     idle class, whatever it had before (kernel/sched/fair.c, sched_group_set_idle); None without weights.
     ``adoptions`` counts, by domain UUID, how often the operator had settings taken back. ``scopes`` are the domains
     whose groups are scopes of systemd, and HOST_UUID where the batch group is a slice. ``replugged``: pCPUs went
-    offline or came back a moment ago. ``no_batch_group``: there is none (any more).
+    offline or came back a moment ago. ``no_batch_group``: there is none (any more). ``own_read``: all knobs of the host
+    itself could be read.
     """
 
     values: Mapping[KnobKey, KnobValue]
@@ -51,6 +53,7 @@ class HostValues:
     scopes: Collection[str] = ()
     replugged: bool = False
     no_batch_group: bool = False
+    own_read: bool = False
 
 
 def diff(plan: Plan, host: HostValues, ledger: Mapping[KnobKey, Owned]) -> tuple[Change, ...]:
@@ -181,6 +184,7 @@ class _Diff:
         idle = self.ledger.get(idle_key)
         unplugged = key.knob.spec.ends and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.host.values
         unplugged |= key[:2] == _GROUPS[:2] and _GROUPS in self.host.values
+        unplugged |= key.uuid == HOST_UUID and key.knob in MEMORIES and self.host.own_read
         unplugged |= key.knob in BATCH_GROUPS and self.host.no_batch_group
         weightless = key.knob in IDLE_CLASSES and idle is not None and idle.original == 1
         if owned and (unplugged or (weightless and self.host.values.get(idle_key) == 1)):
@@ -255,7 +259,9 @@ class _Diff:
         a package with a unit runs, and when any property of the scope is set (systemd, src/core/cgroup.c,
         cgroup_context_apply).
         """
-        return key.knob in _OF_CPU_GROUPS and key.uuid in self.host.scopes
+        if key.knob in MEMORIES and key.uuid == HOST_UUID:  # a slice, where the VMs below it are in scopes
+            return bool(self.host.scopes)
+        return key.knob in _OF_GROUPS and key.uuid in self.host.scopes
 
     def _inherited(self, key: KnobKey, value: KnobValue) -> Owned | None:
         """The pin of a thread that came after its VM was pinned: it has it from the emulator thread, as we left that.

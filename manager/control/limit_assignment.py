@@ -53,6 +53,10 @@ def _without(host: HostSpec) -> dict[Control, tuple[str, dict[str, Any]]]:
         Control.WARP: ("warps", {"warp": WarpUse.OFF}),
         Control.SCHEDULER: ("loading our sched_ext scheduler", {"warp": warp}),
         Control.CACHE: ("dividing the cache", {"cache": CacheControl.OFF}),
+        Control.MEMORY: (
+            "protection and ceilings of memory",
+            {"memory": replace(host.memory, protect=False, ceilings=False)},
+        ),
         Control.MOUNT: ("mounting resctrl", {"cache_mount": mount}),
     }
 

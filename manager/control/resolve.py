@@ -53,6 +53,7 @@ class Wishes:
     scheduling: tuple[Goal, ...] = ()
     grouped: Grouped | None = None
     decided: tuple[Confined, ...] = ()
+    memory: tuple[Goal, ...] = ()
 
 
 def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
@@ -67,6 +68,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
         *_quota_goals(wishes.decision, snapshot, uuids),
         *_warp_goals(wishes.warp, snapshot, views, uuids),
         *wishes.scheduling,
+        *wishes.memory,
         *_membership_goals(wishes.grouped, views, uuids),
     ]
     for placed in wishes.placement.vms:

@@ -79,7 +79,8 @@ def resource_use(now: Round, before: Round) -> ResourceUse:
     uplinks = tuple(
         replace(_received(links[index]), speed_bytes_per_s=speed) for index, speed in speeds.items() if index in links
     )
-    return ResourceUse(vms, _devices(now.host, before.host, elapsed_s), uplinks, cpu, memory, io, missing)
+    devices = _devices(now.host, before.host, elapsed_s)
+    return ResourceUse(vms, devices, uplinks, cpu, memory, io, missing, now.host.memory_bytes)
 
 
 def _missing(now: Round) -> tuple[Signal, ...]:
@@ -252,7 +253,7 @@ def recorded(use: ResourceUse, critical: Collection[str] = ()) -> ResourceUse:
         if link.bytes_per_s >= NOTABLE_BYTES_PER_S or link.dropped_packets_per_s >= NOTABLE_DROPS_PER_S
     )
     vms = tuple(sorted(notable[:MOST_RECORDED], key=lambda vm: vm.vm))
-    return rounded(replace(use, vms=vms, disks=disks, uplinks=uplinks))
+    return rounded(replace(use, vms=vms, disks=disks, uplinks=uplinks, memory_bytes=None))
 
 
 def rounded(use: ResourceUse) -> ResourceUse:

@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from manager.host.registry import (
     CGROUP_V1,
     CGROUP_V2,
     IDLE_FILE,
+    MEMORY_STAT_FILE,
     NUMA_STAT_FILE,
     CgroupCpu,
     CgroupUsage,
@@ -63,7 +64,8 @@ class CgroupMounts:
 class VmCgroup:
     """A VM's own groups. ``cpu_folder`` None: it has none that can be weighted; ``usage`` None: none that counts.
 
-    ``resident_file`` says on which NUMA nodes its memory is, None where nothing counts that.
+    ``resident_file`` says on which NUMA nodes its memory is, None where nothing counts that; ``memory_folder`` is the
+    group with the memory controller, None where it has none.
     """
 
     cpu_folder: Path | None
@@ -71,6 +73,7 @@ class VmCgroup:
     usage_file: Path | None
     usage: CgroupUsage | None
     resident_file: Path | None = None
+    memory_folder: Path | None = None
 
     @property
     def in_scope(self) -> bool:
@@ -141,6 +144,14 @@ def vm_group(group: str) -> str | None:
     return "/" + "/".join(parts)
 
 
+def groups_above_vms(root: Path) -> Iterator[Path]:
+    """The groups below a hierarchy's root that are no VM's, nor inside one, the outer ones first."""
+    for path, folders, _ in os.walk(root):
+        folders[:] = sorted(name for name in folders if vm_group(f"/{name}") is None)
+        if path != str(root):
+            yield Path(path)
+
+
 def find_vm_cgroup(paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None, pid: int) -> VmCgroup:
     """The groups of the VM that process ``pid`` runs. Raises OSError when the process is gone."""
     groups = parse_process_cgroups(os.fsdecode((paths.process(pid) / "cgroup").read_bytes()))
@@ -152,10 +163,12 @@ def find_vm_cgroup(paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None
 
     weight_file = file_of(cpu.controller, cpu.weight_file) if cpu else None  # none on v2: not enabled down there
     resident_file = file_of("memory", NUMA_STAT_FILE) or file_of("", NUMA_STAT_FILE)
+    memory_file = file_of("memory", MEMORY_STAT_FILE) or file_of("", MEMORY_STAT_FILE)
     usages = ((file_of(usage.controller, usage.file), usage) for usage in CGROUP_USAGE)
     usage_file, usage = next(((file, usage) for file, usage in usages if file), (None, None))
     folder = weight_file.parent if weight_file else None
-    return VmCgroup(folder, cpu if folder else None, usage_file, usage, resident_file)
+    memory_folder = memory_file.parent if memory_file else None
+    return VmCgroup(folder, cpu if folder else None, usage_file, usage, resident_file, memory_folder)
 
 
 def memory_nodes(paths: HostPaths, pid: int, resident_file: Path | None) -> frozenset[int]:

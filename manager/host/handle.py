@@ -97,7 +97,7 @@ class VmHandle:
     @property
     def target(self) -> VmTarget:
         """What knobs of other families are read and written by."""
-        return VmTarget(self.instance.uuid, self._cgroup.cpu_folder, self._threads.vcpus)
+        return VmTarget(self.instance.uuid, self._cgroup.cpu_folder, self._threads.vcpus, self._cgroup.memory_folder)
 
     @property
     def threads(self) -> frozenset[int]:

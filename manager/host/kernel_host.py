@@ -17,6 +17,7 @@ from manager.host.files import read_small, refusal, refused
 from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
 from manager.host.knob_files import Interrupts, KnobFiles, VmTarget
+from manager.host.memory_limits import MemoryLimits
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.replugs import Replugs
 from manager.host.resctrl.resctrl_cache import ResctrlCache
@@ -84,6 +85,7 @@ class KernelHost:
         self._mechanisms = WarpMechanisms(paths, self._mounts, self._cpu)
         self._schedulings = Schedulings(self._mounts, self._cpu)
         self._batch_groups = BatchGroups(paths, self._mounts, self._cpu)
+        self._memory = MemoryLimits(self._mounts)
         self.needs_batch_group: bool | None = None
         """Whether wake-ups are late beside several batch VMs: what the doctor found, None before."""
         self.files: Mapping[Family, KnobFiles] = {
@@ -92,6 +94,7 @@ class KernelHost:
             Family.SCHEDULER: self._mechanisms,
             Family.SCHEDULING: self._schedulings,
             Family.BATCH_GROUP: self._batch_groups,
+            Family.MEMORY: self._memory,
         }
         self._topology = discover(paths)
         self.cache = ResctrlCache(ResctrlTree(paths), self._threads, lambda level: cache_domains(paths, level))
@@ -264,6 +267,7 @@ class KernelHost:
 
     def _drop(self, instance: VmInstance) -> None:
         handle, _ = self._handles.pop(instance)
+        self._memory.forget(instance.uuid)
         if handle.exit.descriptor >= 0:
             self._exits.unregister(handle.exit.descriptor)
             del self._watched[handle.exit.descriptor]

@@ -45,6 +45,12 @@ PRESSURE_FILES = ("cpu.pressure", "memory.pressure", "io.pressure")
 MEMORY_STAT_FILE = "memory.stat"
 """Counters of a group's memory: Documentation/admin-guide/cgroup-v2.rst; v1's have the same names for faults."""
 
+MEMORY_LOW_FILE, MEMORY_HIGH_FILE = "memory.low", "memory.high"
+"""Bytes, or ``max``, of a v2 group that are reclaimed last, and above which it is held back: cgroup-v2.rst."""
+
+SOFT_LIMIT_FILE = "memory.soft_limit_in_bytes"
+"""Bytes of a v1 group above which memory is reclaimed from it first where the host is short: cgroup-v1/memory.rst."""
+
 IO_STAT_FILE = "io.stat"
 """Bytes and requests of a v2 group by device: Documentation/admin-guide/cgroup-v2.rst, "IO Interface Files"."""
 
@@ -130,6 +136,7 @@ class HostPaths:
     kernel_release = Below("proc/sys/kernel/osrelease")  # what uname -r prints
     # Documentation/accounting/psi.rst: files ``cpu``, ``memory`` and ``io``, absent or EOPNOTSUPP where PSI is off
     pressure = Below("proc/pressure")
+    meminfo = Below("proc/meminfo")  # ``MemTotal`` and others in kB, proc_meminfo(5)
     diskstats = Below("proc/diskstats")  # requests of each disk and partition, Documentation/admin-guide/iostats.rst
     block_devices = Below("sys/block")  # a folder for each whole disk, Documentation/ABI/stable/sysfs-block
 

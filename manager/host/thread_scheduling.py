@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from manager.errors import HostError, VmVanished
-from manager.host.cgroup import CgroupMounts, vm_group
+from manager.host.cgroup import CgroupMounts, groups_above_vms
 from manager.host.files import LIBC, inode, number_in, put_number, refused, succeeded
 from manager.host.knob_files import KnobFiles, VmTarget, checked_number
 from manager.host.registry import CGROUP_V1, RT_PERIOD_FILE, RT_RUNTIME_FILE, CgroupCpu
@@ -208,11 +208,9 @@ class Schedulings(KnobFiles):
         """Groups above VMs by id: those seen, and at the first time all that have some real-time CPU time."""
         if self._above is None:
             self._above = {}
-            for path, folders, _ in os.walk(self._root) if self._root else ():
-                folders[:] = [name for name in folders if vm_group(f"/{name}") is None]
-                folder = Path(path)
+            for folder in groups_above_vms(self._root) if self._root else ():
                 with contextlib.suppress(VmVanished):
-                    if _runtime_us(folder) and folder != self._root:
+                    if _runtime_us(folder):
                         self._above[_id(folder)] = folder
         return self._above
 

@@ -78,6 +78,8 @@ class Reading:
     """The knobs that were read apart from the state of a VM, by UUID."""
     groups: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
     """The limits of real-time CPU time above the vCPUs of a VM, by UUID: those of the host, and its own."""
+    memories: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
+    """Likewise what limits or protects its memory."""
     knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
     """Those of each VM, by UUID."""
     before: InitVar[Reading | None] = None
@@ -118,6 +120,7 @@ def read_host(
     states: dict[str, VmState] = {}
     apart: dict[str, Mapping[KnobKey, KnobValue]] = {}
     groups: dict[str, tuple[KnobKey, ...]] = {}
+    memories: dict[str, tuple[KnobKey, ...]] = {}
     own: dict[KnobKey, KnobValue] = {}
     errors: dict[str, str] = {}
     host.look()
@@ -126,7 +129,10 @@ def read_host(
             state = host.read(instance, afresh)
             for family in families.get(uuid, _NO_FAMILIES):
                 values = host.knobs(instance, family)
-                groups[uuid] = groups.get(uuid, ()) + tuple(key for key in values if key.knob is Knob.RT_RUNTIME)
+                if family is Family.MEMORY:
+                    memories[uuid] = tuple(values)
+                else:
+                    groups[uuid] = groups.get(uuid, ()) + tuple(key for key in values if key.knob is Knob.RT_RUNTIME)
                 own |= {key: value for key, value in values.items() if key.uuid == HOST_UUID}
                 of_vm = {key: value for key, value in values.items() if key.uuid != HOST_UUID}
                 apart[uuid] = {**apart.get(uuid, {}), **of_vm}
@@ -148,7 +154,7 @@ def read_host(
             batch_group = host.batch_group()
     except HostError as error:
         errors["host"] = str(error)
-    return Reading(monotonic_s, states, times, errors, own, apart, groups, before, batch_group)
+    return Reading(monotonic_s, states, times, errors, own, apart, groups, memories, before, batch_group)
 
 
 class Rates(NamedTuple):
@@ -413,6 +419,8 @@ class Observer:
         if host.mode is not Mode.RELEASED and host.placement.irqs is not IrqSteering.OFF:
             families[HOST_UUID].add(Family.INTERRUPT)
         for domain, spec in matched.items():
+            if host.memory.in_use and host.mode is not Mode.RELEASED:
+                families[domain].add(Family.MEMORY)
             if spec.name in warped:
                 families[domain].add(Family.WARP)
             if spec.scheduling and host.mode is not Mode.RELEASED:

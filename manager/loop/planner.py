@@ -10,6 +10,7 @@ from functools import partial
 from manager.control.batch import BatchMemory, guard_batch
 from manager.control.batch_membership import plan_batch_group
 from manager.control.limit_decision import limit_decision
+from manager.control.memory_plan import MemoryGroups, MemoryState, plan_memory
 from manager.control.placer import (
     Confined,
     Pinned,
@@ -38,7 +39,7 @@ from manager.model.decision import (
     Snapshot,
 )
 from manager.model.host import VmState
-from manager.model.knobs import HOST_UUID, Knob, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, MEMORIES, Knob, KnobKey, KnobValue
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
@@ -110,6 +111,7 @@ class Planner:
         self._notes: tuple[Note, ...] = ()
         self._outside = ""
         self._ladder = NOTHING_YET
+        self._memory_state = MemoryState()
 
     @property
     def notes(self) -> tuple[tuple[Severity, str, str], ...]:
@@ -124,6 +126,7 @@ class Planner:
         self.warp, self._ladder = NO_WARPS, NOTHING_YET
         self.cache = NOTHING_DECIDED
         self.batch = BatchMemory()
+        self._memory_state = MemoryState()
 
     def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
         """What is wanted. ``specs`` are the managed VMs by domain UUID."""
@@ -145,6 +148,10 @@ class Planner:
         placement, self._placer = plan_placement(placing, pinned, taken, self._placer, by_policy)
         uuids = {spec.name: domain for domain, spec in specs.items()}
         scheduling = plan_scheduling(snapshot, uuids, reading.groups, *_groups_above(reading, journal))
+        memory = plan_memory(
+            snapshot, uuids, _memory_groups(reading, journal), self._memory_state, self._set_before(journal)
+        )
+        self._memory_state = memory.state
         entry = journal.entries.get(SCHEDULER)
         scheduler = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
         self.warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder)
@@ -157,16 +164,28 @@ class Planner:
             scheduling.goals,
             grouped,
             decided,
+            memory.goals,
         )
         problems = (
             *(Problem(ProblemKind.LIMITED, text) for text in limited),
             *(Problem(ProblemKind.PLACEMENT, text) for text in elsewhere),
             *(Problem(ProblemKind.PLACEMENT, f"{vm} {reason}") for vm, reason in placement.floating),
             *(Problem(ProblemKind.SCHEDULING, text) for text in scheduling.problems),
+            *(Problem(ProblemKind.MEMORY, text) for text in memory.problems),
             *([Problem(ProblemKind.PLACEMENT, grouped.problem)] if grouped.problem else ()),
             *([Problem(ProblemKind.WARP, self.warp.problem)] if self.warp.problem else ()),
         )
         return Planned(partial(resolve, wishes, snapshot, uuids), problems, self._follows_from(wishes, snapshot))
+
+    def _set_before(self, journal: Journal) -> Mapping[KnobKey, int]:
+        """What an agent before this one set of memory, until anything was measured."""
+        if self._memory_state.seen is not None or not journal.runs.knobs & MEMORIES:
+            return {}
+        return {
+            key: entry.owned.intended
+            for key, entry in journal.entries.items()
+            if key.knob in MEMORIES and isinstance(entry.owned.intended, int) and entry.owned.differs
+        }
 
     def _pinned_now(self, reading: Reading, specs: Mapping[str, VmSpec], journal: Journal) -> Mapping[str, Pinned]:
         """The same object while nothing has changed."""
@@ -204,6 +223,7 @@ class Planner:
             wishes.interrupts,
             wishes.warp,
             wishes.scheduling,
+            wishes.memory,
             wishes.grouped and (wishes.grouped.vms, wishes.grouped.goals),
         )
 
@@ -277,6 +297,27 @@ def _groups_above(reading: Reading, journal: Journal) -> tuple[dict[KnobKey, int
             if unread and intended:
                 kept_us[key] = intended
     return least_us, kept_us
+
+
+def _memory_groups(reading: Reading, journal: Journal) -> MemoryGroups:
+    """What limits and protects memory, as read, and what it is without us."""
+    if not reading.memories and not journal.runs.knobs & MEMORIES:
+        return MemoryGroups()
+    owned = {key: entry.owned for key, entry in journal.entries.items() if key.knob in MEMORIES}
+    unread = any(key.uuid != HOST_UUID and key.uuid not in reading.states for key in owned)
+    of_vms = (
+        (key, reading.knobs[uuid][key]) for uuid, keys in reading.memories.items() for key in keys if key.uuid == uuid
+    )
+    originals: dict[KnobKey, int] = {}
+    kept: dict[KnobKey, int] = {}
+    for key, held in (*of_vms, *reading.own_knobs.items()):
+        if key.knob in MEMORIES and isinstance(held, int):
+            ours = owned.get(key)
+            original = held if ours is None or ours.external else ours.original
+            originals[key] = original if isinstance(original, int) else held
+            if unread and key.uuid == HOST_UUID and ours is not None and isinstance(ours.intended, int):
+                kept[key] = ours.intended
+    return MemoryGroups(reading.memories, originals, kept)
 
 
 def _pinned(reading: Reading, domain: str, journal: Mapping[KnobKey, Entry]) -> Pinned:

@@ -35,14 +35,21 @@ class ResourceKeeper:
         """How many were completed that gave rates."""
 
     def look(
-        self, vms: Mapping[str, VmInstance], taps: Mapping[str, Collection[int]], critical: Collection[str] = ()
+        self,
+        vms: Mapping[str, VmInstance],
+        taps: Mapping[str, Collection[int]],
+        critical: Collection[str] = (),
+        whole: bool = False,
     ) -> None:
-        """Read the next VMs, and the host with the last of a round. By name: those that are managed, and their taps."""
+        """Read the next VMs, and the host with the last of a round. By name: those that are managed, and their taps.
+
+        ``whole``: all that are left of the round.
+        """
         if self._port is None:
             return
         if self._left == 0:
             self._begin(vms)
-        for name, instance in self._next(math.ceil(self._size * self._part)):
+        for name, instance in self._next(self._left if whole else math.ceil(self._size * self._part)):
             if vms.get(name) != instance:  # it ended since the round began
                 continue
             with contextlib.suppress(VmVanished, HostError):  # one VM does not stop the others; it has no rates then

@@ -132,6 +132,8 @@ class ControlLoop:
         What was seen counts as the interval before.
         """
         seen = self._observer.observe(assignment, slots, self.clock())
+        self._look(seen.reading, seen.specs, seen.snapshot, whole=True)
+        seen = replace(seen, snapshot=replace(seen.snapshot, resources=self._resources.latest))
         planned = self._plan(seen)
         changes: tuple[Change, ...] = ()
         if planned.plan is not None:
@@ -295,11 +297,14 @@ class ControlLoop:
 
     def look_at_resources(self, result: TickResult) -> None:
         """Read what managed VMs use besides CPU time, after a tick, as far as it is their turn."""
-        taps_of, states = self.host.taps(), result.reading.states
-        instances = {spec.name: states[domain].instance for domain, spec in result.specs.items()}
-        taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in result.specs.items()}
-        critical = {view.name for view in result.snapshot.vms if view.critical}
-        self._resources.look(instances, taps, critical)
+        self._look(result.reading, result.specs, result.snapshot)
+
+    def _look(self, reading: Reading, specs: Mapping[str, VmSpec], snapshot: Snapshot, whole: bool = False) -> None:
+        taps_of, states = self.host.taps(), reading.states
+        instances = {spec.name: states[domain].instance for domain, spec in specs.items()}
+        taps = {spec.name: taps_of.get(domain, frozenset()) for domain, spec in specs.items()}
+        critical = {view.name for view in snapshot.vms if view.critical}
+        self._resources.look(instances, taps, critical, whole)
 
     def _note_online(self, cpus: CpuSet) -> None:
         online = cpus, self.host.replugs
@@ -365,7 +370,8 @@ class ControlLoop:
             scopes.add(HOST_UUID)
         default, online = scale.default if scale else None, seen.snapshot.capabilities.online_cpus
         gone = group is not None and not group.exists
-        found = HostValues(values, online, default, adoptions, scopes, self._replugged > 0, gone)
+        own_read = HOST_UUID not in seen.reading.errors
+        found = HostValues(values, online, default, adoptions, scopes, self._replugged > 0, gone, own_read)
         return diff(plan, found, ledger)
 
     def _ledger(self, targets: Mapping[str, Target], only: str | None) -> dict[KnobKey, Owned]:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.scheduling import LIMIT_PERIOD_US, is_real_time
 from manager.model.scheduling import in_words as scheduling_in_words
+from manager.model.units import mebibytes
 from manager.model.warp import EJECTED, LOADED, MOST_WARP_US, OUTDATED, UNLOADED
 
 KnobValue = int | CpuSet
@@ -23,7 +24,7 @@ KnobValue = int | CpuSet
 HOST_UUID = "host"
 """Stands for a domain's UUID in the knobs of the host itself."""
 UNLIMITED = -1
-"""The quota of a group that may use all CPU time there is."""
+"""The quota of a group that may use all CPU time there is, and the ceiling of one that may use all memory."""
 LEAST_QUOTA_US = 1000
 """The kernel takes no smaller quota: kernel/sched/core.c, min_cfs_quota_period."""
 
@@ -51,6 +52,8 @@ class Knob(StrEnum):
     VCPU_RT_RUNTIME = "vcpu_rt_runtime"
     CACHE_WAYS = "cache_ways"
     CACHE_GROUP = "cache_group"
+    MEMORY_PROTECTION = "memory_protection"
+    MEMORY_CEILING = "memory_ceiling"
 
     @property
     def spec(self) -> KnobSpec:
@@ -86,9 +89,9 @@ class Scope(StrEnum):
 class Family(StrEnum):
     """Knobs that are read and written together, by one file of ``manager/host``.
 
-    Those of the CPU cgroup, pins, and whether it is in the batch group are read of each VM in each tick; warps and
-    scheduling only of VMs that have, or are to have, them; interrupts where they are steered, the batch group where
-    there is to be one. The cache has a keeper and a port of its own.
+    Those of the CPU cgroup, pins, and whether it is in the batch group are read of each VM in each tick; warps,
+    scheduling and memory only of VMs that have, or are to have, them; interrupts where they are steered, the batch
+    group where there is to be one. The cache has a keeper and a port of its own.
     """
 
     CPU_GROUP = "cpu-group"
@@ -100,6 +103,7 @@ class Family(StrEnum):
     SCHEDULER = "scheduler"
     SCHEDULING = "scheduling"
     CACHE = "cache"
+    MEMORY = "memory"
 
     @property
     def apart(self) -> bool:
@@ -121,6 +125,7 @@ class Control(StrEnum):
     NICE = "nice"
     WARP = "warp"
     CACHE = "cache"
+    MEMORY = "memory"
     REAL_TIME = "real-time"
     SCHEDULER = "scheduler"
     INTERRUPTS = "interrupts"
@@ -276,6 +281,11 @@ _SCHEDULER = {UNLOADED: "not loaded", LOADED: "loaded", EJECTED: "ejected", OUTD
 
 OUTSIDE, INSIDE, PARTLY = 0, 1, 2
 """Where a VM is: in the group that libvirt made for it, in the batch group, or some of its threads in either."""
+
+
+def _amount(value: int, unlimited: str) -> str:
+    return unlimited if value == UNLIMITED else mebibytes(value)
+
 
 _pin = partial(
     KnobSpec,
@@ -498,6 +508,29 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         Order.STEPS,
         Undo.REMOVED,
     ),
+    Knob.MEMORY_PROTECTION: KnobSpec(
+        "memory protection",
+        "Memory of a VM's group, or of one above VMs, that the kernel reclaims only once nothing else is left.",
+        Scope.GROUP,
+        Family.MEMORY,
+        Number("bytes", UNLIMITED, usual=0, in_words=partial(_amount, unlimited="all")),
+        Control.MEMORY,
+        "memory.low",
+        _CGROUP,
+        "memory-protection",
+        undo=Undo.IF_THERE,
+    ),
+    Knob.MEMORY_CEILING: KnobSpec(
+        "memory ceiling",
+        "Memory of a VM above which the kernel reclaims from it, and slows it down while it grows.",
+        Scope.VM,
+        Family.MEMORY,
+        Number("bytes", UNLIMITED, usual=UNLIMITED, in_words=partial(_amount, unlimited="none")),
+        Control.MEMORY,
+        "memory.high, memory.soft_limit_in_bytes (v1)",
+        _CGROUP,
+        "memory-ceiling",
+    ),
 }
 
 
@@ -512,6 +545,7 @@ IDLE_CLASSES = {Knob.WEIGHT: Knob.IDLE, Knob.BATCH_WEIGHT: Knob.BATCH_IDLE}
 """The idle class of the group that has a weight, which is lost there."""
 WARPS = of_family(Family.WARP)
 SCHEDULINGS = of_family(Family.SCHEDULING)
+MEMORIES = of_family(Family.MEMORY)
 
 
 def knob_name(knob: str, index: int | str) -> str:

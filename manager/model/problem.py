@@ -17,6 +17,7 @@ class ProblemKind(StrEnum):
     SCHEDULING = "scheduling"
     WARP = "warp"
     CACHE = "cache"
+    MEMORY = "memory"
     LIMITED = "limited"
     JOURNAL = "journal"
 
@@ -26,7 +27,9 @@ class ProblemKind(StrEnum):
         return Severity.WARNING if self in _MINOR else Severity.ERROR
 
 
-_MINOR = frozenset({ProblemKind.PLACEMENT, ProblemKind.SCHEDULING, ProblemKind.CACHE, ProblemKind.LIMITED})
+_MINOR = frozenset(
+    {ProblemKind.PLACEMENT, ProblemKind.SCHEDULING, ProblemKind.CACHE, ProblemKind.MEMORY, ProblemKind.LIMITED}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,7 @@ class Uplink(NamedTuple):
 class HostCounters(NamedTuple):
     """What the host's resources did since it started, at ``monotonic_s``. None: not counted.
 
-    ``disks`` are by name, ``links`` by index of the interface, with their names now.
+    ``disks`` are by name, ``links`` by index of the interface, with their names now. ``memory_bytes`` is all there is.
     """
 
     monotonic_s: float
@@ -110,6 +110,7 @@ class HostCounters(NamedTuple):
     links: Mapping[int, LinkCounters] | None = None
     names: Mapping[int, str] = MappingProxyType({})
     uplinks: tuple[Uplink, ...] = ()
+    memory_bytes: int | None = None
 
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]
@@ -224,6 +225,7 @@ class ResourceUse:
     memory_pressure: Annotated[Part | None, Known] = None
     io_pressure: Annotated[Part | None, Known] = None
     missing: Annotated[tuple[Signal, ...], Some, Field(description="what is not measured there")] = ()
+    memory_bytes: Annotated[Count | None, Known, Field(description="of the whole host; absent from records")] = None
     __pydantic_config__: ClassVar = WIRE
 
     def of(self, vm: str) -> VmResources | None:

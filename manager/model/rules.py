@@ -96,4 +96,29 @@ class PlacementRules:
     __pydantic_config__: ClassVar = CLOSED
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryRules:
+    """How memory is divided between critical and batch VMs, see docs/concepts/memory.md."""
+
+    protect: Annotated[
+        bool, Field(description="keep the resident memory of critical VMs from being reclaimed (cgroup v2)")
+    ] = False
+    most_protected: Annotated[
+        float, Field(gt=0, le=0.9, description="part of the host's memory that is protected at most, in all")
+    ] = 0.5
+    ceilings: Annotated[
+        bool, Field(description="hold back batch VMs that grow while a critical one is short of memory")
+    ] = False
+    headroom: Annotated[
+        float,
+        Field(ge=0.02, le=1, description="part of a VM's resident memory that is added to it, for either"),
+    ] = 0.1
+    __pydantic_config__: ClassVar = CLOSED
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is anything to do."""
+        return self.protect or self.ceilings
+
+
 DEFAULT_RULES = PlacementRules()

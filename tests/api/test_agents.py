@@ -14,6 +14,7 @@ from tests.api.conftest import (
     CAPABILITIES,
     HOST,
     LAW,
+    MEMORY,
     PLACEMENT,
     Api,
     event,
@@ -213,6 +214,7 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
         "bandwidth_warning": 0.9,
         "law": LAW,
         "placement": PLACEMENT,
+        "memory": MEMORY,
         "adoptions": 0,
     }
     assert body["slot_s"] == 5

@@ -84,7 +84,7 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         (
             {"colour": 1},
             "colour",
-            ["bandwidth_warning, batch_idle, cache, cache_mount, law, mode, pinning, placement"],
+            ["bandwidth_warning, batch_idle, cache, cache_mount, law, memory, mode, pinning, placement"],
         ),
         ({"law": {"gain": 6}}, "law.gain", ["6", "at least 0.05 and at most 5"]),
         ({"law": {"min_samples": 1.5}}, "law.min_samples", ["1.5", "a whole number at least 1 and at most 100000"]),
@@ -93,6 +93,8 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         ({"placement": {"irqs": True}}, "placement.irqs", ["true", "off, reserved, serving"]),
         ({"placement": {"reserved_cpus": "1-"}}, "placement.reserved_cpus", ['"1-"', "pCPU numbers and ranges"]),
         ({"placement": {"reserved_cpus": "3-1"}}, "placement.reserved_cpus", ["'3-1'", "ascending range"]),
+        ({"memory": {"headroom": 0.01}}, "memory.headroom", ["0.01", "at least 0.02 and at most 1"]),
+        ({"memory": {"most_protected": 1}}, "memory.most_protected", ["1", "at most 0.9"]),
         ({"placement": {"min_gain": 11}}, "placement.min_gain", ["11", "at least 0 and at most 10"]),
     ],
 )

@@ -15,7 +15,7 @@ from sqlalchemy import MetaData, Table, select
 from manager.model.fields import fields_of
 from manager.model.law import Law
 from manager.model.registration import HostSpec
-from manager.model.rules import PlacementRules
+from manager.model.rules import MemoryRules, PlacementRules
 from manager.store.access_models import UserRow
 from manager.store.applications import applications_of
 from manager.store.audit import AuditFilter, list_audit
@@ -46,6 +46,7 @@ GIVEN: dict[tuple[str, str], object] = {
     ("applications", "sla_percentile"): 95.0,
     ("hosts", "law"): Law(gain=0.5),
     ("hosts", "placement"): PlacementRules(),
+    ("hosts", "memory"): MemoryRules(),
     ("hosts", "tick"): None,
     ("hosts", "capabilities"): None,
     ("hosts", "cache"): "on",

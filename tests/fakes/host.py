@@ -26,6 +26,7 @@ from manager.model.knobs import (
     BATCH_GROUPS,
     HOST_UUID,
     LEAST_QUOTA_US,
+    MEMORIES,
     OUTSIDE,
     SCHEDULINGS,
     UNLIMITED,
@@ -42,6 +43,8 @@ from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism, O
 SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 MACHINE = KnobKey(HOST_UUID, Knob.RT_RUNTIME, 17)
 """The limit of the group that all VMs are below."""
+MACHINE_MEMORY = KnobKey(HOST_UUID, Knob.MEMORY_PROTECTION, 17)
+"""Its protection."""
 WARP_KNOBS = {
     Mechanism.SCHED_EXT: Knob.WARP,
     Mechanism.BVT: Knob.BVT_WARP,
@@ -74,6 +77,7 @@ class FakeVm:
     schedulings: dict[int, int] = field(default_factory=dict)
     runtimes: dict[tuple[Knob, int], int] = field(default_factory=dict)
     place: int = OUTSIDE
+    memories: dict[tuple[Knob, int], int] = field(default_factory=dict)
 
 
 @dataclass
@@ -119,6 +123,9 @@ class FakeHost:
     batch: dict[Knob, int] = field(default_factory=dict)
     """The batch group's idle class and weight; empty: there is no such group."""
     resources: ResourcePort | None = None
+    memory_version: int = 0
+    """Of the memory controller that VMs have; 0: none."""
+    machine_protected: int = 0
 
     @property
     def online(self) -> CpuSet:
@@ -155,6 +162,8 @@ class FakeHost:
             return self._interrupts()
         if family is Family.BATCH_GROUP:
             return self._batch()
+        if family is Family.MEMORY:
+            return self._memory(instance)
         return self._scheduling(instance) if family is Family.SCHEDULING else self._warp(instance)
 
     def _interrupts(self) -> dict[KnobKey, KnobValue]:
@@ -209,10 +218,36 @@ class FakeHost:
             own[SCHEDULER] = self.scheduler
         if self.limits:
             own[MACHINE] = self.machine_us
-        return own | self._batch()
+        return own | self._batch() | self._above()
 
     def _of_vm(self, uuid: str) -> dict[KnobKey, KnobValue]:
-        return {**self._state(uuid).knobs(), **self._warps(uuid), **self._schedulings(uuid)}
+        return {**self._state(uuid).knobs(), **self._warps(uuid), **self._schedulings(uuid), **self._memories(uuid)}
+
+    def _memory(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
+        if instance.uuid == HOST_UUID:
+            return self._above()
+        self._require(instance)
+        return self._above() | self._memories(instance.uuid)
+
+    def _above(self) -> dict[KnobKey, KnobValue]:
+        return {MACHINE_MEMORY: self.machine_protected} if self.memory_version == 2 else {}
+
+    def _memories(self, uuid: str) -> dict[KnobKey, KnobValue]:
+        """In v2 the VM's own group and the one inside are protected; v1 has a soft limit alone."""
+        knobs = [(Knob.MEMORY_CEILING, 0)] if self.memory_version else []
+        knobs += [(Knob.MEMORY_PROTECTION, index) for index in (0, 1) if self.memory_version == 2]
+        held = self.vms[uuid].memories
+        return {KnobKey(uuid, *knob): held.get(knob, knob[0].spec.value.usual or 0) for knob in knobs}
+
+    def _set_memory(self, key: KnobKey, value: int) -> None:
+        """Whole pages, as mm/page_counter.c rounds."""
+        pages = value if value == UNLIMITED else value // 4096 * 4096
+        if key == MACHINE_MEMORY:
+            self.machine_protected = pages
+        elif key in self._memories(key.uuid):
+            self.vms[key.uuid].memories[key.knob, key.index] = pages
+        else:
+            raise VmVanished(f"no {key.knob}", errno.ENOENT)
 
     def _scheduling(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         above: dict[KnobKey, KnobValue] = {MACHINE: self.machine_us} if self.limits else {}
@@ -346,6 +381,8 @@ class FakeHost:
         elif key == MACHINE:
             self._limit(value, 0, (vm.runtimes.get((Knob.RT_RUNTIME, 0), 0) for vm in self.vms.values()))
             self.machine_us = value
+        elif key.knob in MEMORIES:
+            self._set_memory(key, value)
         elif key.knob in BATCH_GROUPS:
             self._set_batch(key.knob, value)
         elif key.knob is Knob.BATCH_GROUP:

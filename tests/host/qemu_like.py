@@ -11,6 +11,8 @@ a line and answers each with a line:
     spin NAME    that thread does
     rest         they stop
     hold MIB     it has so much memory more, and uses all of it; 0: it gives all of that back
+    grow MIB     it has so much more than it has
+    touch        it uses all of that again
 """
 
 from __future__ import annotations
@@ -64,9 +66,8 @@ def set_name(name: str) -> None:
     _libc.prctl(PR_SET_NAME, name.encode("latin-1"), 0, 0, 0)
 
 
-def used_memory(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size)
-    for place in range(0, size, mmap.PAGESIZE):
+def use(memory: mmap.mmap) -> mmap.mmap:
+    for place in range(0, len(memory), mmap.PAGESIZE):
         memory[place] = 1
     return memory
 
@@ -95,7 +96,11 @@ def main() -> None:
             _spinning.clear()
         elif command == "hold":
             held.clear()
-            held += [used_memory(int(name) << 20)] if int(name) else []
+            held += [use(mmap.mmap(-1, int(name) << 20))] if int(name) else []
+        elif command == "grow":
+            held.append(use(mmap.mmap(-1, int(name) << 20)))
+        elif command == "touch":
+            answer = len([use(memory) for memory in held])  # no variable may hold one
         print(answer, flush=True)
     for worker in workers.values():
         worker.end()

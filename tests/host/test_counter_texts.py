@@ -14,6 +14,7 @@ from manager.host.resources.counter_texts import (
     pressure_us,
     process_io,
     process_memory,
+    total_memory,
 )
 from manager.model.resource_use import ALL_DISKS, DeviceCounters, DiskCounters
 
@@ -104,3 +105,16 @@ def test_nothing_that_a_file_may_hold_is_an_error(text: bytes) -> None:
 def test_nor_is_one_that_is_cut_short(length: int, text: bytes) -> None:
     cut = text[:length]
     pressure_us(cut), faults(cut), process_memory(cut, 4096), list(disk_lines(cut))
+
+
+@pytest.mark.parametrize(
+    ("text", "total"),
+    [
+        (b"MemTotal:        3944580 kB\nMemFree:          100 kB\n", 3944580 * 1024),
+        (b"MemFree:          100 kB\n", None),
+        (b"MemTotal:  some kB\n", None),
+        (b"", None),
+    ],
+)
+def test_total_memory(text: bytes, total: int | None) -> None:
+    assert total_memory(text) == total

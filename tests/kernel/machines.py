@@ -39,6 +39,12 @@ def of_suite(suite: str) -> Fetch:
     return lambda cache, run, say: fetch_kernel(cache, apt_of((suite,), (), cache / f"apt-{suite}", run), say)
 
 
+def disk_files(cache: Path, run: Runner) -> dict[str, bytes]:
+    """Modules for a disk in memory, to swap to."""
+    kernel = fetch_kernel(cache, run, lambda _line: None, ("brd",))
+    return {f"modules/{module.name}": module.read_bytes() for module in kernel.modules}
+
+
 def tail_files(_cache: Path, run: Runner) -> dict[str, bytes]:
     """Threads like those of VMs."""
     return {"bin/crowd": built(CROWD, run)}
@@ -67,6 +73,7 @@ def cgroup_v2_machine() -> Machine:
     return Machine(
         mounts=(("cgroup2", "/sys/fs/cgroup"),),
         packages=("pytest", "libvirt-python", "pydantic"),
+        files=disk_files,
         qemu=fair_qemu,
         hardware=counting(instruction_ns=4, cpus=2),
         timeout_s=PATIENCE_S,

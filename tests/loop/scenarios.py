@@ -7,7 +7,7 @@ from manager.model.decision import CpusGoal, QuotaGoal
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import HOST_UUID, INSIDE, PARTLY, Knob, KnobKey
 from manager.model.registration import Mode
-from manager.model.rules import BatchGroupUse, BatchPlacement, IrqSteering
+from manager.model.rules import BatchGroupUse, BatchPlacement, IrqSteering, MemoryRules
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.warp import LOADED, Mechanism, WarpUse
 from tests.fakes.host import domain_uuid
@@ -174,6 +174,63 @@ def _decided(stage: Stage) -> None:
     stage.boot("blue", "batch")
     stage.placement(batch=BatchPlacement.FENCE)
     stage.control(policy="told")
+
+
+def _resident(mebibytes: int, growth_bytes_per_s: float = 0.0, refaults_per_s: float = 0.0) -> dict[str, object]:
+    return {
+        "resident_bytes": mebibytes << 20,
+        "growth_bytes_per_s": growth_bytes_per_s,
+        "refaults_per_s": refaults_per_s,
+    }
+
+
+def _remembered(version: int) -> Order:
+    """Two critical VMs, of which one is protected by its operator, and a batch VM that grows while one is short."""
+
+    def build(stage: Stage) -> None:
+        stage.host.memory_version = version
+        for name in ("web", "db"):
+            stage.boot(name)
+        stage.boot("batch", "batch")
+        stage.boot("calm", "batch")
+        if version == 2:
+            stage.had("db", Knob.MEMORY_PROTECTION, 300 << 20)
+            stage.had("calm", Knob.MEMORY_CEILING, 50 << 20)
+        stage.control(policy="equal", pinning=False, memory=MemoryRules(protect=True, ceilings=True))
+        stage.measure(web=_resident(100), db=_resident(100), batch=_resident(50), calm=_resident(50))
+
+    return build
+
+
+def _short(stage: Stage) -> None:
+    grows = 5e6
+    stage.measure(web=_resident(150, 0, 500), batch=_resident(60, grows), calm=_resident(60, grows))
+
+
+def _meddle_with_memory(stage: Stage) -> None:
+    stage.meddle("batch", Knob.MEMORY_CEILING, 80 << 20)
+    stage.meddle("", Knob.MEMORY_PROTECTION, 64 << 20, 17)
+    stage.meddle("web", Knob.MEMORY_PROTECTION, 8 << 20, 1)
+
+
+def _adopt_memory(stage: Stage) -> None:
+    stage.adopt("")
+    stage.adopt("web")
+
+
+_MEMORY_ORDERS = (
+    nothing,
+    _short,
+    nothing,
+    _meddle_with_memory,
+    nothing,
+    _adopt_memory,
+    lambda stage: stage.control(mode=Mode.OBSERVE),
+    lambda stage: stage.control(mode=Mode.ENFORCE),
+    lambda stage: stage.stop("db"),
+    lambda stage: stage.control(memory=MemoryRules(protect=True)),
+    lambda stage: stage.unregister("web"),
+)
 
 
 def _confining(**cpus: CpuSet) -> tuple[CpusGoal, ...]:
@@ -382,6 +439,8 @@ SCENARIOS = (
             lambda stage: stage.change("cache", scheduling=None),
         ),
     ),
+    Scenario("memory", _remembered(2), _MEMORY_ORDERS),
+    Scenario("memory of cgroup v1", _remembered(1), _MEMORY_ORDERS),
     Scenario(
         "VMs come and go",
         _free,

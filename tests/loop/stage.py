@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 
 from manager.model.cpus import CpuSet
@@ -11,6 +11,7 @@ from manager.model.host import CPU_SHARES_V1, Quota, WeightScale
 from manager.model.knobs import HOST_UUID, PINS, SCHEDULINGS, Knob, KnobKey, KnobValue
 from manager.model.law import Law
 from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
+from manager.model.resource_use import ResourceUse, VmResources
 from manager.model.topology import NicQueue, Topology
 from tests.fakes.host import FakeHost, domain_uuid
 
@@ -68,6 +69,7 @@ class Stage:
         self.inherited: dict[KnobKey, KnobValue] = {}
         self.lost: CpuSet = frozenset()
         self.decision = Decision()
+        self.use = ResourceUse()
         self._orders = scenario.all_orders
         self._owned: Set[KnobKey] = frozenset()
         scenario.build(self)
@@ -154,6 +156,13 @@ class Stage:
     def decide(self, **goals: object) -> None:
         """From now on the policy `told` wants this, and nothing else."""
         self.decision = Decision(**goals)  # type: ignore[arg-type]
+
+    def measure(self, **fields: Mapping[str, object]) -> None:
+        """From now on each round of readings measures this of VMs, besides what it measured before."""
+        known = {use.vm: use for use in self.use.vms}
+        for name, more in fields.items():
+            known[name] = replace(known.get(name, VmResources(name)), **more)  # type: ignore[arg-type]
+        self.use = ResourceUse(tuple(known[name] for name in sorted(known)), memory_bytes=1 << 30)
 
     def prompt_floor(self, share: float = 0.05) -> None:
         """Batch VMs are judged by their last second alone."""

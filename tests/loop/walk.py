@@ -30,6 +30,7 @@ from manager.model.host import BatchGroup, Capabilities, CpuTimes, VmInstance, V
 from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
 from manager.model.registration import Mode
+from manager.model.resource_use import ResourceUse
 from policies.equal import POLICY as EQUAL
 from policies.priority import POLICY as PRIORITY
 from tests.loop.stage import Scenario, Stage
@@ -362,6 +363,10 @@ class WatchedLoop(ControlLoop):
     wanted: dict[KnobKey, set[KnobValue]]
     host: FaultyHost
 
+    def show(self, use: ResourceUse) -> None:
+        """What was measured since the tick before: each is a round of readings of its own."""
+        self._resources.latest = replace(use)
+
     def _apply(self, planned: Planned, seen: Observation, only: str | None) -> Applied:
         if planned.plan is None:
             return super()._apply(planned, seen, only)
@@ -407,6 +412,7 @@ class Walk:
         """None: the agent was killed in it and started again."""
         self.stage.pass_time()
         self.director.tick += 1
+        self.loop.show(self.stage.use)
         try:
             return self.loop.release("test") if self.stage.released else self.loop.tick(self.stage.assignment, {})
         except Killed:

@@ -59,18 +59,24 @@ def _module_name(path: str) -> str:
     return path.rpartition("/")[2].partition(".ko")[0].replace("-", "_")
 
 
-def fetch_kernel(cache: Path, run: Runner, say: Callable[[str], None]) -> Kernel:
-    """The kernel apt offers now, downloaded unless the directory ``cache`` has it. Raises LabError."""
+def fetch_kernel(
+    cache: Path, run: Runner, say: Callable[[str], None], wanted: Sequence[str] = WANTED_MODULES
+) -> Kernel:
+    """The kernel apt offers now with the ``wanted`` modules, downloaded unless the directory ``cache`` has it.
+
+    Raises LabError.
+    """
     packages = kernel_packages(run)
     name = packages[0].name.partition("-")[2].partition("-")[2]
-    kept = cache / f"kernel-{_digest(packages)}"
+    modules = "" if wanted == WANTED_MODULES else "-".join(("", *wanted))
+    kept = cache / f"kernel-{_digest(packages)}{modules}"
     if not kept.is_dir():
         say(f"downloading {', '.join(map(str, packages))}")
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
             root = Path(scratch) / "root"
             unpack(packages, root, run)
             new = Path(scratch) / "kernel"
-            _select(root, new, run)
+            _select(root, new, run, wanted)
             new.rename(kept)
     order = (kept / "order").read_text().split()
     return Kernel(name, kept / "vmlinuz", tuple(kept / "modules" / each for each in order))
@@ -80,8 +86,8 @@ def _digest(packages: Sequence[Package]) -> str:
     return hashlib.sha256(" ".join(map(str, packages)).encode()).hexdigest()[:16]
 
 
-def _select(root: Path, into: Path, run: Runner) -> None:
-    """Copy image and needed modules out of unpacked kernel packages, the latter uncompressed."""
+def _select(root: Path, into: Path, run: Runner, wanted: Sequence[str]) -> None:
+    """Copy image and wanted modules out of unpacked kernel packages, the latter uncompressed."""
     # Debian 12 has /lib/modules, its successors /usr/lib/modules, and depmod knows but one of them.
     for here, there in (("lib", "usr/lib"), ("usr/lib", "lib")):
         if (root / there).is_dir() and not (root / here).exists():
@@ -92,7 +98,7 @@ def _select(root: Path, into: Path, run: Runner) -> None:
         raise LabError(f"the kernel packages hold {len(versions)} sets of modules instead of one")
     modules = versions[0]
     run(["depmod", "-b", str(root), modules.name])
-    order = load_order((modules / "modules.dep").read_text(), (modules / "modules.builtin").read_text(), WANTED_MODULES)
+    order = load_order((modules / "modules.dep").read_text(), (modules / "modules.builtin").read_text(), wanted)
     (into / "modules").mkdir(parents=True)
     # Since 7.3 the image lies with the modules.
     image = next(each for each in (root / "boot" / f"vmlinuz-{modules.name}", modules / "vmlinuz") if each.is_file())

@@ -29,6 +29,16 @@ def faults(text: bytes) -> tuple[int | None, int | None]:
     return _after(lines, _FAULTS), sum(refaults) if refaults else None
 
 
+def total_memory(text: bytes) -> int | None:
+    """Bytes of memory of the host, from /proc/meminfo: proc_meminfo(5)."""
+    for line in text.splitlines():
+        name, _, amount = line.partition(b":")
+        if name == b"MemTotal":
+            kibibytes = _number(amount.removesuffix(b"kB"))
+            return None if kibibytes is None else kibibytes * 1024
+    return None
+
+
 def _after(lines: bytes, name: bytes) -> int | None:
     for prefix in (b"\ntotal_", b"\n"):  # v1 has both, the latter of the group alone
         _, there, rest = lines.partition(prefix + name + b" ")

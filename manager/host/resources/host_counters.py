@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from manager.host.files import names_in, number_of
 from manager.host.registry import HostPaths
-from manager.host.resources.counter_texts import disk_lines, pressure_us
+from manager.host.resources.counter_texts import disk_lines, pressure_us, total_memory
 from manager.host.resources.held_file import HeldFile
 from manager.host.resources.link_counters import read_links
 from manager.model.resource_use import DeviceCounters, HostCounters, LinkCounters, Pressures, Uplink
@@ -29,6 +29,7 @@ class HostCounterFiles:
         self._links = links
         self._pressures = [HeldFile(paths.pressure / name) for name in ("cpu", "memory", "io")]
         self._diskstats = HeldFile(paths.diskstats)
+        self._meminfo = HeldFile(paths.meminfo)
         self._uplinks: tuple[Uplink, ...] = ()
         self._uplinks_unread = 0
         self._indexes: frozenset[int] = frozenset()
@@ -56,6 +57,7 @@ class HostCounterFiles:
             links,
             {index: name for index in named if (name := _name(index))},
             self._uplinks,
+            total_memory(self._meminfo.read() or b""),
         )
 
     def read_disks(self) -> Mapping[str, DeviceCounters] | None:
@@ -101,7 +103,7 @@ class HostCounterFiles:
 
     def close(self) -> None:
         """Close all files; may be called twice."""
-        for file in (*self._pressures, self._diskstats):
+        for file in (*self._pressures, self._diskstats, self._meminfo):
             file.close()
 
 

@@ -1,0 +1,56 @@
+"""Whether memory of VMs can be protected from being reclaimed, and held to a ceiling: written to a scratch group."""
+
+from __future__ import annotations
+
+from manager.host.cgroup import CgroupMounts, read_mounts
+from manager.host.doctor.check import CheckResult, Subject, degraded, ignored, missing, unknown, works
+from manager.host.doctor.scratch import refused_value, scratch_group
+from manager.host.files import text_of
+from manager.host.registry import MEMORY_HIGH_FILE, MEMORY_LOW_FILE, SOFT_LIMIT_FILE
+
+_AMOUNT = str(1 << 24)
+_USE_V2 = "boot with cgroup v2 alone (systemd.unified_cgroup_hierarchy=1)"
+_DOCTOR_ADVICE = "do without it on this kernel"
+
+
+def protection(subject: Subject) -> CheckResult:
+    """``memory.low``, which v1 does not have. Raises OSError."""
+    mounts = read_mounts(subject.paths)
+    if "memory" in mounts.by_controller:
+        return missing("the memory controller is cgroup v1's, which protects no group from being reclaimed", _USE_V2)
+    return _tried(mounts, MEMORY_LOW_FILE, "memory of critical VMs is reclaimed last")
+
+
+def ceiling(subject: Subject) -> CheckResult:
+    """``memory.high``, or the soft limit of v1. Raises OSError."""
+    mounts = read_mounts(subject.paths)
+    if "memory" not in mounts.by_controller:
+        return _tried(mounts, MEMORY_HIGH_FILE, "batch VMs that grow are held back")
+    root, _ = mounts.by_controller["memory"]
+    with scratch_group(root) as group:
+        file = group / SOFT_LIMIT_FILE
+        if not file.exists():
+            return missing(f"a new group has no {SOFT_LIMIT_FILE}", _USE_V2)
+        if wrong := refused_value(file, _AMOUNT):
+            return ignored(wrong, _DOCTOR_ADVICE)
+    return degraded(
+        f"cgroup v1: {SOFT_LIMIT_FILE} is taken. It holds nobody back, but once the host is short of memory the kernel"
+        " reclaims what is above it first",
+        _USE_V2,
+    )
+
+
+def _tried(mounts: CgroupMounts, name: str, effect: str) -> CheckResult:
+    root, _ = mounts.by_controller.get("", (None, ""))
+    if root is None or "memory" not in (text_of(root / "cgroup.controllers") or "").split():
+        return missing("no cgroup hierarchy has the memory controller", "boot with cgroup_enable=memory")
+    if "memory" not in (text_of(root / "cgroup.subtree_control") or "").split():
+        return unknown(
+            "not tried: the memory controller is not enabled for groups below the root",
+            "start a VM, or set MemoryAccounting=yes for machine.slice",
+        )
+    with scratch_group(root) as group:
+        for wanted in (_AMOUNT, "max", "0") if name == MEMORY_LOW_FILE else (_AMOUNT, "max"):
+            if wrong := refused_value(group / name, wanted):
+                return ignored(wrong, _DOCTOR_ADVICE)
+    return works(f"{name} is taken and read back: {effect}")

@@ -1,0 +1,154 @@
+"""Protection and ceiling of the memory of VMs, and the protection of the groups above them, from files held open.
+
+cgroup v2 hands protection down: a group is protected as far as all groups above it are, and, unless the hierarchy is
+mounted with ``memory_recursiveprot``, those inside it as far as they say so themselves. libvirt's processes are in a
+group ``libvirt`` inside the scope, so that has the same. v1 protects nothing: its only such limit is soft.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import weakref
+from collections.abc import Iterable
+from pathlib import Path
+
+from manager.errors import HostError, VmVanished
+from manager.host.cgroup import CgroupMounts, groups_above_vms
+from manager.host.files import inode, open_file, read, write
+from manager.host.knob_files import KnobFiles, VmTarget, checked_number
+from manager.host.registry import MEMORY_HIGH_FILE, MEMORY_LOW_FILE, SOFT_LIMIT_FILE
+from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey, KnobValue
+
+_INNER = "libvirt"
+_ID_MASK = 2**31 - 1
+_V1_UNLIMITED = 1 << 62
+"""v1 shows what is not limited as all pages that a counter can count: mm/page_counter.c."""
+
+
+class MemoryLimits(KnobFiles):
+    """``memory.low`` and ``memory.high``, or v1's soft limit. Belongs to the control loop's thread."""
+
+    def __init__(self, mounts: CgroupMounts) -> None:
+        """Nothing is opened yet."""
+        v1 = "memory" in mounts.by_controller
+        mount = mounts.by_controller.get("memory" if v1 else "")
+        self._root = mount[0] if mount else None
+        self._ceiling_file = SOFT_LIMIT_FILE if v1 else MEMORY_HIGH_FILE
+        self._protects = not v1
+        self._unlimited = b"-1" if v1 else b"max"
+        self._vms: dict[str, dict[KnobKey, int]] = {}  # descriptors, those of the groups above a VM left out
+        self._above: dict[str, tuple[KnobKey, ...]] = {}
+        self._groups: dict[KnobKey, int] = {}
+        self._looked = False
+        weakref.finalize(self, _close_all, self._vms, self._groups)
+
+    def keys(self, vm: VmTarget | None) -> Iterable[KnobKey]:
+        """Of a VM: its ceiling, the protection of its own groups, and under HOST_UUID of those above, from the
+        outermost on. Of the host: that of all groups above VMs that were seen, or had any when first looked at.
+        """
+        if vm is None:
+            self._look()
+            return tuple(self._groups)
+        files = self._files(vm)
+        return (*self._above.get(vm.uuid, ()), *files)
+
+    def held(self, key: KnobKey, vm: VmTarget | None) -> int | None:
+        """UNLIMITED for all there is. A group that is gone is closed."""
+        descriptor = self._descriptor(key, vm)
+        try:
+            return _amount(read(descriptor))
+        except VmVanished:
+            if key in self._groups:
+                os.close(self._groups.pop(key))
+            raise
+
+    def put(self, key: KnobKey, value: KnobValue, vm: VmTarget | None) -> None:
+        """Whole pages: the kernel rounds down what is none."""
+        wanted = checked_number(key, value)
+        write(self._descriptor(key, vm), self._unlimited if wanted == UNLIMITED else str(wanted).encode())
+
+    def forget(self, uuid: str) -> None:
+        """Close the files of a VM that ended."""
+        self._above.pop(uuid, None)
+        for descriptor in self._vms.pop(uuid, {}).values():
+            os.close(descriptor)
+
+    def _descriptor(self, key: KnobKey, vm: VmTarget | None) -> int:
+        if key.uuid == HOST_UUID:
+            self._look()
+            found = self._groups.get(key)
+        else:
+            found = None if vm is None else self._files(vm).get(key)
+        if found is None:
+            raise VmVanished(f"there is no group for {key.knob} {key.index}", errno.ENOENT)
+        return found
+
+    def _files(self, vm: VmTarget) -> dict[KnobKey, int]:
+        """Opened once they are there: the memory controller may be enabled for VMs later."""
+        files = self._vms.get(vm.uuid)
+        if files is None:
+            files = self._open(vm)
+            if files:
+                self._vms[vm.uuid] = files
+        return files
+
+    def _open(self, vm: VmTarget) -> dict[KnobKey, int]:
+        folder, root = vm.memory_folder, self._root
+        if folder is None or root is None:
+            return {}
+        wanted = {KnobKey(vm.uuid, Knob.MEMORY_CEILING): folder / self._ceiling_file}
+        if self._protects:
+            own = (folder, folder / _INNER)
+            wanted |= {
+                KnobKey(vm.uuid, Knob.MEMORY_PROTECTION, place): own[place] / MEMORY_LOW_FILE for place in (0, 1)
+            }
+            above = [group for group in reversed(folder.parents) if root in group.parents]
+            self._above[vm.uuid] = tuple(key for group in above if (key := self._group_above(group)) is not None)
+        files: dict[KnobKey, int] = {}
+        try:
+            for key, path in wanted.items():
+                if path.exists():
+                    files[key] = open_file(path, os.O_RDWR)
+        except BaseException:  # whatever ends it, no descriptor may stay open
+            _close_all({"": files}, {})
+            raise
+        return files
+
+    def _group_above(self, folder: Path) -> KnobKey | None:
+        """None for a group without the controller."""
+        if not (folder / MEMORY_LOW_FILE).exists():
+            return None
+        key = KnobKey(HOST_UUID, Knob.MEMORY_PROTECTION, inode(folder) & _ID_MASK)
+        if key not in self._groups:
+            self._groups[key] = open_file(folder / MEMORY_LOW_FILE, os.O_RDWR)
+        return key
+
+    def _look(self) -> None:
+        """For groups that an agent before this one may have protected."""
+        if self._looked or self._root is None or not self._protects:
+            return
+        for folder in groups_above_vms(self._root):
+            with contextlib.suppress(VmVanished):
+                known = frozenset(self._groups)
+                key = self._group_above(folder)
+                if key is not None and key not in known and not _amount(read(self._groups[key])):
+                    os.close(self._groups.pop(key))
+        self._looked = True
+
+
+def _amount(text: bytes) -> int:
+    """Raises HostError for what is cut short or no number: a part of one would pass for another."""
+    if text == b"max\n":
+        return UNLIMITED
+    if not text.endswith(b"\n") or not text[:-1].isdigit():
+        raise HostError(f"read: {text!r} is no amount of memory", errno.EIO)
+    amount = int(text)
+    return UNLIMITED if amount >= _V1_UNLIMITED else amount
+
+
+def _close_all(vms: dict[str, dict[KnobKey, int]], groups: dict[KnobKey, int]) -> None:
+    for files in (*vms.values(), groups):
+        while files:
+            os.close(files.popitem()[1])

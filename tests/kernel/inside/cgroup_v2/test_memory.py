@@ -1,0 +1,252 @@
+"""Protection and ceilings of memory on this kernel: what they change for a VM beside one that grows, and undone.
+
+The group above all VMs has less memory than they want together, and what is taken from them goes to a disk in memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from manager.errors import HostError
+from manager.loop.journal import Journal
+from manager.loop.observer import LoopSettings
+from manager.loop.tick import ControlLoop, TickResult
+from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
+from manager.model.limits import EVERYTHING
+from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
+from manager.model.rules import MemoryRules
+from policies.equal import POLICY as EQUAL
+from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, Vm, open_host, scope_name, start_process, try_write
+
+MIB = 1 << 20
+HELD_MIB, GROWTH_MIB, SPARE_MIB = 24, 24, 8
+LIMITED = CGROUPS / "limited.slice"
+MACHINE = LIMITED / "machine.slice"
+MODULE, DISK, DISK_KIB = Path("/modules/brd.ko"), Path("/dev/ram0"), 128 * 1024
+FINIT_MODULE = {"x86_64": 313, "aarch64": 273}
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+def called(result: int) -> None:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+@pytest.fixture(scope="module")
+def swap() -> Iterator[None]:
+    """Its header is that of mkswap(8)."""
+    module = os.open(MODULE, os.O_RDONLY)
+    called(libc.syscall(FINIT_MODULE[os.uname().machine], module, f"rd_nr=1 rd_size={DISK_KIB}".encode(), 0))
+    os.close(module)
+    page = bytearray(mmap.PAGESIZE)
+    page[1024:1032] = (1).to_bytes(4, "little") + (DISK_KIB * 1024 // mmap.PAGESIZE - 1).to_bytes(4, "little")
+    page[-10:] = b"SWAPSPACE2"
+    DISK.write_bytes(page)
+    called(libc.swapon(str(DISK).encode(), 0))
+    yield
+    called(libc.swapoff(str(DISK).encode()))
+
+
+@pytest.fixture(scope="module")
+def placed(systemd: None, swap: None) -> Iterator[tuple[Vm, Vm]]:
+    """Two VMs with the memory controller, below a group that can be limited."""
+    MACHINE.mkdir(parents=True)
+    for group in (CGROUPS, LIMITED, MACHINE):
+        (group / "cgroup.subtree_control").write_text("+memory")
+    vms = [Vm(name, MACHINE / scope_name(number, name), start_process()) for number, name in ((8, "shop"), (9, "hog"))]
+    for vm in vms:
+        (vm.scope / "cgroup.subtree_control").write_text("+memory")
+    yield vms[0], vms[1]
+    for vm in vms:
+        vm.process.kill()
+        vm.leave()
+    MACHINE.rmdir()
+    LIMITED.rmdir()
+    (CGROUPS / "cgroup.subtree_control").write_text("-memory")
+
+
+class Agent:
+    """The loop of an agent that measures all VMs after each tick."""
+
+    def __init__(self, journal: Path, rules: MemoryRules, *vms: Vm) -> None:
+        self.vms, self.path = vms, journal
+        classes = (VmClass.CRITICAL, VmClass.BATCH)
+        specs = tuple(VmSpec(vm.name, kind, libvirt_name=vm.name) for vm, kind in zip(vms, classes, strict=True))
+        self.assignment = Assignment(HostSpec("guest", policy="equal", pinning=False, memory=rules), vms=specs)
+        self.start()
+
+    def start(self) -> None:
+        self.host = open_host(*self.vms)
+        self.journal = Journal(self.path, self.host.boot_id)
+        settings = LoopSettings("guest", 5.0, 30.0, 20)
+        self.loop = ControlLoop(self.host, self.journal, {"equal": EQUAL}, settings, limits=EVERYTHING)
+
+    def end(self) -> None:
+        self.journal.close()
+        self.host.forget(frozenset())
+        self.host.resources.forget(())
+
+    def tick(self, rounds: int = 1) -> TickResult:
+        for _ in range(rounds):
+            result = self.loop.tick(self.assignment, {})
+            assert not result.problems
+            self.loop.look_at_resources(result)
+        return result
+
+
+@pytest.fixture
+def shop(placed: tuple[Vm, Vm]) -> Iterator[Vm]:
+    """A VM that has used its memory, and then not for a while."""
+    placed[0].process.tell(f"hold {HELD_MIB}")
+    yield placed[0]
+    (LIMITED / "memory.max").write_text("max")
+    for vm in placed:
+        vm.process.tell("hold 0")
+    for group in (MACHINE, *(group for vm in placed for group in (vm.scope, vm.scope / "libvirt"))):
+        (group / "memory.low").write_text("0")
+        (group / "memory.high").write_text("max")
+
+
+@pytest.fixture
+def hog(placed: tuple[Vm, Vm], shop: Vm) -> Vm:
+    return placed[1]
+
+
+def limit() -> None:
+    """There is less than all want from now on."""
+    current = int((LIMITED / "memory.current").read_text())
+    (LIMITED / "memory.max").write_text(str(current + SPARE_MIB * MIB))
+
+
+def swapped_mib(vm: Vm) -> float:
+    return int((vm.scope / "memory.swap.current").read_text()) / MIB
+
+
+def current_mib(vm: Vm) -> float:
+    return int((vm.scope / "memory.current").read_text()) / MIB
+
+
+def faults(vm: Vm) -> int:
+    """How often it used a page that it did not have, also one that was on its way to the disk."""
+    lines = dict(line.split() for line in (vm.scope / "memory.stat").read_text().splitlines())
+    return int(lines["pgfault"])
+
+
+def settings(*vms: Vm) -> dict[str, str]:
+    groups = (MACHINE, *(group for vm in vms for group in (vm.scope, vm.scope / "libvirt")))
+    return {f"{group}/{name}": (group / name).read_text() for group in groups for name in ("memory.low", "memory.high")}
+
+
+@pytest.mark.parametrize("left_out", ["all", "nothing", "above", "scope", "inside"])
+def test_a_critical_vm_keeps_its_pages_beside_one_that_grows(shop: Vm, hog: Vm, tmp_path: Path, left_out: str) -> None:
+    """And only with the protection of all groups on the way: this hierarchy hands none down by itself."""
+    before = settings(shop, hog)
+    agent = Agent(tmp_path / "journal.db", MemoryRules(protect=left_out != "all", most_protected=0.9), shop, hog)
+    agent.tick(3)
+    inner = shop.scope / "libvirt"
+    protected = {group: int((group / "memory.low").read_text()) for group in (MACHINE, shop.scope, inner)}
+    assert len(set(protected.values())) == 1
+    assert (protected[inner] > HELD_MIB * MIB) == (left_out != "all")
+    without = {"above": MACHINE, "scope": shop.scope, "inside": inner}.get(left_out)
+    if without is not None:
+        (without / "memory.low").write_text("0")
+    limit()
+    hog.process.tell(f"hold {GROWTH_MIB}")
+    taken, known = swapped_mib(shop), faults(shop)
+    shop.process.tell("touch")
+    again = faults(shop) - known
+    print(f"without {left_out}: {taken:.1f} MiB taken, {again} pages had to be had again")
+    if left_out == "nothing":
+        assert taken < 3 and again < 700, (taken, again)
+    else:
+        assert taken > 6 and again > 1500, (taken, again)
+    if without is not None:
+        (without / "memory.low").write_text(str(protected[without]))
+    agent.loop.release("test")
+    assert settings(shop, hog) == before
+    assert not agent.journal.entries
+    agent.end()
+
+
+@pytest.mark.parametrize("ceilings", [False, True])
+def test_a_vm_that_grows_is_held_while_a_critical_one_is_short(
+    shop: Vm, hog: Vm, tmp_path: Path, ceilings: bool
+) -> None:
+    before = settings(shop, hog)
+    agent = Agent(tmp_path / "journal.db", MemoryRules(ceilings=ceilings, headroom=0.05), shop, hog)
+    agent.tick()
+    limit()
+    hog.process.tell(f"hold {GROWTH_MIB}")  # at the expense of the other
+    shop.process.tell("touch")
+    agent.tick()
+    agent.tick()
+    high = (hog.scope / "memory.high").read_text()
+    assert (high == "max\n") != ceilings
+    (LIMITED / "memory.max").write_text("max")
+    hog.process.tell("touch")
+    hog.process.tell(f"grow {2 * GROWTH_MIB}")
+    size = current_mib(hog)
+    print(f"ceiling {high.strip()}: {size:.1f} MiB in memory, {swapped_mib(hog):.1f} MiB taken from it")
+    if ceilings:
+        assert int(high) < 2 * GROWTH_MIB * MIB
+        assert size < int(high) / MIB + 1
+    else:
+        assert size > 3 * GROWTH_MIB
+    agent.loop.release("test")
+    assert settings(shop, hog) == before
+    agent.end()
+
+
+def test_an_agent_that_was_killed_keeps_and_restores_what_it_protected(shop: Vm, hog: Vm, tmp_path: Path) -> None:
+    before = settings(shop, hog)
+    agent = Agent(tmp_path / "journal.db", MemoryRules(protect=True, most_protected=0.9), shop, hog)
+    agent.tick(3)
+    protected = settings(shop, hog)
+    assert protected != before
+    agent.end()
+    agent.start()
+    agent.tick()
+    assert settings(shop, hog) == protected
+    agent.end()
+    agent.start()
+    agent.loop.release("test")
+    assert settings(shop, hog) == before
+    agent.end()
+
+
+def test_each_setting_is_written_read_back_and_undone(shop: Vm, hog: Vm) -> None:
+    host = open_host(shop, hog)
+    agent_of = {vm.process.uuid: vm for vm in (shop, hog)}
+    for uuid, vm in agent_of.items():
+        own = host.knobs(vm.instance, Knob.MEMORY_CEILING.spec.family)
+        assert KnobKey(uuid, Knob.MEMORY_CEILING) in own
+        assert [key.index for key in own if key.knob is Knob.MEMORY_PROTECTION and key.uuid == uuid] == [0, 1]
+        assert len([key for key in own if key.uuid == HOST_UUID]) == 2  # both slices
+        for key, value in own.items():
+            instance = host.itself if key.uuid == HOST_UUID else vm.instance
+            for amount in (64 * MIB, UNLIMITED, 0 if key.knob is Knob.MEMORY_PROTECTION else 96 * MIB, value):
+                assert host.write(instance, key, amount) == amount
+    with pytest.raises(HostError):
+        host.write(shop.instance, KnobKey(shop.process.uuid, Knob.MEMORY_CEILING), -2)
+    host.forget(frozenset())
+
+
+def test_a_setting_of_another_tool_is_left(shop: Vm, hog: Vm, tmp_path: Path) -> None:
+    agent = Agent(tmp_path / "journal.db", MemoryRules(protect=True, most_protected=0.9), shop, hog)
+    agent.tick(3)
+    assert try_write(shop.scope / "memory.low", 7 * MIB) == 0
+    agent.tick(3)
+    assert (shop.scope / "memory.low").read_text() == f"{7 * MIB}\n"
+    agent.assignment = replace(agent.assignment, vms=(replace(agent.assignment.vms[0], adoptions=1),))
+    agent.tick(2)
+    assert int((shop.scope / "memory.low").read_text()) > HELD_MIB * MIB
+    agent.loop.release("test")
+    assert (shop.scope / "memory.low").read_text() == f"{7 * MIB}\n"
+    agent.end()
