@@ -236,6 +236,7 @@ LABELS: Mapping[str, str] = {
     "batch": "Where batch VMs run",
     "batch_group": "One group for all batch VMs",
     "batch_idle": "Idle class for batch VMs",
+    "batch_weight": "Disk weight of batch VMs (critical ones: 1000)",
     "cache": "Last-level cache",
     "cache_mount": "Mount resctrl for it",
     "ceilings": "Hold back batch VMs that grow",
@@ -268,6 +269,7 @@ LABELS: Mapping[str, str] = {
     "warp": "Warps",
     "warp_max_us": "Largest warp (us)",
     "warp_us": "Warp (us)",
+    "weights": "Weight critical VMs over batch VMs",
 }
 """What fields are called that their name alone does not tell well."""
 

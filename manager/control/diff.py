@@ -31,7 +31,7 @@ _GROUPS = KnobKey(HOST_UUID, Knob.RT_RUNTIME)
 """The root's, which is read together with those of all groups above VMs."""
 _KEEPS = "kept for later: it changes with another setting"
 _LET_GO = frozenset({Action.RESTORE, Action.FORGET})
-_OF_GROUPS = of_family(Family.CPU_GROUP, Family.BATCH_GROUP, Family.MEMORY)
+_OF_GROUPS = of_family(Family.CPU_GROUP, Family.BATCH_GROUP, Family.MEMORY, Family.DISK)
 
 
 @dataclass(frozen=True, slots=True)

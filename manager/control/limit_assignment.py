@@ -57,6 +57,7 @@ def _without(host: HostSpec) -> dict[Control, tuple[str, dict[str, Any]]]:
             "protection and ceilings of memory",
             {"memory": replace(host.memory, protect=False, ceilings=False)},
         ),
+        Control.DISK: ("disk weights", {"disk": replace(host.disk, weights=False)}),
         Control.MOUNT: ("mounting resctrl", {"cache_mount": mount}),
     }
 

@@ -125,7 +125,7 @@ def _resumed(
 
 
 def _advance(state: MemoryState, views: list[VmView], use: ResourceUse, rules: MemoryRules) -> MemoryState:
-    """One round on. A VM that was not measured keeps what it has, one that is not there its protection for a while."""
+    """One round on. A VM that was not measured, and one that is not there keep what they have, for a while."""
     by_name = {each.vm: each for each in use.vms}
     memory_bytes = use.memory_bytes or state.memory_bytes
     critical = {view.name for view in views if view.critical}
@@ -142,15 +142,13 @@ def _advance(state: MemoryState, views: list[VmView], use: ResourceUse, rules: M
     calm = 0 if short else state.calm + 1
     ceilings: dict[str, Ceiling] = {}
     if calm < QUIET_ROUNDS:
-        for view in views:
-            ceiling = state.ceilings.get(view.name)
-            each = by_name.get(view.name)
-            if view.critical or (each is None and ceiling is None):
-                continue
-            if each is not None:
-                ceiling = _next_ceiling(ceiling, each, short, rules)
+        batch = {view.name for view in views if not view.critical}
+        for name in sorted((batch | state.ceilings.keys()) - critical):
+            ceiling, measured = state.ceilings.get(name), by_name.get(name)
+            if name in batch and measured is not None:
+                ceiling = _next_ceiling(ceiling, measured, short, rules)
             if ceiling is not None and ceiling.amount_bytes < (memory_bytes or ceiling.amount_bytes + 1):
-                ceilings[view.name] = ceiling
+                ceilings[name] = ceiling
     return MemoryState(use, protected, ceilings, calm, memory_bytes)
 
 

@@ -54,6 +54,7 @@ class Wishes:
     grouped: Grouped | None = None
     decided: tuple[Confined, ...] = ()
     memory: tuple[Goal, ...] = ()
+    disks: tuple[Goal, ...] = ()
 
 
 def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
@@ -69,6 +70,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
         *_warp_goals(wishes.warp, snapshot, views, uuids),
         *wishes.scheduling,
         *wishes.memory,
+        *wishes.disks,
         *_membership_goals(wishes.grouped, views, uuids),
     ]
     for placed in wishes.placement.vms:

@@ -202,7 +202,7 @@ def _devices(now: HostCounters, then: HostCounters, elapsed_s: float) -> tuple[D
         latency_ms = (counters.wait_ms - past.wait_ms) / requests if requests else None
         busy = min((counters.busy_ms - past.busy_ms) / 1000 / elapsed_s, 1.0)
         rate = (counters.total_bytes - past.total_bytes) / elapsed_s
-        uses.append(DeviceUse(device, rate, requests / elapsed_s, busy, latency_ms))
+        uses.append(DeviceUse(device, rate, requests / elapsed_s, busy, latency_ms, now.weighings.get(device)))
     return tuple(uses)
 
 

@@ -65,7 +65,7 @@ class VmCgroup:
     """A VM's own groups. ``cpu_folder`` None: it has none that can be weighted; ``usage`` None: none that counts.
 
     ``resident_file`` says on which NUMA nodes its memory is, None where nothing counts that; ``memory_folder`` is the
-    group with the memory controller, None where it has none.
+    group with the memory controller, ``disk_folder`` that whose disk I/O may be weighted; None where it has none.
     """
 
     cpu_folder: Path | None
@@ -74,6 +74,7 @@ class VmCgroup:
     usage: CgroupUsage | None
     resident_file: Path | None = None
     memory_folder: Path | None = None
+    disk_folder: Path | None = None
 
     @property
     def in_scope(self) -> bool:
@@ -168,7 +169,9 @@ def find_vm_cgroup(paths: HostPaths, mounts: CgroupMounts, cpu: CgroupCpu | None
     usage_file, usage = next(((file, usage) for file, usage in usages if file), (None, None))
     folder = weight_file.parent if weight_file else None
     memory_folder = memory_file.parent if memory_file else None
-    return VmCgroup(folder, cpu if folder else None, usage_file, usage, resident_file, memory_folder)
+    group = vm_group(groups.get("blkio" if "blkio" in mounts.by_controller else "", ""))
+    disk_folder = mounts.folder("blkio" if "blkio" in mounts.by_controller else "", group) if group else None
+    return VmCgroup(folder, cpu if folder else None, usage_file, usage, resident_file, memory_folder, disk_folder)
 
 
 def memory_nodes(paths: HostPaths, pid: int, resident_file: Path | None) -> frozenset[int]:

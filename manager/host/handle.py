@@ -97,7 +97,9 @@ class VmHandle:
     @property
     def target(self) -> VmTarget:
         """What knobs of other families are read and written by."""
-        return VmTarget(self.instance.uuid, self._cgroup.cpu_folder, self._threads.vcpus, self._cgroup.memory_folder)
+        group = self._cgroup
+        folders = (group.memory_folder, group.disk_folder)
+        return VmTarget(self.instance.uuid, group.cpu_folder, self._threads.vcpus, *folders)
 
     @property
     def threads(self) -> frozenset[int]:

@@ -13,6 +13,7 @@ from manager.host import process
 from manager.host.batch_group import BatchGroups
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
 from manager.host.chosen_waits import ChosenWaits
+from manager.host.disk_weights import DiskWeights
 from manager.host.files import read_small, refusal, refused
 from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
@@ -85,7 +86,7 @@ class KernelHost:
         self._mechanisms = WarpMechanisms(paths, self._mounts, self._cpu)
         self._schedulings = Schedulings(self._mounts, self._cpu)
         self._batch_groups = BatchGroups(paths, self._mounts, self._cpu)
-        self._memory = MemoryLimits(self._mounts)
+        self._memory, self._disks = MemoryLimits(self._mounts), DiskWeights(self._mounts)
         self.needs_batch_group: bool | None = None
         """Whether wake-ups are late beside several batch VMs: what the doctor found, None before."""
         self.files: Mapping[Family, KnobFiles] = {
@@ -95,6 +96,7 @@ class KernelHost:
             Family.SCHEDULING: self._schedulings,
             Family.BATCH_GROUP: self._batch_groups,
             Family.MEMORY: self._memory,
+            Family.DISK: self._disks,
         }
         self._topology = discover(paths)
         self.cache = ResctrlCache(ResctrlTree(paths), self._threads, lambda level: cache_domains(paths, level))
@@ -268,6 +270,7 @@ class KernelHost:
     def _drop(self, instance: VmInstance) -> None:
         handle, _ = self._handles.pop(instance)
         self._memory.forget(instance.uuid)
+        self._disks.forget(instance.uuid)
         if handle.exit.descriptor >= 0:
             self._exits.unregister(handle.exit.descriptor)
             del self._watched[handle.exit.descriptor]

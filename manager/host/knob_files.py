@@ -22,13 +22,14 @@ AFFINITY_FILE = "smp_affinity_list"
 @dataclass(frozen=True, slots=True)
 class VmTarget:
     """A VM whose process is known to run: its own CPU cgroup, None where it has none, its vCPU threads, and the
-    group with its memory, None where it has none.
+    groups with its memory and of its disk I/O, None where it has none.
     """
 
     uuid: str
     folder: Path | None
     vcpus: Sequence[tuple[int, int]]
     memory_folder: Path | None = None
+    disk_folder: Path | None = None
 
     def thread(self, key: KnobKey) -> int:
         """The thread of the vCPU that a knob is of. Raises VmVanished."""

@@ -11,13 +11,14 @@ import contextlib
 import errno
 import os
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from manager.errors import HostError, VmVanished
 from manager.host.cgroup import CgroupMounts, groups_above_vms
 from manager.host.files import inode, open_file, read, write
-from manager.host.knob_files import KnobFiles, VmTarget, checked_number
+from manager.host.held_knobs import HeldKnobs, close
+from manager.host.knob_files import VmTarget, checked_number
 from manager.host.registry import MEMORY_HIGH_FILE, MEMORY_LOW_FILE, SOFT_LIMIT_FILE
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey, KnobValue
 
@@ -27,22 +28,22 @@ _V1_UNLIMITED = 1 << 62
 """v1 shows what is not limited as all pages that a counter can count: mm/page_counter.c."""
 
 
-class MemoryLimits(KnobFiles):
+class MemoryLimits(HeldKnobs):
     """``memory.low`` and ``memory.high``, or v1's soft limit. Belongs to the control loop's thread."""
 
     def __init__(self, mounts: CgroupMounts) -> None:
         """Nothing is opened yet."""
+        super().__init__()
         v1 = "memory" in mounts.by_controller
         mount = mounts.by_controller.get("memory" if v1 else "")
         self._root = mount[0] if mount else None
         self._ceiling_file = SOFT_LIMIT_FILE if v1 else MEMORY_HIGH_FILE
         self._protects = not v1
         self._unlimited = b"-1" if v1 else b"max"
-        self._vms: dict[str, dict[KnobKey, int]] = {}  # descriptors, those of the groups above a VM left out
         self._above: dict[str, tuple[KnobKey, ...]] = {}
         self._groups: dict[KnobKey, int] = {}
         self._looked = False
-        weakref.finalize(self, _close_all, self._vms, self._groups)
+        weakref.finalize(self, close, self._groups)
 
     def keys(self, vm: VmTarget | None) -> Iterable[KnobKey]:
         """Of a VM: its ceiling, the protection of its own groups, and under HOST_UUID of those above, from the
@@ -51,70 +52,55 @@ class MemoryLimits(KnobFiles):
         if vm is None:
             self._look()
             return tuple(self._groups)
-        files = self._files(vm)
-        return (*self._above.get(vm.uuid, ()), *files)
+        files = self.files(vm)
+        return (*self._groups_above(vm), *files) if files else ()
 
     def held(self, key: KnobKey, vm: VmTarget | None) -> int | None:
         """UNLIMITED for all there is. A group that is gone is closed."""
-        descriptor = self._descriptor(key, vm)
         try:
-            return _amount(read(descriptor))
+            return _amount(read(self._file(key, vm)))
         except VmVanished:
             if key in self._groups:
                 os.close(self._groups.pop(key))
+            self.drop(key)
             raise
 
     def put(self, key: KnobKey, value: KnobValue, vm: VmTarget | None) -> None:
         """Whole pages: the kernel rounds down what is none."""
         wanted = checked_number(key, value)
-        write(self._descriptor(key, vm), self._unlimited if wanted == UNLIMITED else str(wanted).encode())
+        write(self._file(key, vm), self._unlimited if wanted == UNLIMITED else str(wanted).encode())
+
+    def paths(self, vm: VmTarget) -> Mapping[KnobKey, Path]:
+        folder = vm.memory_folder
+        if folder is None or self._root is None:
+            return {}
+        paths = {KnobKey(vm.uuid, Knob.MEMORY_CEILING): folder / self._ceiling_file}
+        if self._protects:
+            own = enumerate((folder, folder / _INNER))
+            paths |= {KnobKey(vm.uuid, Knob.MEMORY_PROTECTION, place): group / MEMORY_LOW_FILE for place, group in own}
+        return paths
 
     def forget(self, uuid: str) -> None:
-        """Close the files of a VM that ended."""
         self._above.pop(uuid, None)
-        for descriptor in self._vms.pop(uuid, {}).values():
-            os.close(descriptor)
+        super().forget(uuid)
 
-    def _descriptor(self, key: KnobKey, vm: VmTarget | None) -> int:
-        if key.uuid == HOST_UUID:
-            self._look()
-            found = self._groups.get(key)
-        else:
-            found = None if vm is None else self._files(vm).get(key)
-        if found is None:
+    def _file(self, key: KnobKey, vm: VmTarget | None) -> int:
+        if key.uuid != HOST_UUID:
+            return self.descriptor(key, vm)
+        self._look()
+        if key not in self._groups:
             raise VmVanished(f"there is no group for {key.knob} {key.index}", errno.ENOENT)
-        return found
+        return self._groups[key]
 
-    def _files(self, vm: VmTarget) -> dict[KnobKey, int]:
-        """Opened once they are there: the memory controller may be enabled for VMs later."""
-        files = self._vms.get(vm.uuid)
-        if files is None:
-            files = self._open(vm)
-            if files:
-                self._vms[vm.uuid] = files
-        return files
-
-    def _open(self, vm: VmTarget) -> dict[KnobKey, int]:
-        folder, root = vm.memory_folder, self._root
-        if folder is None or root is None:
-            return {}
-        wanted = {KnobKey(vm.uuid, Knob.MEMORY_CEILING): folder / self._ceiling_file}
-        if self._protects:
-            own = (folder, folder / _INNER)
-            wanted |= {
-                KnobKey(vm.uuid, Knob.MEMORY_PROTECTION, place): own[place] / MEMORY_LOW_FILE for place in (0, 1)
-            }
-            above = [group for group in reversed(folder.parents) if root in group.parents]
-            self._above[vm.uuid] = tuple(key for group in above if (key := self._group_above(group)) is not None)
-        files: dict[KnobKey, int] = {}
-        try:
-            for key, path in wanted.items():
-                if path.exists():
-                    files[key] = open_file(path, os.O_RDWR)
-        except BaseException:  # whatever ends it, no descriptor may stay open
-            _close_all({"": files}, {})
-            raise
-        return files
+    def _groups_above(self, vm: VmTarget) -> tuple[KnobKey, ...]:
+        """Looked for once a VM has files of its own: then all of them have theirs."""
+        above = self._above.get(vm.uuid)
+        if above is None:
+            groups = reversed(vm.memory_folder.parents) if self._protects and vm.memory_folder else ()
+            inside = [group for group in groups if self._root in group.parents]
+            above = tuple(key for group in inside if (key := self._group_above(group)) is not None)
+            self._above[vm.uuid] = above
+        return above
 
     def _group_above(self, folder: Path) -> KnobKey | None:
         """None for a group without the controller."""
@@ -146,9 +132,3 @@ def _amount(text: bytes) -> int:
         raise HostError(f"read: {text!r} is no amount of memory", errno.EIO)
     amount = int(text)
     return UNLIMITED if amount >= _V1_UNLIMITED else amount
-
-
-def _close_all(vms: dict[str, dict[KnobKey, int]], groups: dict[KnobKey, int]) -> None:
-    for files in (*vms.values(), groups):
-        while files:
-            os.close(files.popitem()[1])

@@ -51,6 +51,16 @@ MEMORY_LOW_FILE, MEMORY_HIGH_FILE = "memory.low", "memory.high"
 SOFT_LIMIT_FILE = "memory.soft_limit_in_bytes"
 """Bytes of a v1 group above which memory is reclaimed from it first where the host is short: cgroup-v1/memory.rst."""
 
+DISK_WEIGHT_FILES = {
+    1: {"bfq": "blkio.bfq.weight"},
+    2: {"bfq": "io.bfq.weight", "io.cost": "io.weight"},
+}
+"""Shares of a group of a disk's time, by version and by what makes them act: Documentation/block/bfq-iosched.rst, and
+cgroup-v2.rst, "IO Interface Files"."""
+
+COST_FILE = "io.cost.qos"
+"""At the root of v2: a line for each disk with ``enable=1`` where io.cost makes weights act."""
+
 IO_STAT_FILE = "io.stat"
 """Bytes and requests of a v2 group by device: Documentation/admin-guide/cgroup-v2.rst, "IO Interface Files"."""
 

@@ -80,6 +80,8 @@ class Reading:
     """The limits of real-time CPU time above the vCPUs of a VM, by UUID: those of the host, and its own."""
     memories: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
     """Likewise what limits or protects its memory."""
+    disks: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
+    """The weights that it has on disks, by UUID."""
     knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
     """Those of each VM, by UUID."""
     before: InitVar[Reading | None] = None
@@ -121,6 +123,7 @@ def read_host(
     apart: dict[str, Mapping[KnobKey, KnobValue]] = {}
     groups: dict[str, tuple[KnobKey, ...]] = {}
     memories: dict[str, tuple[KnobKey, ...]] = {}
+    disks: dict[str, tuple[KnobKey, ...]] = {}
     own: dict[KnobKey, KnobValue] = {}
     errors: dict[str, str] = {}
     host.look()
@@ -131,6 +134,8 @@ def read_host(
                 values = host.knobs(instance, family)
                 if family is Family.MEMORY:
                     memories[uuid] = tuple(values)
+                elif family is Family.DISK:
+                    disks[uuid] = tuple(values)
                 else:
                     groups[uuid] = groups.get(uuid, ()) + tuple(key for key in values if key.knob is Knob.RT_RUNTIME)
                 own |= {key: value for key, value in values.items() if key.uuid == HOST_UUID}
@@ -154,7 +159,7 @@ def read_host(
             batch_group = host.batch_group()
     except HostError as error:
         errors["host"] = str(error)
-    return Reading(monotonic_s, states, times, errors, own, apart, groups, memories, before, batch_group)
+    return Reading(monotonic_s, states, times, errors, own, apart, groups, memories, disks, before, batch_group)
 
 
 class Rates(NamedTuple):
@@ -421,6 +426,8 @@ class Observer:
         for domain, spec in matched.items():
             if host.memory.in_use and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.MEMORY)
+            if host.disk.weights and host.mode is not Mode.RELEASED:
+                families[domain].add(Family.DISK)
             if spec.name in warped:
                 families[domain].add(Family.WARP)
             if spec.scheduling and host.mode is not Mode.RELEASED:

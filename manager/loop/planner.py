@@ -9,6 +9,7 @@ from functools import partial
 
 from manager.control.batch import BatchMemory, guard_batch
 from manager.control.batch_membership import plan_batch_group
+from manager.control.disk_plan import DiskState, plan_disks
 from manager.control.limit_decision import limit_decision
 from manager.control.memory_plan import MemoryGroups, MemoryState, plan_memory
 from manager.control.placer import (
@@ -39,7 +40,7 @@ from manager.model.decision import (
     Snapshot,
 )
 from manager.model.host import VmState
-from manager.model.knobs import HOST_UUID, MEMORIES, Knob, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, MEMORIES, Family, Knob, KnobKey, KnobValue, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
@@ -47,6 +48,7 @@ from manager.model.registration import VmSpec
 from manager.model.warp import NO_WARPS
 from policies.base import Policy, RememberingPolicy
 
+_DISK_KNOBS = of_family(Family.DISK)
 SCHEDULER = KnobKey(HOST_UUID, Knob.SCHEDULER)
 
 log = logging.getLogger(__name__)
@@ -111,7 +113,7 @@ class Planner:
         self._notes: tuple[Note, ...] = ()
         self._outside = ""
         self._ladder = NOTHING_YET
-        self._memory_state = MemoryState()
+        self._memory_state, self._disk_state = MemoryState(), DiskState()
 
     @property
     def notes(self) -> tuple[tuple[Severity, str, str], ...]:
@@ -126,7 +128,7 @@ class Planner:
         self.warp, self._ladder = NO_WARPS, NOTHING_YET
         self.cache = NOTHING_DECIDED
         self.batch = BatchMemory()
-        self._memory_state = MemoryState()
+        self._memory_state, self._disk_state = MemoryState(), DiskState()
 
     def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
         """What is wanted. ``specs`` are the managed VMs by domain UUID."""
@@ -149,9 +151,20 @@ class Planner:
         uuids = {spec.name: domain for domain, spec in specs.items()}
         scheduling = plan_scheduling(snapshot, uuids, reading.groups, *_groups_above(reading, journal))
         memory = plan_memory(
-            snapshot, uuids, _memory_groups(reading, journal), self._memory_state, self._set_before(journal)
+            snapshot,
+            uuids,
+            _memory_groups(reading, journal),
+            self._memory_state,
+            _set_before(journal, MEMORIES) if self._memory_state.seen is None else {},
         )
-        self._memory_state = memory.state
+        disks = plan_disks(
+            snapshot,
+            uuids,
+            reading.disks,
+            self._disk_state,
+            _set_before(journal, _DISK_KNOBS) if self._disk_state.seen is None else {},
+        )
+        self._memory_state, self._disk_state = memory.state, disks.state
         entry = journal.entries.get(SCHEDULER)
         scheduler = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
         self.warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder)
@@ -165,6 +178,7 @@ class Planner:
             grouped,
             decided,
             memory.goals,
+            disks.goals,
         )
         problems = (
             *(Problem(ProblemKind.LIMITED, text) for text in limited),
@@ -176,16 +190,6 @@ class Planner:
             *([Problem(ProblemKind.WARP, self.warp.problem)] if self.warp.problem else ()),
         )
         return Planned(partial(resolve, wishes, snapshot, uuids), problems, self._follows_from(wishes, snapshot))
-
-    def _set_before(self, journal: Journal) -> Mapping[KnobKey, int]:
-        """What an agent before this one set of memory, until anything was measured."""
-        if self._memory_state.seen is not None or not journal.runs.knobs & MEMORIES:
-            return {}
-        return {
-            key: entry.owned.intended
-            for key, entry in journal.entries.items()
-            if key.knob in MEMORIES and isinstance(entry.owned.intended, int) and entry.owned.differs
-        }
 
     def _pinned_now(self, reading: Reading, specs: Mapping[str, VmSpec], journal: Journal) -> Mapping[str, Pinned]:
         """The same object while nothing has changed."""
@@ -224,6 +228,7 @@ class Planner:
             wishes.warp,
             wishes.scheduling,
             wishes.memory,
+            wishes.disks,
             wishes.grouped and (wishes.grouped.vms, wishes.grouped.goals),
         )
 
@@ -297,6 +302,17 @@ def _groups_above(reading: Reading, journal: Journal) -> tuple[dict[KnobKey, int
             if unread and intended:
                 kept_us[key] = intended
     return least_us, kept_us
+
+
+def _set_before(journal: Journal, knobs: frozenset[Knob]) -> Mapping[KnobKey, int]:
+    """What an agent before this one set of these."""
+    if not journal.runs.knobs & knobs:
+        return {}
+    return {
+        key: entry.owned.intended
+        for key, entry in journal.entries.items()
+        if key.knob in knobs and isinstance(entry.owned.intended, int) and entry.owned.differs
+    }
 
 
 def _memory_groups(reading: Reading, journal: Journal) -> MemoryGroups:

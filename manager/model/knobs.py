@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
+from manager.model.resource_use import Weighing
 from manager.model.scheduling import LIMIT_PERIOD_US, is_real_time
 from manager.model.scheduling import in_words as scheduling_in_words
 from manager.model.units import mebibytes
@@ -54,6 +55,8 @@ class Knob(StrEnum):
     CACHE_GROUP = "cache_group"
     MEMORY_PROTECTION = "memory_protection"
     MEMORY_CEILING = "memory_ceiling"
+    BFQ_WEIGHT = "bfq_weight"
+    IO_WEIGHT = "io_weight"
 
     @property
     def spec(self) -> KnobSpec:
@@ -90,8 +93,8 @@ class Family(StrEnum):
     """Knobs that are read and written together, by one file of ``manager/host``.
 
     Those of the CPU cgroup, pins, and whether it is in the batch group are read of each VM in each tick; warps,
-    scheduling and memory only of VMs that have, or are to have, them; interrupts where they are steered, the batch
-    group where there is to be one. The cache has a keeper and a port of its own.
+    scheduling, memory and disks only of VMs that have, or are to have, them; interrupts where they are steered, the
+    batch group where there is to be one. The cache has a keeper and a port of its own.
     """
 
     CPU_GROUP = "cpu-group"
@@ -104,6 +107,7 @@ class Family(StrEnum):
     SCHEDULING = "scheduling"
     CACHE = "cache"
     MEMORY = "memory"
+    DISK = "disk"
 
     @property
     def apart(self) -> bool:
@@ -126,6 +130,7 @@ class Control(StrEnum):
     WARP = "warp"
     CACHE = "cache"
     MEMORY = "memory"
+    DISK = "disk"
     REAL_TIME = "real-time"
     SCHEDULER = "scheduler"
     INTERRUPTS = "interrupts"
@@ -318,6 +323,15 @@ _batch = partial(
     order=Order.GROUP_FIRST,
     undo=Undo.IF_THERE,
     control=Control.BATCH_GROUP,
+)
+
+_disk_weight = partial(
+    KnobSpec,
+    scope=Scope.VM,
+    family=Family.DISK,
+    control=Control.DISK,
+    probe="disk-weight",
+    undo=Undo.IF_THERE,
 )
 
 KNOBS: Mapping[Knob, KnobSpec] = {
@@ -531,6 +545,20 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         _CGROUP,
         "memory-ceiling",
     ),
+    Knob.BFQ_WEIGHT: _disk_weight(
+        "disk weight (BFQ)",
+        "Share of a disk's time that a VM gets where others want it, too, on disks whose scheduler is BFQ.",
+        value=Number("", 1, 1000, usual=100),
+        interface="io.bfq.weight, blkio.bfq.weight (v1)",
+        document="Documentation/block/bfq-iosched.rst",
+    ),
+    Knob.IO_WEIGHT: _disk_weight(
+        "disk weight (io.cost)",
+        "The same on disks for which io.cost is enabled.",
+        value=Number("", 1, 10_000, usual=100),
+        interface="io.weight",
+        document=_CGROUP,
+    ),
 }
 
 
@@ -546,6 +574,8 @@ IDLE_CLASSES = {Knob.WEIGHT: Knob.IDLE, Knob.BATCH_WEIGHT: Knob.BATCH_IDLE}
 WARPS = of_family(Family.WARP)
 SCHEDULINGS = of_family(Family.SCHEDULING)
 MEMORIES = of_family(Family.MEMORY)
+DISK_WEIGHTS = {Weighing.BFQ: Knob.BFQ_WEIGHT, Weighing.COST: Knob.IO_WEIGHT}
+"""By what makes them act."""
 
 
 def knob_name(knob: str, index: int | str) -> str:

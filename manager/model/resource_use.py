@@ -31,6 +31,13 @@ class Signal(StrEnum):
     NETWORK = "network"
 
 
+class Weighing(StrEnum):
+    """What makes weights of groups act on a disk: its scheduler, or io.cost."""
+
+    BFQ = "bfq"
+    COST = "io.cost"
+
+
 class Pressures(NamedTuple):
     """Microseconds of pressure so far; None: not counted."""
 
@@ -101,7 +108,8 @@ class Uplink(NamedTuple):
 class HostCounters(NamedTuple):
     """What the host's resources did since it started, at ``monotonic_s``. None: not counted.
 
-    ``disks`` are by name, ``links`` by index of the interface, with their names now. ``memory_bytes`` is all there is.
+    ``disks`` are by name, ``links`` by index of the interface, with their names now. ``memory_bytes`` is all there is,
+    ``weighings`` by name of the disks on which weights act.
     """
 
     monotonic_s: float
@@ -111,6 +119,7 @@ class HostCounters(NamedTuple):
     names: Mapping[int, str] = MappingProxyType({})
     uplinks: tuple[Uplink, ...] = ()
     memory_bytes: int | None = None
+    weighings: Mapping[str, Weighing] = MappingProxyType({})
 
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]
@@ -208,6 +217,9 @@ class DeviceUse:
     requests_per_s: Rate
     busy: Annotated[Part, Field(description="part of the time with at least one request under way")]
     latency_ms: Annotated[Rate | None, Known, Field(description="mean of its requests; absent: there was none")] = None
+    weighing: Annotated[
+        Weighing | None, Known, Field(description="what makes weights of VMs act on it; absent: nothing does")
+    ] = None
     __pydantic_config__: ClassVar = WIRE
 
 

@@ -121,4 +121,17 @@ class MemoryRules:
         return self.protect or self.ceilings
 
 
+@dataclass(frozen=True, slots=True)
+class DiskRules:
+    """How the time of disks is divided between critical and batch VMs, see docs/concepts/disks.md."""
+
+    weights: Annotated[
+        bool, Field(description="weight critical VMs over batch VMs on disks where weights act: BFQ, io.cost")
+    ] = False
+    batch_weight: Annotated[
+        int, Field(ge=1, le=1000, description="disk weight of batch VMs; critical ones have 1000")
+    ] = 20
+    __pydantic_config__: ClassVar = CLOSED
+
+
 DEFAULT_RULES = PlacementRules()

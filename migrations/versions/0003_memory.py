@@ -1,4 +1,4 @@
-"""How memory is divided between critical and batch VMs of each host.
+"""How memory and disks are divided between critical and batch VMs of each host.
 
 Revision ID: 0003
 Revises: 0002
@@ -17,7 +17,9 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("hosts", sa.Column("memory", sa.JSON()))
+    op.add_column("hosts", sa.Column("disk", sa.JSON()))
 
 
 def downgrade() -> None:
+    op.drop_column("hosts", "disk")
     op.drop_column("hosts", "memory")

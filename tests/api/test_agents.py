@@ -12,6 +12,7 @@ from manager.model.fields import adapter_of
 from manager.protocol.assignment import AssignmentOut
 from tests.api.conftest import (
     CAPABILITIES,
+    DISK,
     HOST,
     LAW,
     MEMORY,
@@ -215,6 +216,7 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
         "law": LAW,
         "placement": PLACEMENT,
         "memory": MEMORY,
+        "disk": DISK,
         "adoptions": 0,
     }
     assert body["slot_s"] == 5

@@ -24,6 +24,7 @@ from manager.model.host import (
 )
 from manager.model.knobs import (
     BATCH_GROUPS,
+    DISK_WEIGHTS,
     HOST_UUID,
     LEAST_QUOTA_US,
     MEMORIES,
@@ -78,6 +79,7 @@ class FakeVm:
     runtimes: dict[tuple[Knob, int], int] = field(default_factory=dict)
     place: int = OUTSIDE
     memories: dict[tuple[Knob, int], int] = field(default_factory=dict)
+    disks: dict[Knob, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -126,6 +128,8 @@ class FakeHost:
     memory_version: int = 0
     """Of the memory controller that VMs have; 0: none."""
     machine_protected: int = 0
+    disk_weights: bool = False
+    """VMs have weights on disks."""
 
     @property
     def online(self) -> CpuSet:
@@ -164,6 +168,9 @@ class FakeHost:
             return self._batch()
         if family is Family.MEMORY:
             return self._memory(instance)
+        if family is Family.DISK:
+            self._require(instance)
+            return self._disks(instance.uuid)
         return self._scheduling(instance) if family is Family.SCHEDULING else self._warp(instance)
 
     def _interrupts(self) -> dict[KnobKey, KnobValue]:
@@ -221,7 +228,8 @@ class FakeHost:
         return own | self._batch() | self._above()
 
     def _of_vm(self, uuid: str) -> dict[KnobKey, KnobValue]:
-        return {**self._state(uuid).knobs(), **self._warps(uuid), **self._schedulings(uuid), **self._memories(uuid)}
+        numbers = self._warps(uuid) | self._schedulings(uuid) | self._memories(uuid) | self._disks(uuid)
+        return {**self._state(uuid).knobs(), **numbers}
 
     def _memory(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         if instance.uuid == HOST_UUID:
@@ -238,6 +246,17 @@ class FakeHost:
         knobs += [(Knob.MEMORY_PROTECTION, index) for index in (0, 1) if self.memory_version == 2]
         held = self.vms[uuid].memories
         return {KnobKey(uuid, *knob): held.get(knob, knob[0].spec.value.usual or 0) for knob in knobs}
+
+    def _disks(self, uuid: str) -> dict[KnobKey, KnobValue]:
+        knobs = DISK_WEIGHTS.values() if self.disk_weights else ()
+        return {KnobKey(uuid, knob): self.vms[uuid].disks.get(knob, 100) for knob in knobs}
+
+    def _set_disk(self, key: KnobKey, value: int) -> None:
+        if key not in self._disks(key.uuid):
+            raise VmVanished(f"no {key.knob}", errno.ENOENT)
+        if key.knob.spec.value.objection(value):
+            raise HostError("write: Numerical result out of range", errno.ERANGE)
+        self.vms[key.uuid].disks[key.knob] = value
 
     def _set_memory(self, key: KnobKey, value: int) -> None:
         """Whole pages, as mm/page_counter.c rounds."""
@@ -383,6 +402,8 @@ class FakeHost:
             self.machine_us = value
         elif key.knob in MEMORIES:
             self._set_memory(key, value)
+        elif key.knob in DISK_WEIGHTS.values():
+            self._set_disk(key, value)
         elif key.knob in BATCH_GROUPS:
             self._set_batch(key.knob, value)
         elif key.knob is Knob.BATCH_GROUP:

@@ -13,6 +13,7 @@ a line and answers each with a line:
     hold MIB     it has so much memory more, and uses all of it; 0: it gives all of that back
     grow MIB     it has so much more than it has
     touch        it uses all of that again
+    read PATH    a thread more reads that disk until it rests, past the page cache
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ import ctypes
 import hashlib
 import json
 import mmap
+import os
+import random
 import sys
 import threading
 import time
@@ -30,7 +33,7 @@ from pathlib import Path
 PR_SET_NAME = 15
 
 _libc = ctypes.CDLL(None)
-_spinning = threading.Event()
+_spinning, _resting = threading.Event(), threading.Event()
 
 
 class Worker:
@@ -72,6 +75,15 @@ def use(memory: mmap.mmap) -> mmap.mmap:
     return memory
 
 
+def read_disk(path: str) -> None:
+    page = mmap.mmap(-1, mmap.PAGESIZE)
+    disk = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    size = os.lseek(disk, 0, os.SEEK_END)
+    while not _resting.is_set():
+        os.preadv(disk, [page], random.randrange(size // len(page)) * len(page))
+    os.close(disk)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("-uuid")
@@ -94,6 +106,10 @@ def main() -> None:
             (workers[name].spinning if name else _spinning).set()
         elif command == "rest":
             _spinning.clear()
+            _resting.set()
+        elif command == "read":
+            _resting.clear()
+            threading.Thread(target=read_disk, args=(name,)).start()
         elif command == "hold":
             held.clear()
             held += [use(mmap.mmap(-1, int(name) << 20))] if int(name) else []
@@ -102,6 +118,7 @@ def main() -> None:
         elif command == "touch":
             answer = len([use(memory) for memory in held])  # no variable may hold one
         print(answer, flush=True)
+    _resting.set()
     for worker in workers.values():
         worker.end()
 

@@ -40,8 +40,8 @@ def of_suite(suite: str) -> Fetch:
 
 
 def disk_files(cache: Path, run: Runner) -> dict[str, bytes]:
-    """Modules for a disk in memory, to swap to."""
-    kernel = fetch_kernel(cache, run, lambda _line: None, ("brd",))
+    """Modules for a disk in memory to swap to, and one that answers late, with a scheduler."""
+    kernel = fetch_kernel(cache, run, lambda _line: None, ("brd", "null_blk", "bfq"))
     return {f"modules/{module.name}": module.read_bytes() for module in kernel.modules}
 
 

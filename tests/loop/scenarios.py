@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from manager.model.cpus import CpuSet
 from manager.model.decision import CpusGoal, QuotaGoal
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import HOST_UUID, INSIDE, PARTLY, Knob, KnobKey
 from manager.model.registration import Mode
-from manager.model.rules import BatchGroupUse, BatchPlacement, IrqSteering, MemoryRules
+from manager.model.resource_use import DeviceUse, DiskUse, Weighing
+from manager.model.rules import BatchGroupUse, BatchPlacement, DiskRules, IrqSteering, MemoryRules
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.warp import LOADED, Mechanism, WarpUse
 from tests.fakes.host import domain_uuid
@@ -233,6 +236,25 @@ _MEMORY_ORDERS = (
 )
 
 
+def _on_disks(stage: Stage) -> None:
+    """Two disks, on one of which BFQ makes weights act, and io.cost on the other."""
+    stage.host.disk_weights = True
+    stage.boot("web")
+    stage.boot("red", "batch")
+    stage.boot("blue", "batch")
+    stage.had("web", Knob.IO_WEIGHT, 5000)
+    stage.control(policy="equal", pinning=False, disk=DiskRules(weights=True))
+    vda, vdb = DiskUse("vda", 0.0, 0.0), DiskUse("vdb", 0.0, 0.0)
+    stage.measure(web={"disks": (vda, vdb)}, red={"disks": (vda,)}, blue={"disks": (vdb,)})
+    _weigh(stage, Weighing.BFQ)
+
+
+def _weigh(stage: Stage, vda: Weighing | None) -> None:
+    disks = (("vda", vda), ("vdb", Weighing.COST))
+    devices = tuple(DeviceUse(name, 0.0, 0.0, 0.0, None, weighing) for name, weighing in disks)
+    stage.use = replace(stage.use, disks=devices)
+
+
 def _confining(**cpus: CpuSet) -> tuple[CpusGoal, ...]:
     return tuple(CpusGoal(vm, held, "as told") for vm, held in cpus.items())
 
@@ -441,6 +463,22 @@ SCENARIOS = (
     ),
     Scenario("memory", _remembered(2), _MEMORY_ORDERS),
     Scenario("memory of cgroup v1", _remembered(1), _MEMORY_ORDERS),
+    Scenario(
+        "disks",
+        _on_disks,
+        (
+            nothing,
+            lambda stage: stage.control(disk=DiskRules(weights=True, batch_weight=50)),
+            lambda stage: stage.meddle("red", Knob.BFQ_WEIGHT, 300),
+            nothing,
+            lambda stage: stage.adopt("red"),
+            lambda stage: _weigh(stage, None),
+            lambda stage: _weigh(stage, Weighing.BFQ),
+            lambda stage: stage.control(mode=Mode.OBSERVE),
+            lambda stage: stage.control(mode=Mode.ENFORCE),
+            lambda stage: stage.control(disk=DiskRules()),
+        ),
+    ),
     Scenario(
         "VMs come and go",
         _free,

@@ -162,7 +162,8 @@ class Stage:
         known = {use.vm: use for use in self.use.vms}
         for name, more in fields.items():
             known[name] = replace(known.get(name, VmResources(name)), **more)  # type: ignore[arg-type]
-        self.use = ResourceUse(tuple(known[name] for name in sorted(known)), memory_bytes=1 << 30)
+        vms = tuple(known[name] for name in sorted(known))
+        self.use = replace(self.use, vms=vms, memory_bytes=1 << 30)
 
     def prompt_floor(self, share: float = 0.05) -> None:
         """Batch VMs are judged by their last second alone."""

@@ -7,6 +7,7 @@ from functools import partial
 from manager.host.doctor import (
     agent_check,
     batch_group_check,
+    disk_check,
     hardware_check,
     load_check,
     memory_check,
@@ -49,6 +50,7 @@ CHECKS = (
     Check("resctrl-groups", "Cache", "Groups of other tools", resctrl_check.groups),
     Check("memory-protection", "Memory", "Protection", memory_check.protection),
     Check("memory-ceiling", "Memory", "Ceilings", memory_check.ceiling),
+    Check("disk-weight", "Disks", "Weights", disk_check.weights),
     Check("pressure", "Signals", "Pressure (PSI)", signal_check.pressure),
     Check("memory-faults", "Signals", "Memory faults", signal_check.memory),
     Check("disk-use", "Signals", "Use of disks", signal_check.disks),

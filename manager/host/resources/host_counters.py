@@ -7,12 +7,13 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from manager.host.disk_weights import weighing_of
 from manager.host.files import names_in, number_of
 from manager.host.registry import HostPaths
 from manager.host.resources.counter_texts import disk_lines, pressure_us, total_memory
 from manager.host.resources.held_file import HeldFile
 from manager.host.resources.link_counters import read_links
-from manager.model.resource_use import DeviceCounters, HostCounters, LinkCounters, Pressures, Uplink
+from manager.model.resource_use import DeviceCounters, HostCounters, LinkCounters, Pressures, Uplink, Weighing
 
 UPLINKS_EVERY = 12
 """Uplinks and their speeds are looked for at every so many readings, and when interfaces come or go."""
@@ -23,10 +24,16 @@ _MOST_BYTES = 1 << 18
 class HostCounterFiles:
     """Reads the host. ``links`` returns the counters of its interfaces, or raises OSError."""
 
-    def __init__(self, paths: HostPaths, links: Callable[[], Mapping[int, LinkCounters]] = read_links) -> None:
-        """Nothing is opened yet."""
+    def __init__(
+        self,
+        paths: HostPaths,
+        links: Callable[[], Mapping[int, LinkCounters]] = read_links,
+        cost: Callable[[], str] = str,
+    ) -> None:
+        """Nothing is opened yet. ``cost`` returns the text of io.cost.qos."""
         self._paths = paths
         self._links = links
+        self._cost = cost
         self._pressures = [HeldFile(paths.pressure / name) for name in ("cpu", "memory", "io")]
         self._diskstats = HeldFile(paths.diskstats)
         self._meminfo = HeldFile(paths.meminfo)
@@ -49,16 +56,24 @@ class HostCounterFiles:
             links = self._links()
         if links is not None:
             self._follow_uplinks(frozenset(links))
+        disks = self.read_disks()
         named = (index for index in (*taps, *(uplink.index for uplink in self._uplinks)) if index in (links or {}))
         return HostCounters(
             time.monotonic(),
             Pressures(*(pressure_us(file.read() or b"") for file in self._pressures)),
-            self.read_disks(),
+            disks,
             links,
             {index: name for index in named if (name := _name(index))},
             self._uplinks,
             total_memory(self._meminfo.read() or b""),
+            self._weighings(disks or {}),
         )
+
+    def _weighings(self, disks: Collection[str]) -> dict[str, Weighing]:
+        numbers = {name: number.decode() for number, name in self._device_names.items()}
+        cost = self._cost()
+        found = {disk: weighing_of(self._paths, disk, numbers[disk], cost) for disk in disks}
+        return {disk: weighing for disk, weighing in found.items() if weighing is not None}
 
     def read_disks(self) -> Mapping[str, DeviceCounters] | None:
         """The counters of whole disks that were ever used, by name."""

@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from manager.errors import VmVanished
 from manager.host.cgroup import CgroupMounts
+from manager.host.disk_weights import cost_text
 from manager.host.files import cpus_of
 from manager.host.registry import HostPaths
 from manager.host.resources.host_counters import HostCounterFiles
@@ -27,7 +28,7 @@ class KernelResources:
         """Nothing is opened yet."""
         self._paths = paths
         self._mounts = mounts
-        self._host = HostCounterFiles(paths)
+        self._host = HostCounterFiles(paths, cost=lambda: cost_text(mounts))
         self._vms: dict[VmInstance, VmCounterFiles] = {}
         self._has_pmu: bool | None = None
         self.counts_work = False

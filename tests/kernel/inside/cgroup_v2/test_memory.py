@@ -5,9 +5,7 @@ The group above all VMs has less memory than they want together, and what is tak
 
 from __future__ import annotations
 
-import ctypes
 import mmap
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,43 +13,30 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError
-from manager.loop.journal import Journal
-from manager.loop.observer import LoopSettings
-from manager.loop.tick import ControlLoop, TickResult
+from manager.host.files import LIBC, succeeded
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey
-from manager.model.limits import EVERYTHING
-from manager.model.registration import Assignment, HostSpec, VmClass, VmSpec
 from manager.model.rules import MemoryRules
-from policies.equal import POLICY as EQUAL
 from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, Vm, open_host, scope_name, start_process, try_write
+from tests.kernel.inside.cgroup_v2.measuring import MeasuringAgent, load_module
 
 MIB = 1 << 20
 HELD_MIB, GROWTH_MIB, SPARE_MIB = 24, 24, 8
 LIMITED = CGROUPS / "limited.slice"
 MACHINE = LIMITED / "machine.slice"
-MODULE, DISK, DISK_KIB = Path("/modules/brd.ko"), Path("/dev/ram0"), 128 * 1024
-FINIT_MODULE = {"x86_64": 313, "aarch64": 273}
-libc = ctypes.CDLL(None, use_errno=True)
-
-
-def called(result: int) -> None:
-    if result < 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+DISK, DISK_KIB = Path("/dev/ram0"), 128 * 1024
 
 
 @pytest.fixture(scope="module")
 def swap() -> Iterator[None]:
     """Its header is that of mkswap(8)."""
-    module = os.open(MODULE, os.O_RDONLY)
-    called(libc.syscall(FINIT_MODULE[os.uname().machine], module, f"rd_nr=1 rd_size={DISK_KIB}".encode(), 0))
-    os.close(module)
+    load_module("brd", f"rd_nr=1 rd_size={DISK_KIB}")
     page = bytearray(mmap.PAGESIZE)
     page[1024:1032] = (1).to_bytes(4, "little") + (DISK_KIB * 1024 // mmap.PAGESIZE - 1).to_bytes(4, "little")
     page[-10:] = b"SWAPSPACE2"
     DISK.write_bytes(page)
-    called(libc.swapon(str(DISK).encode(), 0))
+    succeeded(LIBC.swapon(str(DISK).encode(), 0))
     yield
-    called(libc.swapoff(str(DISK).encode()))
+    succeeded(LIBC.swapoff(str(DISK).encode()))
 
 
 @pytest.fixture(scope="module")
@@ -70,35 +55,6 @@ def placed(systemd: None, swap: None) -> Iterator[tuple[Vm, Vm]]:
     MACHINE.rmdir()
     LIMITED.rmdir()
     (CGROUPS / "cgroup.subtree_control").write_text("-memory")
-
-
-class Agent:
-    """The loop of an agent that measures all VMs after each tick."""
-
-    def __init__(self, journal: Path, rules: MemoryRules, *vms: Vm) -> None:
-        self.vms, self.path = vms, journal
-        classes = (VmClass.CRITICAL, VmClass.BATCH)
-        specs = tuple(VmSpec(vm.name, kind, libvirt_name=vm.name) for vm, kind in zip(vms, classes, strict=True))
-        self.assignment = Assignment(HostSpec("guest", policy="equal", pinning=False, memory=rules), vms=specs)
-        self.start()
-
-    def start(self) -> None:
-        self.host = open_host(*self.vms)
-        self.journal = Journal(self.path, self.host.boot_id)
-        settings = LoopSettings("guest", 5.0, 30.0, 20)
-        self.loop = ControlLoop(self.host, self.journal, {"equal": EQUAL}, settings, limits=EVERYTHING)
-
-    def end(self) -> None:
-        self.journal.close()
-        self.host.forget(frozenset())
-        self.host.resources.forget(())
-
-    def tick(self, rounds: int = 1) -> TickResult:
-        for _ in range(rounds):
-            result = self.loop.tick(self.assignment, {})
-            assert not result.problems
-            self.loop.look_at_resources(result)
-        return result
 
 
 @pytest.fixture
@@ -148,7 +104,9 @@ def settings(*vms: Vm) -> dict[str, str]:
 def test_a_critical_vm_keeps_its_pages_beside_one_that_grows(shop: Vm, hog: Vm, tmp_path: Path, left_out: str) -> None:
     """And only with the protection of all groups on the way: this hierarchy hands none down by itself."""
     before = settings(shop, hog)
-    agent = Agent(tmp_path / "journal.db", MemoryRules(protect=left_out != "all", most_protected=0.9), shop, hog)
+    agent = MeasuringAgent(
+        tmp_path / "journal.db", shop, hog, memory=MemoryRules(protect=left_out != "all", most_protected=0.9)
+    )
     agent.tick(3)
     inner = shop.scope / "libvirt"
     protected = {group: int((group / "memory.low").read_text()) for group in (MACHINE, shop.scope, inner)}
@@ -180,7 +138,7 @@ def test_a_vm_that_grows_is_held_while_a_critical_one_is_short(
     shop: Vm, hog: Vm, tmp_path: Path, ceilings: bool
 ) -> None:
     before = settings(shop, hog)
-    agent = Agent(tmp_path / "journal.db", MemoryRules(ceilings=ceilings, headroom=0.05), shop, hog)
+    agent = MeasuringAgent(tmp_path / "journal.db", shop, hog, memory=MemoryRules(ceilings=ceilings, headroom=0.05))
     agent.tick()
     limit()
     hog.process.tell(f"hold {GROWTH_MIB}")  # at the expense of the other
@@ -206,7 +164,7 @@ def test_a_vm_that_grows_is_held_while_a_critical_one_is_short(
 
 def test_an_agent_that_was_killed_keeps_and_restores_what_it_protected(shop: Vm, hog: Vm, tmp_path: Path) -> None:
     before = settings(shop, hog)
-    agent = Agent(tmp_path / "journal.db", MemoryRules(protect=True, most_protected=0.9), shop, hog)
+    agent = MeasuringAgent(tmp_path / "journal.db", shop, hog, memory=MemoryRules(protect=True, most_protected=0.9))
     agent.tick(3)
     protected = settings(shop, hog)
     assert protected != before
@@ -239,7 +197,7 @@ def test_each_setting_is_written_read_back_and_undone(shop: Vm, hog: Vm) -> None
 
 
 def test_a_setting_of_another_tool_is_left(shop: Vm, hog: Vm, tmp_path: Path) -> None:
-    agent = Agent(tmp_path / "journal.db", MemoryRules(protect=True, most_protected=0.9), shop, hog)
+    agent = MeasuringAgent(tmp_path / "journal.db", shop, hog, memory=MemoryRules(protect=True, most_protected=0.9))
     agent.tick(3)
     assert try_write(shop.scope / "memory.low", 7 * MIB) == 0
     agent.tick(3)
