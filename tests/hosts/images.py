@@ -90,7 +90,7 @@ def build(release: Release, base: Path = DEFAULT_BASE, say: Callable[[str], None
     cache, images = base / "cache", base / "hosts"
     for directory in (cache, images):
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    with only_builder(images):
+    with _only_builder_of(release, base):
         tree, guest = _tree(release, cache, say), build_guest(base)
         files = checkout()
         contents = (f"{path}\0{_digest_of(file)}" for path, file in sorted(files.items()))
@@ -121,8 +121,8 @@ OLDER_VERSION = "0.0.1"
 
 def older_package(commit: str, base: Path = DEFAULT_BASE) -> Path:
     """Debian 12's package of an earlier commit, as ``OLDER_VERSION``: built unless it is there. Raises LabError."""
-    cache, images = base / "cache", base / "hosts"
-    with only_builder(images):
+    cache = base / "cache"
+    with _only_builder_of(DEBIAN_12, base):
         tree = _tree(DEBIAN_12, cache, print)
         package = cache / f"older-{commit}-{tree.stem}.deb"
         if package.is_file():
@@ -143,11 +143,24 @@ def older_package(commit: str, base: Path = DEFAULT_BASE) -> Path:
     return package
 
 
+@contextmanager
+def _only_builder_of(release: Release, base: Path) -> Iterator[None]:
+    """Hold the lock of a release's builders: those of different releases may build side by side."""
+    locked = base / "locks" / "-".join(release.suites)
+    locked.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with only_builder(locked):
+        yield
+
+
 def _make_package(root: Path, wheels: Path) -> None:
-    """Build the package of the checkout in a tree. ``wheels`` is where those are kept that it needs."""
+    """Build the package of the checkout in a tree. ``wheels`` is where those are kept that it needs.
+
+    Not packed, which takes longer than all else, and an emulated machine longer still to unpack.
+    """
     with pip_of_this_machine(root) as environment:
         _add_wheels(root, wheels, environment)
-        in_chroot(root, f"{PACKAGE} --output /{PACKAGES_FOLDER} --wheels /{WHEELS}", environment)
+        unpacked = {**environment, "DPKG_DEB_COMPRESSOR_TYPE": "none"}
+        in_chroot(root, f"{PACKAGE} --output /{PACKAGES_FOLDER} --wheels /{WHEELS}", unpacked)
 
 
 def _remove_unused(images: Path, unused_s: float) -> None:
