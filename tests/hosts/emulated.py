@@ -146,11 +146,14 @@ def runs(image: Image, hardware: Sequence[str], patience_s: float = KVM_S) -> bo
     """Whether the image's kernel gets as far as its console, without a disk."""
     machine = ("qemu-system-x86_64", "-machine", "q35", *hardware, "-m", "512", "-nodefaults", "-display", "none")
     kernel = ("-kernel", str(image.kernel), "-append", "console=ttyS0 panic=-1", "-no-reboot", "-serial", "stdio")
-    try:
-        output = subprocess.run([*machine, *kernel], capture_output=True, timeout=patience_s, check=False).stdout
-    except subprocess.TimeoutExpired as error:
-        output = error.stdout or b""
-    return b"Linux version" in output
+    with subprocess.Popen([*machine, *kernel], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        patience = threading.Timer(patience_s, process.kill)
+        patience.start()
+        try:
+            return any(b"Linux version" in line for line in process.stdout or ())
+        finally:
+            patience.cancel()
+            process.kill()
 
 
 def start(

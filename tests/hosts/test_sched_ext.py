@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.hosts.conftest import INSTALLED, boot, unused_port
+from tests.hosts.conftest import INSTALLED, boot, install, unused_port
 from tests.hosts.emulated import TCG_CX16, Host
-from tests.hosts.images import DEBIAN_13_BACKPORTS
+from tests.hosts.images import DEBIAN_13_BACKPORTS, build
 
 pytestmark = pytest.mark.long
 
@@ -113,7 +113,8 @@ def loads(host: Host) -> int:
 def sched_ext_host(tmp_path: Path) -> Iterator[Host]:
     """A Debian 13 host with the newest kernel of backports and the package."""
     with ExitStack() as stack:
-        host = boot(DEBIAN_13_BACKPORTS, "alpha", tmp_path, stack, unused_port(), TCG_CX16)
+        image = build(DEBIAN_13_BACKPORTS, say=print)
+        host = install(boot(image, "alpha", tmp_path, stack, unused_port(), TCG_CX16))
         host.load(INSTALLED)
         yield host
 
