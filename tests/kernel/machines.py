@@ -137,14 +137,14 @@ def resctrl_machine(fetch: Fetch) -> Machine:
 MACHINES = {
     "agent": dataclasses.replace(sched_ext_machine(1), packages=("pytest", "equipoise"), memory_mib=1024),
     "warp": sched_ext_machine(1),
-    "warp_smp": sched_ext_machine(4),
+    "resctrl": resctrl_machine(with_cache_allocation(fetch_kernel)),
     "cgroup_v2": cgroup_v2_machine(),
+    "warp_smp": sched_ext_machine(4),
+    "resctrl_mba": resctrl_machine(with_bandwidth_allocation(fetch_sched_ext_kernel)),
+    "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),
+    "tail": tail_machine(),
     "taps": taps_machine(fetch_kernel),
     "taps_6_12": taps_machine(of_suite("trixie")),
-    "tail": tail_machine(),
-    "resctrl": resctrl_machine(with_cache_allocation(fetch_kernel)),
-    "resctrl_16": resctrl_machine(with_cache_allocation(fetch_sched_ext_kernel, closids=16)),
-    "resctrl_mba": resctrl_machine(with_bandwidth_allocation(fetch_sched_ext_kernel)),
 }
 """By the folder of their tests, the one that takes longest first."""
 RESCTRL = ("resctrl", "resctrl_16", "resctrl_mba")

@@ -12,12 +12,14 @@ import hashlib
 import importlib.util
 import json
 import marshal
+import os
 import platform
 import py_compile
 import shutil
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -33,6 +35,7 @@ PACKAGES = "packages"  # where in the guest installed packages are
 PROJECT = "equipoise"  # and the project
 JOB = "job.json"  # what the guest's first process is to do
 SOURCES = ("manager", "policies", "tests/kernel", "tests/host", "tests/__init__.py", "setup.cfg")
+UNUSED_S = 86_400.0
 REWRITTEN = ("tests/kernel/inside", "tests/kernel/guest", "tests/host/conftest.py")  # whose asserts pytest explains
 
 _LEFT_OUT = frozenset(
@@ -49,7 +52,7 @@ def interpreter() -> Path:
 def environment_archive(cache: Path, wanted: Sequence[str], run: Runner) -> Path:
     """The archive with the interpreter and the ``wanted`` packages with all that they require, kept in ``cache``.
 
-    Archives of other environments are removed. Raises LabError when a package is not installed here.
+    Archives that no guest had for a day are removed. Raises LabError when a package is not installed here.
     """
     packages = _closure(wanted)
     parts = [str(interpreter()), platform.python_version(), Path(__file__).read_text()]
@@ -69,8 +72,9 @@ def environment_archive(cache: Path, wanted: Sequence[str], run: Runner) -> Path
             new.write_bytes(archive(content))
             new.rename(kept)
         for other in cache.glob("python-*"):
-            if other != kept:
+            if time.time() - other.stat().st_mtime > UNUSED_S:
                 other.unlink()
+    os.utime(kept)
     return kept
 
 
