@@ -19,6 +19,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from manager.host.registry import (
+    CGROUP_V1,
+    CGROUP_V2,
+    DISK_WEIGHT_FILES,
+    IDLE_FILE,
+    MEMORY_HIGH_FILE,
+    MEMORY_LOW_FILE,
+    RT_RUNTIME_FILE,
+    SOFT_LIMIT_FILE,
+)
 from tests.deploy.units import FOLDER, SERVICES, TOP, allowed_calls, capabilities, limited, values
 
 OPERATIONS = (TOP / "docs/how-to/deployment.md").read_text()
@@ -123,6 +133,17 @@ def test_the_profile_of_the_agent_is_what_its_unit_names_and_has_its_capabilitie
     assert set(re.findall(r"^ *capability (\w+),$", text, re.MULTILINE)) == capabilities(unit)
     if parser := shutil.which("apparmor_parser"):
         subprocess.run([parser, "--skip-kernel-load", "--skip-cache", profile], check=True)
+
+
+def test_the_profile_of_the_agent_lets_it_write_every_setting_of_control_groups() -> None:
+    rules = re.findall(
+        r"^  @\{sys\}/fs/cgroup/\*\*/([^{\s]*)\{(.*)\} w,$", (TOP / "deploy/apparmor/equipoise-agent").read_text(), re.M
+    )
+    allowed = {before + name for before, names in rules for name in names.split(",")}
+    of_cpu = {name for cpu in (CGROUP_V1, CGROUP_V2) for name in (cpu.weight_file, cpu.quota_file, cpu.period_file)}
+    of_disks = {name for names in DISK_WEIGHT_FILES.values() for name in names.values()}
+    others = {IDLE_FILE, RT_RUNTIME_FILE, MEMORY_LOW_FILE, MEMORY_HIGH_FILE, SOFT_LIMIT_FILE}
+    assert (of_cpu | of_disks | others) - {None} <= allowed
 
 
 @as_root
