@@ -44,18 +44,19 @@ class Connection:
     def to_guest(self, payload: bytes = b"", flags: int = ACK | PSH, back: int = 0) -> bytes:
         """The next segment of the client, or one that begins so many bytes ``back``."""
         packet = self._packet(True, self.sent - back, payload, flags)
-        self.sent += max(len(payload) - back, 0)
+        self.sent += max(len(payload) - back, 0) + bool(flags & SYN)
         return packet
 
     def from_guest(self, payload: bytes = b"", flags: int = ACK | PSH, back: int = 0) -> bytes:
         """The guest's."""
         packet = self._packet(False, self.answered - back, payload, flags)
-        self.answered += max(len(payload) - back, 0)
+        self.answered += max(len(payload) - back, 0) + bool(flags & SYN)
         return packet
 
     def _packet(self, to_guest: bool, sequence: int, payload: bytes, flags: int) -> bytes:
+        numbers = sequence & 0xFFFFFFFF, (self.answered if to_guest else self.sent) & 0xFFFFFFFF
         ports = (self.client_port, self.port) if to_guest else (self.port, self.client_port)
-        tcp = struct.pack("!HHIIBBHHH", *ports, sequence & 0xFFFFFFFF, 0, 5 << 4, flags, 65535, 0, 0) + payload
+        tcp = struct.pack("!HHIIBBHHH", *ports, *numbers, 5 << 4, flags, 65535, 0, 0) + payload
         hosts = ("192.0.2.1", "192.0.2.2") if self.version == 4 else ("2001:db8::1", "2001:db8::2")
         source, destination = (ip_address(host).packed for host in (hosts if to_guest else hosts[::-1]))
         if self.version == 4:

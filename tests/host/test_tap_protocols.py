@@ -48,7 +48,7 @@ def test_protocols_and_their_errors(
     seen = wire.seen
     assert seen.protocol == (protocol, 1.0)
     assert (seen.answers, seen.errors) == (2 + bool(error), int(bool(error)))
-    assert seen.times.count == seen.answers == sum(seen.requests.values())
+    assert seen.times.count == seen.answers == sum(seen.requests.values()) // (1 + request_.count(b"noreply"))
 
 
 def test_100_continue_is_no_answer(wire: Wire) -> None:
@@ -187,7 +187,6 @@ def test_a_request_that_comes_with_the_first_packet(wire: Wire) -> None:
     wire.accept(Connection(client_port=40_001))
     connection = Connection()
     wire.to_guest(connection.to_guest(GET, flags=SYN))
-    connection.sent += 1
     wire.from_guest(connection.from_guest(flags=SYN | ACK))
     wire.from_guest(connection.from_guest(OK))
     wire.turn(connection)

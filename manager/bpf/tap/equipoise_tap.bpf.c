@@ -21,6 +21,7 @@
 #include <linux/bpf.h>
 #include <linux/types.h>
 #include <stdbool.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -103,6 +104,7 @@ struct request {
 #define BY_TURNS 0
 #define BY_OPAQUE 1 /* as the answers say */
 #define UNTIMED 2 /* whose answer is whose cannot be told */
+#define BY_ORDER 3 /* order.bpf.h */
 
 /* What count_waiting reads lies in one line of the cache, as do most packets' needs: the first 32 bytes. */
 struct connection {
@@ -120,12 +122,13 @@ struct connection {
 	u32 next_answer; /* BY_OPAQUE: where one begins, by its sequence number */
 	u8 turns; /* up to 1 */
 	u8 finished; /* of TLS: the client has ended its handshake */
+	u8 pipelines; /* HTTP or memcached's text, at least once */
 };
 
 struct handshake {
 	u64 begun_ns;
 	u32 sequence; /* of the SYN: one that is sent again has the same */
-	u32 unused;
+	u32 answers; /* the sequence number of the guest's first byte, once it accepted: begun_ns is 0 then */
 };
 
 struct segment {
@@ -133,6 +136,7 @@ struct segment {
 	u32 sequence;
 	u32 length; /* of its payload */
 	u32 offset; /* of its payload in the packet */
+	u32 acknowledged; /* of a SYN with an ACK */
 	u8 flags;
 };
 
@@ -255,6 +259,8 @@ static bool parse_tcp(const u8 header[TCP_BYTES], u32 at, u32 ip_length, struct 
 	segment->key.client_port = to_guest ? source : destination;
 	segment->sequence = (u32)header[4] << 24 | (u32)header[5] << 16 | (u32)header[6] << 8 | header[7];
 	segment->flags = header[13];
+	if (segment->flags & SYN)
+		segment->acknowledged = (u32)header[8] << 24 | (u32)header[9] << 16 | (u32)header[10] << 8 | header[11];
 	segment->offset = at + header_length;
 	segment->length = ip_length - header_length;
 	return true;
@@ -363,10 +369,10 @@ static u32 four(const u8 *text)
 
 #define FOUR(a, b, c, d) ((u32)(a) << 24 | (u32)(b) << 16 | (u32)(c) << 8 | (u32)(d))
 
-/* Of a request by its first bytes; OTHER: none that is known. */
-static u8 recognise(const u8 head[HEAD_BYTES])
+/* Whether HTTP has a method that begins so. */
+static bool is_method(u32 letters)
 {
-	switch (four(head)) {
+	switch (letters) {
 	case FOUR('G', 'E', 'T', ' '):
 	case FOUR('H', 'E', 'A', 'D'):
 	case FOUR('P', 'O', 'S', 'T'):
@@ -376,7 +382,17 @@ static u8 recognise(const u8 head[HEAD_BYTES])
 	case FOUR('P', 'A', 'T', 'C'):
 	case FOUR('C', 'O', 'N', 'N'):
 	case FOUR('T', 'R', 'A', 'C'):
+		return true;
+	}
+	return false;
+}
+
+/* Of a request by its first bytes; OTHER: none that is known. */
+static u8 recognise(const u8 head[HEAD_BYTES])
+{
+	if (is_method(four(head)))
 		return HTTP;
+	switch (four(head)) {
 	case FOUR('P', 'R', 'I', ' '):
 		return HTTP2;
 	case FOUR('g', 'e', 't', ' '):
@@ -630,6 +646,30 @@ static bool take_back(struct request *request)
 	return request->waiting && __sync_lock_test_and_set(&request->waiting, 0);
 }
 
+/* A request is answered, unless another CPU was first; when it was asked, or 0. Its time tells only where no other CPU put
+ * another request in its place meanwhile.
+ */
+static u64 count_answer(u32 interface, u32 port, struct service *service, struct request *request, bool timed,
+			u64 now_ns, u64 weight)
+{
+	u64 asked_ns = request->asked_ns;
+
+	if (!take_back(request))
+		return 0;
+	if (timed && request->asked_ns == asked_ns && now_ns >= asked_ns) {
+		add(&service->answers, weight);
+		if (service->late_ns && now_ns - asked_ns > service->late_ns)
+			add(&service->late, weight);
+		count_in_bucket(interface, port, now_ns - asked_ns, 0, weight);
+	} else {
+		add(&service->untimed, weight);
+	}
+	return asked_ns;
+}
+
+#include "messages.bpf.h"
+#include "order.bpf.h"
+
 static bool any_waits(const struct connection *connection)
 {
 	u32 waiting = connection->requests[0].waiting;
@@ -696,6 +736,7 @@ static void begin_further(struct connection *connection, struct segment *segment
 		/* The first one waits on, to see that there is an answer. */
 		give_up_from(1, connection, service, weight);
 		connection->matched = UNTIMED;
+		connection->pipelines = connection->protocol != MEMCACHED_BINARY;
 		connection->latest = 0;
 		connection->requests[0].asked_ns = now_ns;
 		add(&service->untimed, weight);
@@ -713,12 +754,64 @@ static void begin_further(struct connection *connection, struct segment *segment
 		add(&service->untimed, weight);
 }
 
+static bool has_order(u8 protocol)
+{
+	return protocol == HTTP || protocol == MEMCACHED;
+}
+
+/* Of a connection that is new: whether its handshake was seen, and nothing since. */
+static bool begin_known(const struct segment *segment, struct connection *connection, u32 from, u8 protocol)
+{
+	struct handshake *accepted = bpf_map_lookup_elem(&tap_handshakes, &segment->key);
+	u32 answers;
+	bool known;
+
+	if (!accepted)
+		return false;
+	known = !accepted->begun_ns && accepted->sequence + 1 == from;
+	answers = accepted->answers;
+	bpf_map_delete_elem(&tap_handshakes, &segment->key);
+	return known && has_order(protocol) && begin_order(segment, answers, connection->hash, protocol == HTTP, false);
+}
+
+/* Whether a segment of requests needs no more to be done. */
+static bool ask_in_order(struct __sk_buff *skb, const struct segment *segment, struct connection *connection,
+			 u64 now_ns, u64 weight)
+{
+	int seen = follow(skb, segment, now_ns, weight, false);
+
+	connection->requests[0].asked_ns = now_ns;
+	if (seen & SEVERAL)
+		connection->pipelines = true;
+	if (seen & TAKES_TURNS) {
+		connection->matched = BY_TURNS;
+		return false;
+	}
+	if (!(seen & LOST_ITS_WAY))
+		return true;
+	lose_order(segment, weight);
+	return seen & BEGUN;
+}
+
+/* Whether a segment of answers needs no more to be done. */
+static bool answer_in_order(struct __sk_buff *skb, const struct segment *segment, struct connection *connection,
+			    u64 now_ns, u64 weight)
+{
+	int seen = follow(skb, segment, now_ns, weight, true);
+
+	if (!(seen & LOST_ITS_WAY))
+		return true;
+	lose_order(segment, weight);
+	return seen & BEGUN || connection->pipelines;
+}
+
 /* The client sends; ``from`` is the sequence number of the first byte. */
 static void ask(struct __sk_buff *skb, struct segment *segment, struct service *service, u32 from, u64 weight)
 {
 	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
 	u32 end = from + segment->length;
 	u8 head[HEAD_BYTES] = {};
+	bool is_new = !connection;
 	u64 now_ns;
 
 	if (!connection) {
@@ -735,9 +828,27 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	load_head(skb, segment, head);
 	connection->asked = true;
 	connection->asked_end = end;
+	if (is_new) {
+		u8 protocol = recognise(head);
+
+		if (begin_known(segment, connection, from, protocol)) {
+			connection->protocol = protocol;
+			connection->matched = BY_ORDER;
+		}
+	}
+	if (connection->matched == BY_ORDER && ask_in_order(skb, segment, connection, now_ns, weight))
+		return;
 	if (!any_waits(connection)) {
-		if (connection->answered_ns && now_ns - connection->answered_ns > SILENT_S * NS_PER_S)
+		if (connection->answered_ns && now_ns - connection->answered_ns > SILENT_S * NS_PER_S) {
 			connection->matched = BY_TURNS; /* whatever was asked is answered by now */
+			if (connection->pipelines && has_order(connection->protocol) &&
+			    begin_order(segment, connection->answered_end, connection->hash,
+					connection->protocol == HTTP, true)) {
+				connection->matched = BY_ORDER;
+				if (ask_in_order(skb, segment, connection, now_ns, weight))
+					return;
+			}
+		}
 		begin_request(skb, segment, connection, service, head, now_ns, weight);
 	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
 		count_request(service, connection->protocol, weight);
@@ -750,27 +861,6 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 		if (latest < MOST_REQUESTS) /* more of it */
 			connection->requests[latest].asked_ns = now_ns;
 	}
-}
-
-/* A request is answered, unless another CPU was first; when it was asked, or 0. Its time tells only where no other CPU put
- * another request in its place meanwhile.
- */
-static u64 count_answer(const struct segment *segment, struct service *service, struct request *request, bool timed,
-			u64 now_ns, u64 weight)
-{
-	u64 asked_ns = request->asked_ns;
-
-	if (!take_back(request))
-		return 0;
-	if (timed && request->asked_ns == asked_ns && now_ns >= asked_ns) {
-		add(&service->answers, weight);
-		if (service->late_ns && now_ns - asked_ns > service->late_ns)
-			add(&service->late, weight);
-		count_time(segment, now_ns - asked_ns, 0, weight);
-	} else {
-		add(&service->untimed, weight);
-	}
-	return asked_ns;
 }
 
 /* Those of the requests that wait which an answer in memcached's binary protocol answers, one bit each. */
@@ -798,7 +888,8 @@ static void answer_some(const struct segment *segment, struct connection *connec
 		u64 asked_ns = 0;
 
 		if (answered >> place & 1)
-			asked_ns = count_answer(segment, service, &connection->requests[place], true, now_ns, weight);
+			asked_ns = count_answer(segment->key.interface, segment->key.guest_port, service,
+						&connection->requests[place], true, now_ns, weight);
 		if (asked_ns > latest_ns)
 			latest_ns = asked_ns;
 	}
@@ -859,6 +950,8 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 		answer_each(skb, segment, connection, service, now_ns, weight);
 		return;
 	}
+	if (connection->matched == BY_ORDER && answer_in_order(skb, segment, connection, now_ns, weight))
+		return;
 	if (!connection->requests[0].waiting)
 		return;
 	load_head(skb, segment, head);
@@ -868,7 +961,8 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 		return; /* 100 Continue, 103 Early Hints; 101 Switching Protocols is one */
 	/* Of TLS, what the guest sends first may be tickets, which answer nothing. */
 	timed = connection->matched == BY_TURNS && (connection->protocol != TLS || connection->turns);
-	if (!count_answer(segment, service, &connection->requests[0], timed, now_ns, weight))
+	if (!count_answer(segment->key.interface, segment->key.guest_port, service, &connection->requests[0], timed,
+			  now_ns, weight))
 		return;
 	if (is_error(head, connection->protocol))
 		add(&service->errors, weight);
@@ -882,6 +976,8 @@ static void forget(struct segment *segment, struct service *service, u64 weight)
 
 	if (!connection)
 		return;
+	if (connection->matched == BY_ORDER)
+		add(&service->unanswered, (u64)end_order(segment) * weight);
 	for (u32 place = 0; place < MOST_REQUESTS; place++)
 		if (take_back(&connection->requests[place]))
 			add(&service->unanswered, weight);
@@ -898,15 +994,20 @@ static void begin_handshake(const struct segment *segment)
 		bpf_map_update_elem(&tap_handshakes, &segment->key, &begun, BPF_ANY);
 }
 
-/* The guest's kernel accepts one: no process of the guest has a part in it. */
+/* The guest's kernel accepts one: no process of the guest has a part in it. Kept until the first request, which shows by it
+ * that nothing was before.
+ */
 static void end_handshake(const struct segment *segment)
 {
+	struct handshake accepted = { .sequence = segment->acknowledged - 1, .answers = segment->sequence + 1 };
 	struct handshake *begun = bpf_map_lookup_elem(&tap_handshakes, &segment->key);
 
-	if (!begun)
-		return;
-	count_time(segment, bpf_ktime_get_ns() - begun->begun_ns, HANDSHAKE, 1);
-	bpf_map_delete_elem(&tap_handshakes, &segment->key);
+	if (begun && begun->begun_ns)
+		count_time(segment, bpf_ktime_get_ns() - begun->begun_ns, HANDSHAKE, 1);
+	if (begun)
+		*begun = accepted;
+	else
+		bpf_map_update_elem(&tap_handshakes, &segment->key, &accepted, BPF_ANY);
 }
 
 /* An acknowledgement alone, as every second packet is. */
@@ -995,6 +1096,8 @@ int both_ways(struct __sk_buff *skb)
 	return 0;
 }
 
+struct bpf_map;
+
 struct look {
 	u64 now_ns;
 	u64 given_up_ns;
@@ -1036,6 +1139,25 @@ static void count_age(const struct connection_key *key, struct request *request,
 		bpf_map_update_elem(&tap_waiting, &place, &weight, BPF_NOEXIST);
 }
 
+/* Of one that another connection has taken the place of, none is waited for. */
+static long count_order(struct bpf_map *map, struct connection_key *key, struct order *order, struct look *look)
+{
+	struct connection *connection;
+
+	if (order->first == order->next || !chosen((u16)order->hash, look->halved))
+		return 0;
+	connection = bpf_map_lookup_elem(&tap_connections, key);
+	if (!connection || connection->matched != BY_ORDER) {
+		take_all_back(order);
+		return 0;
+	}
+#pragma clang loop unroll(disable)
+	for (u32 place = 0; place < MOST_OUTSTANDING; place++)
+		if (order->places[place].waiting)
+			count_age(key, &order->places[place], look);
+	return 0;
+}
+
 /* Of most connections no request waits: their keys are not read, which lie in other lines of the cache. */
 static long count_one(struct bpf_map *map, struct connection_key *key, struct connection *connection, struct look *look)
 {
@@ -1065,6 +1187,7 @@ int count_waiting(struct walk *found)
 		return 0;
 	look.given_up_ns = settings->given_up_ns;
 	bpf_for_each_map_elem(&tap_connections, count_one, &look, 0);
+	bpf_for_each_map_elem(&tap_orders, count_order, &look, 0);
 	*found = look.found;
 	return 0;
 }

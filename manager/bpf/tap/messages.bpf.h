@@ -1,0 +1,664 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* Where messages begin and end in what one side of a connection sends: HTTP/1, and memcached's text protocol.
+ *
+ * A segment is looked through from where the one before left off, in steps of a byte, or of up to eight where only the
+ * end of a line is looked for; content is passed over in one step, by its length. So a message may be cut anywhere.
+ * Whatever is not as it should be has it lose its way.
+ */
+#ifndef EQUIPOISE_MESSAGES_H
+#define EQUIPOISE_MESSAGES_H
+
+#define MOST_NUMBER (1u << 30)
+#define NO_NUMBER 0xffffffffu
+#define STEP_BYTES 8
+#define MOST_WORD 20 /* an answer to incr has as many digits */
+#define METHOD_LETTERS 4 /* that are looked at */
+#define STATUS_LETTERS 12 /* "HTTP/1.1 200" */
+
+/* Where in a message. */
+#define FIRST 0 /* in its first word, or before it */
+#define REST 1 /* of a line, of which nothing is wanted */
+#define WORDS 2 /* memcached: of a line that has a length or noreply in it */
+#define LINE 3 /* HTTP, as all that follow: a line of the head begins */
+#define NAME 4
+#define LENGTH 5
+#define CODING 6
+#define CHUNK 7 /* the line with its length */
+#define CHUNK_REST 8
+#define TRAILER 9
+#define TRAILER_REST 10
+
+/* What a request is answered with. */
+#define KIND 0x07
+#define SOME_LINE 0
+#define VALUES 1
+#define STATISTICS 2
+#define META 3
+#define PAGE 4
+#define HEAD_ALONE 5
+#define TUNNEL 6
+
+/* Of the message, beside its kind. Of requests of memcached: */
+#define STORES 0x08
+#define MAY_BE_QUIET 0x10
+#define QUIET 0x20
+#define QUITS 0x80
+/* Of answers of memcached: */
+#define SIZES 0x08 /* its line has a length */
+#define LAST 0x10 /* the answer ends with it */
+#define ANSWERING 0x20 /* it began with a line before */
+/* Of both, and of HTTP: */
+#define SIZED 0x40
+/* Of HTTP: */
+#define CHUNKED 0x08
+#define EMPTY 0x10 /* whatever the head says */
+
+/* Of one direction of a connection. It lies in a map, of whose values the verifier expects anything: it need not follow
+ * them from step to step.
+ */
+struct stream {
+	u64 word; /* its last letters */
+	u32 next; /* the sequence number of what is looked at next; what is before it is content */
+	u32 at; /* in the packet */
+	u32 end;
+	u32 number; /* as read so far */
+	u32 size; /* of the content */
+	u32 begun; /* messages, in this segment */
+	u8 state;
+	u8 letters; /* of the word */
+	u8 words; /* of the line that have ended */
+	u8 traits;
+	u32 lost; /* its way */
+};
+
+struct order;
+
+struct scan {
+	struct __sk_buff *skb;
+	struct order *order;
+	struct stream *stream;
+	struct service *service;
+	u64 now_ns;
+	u64 weight;
+	u32 interface;
+	u32 port;
+	u32 answers; /* they are, else requests */
+	u32 http;
+};
+
+/* What order.bpf.h does with them. */
+static bool any_outstanding(const struct order *order);
+static u32 next_kind(const struct order *order);
+static void begin_answer(struct scan *scan);
+static void begin_asking(struct scan *scan);
+static void push(struct scan *scan, u32 kind);
+static u32 pop(struct scan *scan);
+
+#define EIGHT(a, b, c, d, e, f, g, h) ((u64)FOUR(a, b, c, d) << 32 | FOUR(e, f, g, h))
+
+/* A bit for each byte that is a newline, or follows one that is: the lowest one is right. */
+static u64 newlines(u64 bytes)
+{
+	u64 differ = bytes ^ 0x0a0a0a0a0a0a0a0aULL;
+
+	return (differ - 0x0101010101010101ULL) & ~differ & 0x8080808080808080ULL;
+}
+
+/* How many bytes there are through the lowest one. */
+static u32 through(u64 bits)
+{
+	u64 below = (bits & -bits) - 1;
+
+	return (u32)((below & 0x0101010101010101ULL) * 0x0101010101010101ULL >> 56);
+}
+
+static void begin_word(struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+
+	stream->word = 0;
+	stream->letters = 0;
+	stream->number = 0;
+}
+
+static void begin_message(struct scan *scan, u32 traits)
+{
+	struct stream *stream = scan->stream;
+
+	begin_word(scan);
+	stream->state = FIRST;
+	stream->traits = traits;
+	stream->words = 0;
+}
+
+static void take_letter(struct scan *scan, u8 letter)
+{
+	struct stream *stream = scan->stream;
+
+	stream->word = stream->word << 8 | letter;
+	stream->letters = stream->letters < 255 ? stream->letters + 1 : 255;
+}
+
+static void take_digit(struct scan *scan, u32 digit, u32 base)
+{
+	struct stream *stream = scan->stream;
+
+	if (digit >= base || stream->number > MOST_NUMBER / base)
+		stream->number = NO_NUMBER;
+	else
+		stream->number = stream->number * base + digit;
+}
+
+/* The head of a message of HTTP has ended. */
+static void end_head(struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+	u32 traits = stream->traits;
+
+	if (traits & CHUNKED && !(traits & EMPTY)) {
+		begin_word(scan);
+		stream->state = CHUNK;
+		return;
+	}
+	if (scan->answers && !(traits & (SIZED | EMPTY)))
+		stream->lost = true; /* it ends with the connection */
+	if ((traits & (SIZED | EMPTY)) == SIZED)
+		stream->at += stream->size;
+	begin_message(scan, 0);
+}
+
+static u32 take_method(struct scan *scan, u8 letter, u64 eight)
+{
+	struct stream *stream = scan->stream;
+	u32 method, taken = 1;
+
+	if (!stream->letters && (letter == '\r' || letter == '\n'))
+		return 1; /* RFC 9112, 2.2: ignored */
+	if (!stream->letters)
+		begin_asking(scan);
+	if (!stream->letters && eight) {
+		stream->word = eight >> 32;
+		stream->letters = taken = METHOD_LETTERS;
+	} else {
+		take_letter(scan, letter);
+	}
+	if (stream->letters < METHOD_LETTERS)
+		return taken;
+	method = (u32)stream->word;
+	if (!is_method(method)) {
+		stream->lost = true;
+		return taken;
+	}
+	stream->state = REST;
+	stream->begun++;
+	add(&scan->service->http, scan->weight);
+	push(scan, method == FOUR('H', 'E', 'A', 'D')	? HEAD_ALONE
+		   : method == FOUR('C', 'O', 'N', 'N') ? TUNNEL
+							: PAGE);
+	return taken;
+}
+
+/* RFC 9112, 4: HTTP/1.1 200 */
+static void judge_status(struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+	u32 status = (u32)stream->word, kind;
+	u32 hundreds = (status >> 16 & 0xff) - '0', tens = (status >> 8 & 0xff) - '0', ones = (status & 0xff) - '0';
+
+	stream->state = REST;
+	stream->traits = 0;
+	if (status >> 24 != ' ' || hundreds - 1 > 8 || tens > 9 || ones > 9) {
+		stream->lost = true;
+		return;
+	}
+	if (hundreds == 1 && (tens || ones != 1)) {
+		stream->traits = EMPTY; /* 100 Continue, 103 Early Hints: another one follows */
+		return;
+	}
+	kind = pop(scan);
+	if (hundreds >= 5 && !stream->lost)
+		add(&scan->service->errors, scan->weight);
+	if (kind == HEAD_ALONE || (hundreds == 2 && !tens && ones == 4) || (hundreds == 3 && !tens && ones == 4))
+		stream->traits = EMPTY;
+	if (hundreds == 1 || (kind == TUNNEL && hundreds == 2))
+		stream->lost = true; /* another protocol follows */
+}
+
+static u32 take_status(struct scan *scan, u8 letter, u64 eight)
+{
+	struct stream *stream = scan->stream;
+	u32 taken = 1;
+
+	if (!stream->letters)
+		begin_answer(scan);
+	if (!stream->letters && eight) {
+		stream->word = eight >> 32;
+		stream->letters = taken = STEP_BYTES;
+	} else if (stream->letters == STEP_BYTES && eight) {
+		stream->word = eight >> 32;
+		stream->letters = STATUS_LETTERS;
+		taken = STATUS_LETTERS - STEP_BYTES;
+	} else {
+		take_letter(scan, letter);
+	}
+	if ((stream->letters == 4 || taken == STEP_BYTES) && (u32)stream->word != FOUR('H', 'T', 'T', 'P'))
+		stream->lost = true;
+	else if (stream->letters == STATUS_LETTERS)
+		judge_status(scan);
+	return taken;
+}
+
+#define LOWER 0x2020202020202020ULL
+
+/* A line of a head begins. Of a name only the first eight letters are looked at, unless it may be one that matters. */
+static u32 begin_line(struct scan *scan, u8 letter, u64 eight)
+{
+	struct stream *stream = scan->stream;
+
+	begin_word(scan);
+	if (letter == '\n') {
+		end_head(scan);
+		return 1;
+	}
+	if (letter == '\r')
+		return 1;
+	stream->state = NAME;
+	if (!eight) {
+		take_letter(scan, letter | 0x20);
+		return 1;
+	}
+	stream->word = eight | LOWER;
+	stream->letters = STEP_BYTES;
+	if (stream->word == EIGHT('c', 'o', 'n', 't', 'e', 'n', 't', '-') ||
+	    stream->word == EIGHT('t', 'r', 'a', 'n', 's', 'f', 'e', 'r'))
+		return STEP_BYTES;
+	stream->state = REST;
+	return 0;
+}
+
+static void take_name(struct scan *scan, u8 letter)
+{
+	struct stream *stream = scan->stream;
+
+	if (letter == '\n') {
+		stream->state = LINE;
+		return;
+	}
+	if (letter != ':') {
+		take_letter(scan, letter | 0x20);
+		if (stream->letters == STEP_BYTES && stream->word != EIGHT('c', 'o', 'n', 't', 'e', 'n', 't', '-') &&
+		    stream->word != EIGHT('t', 'r', 'a', 'n', 's', 'f', 'e', 'r'))
+			stream->state = REST;
+		return;
+	}
+	stream->state = REST;
+	if (stream->letters == 14 && stream->word == EIGHT('t', '-', 'l', 'e', 'n', 'g', 't', 'h'))
+		stream->state = LENGTH;
+	else if (stream->letters == 17 && stream->word == EIGHT('e', 'n', 'c', 'o', 'd', 'i', 'n', 'g'))
+		stream->state = CODING;
+	begin_word(scan);
+}
+
+static void take_length(struct scan *scan, u8 letter)
+{
+	struct stream *stream = scan->stream;
+
+	if (letter == ' ' || letter == '\t' || letter == '\r')
+		return;
+	if (letter != '\n') {
+		take_letter(scan, letter);
+		take_digit(scan, letter - '0', 10);
+		return;
+	}
+	if (!stream->letters || stream->number >= MOST_NUMBER || stream->traits & SIZED)
+		stream->lost = true;
+	stream->size = stream->number;
+	stream->traits |= SIZED;
+	stream->state = LINE;
+}
+
+static void take_coding(struct scan *scan, u8 letter)
+{
+	struct stream *stream = scan->stream;
+
+	if (letter == ' ' || letter == '\t' || letter == '\r')
+		return;
+	if (letter != '\n') {
+		take_letter(scan, letter | 0x20);
+		return;
+	}
+	if ((stream->word & 0x00ffffffffffffffULL) != EIGHT(0, 'c', 'h', 'u', 'n', 'k', 'e', 'd'))
+		stream->lost = true;
+	stream->traits |= CHUNKED;
+	stream->state = LINE;
+}
+
+/* The line of a chunk's length has ended. */
+static void end_chunk_line(struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+
+	if (!stream->letters || stream->number >= MOST_NUMBER)
+		stream->lost = true;
+	stream->state = stream->number ? CHUNK : TRAILER;
+	if (stream->number)
+		stream->at += stream->number + 2; /* the chunk, and the end of its line */
+	begin_word(scan);
+}
+
+static void take_chunk(struct scan *scan, u8 letter)
+{
+	struct stream *stream = scan->stream;
+	u8 lower = letter | 0x20;
+
+	if (letter == '\n') {
+		end_chunk_line(scan);
+	} else if (letter == ';') {
+		stream->state = CHUNK_REST;
+	} else if (letter != '\r' && letter != ' ') {
+		take_letter(scan, letter);
+		take_digit(scan, lower >= 'a' ? lower - 'a' + 10 : (u32)letter - '0', 16);
+	}
+}
+
+static u32 take_http(struct scan *scan, u8 letter, u64 eight)
+{
+	struct stream *stream = scan->stream;
+
+	switch (stream->state) {
+	case FIRST:
+		return scan->answers ? take_status(scan, letter, eight) : take_method(scan, letter, eight);
+	case LINE:
+		return begin_line(scan, letter, eight);
+	case NAME:
+		take_name(scan, letter);
+		break;
+	case LENGTH:
+		take_length(scan, letter);
+		break;
+	case CODING:
+		take_coding(scan, letter);
+		break;
+	case CHUNK:
+		take_chunk(scan, letter);
+		break;
+	case TRAILER:
+		if (letter == '\n')
+			begin_message(scan, 0);
+		else if (letter != '\r')
+			stream->state = TRAILER_REST;
+		break;
+	default:
+		stream->lost = true;
+	}
+	return 1;
+}
+
+/* A command of memcached: its first word has ended. */
+static void begin_command(struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+
+	stream->state = WORDS;
+	switch (stream->word) {
+	case EIGHT(0, 0, 0, 0, 0, 'g', 'e', 't'):
+	case EIGHT(0, 0, 0, 0, 'g', 'e', 't', 's'):
+	case EIGHT(0, 0, 0, 0, 0, 'g', 'a', 't'):
+	case EIGHT(0, 0, 0, 0, 'g', 'a', 't', 's'):
+		stream->traits = VALUES;
+		stream->state = REST;
+		break;
+	case EIGHT(0, 0, 0, 0, 0, 's', 'e', 't'):
+	case EIGHT(0, 0, 0, 0, 0, 'a', 'd', 'd'):
+	case EIGHT(0, 0, 0, 0, 0, 'c', 'a', 's'):
+	case EIGHT(0, 'r', 'e', 'p', 'l', 'a', 'c', 'e'):
+	case EIGHT(0, 0, 'a', 'p', 'p', 'e', 'n', 'd'):
+	case EIGHT(0, 'p', 'r', 'e', 'p', 'e', 'n', 'd'):
+		stream->traits = SOME_LINE | STORES | MAY_BE_QUIET;
+		break;
+	case EIGHT(0, 0, 0, 0, 'i', 'n', 'c', 'r'):
+	case EIGHT(0, 0, 0, 0, 'd', 'e', 'c', 'r'):
+	case EIGHT(0, 0, 'd', 'e', 'l', 'e', 't', 'e'):
+	case EIGHT(0, 0, 0, 't', 'o', 'u', 'c', 'h'):
+	case EIGHT('l', 'u', 's', 'h', '_', 'a', 'l', 'l'):
+	case EIGHT('e', 'r', 'b', 'o', 's', 'i', 't', 'y'):
+		stream->traits = SOME_LINE | MAY_BE_QUIET;
+		break;
+	case EIGHT(0, 'v', 'e', 'r', 's', 'i', 'o', 'n'):
+		stream->traits = SOME_LINE;
+		stream->state = REST;
+		break;
+	case EIGHT(0, 0, 0, 's', 't', 'a', 't', 's'):
+		stream->traits = STATISTICS;
+		stream->state = REST;
+		break;
+	case EIGHT(0, 0, 0, 0, 0, 0, 'm', 's'):
+		stream->traits = META | STORES;
+		break;
+	case EIGHT(0, 0, 0, 0, 0, 0, 'm', 'g'):
+	case EIGHT(0, 0, 0, 0, 0, 0, 'm', 'd'):
+	case EIGHT(0, 0, 0, 0, 0, 0, 'm', 'a'):
+	case EIGHT(0, 0, 0, 0, 0, 0, 'm', 'n'):
+		stream->traits = META;
+		break;
+	case EIGHT(0, 0, 0, 0, 'q', 'u', 'i', 't'):
+		stream->traits = QUITS;
+		break;
+	default:
+		stream->lost = true;
+	}
+}
+
+/* An answer of memcached, or a further line of one: its first word has ended. Where it does not fit the request, or says that
+ * the server took the request for something else, it tells nothing of what follows.
+ */
+static void begin_reply(struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+	u32 kind = stream->traits & ANSWERING ? stream->traits & KIND : next_kind(scan->order), traits = LAST;
+	bool fits, fails = false;
+
+	stream->state = REST;
+	switch (stream->word) {
+	case EIGHT(0, 0, 0, 'V', 'A', 'L', 'U', 'E'):
+		fits = kind == VALUES;
+		traits = SIZES;
+		stream->state = WORDS;
+		break;
+	case EIGHT(0, 0, 0, 0, 0, 'E', 'N', 'D'):
+		fits = kind == VALUES || kind == STATISTICS;
+		break;
+	case EIGHT(0, 0, 0, 0, 'S', 'T', 'A', 'T'):
+		fits = kind == STATISTICS;
+		traits = 0;
+		break;
+	case EIGHT(0, 0, 0, 'R', 'E', 'S', 'E', 'T'):
+	case EIGHT(0, 0, 0, 0, 0, 0, 'O', 'K'):
+		fits = kind == STATISTICS || kind == SOME_LINE;
+		break;
+	case EIGHT(0, 0, 0, 0, 0, 0, 'V', 'A'):
+		fits = kind == META;
+		traits = SIZES | LAST;
+		stream->state = WORDS;
+		break;
+	case EIGHT(0, 0, 0, 0, 0, 0, 'H', 'D'):
+	case EIGHT(0, 0, 0, 0, 0, 0, 'E', 'N'):
+	case EIGHT(0, 0, 0, 0, 0, 0, 'N', 'F'):
+	case EIGHT(0, 0, 0, 0, 0, 0, 'N', 'S'):
+	case EIGHT(0, 0, 0, 0, 0, 0, 'E', 'X'):
+	case EIGHT(0, 0, 0, 0, 0, 0, 'M', 'N'):
+		fits = kind == META;
+		break;
+	case EIGHT('E', 'R', '_', 'E', 'R', 'R', 'O', 'R'): /* SERVER_ERROR */
+		fits = fails = !(stream->traits & ANSWERING);
+		break;
+	case EIGHT('N', 'T', '_', 'E', 'R', 'R', 'O', 'R'): /* CLIENT_ERROR */
+	case EIGHT(0, 0, 0, 'E', 'R', 'R', 'O', 'R'):
+		fits = false;
+		break;
+	default:
+		fits = kind == SOME_LINE && stream->letters;
+	}
+	if (!fits) {
+		stream->lost = true;
+		return;
+	}
+	if (!(stream->traits & ANSWERING))
+		pop(scan);
+	if (fails && !stream->lost)
+		add(&scan->service->errors, scan->weight);
+	stream->traits = kind | traits | ANSWERING;
+}
+
+/* Which word of a line is the length of the content; the one before it is said to be the last one that has ended. */
+static u32 length_at(const struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+
+	if (scan->answers)
+		return (stream->traits & KIND) == META ? 1 : 3;
+	return (stream->traits & KIND) == META ? 2 : 4;
+}
+
+static void end_word(struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+	u32 quiet = stream->letters == 7 && stream->word == EIGHT(0, 'n', 'o', 'r', 'e', 'p', 'l', 'y') ? QUIET : 0;
+
+	if (stream->traits & SIZES && stream->words == length_at(scan)) { /* SIZES and STORES are one bit */
+		if (stream->number >= MOST_NUMBER)
+			stream->lost = true;
+		stream->size = stream->number;
+		stream->traits |= SIZED;
+	} else if (!scan->answers && (stream->traits & KIND) == META && stream->words > 1 && stream->letters == 1 &&
+		   (u8)stream->word == 'q') {
+		stream->lost = true; /* it is answered, or not */
+	}
+	if (!scan->answers)
+		stream->traits = (stream->traits & ~QUIET) | quiet;
+	stream->words = stream->words < 255 ? stream->words + 1 : 255;
+	begin_word(scan);
+}
+
+static void end_text_line(struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+	u32 traits = stream->traits;
+
+	if (traits & SIZES) {
+		if (!(traits & SIZED))
+			stream->lost = true;
+		stream->at += stream->size + 2; /* the content, and the end of its line */
+	}
+	if (scan->answers) {
+		begin_message(scan, traits & LAST ? 0 : (traits & KIND) | ANSWERING);
+		return;
+	}
+	begin_message(scan, 0);
+	if (traits & QUITS || stream->lost)
+		return;
+	stream->begun++;
+	add(&scan->service->memcached, scan->weight);
+	if ((traits & (MAY_BE_QUIET | QUIET)) == (MAY_BE_QUIET | QUIET))
+		add(&scan->service->noreply, scan->weight);
+	else
+		push(scan, traits & KIND);
+}
+
+/* The first word of what memcached and its clients say most often, in one step. */
+static u32 take_frequent(struct scan *scan, u64 eight)
+{
+	if (!scan->answers && eight >> 32 == FOUR('g', 'e', 't', ' '))
+		return 4;
+	if (!scan->answers && eight >> 32 == FOUR('s', 'e', 't', ' '))
+		return 4;
+	if (scan->answers && eight >> 16 == EIGHT(0, 0, 'V', 'A', 'L', 'U', 'E', ' '))
+		return 6;
+	return 0;
+}
+
+static u32 take_text(struct scan *scan, u8 letter, u64 eight)
+{
+	struct stream *stream = scan->stream;
+	u32 taken = 1, frequent;
+
+	if (stream->state == FIRST && !stream->letters) {
+		if (!scan->answers)
+			begin_asking(scan);
+		else if (!(stream->traits & ANSWERING))
+			begin_answer(scan);
+		frequent = take_frequent(scan, eight);
+		if (frequent) {
+			stream->word = eight >> (72 - 8 * frequent);
+			stream->letters = frequent - 1;
+			letter = ' ';
+			taken = frequent;
+		}
+	}
+	if (letter != ' ' && letter != '\r' && letter != '\n') {
+		take_letter(scan, letter);
+		take_digit(scan, letter - '0', 10);
+		if (stream->state == FIRST && stream->letters > MOST_WORD)
+			stream->lost = true;
+		return taken;
+	}
+	if (stream->state == FIRST) {
+		if (scan->answers)
+			begin_reply(scan);
+		else
+			begin_command(scan);
+		begin_word(scan);
+		stream->words = 1;
+	} else if (stream->letters) {
+		end_word(scan);
+	}
+	if (letter == '\n')
+		end_text_line(scan);
+	else if (letter == '\r')
+		stream->state = REST;
+	return taken;
+}
+
+static void end_line(struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+
+	if (!scan->http)
+		end_text_line(scan);
+	else if (stream->state == CHUNK_REST)
+		end_chunk_line(scan);
+	else
+		stream->state = stream->state == REST ? LINE : TRAILER;
+}
+
+/* One step; bpf_loop ends with 1. */
+static long look_on(u32 step, struct scan *scan)
+{
+	struct stream *stream = scan->stream;
+	u32 left = stream->end - stream->at, taken;
+	u64 bytes = 0, ends;
+	bool whole = left >= STEP_BYTES;
+
+	if ((s32)left <= 0 || stream->lost)
+		return 1;
+	if (whole ? bpf_skb_load_bytes(scan->skb, stream->at, &bytes, STEP_BYTES)
+		  : bpf_skb_load_bytes(scan->skb, stream->at, &bytes, 1)) {
+		stream->lost = true;
+		return 1;
+	}
+	if (stream->state == REST || stream->state == CHUNK_REST || stream->state == TRAILER_REST) {
+		ends = newlines(whole ? bytes : bytes & 0xff);
+		stream->at += ends ? through(ends) : whole ? STEP_BYTES : 1;
+		if (ends)
+			end_line(scan);
+		return 0;
+	}
+	if (scan->http)
+		taken = take_http(scan, (u8)bytes, whole ? bpf_be64_to_cpu(bytes) : 0);
+	else
+		taken = take_text(scan, (u8)bytes, whole ? bpf_be64_to_cpu(bytes) : 0);
+	stream->at += taken;
+	return 0;
+}
+
+#endif
