@@ -24,7 +24,10 @@ __all__ = ["wire"]
 pytestmark = NEEDS_BPF
 
 PLACES = 16
-LOOKS_LIKE_ANSWERS = b"\r\nEND\r\nSTORED\r\nVALUE a 0 1\r\nx\r\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nget a\r\nGET / HTTP/1.1\r\n\r\n"
+LOOKS_LIKE_ANSWERS = (
+    b"\r\nEND\r\nSTORED\r\nVALUE a 0 1\r\nx\r\n"
+    b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\nget a\r\nGET / HTTP/1.1\r\n\r\n"
+)
 
 
 def content(size: int) -> bytes:
@@ -195,7 +198,7 @@ def test_no_time_is_wrong_whatever_is_not_seen(
     again: set[int],
     swapped: set[int],
 ) -> None:
-    """Packets that pass elsewhere, that are sent again, and that overtake others, from when the client has pipelined."""
+    """Packets that pass elsewhere, are sent again, or overtake others, from when the client has pipelined."""
     connection = wire.accept(Connection(port=port, client_port=random.randrange(32_768, 65_536)))
     model = Model(wire, connection)
     times_before = times_us(wire)

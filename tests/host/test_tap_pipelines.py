@@ -154,6 +154,37 @@ def test_quiet_requests_need_no_answer_when_pipelined(wire: Wire, pipelining: Co
     assert outcome(wire) == (5, 1, 0, 0)
 
 
+def test_requests_in_one_packet_are_each_counted_and_timed(wire: Wire) -> None:
+    """Quiet ones have no answer where nothing is found."""
+    connection = wire.accept(Connection(port=11211))
+    wire.to_guest(connection.to_guest(b"".join(binary(opaque, body=bytes(opaque)) for opaque in (1, 2, 3))))
+    assert outcome(wire) == (0, 0, 0, 3)
+    assert wire.seen.requests[TapProtocol.MEMCACHED_BINARY] == 3
+    wire.from_guest(connection.from_guest(answer_to(1) + answer_to(2) + answer_to(3)))
+    assert outcome(wire) == (3, 0, 0, 0)
+    wire.to_guest(connection.to_guest(binary(4, code=GET_QUIETLY) + binary(5, code=GET_QUIETLY) + binary(6, code=NOOP)))
+    wire.from_guest(connection.from_guest(answer_to(6)))
+    assert outcome(wire) == (4, 2, 0, 0)
+
+
+def test_of_many_requests_in_one_packet_sixteen_are_counted_and_four_timed(wire: Wire) -> None:
+    connection = wire.accept(Connection(port=11211))
+    wire.to_guest(connection.to_guest(b"".join(binary(opaque) for opaque in range(20))))
+    assert outcome(wire) == (0, 12, 0, 4)
+    assert wire.seen.requests[TapProtocol.MEMCACHED_BINARY] == 16
+
+
+def test_a_request_whose_header_is_cut_is_not_counted(wire: Wire) -> None:
+    connection = wire.accept(Connection(port=11211))
+    requests = binary(1) + binary(2) + binary(3)
+    wire.to_guest(connection.to_guest(requests[:-2]))
+    wire.to_guest(connection.to_guest(requests[-2:]))
+    for opaque in (1, 2, 3):
+        wire.from_guest(connection.from_guest(answer_to(opaque)))
+    assert wire.seen.requests[TapProtocol.MEMCACHED_BINARY] == 2
+    assert outcome(wire) == (2, 0, 0, 0)
+
+
 def test_pipelined_answers_tell_errors(wire: Wire, pipelining: Connection) -> None:
     wire.from_guest(pipelining.from_guest(answer_to(1) + answer_to(2, status=0x82) + answer_to(3)))
     assert (wire.seen.errors, wire.seen.answers) == (1, 3)

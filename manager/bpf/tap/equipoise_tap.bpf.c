@@ -718,13 +718,13 @@ static void give_up_from(u32 place, struct connection *connection, struct servic
 			add(&service->untimed, weight);
 }
 
-/* A request while others wait. */
-static void begin_further(struct connection *connection, struct segment *segment, struct service *service,
-			  const u8 head[HEAD_BYTES], u64 now_ns, u64 weight)
+/* A request while others wait, or behind another one in a segment. ``length``: of the segment from where it begins on. */
+static __always_inline void begin_further(struct connection *connection, u32 length, struct service *service,
+					  const u8 head[HEAD_BYTES], u64 now_ns, u64 weight)
 {
 	u32 opaque = opaque_of(head), free = MOST_REQUESTS;
-	bool told = connection->protocol == MEMCACHED_BINARY && segment->length >= MESSAGE_BYTES &&
-		    connection->matched != UNTIMED;
+	bool told =
+		connection->protocol == MEMCACHED_BINARY && length >= MESSAGE_BYTES && connection->matched != UNTIMED;
 
 	for (u32 place = 0; place < MOST_REQUESTS; place++) {
 		if (!connection->requests[place].waiting)
@@ -752,6 +752,59 @@ static void begin_further(struct connection *connection, struct segment *segment
 		let_wait(&connection->requests[free], opaque, now_ns);
 	else
 		add(&service->untimed, weight);
+}
+
+struct asking {
+	struct __sk_buff *skb;
+	struct connection *connection;
+	struct service *service;
+	u64 now_ns;
+	u64 weight;
+	u32 at; /* in the packet */
+	u32 end;
+};
+
+/* The length of a message that begins so. */
+static u32 message_bytes(const u8 head[HEAD_BYTES])
+{
+	return MESSAGE_BYTES + four(head + 8);
+}
+
+/* One of the requests that begin in a segment; bpf_loop ends with 1. */
+static long ask_one(u32 before, struct asking *asking)
+{
+	u8 head[HEAD_BYTES] = {};
+
+	if (asking->at + MESSAGE_BYTES > asking->end ||
+	    bpf_skb_load_bytes(asking->skb, asking->at, head, sizeof(head)) || recognise(head) != MEMCACHED_BINARY ||
+	    four(head + 8) > MOST_BODY_BYTES)
+		return 1;
+	count_request(asking->service, MEMCACHED_BINARY, asking->weight);
+	begin_further(asking->connection, asking->end - asking->at, asking->service, head, asking->now_ns,
+		      asking->weight);
+	asking->at += message_bytes(head);
+	return 0;
+}
+
+/* The requests of memcached's binary protocol behind the first one in a segment. */
+__attribute__((noinline)) int ask_others(struct __sk_buff *skb, const struct segment *segment, u64 now_ns, u64 weight,
+					 u32 first_bytes)
+{
+	struct asking asking = { .skb = skb, .now_ns = now_ns, .weight = weight };
+	struct connection_key key;
+
+	if (!segment)
+		return 0;
+	key = segment->key;
+	asking.connection = bpf_map_lookup_elem(&tap_connections, &key);
+	asking.service = service_of(segment);
+	if (!asking.connection || !asking.service)
+		return 0;
+	asking.at = segment->offset + first_bytes;
+	asking.end = segment->offset + segment->length;
+	if (HAS_LOOP)
+		bpf_loop(MOST_REQUESTS_IN_ONE - 1, ask_one, &asking, 0);
+	return 0;
 }
 
 static bool has_order(u8 protocol)
@@ -811,7 +864,7 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	struct connection *connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
 	u32 end = from + segment->length;
 	u8 head[HEAD_BYTES] = {};
-	bool is_new = !connection;
+	bool is_new = !connection, follows;
 	u64 now_ns;
 
 	if (!connection) {
@@ -826,6 +879,7 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 		return; /* sent again */
 	now_ns = bpf_ktime_get_ns();
 	load_head(skb, segment, head);
+	follows = !connection->asked || connection->asked_end == from;
 	connection->asked = true;
 	connection->asked_end = end;
 	if (is_new) {
@@ -854,13 +908,17 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 		count_request(service, connection->protocol, weight);
 		if (connection->protocol == MEMCACHED && is_noreply(skb, segment, head))
 			return;
-		begin_further(connection, segment, service, head, now_ns, weight);
+		begin_further(connection, segment->length, service, head, now_ns, weight);
 	} else {
 		u32 latest = connection->latest;
 
 		if (latest < MOST_REQUESTS) /* more of it */
 			connection->requests[latest].asked_ns = now_ns;
+		return;
 	}
+	if (connection->protocol == MEMCACHED_BINARY && follows && four(head + 8) <= MOST_BODY_BYTES &&
+	    message_bytes(head) < segment->length)
+		ask_others(skb, segment, now_ns, weight, message_bytes(head));
 }
 
 /* Those of the requests that wait which an answer in memcached's binary protocol answers, one bit each. */

@@ -13,7 +13,8 @@
 #define MOST_WAITING 16384
 #define MOST_HALVINGS 10 /* of the connections that are looked at */
 #define MOST_REQUESTS 4 /* of a connection that wait and are timed */
-#define MOST_ORDERS 8192 /* connections whose requests wait in their order; likewise */
+#define MOST_REQUESTS_IN_ONE 16 /* segment, of memcached's binary protocol */
+#define MOST_ORDERS 4096 /* connections whose requests wait in their order; likewise */
 #define MOST_OUTSTANDING 16 /* of their requests, with a time each; a power of two */
 #define MOST_FURTHER 1024 /* of their requests behind those */
 #define MOST_YOUNG 16 /* segments of requests, after which a client that took turns is taken to go on so */

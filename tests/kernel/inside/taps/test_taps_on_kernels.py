@@ -24,6 +24,10 @@ LOOPBACK = 1
 HOST = HostPaths(Path("/"))
 HAS_TCX = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) >= (6, 6)
 GET, OK = b"GET / HTTP/1.1\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
+PAGE, UPLOAD = b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n", b"POST / HTTP/1.1\r\nContent-Length: 4\r\n\r\nGET "
+LONG_OK = b"HTTP/1.1 200 OK\r\nServer: any\r\nContent-Length: 17\r\n\r\nHTTP/1.1 200 OK\r\n"
+CHUNKED_OK = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nHTTP/\r\n0\r\n\r\n"
+QUIET, VALUE = b"set q 0 0 3 noreply\r\nget\r\n", b"VALUE a 0 5\r\nEND\r\n\r\n"
 TURNS = 20
 
 
@@ -75,6 +79,28 @@ def test_pipelined_requests_behind_extension_headers(program: TapProgram) -> Non
     [seen] = program.traffic()
     assert (seen.protocol, seen.answers, seen.untimed) == ((TapProtocol.MEMCACHED_BINARY, 1.0), 2, 0)
     assert seen.waiting.count == 1
+
+
+@pytest.mark.parametrize(
+    ("port", "requests", "answers"),
+    [
+        (80, PAGE + UPLOAD + PAGE, LONG_OK + b"HTTP/1.1 204 No Content\r\n\r\n" + CHUNKED_OK),
+        (11211, b"get a b\r\n" + QUIET + b"get c\r\nset d 0 0 1\r\nx\r\n", VALUE + b"END\r\nEND\r\nSTORED\r\n"),
+    ],
+)
+def test_requests_and_answers_that_share_packets(port: int, requests: bytes, answers: bytes) -> None:
+    with closing(TapProgram(HOST)) as program:
+        program.admit(LOOPBACK)
+        to_guest, from_guest = program.programs
+        connection = Connection(port=port)
+        run_on(from_guest, connection.from_guest(flags=SYN | ACK))
+        run_on(to_guest, connection.to_guest(requests[:45]))
+        run_on(to_guest, connection.to_guest(requests[45:]))
+        assert [seen.waiting.count for seen in program.traffic()] == [3]
+        run_on(from_guest, connection.from_guest(answers[:30]))
+        run_on(from_guest, connection.from_guest(answers[30:]))
+        [seen] = program.traffic()
+        assert (seen.answers, seen.untimed, seen.times.count, seen.waiting.count) == (3, 0, 3, 0)
 
 
 @pytest.mark.parametrize("way", TapWay)

@@ -8,6 +8,7 @@ from tests.kernel.inside.taps.test_taps_on_kernels import (
     program,
     test_packets_with_known_answers,
     test_real_connections,
+    test_requests_and_answers_that_share_packets,
     test_the_first_way_that_the_kernel_knows_is_taken,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "program",
     "test_packets_with_known_answers",
     "test_real_connections",
+    "test_requests_and_answers_that_share_packets",
     "test_the_first_way_that_the_kernel_knows_is_taken",
 ]
