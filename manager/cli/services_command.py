@@ -25,13 +25,13 @@ WHAT IT DOES
   Shows which ports of the running VMs serve, and how fast, from the packets at their taps; nothing is needed in the
   guests, and VMs need not be registered. A response time is the time from the last byte of a request on its way to the
   VM to the first byte of the answer: the host's part and the guest's, without the network in between. A BPF program
-  measures it; it looks at ports, sequence numbers and the first 16 bytes of a message, and keeps no content and, after
+  measures it; it looks at ports, sequence numbers and the beginnings of messages, and keeps no content and, after
   this command has ended, no addresses. Nothing is changed, and nothing stays, whatever ends the command.
 
   Requests are recognised by their first bytes: http, memcached (text and binary), tls. For anything else (other), what
-  a client sends until the VM answers counts as one request, and so does what was sent in one packet. UNTIMED are
-  requests whose answers cannot be matched: those of a connection that sends the next one before the answer
-  (pipelining) other than in memcached's binary protocol, HTTP/2, and the first one of each TLS connection. UNANSWERED
+  a client sends until the VM answers counts as one request. UNTIMED are requests whose answers cannot be matched:
+  HTTP/2, the first one of each TLS connection, and, of connections that send the next one before the answer
+  (pipelining), those that the command did not see from their beginning, and what waits behind 16 others. UNANSWERED
   are those whose connection ended before, or that waited for a minute; WAITING those that have no answer yet. ERRORS
   are HTTP statuses from 500 on, and memcached's SERVER_ERROR. ACCEPT is how long the guest's kernel takes to accept a
   connection, in which no process of the guest has a part: it grows with the VM's wait for pCPUs alone.

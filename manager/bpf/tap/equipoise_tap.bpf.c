@@ -503,7 +503,7 @@ static struct service *service_of(const struct segment *segment)
 }
 
 /* A service that the guest shows it has, unless it has too many. */
-static struct service *make_service(const struct segment *segment)
+static __noinline struct service *make_service(const struct segment *segment)
 {
 	struct service_key key = { .interface = segment->key.interface, .port = segment->key.guest_port };
 	struct service nothing = {};
@@ -718,20 +718,34 @@ static void give_up_from(u32 place, struct connection *connection, struct servic
 			add(&service->untimed, weight);
 }
 
+/* The places of requests that have the number of a message in memcached's binary protocol, one bit each. */
+static u32 numbered_as(const struct connection *connection, const u8 head[HEAD_BYTES])
+{
+	u32 opaque = opaque_of(head), same = 0;
+
+	for (u32 place = 0; place < MOST_REQUESTS; place++) {
+		u64 differ = connection->requests[place].opaque ^ opaque;
+
+		asm volatile("" : "+r"(differ)); /* no branch: the verifier would follow each of their combinations */
+		same |= (u32)((differ - 1) >> 63) << place;
+	}
+	return same;
+}
+
 /* A request while others wait, or behind another one in a segment. ``length``: of the segment from where it begins on. */
 static __always_inline void begin_further(struct connection *connection, u32 length, struct service *service,
 					  const u8 head[HEAD_BYTES], u64 now_ns, u64 weight)
 {
-	u32 opaque = opaque_of(head), free = MOST_REQUESTS;
-	bool told =
-		connection->protocol == MEMCACHED_BINARY && length >= MESSAGE_BYTES && connection->matched != UNTIMED;
+	u32 opaque = opaque_of(head), free, waiting = 0;
+	u32 same = numbered_as(connection, head);
+	bool told;
 
-	for (u32 place = 0; place < MOST_REQUESTS; place++) {
-		if (!connection->requests[place].waiting)
-			free = place;
-		else if (connection->requests[place].opaque == opaque)
-			told = false;
-	}
+	for (u32 place = 0; place < MOST_REQUESTS; place++)
+		waiting |= (connection->requests[place].waiting & 1) << place;
+	told = connection->protocol == MEMCACHED_BINARY && length >= MESSAGE_BYTES && connection->matched != UNTIMED &&
+	       !(waiting & same);
+	for (free = 0; free < MOST_REQUESTS && waiting >> free & 1; free++)
+		;
 	if (!told) {
 		/* The first one waits on, to see that there is an answer. */
 		give_up_from(1, connection, service, weight);
@@ -807,29 +821,51 @@ __attribute__((noinline)) int ask_others(struct __sk_buff *skb, const struct seg
 	return 0;
 }
 
-static bool has_order(u8 protocol)
+static bool is_silent(const struct connection *connection, u64 now_ns)
 {
-	return protocol == HTTP || protocol == MEMCACHED;
+	return connection->answered_ns && now_ns - connection->answered_ns > SILENT_S * NS_PER_S;
 }
 
-/* Of a connection that is new: whether its handshake was seen, and nothing since. */
-static bool begin_known(const struct segment *segment, struct connection *connection, u32 from, u8 protocol)
+/* Where the guest's next message begins, of a connection that is new, if its handshake was seen and nothing since. */
+static bool is_known(const struct segment *segment, u32 from, u32 *answers)
 {
 	struct handshake *accepted = bpf_map_lookup_elem(&tap_handshakes, &segment->key);
-	u32 answers;
 	bool known;
 
 	if (!accepted)
 		return false;
 	known = !accepted->begun_ns && accepted->sequence + 1 == from;
-	answers = accepted->answers;
+	*answers = accepted->answers;
 	bpf_map_delete_elem(&tap_handshakes, &segment->key);
-	return known && has_order(protocol) && begin_order(segment, answers, connection->hash, protocol == HTTP, false);
+	return known;
+}
+
+static bool has_order(u8 protocol)
+{
+	return protocol == HTTP || protocol == MEMCACHED;
+}
+
+/* A connection begins, or its client pipelined: its requests are matched by their order where nothing waits. */
+static __noinline void begin_in_order(const struct segment *segment, struct connection *connection, u32 from,
+				      const u8 head[HEAD_BYTES], u64 now_ns)
+{
+	u8 protocol = connection->matched == UNTIMED ? connection->protocol : recognise(head);
+	u32 answers = connection->answered_end;
+
+	if (connection->matched == UNTIMED
+		    ? any_waits(connection) || !connection->pipelines || !is_silent(connection, now_ns)
+		    : !is_known(segment, from, &answers))
+		return;
+	if (!has_order(protocol) ||
+	    !begin_order(segment, answers, connection->hash, protocol == HTTP, connection->pipelines))
+		return;
+	connection->protocol = protocol;
+	connection->matched = BY_ORDER;
 }
 
 /* Whether a segment of requests needs no more to be done. */
-static bool ask_in_order(struct __sk_buff *skb, const struct segment *segment, struct connection *connection,
-			 u64 now_ns, u64 weight)
+static __always_inline bool ask_in_order(struct __sk_buff *skb, const struct segment *segment,
+					 struct connection *connection, u64 now_ns, u64 weight)
 {
 	int seen = follow(skb, segment, now_ns, weight, false);
 
@@ -837,6 +873,7 @@ static bool ask_in_order(struct __sk_buff *skb, const struct segment *segment, s
 	if (seen & SEVERAL)
 		connection->pipelines = true;
 	if (seen & TAKES_TURNS) {
+		end_order(segment);
 		connection->matched = BY_TURNS;
 		return false;
 	}
@@ -847,8 +884,8 @@ static bool ask_in_order(struct __sk_buff *skb, const struct segment *segment, s
 }
 
 /* Whether a segment of answers needs no more to be done. */
-static bool answer_in_order(struct __sk_buff *skb, const struct segment *segment, struct connection *connection,
-			    u64 now_ns, u64 weight)
+static __always_inline bool answer_in_order(struct __sk_buff *skb, const struct segment *segment,
+					    struct connection *connection, u64 now_ns, u64 weight)
 {
 	int seen = follow(skb, segment, now_ns, weight, true);
 
@@ -856,6 +893,14 @@ static bool answer_in_order(struct __sk_buff *skb, const struct segment *segment
 		return true;
 	lose_order(segment, weight);
 	return seen & BEGUN || connection->pipelines;
+}
+
+static __noinline struct connection *make_connection(const struct segment *segment)
+{
+	struct connection begun = { .hash = hash_of(&segment->key) };
+
+	bpf_map_update_elem(&tap_connections, &segment->key, &begun, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&tap_connections, &segment->key);
 }
 
 /* The client sends; ``from`` is the sequence number of the first byte. */
@@ -867,14 +912,10 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	bool is_new = !connection, follows;
 	u64 now_ns;
 
-	if (!connection) {
-		struct connection begun = { .hash = hash_of(&segment->key) };
-
-		bpf_map_update_elem(&tap_connections, &segment->key, &begun, BPF_NOEXIST);
-		connection = bpf_map_lookup_elem(&tap_connections, &segment->key);
-		if (!connection)
-			return;
-	}
+	if (!connection)
+		connection = make_connection(segment);
+	if (!connection)
+		return;
 	if (connection->asked && (s32)(end - connection->asked_end) <= 0)
 		return; /* sent again */
 	now_ns = bpf_ktime_get_ns();
@@ -882,27 +923,13 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	follows = !connection->asked || connection->asked_end == from;
 	connection->asked = true;
 	connection->asked_end = end;
-	if (is_new) {
-		u8 protocol = recognise(head);
-
-		if (begin_known(segment, connection, from, protocol)) {
-			connection->protocol = protocol;
-			connection->matched = BY_ORDER;
-		}
-	}
+	if (is_new || connection->matched == UNTIMED)
+		begin_in_order(segment, connection, from, head, now_ns);
 	if (connection->matched == BY_ORDER && ask_in_order(skb, segment, connection, now_ns, weight))
 		return;
 	if (!any_waits(connection)) {
-		if (connection->answered_ns && now_ns - connection->answered_ns > SILENT_S * NS_PER_S) {
+		if (is_silent(connection, now_ns))
 			connection->matched = BY_TURNS; /* whatever was asked is answered by now */
-			if (connection->pipelines && has_order(connection->protocol) &&
-			    begin_order(segment, connection->answered_end, connection->hash,
-					connection->protocol == HTTP, true)) {
-				connection->matched = BY_ORDER;
-				if (ask_in_order(skb, segment, connection, now_ns, weight))
-					return;
-			}
-		}
 		begin_request(skb, segment, connection, service, head, now_ns, weight);
 	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
 		count_request(service, connection->protocol, weight);
@@ -919,20 +946,6 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	if (connection->protocol == MEMCACHED_BINARY && follows && four(head + 8) <= MOST_BODY_BYTES &&
 	    message_bytes(head) < segment->length)
 		ask_others(skb, segment, now_ns, weight, message_bytes(head));
-}
-
-/* Those of the requests that wait which an answer in memcached's binary protocol answers, one bit each. */
-static u32 answered_by(const struct connection *connection, const u8 head[HEAD_BYTES])
-{
-	u32 opaque = opaque_of(head), answered = 0;
-
-	for (u32 place = 0; place < MOST_REQUESTS; place++) {
-		u64 differ = connection->requests[place].opaque ^ opaque;
-
-		asm volatile("" : "+r"(differ)); /* no branch: the verifier would follow each of their combinations */
-		answered |= (u32)((differ - 1) >> 63) << place;
-	}
-	return answered;
 }
 
 /* Answers come in the order of their requests: those that wait and are older had none, or one that could not be seen. */
@@ -974,7 +987,7 @@ static void answer_each(struct __sk_buff *skb, const struct segment *segment, st
 		body = four(head + 8);
 		if (body > MOST_BODY_BYTES)
 			break;
-		answered |= answered_by(connection, head);
+		answered |= numbered_as(connection, head);
 		if (is_error(head, MEMCACHED_BINARY))
 			add(&service->errors, weight);
 		at += MESSAGE_BYTES + body;

@@ -167,7 +167,7 @@ static void end_head(struct scan *scan)
 	begin_message(scan, 0);
 }
 
-static u32 take_method(struct scan *scan, u8 letter, u64 eight)
+static __always_inline u32 take_method(struct scan *scan, u8 letter, u64 eight)
 {
 	struct stream *stream = scan->stream;
 	u32 method, taken = 1;
@@ -199,7 +199,7 @@ static u32 take_method(struct scan *scan, u8 letter, u64 eight)
 }
 
 /* RFC 9112, 4: HTTP/1.1 200 */
-static void judge_status(struct scan *scan)
+static __always_inline void judge_status(struct scan *scan)
 {
 	struct stream *stream = scan->stream;
 	u32 status = (u32)stream->word, kind;
@@ -224,7 +224,7 @@ static void judge_status(struct scan *scan)
 		stream->lost = true; /* another protocol follows */
 }
 
-static u32 take_status(struct scan *scan, u8 letter, u64 eight)
+static __always_inline u32 take_status(struct scan *scan, u8 letter, u64 eight)
 {
 	struct stream *stream = scan->stream;
 	u32 taken = 1;
@@ -361,7 +361,7 @@ static void take_chunk(struct scan *scan, u8 letter)
 	}
 }
 
-static u32 take_http(struct scan *scan, u8 letter, u64 eight)
+static __always_inline u32 take_http(struct scan *scan, u8 letter, u64 eight)
 {
 	struct stream *stream = scan->stream;
 
@@ -452,7 +452,7 @@ static void begin_command(struct scan *scan)
 /* An answer of memcached, or a further line of one: its first word has ended. Where it does not fit the request, or says that
  * the server took the request for something else, it tells nothing of what follows.
  */
-static void begin_reply(struct scan *scan)
+static __always_inline void begin_reply(struct scan *scan)
 {
 	struct stream *stream = scan->stream;
 	u32 kind = stream->traits & ANSWERING ? stream->traits & KIND : next_kind(scan->order), traits = LAST;
@@ -540,7 +540,7 @@ static void end_word(struct scan *scan)
 	begin_word(scan);
 }
 
-static void end_text_line(struct scan *scan)
+static __always_inline void end_text_line(struct scan *scan)
 {
 	struct stream *stream = scan->stream;
 	u32 traits = stream->traits;
@@ -577,7 +577,7 @@ static u32 take_frequent(struct scan *scan, u64 eight)
 	return 0;
 }
 
-static u32 take_text(struct scan *scan, u8 letter, u64 eight)
+static __always_inline u32 take_text(struct scan *scan, u8 letter, u64 eight)
 {
 	struct stream *stream = scan->stream;
 	u32 taken = 1, frequent;

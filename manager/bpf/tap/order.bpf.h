@@ -13,8 +13,8 @@
 /* What follow() says of a segment, one bit each. */
 #define LOST_ITS_WAY 1
 #define BEGUN 2 /* a message begins in it, and was counted */
-#define SEVERAL 4 /* requests wait */
-#define TAKES_TURNS 8 /* the client does, and has no order any more */
+#define SEVERAL 4 /* requests waited at once, now or before */
+#define TAKES_TURNS 8 /* the client does, and needs no order any more */
 
 /* Linux 5.17; without it no order is kept, and the verifier sees that nothing of it is reached. */
 #define HAS_LOOP bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_loop)
@@ -27,13 +27,11 @@ struct order {
 	u32 next;
 	u32 further; /* requests behind those, which are not timed */
 	u32 further_kind;
-	u32 asking; /* a CPU looks at what the client sends */
-	u32 answering;
+	u32 busy[2]; /* a CPU looks at what the client sends, or at what the guest does */
 	u8 unfinished; /* the latest request was, and has a place */
 	u8 pipelines;
 	u16 segments; /* of requests */
-	struct stream asks;
-	struct stream answers;
+	struct stream streams[2]; /* the client's, and the guest's */
 	struct request places[MOST_OUTSTANDING]; /* with the kind in place of the number */
 };
 
@@ -118,12 +116,19 @@ static u32 pop(struct scan *scan)
 	return kind;
 }
 
-/* Go on where the segment before ended. */
-static void look_through(struct scan *scan, struct stream *stream, const struct segment *segment, u32 begins)
+static __noinline struct order *order_of(const struct segment *segment)
 {
+	struct connection_key key = segment->key;
+
+	return bpf_map_lookup_elem(&tap_orders, &key);
+}
+
+/* Go on where the segment before ended. */
+static __always_inline void look_through(struct scan *scan, const struct segment *segment, u32 begins)
+{
+	struct stream *stream = scan->stream;
 	u32 known = stream->next - begins;
 
-	scan->stream = stream;
 	stream->begun = 0;
 	if ((s32)known < 0) {
 		stream->lost = true; /* something is missing */
@@ -140,16 +145,14 @@ static void look_through(struct scan *scan, struct stream *stream, const struct 
 	stream->next = begins + (stream->at - segment->offset);
 }
 
-static u32 ask_on(struct scan *scan, struct order *order, const struct segment *segment, u32 begins)
+/* The rest of a request whose place is the latest one. */
+static void ask_on(struct order *order, u32 begins, u64 now_ns)
 {
-	/* The rest of a request whose place is the latest one. */
-	if (order->unfinished && (order->asks.next != begins || order->asks.state != FIRST) &&
-	    place_of(order, order->next - 1)->waiting)
-		place_of(order, order->next - 1)->asked_ns = scan->now_ns;
-	look_through(scan, &order->asks, segment, begins);
-	if (order->further || order->next - order->first > 1)
-		order->pipelines = true;
-	return order->pipelines ? SEVERAL : 0;
+	struct request *latest = place_of(order, order->next - 1);
+
+	if (order->unfinished && (order->streams[0].next != begins || order->streams[0].state != FIRST) &&
+	    latest->waiting)
+		latest->asked_ns = now_ns;
 }
 
 /* Follow what one side sends in a segment. The verifier looks at it once. */
@@ -157,36 +160,37 @@ __attribute__((noinline)) int follow(struct __sk_buff *skb, const struct segment
 				     u32 answers)
 {
 	struct scan scan = { .skb = skb, .now_ns = now_ns, .weight = weight, .answers = answers };
-	struct connection_key key;
 	u32 begins, begun, seen = 0, *busy;
-	struct order *order;
 
 	if (!segment)
 		return LOST_ITS_WAY;
-	key = segment->key;
 	begins = segment->sequence + !!(segment->flags & SYN);
-	order = bpf_map_lookup_elem(&tap_orders, &key);
+	scan.order = order_of(segment);
 	scan.service = service_of(segment);
-	if (!order || !scan.service)
+	if (!scan.order || !scan.service)
 		return LOST_ITS_WAY;
-	if (!answers && !order->pipelines && order->segments++ >= MOST_YOUNG && !any_outstanding(order)) {
-		bpf_map_delete_elem(&tap_orders, &key);
+	if (!scan.answers && !scan.order->pipelines && scan.order->segments++ >= MOST_YOUNG &&
+	    !any_outstanding(scan.order))
 		return TAKES_TURNS;
-	}
-	busy = answers ? &order->answering : &order->asking;
+	asm volatile("" : "+r"(answers));
+	answers &= 1; /* the verifier must see its range where it is used */
+	busy = &scan.order->busy[answers];
+	scan.stream = &scan.order->streams[answers];
 	if (__sync_lock_test_and_set(busy, 1))
 		return LOST_ITS_WAY;
-	scan.order = order;
-	scan.interface = key.interface;
-	scan.port = key.guest_port;
-	scan.http = order->http;
-	if (answers)
-		look_through(&scan, &order->answers, segment, begins);
-	else
-		seen = ask_on(&scan, order, segment, begins);
-	begun = answers ? order->answers.begun : order->asks.begun;
+	scan.interface = segment->key.interface;
+	scan.port = segment->key.guest_port;
+	scan.http = scan.order->http;
+	if (!scan.answers)
+		ask_on(scan.order, begins, now_ns);
+	look_through(&scan, segment, begins);
+	if (scan.order->further || scan.order->next - scan.order->first > 1)
+		scan.order->pipelines = true;
+	if (scan.order->pipelines)
+		seen |= SEVERAL;
+	begun = scan.stream->begun;
 	__sync_lock_test_and_set(busy, 0);
-	if (order->asks.lost || order->answers.lost)
+	if (scan.order->streams[0].lost || scan.order->streams[1].lost)
 		seen |= LOST_ITS_WAY;
 	if (begun)
 		seen |= BEGUN;
@@ -224,10 +228,10 @@ __attribute__((noinline)) int lose_order(const struct segment *segment, u64 weig
 	if (!connection || !service)
 		return 0;
 	connection->matched = connection->pipelines ? UNTIMED : BY_TURNS;
-	order = bpf_map_lookup_elem(&tap_orders, &key);
+	order = order_of(segment);
 	if (!order)
 		return 0;
-	order->asks.lost = true;
+	order->streams[0].lost = true;
 	asked_ns = place_of(order, order->next - 1)->asked_ns;
 	waited = take_all_back(order);
 	if (waited) {
@@ -278,8 +282,8 @@ __attribute__((noinline)) int begin_order(const struct segment *segment, u32 ans
 	order->hash = hash;
 	order->http = !!http;
 	order->pipelines = !!pipelines;
-	order->asks.next = segment->sequence + !!(segment->flags & SYN);
-	order->answers.next = answers;
+	order->streams[0].next = segment->sequence + !!(segment->flags & SYN);
+	order->streams[1].next = answers;
 	return true;
 }
 
