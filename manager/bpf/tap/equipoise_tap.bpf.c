@@ -34,6 +34,7 @@ typedef __u64 u64;
 #include "tap.h"
 #include "buckets.h"
 
+#define SELDOM(what) __builtin_expect(what, false) /* its code is put behind that of most packets */
 #define PASS (-1) /* TCX_NEXT, TC_ACT_UNSPEC: whatever comes next decides */
 
 #define ETHERNET_BYTES 14
@@ -369,30 +370,27 @@ static u32 four(const u8 *text)
 
 #define FOUR(a, b, c, d) ((u32)(a) << 24 | (u32)(b) << 16 | (u32)(c) << 8 | (u32)(d))
 
-/* Whether HTTP has a method that begins so. */
-static bool is_method(u32 letters)
-{
-	switch (letters) {
-	case FOUR('G', 'E', 'T', ' '):
-	case FOUR('H', 'E', 'A', 'D'):
-	case FOUR('P', 'O', 'S', 'T'):
-	case FOUR('P', 'U', 'T', ' '):
-	case FOUR('D', 'E', 'L', 'E'):
-	case FOUR('O', 'P', 'T', 'I'):
-	case FOUR('P', 'A', 'T', 'C'):
-	case FOUR('C', 'O', 'N', 'N'):
-	case FOUR('T', 'R', 'A', 'C'):
-		return true;
-	}
-	return false;
-}
+/* The methods of HTTP, by their first letters. */
+#define METHODS                                                                                                        \
+	FOUR('G', 'E', 'T', ' ') : case FOUR('H', 'E', 'A', 'D'):                                                      \
+	case FOUR('P', 'O', 'S', 'T'):                                                                                 \
+	case FOUR('P', 'U', 'T', ' '):                                                                                 \
+	case FOUR('D', 'E', 'L', 'E'):                                                                                 \
+	case FOUR('O', 'P', 'T', 'I'):                                                                                 \
+	case FOUR('P', 'A', 'T', 'C'):                                                                                 \
+	case FOUR('C', 'O', 'N', 'N'):                                                                                 \
+	case FOUR('T', 'R', 'A', 'C')
 
-/* Of a request by its first bytes; OTHER: none that is known. */
-static u8 recognise(const u8 head[HEAD_BYTES])
+/* Of a request by its first eight bytes; OTHER: none that is known. The verifier looks at it once. */
+__attribute__((noinline)) int protocol_of(u64 bytes)
 {
-	if (is_method(four(head)))
+	u32 first = bytes >> 32;
+	u8 letters[] = { bytes >> 56, bytes >> 48, bytes >> 40 };
+	u8 fifth = bytes >> 24, sixth = bytes >> 16;
+
+	switch (first) {
+	case METHODS:
 		return HTTP;
-	switch (four(head)) {
 	case FOUR('P', 'R', 'I', ' '):
 		return HTTP2;
 	case FOUR('g', 'e', 't', ' '):
@@ -414,8 +412,8 @@ static u8 recognise(const u8 head[HEAD_BYTES])
 	case FOUR('f', 'l', 'u', 's'):
 		return MEMCACHED;
 	}
-	if (head[0] == 'm' && (head[2] == ' ' || head[2] == '\r')) {
-		switch (head[1]) {
+	if (letters[0] == 'm' && (letters[2] == ' ' || letters[2] == '\r')) {
+		switch (letters[1]) {
 		case 'g':
 		case 's':
 		case 'd':
@@ -424,11 +422,16 @@ static u8 recognise(const u8 head[HEAD_BYTES])
 			return MEMCACHED; /* its meta commands */
 		}
 	}
-	if (head[0] == 0x80 && head[1] <= 0x40 && head[4] <= 40 && !head[5])
+	if (letters[0] == 0x80 && letters[1] <= 0x40 && fifth <= 40 && !sixth)
 		return MEMCACHED_BINARY; /* a magic number, the opcode, length of the extras, a type that is always 0 */
-	if (head[0] >= 0x14 && head[0] <= 0x18 && head[1] == 0x03 && head[2] <= 0x04)
+	if (letters[0] >= 0x14 && letters[0] <= 0x18 && letters[1] == 0x03 && letters[2] <= 0x04)
 		return TLS;
 	return OTHER;
+}
+
+static u8 recognise(const u8 head[HEAD_BYTES])
+{
+	return (u8)protocol_of((u64)four(head) << 32 | four(head + 4));
 }
 
 static bool begins_message(u8 protocol)
@@ -573,14 +576,16 @@ static bool has_data(struct connection *connection, const u8 head[HEAD_BYTES], u
 }
 
 /* Whether a command of memcached that stores, changes or deletes wants no answer, and nothing follows it. */
-static bool is_noreply(struct __sk_buff *skb, const struct segment *segment, const u8 head[HEAD_BYTES])
+__attribute__((noinline)) int is_noreply(struct __sk_buff *skb, const struct segment *segment, u32 first)
 {
 	u8 line[LINE_BYTES] = {};
-	u32 length = segment->length < LINE_BYTES ? segment->length : LINE_BYTES;
-	u32 end = 0, size = 0, power = 1;
+	u32 length, end = 0, size = 0, power = 1;
 	bool stores = false;
 
-	switch (four(head)) {
+	if (!segment)
+		return false;
+	length = segment->length < LINE_BYTES ? segment->length : LINE_BYTES;
+	switch (first) {
 	case FOUR('s', 'e', 't', ' '):
 	case FOUR('a', 'd', 'd', ' '):
 	case FOUR('r', 'e', 'p', 'l'):
@@ -698,7 +703,7 @@ static void begin_request(struct __sk_buff *skb, struct segment *segment, struct
 	if (protocol == TLS && !has_data(connection, head, segment->length, true))
 		return;
 	count_request(service, protocol, weight);
-	if (protocol == MEMCACHED && is_noreply(skb, segment, head)) {
+	if (protocol == MEMCACHED && is_noreply(skb, segment, four(head))) {
 		add(&service->noreply, weight);
 		return;
 	}
@@ -718,10 +723,10 @@ static void give_up_from(u32 place, struct connection *connection, struct servic
 			add(&service->untimed, weight);
 }
 
-/* The places of requests that have the number of a message in memcached's binary protocol, one bit each. */
-static u32 numbered_as(const struct connection *connection, const u8 head[HEAD_BYTES])
+/* The places of requests that have a number in memcached's binary protocol, one bit each. */
+static u32 numbered_as(const struct connection *connection, u32 opaque)
 {
-	u32 opaque = opaque_of(head), same = 0;
+	u32 same = 0;
 
 	for (u32 place = 0; place < MOST_REQUESTS; place++) {
 		u64 differ = connection->requests[place].opaque ^ opaque;
@@ -732,17 +737,28 @@ static u32 numbered_as(const struct connection *connection, const u8 head[HEAD_B
 	return same;
 }
 
-/* A request while others wait, or behind another one in a segment. ``length``: of the segment from where it begins on. */
-static __always_inline void begin_further(struct connection *connection, u32 length, struct service *service,
-					  const u8 head[HEAD_BYTES], u64 now_ns, u64 weight)
+#define NEVER_TIMED (1ULL << 32) /* its answer is another's, or there is none */
+#define IS_CUT (1ULL << 33)
+
+/* Of a request's beginning, what begin_further is told: the number, and what else. ``length``: of the segment from there. */
+static u64 described(const u8 head[HEAD_BYTES], u32 length)
 {
-	u32 opaque = opaque_of(head), free, waiting = 0;
-	u32 same = numbered_as(connection, head);
+	return opaque_of(head) | (is_quiet(head) ? NEVER_TIMED : 0) | (length < MESSAGE_BYTES ? IS_CUT : 0);
+}
+
+/* A request while others wait, or behind another one in a segment. The verifier looks at it once. */
+__attribute__((noinline)) int begin_further(struct connection *connection, struct service *service, u64 described,
+					    u64 now_ns, u64 weight)
+{
+	u32 free, waiting = 0, same;
 	bool told;
 
+	if (!connection || !service)
+		return 0;
+	same = numbered_as(connection, (u32)described);
 	for (u32 place = 0; place < MOST_REQUESTS; place++)
 		waiting |= (connection->requests[place].waiting & 1) << place;
-	told = connection->protocol == MEMCACHED_BINARY && length >= MESSAGE_BYTES && connection->matched != UNTIMED &&
+	told = connection->protocol == MEMCACHED_BINARY && !(described & IS_CUT) && connection->matched != UNTIMED &&
 	       !(waiting & same);
 	for (free = 0; free < MOST_REQUESTS && waiting >> free & 1; free++)
 		;
@@ -754,18 +770,19 @@ static __always_inline void begin_further(struct connection *connection, u32 len
 		connection->latest = 0;
 		connection->requests[0].asked_ns = now_ns;
 		add(&service->untimed, weight);
-		return;
+		return 0;
 	}
 	if (connection->matched == BY_TURNS)
 		connection->framed = false;
 	connection->matched = BY_OPAQUE;
-	if (is_quiet(head))
+	if (described & NEVER_TIMED)
 		free = MOST_REQUESTS;
 	connection->latest = free;
 	if (free < MOST_REQUESTS)
-		let_wait(&connection->requests[free], opaque, now_ns);
+		let_wait(&connection->requests[free], (u32)described, now_ns);
 	else
 		add(&service->untimed, weight);
+	return 0;
 }
 
 struct asking {
@@ -794,7 +811,7 @@ static long ask_one(u32 before, struct asking *asking)
 	    four(head + 8) > MOST_BODY_BYTES)
 		return 1;
 	count_request(asking->service, MEMCACHED_BINARY, asking->weight);
-	begin_further(asking->connection, asking->end - asking->at, asking->service, head, asking->now_ns,
+	begin_further(asking->connection, asking->service, described(head, asking->end - asking->at), asking->now_ns,
 		      asking->weight);
 	asking->at += message_bytes(head);
 	return 0;
@@ -923,9 +940,9 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	follows = !connection->asked || connection->asked_end == from;
 	connection->asked = true;
 	connection->asked_end = end;
-	if (is_new || connection->matched == UNTIMED)
+	if (SELDOM(is_new || connection->matched == UNTIMED))
 		begin_in_order(segment, connection, from, head, now_ns);
-	if (connection->matched == BY_ORDER && ask_in_order(skb, segment, connection, now_ns, weight))
+	if (SELDOM(connection->matched == BY_ORDER) && ask_in_order(skb, segment, connection, now_ns, weight))
 		return;
 	if (!any_waits(connection)) {
 		if (is_silent(connection, now_ns))
@@ -933,9 +950,9 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 		begin_request(skb, segment, connection, service, head, now_ns, weight);
 	} else if (begins_message(connection->protocol) && recognise(head) == connection->protocol) {
 		count_request(service, connection->protocol, weight);
-		if (connection->protocol == MEMCACHED && is_noreply(skb, segment, head))
+		if (connection->protocol == MEMCACHED && is_noreply(skb, segment, four(head)))
 			return;
-		begin_further(connection, segment->length, service, head, now_ns, weight);
+		begin_further(connection, service, described(head, segment->length), now_ns, weight);
 	} else {
 		u32 latest = connection->latest;
 
@@ -943,7 +960,7 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 			connection->requests[latest].asked_ns = now_ns;
 		return;
 	}
-	if (connection->protocol == MEMCACHED_BINARY && follows && four(head + 8) <= MOST_BODY_BYTES &&
+	if (SELDOM(connection->protocol == MEMCACHED_BINARY) && follows && four(head + 8) <= MOST_BODY_BYTES &&
 	    message_bytes(head) < segment->length)
 		ask_others(skb, segment, now_ns, weight, message_bytes(head));
 }
@@ -987,7 +1004,7 @@ static void answer_each(struct __sk_buff *skb, const struct segment *segment, st
 		body = four(head + 8);
 		if (body > MOST_BODY_BYTES)
 			break;
-		answered |= numbered_as(connection, head);
+		answered |= numbered_as(connection, opaque_of(head));
 		if (is_error(head, MEMCACHED_BINARY))
 			add(&service->errors, weight);
 		at += MESSAGE_BYTES + body;
@@ -1021,7 +1038,7 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 		answer_each(skb, segment, connection, service, now_ns, weight);
 		return;
 	}
-	if (connection->matched == BY_ORDER && answer_in_order(skb, segment, connection, now_ns, weight))
+	if (SELDOM(connection->matched == BY_ORDER) && answer_in_order(skb, segment, connection, now_ns, weight))
 		return;
 	if (!connection->requests[0].waiting)
 		return;

@@ -185,7 +185,10 @@ static __always_inline u32 take_method(struct scan *scan, u8 letter, u64 eight)
 	if (stream->letters < METHOD_LETTERS)
 		return taken;
 	method = (u32)stream->word;
-	if (!is_method(method)) {
+	switch (method) {
+	case METHODS:
+		break;
+	default:
 		stream->lost = true;
 		return taken;
 	}
@@ -565,6 +568,16 @@ static __always_inline void end_text_line(struct scan *scan)
 		push(scan, traits & KIND);
 }
 
+/* Whether eight letters of a key, and no other word's, can be taken in one step. */
+static bool is_in_key(const struct scan *scan, u64 eight)
+{
+	struct stream *stream = scan->stream;
+
+	if (!eight || stream->state != WORDS || stream->words != 1 || (stream->traits & KIND) == META)
+		return false;
+	return !((eight - 0x2121212121212121ULL) & ~eight & 0x8080808080808080ULL); /* none is a space, or less */
+}
+
 /* The first word of what memcached and its clients say most often, in one step. */
 static u32 take_frequent(struct scan *scan, u64 eight)
 {
@@ -594,6 +607,11 @@ static __always_inline u32 take_text(struct scan *scan, u8 letter, u64 eight)
 			letter = ' ';
 			taken = frequent;
 		}
+	}
+	if (is_in_key(scan, eight)) {
+		stream->word = eight;
+		stream->letters = stream->letters < 255 - STEP_BYTES ? stream->letters + STEP_BYTES : 255;
+		return STEP_BYTES;
 	}
 	if (letter != ' ' && letter != '\r' && letter != '\n') {
 		take_letter(scan, letter);
