@@ -42,7 +42,7 @@ _ANSWERS, _UNTIMED, _UNANSWERED, _LATE, _NOREPLY = map(
 )
 _REQUESTS = slice(tap.COUNTERS.index(TapProtocol.OTHER), tap.COUNTERS.index(TapProtocol.TLS) + 1)
 _PROGRAMS = (tap.TO_GUEST, tap.FROM_GUEST, tap.BOTH_WAYS, tap.COUNT_WAITING, tap.SET_LATE)
-_MAPS = (tap.SERVICES, tap.INTERFACES, tap.TIMES, tap.LOST, tap.WAITING, tap.SETTINGS)
+_MAPS = (tap.SERVICES, tap.INTERFACES, tap.TIMES, tap.LOST, tap.WAITING, tap.SETTINGS, tap.CALLS)
 _FULL, _ROOMY = tap.MOST_CONNECTIONS * 3 // 4, tap.MOST_CONNECTIONS // 4
 
 
@@ -84,7 +84,7 @@ class TapProgram:
                     maps.append(BpfMap(folder / "maps" / name))
                     opened.callback(maps[-1].close)
             self._to_guest, self._from_guest, self._both_ways, self._count_waiting, self._set_late = descriptors
-            self._services, self._interfaces, self._times, self._lost, self._waiting, self._settings = maps
+            self._services, self._interfaces, self._times, self._lost, self._waiting, self._settings = maps[:-1]
             self._set()
             self._opened = opened.pop_all()
 

@@ -14,6 +14,8 @@ COUNT_WAITING, SET_LATE = "count_waiting", "set_late"
 SERVICES, INTERFACES, TIMES, LOST = "tap_services", "tap_interfaces", "tap_times", "tap_lost"
 WAITING, SETTINGS = "tap_waiting", "tap_settings"
 """Names of the maps that are read and written."""
+CALLS = "tap_calls"
+"""Name of the map of programs that BOTH_WAYS has called: the kernel empties it when nobody holds it any more."""
 
 _INTERFACE = (Path(__file__).parent / "tap.h").read_text()
 
