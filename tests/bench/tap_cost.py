@@ -5,7 +5,8 @@
 Bar: at most 1 us. The kernel runs the program again and again on one packet and says how long it took on average; the
 packet is in the CPU's caches then, and is not copied. *passed*: UDP, which is looked at no further. *no service*: TCP
 to a port that nobody serves. *acknowledgement*: TCP without content. *sent again*: a request that was seen already.
-*request* and *answer*: new ones by turns, one run each, as the kernel times them. Needs root and bpftool.
+*request* and *answer*: new ones by turns, one run each, as the kernel times them. *two requests* and *two answers*: of
+a client that pipelines, each two in one packet, which is looked through. Needs root and bpftool.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ def repeated_ns(program: int, packet: bytes, times: int) -> int:
 def measure(packets: int) -> Iterator[tuple[str, float]]:
     """Nanoseconds for a packet, by what it is."""
     get, ok = b"GET / HTTP/1.1\r\nHost: shop\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n"
+    ended = b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
     with closing(of_this_machine()) as program:
         program.admit(LOOPBACK)
         to_guest, from_guest = program.programs
@@ -60,6 +62,12 @@ def measure(packets: int) -> Iterator[tuple[str, float]]:
         timed = [(repeated_ns(to_guest, request, 1), repeated_ns(from_guest, answer, 1)) for request, answer in turns]
         yield "request", fmean(request_ns for request_ns, _ in timed)
         yield "answer", fmean(answer_ns for _, answer_ns in timed)
+        pipelining = Connection(client_port=40_001)
+        run_on(from_guest, pipelining.from_guest(flags=SYN | ACK))
+        turns = [(pipelining.to_guest(get * 2), pipelining.from_guest(ended * 2)) for _ in range(TURNS)]
+        timed = [(repeated_ns(to_guest, request, 1), repeated_ns(from_guest, answer, 1)) for request, answer in turns]
+        yield "two requests", fmean(request_ns for request_ns, _ in timed)
+        yield "two answers", fmean(answer_ns for _, answer_ns in timed)
 
 
 def main() -> None:
