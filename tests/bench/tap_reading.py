@@ -53,7 +53,7 @@ def connect(program: TapProgram, numbers: range) -> None:
         run_on(from_guest, connection.from_guest(flags=SYN | ACK))
         run_on(to_guest, connection.to_guest(b"GET / HTTP/1.1\r\n\r\n"))
         if number % 100:
-            run_on(from_guest, connection.from_guest(b"HTTP/1.1 200 OK\r\n\r\n"))
+            run_on(from_guest, connection.from_guest(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"))
 
 
 def measure(vms: int, readings: int) -> Iterator[tuple[int, float]]:

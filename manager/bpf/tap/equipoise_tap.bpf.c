@@ -7,9 +7,10 @@
  *
  * Client and guest take turns on a connection: what the client sends until the guest answers is one request. Where the
  * first bytes show a known protocol, a request that begins before the answer to the one before shows that the client
- * pipelines. In memcached's binary protocol, answers then say whose they are. All other such connections are counted and
- * not timed, because TCP does not tell which answer is whose. Either lasts until the guest had the last word and both
- * were silent for a while. HTTP/2 is never matched.
+ * pipelines. In memcached's binary protocol, answers then say whose they are. In HTTP/1 and memcached's text protocol they
+ * come in the order of the requests, which is kept where the beginning of a connection was seen (order.bpf.h). All other
+ * such connections are counted and not timed, because TCP does not tell which answer is whose, until the guest had the
+ * last word and both were silent for a while. HTTP/2 is never matched.
  *
  * Several CPUs may handle packets of one connection at once, and there is no lock. What decides is taken back
  * atomically: in a race a request is counted as untimed or not at all, or its time off by the length of the race, and
