@@ -18,7 +18,7 @@
 #define MOST_OUTSTANDING 16 /* of their requests, with a time each; a power of two */
 #define MOST_FURTHER 1024 /* of their requests behind those */
 #define MOST_YOUNG 16 /* segments of requests, after which a client that took turns is taken to go on so */
-#define MOST_STEPS 1024 /* of bytes of a segment */
+#define MOST_STEPS 512 /* of bytes of a segment */
 #define MOST_ANSWERS 8 /* in one segment, where it is known which answer is whose */
 #define SILENT_S 1 /* after which a client that pipelined is taken to have all its answers */
 #define ACTIVE_S 10 /* a connection that asked since then is active */

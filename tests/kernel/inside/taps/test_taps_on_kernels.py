@@ -88,19 +88,20 @@ def test_pipelined_requests_behind_extension_headers(program: TapProgram) -> Non
         (11211, b"get a b\r\n" + QUIET + b"get c\r\nset d 0 0 1\r\nx\r\n", VALUE + b"END\r\nEND\r\nSTORED\r\n"),
     ],
 )
-def test_requests_and_answers_that_share_packets(port: int, requests: bytes, answers: bytes) -> None:
-    with closing(TapProgram(HOST)) as program:
-        program.admit(LOOPBACK)
-        to_guest, from_guest = program.programs
-        connection = Connection(port=port)
-        run_on(from_guest, connection.from_guest(flags=SYN | ACK))
-        run_on(to_guest, connection.to_guest(requests[:45]))
-        run_on(to_guest, connection.to_guest(requests[45:]))
-        assert [seen.waiting.count for seen in program.traffic()] == [3]
-        run_on(from_guest, connection.from_guest(answers[:30]))
-        run_on(from_guest, connection.from_guest(answers[30:]))
-        [seen] = program.traffic()
-        assert (seen.answers, seen.untimed, seen.times.count, seen.waiting.count) == (3, 0, 3, 0)
+def test_requests_and_answers_that_share_packets(
+    program: TapProgram, port: int, requests: bytes, answers: bytes
+) -> None:
+    program.admit(LOOPBACK)
+    to_guest, from_guest = program.programs
+    connection = Connection(port=port)
+    run_on(from_guest, connection.from_guest(flags=SYN | ACK))
+    run_on(to_guest, connection.to_guest(requests[:45]))
+    run_on(to_guest, connection.to_guest(requests[45:]))
+    assert [seen.waiting.count for seen in program.traffic()] == [3]
+    run_on(from_guest, connection.from_guest(answers[:30]))
+    run_on(from_guest, connection.from_guest(answers[30:]))
+    [seen] = program.traffic()
+    assert (seen.answers, seen.untimed, seen.times.count, seen.waiting.count) == (3, 0, 3, 0)
 
 
 @pytest.mark.parametrize("way", TapWay)
