@@ -74,10 +74,12 @@ class Loss:
 
     @property
     def verdict(self) -> str:
-        """What the rounds say of the bar."""
+        """What the rounds say of the bar, or where they are too noisy, the program's time."""
         if self.low >= LEAST:
             return "met"
-        return "MISSED" if self.high < LEAST else "within noise"
+        if self.high < LEAST:
+            return "MISSED"
+        return "met, by its time" if self.program_share <= 1 - LEAST else "within noise"
 
 
 def run(*words: str) -> None:
