@@ -3,14 +3,15 @@
     python -m tests.bench.tap_throughput [--vm] [--rounds 9] [--seconds 2] [--json FILE]
 
 memcached in a network namespace stands for the guest, one end of a pair of virtual interfaces for its tap. A client
-asks it as fast as it can, over 16 connections at once: for 100 bytes, and for 1 MiB. Rounds with the program and
-without it take turns, by each way that this kernel has, so that they share what else the machine does. Bars: of the
-throughput without it at least 98 % (median of the rounds' ratios, and the interval that holds it with 95 %
-confidence: where the bar lies within it, nothing is decided), and of a core at most 1 % for a reading every
-second. Needs root, bpftool, iproute2 and memcached.
+asks it as fast as it can, over 16 connections at once: for 100 bytes, for 1 MiB, and for 100 bytes over a new
+connection each time. Rounds with the program and without it take turns, by each way that this kernel has, so that
+they share what else the machine does. Bars: of the throughput without it at least 98 % (median of the rounds' ratios,
+and the interval that holds it with 95 % confidence: where the bar lies within it, nothing is decided), and of a core
+at most 1 % for a reading every second. Needs root, bpftool, iproute2 and memcached.
 
 *program's time* is what the kernel counts that the program took (kernel.bpf_stats_enabled), as a part of the time of
-the rounds with it: throughput that one CPU bounds falls by no more, however noisy the rounds are.
+the rounds with it: throughput that one CPU bounds falls by no more, however noisy the rounds are; *a packet*: for each
+that passed.
 
 With `--vm` a VM of the lab serves memcached, and its packets pass its own tap. A guest's tap is slower than a pair, so
 it loses less; the result says whether the VM was emulated.
@@ -26,9 +27,10 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -54,6 +56,7 @@ CONNECTIONS = 16
 STATS = Path("/proc/sys/kernel/bpf_stats_enabled")
 PROGRAMS = ("to_guest", "from_guest", "both_ways")
 SIZES = {"100 B": 100, "1 MiB": 1_000_000}
+ANEW = "100 B, new connections"
 LEAST = 0.98
 MOST_OF_A_CORE = 0.01
 
@@ -71,6 +74,8 @@ class Loss:
     high: float
     program_share: float
     """CPU time of the program, by the kernel's own count, as a part of the time that it was attached."""
+    packet_ns: float
+    """And for each packet that passed."""
 
     @property
     def verdict(self) -> str:
@@ -157,43 +162,57 @@ def ask(clients: list[socket.socket], key: str, answer_bytes: int, seconds: floa
     return answers / passed_s
 
 
-def compare(place: Place, way: TapWay, key: str, answer_bytes: int, rounds: int, seconds: float) -> Loss:
-    """Rounds without the program and with it."""
-    with contextlib.ExitStack() as opened:
-        clients = [opened.enter_context(place.connect()) for _ in range(CONNECTIONS)]
-        ask(clients, key, answer_bytes, seconds / 2)
-        without, ratios, shares = [], [], []
-        for _ in range(rounds):
-            before = ask(clients, key, answer_bytes, seconds)
-            with closing(TapProgram(HostPaths(Path("/")), ways=[way])) as program:
-                program.attach(place.interface)
-                with timed_programs() as took:
-                    seen = ask(clients, key, answer_bytes, seconds)
-                shares.extend(took)
-                assert any(service.answers for service in program.traffic()), "the program saw nothing"
-            after = ask(clients, key, answer_bytes, seconds)
-            without.append((before + after) / 2)
-            ratios.append(seen / without[-1])
-        return Loss(median(without), median(ratios), *around_median(ratios), median(shares))
+def ask_anew(place: Place, key: str, answer_bytes: int, seconds: float) -> float:
+    """Answers per second, each over a connection of its own."""
+    answers, begun_s = 0, time.monotonic()
+    while (passed_s := time.monotonic() - begun_s) < seconds:
+        with closing(place.connect()) as client:
+            client.sendall(f"get {key}\r\n".encode())
+            left = answer_bytes
+            while left:
+                left -= len(client.recv(left))
+        answers += 1
+    return answers / passed_s
+
+
+def compare(place: Place, way: TapWay, answers_per_s: Callable[[float], float], rounds: int, seconds: float) -> Loss:
+    """Rounds without the program and with it; ``answers_per_s`` asks for so many seconds."""
+    answers_per_s(seconds / 2)
+    without, ratios, timed = [], [], []
+    for _ in range(rounds):
+        before = answers_per_s(seconds)
+        with closing(TapProgram(HostPaths(Path("/")), ways=[way])) as program:
+            program.attach(place.interface)
+            with timed_programs() as took:
+                seen = answers_per_s(seconds)
+            timed.extend(took)
+            assert any(service.answers for service in program.traffic()), "the program saw nothing"
+        after = answers_per_s(seconds)
+        without.append((before + after) / 2)
+        ratios.append(seen / without[-1])
+    share, packet_ns = (median(each) for each in zip(*timed, strict=True))
+    return Loss(median(without), median(ratios), *around_median(ratios), share, packet_ns)
 
 
 @contextlib.contextmanager
-def timed_programs() -> Iterator[list[float]]:
-    """Afterwards: the part of the time in between that the kernel spent in the program on taps, by its own count."""
-    took: list[float] = []
+def timed_programs() -> Iterator[list[tuple[float, float]]]:
+    """Afterwards: the part of the time that the kernel spent in the program on taps, and nanoseconds for a packet."""
+    took: list[tuple[float, float]] = []
     STATS.write_text("1")
     try:
-        begun_s, before_ns = time.monotonic(), program_ns()
+        begun_s, (before_ns, before) = time.monotonic(), program_time()
         yield took
-        took.append((program_ns() - before_ns) / 1e9 / (time.monotonic() - begun_s))
+        (after_ns, after), passed_s = program_time(), time.monotonic() - begun_s
+        took.append(((after_ns - before_ns) / 1e9 / passed_s, (after_ns - before_ns) / max(after - before, 1)))
     finally:
         STATS.write_text("0")
 
 
-def program_ns() -> int:
-    """What the kernel counted of all programs that look at packets of a tap."""
+def program_time() -> tuple[int, int]:
+    """Nanoseconds and runs that the kernel counted of all programs that look at packets of a tap."""
     shown = subprocess.run(("bpftool", "--json", "prog", "show"), check=True, capture_output=True).stdout
-    return sum(each.get("run_time_ns", 0) for each in json.loads(shown) if each.get("name") in PROGRAMS)
+    ours = [each for each in json.loads(shown) if each.get("name") in PROGRAMS]
+    return sum(each.get("run_time_ns", 0) for each in ours), sum(each.get("run_cnt", 0) for each in ours)
 
 
 def around_median(values: list[float]) -> tuple[float, float]:
@@ -234,23 +253,27 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="of each round")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args()
-    headings = "way", "value", "requests/s without", "with, of that", "95 % sure", "program's time", f"bar {LEAST:.0%}"
-    table = Table(*headings)
+    headings = "way", "value", "req/s without", "with, of that", "95 % sure", "program's time", "a packet, ns"
+    table = Table(*headings, f"bar {LEAST:.0%}")
     measured: dict[str, dict[str, float]] = {}
     with vm_of_the_lab() if options.vm else network_namespace() as place:
         answers: dict[str, int] = {}
-        with closing(place.connect()) as client:
+        with contextlib.ExitStack() as opened:
+            client = opened.enter_context(place.connect())
             for name, size in SIZES.items():
                 key = f"k{size}"
                 client.sendall(f"set {key} 0 0 {size}\r\n".encode() + b"x" * size + b"\r\n")
                 assert client.recv(100) == b"STORED\r\n"
                 answers[name] = len(f"VALUE {key} 0 {size}\r\n") + size + len("\r\nEND\r\n")
-        for way in TapWay:
-            for name, size in SIZES.items():
-                loss = compare(place, way, f"k{size}", answers[name], options.rounds, options.seconds)
-                told = f"{loss.without_rps:,.0f}", f"{loss.ratio:.1%}", f"{loss.low:.1%} to {loss.high:.1%}"
-                table.add_row(way, name, *told, f"{loss.program_share:.2%}", loss.verdict)
-                measured[f"{way}, {name}"] = asdict(loss)
+            clients = [opened.enter_context(place.connect()) for _ in range(CONNECTIONS)]
+            ways_to_ask = {name: partial(ask, clients, f"k{size}", answers[name]) for name, size in SIZES.items()}
+            ways_to_ask[ANEW] = partial(ask_anew, place, "k100", answers["100 B"])
+            for way in TapWay:
+                for name, answers_per_s in ways_to_ask.items():
+                    loss = compare(place, way, answers_per_s, options.rounds, options.seconds)
+                    told = f"{loss.without_rps:,.0f}", f"{loss.ratio:.1%}", f"{loss.low:.1%} to {loss.high:.1%}"
+                    table.add_row(way, name, *told, f"{loss.program_share:.2%}", f"{loss.packet_ns:,.0f}", loss.verdict)
+                    measured[f"{way}, {name}"] = asdict(loss)
         rate_rps, part = reading(place, "k100", answers["100 B"], 5 * options.seconds)
     print(f"{place.what} serves; {machine()}")
     Console(width=100).print(table)

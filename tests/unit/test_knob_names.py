@@ -64,5 +64,5 @@ def test_decisions_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert result.exit_code == 0, result.output
     for one in items:
         name = knob_name(one["knob"], one["index"])
-        lines = [line for line in result.output.splitlines() if re.search(f"│ {name} +│", line)]
+        lines = [line for line in result.output.splitlines() if re.search(f"│ {re.escape(name)} +│", line)]
         assert len(lines) == (1 if one["knob"] in NUMBERED else 2), name
