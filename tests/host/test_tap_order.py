@@ -321,6 +321,18 @@ def test_a_client_that_pipelined_early_is_followed_on(wire: Wire) -> None:
     assert outcome(wire) == (2 * YOUNG + 4, 0, 0, 0)
 
 
+def test_requests_of_which_one_ends_in_a_segment_that_was_overtaken_are_not_timed(wire: Wire) -> None:
+    connection = wire.accept(Connection())
+    wire.to_guest(connection.to_guest(GET + GET))
+    wire.from_guest(connection.from_guest(OK + OK))
+    wire.to_guest(connection.to_guest(b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\nfive "))
+    end, following = connection.to_guest(b"more"), connection.to_guest(GET)
+    wire.to_guest(following)
+    wire.to_guest(end)
+    wire.from_guest(connection.from_guest(OK + OK))
+    assert outcome(wire)[0] == 2
+
+
 def test_an_answer_that_nobody_asked_for_is_none(wire: Wire) -> None:
     connection = wire.accept(Connection())
     wire.to_guest(connection.to_guest(GET + GET))

@@ -27,6 +27,7 @@ struct order {
 	u32 next;
 	u32 further; /* requests behind those, which are not timed */
 	u32 further_kind;
+	u32 arrived; /* the sequence number behind all that the client sent */
 	u32 busy[2]; /* a CPU looks at what the client sends, or at what the guest does */
 	u8 unfinished; /* the latest request was, and has a place */
 	u8 pipelines;
@@ -146,10 +147,15 @@ static __always_inline void look_through(struct scan *scan, const struct segment
 }
 
 /* The rest of a request whose place is the latest one. */
-static void ask_on(struct order *order, u32 begins, u64 now_ns)
+static void ask_on(struct order *order, const struct segment *segment, u32 begins, u64 now_ns)
 {
 	struct request *latest = place_of(order, order->next - 1);
+	u32 ends = begins + segment->length;
 
+	if ((s32)(begins - order->arrived) > 0)
+		order->streams[0].lost = true; /* a segment is missing, or overtaken: a request may end in it */
+	if ((s32)(ends - order->arrived) > 0)
+		order->arrived = ends;
 	if (order->unfinished && (order->streams[0].next != begins || order->streams[0].state != FIRST) &&
 	    latest->waiting)
 		latest->asked_ns = now_ns;
@@ -182,7 +188,7 @@ __attribute__((noinline)) int follow(struct __sk_buff *skb, const struct segment
 	scan.port = segment->key.guest_port;
 	scan.http = scan.order->http;
 	if (!scan.answers)
-		ask_on(scan.order, begins, now_ns);
+		ask_on(scan.order, segment, begins, now_ns);
 	look_through(&scan, segment, begins);
 	if (scan.order->further || scan.order->next - scan.order->first > 1)
 		scan.order->pipelines = true;
@@ -283,6 +289,7 @@ __attribute__((noinline)) int begin_order(const struct segment *segment, u32 ans
 	order->http = !!http;
 	order->pipelines = !!pipelines;
 	order->streams[0].next = segment->sequence + !!(segment->flags & SYN);
+	order->arrived = order->streams[0].next;
 	order->streams[1].next = answers;
 	return true;
 }
