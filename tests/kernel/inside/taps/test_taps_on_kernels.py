@@ -93,7 +93,7 @@ def test_requests_and_answers_that_share_packets(
 ) -> None:
     program.admit(LOOPBACK)
     to_guest, from_guest = program.programs
-    connection = Connection(port=port)
+    connection = Connection(port=port, client_port=40_001)  # no test before it had that one
     run_on(from_guest, connection.from_guest(flags=SYN | ACK))
     run_on(to_guest, connection.to_guest(requests[:45]))
     run_on(to_guest, connection.to_guest(requests[45:]))
