@@ -14,6 +14,7 @@ from deploy.lab.accelerator import decide
 from deploy.lab.commands import LabError
 from deploy.lab.guest import DEFAULT_BASE, Guest, build
 from deploy.lab.lab_vms import PREFIX, GuestRole, LabHost, LabVm, connect
+from tests.live.conftest import until
 
 pytestmark = pytest.mark.live
 
@@ -82,7 +83,8 @@ def test_memcached_stores_and_the_vm_pauses(host: LabHost) -> None:
         host.resume(CACHE)
         client.settimeout(20)
         assert client.recv(100).startswith(b"VALUE key 0 5\r\n")
-    assert "equipoise-guest ready role=memcached ip=192.168.122.221" in host.console(CACHE)
+    ready = "equipoise-guest ready role=memcached ip=192.168.122.221"
+    until(lambda: ready in host.console(CACHE), "what virtlogd writes when it comes to it")
     host.destroy(CACHE)
     host.destroy(CACHE)
 

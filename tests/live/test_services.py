@@ -27,8 +27,10 @@ from tests.bench.tap_clients import HeardLoadgen
 from tests.live.conftest import CACHE, HOST, LIVE_PREFIX, Service, until
 
 WEB = LabVm(f"{LIVE_PREFIX}web", GuestRole.NGINX, "192.168.122.248")
+KEYS = 4
+"""Stored before the load, in one packet."""
 SERVICES = (
-    (CACHE, 11211, MemcachedOptions(), 200.0, TapProtocol.MEMCACHED),
+    (CACHE, 11211, MemcachedOptions(keys=KEYS), 200.0, TapProtocol.MEMCACHED),
     (WEB, 80, HttpOptions("/"), 50.0, TapProtocol.HTTP),
 )
 CLOSE = (("Connection", "close"),)
@@ -86,9 +88,10 @@ def test_requests_at_the_tap_are_those_that_were_sent(served: socket.socket) -> 
             [seen] = [traffic for traffic in program.traffic() if traffic.port == port]
         assert result.errors == {}
         assert seen.protocol == (protocol, 1.0)
-        assert seen.answers == pytest.approx(result.answered, rel=EXACT)
+        stored = KEYS if vm is CACHE else 0
+        assert seen.answers == pytest.approx(result.answered + stored, rel=EXACT / 2)
         assert (seen.errors, seen.unanswered, seen.untimed) == (0, 0, 0)
-        for percentile in (50, 95, 99):
+        for percentile in (50, 95):  # of the 99th what was stored may be a part
             at_tap_us, at_client_us = (each.percentile_us(percentile) for each in (seen.times, result.histogram))
             print(f"{vm.name} p{percentile}: {at_tap_us} us at the tap, {at_client_us} us for the client")
             assert at_tap_us is not None
