@@ -258,7 +258,7 @@ class Planner:
             return None
         try:
             return self._remembering[name].recall(text, snapshot.steady_s)
-        except Exception as error:  # noqa: BLE001 - as in ``_decide``
+        except Exception as error:  # noqa: BLE001 - a third party's may raise anything; it can begin anew
             log.warning("policy %r begins anew: what it kept is not understood: %s", name, error)
             return None
 
