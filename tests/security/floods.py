@@ -14,6 +14,9 @@ from pathlib import Path
 MIB = 2**20
 LONG_S = 10.0
 """A probe that is not answered within it has failed."""
+MOST_BYTES = 64 * MIB
+MOST_S = 2.0
+"""The longest a probe may wait beside a flood, on a machine that sends the flood as well."""
 
 
 def address(number: int) -> str:
@@ -58,12 +61,35 @@ class Cost:
     held: int = 0
     slowest_s: float = 0.0
     answers: list[int] = field(default_factory=list)
+    enough: int = 5
+    """Probes that a flood lasts for, however slow the machine is."""
+
+    def goes_on(self, until_s: float) -> bool:
+        """Whether the flood does: until then, and for enough probes, but at most ten seconds longer."""
+        now_s = time.monotonic()
+        return now_s < until_s or (len(self.answers) < self.enough and now_s < until_s + LONG_S)
+
+    def lasting(self, seconds: float) -> Iterator[None]:
+        """Turns of the flood, with pauses."""
+        until_s = time.monotonic() + seconds
+        while self.goes_on(until_s):
+            yield
+            time.sleep(0.02)
+
+    def judge(self, turned_away: int = 0) -> None:
+        """``turned_away``: probes that may be closed without an answer."""
+        print(f"held {self.held / MIB:.1f} MiB, slowest {self.slowest_s:.2f} s, {len(self.answers)} probes")
+        assert self.held < MOST_BYTES
+        assert self.slowest_s < MOST_S
+        assert len(self.answers) >= self.enough
+        assert set(self.answers) <= {200, 0}
+        assert self.answers.count(0) <= turned_away
 
 
 @contextlib.contextmanager
-def watched(pid: int, probe: Callable[[], int], every_s: float = 0.05) -> Iterator[Cost]:
+def watched(pid: int, probe: Callable[[], int], every_s: float = 0.05, enough: int = 5) -> Iterator[Cost]:
     """Measure while a flood lasts. ``probe`` asks for health, with pauses, and answers the status."""
-    cost = Cost()
+    cost = Cost(enough=enough)
     before = resident(pid) + spooled(pid)
     stop = threading.Event()
 

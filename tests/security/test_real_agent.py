@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.service import AGENT_TOKEN_FILE, HOST, Service, free_ports
-from tests.security.floods import MIB, Cost, Flood, probe_of, watched
+from tests.security.floods import Flood, probe_of, watched
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a real agent needs root")
 
@@ -268,22 +268,13 @@ def test_packets_of_strangers_cost_little(lured: Lured, many: bool) -> None:
     for number, sender in enumerate(senders):
         sender.bind((f"127.7.0.{number + 1}", 0))
     probe = probe_of(lured.agent_port, "/metrics")
-    end_s = time.monotonic() + 1
-    with watched(lured.process.pid, probe, 0.15) as cost:
-        while time.monotonic() < end_s:
+    with watched(lured.process.pid, probe, 0.15, 3) as cost:
+        for _ in cost.lasting(1):
             for sender in senders * (4 if many else 400):
                 sender.sendto(b"<190>Mar  1 12:00:00 web nginx: request_time=0.005", ("127.0.0.1", lured.syslog_port))
-            time.sleep(0.02)
     for sender in senders:
         sender.close()
-    judge(cost)
-
-
-def judge(cost: Cost) -> None:
-    assert cost.held < 64 * MIB
-    assert cost.slowest_s < 1
-    assert len(cost.answers) >= 3
-    assert set(cost.answers) == {200}
+    cost.judge()
 
 
 POST = b"POST /samples/shop HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 33000000\r\n"
@@ -293,14 +284,12 @@ POST = b"POST /samples/shop HTTP/1.1\r\nHost: x\r\nContent-Type: application/jso
     ("count", "head", "more"), [(600, POST, b"x"), (100, POST + b"\r\n", b"x" * 65536)], ids=["heads", "bodies"]
 )
 def test_a_flood_at_the_page_that_is_open_by_default(lured: Lured, count: int, head: bytes, more: bytes) -> None:
-    end_s = time.monotonic() + 1
     probe = probe_of(lured.agent_port, "/metrics")
     with (
-        watched(lured.process.pid, probe, 0.15) as cost,
+        watched(lured.process.pid, probe, 0.15, 3) as cost,
         contextlib.closing(Flood(lured.agent_port, many=True)) as flood,
     ):
         flood.send(count, head)
-        while time.monotonic() < end_s:
+        for _ in cost.lasting(1):
             flood.more(more)
-            time.sleep(0.02)
-    judge(cost)
+    cost.judge()
