@@ -24,6 +24,16 @@ KINDS = ("sqlite", "postgresql")
 RESTARTED = "SELECT setval(quote_ident(sequencename)::regclass, 1, false) FROM pg_sequences WHERE schemaname = 'public'"
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also what takes long: tests/run says which parts have such")
+
+
+@pytest.fixture(scope="session")
+def thorough(pytestconfig: pytest.Config) -> bool:
+    """Whether to try everything everywhere, however long it takes."""
+    return bool(pytestconfig.getoption("--long"))
+
+
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     with postgres_server() as server:
@@ -70,6 +80,12 @@ def migrated(new_url: Callable[[str], str]) -> Iterator[Callable[[str], Database
     yield get
     for database in opened.values():
         database.close()
+
+
+@pytest.fixture
+def quick_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passwords whose hashes take little time. tests/security has the real ones."""
+    monkeypatch.setattr("manager.store.users._METHOD", "scrypt:1024:8:1")
 
 
 @pytest.fixture(params=KINDS)

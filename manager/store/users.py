@@ -20,7 +20,7 @@ MIN_PASSWORD = 10
 MAX_PASSWORD = 200
 # 32 MiB and three passes: what the OWASP Password Storage Cheat Sheet asks of scrypt.
 _METHOD = "scrypt:32768:8:3"
-_NOBODYS_HASH = f"{_METHOD}${'0' * 16}${'0' * 128}"
+_NOBODYS = f"${'0' * 16}${'0' * 128}"
 
 
 def hash_password(password: str) -> str:
@@ -36,7 +36,7 @@ def hash_password(password: str) -> str:
 
 def is_password(row: UserRow | None, password: str) -> bool:
     """Whether this is the user's password. Takes as long where there is no such user."""
-    return check_password_hash(row.password_hash if row else _NOBODYS_HASH, password)
+    return check_password_hash(row.password_hash if row else _METHOD + _NOBODYS, password)
 
 
 def create_user(session: Session, name: str, role: Role, password_hash: str, now: datetime) -> UserRow:

@@ -20,6 +20,8 @@ from manager.store.sessions import DEFAULT_LIMITS, SignedIn, sign_in, sign_out
 from manager.store.tokens import Principal, PrincipalKind, Role
 from tests.api.conftest import HOST, START, Api, report
 
+pytestmark = pytest.mark.usefixtures("quick_passwords")
+
 WRITE = ("PUT", "/vms/a", {"class": "batch"})
 
 

@@ -13,6 +13,8 @@ from manager.errors import SignInRefused
 from manager.store.sessions import DEFAULT_LIMITS, SignedIn, sign_in
 from tests.api.conftest import START, Api
 
+pytestmark = pytest.mark.usefixtures("quick_passwords")
+
 ALICE = {"name": "alice", "role": "operator", "password": "correct horse"}
 
 

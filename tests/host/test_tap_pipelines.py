@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from manager.model.histogram import bucket_value_us
 from manager.model.traffic import TapProtocol
 from tests.host.packets import ACK, FIN, RST, Connection, answer_to, binary
-from tests.host.wire import NEEDS_BPF, PAUSE_S, Wire, wire
+from tests.host.wire import GET, NEEDS_BPF, OK, PAUSE_S, Wire, wire
 
 __all__ = ["wire"]
 
@@ -226,11 +227,28 @@ def test_pipelined_requests_are_counted_once_however_answers_come(
     assert all(bucket_value_us(bucket) <= max(passed_us, 10) * 1.03 for bucket, n in new.items() if n)
 
 
-def test_two_cpus_at_once_cost_counts_and_no_wrong_time(wire: Wire) -> None:
+def binary_turn(number: int) -> tuple[bytes, bytes]:
+    """A request that has a number, and its answer."""
+    return binary(number), answer_to(number)
+
+
+@pytest.mark.parametrize(
+    ("port", "turn", "protocol"),
+    [
+        (11211, binary_turn, TapProtocol.MEMCACHED_BINARY),
+        (11211, lambda _number: (b"get a\r\n", b"VALUE a 0 1\r\nx\r\nEND\r\n"), TapProtocol.MEMCACHED),
+        (80, lambda _number: (GET, OK), TapProtocol.HTTP),
+    ],
+    ids=["binary", "text", "HTTP"],
+)
+def test_two_cpus_at_once_cost_counts_and_no_wrong_time(
+    wire: Wire, port: int, turn: Callable[[int], tuple[bytes, bytes]], protocol: TapProtocol
+) -> None:
     """One hands over requests of a connection while the other hands over its answers, as fast as they can."""
-    connection = wire.accept(Connection(port=11211))
-    requests = [connection.to_guest(binary(number)) for number in range(RACES)]
-    answers = [connection.from_guest(answer_to(number)) for number in range(RACES)]
+    connection = wire.accept(Connection(port=port))
+    turns = [turn(number) for number in range(RACES)]
+    requests = [connection.to_guest(request) for request, _ in turns]
+    answers = [connection.from_guest(answer) for _, answer in turns]
     asked = answered = 0
     begun_s = time.monotonic()
 
@@ -252,7 +270,7 @@ def test_two_cpus_at_once_cost_counts_and_no_wrong_time(wire: Wire) -> None:
     asking.join()
     passed_us = (time.monotonic() - begun_s) * 1e6
     seen = wire.seen
-    assert seen.requests[TapProtocol.MEMCACHED_BINARY] == RACES
+    assert seen.requests[protocol] == RACES
     assert seen.answers + seen.untimed + seen.unanswered + seen.waiting.count <= RACES
     assert seen.answers >= 0.9 * RACES
     assert all(bucket_value_us(bucket) <= passed_us * 1.03 for bucket in seen.times.buckets)

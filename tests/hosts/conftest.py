@@ -25,10 +25,6 @@ NAMES = ("alpha", "beta")
 ADDRESSES = {name: f"10.77.0.{number}" for number, name in enumerate(NAMES, start=1)}
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--long", action="store_true", help="also those that take minutes each: two hours")
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what takes long, unless it is asked for."""
     if not config.getoption("--long"):
@@ -169,7 +165,7 @@ def debian_13(debian_13_machine: Host) -> Host:
     return debian_13_machine
 
 
-@pytest.fixture(params=["debian_12", "debian_13"])
+@pytest.fixture(params=["debian_12", pytest.param("debian_13", marks=pytest.mark.long)])
 def host(request: pytest.FixtureRequest) -> Host:
     """A host of each release with the package installed."""
     machine: Host = request.getfixturevalue(request.param)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from tests.hosts.emulated import BOOT_ID, TCG, Host, runs
 from tests.hosts.images import DEBIAN_12, build
 
@@ -20,6 +22,7 @@ def test_a_host_is_a_whole_debian(host: Host) -> None:
     assert host.run("systemctl is-active libvirtd chrony nginx postgresql").split() == ["active"] * 4
 
 
+@pytest.mark.long
 def test_two_hosts_reach_each_other_and_nobody_else(two_bare_hosts: list[Host], debian_13: Host) -> None:
     assert debian_13.name == two_bare_hosts[0].name, "it has the same address in a network of its own"
     for host in two_bare_hosts:

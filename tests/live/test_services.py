@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from manager.model.traffic import TapProtocol
 from tests.bench.tap_accuracy import SETTLE_S, collector, compare, log_misses, logged_ms
 from tests.bench.tap_clients import HeardLoadgen
 from tests.live.conftest import CACHE, HOST, LIVE_PREFIX, Service, until
+from tests.live.pipelining import Pipelined
 
 WEB = LabVm(f"{LIVE_PREFIX}web", GuestRole.NGINX, "192.168.122.248")
 KEYS = 4
@@ -40,16 +41,19 @@ COMPARED = (
     (WEB, 80, HttpOptions("/"), 100.0),
     (WEB, 80, HttpOptions("/", CLOSE), 100.0),
 )
+PLACES = 16
+"""Requests of a connection that are timed at once: MOST_OUTSTANDING of manager/bpf/tap/tap.h."""
 DURATION_S, MINUTE_S = 5.0, 60.0
 EXACT = 0.005
 
 pytestmark = pytest.mark.live
 
 
-@pytest.fixture
-def served(quiet: None, lab: LabHost) -> Iterator[socket.socket]:
-    """Both VMs; gives where NGINX's log arrives."""
-    del quiet
+@pytest.fixture(scope="module")
+def served(open_lab: Callable[[], LabHost]) -> Iterator[socket.socket]:
+    """Both VMs, which no test here changes; gives where NGINX's log arrives."""
+    lab = open_lab()
+    lab.destroy_all(LIVE_PREFIX)
     with collector() as log:
         host, port = log.getsockname()
         vms = CACHE, replace(WEB, options={"access_log": f"{host}:{port}"})
@@ -58,6 +62,7 @@ def served(quiet: None, lab: LabHost) -> Iterator[socket.socket]:
         for vm in vms:
             lab.wait_ready(vm)
         yield log
+    lab.destroy_all(LIVE_PREFIX)
 
 
 def test_response_times_at_the_tap_are_the_clients_less_its_network(served: socket.socket) -> None:
@@ -97,6 +102,34 @@ def test_requests_at_the_tap_are_those_that_were_sent(served: socket.socket) -> 
             assert at_tap_us is not None
             assert at_client_us is not None
             assert at_tap_us <= at_client_us * (1 + 2 * RELATIVE_ERROR)
+
+
+@pytest.mark.parametrize("most", [PLACES, 3 * PLACES], ids=["as many as are timed", "more"])
+@pytest.mark.parametrize(
+    ("vm", "port", "ask"),
+    [(CACHE, 11211, b"get nothing\r\n"), (WEB, 80, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")],
+    ids=["memcached", "NGINX"],
+)
+def test_pipelined_requests_are_timed_each(served: socket.socket, vm: LabVm, port: int, ask: bytes, most: int) -> None:
+    """In segments that are cut anywhere; those that find no place are counted."""
+    del served
+    [index] = [interface.index for interface in interfaces(URI) if interface.vm == vm.name]
+    assert index is not None
+    client = Pipelined((vm.ip, port), ask)
+    with closing(TapProgram(HostPaths(Path("/")))) as program:
+        program.attach(index)
+        times_ms = sorted(time_ms for seed in range(4) for time_ms in client.times_ms(seed, batches=20, most=most))
+        [seen] = [traffic for traffic in program.traffic() if traffic.port == port]
+    assert (seen.answers + seen.untimed, seen.unanswered, seen.errors) == (len(times_ms), 0, 0)
+    if most > PLACES:
+        assert 0 < seen.untimed < seen.answers
+        return
+    assert seen.untimed == 0
+    for percentile in (50, 95):
+        at_tap_us, at_client_ms = seen.times.percentile_us(percentile), times_ms[len(times_ms) * percentile // 100]
+        print(f"{vm.name} p{percentile}: {at_tap_us} us at the tap, {at_client_ms:.2f} ms for the client")
+        assert at_tap_us is not None
+        assert at_tap_us <= 1000 * at_client_ms * (1 + 2 * RELATIVE_ERROR)
 
 
 def test_the_command_shows_what_serves(served: socket.socket) -> None:

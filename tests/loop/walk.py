@@ -12,7 +12,7 @@ import os
 import random
 import resource
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -131,6 +131,11 @@ def faults_of(step: Step, turn: int = 0) -> tuple[Kind, ...]:
         return FAULTS[step.op]
     not_now = {kind for kinds in IN_TURN for kind in kinds if kind is not kinds[(step.number + turn) % len(kinds)]}
     return tuple(kind for kind in FAULTS[step.op] if kind not in not_now)
+
+
+def in_turn(kinds: Sequence[T], number: int) -> Sequence[T]:
+    """One of them, if there are any."""
+    return kinds and [kinds[number % len(kinds)]]
 
 
 Choose = Callable[[Step], Kind | None]

@@ -7,6 +7,8 @@ import pytest
 from manager.store.tokens import Role
 from tests.web.desk import Browser, Desk
 
+pytestmark = pytest.mark.usefixtures("quick_passwords")
+
 PASSWORD = "correct horse battery"
 PAGES = ("/people", "/people/new-user", "/people/new-token", "/people/users/ada", "/people/tokens/the-viewer/revoke")
 

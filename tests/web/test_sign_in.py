@@ -12,6 +12,8 @@ from manager.store.tokens import Role
 from tests.web.desk import Browser, Desk
 from webui.sign_in_pages import local_path
 
+pytestmark = pytest.mark.usefixtures("quick_passwords")
+
 PASSWORD = "correct horse battery"
 
 
