@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import median
+
 from manager.host.doctor.check import CheckResult
 from manager.model.finding import FindingStatus
 from tests.kernel.inside.tail.experiment import Shape, run
@@ -22,7 +24,8 @@ def test_below_one_group_critical_vcpus_hardly_wait_longer_than_real_time_ones()
 
 
 def test_the_doctor_says_what_is_measured() -> None:
-    needed = p95_us(Shape(2, 2)) > 3 * p95_us(Shape(2, 2, "weight"))
+    apart_us, below_us = ([p95_us(Shape(2, 2, common)) for _ in range(5)] for common in ("", "weight"))
+    needed = median(apart_us) > 3 * median(below_us)  # one in ten of them is ten times as long on any kernel
     found = settled()
     assert found.status is (FindingStatus.DEGRADED if needed else FindingStatus.WORKS), found.detail
 
