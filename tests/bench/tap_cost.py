@@ -25,7 +25,7 @@ from rich.table import Table
 from manager.host.bpf_calls import call
 from manager.host.taps import of_this_machine
 from tests.bench.figures import machine, verdict, write_json
-from tests.host.packets import ACK, PROG_TEST_RUN, SYN, TEST, Connection, run_on
+from tests.host.packets import ACK, FIN, PROG_TEST_RUN, SYN, TEST, Connection, run_on
 
 BAR_NS = 1000.0
 LOOPBACK = 1
@@ -62,12 +62,31 @@ def measure(packets: int) -> Iterator[tuple[str, float]]:
         timed = [(repeated_ns(to_guest, request, 1), repeated_ns(from_guest, answer, 1)) for request, answer in turns]
         yield "request", fmean(request_ns for request_ns, _ in timed)
         yield "answer", fmean(answer_ns for _, answer_ns in timed)
+        yield from anew(to_guest, from_guest, get, ended)
         pipelining = Connection(client_port=40_001)
         run_on(from_guest, pipelining.from_guest(flags=SYN | ACK))
         turns = [(pipelining.to_guest(get * 2), pipelining.from_guest(ended * 2)) for _ in range(TURNS)]
         timed = [(repeated_ns(to_guest, request, 1), repeated_ns(from_guest, answer, 1)) for request, answer in turns]
         yield "two requests", fmean(request_ns for request_ns, _ in timed)
         yield "two answers", fmean(answer_ns for _, answer_ns in timed)
+
+
+def anew(to_guest: int, from_guest: int, request: bytes, answer: bytes) -> Iterator[tuple[str, float]]:
+    """Of connections that carry one request each."""
+    timed: dict[str, list[int]] = {}
+    for number in range(TURNS):
+        connection = Connection(client_port=41_000 + number % 20_000, sent=number * 7919)
+        for kind, program, packet in (
+            ("SYN", to_guest, connection.to_guest(flags=SYN)),
+            ("SYN, accepted", from_guest, connection.from_guest(flags=SYN | ACK)),
+            ("first request", to_guest, connection.to_guest(request)),
+            ("first answer", from_guest, connection.from_guest(answer)),
+            ("FIN", from_guest, connection.from_guest(flags=FIN | ACK)),
+        ):
+            timed.setdefault(kind, []).append(repeated_ns(program, packet, 1))
+    for kind, times_ns in timed.items():
+        yield kind, fmean(times_ns)
+    yield "a connection's, mean", fmean(time_ns for times_ns in timed.values() for time_ns in times_ns)
 
 
 def main() -> None:
