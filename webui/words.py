@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from markupsafe import Markup
+
 from manager.model.knobs import knob_name
 from manager.model.numbers import NOTHING, digits, duration, fixed, milliseconds
 from manager.model.vcpu_wait import MATERIAL, wait_share
+from manager.plain import plain_lines
 
 _MARKS = {"met": "✓", "at_risk": "▲", "violated": "✗", "no_data": "○", "info": "●"}
 
@@ -343,6 +346,14 @@ def range_words(schema: Mapping[str, Any]) -> str:
     return whole + ", ".join(f"{word} {schema[key]:,.15g}" for key, word in words.items() if key in schema)
 
 
+def prose(text: object) -> Markup:
+    """A sentence of the program: what it has between backticks is a name or a command; None: nothing."""
+    parts = plain_lines("" if text is None else str(text)).split("`")
+    if len(parts) % 2 == 0:  # one that nothing closes is a character like any other
+        parts[-2:] = ["`".join(parts[-2:])]
+    return Markup("").join(Markup("<code>{}</code>").format(part) if at % 2 else part for at, part in enumerate(parts))
+
+
 FILTERS: Mapping[str, Callable[..., Any]] = {
     "ms": milliseconds,
     "rate": rate,
@@ -368,4 +379,5 @@ FILTERS: Mapping[str, Callable[..., Any]] = {
     "bandwidth": bandwidth,
     "size": size,
     "throughput": throughput,
+    "prose": prose,
 }

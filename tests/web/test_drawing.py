@@ -27,6 +27,7 @@ from webui.words import (
     duration,
     measured,
     percent,
+    prose,
     rate,
     vcpu_wait,
 )
@@ -141,3 +142,21 @@ def test_vcpu_wait_is_a_share_of_runnable_time() -> None:
     assert vcpu_wait({"cpu_share": 0.25, "run_delay_share": 1.0}, 4) == 0.5
     assert vcpu_wait({"cpu_share": 0.0, "run_delay_share": 0.0}, 4) == 0.0
     assert vcpu_wait({"cpu_share": 0.25, "run_delay_share": 1.0}, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "page"),
+    [
+        (
+            "use `equipoise record`, then `equipoise replay`",
+            "use <code>equipoise record</code>, then <code>equipoise replay</code>",
+        ),
+        ("`<b>` is refused & more", "<code>&lt;b&gt;</code> is refused &amp; more"),
+        ("a ` alone", "a ` alone"),
+        ("`a` and `", "<code>a</code> and `"),
+        ("\u202e`\x07`", r"\u202e<code>\x07</code>"),
+        (None, ""),
+    ],
+)
+def test_names_and_commands_in_a_sentence_are_shown_as_such(text: str | None, page: str) -> None:
+    assert prose(text) == page
