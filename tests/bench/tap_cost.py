@@ -5,8 +5,9 @@
 Bar: at most 1 us. The kernel runs the program again and again on one packet and says how long it took on average; the
 packet is in the CPU's caches then, and is not copied. *passed*: UDP, which is looked at no further. *no service*: TCP
 to a port that nobody serves. *acknowledgement*: TCP without content. *sent again*: a request that was seen already.
-*request* and *answer*: new ones by turns, one run each, as the kernel times them. *two requests* and *two answers*: of
-a client that pipelines, each two in one packet, which is looked through. Needs root and bpftool.
+*request* and *answer*: new ones by turns, one run each, as the kernel times them. *SYN* to *FIN*: of connections for
+one request each. *looked through*: messages with long heads, the first 16 of each connection. *two requests* and *two
+answers*: of a client that pipelines, each two in one packet, which is looked through. Needs root and bpftool.
 """
 
 from __future__ import annotations
@@ -27,6 +28,34 @@ from manager.host.taps import of_this_machine
 from tests.bench.figures import machine, verdict, write_json
 from tests.host.packets import ACK, FIN, PROG_TEST_RUN, SYN, TEST, Connection, run_on
 
+BROWSER = b"""\
+GET /shop/cart?item=4711 HTTP/1.1\r
+Host: shop.example.org\r
+User-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:128.0) Gecko/20100101 Firefox/128.0\r
+Accept: text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8\r
+Accept-Language: en-US,en;q=0.5\r
+Accept-Encoding: gzip, deflate, br\r
+Connection: keep-alive\r
+Cookie: session=0123456789abcdef0123456789abcdef\r
+\r
+"""
+NGINX = (
+    b"""\
+HTTP/1.1 200 OK\r
+Server: nginx/1.22.1\r
+Date: Thu, 26 Nov 2026 12:00:00 GMT\r
+Content-Type: text/html\r
+Content-Length: 612\r
+Last-Modified: Tue, 24 Nov 2026 08:00:00 GMT\r
+Connection: keep-alive\r
+ETag: "65e1c2a0-264"\r
+Accept-Ranges: bytes\r
+\r
+"""
+    + b"x" * 612
+)
+LOOKED_AT = 16
+"""Segments of requests of a connection whose client takes turns: MOST_YOUNG of manager/bpf/tap/tap.h."""
 BAR_NS = 1000.0
 LOOPBACK = 1
 TURNS = 20_000
@@ -63,6 +92,7 @@ def measure(packets: int) -> Iterator[tuple[str, float]]:
         yield "request", fmean(request_ns for request_ns, _ in timed)
         yield "answer", fmean(answer_ns for _, answer_ns in timed)
         yield from anew(to_guest, from_guest, get, ended)
+        yield from heads(to_guest, from_guest)
         pipelining = Connection(client_port=40_001)
         run_on(from_guest, pipelining.from_guest(flags=SYN | ACK))
         turns = [(pipelining.to_guest(get * 2), pipelining.from_guest(ended * 2)) for _ in range(TURNS)]
@@ -87,6 +117,20 @@ def anew(to_guest: int, from_guest: int, request: bytes, answer: bytes) -> Itera
     for kind, times_ns in timed.items():
         yield kind, fmean(times_ns)
     yield "a connection's, mean", fmean(time_ns for times_ns in timed.values() for time_ns in times_ns)
+
+
+def heads(to_guest: int, from_guest: int) -> Iterator[tuple[str, float]]:
+    """Of connections whose messages have heads like a browser's and NGINX's, for as long as they are looked at."""
+    timed: tuple[list[int], list[int]] = [], []
+    for number in range(TURNS // LOOKED_AT):
+        connection = Connection(client_port=41_000 + number % 20_000, sent=number * 7919)
+        run_on(from_guest, connection.from_guest(flags=SYN | ACK))
+        for _ in range(LOOKED_AT):
+            timed[0].append(repeated_ns(to_guest, connection.to_guest(BROWSER), 1))
+            timed[1].append(repeated_ns(from_guest, connection.from_guest(NGINX), 1))
+        run_on(from_guest, connection.from_guest(flags=FIN | ACK))
+    yield "a browser's request, looked through", fmean(timed[0])
+    yield "NGINX's answer, looked through", fmean(timed[1])
 
 
 def main() -> None:

@@ -34,6 +34,19 @@ INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: a\r\n\r\nHTTP/1.1 100 Continue\r\n
 NO_BODY = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n"
 FAILED = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
 
+LONG_GET = (
+    b"GET /cart?item=4711 HTTP/1.1\r\nHost: shop.example.org\r\nUser-Agent: Mozilla/5.0 (X11; Linux x86_64; rv:128.0)"
+    b" Gecko/20100101 Firefox/128.0\r\nAccept: */*\r\nContent-Lengthy: 5\r\nTransfer-Encodings: chunked\r\nA: b\r\n\r\n"
+)
+LONG_PAGE = (
+    b"HTTP/1.1 200 OK\r\nServer: nginx/1.22.1\r\nDate: Thu, 26 Nov 2026 12:00:00 GMT\r\nContent-Type: text/html\r\n"
+    b"CONTENT-LENGTH:\t0000000000000000017\r\nContent-: 9\r\nLast-Modified: Tue, 24 Nov 2026 08:00:00 GMT\r\nX: "
+    + b"x" * 31
+    + b"\r\nY: "
+    + b"y" * 64
+    + b"\r\n\r\nHTTP/1.1 200 OK\r\n"
+)
+
 QUIETLY = b"set a 0 0 5 noreply\r\nget a\r\ndelete b noreply\r\n"
 VALUE = b"VALUE a 0 29\r\nEND\r\nVALUE b 0 1\r\nx\r\nSTORED\r\n\r\nVALUE bb 0 1 777\r\nx\r\nEND\r\n"
 
@@ -43,6 +56,7 @@ HTTP_TURNS = [
     (HEAD, INTERIM + NO_BODY),
     (CHUNKED_POST, OK),
     (GET, UNCHANGED),
+    (LONG_GET, LONG_PAGE),
     (GET, FAILED),
 ]
 TEXT_TURNS = [

@@ -9,8 +9,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from deploy.lab.demo.demo_report import batch_lost_to, print_report, to_json, verdicts, warp_brought
-from deploy.lab.demo.measure import CpuUse, DemoMeasurement
+from deploy.lab.demo.demo_report import (
+    PhaseResult,
+    batch_lost_to,
+    print_report,
+    request_costs,
+    to_json,
+    verdicts,
+    warp_brought,
+)
+from deploy.lab.demo.measure import CpuUse, DemoMeasurement, ServiceUse
 from deploy.lab.demo.originals import differences
 from deploy.lab.demo.scene import PHASES, BatchShape, parse_shape, phases_scene
 from deploy.lab.demo.turns import merged
@@ -30,6 +38,8 @@ def phase(name: str, memcached_p95_us: float, nginx_p95_us: float, host_share: f
             "errors": 0,
             "client_limited": False,
             "sla_state": "met",
+            "cpu_us_per_request": p95_us / 5,
+            "sleeps_per_request": 0.75,
         }
 
     return {
@@ -109,6 +119,7 @@ def test_differences_name_what_changed_appeared_and_went() -> None:
 
 def test_turns_are_one_measurement() -> None:
     def turn(times_us: list[float], late_us: float, errors: dict[str, int], host_share: float) -> DemoMeasurement:
+        services = {"memcached": ServiceUse(host_share / 2, 100 * host_share)}
         buckets = {str(bucket): count for bucket, count in Histogram.of(times_us).buckets.items()}
         load = {
             "histogram": {"buckets": buckets},
@@ -119,7 +130,7 @@ def test_turns_are_one_measurement() -> None:
             "lateness": {"p99_us": late_us},
             "cpu_share": 0.1,
         }
-        return DemoMeasurement({"memcached": load}, CpuUse(host_share, 0.1, 1.5, 0.4))
+        return DemoMeasurement({"memcached": load}, CpuUse(host_share, 0.1, 1.5, 0.4, services))
 
     both = merged([turn([1000] * 90, 900, {"refused": 1}, 1.0), turn([9000] * 10, 100, {}, 0.5)])
     [load] = both.loads.values()
@@ -128,7 +139,7 @@ def test_turns_are_one_measurement() -> None:
     assert (load["rate_rps"], load["sent"], load["errors"]) == (50, 100, {"refused": 1})
     assert load["client_limited"], "in one turn is enough"
     assert load["lateness"]["p99_us"] == 900
-    assert both.use == CpuUse(0.75, 0.1, 1.5, 0.4)
+    assert both.use == CpuUse(0.75, 0.1, 1.5, 0.4, {"memcached": ServiceUse(0.375, 75)})
 
 
 def warped(p95_us: float, vms: int = 2) -> list[dict[str, Any]]:
@@ -142,6 +153,29 @@ def test_who_got_what_batch_lost_is_said() -> None:
         "protected, batch VMs have 0.12 pCPUs less than with weights and pins only, and critical VMs use 0.15 more: "
         "0.95, where they use 0.80 alone and 0.80 while they wait for batch VMs"
     )
+
+
+def test_what_a_request_costs_is_said_by_phase() -> None:
+    assert request_costs(GOOD) == [
+        "a request of memcached costs its VM: alone-pinned 100 us of CPU time and 0.75 sleeps, "
+        "weighted 140 us of CPU time and 0.75 sleeps, protected 120 us of CPU time and 0.75 sleeps",
+        "a request of nginx costs its VM: alone-pinned 140 us of CPU time and 0.75 sleeps, "
+        "weighted 600 us of CPU time and 0.75 sleeps, protected 140 us of CPU time and 0.75 sleeps",
+    ]
+
+
+def test_costs_are_those_of_the_answers_that_came() -> None:
+    load = {"p50_us": 1, "p95_us": 1, "p99_us": 1, "rate_rps": 500.0, "sent": 1, "errors": {}, "client_limited": False}
+    load |= {"lateness": {"p99_us": 1}, "cpu_share": 0.1}
+    use = CpuUse(1, 0.1, 1.5, 0.4, {"memcached": ServiceUse(0.25, 400)})
+    [told] = PhaseResult(PHASES[0], DemoMeasurement({"memcached": load}, use), {}, 2).to_json()["services"].values()
+    assert (told["cpu_us_per_request"], told["sleeps_per_request"]) == (500, 0.8)
+    [told] = (
+        PhaseResult(PHASES[0], DemoMeasurement({"memcached": load | {"rate_rps": 0}}, use), {}, 2)
+        .to_json()["services"]
+        .values()
+    )
+    assert told["cpu_us_per_request"] is None
 
 
 def test_what_a_warp_brought_is_said_whatever_it_is() -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import libvirt
 
 from deploy.lab.commands import LabError, last_lines
 from deploy.lab.demo.load_process import to_json
+from deploy.lab.demo.originals import qemu_pid
 from deploy.lab.demo.scene import WARMUP_S, Scene, Service
 from manager.model.cpus import format_cpus
 
@@ -27,7 +28,10 @@ _TICKS_PER_S = 100
 
 @dataclass(frozen=True, slots=True)
 class CpuReading:
-    """CPU times since boot, in seconds: of the managed pCPUs (busy, total), all pCPUs, and each VM."""
+    """CPU times since boot, in seconds: of the managed pCPUs (busy, total), all pCPUs, and each VM.
+
+    ``sleeps``: how often vCPUs of each service's VM went to sleep.
+    """
 
     at_s: float
     managed_busy_s: float
@@ -35,6 +39,15 @@ class CpuReading:
     busy_s: float
     total_s: float
     vms_s: Mapping[str, float]
+    sleeps: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceUse:
+    """What a service's VM did: CPU seconds a second, and how often a second its vCPUs went to sleep."""
+
+    cpu_rate: float
+    sleeps_rate: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,7 @@ class CpuUse:
     outside_share: float
     batch_rate: float
     critical_rate: float
+    services: Mapping[str, ServiceUse] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +97,8 @@ class Meter:
             if int(name[3:]) in self._scene.managed_cpus:
                 managed_total += spent
                 managed_busy += spent - idle
-        return CpuReading(time.monotonic(), managed_busy, managed_total, busy, total, vms_s)
+        sleeps = {service.name: vcpu_sleeps(service.vm.name) for service in self._scene.services}
+        return CpuReading(time.monotonic(), managed_busy, managed_total, busy, total, vms_s, sleeps)
 
     def use(self, before: CpuReading, after: CpuReading) -> CpuUse:
         """What happened between two readings."""
@@ -97,6 +112,13 @@ class Meter:
             outside_share=max(busy_s - sum(used_s.values()), 0.0) / total_s,
             batch_rate=batch_s / elapsed_s,
             critical_rate=(sum(used_s.values()) - batch_s) / elapsed_s,
+            services={
+                service.name: ServiceUse(
+                    used_s[service.vm.name] / elapsed_s,
+                    (after.sleeps[service.name] - before.sleeps[service.name]) / elapsed_s,
+                )
+                for service in self._scene.services
+            },
         )
 
     def _late_s(self, name: str) -> float:
@@ -112,6 +134,16 @@ class Meter:
         before = self.read()
         time.sleep(seconds)
         return self.use(before, self.read())
+
+
+def vcpu_sleeps(vm: str) -> int:
+    """How often vCPU threads of a running VM left their pCPU to wait (proc_pid_status(5)). Raises OSError."""
+    slept = 0
+    for task in Path(f"/proc/{qemu_pid(vm)}/task").iterdir():
+        if (task / "comm").read_text().startswith("CPU "):
+            status = dict(line.split(":", 1) for line in (task / "status").read_text().splitlines())
+            slept += int(status["voluntary_ctxt_switches"])
+    return slept
 
 
 @contextmanager

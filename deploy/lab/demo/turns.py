@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+from statistics import fmean
 from typing import Any
 
-from deploy.lab.demo.measure import CpuUse, DemoMeasurement
+from deploy.lab.demo.measure import CpuUse, DemoMeasurement, ServiceUse
 from deploy.lab.loadgen.result import percentiles_us
 from manager.model.histogram import Histogram
 
@@ -15,8 +15,19 @@ from manager.model.histogram import Histogram
 def merged(turns: Sequence[DemoMeasurement]) -> DemoMeasurement:
     """Turns of the same length and load, at least one: percentiles come from all response times together."""
     loads = {name: _merged_load([turn.loads[name] for turn in turns]) for name in turns[0].loads}
-    use = CpuUse(*(sum(shares) / len(turns) for shares in zip(*(astuple(turn.use) for turn in turns), strict=True)))
+    uses = [turn.use for turn in turns]
+    use = CpuUse(
+        fmean(use.host_share for use in uses),
+        fmean(use.outside_share for use in uses),
+        fmean(use.batch_rate for use in uses),
+        fmean(use.critical_rate for use in uses),
+        {name: _mean_use([use.services[name] for use in uses]) for name in uses[0].services},
+    )
     return DemoMeasurement(loads, use)
+
+
+def _mean_use(uses: Sequence[ServiceUse]) -> ServiceUse:
+    return ServiceUse(fmean(use.cpu_rate for use in uses), fmean(use.sleeps_rate for use in uses))
 
 
 def _merged_load(loads: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Where messages begin and end in what one side of a connection sends: HTTP/1, and memcached's text protocol.
  *
- * A segment is looked through from where the one before left off, in steps of a byte, or of up to eight where only the
- * end of a line is looked for; content is passed over in one step, by its length. So a message may be cut anywhere.
- * Whatever is not as it should be has it lose its way.
+ * A segment is looked through from where the one before left off, in steps of a byte or of up to eight, and of 32 where
+ * only the end of a line is looked for; content is passed over in one step, by its length. So a message may be cut
+ * anywhere. Whatever is not as it should be has it lose its way.
  */
 #ifndef EQUIPOISE_MESSAGES_H
 #define EQUIPOISE_MESSAGES_H
@@ -11,6 +11,8 @@
 #define MOST_NUMBER (1u << 30)
 #define NO_NUMBER 0xffffffffu
 #define STEP_BYTES 8
+#define WORDS_LOADED 4 /* of that length, where only the end of a line is looked for */
+#define LOADED_BYTES (WORDS_LOADED * STEP_BYTES)
 #define MOST_WORD 20 /* an answer to incr has as many digits */
 #define METHOD_LETTERS 4 /* that are looked at */
 #define STATUS_LETTERS 12 /* "HTTP/1.1 200" */
@@ -259,6 +261,10 @@ static u32 begin_line(struct scan *scan, u8 letter, u64 eight)
 	struct stream *stream = scan->stream;
 
 	begin_word(scan);
+	if (eight >> 48 == ('\r' << 8 | '\n')) {
+		end_head(scan);
+		return 2;
+	}
 	if (letter == '\n') {
 		end_head(scan);
 		return 1;
@@ -279,20 +285,46 @@ static u32 begin_line(struct scan *scan, u8 letter, u64 eight)
 	return 0;
 }
 
-static void take_name(struct scan *scan, u8 letter)
+/* The rest of a name that may be one that matters, of which eight letters are known: in one step, if there are as many more.
+ * 0: it is another one, or is to be taken letter by letter.
+ */
+static u32 take_rest_of_name(struct scan *scan, u64 eight)
+{
+	struct stream *stream = scan->stream;
+	u64 lower = eight | LOWER;
+
+	if (stream->word == EIGHT('c', 'o', 'n', 't', 'e', 'n', 't', '-') &&
+	    lower >> 8 == EIGHT(0, 'l', 'e', 'n', 'g', 't', 'h', ':')) {
+		begin_word(scan);
+		stream->state = LENGTH;
+		return STEP_BYTES - 1;
+	}
+	if (stream->word == EIGHT('t', 'r', 'a', 'n', 's', 'f', 'e', 'r') &&
+	    lower == EIGHT('-', 'e', 'n', 'c', 'o', 'd', 'i', 'n')) {
+		stream->word = lower;
+		stream->letters = 2 * STEP_BYTES;
+		return STEP_BYTES;
+	}
+	stream->state = REST;
+	return 0;
+}
+
+static u32 take_name(struct scan *scan, u8 letter, u64 eight)
 {
 	struct stream *stream = scan->stream;
 
+	if (eight && stream->letters == STEP_BYTES)
+		return take_rest_of_name(scan, eight);
 	if (letter == '\n') {
 		stream->state = LINE;
-		return;
+		return 1;
 	}
 	if (letter != ':') {
 		take_letter(scan, letter | 0x20);
 		if (stream->letters == STEP_BYTES && stream->word != EIGHT('c', 'o', 'n', 't', 'e', 'n', 't', '-') &&
 		    stream->word != EIGHT('t', 'r', 'a', 'n', 's', 'f', 'e', 'r'))
 			stream->state = REST;
-		return;
+		return 1;
 	}
 	stream->state = REST;
 	if (stream->letters == 14 && stream->word == EIGHT('t', '-', 'l', 'e', 'n', 'g', 't', 'h'))
@@ -300,6 +332,7 @@ static void take_name(struct scan *scan, u8 letter)
 	else if (stream->letters == 17 && stream->word == EIGHT('e', 'n', 'c', 'o', 'd', 'i', 'n', 'g'))
 		stream->state = CODING;
 	begin_word(scan);
+	return 1;
 }
 
 static void take_length(struct scan *scan, u8 letter)
@@ -318,6 +351,24 @@ static void take_length(struct scan *scan, u8 letter)
 	stream->size = stream->number;
 	stream->traits |= SIZED;
 	stream->state = LINE;
+}
+
+/* As many of its letters as there are. */
+static u32 take_length_on(struct scan *scan, u8 letter, u64 eight)
+{
+	u32 taken = 0;
+
+	if (!eight) {
+		take_length(scan, letter);
+		return 1;
+	}
+#pragma clang loop unroll(disable)
+	while (taken < STEP_BYTES && scan->stream->state == LENGTH) {
+		take_length(scan, (u8)(eight >> 56));
+		eight <<= 8;
+		taken++;
+	}
+	return taken;
 }
 
 static void take_coding(struct scan *scan, u8 letter)
@@ -374,11 +425,9 @@ static __always_inline u32 take_http(struct scan *scan, u8 letter, u64 eight)
 	case LINE:
 		return begin_line(scan, letter, eight);
 	case NAME:
-		take_name(scan, letter);
-		break;
+		return take_name(scan, letter, eight);
 	case LENGTH:
-		take_length(scan, letter);
-		break;
+		return take_length_on(scan, letter, eight);
 	case CODING:
 		take_coding(scan, letter);
 		break;
@@ -649,33 +698,70 @@ static void end_line(struct scan *scan)
 		stream->state = stream->state == REST ? LINE : TRAILER;
 }
 
+static bool is_passing_over(const struct stream *stream)
+{
+	return stream->state == REST || stream->state == CHUNK_REST || stream->state == TRAILER_REST;
+}
+
+/* Pass over what is left of a line, as far as these words of it go. */
+static void pass_over(struct scan *scan, const u64 words[WORDS_LOADED])
+{
+	struct stream *stream = scan->stream;
+
+#pragma clang loop unroll(full)
+	for (u32 word = 0; word < WORDS_LOADED; word++) {
+		u64 ends = newlines(words[word]);
+
+		if (ends) {
+			stream->at += word * STEP_BYTES + through(ends);
+			end_line(scan);
+			return;
+		}
+	}
+	stream->at += LOADED_BYTES;
+}
+
+/* The next bytes: as many words as there are of so many, else one, else a byte. How many were loaded. */
+static u32 load(struct scan *scan, u64 words[WORDS_LOADED], u32 left)
+{
+	u32 at = scan->stream->at;
+
+	if (left >= LOADED_BYTES)
+		return bpf_skb_load_bytes(scan->skb, at, words, LOADED_BYTES) ? 0 : LOADED_BYTES;
+	if (left >= STEP_BYTES)
+		return bpf_skb_load_bytes(scan->skb, at, words, STEP_BYTES) ? 0 : STEP_BYTES;
+	return !bpf_skb_load_bytes(scan->skb, at, words, 1);
+}
+
 /* One step; bpf_loop ends with 1. */
 static long look_on(u32 step, struct scan *scan)
 {
 	struct stream *stream = scan->stream;
-	u32 left = stream->end - stream->at, taken;
-	u64 bytes = 0, ends;
-	bool whole = left >= STEP_BYTES;
+	u32 left = stream->end - stream->at, loaded, taken;
+	u64 words[WORDS_LOADED] = {}, eight, ends;
 
 	if ((s32)left <= 0 || stream->lost)
 		return 1;
-	if (whole ? bpf_skb_load_bytes(scan->skb, stream->at, &bytes, STEP_BYTES)
-		  : bpf_skb_load_bytes(scan->skb, stream->at, &bytes, 1)) {
+	loaded = load(scan, words, left);
+	if (!loaded) {
 		stream->lost = true;
 		return 1;
 	}
-	if (stream->state == REST || stream->state == CHUNK_REST || stream->state == TRAILER_REST) {
-		ends = newlines(whole ? bytes : bytes & 0xff);
-		stream->at += ends ? through(ends) : whole ? STEP_BYTES : 1;
-		if (ends)
-			end_line(scan);
+	eight = loaded >= STEP_BYTES ? bpf_be64_to_cpu(words[0]) : 0;
+	if (!is_passing_over(stream)) {
+		taken = scan->http ? take_http(scan, (u8)words[0], eight) : take_text(scan, (u8)words[0], eight);
+		stream->at += taken;
+		if (taken || !is_passing_over(stream))
+			return 0;
+	}
+	if (loaded == LOADED_BYTES) {
+		pass_over(scan, words);
 		return 0;
 	}
-	if (scan->http)
-		taken = take_http(scan, (u8)bytes, whole ? bpf_be64_to_cpu(bytes) : 0);
-	else
-		taken = take_text(scan, (u8)bytes, whole ? bpf_be64_to_cpu(bytes) : 0);
-	stream->at += taken;
+	ends = newlines(words[0]); /* zeros are none */
+	stream->at += ends ? through(ends) : loaded;
+	if (ends)
+		end_line(scan);
 	return 0;
 }
 
