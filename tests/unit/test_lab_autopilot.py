@@ -106,6 +106,12 @@ def test_the_target_is_met_by_hand_and_violated_by_equal_weights_if_that_can_be(
     assert target.violated == violated
 
 
+def test_what_piled_up_at_equal_weights_is_no_target() -> None:
+    target = target_of(turn(400.0, (2.0, 3.0, 2.0), cure_s=2.5), "web")
+    assert target.sla_ms == pytest.approx(6.0, rel=0.02)
+    assert target.violated
+
+
 def test_turns_are_one_phase() -> None:
     phase = joined([turn(20, (2, 3, 2), cure_s=1.5), turn(20, (2, 9, 2), batch=0.6)], {"web": 6.0}, [{"weight": 4}, {}])
     seen = phase["services"]["web"]

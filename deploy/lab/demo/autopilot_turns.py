@@ -22,6 +22,8 @@ MET_IN_A_ROW = 2
 """So many intervals in a row within the target end a violation."""
 VIOLATED_S = 1.5
 """So long before the policy is set p95 is taken to see whether equal weights violate the SLA."""
+DRAINED_S = 3.0
+"""So long after the change what piled up at equal weights may still wait: it says nothing of the new setting."""
 HEADROOM, LEAST_HEADROOM, MARGIN = 2.0, 1.5, 1.25
 """A target is ``HEADROOM`` times what the hand-made setting has, or less, down to ``LEAST_HEADROOM`` times, so that
 equal weights miss it by ``MARGIN``."""
@@ -61,6 +63,12 @@ class PlayedTurn:
         """Response times of each part."""
         return stretches(self.pushed.get(service, ()), self.changed_s, self.turn_s / len(PARTS), len(PARTS))
 
+    def settled(self, service: str) -> list[Histogram]:
+        """The same, the first without what piled up before."""
+        cure_s = self.turn_s / len(PARTS) - DRAINED_S
+        first = stretches(self.pushed.get(service, ()), self.changed_s + DRAINED_S, cure_s, 1)
+        return [*first, *self.parts(service)[1:]]
+
     def before(self, service: str) -> Histogram:
         """Response times just before the policy was set, at equal weights."""
         return stretches(self.pushed.get(service, ()), self.changed_s - VIOLATED_S, VIOLATED_S, 1)[0]
@@ -90,9 +98,9 @@ class CureTarget:
 
 
 def target_of(turn: PlayedTurn, service: str) -> CureTarget:
-    """A target that the hand-made setting meets throughout the turn, and that equal weights violate if that can be."""
+    """A target that the hand-made setting meets once it has settled, and that equal weights violate if that can be."""
     equal_ms = p95_ms(turn.before(service))
-    by_hand = [p95_ms(part) for part in turn.parts(service)]
+    by_hand = [p95_ms(part) for part in turn.settled(service)]
     known = [time_ms for time_ms in by_hand if time_ms is not None]
     if equal_ms is None or len(known) < len(by_hand):
         return CureTarget(None, "nothing was answered at equal weights, or in a part of the turn after it")
