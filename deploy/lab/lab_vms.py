@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import libvirt
 
@@ -50,12 +51,14 @@ class GuestRole(StrEnum):
     MEMCACHED = "memcached"
     NGINX = "nginx"
     BATCH = "batch"
+    ANTAGONIST = "antagonist"
 
 
 ROLE_OPTIONS: Mapping[GuestRole, frozenset[str]] = {
     GuestRole.MEMCACHED: frozenset({"cache_mib"}),
     GuestRole.NGINX: frozenset({"gzip_kib", "access_log"}),
     GuestRole.BATCH: frozenset({"on_ms", "off_ms", "busy_vcpus"}),
+    GuestRole.ANTAGONIST: frozenset({"kind", "threads", "mib", "mib_per_s", "write_percent", "bytes", "to"}),
 }
 MEMCACHED_PORT = 11211
 HTTP_PORT = 80
@@ -66,7 +69,8 @@ class LabVm:
     """One VM. ``options`` are those of its role, described in guest/init; ``mac`` None means one made of the address.
 
     ``cpus`` are the pCPUs it is confined to, in the kernel's list format; empty means all. vCPUs can be plugged up to
-    ``max_vcpus``; 0: no more than it starts with. A ``persistent`` one is defined in libvirt and starts anew when it
+    ``max_vcpus``; 0: no more than it starts with. ``disk`` is a raw image that it has as its only disk, past the
+    host's page cache. A ``persistent`` one is defined in libvirt and starts anew when it
     reboots; others are gone when they end.
 
     Raises LabError for a name without ``PREFIX``, an address that is none, an option that the role does not have, a
@@ -82,6 +86,7 @@ class LabVm:
     cpus: str = ""
     max_vcpus: int = 0
     persistent: bool = False
+    disk: Path | None = None
     options: Mapping[str, str | int] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
@@ -144,6 +149,11 @@ def domain_xml(vm: LabVm, guest: Guest, accelerator: Accelerator, serial_log: Pa
         _add(domain, event, "restart" if vm.persistent and event == "on_reboot" else "destroy")
     devices = _add(domain, "devices")
     _add(devices, "controller", type="usb", model="none")
+    if vm.disk is not None:
+        disk = _add(devices, "disk", type="file", device="disk")
+        _add(disk, "driver", name="qemu", type="raw", cache="none", io="native")
+        _add(disk, "source", file=str(vm.disk))
+        _add(disk, "target", dev="vda", bus="virtio")
     interface = _add(devices, "interface", type="network")
     _add(interface, "mac", address=vm.mac_address)
     _add(interface, "source", network=NETWORK)
@@ -242,6 +252,14 @@ class LabHost:
             list(pool.map(self._destroy, doomed.values()))
         return tuple(sorted(doomed))
 
+    def stats(self, name: str, kinds: int) -> dict[str, Any]:
+        """Statistics of a VM that runs, of those kinds (``VIR_DOMAIN_STATS_…``). Raises LabError."""
+        domain = self._find(name)
+        if domain is None:
+            raise LabError(f"{name} does not run")
+        ((_, stats),) = self._connection.domainListGetStats([domain], kinds)
+        return dict(stats)
+
     def console(self, vm: LabVm) -> str:
         """The last lines of the VM's serial console."""
         try:
@@ -307,8 +325,8 @@ class LabHost:
                 return memcached_answers(vm.ip)
             case GuestRole.NGINX:
                 return http_answers(vm.ip)
-            case GuestRole.BATCH:
-                return f"equipoise-guest ready role={GuestRole.BATCH}" in self.console(vm)
+            case GuestRole.BATCH | GuestRole.ANTAGONIST:
+                return f"equipoise-guest ready role={vm.role}" in self.console(vm)
 
 
 def _is_persistent(domain: libvirt.virDomain) -> bool:

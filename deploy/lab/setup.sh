@@ -23,7 +23,7 @@ readonly QEMU_USER=libvirt-qemu
 readonly PACKAGES=(
     qemu-system-x86 libvirt-daemon-system libvirt-daemon-driver-qemu libvirt-daemon-config-network libvirt-clients
     dnsmasq-base iptables iproute2
-    gcc libc6-dev kmod zstd cgroup-tools util-linux
+    gcc libc6-dev kmod zstd cgroup-tools util-linux e2fsprogs libfuse3-dev fuse3
     libvirt-dev pkg-config python3-dev python3-venv
 )
 

@@ -57,7 +57,10 @@ def _without(host: HostSpec) -> dict[Control, tuple[str, dict[str, Any]]]:
             "protection and ceilings of memory",
             {"memory": replace(host.memory, protect=False, ceilings=False)},
         ),
-        Control.DISK: ("disk weights", {"disk": replace(host.disk, weights=False)}),
+        Control.DISK: (
+            "weights and ceilings of disks",
+            {"disk": replace(host.disk, weights=False, ceilings=False)},
+        ),
         Control.MOUNT: ("mounting resctrl", {"cache_mount": mount}),
     }
 

@@ -202,7 +202,8 @@ def _devices(now: HostCounters, then: HostCounters, elapsed_s: float) -> tuple[D
         latency_ms = (counters.wait_ms - past.wait_ms) / requests if requests else None
         busy = min((counters.busy_ms - past.busy_ms) / 1000 / elapsed_s, 1.0)
         rate = (counters.total_bytes - past.total_bytes) / elapsed_s
-        uses.append(DeviceUse(device, rate, requests / elapsed_s, busy, latency_ms, now.weighings.get(device)))
+        kind = now.weighings.get(device), now.numbers.get(device)
+        uses.append(DeviceUse(device, rate, requests / elapsed_s, busy, latency_ms, *kind))
     return tuple(uses)
 
 
@@ -241,7 +242,7 @@ def recorded(use: ResourceUse, critical: Collection[str] = ()) -> ResourceUse:
     notable = [vm for vm in use.vms if is_notable(vm) or (vm.vm in critical and _uses_any(vm, slow))]
     notable.sort(key=lambda vm: (vm.vm not in critical, -vm.disk_bytes_per_s - vm.link_bytes_per_s, vm.vm))
     disks = tuple(
-        disk
+        replace(disk, number=None)
         for disk in use.disks
         if disk.bytes_per_s >= NOTABLE_BYTES_PER_S
         or disk.requests_per_s >= NOTABLE_REQUESTS_PER_S

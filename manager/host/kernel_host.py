@@ -13,6 +13,8 @@ from manager.host import process
 from manager.host.batch_group import BatchGroups
 from manager.host.cgroup import CgroupMounts, cpu_controller, find_vm_cgroup, has_idle_class, read_mounts
 from manager.host.chosen_waits import ChosenWaits
+from manager.host.disk_ceilings import DiskCeilings
+from manager.host.disk_knobs import DiskKnobs
 from manager.host.disk_weights import DiskWeights
 from manager.host.files import read_small, refusal, refused
 from manager.host.handle import VmHandle
@@ -86,7 +88,8 @@ class KernelHost:
         self._mechanisms = WarpMechanisms(paths, self._mounts, self._cpu)
         self._schedulings = Schedulings(self._mounts, self._cpu)
         self._batch_groups = BatchGroups(paths, self._mounts, self._cpu)
-        self._memory, self._disks = MemoryLimits(self._mounts), DiskWeights(self._mounts)
+        self._memory = MemoryLimits(self._mounts)
+        self._disks = DiskKnobs(DiskWeights(self._mounts), DiskCeilings(paths, self._mounts))
         self.needs_batch_group: bool | None = None
         """Whether wake-ups are late beside several batch VMs: what the doctor found, None before."""
         self.files: Mapping[Family, KnobFiles] = {

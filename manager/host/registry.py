@@ -58,6 +58,12 @@ DISK_WEIGHT_FILES = {
 """Shares of a group of a disk's time, by version and by what makes them act: Documentation/block/bfq-iosched.rst, and
 cgroup-v2.rst, "IO Interface Files"."""
 
+DISK_CEILING_FILES = {
+    1: ("blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device"),
+    2: ("io.max",),
+}
+"""Requests per second of a group by disk, by version: cgroup-v1/blkio-controller.rst, cgroup-v2.rst."""
+
 COST_FILE = "io.cost.qos"
 """At the root of v2: a line for each disk with ``enable=1`` where io.cost makes weights act."""
 

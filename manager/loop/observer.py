@@ -81,7 +81,7 @@ class Reading:
     memories: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
     """Likewise what limits or protects its memory."""
     disks: Mapping[str, tuple[KnobKey, ...]] = field(default_factory=dict)
-    """The weights that it has on disks, by UUID."""
+    """The weights and ceilings that it has on disks, by UUID."""
     knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = field(init=False, compare=False, repr=False)
     """Those of each VM, by UUID."""
     before: InitVar[Reading | None] = None
@@ -426,7 +426,7 @@ class Observer:
         for domain, spec in matched.items():
             if host.memory.in_use and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.MEMORY)
-            if host.disk.weights and host.mode is not Mode.RELEASED:
+            if host.disk.in_use and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.DISK)
             if spec.name in warped:
                 families[domain].add(Family.WARP)

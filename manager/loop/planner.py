@@ -9,6 +9,7 @@ from functools import partial
 
 from manager.control.batch import BatchMemory, guard_batch
 from manager.control.batch_membership import plan_batch_group
+from manager.control.ceiling_plan import CeilingState, plan_disk_ceilings
 from manager.control.disk_plan import DiskState, plan_disks
 from manager.control.limit_decision import limit_decision
 from manager.control.memory_plan import MemoryGroups, MemoryState, plan_memory
@@ -114,6 +115,7 @@ class Planner:
         self._outside = ""
         self._ladder = NOTHING_YET
         self._memory_state, self._disk_state = MemoryState(), DiskState()
+        self._ceilings = CeilingState()
 
     @property
     def notes(self) -> tuple[tuple[Severity, str, str], ...]:
@@ -129,6 +131,7 @@ class Planner:
         self.cache = NOTHING_DECIDED
         self.batch = BatchMemory()
         self._memory_state, self._disk_state = MemoryState(), DiskState()
+        self._ceilings = CeilingState()
 
     def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
         """What is wanted. ``specs`` are the managed VMs by domain UUID."""
@@ -164,7 +167,14 @@ class Planner:
             self._disk_state,
             _set_before(journal, _DISK_KNOBS) if self._disk_state.seen is None else {},
         )
-        self._memory_state, self._disk_state = memory.state, disks.state
+        ceilings = plan_disk_ceilings(
+            snapshot,
+            uuids,
+            _disk_ceilings(reading, journal),
+            self._ceilings,
+            _set_before(journal, _DISK_KNOBS) if self._ceilings.seen is None else {},
+        )
+        self._memory_state, self._disk_state, self._ceilings = memory.state, disks.state, ceilings.state
         entry = journal.entries.get(SCHEDULER)
         scheduler = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
         self.warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder)
@@ -178,7 +188,7 @@ class Planner:
             grouped,
             decided,
             memory.goals,
-            disks.goals,
+            disks.goals + ceilings.goals,
         )
         problems = (
             *(Problem(ProblemKind.LIMITED, text) for text in limited),
@@ -334,6 +344,20 @@ def _memory_groups(reading: Reading, journal: Journal) -> MemoryGroups:
             if unread and key.uuid == HOST_UUID and ours is not None and isinstance(ours.intended, int):
                 kept[key] = ours.intended
     return MemoryGroups(reading.memories, originals, kept)
+
+
+def _disk_ceilings(reading: Reading, journal: Journal) -> Mapping[KnobKey, int]:
+    """Ceilings that VMs have on disks, as read, without us."""
+    found: dict[KnobKey, int] = {}
+    for uuid, keys in reading.disks.items():
+        for key in keys:
+            held = reading.knobs[uuid][key]
+            if key.knob is Knob.DISK_CEILING and isinstance(held, int):
+                entry = journal.entries.get(key)
+                ours = entry.owned if entry is not None else None
+                original = held if ours is None or ours.external else ours.original
+                found[key] = original if isinstance(original, int) else held
+    return found
 
 
 def _pinned(reading: Reading, domain: str, journal: Mapping[KnobKey, Entry]) -> Pinned:

@@ -57,6 +57,7 @@ class Knob(StrEnum):
     MEMORY_CEILING = "memory_ceiling"
     BFQ_WEIGHT = "bfq_weight"
     IO_WEIGHT = "io_weight"
+    DISK_CEILING = "disk_ceiling"
 
     @property
     def spec(self) -> KnobSpec:
@@ -80,6 +81,8 @@ class Scope(StrEnum):
     VCPU = "vCPU"
     IO_THREAD = "I/O thread"
     INTERRUPT = "interrupt"
+    DISK = "disk"
+    """By its number, as makedev(3) makes it of MAJOR and MINOR."""
     GROUP = "group"
     """A control group: of a VM, number 0 its own and 1 the one inside; of the host those above VMs, by their ids."""
 
@@ -559,6 +562,18 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         interface="io.weight",
         document=_CGROUP,
     ),
+    Knob.DISK_CEILING: KnobSpec(
+        "ceiling",
+        "Requests per second that a VM may make of a disk, reads and writes each.",
+        Scope.DISK,
+        Family.DISK,
+        Number("requests/s", UNLIMITED, usual=UNLIMITED, names={UNLIMITED: "none"}),
+        Control.DISK,
+        "io.max, blkio.throttle.*_iops_device (v1)",
+        _CGROUP,
+        "disk-ceiling",
+        undo=Undo.IF_THERE,
+    ),
 }
 
 
@@ -583,7 +598,16 @@ def knob_name(knob: str, index: int | str) -> str:
     VM.
     """
     spec = Knob(knob).spec
+    if spec.scope is Scope.DISK:
+        index = _disk_shown(int(index))
     return f"{spec.scope} {index} {spec.label}" if spec.scope.numbered else spec.label
+
+
+def _disk_shown(number: int) -> str:
+    """``MAJOR:MINOR``, as makedev(3) of the GNU C library has put them together."""
+    major = (number >> 8 & 0xFFF) | (number >> 32 & 0xFFFFF000)
+    minor = (number & 0xFF) | (number >> 12 & 0xFFFFFF00)
+    return f"{major}:{minor}"
 
 
 def value_shown(knob: str, text: str) -> str:
@@ -603,7 +627,14 @@ def settings_shown(statuses: Iterable[Mapping[str, Any]], knobs: Collection[Knob
             was = f" (was {value_shown(knob, original)})" if original is not None else ""
             words = value_shown(knob, value) + (" (externally modified)" if status["external"] else was)
             alike.setdefault((knob, words), set()).add(status["index"])
-    return [f"{knob_name(knob, format_cpus(frozenset(on)))}: {words}" for (knob, words), on in alike.items()]
+    return [f"{name}: {words}" for (knob, words), on in alike.items() for name in _names(knob, frozenset(on))]
+
+
+def _names(knob: Knob, indexes: frozenset[int]) -> list[str]:
+    """As one where they are counted; disks are not."""
+    if knob.spec.scope is Scope.DISK:
+        return [knob_name(knob, index) for index in sorted(indexes)]
+    return [knob_name(knob, format_cpus(indexes))]
 
 
 def knob_text(value: KnobValue) -> str:

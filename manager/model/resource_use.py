@@ -109,7 +109,7 @@ class HostCounters(NamedTuple):
     """What the host's resources did since it started, at ``monotonic_s``. None: not counted.
 
     ``disks`` are by name, ``links`` by index of the interface, with their names now. ``memory_bytes`` is all there is,
-    ``weighings`` by name of the disks on which weights act.
+    ``weighings`` by name of the disks on which weights act, ``numbers`` those of disks by name (makedev(3)).
     """
 
     monotonic_s: float
@@ -120,6 +120,7 @@ class HostCounters(NamedTuple):
     uplinks: tuple[Uplink, ...] = ()
     memory_bytes: int | None = None
     weighings: Mapping[str, Weighing] = MappingProxyType({})
+    numbers: Mapping[str, int] = MappingProxyType({})
 
 
 Rate = Annotated[float, Field(ge=0, le=1e15)]
@@ -220,6 +221,7 @@ class DeviceUse:
     weighing: Annotated[
         Weighing | None, Known, Field(description="what makes weights of VMs act on it; absent: nothing does")
     ] = None
+    number: Annotated[Count | None, Known, Field(description="the kernel's, makedev(3); absent from records")] = None
     __pydantic_config__: ClassVar = WIRE
 
 

@@ -131,7 +131,15 @@ class DiskRules:
     batch_weight: Annotated[
         int, Field(ge=1, le=1000, description="disk weight of batch VMs; critical ones have 1000")
     ] = 20
+    ceilings: Annotated[
+        bool, Field(description="hold back batch VMs that make a disk slow for critical VMs, with any scheduler")
+    ] = False
     __pydantic_config__: ClassVar = CLOSED
+
+    @property
+    def in_use(self) -> bool:
+        """Whether there is anything to do."""
+        return self.weights or self.ceilings
 
 
 DEFAULT_RULES = PlacementRules()

@@ -22,6 +22,7 @@ import pytest
 from manager.host.registry import (
     CGROUP_V1,
     CGROUP_V2,
+    DISK_CEILING_FILES,
     DISK_WEIGHT_FILES,
     IDLE_FILE,
     MEMORY_HIGH_FILE,
@@ -142,6 +143,7 @@ def test_the_profile_of_the_agent_lets_it_write_every_setting_of_control_groups(
     allowed = {before + name for before, names in rules for name in names.split(",")}
     of_cpu = {name for cpu in (CGROUP_V1, CGROUP_V2) for name in (cpu.weight_file, cpu.quota_file, cpu.period_file)}
     of_disks = {name for names in DISK_WEIGHT_FILES.values() for name in names.values()}
+    of_disks |= {name for names in DISK_CEILING_FILES.values() for name in names}
     others = {IDLE_FILE, RT_RUNTIME_FILE, MEMORY_LOW_FILE, MEMORY_HIGH_FILE, SOFT_LIMIT_FILE}
     assert (of_cpu | of_disks | others) - {None} <= allowed
 

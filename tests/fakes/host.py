@@ -79,7 +79,7 @@ class FakeVm:
     runtimes: dict[tuple[Knob, int], int] = field(default_factory=dict)
     place: int = OUTSIDE
     memories: dict[tuple[Knob, int], int] = field(default_factory=dict)
-    disks: dict[Knob, int] = field(default_factory=dict)
+    disks: dict[tuple[Knob, int], int] = field(default_factory=dict)
 
 
 @dataclass
@@ -130,6 +130,8 @@ class FakeHost:
     machine_protected: int = 0
     disk_weights: bool = False
     """VMs have weights on disks."""
+    disks: tuple[int, ...] = ()
+    """Numbers of those that VMs may have ceilings on."""
 
     @property
     def online(self) -> CpuSet:
@@ -248,15 +250,17 @@ class FakeHost:
         return {KnobKey(uuid, *knob): held.get(knob, knob[0].spec.value.usual or 0) for knob in knobs}
 
     def _disks(self, uuid: str) -> dict[KnobKey, KnobValue]:
-        knobs = DISK_WEIGHTS.values() if self.disk_weights else ()
-        return {KnobKey(uuid, knob): self.vms[uuid].disks.get(knob, 100) for knob in knobs}
+        knobs = [(knob, 0) for knob in DISK_WEIGHTS.values() if self.disk_weights]
+        knobs += [(Knob.DISK_CEILING, number) for number in self.disks]
+        held = self.vms[uuid].disks
+        return {KnobKey(uuid, *knob): held.get(knob, knob[0].spec.value.usual or 0) for knob in knobs}
 
     def _set_disk(self, key: KnobKey, value: int) -> None:
         if key not in self._disks(key.uuid):
             raise VmVanished(f"no {key.knob}", errno.ENOENT)
         if key.knob.spec.value.objection(value):
             raise HostError("write: Numerical result out of range", errno.ERANGE)
-        self.vms[key.uuid].disks[key.knob] = value
+        self.vms[key.uuid].disks[key.knob, key.index] = value
 
     def _set_memory(self, key: KnobKey, value: int) -> None:
         """Whole pages, as mm/page_counter.c rounds."""
@@ -402,7 +406,7 @@ class FakeHost:
             self.machine_us = value
         elif key.knob in MEMORIES:
             self._set_memory(key, value)
-        elif key.knob in DISK_WEIGHTS.values():
+        elif key.knob.spec.family is Family.DISK:
             self._set_disk(key, value)
         elif key.knob in BATCH_GROUPS:
             self._set_batch(key.knob, value)

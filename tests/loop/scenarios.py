@@ -249,6 +249,27 @@ def _on_disks(stage: Stage) -> None:
     _weigh(stage, Weighing.BFQ)
 
 
+def _disks_are_slow(stage: Stage) -> None:
+    """Two batch VMs make one of two disks slow for a critical VM. One of them has a ceiling there, the other a lower
+    one on the other disk.
+    """
+    stage.host.disks = (2064, 65024)
+    stage.boot("web")
+    stage.boot("red", "batch")
+    stage.boot("blue", "batch")
+    stage.had("red", Knob.DISK_CEILING, 900, 65024)
+    stage.had("blue", Knob.DISK_CEILING, 50, 2064)
+    stage.control(policy="equal", pinning=False, disk=DiskRules(ceilings=True))
+    _make_slow(stage, 30.0)
+
+
+def _make_slow(stage: Stage, latency_ms: float, device: str = "vda", number: int = 65024) -> None:
+    """So few requests that batch VMs get the least there is at once, however many rounds were seen."""
+    for vm, rate in (("web", 10.0), ("red", 60.0), ("blue", 60.0)):
+        stage.measure(**{vm: {"disks": (DiskUse(device, 0.0, 0.0, rate),)}})
+    stage.use = replace(stage.use, disks=(DeviceUse(device, 1e6, 130.0, 1.0, latency_ms, None, number),))
+
+
 def _weigh(stage: Stage, vda: Weighing | None) -> None:
     disks = (("vda", vda), ("vdb", Weighing.COST))
     devices = tuple(DeviceUse(name, 0.0, 0.0, 0.0, None, weighing) for name, weighing in disks)
@@ -474,6 +495,22 @@ SCENARIOS = (
             lambda stage: stage.adopt("red"),
             lambda stage: _weigh(stage, None),
             lambda stage: _weigh(stage, Weighing.BFQ),
+            lambda stage: stage.control(mode=Mode.OBSERVE),
+            lambda stage: stage.control(mode=Mode.ENFORCE),
+            lambda stage: stage.control(disk=DiskRules()),
+        ),
+    ),
+    Scenario(
+        "ceilings of disks",
+        _disks_are_slow,
+        (
+            nothing,
+            lambda stage: _make_slow(stage, 25.0),
+            lambda stage: _make_slow(stage, 25.1),
+            lambda stage: stage.meddle("red", Knob.DISK_CEILING, 77, 65024),
+            lambda stage: _make_slow(stage, 25.2, "sdb", 2064),
+            lambda stage: stage.adopt("red"),
+            lambda stage: stage.stop("blue"),
             lambda stage: stage.control(mode=Mode.OBSERVE),
             lambda stage: stage.control(mode=Mode.ENFORCE),
             lambda stage: stage.control(disk=DiskRules()),

@@ -13,9 +13,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from deploy.lab.demo import autopilot, phases, spike
+from deploy.lab.demo import autopilot, phases, resources, spike
 from deploy.lab.demo.autopilot_report import print_autopilot_report
 from deploy.lab.demo.demo_report import print_report
+from deploy.lab.demo.resources_report import print_resources_report
 from deploy.lab.demo.scene import BatchShape, parse_shape
 from deploy.lab.demo.spike_report import print_spike_report
 from deploy.lab.guest import DEFAULT_BASE
@@ -25,13 +26,17 @@ from manager.errors import EquipoiseError
 
 @click.command(context_settings={"show_default": True, "max_content_width": 100})
 @click.option(
-    "--scenario", type=click.Choice(["phases", "spike", "autopilot"]), default="phases", help="What to demonstrate."
+    "--scenario",
+    type=click.Choice(["phases", "spike", "autopilot", "resources"]),
+    default="phases",
+    help="What to demonstrate.",
 )
 @click.option(
     "--duration",
     type=click.FloatRange(3, 3600),
     metavar="S",
-    help=f"Length of each phase ({phases.DEFAULT_PHASE_S:g}, of `autopilot` {autopilot.DEFAULT_PHASE_S:g}) or of each"
+    help=f"Length of each phase ({phases.DEFAULT_PHASE_S:g}, of `autopilot` {autopilot.DEFAULT_PHASE_S:g}, of"
+    f" `resources` {resources.DEFAULT_PHASE_S:g}) or of each"
     f" run ({spike.DEFAULT_RUN_S:g}).",
 )
 @click.option(
@@ -63,6 +68,8 @@ def main(
     no_wait: bool,
 ) -> None:
     """Show on real VMs what Equipoise does for services on a full host; `deploy/demo --help` says more."""
+    if keep and scenario == "resources":
+        raise click.UsageError("--keep: `resources` has other VMs for each resource, so none are left at the end")
     console = Console(width=None if sys.stdout.isatty() else 140)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -72,6 +79,8 @@ def main(
                 result = spike.play(console, stack, duration or spike.DEFAULT_RUN_S, keep)
             elif scenario == "autopilot":
                 result = autopilot.play(console, stack, duration or autopilot.DEFAULT_PHASE_S, keep)
+            elif scenario == "resources":
+                result = resources.play(console, duration or resources.DEFAULT_PHASE_S)
             else:
                 result = phases.play(console, stack, duration or phases.DEFAULT_PHASE_S, keep, shape)
     except EquipoiseError as error:
@@ -81,6 +90,8 @@ def main(
     failed = not result.get("calibrated", True)
     if scenario == "phases":
         print_report(console, result)
+    elif scenario == "resources":
+        print_resources_report(console, result, resources.UNITS)
     else:
         _report(console, result, picture or DEFAULT_BASE / f"{scenario}.png")
     sys.exit(1 if failed or not (result["restored"] or keep) else 0)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 from deploy.lab.commands import LabError, last_lines
 from deploy.lab.demo.scene import Scene, Service
 from manager.errors import ManagerUnavailable
+from manager.model.knobs import Knob, knob_name, value_shown
 from manager.model.records import OutcomeKind
 from manager.model.warp import WarpUse
 from manager.protocol.client import ManagerClient
@@ -125,6 +126,15 @@ class Equipoise:
             for knob in vm["status"]["knobs"]
             if knob["knob"] == "weight"
         }
+
+    def knobs(self, wanted: Collection[Knob]) -> tuple[str, ...]:
+        """Those settings of VMs that run and are not as usual, in words."""
+        return tuple(
+            f"{vm['name']}: {knob_name(knob['knob'], knob['index'])} {value_shown(knob['knob'], knob['value'])}"
+            for vm in self.client.items("/vms")
+            for knob in (vm["status"] or {}).get("knobs", ())
+            if knob["knob"] in wanted and knob["value"] != str(Knob(knob["knob"]).spec.value.usual)
+        )
 
     def sla_states(self) -> dict[str, str]:
         """State of each application's SLA as the manager sees it now."""

@@ -1,4 +1,4 @@
-"""CPU settings of the groups and threads of QEMU processes, read from the kernel without any of Equipoise's own code.
+"""Settings of the groups and threads of QEMU processes, read from the kernel without any of Equipoise's own code.
 
 Taken before Equipoise starts and after it has stopped, they show whether it left everything as it was.
 """
@@ -10,7 +10,14 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-_GROUP_FILES = ("cpu.shares", "cpu.weight", "cpu.idle", "cpu.cfs_quota_us", "cpu.max", "cpu.rt_runtime_us")
+_CPU_FILES = ("cpu.shares", "cpu.weight", "cpu.idle", "cpu.cfs_quota_us", "cpu.max", "cpu.rt_runtime_us")
+_MEMORY_FILES = ("memory.low", "memory.high", "memory.soft_limit_in_bytes")
+_DISK_FILES = (
+    *("io.weight", "io.bfq.weight", "blkio.bfq.weight", "io.max"),
+    *("blkio.throttle.read_iops_device", "blkio.throttle.write_iops_device"),
+)
+_GROUP_FILES = (*_CPU_FILES, *_MEMORY_FILES, *_DISK_FILES)
+_CONTROLLERS = frozenset({"cpu", "memory", "blkio"})
 _SLICE = re.compile(r"^(se\.)?slice\b")
 _WORKER = re.compile(r"^(worker|call_rcu)")  # QEMU's helpers come and go
 
@@ -21,7 +28,7 @@ def qemu_pid(name: str) -> int:
 
 
 def settings_of(name: str) -> dict[str, str]:
-    """CPU settings of the VM's cgroup; affinity, policy and slice of each lasting thread; as text by what they are."""
+    """Settings of the VM's cgroups; affinity, policy and slice of each lasting thread; as text by what they are."""
     pid = qemu_pid(name)
     found = {}
     for folder in _group_folders(pid):
@@ -56,13 +63,14 @@ def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str
 
 
 def _group_folders(pid: int) -> list[Path]:
-    """Folders, in all cgroup hierarchies, of the group that holds all of a VM's threads."""
+    """Folders, in all cgroup hierarchies that have such settings, of the group that holds all of a VM's threads."""
     folders = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, options, *_ = line.split()
         for group_line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             _, controllers, group = group_line.split(":", 2)
-            v1 = kind == "cgroup" and "cpu" in controllers.split(",") and "cpu" in options.split(",")
+            named = _CONTROLLERS.intersection(controllers.split(","), options.split(","))
+            v1 = kind == "cgroup" and bool(named)
             v2 = kind == "cgroup2" and controllers == ""
             if (v1 or v2) and "qemu" in group:
                 folders.append(Path(point) / re.sub(r"(/libvirt)?(/emulator|/vcpu\d+)?$", "", group).lstrip("/"))

@@ -55,10 +55,12 @@ def set_up(
     stack: ExitStack,
     scene: Scene,
     tune: Callable[[Scene, LabHost, Meter], Scene] = lambda scene, _lab, _meter: scene,
+    prepare: Callable[[ExitStack, Scene], Scene] = lambda _stack, scene: scene,
 ) -> Stage:
     """Boot the scene's VMs and start Equipoise; ``stack`` takes what ends both.
 
-    ``tune`` may change loads and SLAs once the VMs run. Raises LabError.
+    ``prepare`` makes what the VMs need before they start; the stack it is given ends that after them. ``tune`` may
+    change loads and SLAs once they run. Raises LabError.
     """
     console.print("== guests")
     guest = build(say=lambda line: console.print(f"      {line}", highlight=False))
@@ -68,7 +70,9 @@ def set_up(
     stack.callback(connection.close)
     lab = LabHost(connection, guest, verdict.accelerator)
     lab.destroy_all()
+    stack.enter_context(load_group())
     on_exit = stack.enter_context(ExitStack())
+    scene = prepare(on_exit, scene)
     for vm in scene.vms:
         on_exit.callback(lab.destroy, vm)
         lab.start(vm)
@@ -76,7 +80,6 @@ def set_up(
         console.print(f"      {vm.name} at {vm.ip} is ready after {lab.wait_ready(vm):.1f} s", highlight=False)
     before = settings_of_all([vm.name for vm in scene.vms])
 
-    stack.enter_context(load_group())
     meter = Meter(scene, connection)
     scene = tune(scene, lab, meter)
 

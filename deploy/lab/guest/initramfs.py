@@ -37,6 +37,7 @@ def files(kernel: Kernel, cache: Path, run: Runner) -> dict[str, bytes]:
     unpacked = _fetch_programs(cache, run)
     content = {
         "init": (SOURCES / "init").read_bytes(),
+        "bin/antagonist": _compile(SOURCES / "antagonist.c", run),
         "bin/batch": _compile(SOURCES / "batch.c", run),
         "etc/nginx.conf": (SOURCES / "nginx.conf").read_bytes(),
         "etc/passwd": b"root:x:0:0:root:/:/bin/sh\nnobody:x:65534:65534::/:/bin/sh\n",

@@ -14,8 +14,8 @@ from pathlib import Path
 from deploy.lab.commands import LabError, Runner
 from deploy.lab.guest.packages import Package, kernel_packages, unpack
 
-# The network card and the bus it sits on; what they need in turn comes from modules.dep.
-WANTED_MODULES = ("virtio_pci", "virtio_net")
+# Network card and disk, the bus they sit on, and what is on the disk; what they need in turn comes from modules.dep.
+WANTED_MODULES = ("virtio_pci", "virtio_net", "virtio_blk", "ext4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,7 @@ def fetch_kernel(
     """
     packages = kernel_packages(run)
     name = packages[0].name.partition("-")[2].partition("-")[2]
-    modules = "" if wanted == WANTED_MODULES else "-".join(("", *wanted))
-    kept = cache / f"kernel-{_digest(packages)}{modules}"
+    kept = cache / "-".join(("kernel", _digest(packages), *wanted))
     if not kept.is_dir():
         say(f"downloading {', '.join(map(str, packages))}")
         with tempfile.TemporaryDirectory(dir=cache) as scratch:

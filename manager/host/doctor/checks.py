@@ -51,6 +51,7 @@ CHECKS = (
     Check("memory-protection", "Memory", "Protection", memory_check.protection),
     Check("memory-ceiling", "Memory", "Ceilings", memory_check.ceiling),
     Check("disk-weight", "Disks", "Weights", disk_check.weights),
+    Check("disk-ceiling", "Disks", "Ceilings", disk_check.ceilings),
     Check("pressure", "Signals", "Pressure (PSI)", signal_check.pressure),
     Check("memory-faults", "Signals", "Memory faults", signal_check.memory),
     Check("disk-use", "Signals", "Use of disks", signal_check.disks),

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping
 
+from manager.host.disk_ceilings import number_of_disk
 from manager.host.disk_weights import weighing_of
 from manager.host.files import names_in, number_of
 from manager.host.registry import HostPaths
@@ -67,6 +68,7 @@ class HostCounterFiles:
             self._uplinks,
             total_memory(self._meminfo.read() or b""),
             self._weighings(disks or {}),
+            {name: number_of_disk(number.decode()) for number, name in self._device_names.items()},
         )
 
     def _weighings(self, disks: Collection[str]) -> dict[str, Weighing]:

@@ -1,0 +1,112 @@
+"""What the demonstration of memory, disk and network consists of: for each resource a service and who harms it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from deploy.lab.demo.scene import EQUAL, MANAGED_PCPUS, DemoPhase, Scene, Service
+from deploy.lab.lab_vms import PREFIX, GuestRole, LabVm
+from manager.model.cpus import format_cpus
+from manager.model.knobs import Knob
+
+ALONE, UNPROTECTED, CPU_ONLY, PROTECTED = "alone", "equal", "cpu only", "protected"
+DISK_REQUESTS_PER_S = 500
+DISK_MIB, SERVED_MIB, USED_MIB = 64, 8, 8
+"""Of the slow disk, the image that NGINX serves a file of, and the one that an antagonist reads and writes."""
+DISK_FILE = "4k.txt"
+WIRE_MBIT = 50.0
+DISK_RATE_RPS, MEMCACHED_RATE_RPS = 150.0, 1000.0
+"""Of files, each a request of the disk: more than an equal share beside ``DISK_ANTAGONISTS``. BFQ serves who takes less
+than that in time whatever the weights."""
+DISK_ANTAGONISTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A resource that VMs share: who is harmed, by whom, and what of Equipoise protects it.
+
+    ``settings`` of the host switch on what sets ``knobs``; without any, nothing protects this resource as such.
+    """
+
+    name: str
+    says: str
+    service: GuestRole
+    antagonist: Mapping[str, str | int]
+    rate_rps: float
+    path: str = "/4k.txt"
+    antagonists: int = 1
+    settings: Mapping[str, Any] | None = None
+    knobs: frozenset[Knob] = frozenset()
+
+    @property
+    def phases(self) -> tuple[DemoPhase, ...]:
+        """From the limit to what Equipoise does."""
+        phases = (
+            DemoPhase(ALONE, "the antagonist paused: the limit", {}, batch_runs=False),
+            DemoPhase(UNPROTECTED, "all VMs at the kernel's default weight", EQUAL),
+            DemoPhase(CPU_ONLY, "what Equipoise does by itself, for CPU time alone", {}),
+        )
+        if self.settings is None:
+            return phases
+        return (*phases, DemoPhase(PROTECTED, f"and {self.says}", self.settings))
+
+
+RESOURCES = (
+    Resource(
+        "disk",
+        "weights and ceilings of VMs on the disk",
+        GuestRole.NGINX,
+        {"kind": "disk", "threads": 16, "write_percent": 50},
+        DISK_RATE_RPS,
+        path=f"/disk/{DISK_FILE}",
+        antagonists=DISK_ANTAGONISTS,
+        settings={"disk": {"weights": True, "ceilings": True}},
+        knobs=frozenset({Knob.BFQ_WEIGHT, Knob.IO_WEIGHT, Knob.DISK_CEILING}),
+    ),
+    Resource(
+        "interrupts",
+        "",
+        GuestRole.MEMCACHED,
+        {"kind": "network", "threads": 2, "bytes": 1, "to": "192.168.122.1"},
+        MEMCACHED_RATE_RPS,
+    ),
+    Resource(
+        "cache",
+        "",
+        GuestRole.MEMCACHED,
+        {"kind": "cache", "threads": 2, "mib": 64},
+        MEMCACHED_RATE_RPS,
+    ),
+)
+
+
+def resource_scene(resource: Resource) -> Scene:
+    """The VMs of service and antagonists on the first two pCPUs; load generators on the others, if there are any."""
+    online = frozenset(os.sched_getaffinity(0))
+    managed = frozenset(sorted(online)[:MANAGED_PCPUS])
+    cpus = "" if managed == online else format_cpus(managed)
+    service = LabVm(f"{PREFIX}{resource.service}", resource.service, "192.168.122.231", cpus=cpus)
+    antagonists = tuple(
+        LabVm(
+            f"{PREFIX}antagonist-{number + 1}",
+            GuestRole.ANTAGONIST,
+            f"192.168.122.{233 + number}",
+            vcpus=2,
+            cpus=cpus,
+            options=resource.antagonist,
+        )
+        for number in range(resource.antagonists)
+    )
+    services = (Service(resource.service, service, resource.rate_rps, sla_ms=10.0, path=resource.path),)
+    return Scene(managed, online - managed or managed, services, antagonists, push_interval_s=1.0)
+
+
+def with_disks(scene: Scene, disks: Mapping[str, Any]) -> Scene:
+    """The scene with these images as disks, by name of the VM."""
+    services = tuple(
+        replace(service, vm=replace(service.vm, disk=disks.get(service.vm.name))) for service in scene.services
+    )
+    return replace(scene, services=services, batch=tuple(replace(vm, disk=disks.get(vm.name)) for vm in scene.batch))
