@@ -1,0 +1,139 @@
+"""Which load to try next, and when to stop: a sweep up to the peak, then a binary search for what the SLA allows.
+
+Nothing here sends a request; what was measured goes in, the next load or the result comes out.
+
+The largest load that meets the SLA is searched between two that were measured: the lowest that violates it, and the
+highest below that which meets it. So a load that meets it by luck, above one that does not, counts for nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from manager.model.window import SlaState
+
+SEARCH_BOUNDS: dict[str, tuple[float, float]] = {"steps": (2, 50), "span": (0.001, 0.5), "least": (0.001, 0.5)}
+"""Least and largest value of each setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRules:
+    """The sweep has ``steps`` loads, up to the peak.
+
+    The search ends when the load is known to ``span`` of the peak, and tries none below ``least`` of it.
+    """
+
+    steps: int = 10
+    span: float = 0.02
+    least: float = 0.01
+
+
+DEFAULT_SEARCH = SearchRules()
+
+
+class LoadVerdict(StrEnum):
+    """What a load was. ``unreached``: the server did not take it. ``limited``: it could not be generated."""
+
+    MET = "met"
+    VIOLATED = "violated"
+    UNREACHED = "unreached"
+    LIMITED = "limited"
+    UNJUDGED = "unjudged"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPoint:
+    """A load that was tried: ``offered_rps`` and what came of it."""
+
+    offered_rps: float
+    verdict: LoadVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class NextLoad:
+    """Try this load, in requests per second; ``purpose`` is ``sweep`` or ``search``."""
+
+    rate_rps: float
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The largest load that meets the SLA, None where there is none or it is not known; ``why`` says it in words."""
+
+    qos_rps: float | None
+    why: str
+
+
+def judged(percentile_ms: float | None, sla_ms: float | None, shortfall: bool, limited: bool) -> LoadVerdict:
+    """The verdict on a load: its percentile against the SLA, where server and generator kept up with it."""
+    if limited:
+        return LoadVerdict.LIMITED
+    if shortfall:
+        return LoadVerdict.UNREACHED
+    if sla_ms is None or percentile_ms is None:
+        return LoadVerdict.UNJUDGED
+    return LoadVerdict.MET if percentile_ms <= sla_ms else LoadVerdict.VIOLATED
+
+
+def next_load(
+    peak_rps: float, points: Sequence[LoadPoint], has_sla: bool, rules: SearchRules = DEFAULT_SEARCH
+) -> NextLoad | SearchResult:
+    """What comes after these points, in any order. ``peak_rps`` is above 0."""
+    too_much = min((point.offered_rps for point in points if point.verdict in _TOO_MUCH), default=math.inf)
+    tried = {point.offered_rps for point in points}
+    for rate_rps in sweep_rates(peak_rps, rules):
+        if rate_rps not in tried and rate_rps < too_much:
+            return NextLoad(rate_rps, "sweep")
+    return _search(peak_rps, points, rules) if has_sla else SearchResult(None, "it has no SLA to compare with")
+
+
+def _search(peak_rps: float, points: Sequence[LoadPoint], rules: SearchRules) -> NextLoad | SearchResult:
+    high_rps = min((point.offered_rps for point in points if point.verdict in _NOT_MET), default=math.inf)
+    met = [point.offered_rps for point in points if point.verdict is LoadVerdict.MET and point.offered_rps < high_rps]
+    low_rps = max(met, default=0.0)
+    if high_rps == math.inf:
+        if not met:
+            return SearchResult(None, "too few response times to judge")
+        return SearchResult(low_rps, f"it was met up to the largest load that was tried, {low_rps:,.4g} req/s")
+    least_rps = rules.least * peak_rps
+    if high_rps <= least_rps:
+        why = "the target is below what the service gives with hardly any load"
+        return SearchResult(None, f"it was not met even at {high_rps:,.3g} req/s: {why}")
+    middle_rps = max((low_rps + high_rps) / 2, least_rps)
+    if (met and high_rps - low_rps <= rules.span * peak_rps) or middle_rps in {point.offered_rps for point in points}:
+        limit = "could not be generated" if _verdict_at(points, high_rps) is LoadVerdict.LIMITED else "does not"
+        return SearchResult(low_rps or None, f"{low_rps:,.4g} req/s meets it, {high_rps:,.4g} req/s {limit}")
+    return NextLoad(middle_rps, "search")
+
+
+def sweep_rates(peak_rps: float, rules: SearchRules = DEFAULT_SEARCH) -> tuple[float, ...]:
+    """The loads of the sweep in requests per second, from the smallest."""
+    return tuple(peak_rps * step / rules.steps for step in range(1, rules.steps + 1))
+
+
+def most_loads(rules: SearchRules = DEFAULT_SEARCH) -> int:
+    """At most so many loads are tried after the peak was measured."""
+    return rules.steps + max(math.ceil(math.log2(1 / rules.steps / min(rules.span, rules.least))), 0) + 2
+
+
+def others_at_risk(states: Mapping[str, SlaState], own: str, worst: SlaState = SlaState.AT_RISK) -> str:
+    """Which other application forbids more load, by the state of its SLA; empty where none does.
+
+    ``worst`` AT_RISK: one whose SLA is at risk or violated; VIOLATED: only one whose SLA is violated.
+    """
+    bad = {SlaState.VIOLATED} | {worst}
+    harmed = [f"{name} ({state.replace('_', ' ')})" for name, state in sorted(states.items()) if state in bad]
+    return ", ".join(text for text in harmed if not text.startswith(f"{own} ("))
+
+
+_TOO_MUCH = frozenset({LoadVerdict.UNREACHED, LoadVerdict.LIMITED})
+_NOT_MET = _TOO_MUCH | {LoadVerdict.VIOLATED}
+
+
+def _verdict_at(points: Sequence[LoadPoint], rate_rps: float) -> LoadVerdict:
+    verdicts = {point.verdict for point in points if point.offered_rps == rate_rps}
+    return LoadVerdict.LIMITED if verdicts == {LoadVerdict.LIMITED} else LoadVerdict.VIOLATED
