@@ -102,9 +102,10 @@ def load_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def usage_error(error: SpecError) -> click.UsageError:
-    """The same error, which names the option."""
-    return click.UsageError(f"{_OPTION_OF[error.field]} {error.value} is refused: use {error.allowed}")
+def usage_error(error: SpecError, target: str = "TARGET") -> click.UsageError:
+    """The same error, which names the option. ``target``: what the target is called."""
+    option = _OPTION_OF[error.field].replace("TARGET", target)
+    return click.UsageError(f"{option} {error.value} is refused: use {error.allowed}")
 
 
 def protocol_of(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -13,8 +13,18 @@ from manager.control.load_curve import LoadCurve
 _STYLES = {"all": ("black", "all steps"), "without": ("#0072b2", "little batch"), "beside": ("#d55e00", "beside batch")}
 
 
-def draw_load(curves: Mapping[str, LoadCurve], name: str, percentile: str, sla_ms: float | None, file: Path) -> None:
-    """Write a PNG: medians with their confidence, the curve, and the target. Raises OSError when that fails."""
+def draw_load(
+    curves: Mapping[str, LoadCurve],
+    name: str,
+    percentile: str,
+    sla_ms: float | None,
+    file: Path,
+    qos_rps: Sequence[float] = (),
+) -> None:
+    """Medians with their confidence, the curve, the target, and the largest loads that meet it, by the file's ending.
+
+    Raises OSError when it cannot be written.
+    """
     mpl.use("agg")
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
@@ -31,6 +41,8 @@ def draw_load(curves: Mapping[str, LoadCurve], name: str, percentile: str, sla_m
         axes.plot(rates, [band.fitted_ms for band in bands], color=colour)
     if sla_ms is not None:
         axes.axhline(sla_ms, color="0.5", linestyle="--", label=f"SLA, {sla_ms:g} ms")
+    for number, rate_rps in enumerate(qos_rps):
+        axes.axvline(rate_rps, color="0.5", linestyle=":", label=None if number else "largest load within the SLA")
     axes.set_xlabel("req/s")
     axes.set_ylabel(f"{percentile}, ms")
     axes.set_ylim(bottom=0)

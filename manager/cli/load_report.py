@@ -29,14 +29,12 @@ def result_table(result: LoadResult) -> Table:
 
 
 def result_lines(result: LoadResult) -> Iterator[str]:
-    """Rates and counts, and a warning where the numbers are not about the server, or not about that rate."""
+    """Rates and counts, and a warning where the numbers are not about the server; a shortfall is an error by itself."""
     offered = "" if result.spec.offered_rps is None else f", {result.spec.offered_rps:,.1f} req/s offered"
     yield f"rate      {result.rate_rps:,.1f} req/s answered{offered}"
     yield f"requests  {result.sent:,} sent, {result.answered:,} answered, {_counts(result.errors)} errors"
     yield f"client    {result.cpu_share:.0%} of a core; events: {_counts(result.events)}"
-    if result.shortfall:
-        yield f"Warning: {result.shortfall}."
-    elif result.client_limits:
+    if result.client_limits and not result.shortfall:
         limits = "; ".join(result.client_limits)
         yield f"Warning: the numbers are about this load generator, not the server: {limits}."
 
