@@ -14,7 +14,7 @@ from manager.control.load_curve import MUCH_BATCH, LoadCurve
 from manager.control.load_search import LoadVerdict
 from manager.errors import SettingsError
 from manager.model.fields import timestamp
-from manager.model.units import percent
+from manager.model.units import per_second, percent
 from manager.terminal import Table, say
 
 
@@ -53,8 +53,8 @@ def _loads_table(profile: LoadProfile, one: DrivenPass) -> Table:
     table = Table("offered", "answered", "p50", percentile, "p99", "batch", "", title=title)
     for load in [*filter(None, [one.peak]), *one.tried]:
         table.add_row(
-            "peak" if load.offered_rps is None else f"{load.offered_rps:,.4g} req/s",
-            f"{load.rate_rps:,.4g} req/s",
+            "peak" if load.offered_rps is None else per_second(load.offered_rps),
+            per_second(load.rate_rps),
             *("-" if ms is None else f"{ms:.3g} ms" for ms in (load.p50_ms, load.percentile_ms, load.p99_ms)),
             "-" if load.batch_share is None else percent(load.batch_share),
             "" if load.verdict is LoadVerdict.UNJUDGED else str(load.verdict),
@@ -102,8 +102,8 @@ def _driven_remarks(record: DriveRecord) -> Iterator[str]:
         where = " with batch VMs held" if one["batch"] == HELD else ""
         if one["peak_rps"] is not None:
             limit = f" ({one['peak_why']}: the server may take more)" if one["peak_why"] else ""
-            yield f"Peak{where}: {one['peak_rps']:,.4g} req/s{limit}."
-        qos = "not known" if one["qos_rps"] is None else f"{one['qos_rps']:,.4g} req/s"
+            yield f"Peak{where}: {per_second(one['peak_rps'])}{limit}."
+        qos = "not known" if one["qos_rps"] is None else per_second(one["qos_rps"])
         yield f"Largest load that meets the SLA{where}: {qos}; {one['why']}."
 
 

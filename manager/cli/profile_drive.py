@@ -17,6 +17,7 @@ from manager.errors import EquipoiseError
 from manager.load import IntervalResult, LoadResult, LoadSpec, Phase
 from manager.load.load_errors import LoadError
 from manager.model.fields import timestamp
+from manager.model.units import per_second
 from manager.model.window import SlaState
 from manager.protocol.client import ManagerClient
 
@@ -178,7 +179,7 @@ class Drive:
         self, step: NextLoad | None, show: Callable[[str], Callable[[IntervalResult], None] | None]
     ) -> DrivenLoad:
         """Raises EquipoiseError and Failure for what ends the drive; nothing of the load counts then."""
-        label = "peak" if step is None else f"{step.purpose}, {step.rate_rps:,.4g} req/s"
+        label = "peak" if step is None else f"{step.purpose}, {per_second(step.rate_rps)}"
         if reason := "interrupted" if self._stop.is_set() else objection(self._client, self._target):
             raise Failure(reason)
         with self._watched() as reasons:

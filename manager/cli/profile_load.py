@@ -26,7 +26,7 @@ from manager.control.load_curve import MUCH_BATCH, LoadStep, by_batch, load_curv
 from manager.control.load_search import LoadVerdict, most_loads
 from manager.load import IntervalResult, LoadSpec, Phase, SpecError, run
 from manager.model.fields import timestamp
-from manager.model.units import percent
+from manager.model.units import per_second, percent
 from manager.model.window import SlaState
 from manager.protocol.client import ManagerClient
 from manager.settings import Settings
@@ -262,10 +262,10 @@ def driven_line(batch: str, load: DrivenLoad, percentile: float) -> str:
     """A load in one line."""
     where = "" if batch == AS_IS else ", batch VMs held"
     value = "-" if load.percentile_ms is None else f"{load.percentile_ms:.3g} ms"
-    what = "peak" if load.offered_rps is None else f"{load.offered_rps:,.4g} req/s"
+    what = "peak" if load.offered_rps is None else per_second(load.offered_rps)
     verdict = "" if load.verdict is LoadVerdict.UNJUDGED else f", {load.verdict}"
     why = f": {load.why}" if load.why else ""
-    return f"{what}{where}: {load.rate_rps:,.4g} req/s answered, p{percentile:g} {value}{verdict}{why}"
+    return f"{what}{where}: {per_second(load.rate_rps)} answered, p{percentile:g} {value}{verdict}{why}"
 
 
 def driven_profile(application: str, record: DriveRecord, ended: str) -> LoadProfile:

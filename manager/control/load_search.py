@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from manager.model.units import per_second
 from manager.model.window import SlaState
 
 SEARCH_BOUNDS: dict[str, tuple[float, float]] = {"steps": (2, 50), "span": (0.001, 0.5), "least": (0.001, 0.5)}
@@ -69,21 +70,25 @@ class SearchResult:
 
 
 def judged(percentile_ms: float | None, sla_ms: float | None, shortfall: bool, limited: bool) -> LoadVerdict:
-    """The verdict on a load: its percentile against the SLA, where server and generator kept up with it."""
-    if limited:
+    """The verdict on a load: its percentile against the SLA, where server and generator kept up with it.
+
+    ``limited``: the generator was slow. That only adds to response times, so an SLA that is met is met.
+    """
+    within = sla_ms is not None and percentile_ms is not None and percentile_ms <= sla_ms
+    if limited and (shortfall or not within):
         return LoadVerdict.LIMITED
     if shortfall:
         return LoadVerdict.UNREACHED
     if sla_ms is None or percentile_ms is None:
         return LoadVerdict.UNJUDGED
-    return LoadVerdict.MET if percentile_ms <= sla_ms else LoadVerdict.VIOLATED
+    return LoadVerdict.MET if within else LoadVerdict.VIOLATED
 
 
 def next_load(
     peak_rps: float, points: Sequence[LoadPoint], has_sla: bool, rules: SearchRules = DEFAULT_SEARCH
 ) -> NextLoad | SearchResult:
     """What comes after these points, in any order. ``peak_rps`` is above 0."""
-    too_much = min((point.offered_rps for point in points if point.verdict in _TOO_MUCH), default=math.inf)
+    too_much = min((point.offered_rps for point in points if point.verdict is LoadVerdict.UNREACHED), default=math.inf)
     tried = {point.offered_rps for point in points}
     for rate_rps in sweep_rates(peak_rps, rules):
         if rate_rps not in tried and rate_rps < too_much:
@@ -92,22 +97,30 @@ def next_load(
 
 
 def _search(peak_rps: float, points: Sequence[LoadPoint], rules: SearchRules) -> NextLoad | SearchResult:
-    high_rps = min((point.offered_rps for point in points if point.verdict in _NOT_MET), default=math.inf)
-    met = [point.offered_rps for point in points if point.verdict is LoadVerdict.MET and point.offered_rps < high_rps]
+    high = min((point for point in points if point.verdict in _NOT_MET), key=_rate, default=None)
+    met = [
+        _rate(one) for one in points if one.verdict is LoadVerdict.MET and (high is None or _rate(one) < _rate(high))
+    ]
     low_rps = max(met, default=0.0)
-    if high_rps == math.inf:
+    # Nothing is known of a load that could not be generated, so it ends the search only above what met the SLA.
+    limited = [one for one in points if one.verdict is LoadVerdict.LIMITED and _rate(one) > low_rps]
+    high = min([*limited, *filter(None, [high])], key=_rate, default=None)
+    if high is None:
         if not met:
             return SearchResult(None, "too few response times to judge")
-        return SearchResult(low_rps, f"it was met up to the largest load that was tried, {low_rps:,.4g} req/s")
-    least_rps = rules.least * peak_rps
-    if high_rps <= least_rps:
-        why = "the target is below what the service gives with hardly any load"
-        return SearchResult(None, f"it was not met even at {high_rps:,.3g} req/s: {why}")
-    middle_rps = max((low_rps + high_rps) / 2, least_rps)
-    if (met and high_rps - low_rps <= rules.span * peak_rps) or middle_rps in {point.offered_rps for point in points}:
-        limit = "could not be generated" if _verdict_at(points, high_rps) is LoadVerdict.LIMITED else "does not"
-        return SearchResult(low_rps or None, f"{low_rps:,.4g} req/s meets it, {high_rps:,.4g} req/s {limit}")
+        return SearchResult(low_rps, f"it was met up to the largest load that was tried, {per_second(low_rps)}")
+    high_rps = _rate(high)
+    if high_rps <= rules.least * peak_rps:
+        return SearchResult(None, f"it was not met even at {per_second(high_rps)}: {_WHY_NEVER[high.verdict]}")
+    middle_rps = max((low_rps + high_rps) / 2, rules.least * peak_rps)
+    if (met and high_rps - low_rps <= rules.span * peak_rps) or middle_rps in set(map(_rate, points)):
+        limit = "could not be generated well enough" if high.verdict is LoadVerdict.LIMITED else "does not"
+        return SearchResult(low_rps or None, f"{per_second(low_rps)} meets it, {per_second(high_rps)} {limit}")
     return NextLoad(middle_rps, "search")
+
+
+def _rate(point: LoadPoint) -> float:
+    return point.offered_rps
 
 
 def sweep_rates(peak_rps: float, rules: SearchRules = DEFAULT_SEARCH) -> tuple[float, ...]:
@@ -130,10 +143,9 @@ def others_at_risk(states: Mapping[str, SlaState], own: str, worst: SlaState = S
     return ", ".join(text for text in harmed if not text.startswith(f"{own} ("))
 
 
-_TOO_MUCH = frozenset({LoadVerdict.UNREACHED, LoadVerdict.LIMITED})
-_NOT_MET = _TOO_MUCH | {LoadVerdict.VIOLATED}
-
-
-def _verdict_at(points: Sequence[LoadPoint], rate_rps: float) -> LoadVerdict:
-    verdicts = {point.verdict for point in points if point.offered_rps == rate_rps}
-    return LoadVerdict.LIMITED if verdicts == {LoadVerdict.LIMITED} else LoadVerdict.VIOLATED
+_NOT_MET = frozenset({LoadVerdict.UNREACHED, LoadVerdict.VIOLATED})
+_WHY_NEVER = {
+    LoadVerdict.VIOLATED: "the target is below what the service gives with hardly any load",
+    LoadVerdict.UNREACHED: "the service does not take it",
+    LoadVerdict.LIMITED: "the load generator was too slow to judge it",
+}

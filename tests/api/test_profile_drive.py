@@ -289,9 +289,10 @@ def test_loads_that_cannot_be_generated_are_not_judged(service: Service) -> None
     result = invoke("--json")
     [one] = body_of(result)["drive"]["passes"]
     assert "above 80%" in one["peak_why"]
-    assert max(load["offered_rps"] or 0 for load in one["loads"]) == 250
-    assert one["why"] == "237.5 req/s meets it, 243.8 req/s could not be generated"
-    assert one["qos_rps"] == 237.5
+    # At 300 req/s and more the generator was slow, but response times met the SLA even so.
+    verdicts = {load["offered_rps"]: load["verdict"] for load in one["loads"]}
+    assert (verdicts[300], verdicts[400], verdicts[500]) == ("met", "limited", "limited")
+    assert one["why"] == "343.8 req/s meets it, 350 req/s could not be generated well enough"
     assert "the server may take more" in invoke().output
 
 

@@ -36,7 +36,15 @@ def swept(*verdicts: LoadVerdict) -> list[LoadPoint]:
         (swept(MET), True, NextLoad(200, "sweep")),
         (swept(MET, VIOLATED), True, NextLoad(300, "sweep")),
         (swept(MET, MET, UNREACHED), True, NextLoad(250, "search")),
-        (swept(MET, MET, LIMITED), True, NextLoad(250, "search")),
+        (swept(MET, MET, LIMITED), True, NextLoad(400, "sweep")),
+        (swept(*[MET] * 2, *[LIMITED] * 8), True, NextLoad(250, "search")),
+        (swept(LIMITED, *[MET] * 3, *[VIOLATED] * 6), True, NextLoad(450, "search")),
+        (swept(*[MET] * 3, *[LIMITED] * 3, *[VIOLATED] * 4), True, NextLoad(350, "search")),
+        (
+            [*swept(*[LIMITED] * 10), LoadPoint(10, LIMITED)],
+            True,
+            SearchResult(None, "it was not met even at 10 req/s: the load generator was too slow to judge it"),
+        ),
         (swept(*[UNJUDGED] * 10), False, SearchResult(None, "it has no SLA to compare with")),
         (swept(*[UNJUDGED] * 10), True, SearchResult(None, "too few response times to judge")),
         (
@@ -53,9 +61,9 @@ def swept(*verdicts: LoadVerdict) -> list[LoadPoint]:
             SearchResult(485, "485 req/s meets it, 500 req/s does not"),
         ),
         (
-            [*swept(*[MET] * 4, LIMITED), LoadPoint(490, MET)],
+            [*swept(*[MET] * 4, *[LIMITED] * 6), LoadPoint(490, MET)],
             True,
-            SearchResult(490, "490 req/s meets it, 500 req/s could not be generated"),
+            SearchResult(490, "490 req/s meets it, 500 req/s could not be generated well enough"),
         ),
         (
             [*swept(*[VIOLATED] * 10), LoadPoint(10, VIOLATED)],
@@ -115,7 +123,7 @@ def test_whatever_was_measured_the_answer_is_sound(points: list[LoadPoint], has_
         assert step.rate_rps not in {point.offered_rps for point in points}
     elif step.qos_rps is not None:
         assert LoadPoint(step.qos_rps, MET) in points
-        assert not [one for one in points if one.offered_rps < step.qos_rps and one.verdict is VIOLATED]
+        assert not [one for one in points if one.offered_rps < step.qos_rps and one.verdict in {VIOLATED, UNREACHED}]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +134,10 @@ def test_whatever_was_measured_the_answer_is_sound(points: list[LoadPoint], has_
         (10.1, 10.0, False, False, VIOLATED),
         (5.0, 10.0, True, False, UNREACHED),
         (5.0, 10.0, True, True, LIMITED),
-        (5.0, 10.0, False, True, LIMITED),
+        (5.0, 10.0, False, True, MET),
+        (15.0, 10.0, False, True, LIMITED),
+        (5.0, None, False, True, LIMITED),
+        (None, 10.0, False, True, LIMITED),
         (None, 10.0, False, False, UNJUDGED),
         (5.0, None, False, False, UNJUDGED),
         (5.0, None, True, False, UNREACHED),
