@@ -109,19 +109,22 @@ def usage_error(error: SpecError, target: str = "TARGET") -> click.UsageError:
 
 
 def protocol_of(
-    context: click.Context, target: str, options: Mapping[str, Any]
+    context: click.Context, target: str, options: Mapping[str, Any], *, alone: bool = True
 ) -> tuple[str, int, HttpOptions | MemcachedOptions]:
-    """Host, port and protocol of a TARGET with these options. Raises SpecError, UsageError."""
+    """Host, port and protocol of a TARGET with these options. Raises SpecError, UsageError.
+
+    Not ``alone``: options for another protocol are for another target.
+    """
     scheme, host, port, path = parse_target(target)
     for name, owner in _ONLY_FOR.items():
-        if owner != scheme and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        if alone and owner != scheme and context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{_OPTION_OF[name]} is for {owner}:// targets only")
     if scheme == "memcached":
         sizes = options["value_bytes"]
         value_bytes = int(sizes) if sizes.isdecimal() and len(sizes) < 10 else sizes
         return host, port, MemcachedOptions(options["keys"], value_bytes, options["set_share"], options["zipf"])
     headers = tuple(_header(header) for header in options["headers"])
-    asked = context.get_parameter_source("keys") is ParameterSource.COMMANDLINE or KEY_FIELD in path
+    asked = KEY_FIELD in path or (alone and context.get_parameter_source("keys") is ParameterSource.COMMANDLINE)
     return host, port, HttpOptions(path, headers, options["keys"] if asked else 1, options["zipf"])
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
@@ -23,6 +23,9 @@ from manager.protocol.client import ManagerClient
 
 AS_IS, HELD = "as_is", "held"
 """Passes: batch VMs run as they do; batch VMs are held."""
+
+WATCH_S = 2.0
+"""How often it is looked whether another application suffers."""
 
 _MOST_POINTS = "2000"
 
@@ -107,15 +110,44 @@ def batch_vms(client: ManagerClient, hosts: tuple[str, ...]) -> dict[str, float 
     return {vm["name"]: vm["max_pcpus"] for vm in found}
 
 
-def objection(client: ManagerClient, target: DriveTarget) -> str:
-    """Why no load may be made now: a host is silent, or another application there suffers. Empty where it may."""
-    for name in target.hosts:
+def objection(client: ManagerClient, hosts: Collection[str], own: Collection[str], worst: SlaState) -> str:
+    """Why no load may be made now: a host is silent, or an application there that is not among ``own`` suffers.
+
+    Empty where it may. ``worst`` as of ``others_at_risk``.
+    """
+    for name in hosts:
         if client.get(f"/hosts/{name}")["silent"]:
             return f"the agent of {name} does not report: see `equipoise status`"
-    beside = {vm["application"] for vm in client.items("/vms") if vm["status_host"] in target.hosts}
+    beside = {vm["application"] for vm in client.items("/vms") if vm["status_host"] in hosts}
     states = {one["name"]: SlaState(one["sla_state"]) for one in client.items("/applications") if one["name"] in beside}
-    harmed = others_at_risk(states, target.application, target.worst)
-    return f"other applications on {', '.join(target.hosts)} suffer: {harmed}" if harmed else ""
+    harmed = others_at_risk(states, own, worst)
+    return f"other applications on {', '.join(hosts)} suffer: {harmed}" if harmed else ""
+
+
+@contextmanager
+def watched(look: Callable[[], str], stop: threading.Event, every_s: float = WATCH_S) -> Iterator[list[str]]:
+    """Look again and again in the block, from a thread; the first reason against more load sets ``stop``."""
+    reasons: list[str] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(every_s):
+            try:
+                reason = look()
+            except EquipoiseError as error:
+                reason = str(error)
+            if reason:
+                reasons.append(reason)
+                stop.set()
+                return
+
+    thread = threading.Thread(target=watch, name="watch other applications")
+    thread.start()
+    try:
+        yield reasons
+    finally:
+        over.set()
+        thread.join()
 
 
 def batch_share(client: ManagerClient, hosts: tuple[str, ...], since_s: float, until_s: float) -> float | None:
@@ -140,15 +172,13 @@ class Drive:
         stop: threading.Event,
         run_load: RunLoad,
         save: Callable[[DriveRecord], None],
-        watch_s: float = 2.0,
     ) -> None:
-        """``save`` gets each new record. Every ``watch_s`` it is looked whether another application suffers."""
+        """``save`` gets each new record."""
         self._client = client
         self._target = target
         self._stop = stop
         self._run_load = run_load
         self._save = save
-        self._watch_s = watch_s
         self.record = record
         self.ended = ""
 
@@ -180,9 +210,9 @@ class Drive:
     ) -> DrivenLoad:
         """Raises EquipoiseError and Failure for what ends the drive; nothing of the load counts then."""
         label = "peak" if step is None else f"{step.purpose}, {per_second(step.rate_rps)}"
-        if reason := "interrupted" if self._stop.is_set() else objection(self._client, self._target):
+        if reason := "interrupted" if self._stop.is_set() else self._objection():
             raise Failure(reason)
-        with self._watched() as reasons:
+        with watched(self._objection, self._stop) as reasons:
             try:
                 result = self._run_load(self._target.at(step), show(label), self._stop)
             except LoadError:
@@ -196,30 +226,9 @@ class Drive:
             raise Failure(f"{self._target.load.target_text} answered no request ({errors})")
         return replace(load, batch_share=batch_share(self._client, self._target.hosts, load.since_s, load.until_s))
 
-    @contextmanager
-    def _watched(self) -> Iterator[list[str]]:
-        """Look again and again in the block; the first reason against more load stops it."""
-        reasons: list[str] = []
-        over = threading.Event()
-
-        def watch() -> None:
-            while not over.wait(self._watch_s):
-                try:
-                    reason = objection(self._client, self._target)
-                except EquipoiseError as error:
-                    reason = str(error)
-                if reason:
-                    reasons.append(reason)
-                    self._stop.set()
-                    return
-
-        thread = threading.Thread(target=watch, name="watch other applications")
-        thread.start()
-        try:
-            yield reasons
-        finally:
-            over.set()
-            thread.join()
+    def _objection(self) -> str:
+        target = self._target
+        return objection(self._client, target.hosts, {target.application}, target.worst)
 
 
 def drive_json(record: DriveRecord, ended: str) -> dict[str, Any]:

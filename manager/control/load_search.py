@@ -9,7 +9,7 @@ highest below that which meets it. So a load that meets it by luck, above one th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -133,14 +133,14 @@ def most_loads(rules: SearchRules = DEFAULT_SEARCH) -> int:
     return rules.steps + max(math.ceil(math.log2(1 / rules.steps / min(rules.span, rules.least))), 0) + 2
 
 
-def others_at_risk(states: Mapping[str, SlaState], own: str, worst: SlaState = SlaState.AT_RISK) -> str:
-    """Which other application forbids more load, by the state of its SLA; empty where none does.
+def others_at_risk(states: Mapping[str, SlaState], own: Collection[str], worst: SlaState = SlaState.AT_RISK) -> str:
+    """Which application that is not among ``own`` forbids more load, by the state of its SLA; empty where none does.
 
     ``worst`` AT_RISK: one whose SLA is at risk or violated; VIOLATED: only one whose SLA is violated.
     """
     bad = {SlaState.VIOLATED} | {worst}
-    harmed = [f"{name} ({state.replace('_', ' ')})" for name, state in sorted(states.items()) if state in bad]
-    return ", ".join(text for text in harmed if not text.startswith(f"{own} ("))
+    harmed = [(name, state) for name, state in sorted(states.items()) if state in bad and name not in own]
+    return ", ".join(f"{name} ({state.replace('_', ' ')})" for name, state in harmed)
 
 
 _NOT_MET = frozenset({LoadVerdict.UNREACHED, LoadVerdict.VIOLATED})

@@ -157,10 +157,10 @@ def test_others_at_risk() -> None:
         "mail": SlaState.VIOLATED,
         "wiki": SlaState.NO_DATA,
     }
-    assert others_at_risk(states, "shop") == "mail (violated), shop2 (at risk)"
-    assert others_at_risk(states, "shop", SlaState.VIOLATED) == "mail (violated)"
-    assert others_at_risk({"shop": SlaState.VIOLATED}, "shop") == ""
-    assert others_at_risk({}, "shop") == ""
+    assert others_at_risk(states, {"shop"}) == "mail (violated), shop2 (at risk)"
+    assert others_at_risk(states, {"shop"}, SlaState.VIOLATED) == "mail (violated)"
+    assert others_at_risk({"shop": SlaState.VIOLATED}, {"shop", "bank"}) == ""
+    assert others_at_risk({}, ()) == ""
 
 
 def test_the_usual_sweep_is_of_tenths() -> None:
