@@ -42,10 +42,10 @@ class GroupedCommand(ManPage):
     """A command whose options are listed under headings, in this order; the rest comes last."""
 
     groups: Mapping[str, tuple[str, ...]] = {
-        "Load": ("--rate", "--duration", "--schedule", "--closed", "--warmup", "--seed"),
+        "Load": ("--rate", "--duration", "--schedule", "--closed", "--warmup"),
         "Connections": ("--connections", "--pipeline", "--timeout", "--connect-timeout"),
-        "Keys and values": ("--keys", "--zipf", "--value-bytes", "--set-share"),
-        "HTTP": ("--header",),
+        "Requests": ("--keys", "--zipf", "--value-bytes", "--set-share", "--header", "--seed"),
+        "Output": ("--interval", "--picture", "--json"),
     }
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -81,16 +81,28 @@ def _options() -> tuple[Decorator, ...]:
         option("--pipeline", whole("pipeline"), 1, "Requests that may be outstanding on a connection."),
         option("--timeout", number("timeout_s"), 10.0, "Seconds after which a request times out.", "S"),
         option("--connect-timeout", number("connect_timeout_s"), 5.0, "Seconds to wait for the server.", "S"),
-        option("--keys", whole("keys"), _MEMCACHED.keys, f"Number of keys; in HTTP those of {KEY_FIELD}."),
+        option("--keys", whole("keys"), _MEMCACHED.keys, f"Number of keys; of HTTP those of {KEY_FIELD}."),
         option("--zipf", number("zipf"), 0.0, "Exponent of Zipf's law; 0: all keys alike.", "X"),
-        option("--value-bytes", click.STRING, "100", "Sizes of values: N, LOW-HIGH, NxWEIGHT,... or etc.", "SIZES"),
-        option("--set-share", number("set_share"), _MEMCACHED.set_share, "Share of sets; the rest are gets.", "X"),
+        option(
+            "--value-bytes",
+            click.STRING,
+            "100",
+            "memcached: sizes of values: N, LOW-HIGH, NxWEIGHT,... or etc.",
+            "SIZES",
+        ),
+        option(
+            "--set-share",
+            number("set_share"),
+            _MEMCACHED.set_share,
+            "memcached: share of sets; the rest are gets.",
+            "X",
+        ),
         click.option(
             "--header",
             "headers",
             multiple=True,
             metavar="TEXT",
-            help="Another header: 'Accept-Encoding: gzip'.",
+            help="HTTP: another header, such as 'Accept-Encoding: gzip'.",
         ),
     )
 
