@@ -39,7 +39,10 @@ def tables(profile: LoadProfile) -> Iterator[Table]:
     Before these, of a driven profile, the loads of each pass.
     """
     for one in profile.drive.passes if profile.drive else ():
-        yield _loads_table(profile, one)
+        if one.loads:
+            yield _loads_table(profile, one)
+    if profile.drive and not profile.curves["all"].bands:
+        return
     yield _table(profile, profile.curves["all"], f"{profile.application}: response times by load")
     if profile.curves["without"].bands and profile.curves["beside"].bands:
         yield _table(profile, profile.curves["without"], f"batch VMs below {percent(MUCH_BATCH)} of the host")
