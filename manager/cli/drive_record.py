@@ -155,12 +155,11 @@ def write_record(file: Path, record: DriveRecord) -> None:
         raise SettingsError(f"--state {file} cannot be written: {error.strerror}") from error
 
 
-def read_record(file: Path, settings: Mapping[str, Any], batches: Sequence[str]) -> DriveRecord:
-    """What a state file holds, or nothing measured yet where there is none. ``batches``: the passes.
+def read_record(file: Path, fresh: DriveRecord) -> DriveRecord:
+    """What a state file holds; where there is none, ``fresh``, a profile with the same settings and nothing measured.
 
     Raises SettingsError for a file of something else, or of a profile with other settings.
     """
-    fresh = DriveRecord(settings, tuple(map(DrivenPass, batches)))
     try:
         body = json.loads(file.read_text())
         if body["format"] != _FORMAT:
@@ -173,14 +172,14 @@ def read_record(file: Path, settings: Mapping[str, Any], batches: Sequence[str])
         raise SettingsError(f"--state {file} cannot be read: {error.strerror}") from error
     except (ValueError, TypeError, KeyError) as error:
         raise SettingsError(f"--state {file} is no state of a load profile: name another file") from error
-    wanted = json.loads(json.dumps(settings))
+    wanted = json.loads(json.dumps(fresh.settings))
     for name in sorted(before.keys() | wanted.keys()):
         if before.get(name) != wanted.get(name):
             raise SettingsError(
                 f"--state {file} is of a profile with {name} = {before.get(name)!r}, not {wanted.get(name)!r}: use the"
                 " same options, or name another file"
             )
-    return DriveRecord(settings, passes)
+    return replace(fresh, passes=passes)
 
 
 def _load(body: Mapping[str, Any]) -> DrivenLoad:

@@ -204,11 +204,9 @@ def driven(
     vms = batch_vms(client, target.hosts) if options["hold_batch"] else {}
     batches = (HELD, AS_IS) if vms else (AS_IS,)
     file = options["state"]
-    record = (
-        read_record(file, target.settings, batches)
-        if file
-        else DriveRecord(target.settings, tuple(map(DrivenPass, batches)))
-    )
+    kept = {**target.settings, "hold_batch": bool(vms)}
+    fresh = DriveRecord(kept, tuple(map(DrivenPass, batches)))
+    record = read_record(file, fresh) if file else fresh
     length_s = len(batches) * (1 + most_loads()) * (load.schedule_s + load.warmup_s)
     say(f"{application} on {', '.join(target.hosts)}: at most about {max(length_s / 60, 1):.0f} min", err=True)
     if vms:

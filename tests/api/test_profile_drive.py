@@ -284,6 +284,20 @@ def test_a_host_that_goes_away_ends_it(service: Service) -> None:
     assert len(body_of(result)["drive"]["passes"][0]["loads"]) == 4
 
 
+def test_a_manager_that_goes_away_ends_it(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_given: object) -> None:
+        raise ConnectionRefusedError("Connection refused")
+
+    service.before = lambda number: monkeypatch.setattr(InProcess, "exchange", refuse) if number == 2 else None
+    service.fall_silent = True
+    service.api.ok("PATCH", "/vms/hog", {"max_pcpus": 2.0})
+    monkeypatch.setattr(Service, "beside", False)
+    result = invoke("--json")
+    assert result.exit_code == 1
+    assert "the manager at http://manager does not answer: Connection refused" in result.stderr
+    assert len(body_of(result)["drive"]["passes"][0]["loads"]) == 2
+
+
 def test_loads_that_cannot_be_generated_are_not_judged(service: Service) -> None:
     service.limited = 240
     result = invoke("--json")
@@ -340,6 +354,8 @@ def test_what_cannot_be_driven(service: Service, tmp_path: Path) -> None:
     assert invoke("--state", str(state)).exit_code == 0
     result = invoke("--state", str(state), "--connections", "3")
     assert "is of a profile with connections = 64, not 3: use the same options" in result.output
+    result = invoke("--state", str(state), "--hold-batch")
+    assert "is of a profile with hold_batch = False, not True" in result.output
     assert "there is no application named 'bank'" in invoke(application="bank").output
     service.api.ok("PATCH", "/vms/hog", {"max_pcpus": 0.01})
     assert "hog is held already" in invoke("--hold-batch").output
