@@ -10,7 +10,7 @@ from typing import Any
 
 from manager.cli.sweep import needed
 from manager.control.load_curve import LoadStep
-from manager.control.load_search import LoadPoint, LoadVerdict, NextLoad, SearchResult, judged, next_load
+from manager.control.load_search import LoadPoint, LoadVerdict, NextLoad, OwnDelay, SearchResult, judged, next_load
 from manager.errors import SettingsError
 from manager.load.result import GENERATED, IntervalResult, LoadResult
 from manager.model.histogram import Histogram
@@ -109,7 +109,8 @@ def driven_load(result: LoadResult, step: NextLoad | None, percentile: float, sl
     why = result.shortfall or failed or "; ".join(result.client_limits)
     first, last = result.intervals[0], result.intervals[-1]
     percentile_ms = _ms(histogram, percentile) if histogram.count >= needed(percentile) else None
-    verdict = judged(percentile_ms, sla_ms, bool(result.shortfall or failed), bool(result.client_limits))
+    late_ms = (_ms(result.lateness, 99) or 0.0) if result.client_limits else 0.0
+    verdict = judged(percentile_ms, sla_ms, bool(result.shortfall or failed), OwnDelay(result.busy, late_ms))
     if step is None and verdict is not LoadVerdict.LIMITED:
         verdict = LoadVerdict.UNJUDGED  # response times of a closed loop say little of an SLA
     return DrivenLoad(

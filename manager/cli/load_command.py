@@ -118,7 +118,7 @@ def load(
         errors = ", ".join(f"{kind} {count:,}" for kind, count in sorted(result.errors.items()))
         raise Failure(f"{spec.target_text} answered none of {result.sent:,} requests ({errors or 'none fell due'})")
     if result.shortfall:
-        raise Failure(result.shortfall)
+        raise Failure(f"{result.shortfall}: {result.remedy}")
 
 
 def _watched(spec: LoadSpec) -> LoadResult:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from manager.cli.options import Failure
+from manager.control.load_search import OwnDelay
 from manager.load import HttpOptions, LoadSpec
-from manager.load.result import GENERATED
+from manager.load.result import GENERATED, MAX_CPU_SHARE
 from manager.model.histogram import Histogram
 
 _LOOK_S = 0.1
@@ -23,14 +24,14 @@ _END_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class MadeLoad:
-    """What `equipoise load` printed. ``limited``: it was too slow itself; ``why`` says what was in the way."""
+    """What `equipoise load` printed. ``own``: what it had to do with it; ``why`` says what was in the way."""
 
     rate_rps: float
     sent: int
     answered: int
     histogram: Histogram
     shortfall: bool
-    limited: bool
+    own: OwnDelay
     why: str
 
 
@@ -97,12 +98,13 @@ def made_load(document: dict[str, Any]) -> MadeLoad:
     """The JSON of `equipoise load`."""
     failed = document["answered"] < GENERATED * document["sent"]
     why = document["shortfall"] or ("many requests had no good answer" if failed else "")
+    late_us = (document["lateness"]["p99_us"] or 0.0) if document["client_limited"] else 0.0
     return MadeLoad(
         document["rate_rps"],
         document["sent"],
         document["answered"],
         Histogram({int(bucket): count for bucket, count in document["histogram"]["buckets"].items()}),
         bool(why),
-        document["client_limited"],
+        OwnDelay(document["cpu_share"] > MAX_CPU_SHARE, late_us / 1000),
         why or "; ".join(document["client_limits"]),
     )

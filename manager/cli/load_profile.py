@@ -151,12 +151,25 @@ def draw(profile: LoadProfile, file: Path) -> None:
     """Write a picture. Raises SettingsError where that is not possible."""
     limits = drive_json(profile.drive, "")["passes"] if profile.drive else []
     qos_rps = [one["qos_rps"] for one in limits if one["qos_rps"] is not None]
+    loads = {
+        "batch VMs held" if one.batch == HELD else "loads that were tried": [
+            (load.rate_rps, load.percentile_ms) for load in one.tried if load.percentile_ms is not None
+        ]
+        for one in (profile.drive.passes if profile.drive else ())
+    }
     try:
-        from manager.cli.load_picture import draw_load  # noqa: PLC0415 - only who wants a picture needs matplotlib
+        from manager.cli.load_picture import Driven, draw_load  # noqa: PLC0415 - only who wants a picture needs matplotlib
     except ImportError as error:
         raise SettingsError("--picture needs matplotlib: pip install matplotlib") from error
     try:
-        draw_load(profile.curves, profile.application, f"p{profile.percentile:g}", profile.sla_ms, file, qos_rps)
+        draw_load(
+            profile.curves,
+            profile.application,
+            f"p{profile.percentile:g}",
+            profile.sla_ms,
+            file,
+            Driven(loads, qos_rps),
+        )
     except OSError as error:
         raise SettingsError(f"{file} cannot be written: {error.strerror}") from error
     say(f"picture: {file}", err=True)

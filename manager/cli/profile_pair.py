@@ -281,7 +281,7 @@ def _side(target: DriveTarget, made: MadeLoad) -> tuple[float | None, LoadVerdic
     value_us = made.histogram.percentile_us(target.percentile)
     enough = made.histogram.count >= needed(target.percentile)
     percentile_ms = value_us / 1000 if value_us is not None and enough else None
-    return percentile_ms, judged(percentile_ms, target.sla_ms, made.shortfall, made.limited)
+    return percentile_ms, judged(percentile_ms, target.sla_ms, made.shortfall, made.own)
 
 
 def _draw(record: PairRecord, file: Path) -> None:

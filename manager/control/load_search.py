@@ -69,19 +69,32 @@ class SearchResult:
     why: str
 
 
-def judged(percentile_ms: float | None, sla_ms: float | None, shortfall: bool, limited: bool) -> LoadVerdict:
+@dataclass(frozen=True, slots=True)
+class OwnDelay:
+    """What the load generator had to do with it. ``busy``: it used too much CPU time to be believed.
+
+    ``late_ms``: how late it was, where that is too much to be neglected, in the 99th percentile.
+    """
+
+    busy: bool = False
+    late_ms: float = 0.0
+
+
+def judged(percentile_ms: float | None, sla_ms: float | None, shortfall: bool, own: OwnDelay) -> LoadVerdict:
     """The verdict on a load: its percentile against the SLA, where server and generator kept up with it.
 
-    ``limited``: the generator was slow. That only adds to response times, so an SLA that is met is met.
+    Delays of the generator only add to response times: an SLA that is met with them is met, and one that is violated
+    by more than it was late is violated.
     """
-    within = sla_ms is not None and percentile_ms is not None and percentile_ms <= sla_ms
-    if limited and (shortfall or not within):
+    limited = own.busy or own.late_ms > 0
+    if sla_ms is not None and percentile_ms is not None and not shortfall:
+        if percentile_ms <= sla_ms:
+            return LoadVerdict.MET
+        if not limited or (not own.busy and percentile_ms - own.late_ms > sla_ms):
+            return LoadVerdict.VIOLATED
+    if own.busy or (limited and not shortfall):
         return LoadVerdict.LIMITED
-    if shortfall:
-        return LoadVerdict.UNREACHED
-    if sla_ms is None or percentile_ms is None:
-        return LoadVerdict.UNJUDGED
-    return LoadVerdict.MET if within else LoadVerdict.VIOLATED
+    return LoadVerdict.UNREACHED if shortfall else LoadVerdict.UNJUDGED
 
 
 def next_load(

@@ -95,7 +95,7 @@ class LoadResult:
             allowed_us = max(MAX_LATENESS_US, MAX_LATENESS_OF_P95 * p95_us)
             if late_us > allowed_us:
                 limits.append(f"its lateness p99 is {late_us:,.0f} us, above {allowed_us:,.0f} us")
-        if self.cpu_share > MAX_CPU_SHARE:
+        if self.busy:
             limits.append(f"it used {self.cpu_share:.0%} of a core, above {MAX_CPU_SHARE:.0%}")
         return tuple(limits)
 
@@ -107,7 +107,7 @@ class LoadResult:
 
     @property
     def shortfall(self) -> str:
-        """Why fewer requests were sent than were to be, and what to do; empty where all were, and in a closed loop."""
+        """Why fewer requests were sent than were to be; empty where all were, and in a closed loop."""
         if self.spec.closed_loop or not self.sent:
             return ""
         due_rps = self.sent / min(self.sending_s, self.spec.schedule_s)
@@ -115,12 +115,20 @@ class LoadResult:
             return ""
         rates = f"of {due_rps:,.0f} req/s only {self.requested_rps:,.0f} req/s could be sent"
         if self.client_limits:
-            return (
-                f"{rates}, as this load generator is too slow ({'; '.join(self.client_limits)}): use a lower --rate, a"
-                " CPU of its own (taskset), or several generators"
-            )
-        remedy = "use a lower --rate, or more --connections or --pipeline"
-        return f"{rates}, as the server did not answer soon enough: {remedy}"
+            return f"{rates}, as this load generator is too slow ({'; '.join(self.client_limits)})"
+        return f"{rates}, as the server did not answer soon enough"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a shortfall."""
+        if self.client_limits:
+            return "use a lower --rate, a CPU of its own (taskset), or several generators"
+        return "use a lower --rate, or more --connections or --pipeline"
+
+    @property
+    def busy(self) -> bool:
+        """More of a core was used than lets the numbers be believed."""
+        return self.cpu_share > MAX_CPU_SHARE
 
     def to_json(self) -> dict[str, object]:
         """The result as JSON values; times in microseconds, buckets by number (value: 2 g^n / (g + 1), g = gamma)."""

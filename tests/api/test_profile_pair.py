@@ -16,6 +16,7 @@ from click.testing import CliRunner, Result
 from manager.cli import main, profile_pair
 from manager.cli.load_processes import MadeLoad
 from manager.cli.options import Failure
+from manager.control.load_search import OwnDelay
 from manager.load import HttpOptions, LoadSpec, MemcachedOptions
 from manager.model.histogram import Histogram
 from manager.protocol.client import ManagerClient
@@ -55,7 +56,7 @@ class Services:
         self.api.clock.now_s += 5
         self.report()
         if specs[0].closed_loop:
-            return [MadeLoad(FULL_RPS, 5000, 5000, Histogram.of([5000.0] * 5000), False, False, "")]
+            return [MadeLoad(FULL_RPS, 5000, 5000, Histogram.of([5000.0] * 5000), False, OwnDelay(), "")]
         used = sum(spec.schedule[0].rate_rps for spec in specs) / FULL_RPS
         made = []
         for spec in specs:
@@ -63,7 +64,7 @@ class Services:
             time_ms = 4 * (1 + used * (2 if isinstance(spec.protocol, HttpOptions) else 1))
             rate_rps = spec.schedule[0].rate_rps
             count = round(rate_rps * spec.schedule_s)
-            made.append(MadeLoad(rate_rps, count, count, Histogram.of([time_ms * 1000] * count), False, False, ""))
+            made.append(MadeLoad(rate_rps, count, count, Histogram.of([time_ms * 1000] * count), False, OwnDelay(), ""))
         return made
 
 

@@ -11,6 +11,7 @@ from click.testing import CliRunner
 from manager.cli.load_command import load
 from manager.cli.load_processes import arguments, made_load, run_loads
 from manager.cli.options import Failure
+from manager.control.load_search import OwnDelay
 from manager.load import HttpOptions, LoadSpec, MemcachedOptions, Phase
 
 from .test_load_failures import memcached
@@ -85,7 +86,11 @@ def test_requests_without_a_good_answer_are_a_shortfall() -> None:
         "histogram": {"buckets": {"3": 90}},
         "shortfall": "",
         "client_limited": False,
+        "cpu_share": 0.9,
+        "lateness": {"p99_us": 70.0},
         "client_limits": [],
     }
     made = made_load(body)
     assert (made.shortfall, made.why, made.histogram.count) == (True, "many requests had no good answer", 90)
+    assert made.own == OwnDelay(busy=True)
+    assert made_load(body | {"client_limited": True, "cpu_share": 0.5}).own == OwnDelay(late_ms=0.07)

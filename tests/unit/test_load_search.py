@@ -11,6 +11,7 @@ from manager.control.load_search import (
     LoadPoint,
     LoadVerdict,
     NextLoad,
+    OwnDelay,
     SearchResult,
     SearchRules,
     judged,
@@ -126,27 +127,36 @@ def test_whatever_was_measured_the_answer_is_sound(points: list[LoadPoint], has_
         assert not [one for one in points if one.offered_rps < step.qos_rps and one.verdict in {VIOLATED, UNREACHED}]
 
 
+PROMPT, LATE, BUSY = OwnDelay(), OwnDelay(late_ms=3.0), OwnDelay(busy=True)
+
+
 @pytest.mark.parametrize(
-    ("percentile_ms", "sla_ms", "shortfall", "limited", "verdict"),
+    ("percentile_ms", "sla_ms", "shortfall", "own", "verdict"),
     [
-        (5.0, 10.0, False, False, MET),
-        (10.0, 10.0, False, False, MET),
-        (10.1, 10.0, False, False, VIOLATED),
-        (5.0, 10.0, True, False, UNREACHED),
-        (5.0, 10.0, True, True, LIMITED),
-        (5.0, 10.0, False, True, MET),
-        (15.0, 10.0, False, True, LIMITED),
-        (5.0, None, False, True, LIMITED),
-        (None, 10.0, False, True, LIMITED),
-        (None, 10.0, False, False, UNJUDGED),
-        (5.0, None, False, False, UNJUDGED),
-        (5.0, None, True, False, UNREACHED),
+        (5.0, 10.0, False, PROMPT, MET),
+        (10.0, 10.0, False, PROMPT, MET),
+        (10.1, 10.0, False, PROMPT, VIOLATED),
+        (5.0, 10.0, True, PROMPT, UNREACHED),
+        (None, 10.0, False, PROMPT, UNJUDGED),
+        (5.0, None, False, PROMPT, UNJUDGED),
+        (5.0, None, True, PROMPT, UNREACHED),
+        (5.0, 10.0, False, LATE, MET),
+        (12.0, 10.0, False, LATE, LIMITED),
+        (13.1, 10.0, False, LATE, VIOLATED),
+        (5.0, 10.0, True, LATE, UNREACHED),
+        (None, 10.0, False, LATE, LIMITED),
+        (5.0, None, False, LATE, LIMITED),
+        (5.0, 10.0, False, BUSY, MET),
+        (50.0, 10.0, False, BUSY, LIMITED),
+        (5.0, 10.0, True, BUSY, LIMITED),
+        (5.0, None, False, BUSY, LIMITED),
+        (None, 10.0, False, BUSY, LIMITED),
     ],
 )
 def test_judged(
-    percentile_ms: float | None, sla_ms: float | None, shortfall: bool, limited: bool, verdict: LoadVerdict
+    percentile_ms: float | None, sla_ms: float | None, shortfall: bool, own: OwnDelay, verdict: LoadVerdict
 ) -> None:
-    assert judged(percentile_ms, sla_ms, shortfall, limited) is verdict
+    assert judged(percentile_ms, sla_ms, shortfall, own) is verdict
 
 
 def test_others_at_risk() -> None:
