@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from manager.control.pair_map import PairVerdict
+from manager.model.units import per_second
 
 _COLOURS = {
     PairVerdict.BOTH: "#009e73",
@@ -42,7 +43,7 @@ def draw_pairs(
         colour, hatch = _COLOURS[verdict], labels[verdict][1]
         axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor="white", hatch=hatch))
     for axis, rates, name in ((axes.yaxis, rates_rps[0], first), (axes.xaxis, rates_rps[1], second)):
-        axis.set_ticks(range(1, len(rates) + 1), [f"{rate_rps:,.4g}" for rate_rps in rates])
+        axis.set_ticks(range(1, len(rates) + 1), [per_second(rate_rps).split()[0] for rate_rps in rates])
         axis.set_label_text(f"{name}, req/s")
     axes.set_xlim(0.5, len(rates_rps[1]) + 0.5)
     axes.set_ylim(0.5, len(rates_rps[0]) + 0.5)
