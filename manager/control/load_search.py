@@ -138,7 +138,7 @@ def _rate(point: LoadPoint) -> float:
 
 def sweep_rates(peak_rps: float, rules: SearchRules = DEFAULT_SEARCH) -> tuple[float, ...]:
     """The loads of the sweep in requests per second, from the smallest."""
-    return tuple(peak_rps * step / rules.steps for step in range(1, rules.steps + 1))
+    return (*(peak_rps * step / rules.steps for step in range(1, rules.steps)), peak_rps)
 
 
 def most_loads(rules: SearchRules = DEFAULT_SEARCH) -> int:
