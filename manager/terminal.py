@@ -51,6 +51,11 @@ def say(line: str = "", *, err: bool = False) -> None:
     click.echo(plain(line), err=err)
 
 
+def rewrite(line: str) -> None:
+    """Print a line on standard error in place of the last such one."""
+    click.echo(f"\r{plain(line)}", err=True, nl=False)
+
+
 def say_json(value: object) -> None:
     """Print JSON, in ASCII."""
     click.echo(json.dumps(value, indent=2))

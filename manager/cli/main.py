@@ -29,6 +29,7 @@ _COMMANDS = {
     "partition": "partition_command",
     "host": "mode_commands",
     "doctor": "doctor_command",
+    "load": "load_command",
     "profile": "profile_command",
     "savings": "savings_command",
     "record": "record_command",

@@ -100,7 +100,7 @@ def examine(client: ManagerClient, application: str, wanted: Collection[int], ti
     for name in names:
         _check_registration(client.get(f"/hosts/{name}"))
     _check_modes(vms, application)
-    hosts = [_fresh(client, name, timing) for name in names]
+    hosts = [fresh_host(client, name, timing) for name in names]
     for host in hosts:
         _check_host(host, application)
     if registered["window"] is None:
@@ -334,7 +334,7 @@ def _revision(client: ManagerClient, host: str) -> int:
     return int(client.request("GET", f"/hosts/{host}/assignment").headers[REVISION_HEADER])
 
 
-def _fresh(client: ManagerClient, name: str, timing: Timing) -> dict[str, Any]:
+def fresh_host(client: ManagerClient, name: str, timing: Timing) -> dict[str, Any]:
     """A host after a new tick that acted on what is registered now. Raises Failure where none comes."""
     revision = _revision(client, name)
     host: dict[str, Any] = client.get(f"/hosts/{name}")

@@ -8,6 +8,11 @@ def percent(share: float, decimals: int = 0) -> str:
     return f"{share * 100:.{decimals}f} %"
 
 
+def per_second(rate_rps: float) -> str:
+    """A rate of requests, such as ``1,536 req/s`` or ``0.25 req/s``."""
+    return f"{rate_rps:,.0f} req/s" if rate_rps >= 1000 else f"{rate_rps:.4g} req/s"
+
+
 MEBIBYTE = 1 << 20
 
 

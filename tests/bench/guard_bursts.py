@@ -37,10 +37,10 @@ from deploy.lab.demo.originals import settings_of_all
 from deploy.lab.guest import build
 from deploy.lab.lab_lock import only_user
 from deploy.lab.lab_vms import MEMCACHED_PORT, PREFIX, URI, GuestRole, LabHost, LabVm, connect
-from deploy.lab.loadgen import LoadSpec, MemcachedOptions, Phase
 from manager.host.hypervisor import EventLoop, HypervisorWatch
 from manager.host.kernel_host import KernelHost
 from manager.host.registry import HostPaths
+from manager.load import LoadSpec, MemcachedOptions, Phase
 from manager.loop.agent_metrics import AgentMetrics
 from manager.loop.guard import Guard, GuardSettings, GuardUse
 from manager.loop.journal import Journal

@@ -50,9 +50,9 @@ from deploy.lab.guest import DEFAULT_BASE, Guest, build
 from deploy.lab.guest.initramfs import SOURCES, archive, filler_text
 from deploy.lab.lab_lock import only_user
 from deploy.lab.lab_vms import HTTP_PORT, MEMCACHED_PORT, PREFIX, URI, GuestRole, LabHost, LabVm, connect
-from deploy.lab.loadgen import HttpOptions, LoadSpec, MemcachedOptions, Phase, run
 from manager.host.taps import of_this_machine
 from manager.host.vm_interfaces import interfaces
+from manager.load import HttpOptions, LoadSpec, MemcachedOptions, Phase, run
 from manager.model.traffic import ServiceTraffic
 from tests.bench.figures import host_cpu_s, machine, undone_when_told_to_end, write_json
 from tests.bench.tap_capture import PassedTurn, TapCapture, passed

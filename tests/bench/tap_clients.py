@@ -1,6 +1,6 @@
 """Clients that say of each request when they sent it and had its answer: the load generator, and one with TLS.
 
-The load generator is that of ``deploy.lab.loadgen`` with ears: what it sends, and when, is not changed. It knows
+The load generator is that of ``manager.load`` with ears: what it sends, and when, is not changed. It knows
 neither TLS nor connections for one request of memcached; for these there are threads, which take turns by the same
 random arrivals.
 """
@@ -18,13 +18,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from deploy.lab.loadgen import LoadError, LoadResult, LoadSpec, MemcachedOptions, Phase
-from deploy.lab.loadgen.engine import Address, Engine
-from deploy.lab.loadgen.http1 import Http
-from deploy.lab.loadgen.memcached_text import Memcached
-from deploy.lab.loadgen.protocol import AnswerParser, Verdict, WireProtocol
-from deploy.lab.loadgen.recorder import Recorder
-from deploy.lab.loadgen.request_times import arrivals
+from manager.load import LoadError, LoadResult, LoadSpec, MemcachedOptions, Phase
+from manager.load.engine import Address, Engine
+from manager.load.http1 import Http
+from manager.load.memcached_text import Memcached
+from manager.load.protocol import AnswerParser, Verdict, WireProtocol
+from manager.load.recorder import Recorder
+from manager.load.request_times import arrivals
 from tests.bench.tap_capture import TapPacket, Turn, opened
 
 TIMEOUT_S = 10.0
@@ -85,11 +85,13 @@ class _HeardParser:
         self._number = number
         self._recorder = recorder
         self.must_close = False
+        self.rest = b""
 
     def feed(self, data: bytes) -> Verdict:
         """See AnswerParser."""
         verdict = self._parser.feed(data)
         self.must_close = self._parser.must_close
+        self.rest = self._parser.rest
         self._recorder.answering = self._number
         return verdict
 

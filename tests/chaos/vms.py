@@ -232,11 +232,12 @@ class Load:
         self._file = folder / "load.json"
         target = f"memcached://{CACHE.ip}"
         words = ("--rate", str(RATE_RPS), "--duration", "86400", "--warmup", "0", "--timeout", "2")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "deploy.lab.loadgen", target, *words, "--json", str(self._file)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        with self._file.open("w") as file:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "manager.cli", "load", target, *words, "--json"],
+                stdout=file,
+                stderr=subprocess.DEVNULL,
+            )
 
     def end(self) -> dict[str, Any]:
         """What it measured, as the load generator writes it."""

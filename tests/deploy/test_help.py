@@ -30,7 +30,6 @@ MODULES = (
     "deploy.lab.accelerator",
     "deploy.lab.demo",
     "deploy.lab.guest",
-    "deploy.lab.loadgen",
     "deploy.reference",
     "tests.kernel.experiments",
 )

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 from deploy.lab.lab_vms import MEMCACHED_PORT, URI, GuestRole, LabHost, LabVm
-from deploy.lab.loadgen import LoadSpec, MemcachedOptions, Phase
-from deploy.lab.loadgen import run as run_load
 from manager.host.registry import HostPaths
 from manager.host.taps import TapProgram
 from manager.host.vm_interfaces import interfaces
+from manager.load import LoadSpec, MemcachedOptions, Phase
+from manager.load import run as run_load
 from tests.bench.guard_bursts import beside_vms, vcpu_files
 from tests.live.conftest import (
     HOST,

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from deploy.lab.lab_vms import URI, GuestRole, LabHost, LabVm
-from deploy.lab.loadgen import HttpOptions, LoadSpec, MemcachedOptions, Phase, run
 from manager.host.registry import HostPaths
 from manager.host.taps import TapProgram
 from manager.host.vm_interfaces import interfaces
+from manager.load import HttpOptions, LoadSpec, MemcachedOptions, Phase, run
 from manager.model.histogram import RELATIVE_ERROR
 from manager.model.traffic import TapProtocol
 from tests.bench.tap_accuracy import SETTLE_S, collector, compare, log_misses, logged_ms

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from tests.unit.test_load_run import after, serving
 
 TOP = Path(__file__).parents[2]
 
@@ -67,3 +70,11 @@ def test_it_runs_away_from_the_checkout(installed: Path, tmp_path: Path) -> None
     assert "['auto', 'equal', 'fair', 'heracles', 'isolation', 'parties', 'priority']" in run(
         installed / "bin/python", "-c", script, cwd=tmp_path
     )
+
+
+def test_it_generates_load(installed: Path, tmp_path: Path) -> None:
+    with serving(after(lambda _: 0.001)) as server:
+        options = ("--rate", "100", "--duration", "0.5", "--warmup", "0", "--connections", "4", "--json")
+        printed = run(installed / "bin/equipoise", "load", f"http://127.0.0.1:{server.port}/", *options, cwd=tmp_path)
+    document = json.loads(printed)
+    assert document["answered"] == document["sent"] > 20

@@ -11,7 +11,7 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from deploy.lab.loadgen import HttpOptions, IntervalResult, LoadSpec, MemcachedOptions, Phase, run
+from manager.load import HttpOptions, IntervalResult, LoadSpec, MemcachedOptions, Phase, run
 
 
 def main() -> None:

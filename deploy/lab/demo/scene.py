@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from deploy.lab.lab_vms import HTTP_PORT, MEMCACHED_PORT, PREFIX, GuestRole, LabVm
-from deploy.lab.loadgen import HttpOptions, LoadSpec, MemcachedOptions, Phase
+from manager.load import HttpOptions, LoadSpec, MemcachedOptions, Phase
 from manager.model.cpus import format_cpus
 
 MANAGED_PCPUS = 2

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from deploy.lab.demo.measure import CpuUse, DemoMeasurement, ServiceUse
-from deploy.lab.loadgen.result import percentiles_us
+from manager.load.result import percentiles_us
 from manager.model.histogram import Histogram
 
 

@@ -9,15 +9,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from deploy.lab.loadgen.engine import Address, Engine
-from deploy.lab.loadgen.http1 import Http
-from deploy.lab.loadgen.load_errors import LoadError
-from deploy.lab.loadgen.memcached_text import Memcached
-from deploy.lab.loadgen.protocol import WireProtocol
-from deploy.lab.loadgen.recorder import Recorder
-from deploy.lab.loadgen.request_times import arrivals
-from deploy.lab.loadgen.result import IntervalResult, LoadResult
-from deploy.lab.loadgen.spec import HttpOptions, LoadSpec
+from manager.load.engine import Address, Engine
+from manager.load.http1 import Http
+from manager.load.load_errors import LoadError
+from manager.load.memcached_text import Memcached
+from manager.load.protocol import WireProtocol
+from manager.load.recorder import Recorder
+from manager.load.request_times import arrivals
+from manager.load.result import IntervalResult, LoadResult
+from manager.load.spec import HttpOptions, LoadSpec
 
 _ATTEMPT_S = 1.0
 _PAUSE_S = 0.05
@@ -48,12 +48,16 @@ def run(
         begin_s = time.monotonic()
         begin_cpu_s = time.thread_time()
         recorder.begin(begin_s + spec.warmup_s)
-        engine.begin(begin_s, arrivals(spec.phases, spec.seed))
+        if spec.closed_loop:
+            engine.begin_closed_loop()
+        else:
+            engine.begin(begin_s, arrivals(spec.phases, spec.seed))
         end_s = begin_s + spec.warmup_s + spec.schedule_s
         while time.monotonic() < end_s and not stopped():
             engine.turn()
         cpu_s = time.thread_time() - begin_cpu_s
         cpu_share = cpu_s / (time.monotonic() - begin_s)
+        engine.end_closed_loop()
         while not (engine.drained or stopped()):
             engine.turn()
         engine.interrupt()
@@ -62,7 +66,7 @@ def run(
 
 def _protocol(spec: LoadSpec) -> WireProtocol:
     if isinstance(spec.protocol, HttpOptions):
-        return Http(spec.protocol, spec.address_text)
+        return Http(spec.protocol, spec.address_text, spec.seed)
     return Memcached(spec.protocol, spec.seed)
 
 

@@ -1,9 +1,13 @@
 """The event loop: one thread, one epoll over all connections and a timer.
 
-A request that falls due goes to the connection that has been idle longest, or waits in one queue for the next that
-becomes free; either way its response time runs from the moment it was due. Nothing here waits for an answer before
-the next request is due. Between any two events the loop looks whether a request fell due meanwhile, so that a burst
-of answers does not delay the requests.
+Open loop: a request that falls due goes to the connection that has been idle longest, or waits in one queue for the
+next that becomes free; either way its response time runs from the moment it was due. Nothing here waits for an answer
+before the next request is due. Between any two events the loop looks whether a request fell due meanwhile, so that a
+burst of answers does not delay the requests.
+
+Closed loop: a connection sends a request for each answer. Requests for answers that came together go out together.
+
+With pipelining a connection takes several requests before the first is answered, and is idle once for each.
 """
 
 from __future__ import annotations
@@ -13,15 +17,15 @@ import math
 import select
 import socket
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from deploy.lab.loadgen.load_errors import LoadError
-from deploy.lab.loadgen.protocol import AnswerParser, BadAnswer, WireProtocol
-from deploy.lab.loadgen.recorder import Recorder
-from deploy.lab.loadgen.spec import LoadSpec
-from deploy.lab.loadgen.timer import AbsoluteTimer
+from manager.load.load_errors import LoadError
+from manager.load.protocol import AnswerParser, BadAnswer, WireProtocol
+from manager.load.recorder import Recorder
+from manager.load.spec import LoadSpec
+from manager.load.timer import AbsoluteTimer
 
 TICK_S = 0.02
 """How often time-outs and reconnects are looked for."""
@@ -50,7 +54,7 @@ class _Connection:
         "backoff_s",
         "connecting",
         "deadline_s",
-        "intended_s",
+        "outstanding",
         "parser",
         "recv",
         "send",
@@ -69,8 +73,8 @@ class _Connection:
         self.was_connected = False
         self.deadline_s = 0.0  # without a socket: of the next attempt; connecting: when to give up
         self.backoff_s = 0.0
-        self.intended_s: float | None = None  # of the request outstanding
-        self.unsent = b""  # what the socket did not take of that request
+        self.outstanding: deque[float] = deque()  # intended times of requests without an answer, ascending
+        self.unsent = b""  # what the socket did not take of them
 
 
 class Engine:
@@ -92,7 +96,8 @@ class Engine:
         self._poll = self._epoll.poll
         self._connections = [_Connection() for _ in range(spec.connections)]
         self._by_fd: dict[int, _Connection] = {}
-        self._idle: deque[_Connection] = deque()
+        self._idle: deque[_Connection] = deque()  # once for each request that they could take
+        self._closed_loop = False
         self._waiting: deque[float] = deque()  # intended times, ascending
         self._begin_s = 0.0
         self._arrivals: Iterator[float] = iter(())
@@ -110,13 +115,25 @@ class Engine:
         """No request is outstanding, waiting or still to fall due."""
         if self._next_due_s != math.inf or self._waiting:
             return False
-        return all(connection.intended_s is None for connection in self._connections)
+        return not any(connection.outstanding for connection in self._connections)
 
     def begin(self, begin_s: float, arrivals: Iterator[float]) -> None:
         """Send requests from now on: ``arrivals`` are seconds after ``begin_s``, ascending."""
         self._begin_s = begin_s
         self._arrivals = arrivals
         self._next_due_s = begin_s + next(arrivals, math.inf)
+
+    def begin_closed_loop(self) -> None:
+        """Send as many requests as may be outstanding, and one more for each answer, from now on."""
+        self._closed_loop = True
+        slots = Counter(self._idle)
+        self._idle.clear()
+        for connection, count in slots.items():
+            self._free(connection, count)
+
+    def end_closed_loop(self) -> None:
+        """Send nothing more for answers."""
+        self._closed_loop = False
 
     def turn(self) -> None:
         """Wait until something happens or falls due, and handle it."""
@@ -138,7 +155,7 @@ class Engine:
     def interrupt(self) -> None:
         """Give up what is outstanding or waiting: it counts as an error at its present age."""
         now_s = monotonic()
-        outstanding = [c.intended_s for c in self._connections if c.intended_s is not None]
+        outstanding = [intended_s for connection in self._connections for intended_s in connection.outstanding]
         for intended_s in [*outstanding, *self._waiting]:
             self._recorder.failed(intended_s, "interrupted", now_s - intended_s)
 
@@ -155,7 +172,7 @@ class Engine:
         while due_s <= now_s:
             self._recorder.due(due_s, now_s)
             if self._idle:
-                self._send(self._idle.popleft(), due_s)
+                self._send(self._idle.popleft(), (due_s,))
             else:
                 self._waiting.append(due_s)
             due_s = self._begin_s + next(self._arrivals, math.inf)
@@ -171,18 +188,22 @@ class Engine:
         elif mask & ~_WRITE:
             self._receive(connection)
 
-    def _send(self, connection: _Connection, intended_s: float) -> None:
-        connection.intended_s = intended_s
-        request = self._next_request()
+    def _send(self, connection: _Connection, intended_s: Sequence[float]) -> None:
+        """Send a request for each of these times."""
+        connection.outstanding.extend(intended_s)
+        data = self._next_request() if len(intended_s) == 1 else b"".join(self._next_request() for _ in intended_s)
+        if connection.unsent:
+            connection.unsent += data
+            return
         try:
-            count = connection.send(request)
+            count = connection.send(data)
         except BlockingIOError:
             count = 0
         except OSError:
             self._fail(connection, "reset")
             return
-        if count < len(request):
-            connection.unsent = request[count:]
+        if count < len(data):
+            connection.unsent = data[count:]
             self._watch(connection, _READ | _WRITE)
 
     def _send_rest(self, connection: _Connection) -> None:
@@ -207,44 +228,71 @@ class Engine:
             return
         # After the receive: a response time may hold some delay of ours, but never misses any of the server's.
         now_s = monotonic()
-        intended_s = connection.intended_s
-        parser = connection.parser
-        if intended_s is None:
+        if not connection.outstanding:
             if data:
                 self.events["unsolicited"] += 1
             self._lose(connection)
             return
         try:
-            verdict = parser.feed(data) if data else parser.end()
+            answers, ended = self._read_answers(connection, data, now_s)
         except BadAnswer:
             self._fail(connection, "bad_answer")
             return
-        if verdict is None:
+        if answers:
+            connection.backoff_s = 0.0
+        # unsent: answered before it had the whole request
+        if ended or (answers and connection.unsent and not connection.outstanding):
+            self._fail(connection, "closed")  # those that it will not answer
+            if answers:
+                self._open(connection)
+        elif answers:
+            self._free(connection, answers)
+
+    def _read_answers(self, connection: _Connection, data: bytes, now_s: float) -> tuple[int, bool]:
+        """Record what these bytes answer: how many requests, and whether the connection ends. Raises BadAnswer."""
+        parser, outstanding = connection.parser, connection.outstanding
+        answers, ended = 0, not data
+        while True:
+            verdict = parser.feed(data) if data else parser.end()
+            if verdict is None:
+                return answers, ended
+            data = parser.rest
+            if data and len(outstanding) == 1:
+                raise BadAnswer("bytes after the last answer")
+            if verdict:
+                self._recorder.failed(outstanding.popleft(), verdict)
+            else:
+                self._recorder.answered(outstanding.popleft(), now_s)
+            answers += 1
+            if parser.must_close:
+                return answers, True
             if not data:
-                self._fail(connection, "closed")
+                return answers, ended
+
+    def _free(self, connection: _Connection, count: int) -> None:
+        """A connection can take so many more requests."""
+        if self._closed_loop:
+            now_s = monotonic()
+            for _ in range(count):
+                self._recorder.due(now_s, now_s)
+            self._send(connection, [now_s] * count)
             return
-        if verdict:
-            self._recorder.failed(intended_s, verdict)
-        else:
-            self._recorder.answered(intended_s, now_s)
-        connection.intended_s = None
-        connection.backoff_s = 0.0
-        if parser.must_close or not data or connection.unsent:  # unsent: answered before it had the whole request
-            self._lose(connection)
-            self._open(connection)
-        else:
-            self._free(connection)
+        while count and self._waiting:
+            self._recorder.dequeued(monotonic())
+            self._send(connection, (self._waiting.popleft(),))
+            if connection.sock is None:
+                return
+            count -= 1
+        self._idle.extend([connection] * count)
 
-    def _free(self, connection: _Connection) -> None:
-        if self._waiting:
-            self._send(connection, self._waiting.popleft())
-        else:
-            self._idle.append(connection)
+    def _fail(self, connection: _Connection, kind: str, now_s: float | None = None) -> None:
+        """The connection is of no use any more, and with it the requests outstanding, if there are any.
 
-    def _fail(self, connection: _Connection, kind: str, after_s: float | None = None) -> None:
-        """The connection is of no use any more, and with it the request outstanding, if there is one."""
-        if connection.intended_s is not None:
-            self._recorder.failed(connection.intended_s, kind, after_s)
+        With ``now_s`` they count at their age, at most at the time-out.
+        """
+        for intended_s in connection.outstanding:
+            after_s = None if now_s is None else min(now_s - intended_s, self._spec.timeout_s)
+            self._recorder.failed(intended_s, kind, after_s)
         self._lose(connection)
 
     def _lose(self, connection: _Connection) -> None:
@@ -253,9 +301,9 @@ class Engine:
             connection.sock.close()  # and leaves the epoll with it
             connection.sock = None
         if connection in self._idle:
-            self._idle.remove(connection)
+            self._idle = deque(other for other in self._idle if other is not connection)
         connection.connecting = False
-        connection.intended_s = None
+        connection.outstanding.clear()
         connection.unsent = b""
         # Doubled until an answer comes, so that a server that accepts only to close is not flooded.
         connection.backoff_s = min(max(_FIRST_BACKOFF_S, 2 * connection.backoff_s), _LAST_BACKOFF_S)
@@ -289,7 +337,7 @@ class Engine:
         self.events["reconnects"] += connection.was_connected
         connection.was_connected = True
         self._watch(connection, _READ)
-        self._free(connection)
+        self._free(connection, self._spec.pipeline)
 
     def _refuse(self, connection: _Connection) -> None:
         self.events["connect_failures"] += 1
@@ -304,9 +352,9 @@ class Engine:
         while self._waiting and now_s - self._waiting[0] >= timeout_s:
             self._recorder.failed(self._waiting.popleft(), "queue_timeout", timeout_s)
         for connection in self._connections:
-            if connection.intended_s is not None:
-                if now_s - connection.intended_s >= timeout_s:
-                    self._fail(connection, "timeout", timeout_s)
+            if connection.outstanding:
+                if now_s - connection.outstanding[0] >= timeout_s:
+                    self._fail(connection, "timeout", now_s)  # and those behind it
             elif connection.sock is None:
                 if now_s >= connection.deadline_s:
                     self._open(connection)

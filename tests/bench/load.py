@@ -1,6 +1,6 @@
 """Benchmark of the load generator: does it sustain 5,000 requests/s over 64 connections on one core?
 
-    python -m tests.bench.loadgen [--json] [--seconds 5]
+    python -m tests.bench.load [--json] [--seconds 5]
 
 Two tables. The first: rate, lateness and CPU use against memcached (when installed) and against a small server of the
 same protocol. The second: response times against a server that takes a fixed time for each request, one after the
@@ -27,8 +27,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from deploy.lab.loadgen import LoadResult, LoadSpec, MemcachedOptions, Phase, run
-from deploy.lab.loadgen.request_times import arrivals
+from manager.load import LoadResult, LoadSpec, MemcachedOptions, Phase, run
+from manager.load.request_times import arrivals
 from manager.model.histogram import Histogram
 
 RATE_RPS = 5000

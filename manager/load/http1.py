@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import re
 import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from deploy.lab.loadgen.protocol import GOOD, BadAnswer, Verdict
-from deploy.lab.loadgen.spec import HttpOptions
+from manager.load.keys import key_chooser
+from manager.load.protocol import GOOD, BadAnswer, Verdict
+from manager.load.spec import KEY_FIELD, HttpOptions
 
 MAX_HEAD_BYTES = 65536
 _STATUS_LINE = re.compile(rb"HTTP/1\.([01]) ([1-5][0-9][0-9])(?: [^\r\n]*)?")
@@ -75,9 +77,10 @@ class ChunkReader:
         self._buffer = b""
         self._data_left = 0
         self._expect = "size"
+        self.rest = b""
 
     def feed(self, data: bytes) -> bool:
-        """Take bytes; True once the body is complete. Raises BadAnswer, also for bytes after the end."""
+        """Take bytes; True once the body is complete: ``rest`` is what came after it. Raises BadAnswer."""
         buffer = self._buffer + data
         position = 0
         while True:
@@ -90,8 +93,7 @@ class ChunkReader:
             complete = self._line(buffer[position:line_end])
             position = line_end + 2
             if complete:
-                if position != len(buffer):
-                    raise BadAnswer("bytes after the last chunk")
+                self.rest = buffer[position:]
                 return True
         self._buffer = buffer[position:]
         if len(self._buffer) > MAX_HEAD_BYTES:
@@ -117,7 +119,7 @@ class ChunkReader:
 class HttpParser:
     """Answers of one connection; see AnswerParser."""
 
-    __slots__ = ("_body_left", "_buffer", "_chunks", "_head", "_read_head", "must_close")
+    __slots__ = ("_body_left", "_buffer", "_chunks", "_head", "_read_head", "must_close", "rest")
 
     def __init__(self, read_head: Callable[[bytes], Head]) -> None:
         self._read_head = read_head
@@ -126,6 +128,7 @@ class HttpParser:
         self._body_left = 0
         self._chunks: ChunkReader | None = None
         self.must_close = False
+        self.rest = b""
 
     def feed(self, data: bytes) -> Verdict:
         """See AnswerParser."""
@@ -154,14 +157,14 @@ class HttpParser:
         if self._chunks is not None:
             if not self._chunks.feed(data):
                 return None
+            self.rest = self._chunks.rest
         elif head.body_bytes is None:
             return None  # until the server closes
         else:
             self._body_left -= len(data)
             if self._body_left > 0:
                 return None
-            if self._body_left < 0:
-                raise BadAnswer("more bytes than Content-Length says")
+            self.rest = data[self._body_left :] if self._body_left < 0 else b""
         self._head = None
         return head.verdict
 
@@ -171,18 +174,22 @@ class HttpParser:
         if head is None or head.chunked or head.body_bytes is not None:
             return None
         self._head = None
+        self.rest = b""
         return head.verdict
 
 
 class Http:
     """GET of one path; see WireProtocol. ``authority`` is the ``host:port`` of the Host header."""
 
-    def __init__(self, options: HttpOptions, authority: str) -> None:
+    def __init__(self, options: HttpOptions, authority: str, seed: int = 1) -> None:
         given = {name.lower() for name, _ in options.headers}
-        defaults = (("Host", authority), ("User-Agent", "equipoise-loadgen"))
+        defaults = (("Host", authority), ("User-Agent", "equipoise-load"))
         headers = [header for header in defaults if header[0].lower() not in given] + list(options.headers)
-        lines = [f"GET {options.path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers)]
-        self._request = "\r\n".join([*lines, "", ""]).encode("ascii")
+        end = "".join(f"{name}: {value}\r\n" for name, value in headers)
+        paths = [options.path.replace(KEY_FIELD, str(key)) for key in range(options.keys)]
+        self._requests = [f"GET {path} HTTP/1.1\r\n{end}\r\n".encode("ascii") for path in paths]
+        # A generator of its own: the arrivals must not depend on the keys. Reproducible load, not a secret.
+        self._next_key = key_chooser(options.keys, options.zipf, random.Random(f"keys {seed}"))  # noqa: S311
         self._last: tuple[bytes, Head] = (b"", Head(GOOD, False, False, 0, False))
         self.events: Counter[str] = Counter()
 
@@ -191,7 +198,7 @@ class Http:
 
     def next_request(self) -> bytes:
         """See WireProtocol."""
-        return self._request
+        return self._requests[self._next_key()]
 
     def new_parser(self) -> HttpParser:
         """See WireProtocol."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from deploy.lab.loadgen import HttpOptions, IntervalResult, LoadError, LoadSpec, MemcachedOptions, Phase, run
+from manager.load import HttpOptions, IntervalResult, LoadError, LoadSpec, MemcachedOptions, Phase, run
 from manager.model.histogram import RELATIVE_ERROR, Histogram
 
-from .test_loadgen_run import OK, Handler, Server, after, answering, load, once, percentile, serving
+from .test_load_run import OK, Handler, Server, after, answering, load, once, percentile, serving
 
 
 @pytest.mark.parametrize("connections", [1, 64])
@@ -243,3 +243,66 @@ def test_stop_counts_what_is_outstanding_at_its_age() -> None:
     assert result.histogram.count == result.sent > 0
     assert result.max_us is not None
     assert 200_000 <= result.max_us <= result.duration_s * 1e6
+
+
+def test_answers_that_nobody_asked_for_end_the_connection() -> None:
+    def twice(handler: Handler, number: int) -> None:
+        handler.write(OK * (1 + number % 2))
+
+    with serving(answering(twice)) as server:
+        result = load(server.port, 100, 0.4)
+    assert result.errors.keys() == {"bad_answer"}
+    assert result.answered > 0
+
+
+@pytest.mark.parametrize("pipeline", [1, 4])
+def test_closed_loop_has_so_many_requests_outstanding(pipeline: int) -> None:
+    """Each connection is served one request after the other: the response time is that of all in its queue."""
+
+    def check() -> bool:
+        with serving(after(lambda _: 0.01)) as server:
+            result = load(server.port, 0, 0.5, connections=2, pipeline=pipeline, closed_loop=True)
+        assert not result.errors
+        assert result.lateness_max_us == 0
+        assert percentile(result.histogram, 50) >= 10_000 * pipeline * (1 - 2 * RELATIVE_ERROR) or pipeline > 1
+        assert result.answered <= 2 * 50 + 2 * pipeline
+        return result.answered >= 0.6 * 2 * 50 and percentile(result.histogram, 50) >= 0.8 * pipeline * 10_000
+
+    once(check)
+
+
+def test_pipelined_requests_share_a_connection() -> None:
+    """With two connections, eight requests are on the way at once, and none waits in the load generator."""
+    options = MemcachedOptions(keys=20, value_bytes="1-3000", set_share=0.3)
+    with serving(memcached, narrow=True) as server:
+        result = load(server.port, 400, 0.4, protocol=options, connections=2, pipeline=8)
+    assert not result.errors
+    assert result.answered == result.sent > 100
+    assert result.events.get("misses", 0) == 0
+
+
+def test_pipelined_requests_behind_one_that_times_out_count_as_well() -> None:
+    def never(handler: Handler, _number: int) -> bool:
+        while handler.rfile.read(1):
+            pass
+        return False
+
+    with serving(answering(never)) as server:
+        result = load(server.port, 100, 0.4, timeout_s=0.2, connections=1, pipeline=50)
+    assert result.answered == 0
+    assert result.errors["timeout"] > 20
+    assert result.histogram.count == result.sent
+    assert result.max_us is not None
+    assert result.max_us <= 200_001
+
+
+def test_closed_loop_survives_lost_connections() -> None:
+    def close_every_fifth(handler: Handler, number: int) -> bool:
+        handler.write(OK)
+        return number % 5 != 0
+
+    with serving(answering(close_every_fifth)) as server:
+        result = load(server.port, 0, 0.4, connections=2, closed_loop=True)
+    assert result.events["reconnects"] > 0
+    assert result.answered > 10
+    assert result.errors.keys() <= {"closed", "reset"}

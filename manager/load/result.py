@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from deploy.lab.loadgen.spec import LoadSpec
+from manager.load.spec import LoadSpec
 from manager.model.histogram import GAMMA, RELATIVE_ERROR, Histogram
 
 PERCENTILES = (50, 95, 99)
 MAX_CPU_SHARE = 0.8
 MAX_LATENESS_US = 1000.0
 MAX_LATENESS_OF_P95 = 0.1
+GENERATED = 0.95
+"""Part of the offered rate from which on it counts as generated."""
+_NEVER_SENT = "queue_timeout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,10 @@ class LoadResult:
     * ``histogram``: microseconds from the intended send time to the complete answer. Time-outs count at the time-out
       and interrupted requests at their age, since they took at least that long; other errors have no response time.
     * ``lateness``: microseconds from the intended send time until the request was handed to a connection, or to the
-      queue when none was free. This is the load generator's own delay and part of every response time.
+      queue when none was free. This is the load generator's own delay and part of every response time. In a closed
+      loop, where a request is due when the one before it was answered, there is none.
     * ``duration_s``: from the schedule's begin to its end, or to the last answer if that came later.
+    * ``sending_s``: from the schedule's begin to its end, or until the last request left the queue if that came later.
     * ``cpu_s``: CPU time of the thread, warm-up included, over ``cpu_share`` of one core.
     * ``events``: what else happened, warm-up included: ``reconnects``, ``connect_failures``, ``unsolicited`` (data
       nobody asked for), ``misses``.
@@ -61,6 +66,7 @@ class LoadResult:
     errors: Mapping[str, int]
     events: Mapping[str, int]
     duration_s: float
+    sending_s: float
     histogram: Histogram
     mean_us: float | None
     max_us: float | None
@@ -89,20 +95,58 @@ class LoadResult:
             allowed_us = max(MAX_LATENESS_US, MAX_LATENESS_OF_P95 * p95_us)
             if late_us > allowed_us:
                 limits.append(f"its lateness p99 is {late_us:,.0f} us, above {allowed_us:,.0f} us")
-        if self.cpu_share > MAX_CPU_SHARE:
+        if self.busy:
             limits.append(f"it used {self.cpu_share:.0%} of a core, above {MAX_CPU_SHARE:.0%}")
         return tuple(limits)
+
+    @property
+    def requested_rps(self) -> float:
+        """Requests per second that a connection took."""
+        sent = self.sent - self.errors.get(_NEVER_SENT, 0)
+        return sent / self.sending_s if self.sending_s > 0 else 0.0
+
+    @property
+    def shortfall(self) -> str:
+        """Why fewer requests were sent than were to be; empty where all were, and in a closed loop."""
+        if self.spec.closed_loop or not self.sent:
+            return ""
+        due_rps = self.sent / min(self.sending_s, self.spec.schedule_s)
+        if self.requested_rps >= GENERATED * due_rps:
+            return ""
+        rates = f"of {due_rps:,.0f} req/s only {self.requested_rps:,.0f} req/s could be sent"
+        if self.client_limits:
+            return f"{rates}, as this load generator is too slow ({'; '.join(self.client_limits)})"
+        return f"{rates}, as the server did not answer soon enough"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about a shortfall."""
+        if self.client_limits:
+            return "use a lower --rate, a CPU of its own (taskset), or several generators"
+        return "use a lower --rate, or more --connections or --pipeline"
+
+    @property
+    def busy(self) -> bool:
+        """More of a core was used than lets the numbers be believed."""
+        return self.cpu_share > MAX_CPU_SHARE
 
     def to_json(self) -> dict[str, object]:
         """The result as JSON values; times in microseconds, buckets by number (value: 2 g^n / (g + 1), g = gamma)."""
         return {
             "target": self.spec.target_text,
-            "schedule": [{"rate_rps": phase.rate_rps, "duration_s": phase.duration_s} for phase in self.spec.schedule],
+            "loop": "closed" if self.spec.closed_loop else "open",
+            "schedule": [
+                {"rate_rps": None if self.spec.closed_loop else phase.rate_rps, "duration_s": phase.duration_s}
+                for phase in self.spec.schedule
+            ],
             "warmup_s": self.spec.warmup_s,
             "connections": self.spec.connections,
+            "pipeline": self.spec.pipeline,
             "seed": self.spec.seed,
             "timeout_s": self.spec.timeout_s,
             "duration_s": self.duration_s,
+            "offered_rps": self.spec.offered_rps,
+            "requested_rps": self.requested_rps,
             "rate_rps": self.rate_rps,
             "sent": self.sent,
             "answered": self.answered,
@@ -116,6 +160,7 @@ class LoadResult:
             "cpu_share": self.cpu_share,
             "client_limited": bool(self.client_limits),
             "client_limits": list(self.client_limits),
+            "shortfall": self.shortfall,
             "histogram": {"gamma": GAMMA, "relative_error": RELATIVE_ERROR, "buckets": _buckets(self.histogram)},
             "intervals": [_interval_json(interval) for interval in self.intervals],
         }

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from deploy.lab.loadgen import (
+from manager.load import (
     HttpOptions,
     LoadSpec,
     MemcachedOptions,
@@ -16,7 +16,8 @@ from deploy.lab.loadgen import (
     parse_schedule,
     parse_target,
 )
-from deploy.lab.loadgen.request_times import arrivals
+from manager.load.request_times import arrivals
+from manager.load.spec import sizes_of
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,8 @@ def test_malformed_target_is_refused(text: str) -> None:
         ("timeout_s", 101),
         ("connect_timeout_s", math.nan),
         ("interval_s", 0),
+        ("pipeline", 0),
+        ("pipeline", 101),
     ],
 )
 def test_value_out_of_range_names_field_value_and_range(field: str, value: float) -> None:
@@ -122,6 +125,51 @@ def test_protocol_options_are_checked() -> None:
         MemcachedOptions(value_bytes=2_000_000)
     with pytest.raises(SpecError, match="set_share"):
         MemcachedOptions(set_share=1.1)
+    for options in (lambda: MemcachedOptions(zipf=6), lambda: HttpOptions("/{key}", keys=2, zipf=-1)):
+        with pytest.raises(SpecError, match="zipf"):
+            options()
+    with pytest.raises(SpecError, match=r"\{key\} in the path"):
+        HttpOptions("/", keys=5)
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        (100, [100, 100, 100]),
+        ("100", [100, 100, 100]),
+        ("10-19", [10, 15, 19]),
+        ("7-7", [7, 7, 7]),
+        ("4096x1,100x3", [100, 100, 4096]),
+        ("1,3", [1, 3, 3]),
+        ("etc", [1, 168, 14605]),
+    ],
+)
+def test_sizes_by_place(text: int | str, sizes: list[int]) -> None:
+    assert [sizes_of(text)(place) for place in (0.0, 0.5, 0.9999)] == pytest.approx(sizes, rel=0.01)
+
+
+@given(st.sampled_from([100, "10-1000", "100x9,4096x1", "etc"]), st.lists(st.floats(0, 1, exclude_max=True)))
+def test_sizes_rise_with_the_place_and_stay_in_range(text: int | str, places: list[float]) -> None:
+    sizes = [sizes_of(text)(place) for place in sorted(places)]
+    assert sizes == sorted(sizes)
+    assert all(1 <= size <= 1_000_000 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    "text", [0, "0", "", "-5", "9-5", "0-5", "5-2000000", "1x0", "axb", "1x", "x1", "1..5x2", "ETC"]
+)
+def test_malformed_sizes_are_refused(text: int | str) -> None:
+    with pytest.raises(SpecError, match="1 to 1,000,000, such as") as caught:
+        MemcachedOptions(value_bytes=text)
+    assert caught.value.field == "value_bytes"
+
+
+def test_a_closed_loop_needs_a_duration_and_no_rate() -> None:
+    spec = LoadSpec("h", 80, HttpOptions(), (Phase(5, 0),), closed_loop=True)
+    assert spec.offered_rps is None
+    assert LoadSpec("h", 80, HttpOptions(), (Phase(1, 300), Phase(2, 0))).offered_rps == 100
+    with pytest.raises(SpecError, match="duration_s"):
+        LoadSpec("h", 80, HttpOptions(), (Phase(0, 0),), closed_loop=True)
 
 
 def test_warm_up_runs_at_the_first_rate() -> None:

@@ -1,21 +1,21 @@
-"""Open-loop load for HTTP and memcached's text protocol: Poisson arrivals, response times from the intended send time.
+"""Load for HTTP and memcached's text protocol, and the response times that a client sees.
 
 An open loop sends when the schedule says so, whether or not earlier requests were answered; a server that stalls for
 a second at 1,000 requests/s therefore shows 1,000 slow answers. A closed loop, which waits for each answer, would
-show one per connection, and hide the tail.
+show one per connection, and hide the tail; it is good for finding out how much the server can do.
 
-    from deploy.lab.loadgen import HttpOptions, LoadSpec, Phase, run
+    from manager.load import HttpOptions, LoadSpec, Phase, run
 
     spec = LoadSpec("192.0.2.10", 80, HttpOptions("/index.html"), (Phase(60, 500), Phase(300, 1000)), warmup_s=2)
     result = run(spec, on_interval=lambda interval: print(interval.histogram.percentile_us(95)))
 
-``python -m deploy.lab.loadgen --help`` is the same on the command line.
+`equipoise load` is the same on the command line.
 """
 
-from deploy.lab.loadgen.load_errors import LoadError, SpecError
-from deploy.lab.loadgen.result import IntervalResult, LoadResult
-from deploy.lab.loadgen.runner import run
-from deploy.lab.loadgen.spec import HttpOptions, LoadSpec, MemcachedOptions, Phase, parse_schedule, parse_target
+from manager.load.load_errors import LoadError, SpecError
+from manager.load.result import IntervalResult, LoadResult
+from manager.load.runner import run
+from manager.load.spec import HttpOptions, LoadSpec, MemcachedOptions, Phase, parse_schedule, parse_target
 
 __all__ = [
     "HttpOptions",

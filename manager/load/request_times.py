@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 
-from deploy.lab.loadgen.spec import Phase
+from manager.load.spec import Phase
 
 
 def arrivals(phases: Iterable[Phase], seed: int) -> Iterator[float]:

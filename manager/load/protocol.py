@@ -23,15 +23,18 @@ class AnswerParser(Protocol):
     must_close: bool
     """After a complete answer: the server will take no further request on this connection."""
 
+    rest: bytes
+    """After a complete answer: the bytes that came with it and belong to the next one."""
+
     def feed(self, data: bytes) -> Verdict:
-        """Take the next bytes of the answer to the one request outstanding. Raises BadAnswer."""
+        """Take the next bytes of the answer to the oldest request outstanding. Raises BadAnswer."""
 
     def end(self) -> Verdict:
         """The server closed the connection: None if that cut the answer off, else the verdict on it."""
 
 
 class WireProtocol(Protocol):
-    """A protocol with at most one request outstanding on a connection."""
+    """A protocol whose answers come in the order of the requests on a connection."""
 
     events: Counter[str]
     """Things worth counting that are no errors, such as cache misses."""

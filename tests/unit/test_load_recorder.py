@@ -1,15 +1,13 @@
 """Counting: warm-up, intervals, errors, and when the numbers are about the client. No clock, no network."""
 
-import io
 import json
 from dataclasses import replace
 
 import pytest
-from rich.console import Console
 
-from deploy.lab.loadgen import HttpOptions, IntervalResult, LoadResult, LoadSpec, Phase
-from deploy.lab.loadgen.load_report import print_result
-from deploy.lab.loadgen.recorder import Recorder
+from manager.cli.load_report import progress_line, result_lines
+from manager.load import HttpOptions, IntervalResult, LoadResult, LoadSpec, Phase
+from manager.load.recorder import Recorder
 from manager.model.histogram import Histogram
 
 START_S = 1000.0
@@ -138,9 +136,51 @@ def test_client_limit_is_printed_as_a_warning() -> None:
     recorder, _ = started()
     recorder.due(START_S, START_S + 0.5)
     recorder.answered(START_S, START_S + 0.6)
-    output = io.StringIO()
-    print_result(finish(recorder, 3), Console(file=output, soft_wrap=True))
-    assert "Warning: the numbers are about this load generator, not the server: its lateness p99" in output.getvalue()
+    warning = list(result_lines(finish(recorder, 3)))[-1]
+    assert warning.startswith("Warning: the numbers are about this load generator, not the server: its lateness p99")
+
+
+@pytest.mark.parametrize(
+    ("waited", "lost", "cpu_share", "why"),
+    [
+        (0, 0, 0.1, ""),
+        (3, 0, 0.1, ""),
+        (3, 0, 1.0, ""),
+        (
+            9,
+            0,
+            0.1,
+            "of 4 req/s only 1 req/s could be sent, as the server did not answer soon enough",
+        ),
+        (
+            9,
+            0,
+            1.0,
+            "of 4 req/s only 1 req/s could be sent, as this load generator is too slow (it used 100% of a core",
+        ),
+        (3, 6, 0.1, "of 4 req/s only 2 req/s could be sent, as the server did not answer soon enough"),
+    ],
+)
+def test_a_rate_that_was_not_reached_is_reported(waited: float, lost: int, cpu_share: float, why: str) -> None:
+    """Twelve requests in three seconds; the last leaves the queue after ``waited``, and ``lost`` never do."""
+    recorder, _ = started()
+    for number in range(12):
+        recorder.due(START_S + number / 4, START_S + number / 4)
+        if number < lost:
+            recorder.failed(START_S + number / 4, "queue_timeout", 1)
+    recorder.dequeued(START_S + waited)
+    result = replace(finish(recorder, max(waited, 3)), cpu_share=cpu_share)
+    assert result.shortfall.startswith(why)
+    assert bool(result.shortfall) == bool(why)
+    assert ("Warning" in list(result_lines(result))[-1]) == bool(result.client_limits and not result.shortfall)
+    assert replace(result, spec=replace(SPEC, closed_loop=True)).shortfall == ""
+
+
+def test_progress_fills_a_bar() -> None:
+    recorder, intervals = started()
+    recorder.close_until(START_S + 2.001)
+    assert progress_line(intervals[1], 4).startswith(f"[{'=' * 12}{' ' * 12}] 2 of 4 s")
+    assert f"[{'=' * 24}]" in progress_line(intervals[1], 1)
 
 
 def test_json_holds_what_callers_need() -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from deploy.lab.loadgen import (
+from manager.load import (
     HttpOptions,
     IntervalResult,
     LoadResult,
@@ -24,8 +24,8 @@ from deploy.lab.loadgen import (
     Phase,
     run,
 )
-from deploy.lab.loadgen.request_times import arrivals
-from deploy.lab.loadgen.timer import AbsoluteTimer
+from manager.load.request_times import arrivals
+from manager.load.timer import AbsoluteTimer
 from manager.model.histogram import RELATIVE_ERROR, Histogram, bucket_value_us
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"

@@ -7,9 +7,10 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 
-from deploy.lab.loadgen.load_errors import LoadError
-from deploy.lab.loadgen.protocol import GOOD, BadAnswer, Verdict
-from deploy.lab.loadgen.spec import MemcachedOptions
+from manager.load.keys import key_chooser
+from manager.load.load_errors import LoadError
+from manager.load.protocol import GOOD, BadAnswer, Verdict
+from manager.load.spec import MemcachedOptions, sizes_of
 
 MAX_LINE_BYTES = 2048
 _VALUE_END = b"\r\nEND\r\n"
@@ -21,7 +22,7 @@ _PRELOAD_COMMANDS = 500  # their answers must fit the socket buffers: nobody rea
 class MemcachedParser:
     """Answers of one connection; see AnswerParser."""
 
-    __slots__ = ("_buffer", "_events", "_left", "_tail", "must_close")
+    __slots__ = ("_buffer", "_events", "_left", "_tail", "must_close", "rest")
 
     def __init__(self, events: Counter[str]) -> None:
         self._events = events
@@ -29,6 +30,7 @@ class MemcachedParser:
         self._left = 0  # bytes of the value still to come, with what ends the answer
         self._tail = b""  # the last bytes of the value so far
         self.must_close = False
+        self.rest = b""
 
     def feed(self, data: bytes) -> Verdict:
         """See AnswerParser."""
@@ -55,13 +57,17 @@ class MemcachedParser:
         if self._left > 0:
             self._tail = (self._tail + data)[-len(_VALUE_END) :]
             return None
-        if self._left < 0 or not (self._tail + data).endswith(_VALUE_END):
+        self.rest = b""
+        if self._left < 0:
+            self.rest = data[self._left :]
+            data = data[: self._left]
+            self._left = 0
+        if not (self._tail + data).endswith(_VALUE_END):
             raise BadAnswer("a value does not end where its size says")
         return GOOD
 
     def _line(self, line: bytes, rest: bytes) -> Verdict:
-        if rest:
-            raise BadAnswer(f"bytes after {line[:80]!r}")
+        self.rest = rest
         if line == b"STORED":
             return GOOD
         if line == b"END":
@@ -81,27 +87,34 @@ class Memcached:
     """A mix of ``get`` and ``set``; see WireProtocol."""
 
     def __init__(self, options: MemcachedOptions, seed: int) -> None:
+        sizes = sizes_of(options.value_bytes)
         # A generator of its own: the arrivals must not depend on the keys. Reproducible load, not a secret.
         generator = random.Random(f"keys {seed}")  # noqa: S311
         self._random = generator.random
         self._set_share = options.set_share
-        self._keys = options.keys
-        self._value = generator.randbytes(options.value_bytes) + b"\r\n"  # does not compress
+        # Shuffled, as how often a key is chosen says nothing of its size.
+        bytes_of = [sizes((number + 0.5) / options.keys) for number in range(options.keys)]
+        random.Random(f"sizes {seed}").shuffle(bytes_of)  # noqa: S311
+        content = generator.randbytes(max(bytes_of))  # does not compress
+        values = {size: content[:size] + b"\r\n" for size in set(bytes_of)}
         names = [b"equipoise:%d" % number for number in range(options.keys)]
         self._gets = [b"get %b\r\n" % name for name in names]
-        self._sets = [b"set %b 0 0 %d\r\n" % (name, options.value_bytes) for name in names]
+        self._sets = [b"set %b 0 0 %d\r\n" % (name, size) for name, size in zip(names, bytes_of, strict=True)]
+        self._values = [values[size] for size in bytes_of]
+        self._next_key = key_chooser(options.keys, options.zipf, generator)
         self.events: Counter[str] = Counter()
 
     def prepare(self, connection: socket.socket, stopped: Callable[[], bool]) -> None:
         """Store all keys. Raises LoadError with the server's words, OSError if the connection fails."""
-        batch = max(1, min(_PRELOAD_COMMANDS, _PRELOAD_BYTES // len(self._value)))
+        most = max(map(len, self._values))
+        batch = max(1, min(_PRELOAD_COMMANDS, _PRELOAD_BYTES // most))
         with connection.makefile("rb") as answers:
-            for begin in range(0, self._keys, batch):
+            for begin in range(0, len(self._sets), batch):
                 if stopped():
                     return
-                commands = self._sets[begin : begin + batch]
-                connection.sendall(b"".join(command + self._value for command in commands))
-                for _ in commands:
+                pairs = list(zip(self._sets[begin : begin + batch], self._values[begin : begin + batch], strict=True))
+                connection.sendall(b"".join(command + value for command, value in pairs))
+                for _ in pairs:
                     answer = answers.readline(MAX_LINE_BYTES)
                     if answer != b"STORED\r\n":
                         text = answer.decode("ascii", "replace").strip() or "closed the connection"
@@ -109,9 +122,9 @@ class Memcached:
 
     def next_request(self) -> bytes:
         """See WireProtocol."""
-        key = int(self._random() * self._keys)
+        key = self._next_key()
         if self._random() < self._set_share:
-            return self._sets[key] + self._value
+            return self._sets[key] + self._values[key]
         return self._gets[key]
 
     def new_parser(self) -> MemcachedParser:

@@ -7,8 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from deploy.lab.loadgen.result import IntervalResult, LoadResult
-from deploy.lab.loadgen.spec import LoadSpec
+from manager.load.result import IntervalResult, LoadResult
+from manager.load.spec import LoadSpec
 from manager.model.histogram import Histogram, bucket_of
 
 
@@ -26,6 +26,7 @@ class Recorder:
         self._intervals: list[IntervalResult] = []
         self._interval_start_s = 0.0  # this and the next: seconds since start_s
         self._last_answer_s = 0.0
+        self._last_sent_s = 0.0
         self._sum_us = 0.0
         self._max_us = 0.0
         self._lateness_max_us = 0.0
@@ -45,6 +46,10 @@ class Recorder:
         bucket = bucket_of(late_us)
         self._lateness[bucket] = self._lateness.get(bucket, 0) + 1
         self._sent += 1
+
+    def dequeued(self, now_s: float) -> None:
+        """A request that had waited for a connection is sent."""
+        self._last_sent_s = now_s - self._start_s
 
     def answered(self, intended_s: float, now_s: float) -> None:
         """A good answer is complete."""
@@ -93,6 +98,7 @@ class Recorder:
             errors=dict(errors),
             events=dict(events),
             duration_s=max(min(elapsed_s, self._spec.schedule_s), self._last_answer_s),
+            sending_s=max(min(elapsed_s, self._spec.schedule_s), self._last_sent_s),
             histogram=histogram,
             mean_us=self._sum_us / histogram.count if histogram.count else None,
             max_us=self._max_us if histogram.count else None,
