@@ -12,7 +12,7 @@
 #define NO_NUMBER 0xffffffffu
 #define STEP_BYTES 8
 #define WORDS_PASSED 8 /* of that length, at most, where only ends of lines are looked for */
-#define WORDS_LOADED (WORDS_PASSED + 2) /* of a line that begins in those, enough is known to tell whether it matters */
+#define WORDS_LOADED (WORDS_PASSED + 3) /* of a line that begins in those, enough is known to tell whether it matters */
 #define PASSED_BYTES (WORDS_PASSED * STEP_BYTES)
 #define LOADED_BYTES (WORDS_LOADED * STEP_BYTES)
 #define TOLD_BYTES (2 * STEP_BYTES) /* that is enough */
@@ -719,20 +719,63 @@ static u64 letters_from(const u64 *words, u32 bytes)
 	return words[0] >> 8 * (bytes - 1) >> 8 | words[1] << (64 - 8 * bytes);
 }
 
+#define COLON_SPACE EIGHT('l', 'e', 'n', 'g', 't', 'h', ':', ' ')
+
+/* Whether a line with the length of the content is as most are, of which these are the second and third eight letters: it
+ * is known then, and the line passed over.
+ */
+static __noinline int take_short_length(struct stream *stream, u64 second, u64 third)
+{
+	u64 digits = bpf_be64_to_cpu(third);
+	u32 number = 0, digit = digits >> 56, taken = 0;
+
+	if ((second | LOWER) != bpf_cpu_to_be64(COLON_SPACE) || stream->traits & SIZED)
+		return false;
+#pragma clang loop unroll(disable)
+	while (taken < STEP_BYTES - 1 && digit - '0' < 10) {
+		number = number * 10 + (digit - '0');
+		digits <<= 8;
+		digit = digits >> 56;
+		taken++;
+	}
+	if (!taken || digit != '\r')
+		return false;
+	stream->size = number;
+	stream->traits |= SIZED;
+	return true;
+}
+
 /* Whether a line of a head, which begins so many bytes into these words, is passed over like others: it does not end the
  * head, and its name is none that matters, for which so many letters as are left may be too few to tell.
  */
-static __always_inline bool is_plain(const u64 *words, u32 bytes, u32 left)
+static __always_inline bool is_plain(struct stream *stream, const u64 *words, u32 bytes, u32 left)
 {
 	u64 lower = letters_from(words, bytes) | LOWER;
 	u8 first = (u8)lower;
 
+	if (first == ('\r' | 0x20) || first == ('\n' | 0x20))
+		return false;
 	if ((s32)left < TOLD_BYTES)
-		return (s32)left > 0 && first != 'c' && first != 't' && first != ('\r' | 0x20) && first != ('\n' | 0x20);
-	if (first == 'c')
-		return lower != bpf_cpu_to_be64(CONTENT) ||
-		       (letters_from(words + 1, bytes) | LOWER) << 8 != bpf_cpu_to_be64(LENGTH_OF_IT);
-	return first != ('\r' | 0x20) && first != ('\n' | 0x20) && lower != bpf_cpu_to_be64(TRANSFER);
+		return (s32)left > 0 && first != 'c' && first != 't';
+	if (lower == bpf_cpu_to_be64(TRANSFER))
+		return false;
+	if (lower != bpf_cpu_to_be64(CONTENT) ||
+	    (letters_from(words + 1, bytes) | LOWER) << 8 != bpf_cpu_to_be64(LENGTH_OF_IT))
+		return true;
+	return take_short_length(stream, letters_from(words + 1, bytes), letters_from(words + 2, bytes));
+}
+
+/* A line of a head that is not passed over begins so many bytes into these words, to which the stream has come. */
+static __always_inline void stop_at(struct scan *scan, const u64 *words, u32 bytes)
+{
+	struct stream *stream = scan->stream;
+
+	if ((u16)letters_from(words, bytes) != bpf_htons('\r' << 8 | '\n')) {
+		stream->state = LINE;
+		return;
+	}
+	stream->at += 2;
+	end_head(scan);
 }
 
 /* Pass over what is left of a line as far as these words go, of a head also over lines that do not matter. */
@@ -748,14 +791,17 @@ static __always_inline void pass_over(struct scan *scan, const u64 words[WORDS_L
 
 		if (!ends)
 			continue;
-		if (in_head && is_plain(words + word, bytes, left - begins)) {
+		if (in_head && is_plain(stream, words + word, bytes, left - begins)) {
 			if (!(ends & (ends - 1)))
 				continue;
 			stream->at += begins; /* another line ends in this word */
 			return;
 		}
 		stream->at += begins;
-		end_line(scan);
+		if (in_head)
+			stop_at(scan, words + word, bytes);
+		else
+			end_line(scan);
 		return;
 	}
 	stream->at += left < PASSED_BYTES ? left : PASSED_BYTES;
