@@ -916,8 +916,7 @@ static __noinline void begin_in_order(const struct segment *segment, struct conn
 		    ? any_waits(connection) || !connection->pipelines || !is_silent(connection, now_ns)
 		    : !is_known(segment, from, &answers))
 		return;
-	if (!has_order(protocol) ||
-	    !begin_order(segment, connection, answers, protocol == HTTP))
+	if (!has_order(protocol) || !begin_order(segment, connection, answers, protocol == HTTP))
 		return;
 	connection->protocol = protocol;
 	connection->matched = BY_ORDER;
