@@ -145,8 +145,8 @@ struct segment {
 	u32 offset; /* of its payload in the packet */
 	u32 acknowledged; /* of a SYN with an ACK */
 	u8 flags;
+	u32 weight; /* how many it stands for */
 	u64 now_ns; /* when it passed, where that matters */
-	u64 weight; /* how many it stands for */
 };
 
 struct {
@@ -479,7 +479,7 @@ static bool is_error(const u8 head[HEAD_BYTES], u8 protocol)
 }
 
 /* The first bucket whose upper bound is not less. */
-__attribute__((noinline)) int bucket_of(u64 time_ns)
+static __always_inline u32 find_bucket(u64 time_ns)
 {
 	u32 low = 0, high = BUCKETS - 1;
 
@@ -493,7 +493,13 @@ __attribute__((noinline)) int bucket_of(u64 time_ns)
 		else
 			low = middle + 1;
 	}
-	return (int)(FIRST_BUCKET + low);
+	return FIRST_BUCKET + low;
+}
+
+/* The same. The verifier looks at it once. */
+__attribute__((noinline)) int bucket_of(u64 time_ns)
+{
+	return (int)find_bucket(time_ns);
 }
 
 /* Not static: the verifier looks at it once, and not for every way that leads here. */
@@ -502,7 +508,7 @@ __attribute__((noinline)) int count_in_bucket(u32 interface, u32 port, u64 time_
 	struct service_key key = {
 		.interface = interface,
 		.port = (u16)port,
-		.bucket = (u16)(kind | bucket_of(time_ns)),
+		.bucket = (u16)(kind | find_bucket(time_ns)),
 	};
 	u64 *count = bpf_map_lookup_elem(&tap_times, &key);
 
@@ -979,7 +985,7 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 		return; /* sent again */
 	now_ns = bpf_ktime_get_ns();
 	segment->now_ns = now_ns;
-	segment->weight = weight;
+	segment->weight = (u32)weight;
 	load_head(skb, segment, head);
 	follows = !connection->asked || connection->asked_end == from;
 	connection->asked = true;
@@ -1078,7 +1084,7 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 		return; /* when it was, nobody asks */
 	now_ns = bpf_ktime_get_ns();
 	segment->now_ns = now_ns;
-	segment->weight = weight;
+	segment->weight = (u32)weight;
 	connection->answered_ns = now_ns;
 	if (connection->matched == BY_OPAQUE) {
 		answer_each(skb, segment, connection, service, now_ns, weight);

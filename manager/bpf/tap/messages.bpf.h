@@ -810,10 +810,10 @@ static __always_inline void pass_over(struct scan *scan, const u64 words[WORDS_L
 /* The next bytes, as many as there are and fit; behind them are zeros. */
 static bool load(struct scan *scan, u64 words[WORDS_LOADED], u32 left)
 {
-	u32 length = left < LOADED_BYTES ? left : LOADED_BYTES;
+	u32 less = (left < LOADED_BYTES ? left : LOADED_BYTES) - 1; /* by one: the verifier must see that it is not 0 */
 
-	asm volatile("" : "+r"(length)); /* the verifier must see its range where it is used */
-	return length && length <= LOADED_BYTES && !bpf_skb_load_bytes(scan->skb, scan->stream->at, words, length);
+	asm volatile("" : "+r"(less)); /* and its range, where it is used */
+	return less < LOADED_BYTES && !bpf_skb_load_bytes(scan->skb, scan->stream->at, words, less + 1);
 }
 
 /* One step; bpf_loop ends with 1. What is taken before the rest of a line has no end of it, and is passed over with it. */
