@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,7 @@ from manager.model.traffic import AnswerCount, ServicePlace, ServiceTraffic, Tap
 
 _NAME = "equipoise_tap"
 _COUNT = struct.Struct("=I")
-_SETTINGS = struct.Struct("=QQ")
+_SETTINGS = struct.Struct("=QQQ")
 _SERVICE = struct.Struct(f"={len(tap.COUNTERS)}Q")
 _TIMES = struct.Struct("=Q")
 _LATENESS = struct.Struct(f"={len(tap.LATENESS)}Q")
@@ -71,6 +72,7 @@ class TapProgram:
         self._ways = ways
         self._given_up_s = given_up_s
         self._halved = 0
+        self._seed = secrets.randbits(64)
         self._grouping = Grouping(b"")
         self._links: dict[int, tuple[int, ...]] = {}
         with contextlib.ExitStack() as opened:
@@ -178,7 +180,7 @@ class TapProgram:
         return AnswerCounts(self._services.lookups(keys, _SERVICE))
 
     def _set(self) -> None:
-        self._settings.write(bytes(4), _SETTINGS.pack(self._halved, round(self._given_up_s * 1e9)))
+        self._settings.write(bytes(4), _SETTINGS.pack(self._halved, round(self._given_up_s * 1e9), self._seed))
 
     def _walk(self) -> dict[ServicePlace, Histogram]:
         """Have the kernel count the requests that wait, and halve the connections where they are too many."""

@@ -17,7 +17,7 @@ __all__ = ["wire"]
 pytestmark = NEEDS_BPF
 
 SILENCE_S = 1.01
-PLACES, YOUNG = 16, 16
+PLACES, YOUNG, ORDERS = 16, 16, 4096
 POST = b"POST / HTTP/1.1\r\nHost: shop\r\ncontent-LENGTH:  9\r\n\r\nGET / HTT"
 CHUNKED_POST = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n4;a=b\r\nGET \r\n0\r\nSum: 1\r\n\r\n"
 HEAD = b"HEAD / HTTP/1.1\r\nHost: shop\r\n\r\n"
@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_never_timed(wire: Wire, answer: bytes) -> None:
         b"HTTP/1.1 200 OK\r\nContent-Length: 1, 1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
         b"HTTP/1.1 101 Switching Protocols\r\nContent-Length: 0\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"A:b\r\n" * 620,
+        b"HTTP/1.1 200 OK\r\n" + b"A:\r\n" * 620,
     ],
 )
 def test_an_answer_whose_end_is_not_known_is_the_last_one_that_is_timed(wire: Wire, answer: bytes) -> None:
@@ -345,6 +345,20 @@ def test_requests_of_which_one_ends_in_a_segment_that_was_overtaken_are_not_time
     wire.to_guest(end)
     wire.from_guest(connection.from_guest(OK + OK))
     assert outcome(wire)[0] == 2
+
+
+def test_of_more_connections_than_there_are_orders_some_are_not_timed_and_all_counted(wire: Wire) -> None:
+    connections = [wire.accept(Connection(client_port=port)) for port in range(1, 1 + 2 * ORDERS)]
+    for connection in connections:
+        wire.to_guest(connection.to_guest(GET))
+    asked = wire.seen
+    assert asked.requests[TapProtocol.HTTP] == len(connections)
+    assert asked.untimed + asked.waiting.count == len(connections)
+    for connection in connections:
+        wire.from_guest(connection.from_guest(OK))
+    answers, untimed, unanswered, left = outcome(wire)
+    assert (answers + untimed, unanswered, left) == (len(connections), 0, 0)
+    assert answers >= ORDERS
 
 
 def test_an_answer_that_nobody_asked_for_is_none(wire: Wire) -> None:

@@ -122,15 +122,20 @@ struct connection {
 	struct request requests[MOST_REQUESTS]; /* only the first one, unless matched BY_OPAQUE */
 	u64 answered_ns; /* when the guest last sent an answer or, unless matched BY_TURNS, anything new */
 	u32 next_answer; /* BY_OPAQUE: where one begins, by its sequence number */
+	u32 order; /* BY_ORDER: the ticket of its order */
 	u8 turns; /* up to 1 */
 	u8 finished; /* of TLS: the client has ended its handshake */
 	u8 pipelines; /* HTTP or memcached's text, at least once */
 };
 
+/* One line of the cache. A place is that of all connections with the same hash, and has the latest one. */
 struct handshake {
-	u64 begun_ns;
+	u32 busy; /* a CPU looks at it */
 	u32 sequence; /* of the SYN: one that is sent again has the same */
 	u32 answers; /* the sequence number of the guest's first byte, once it accepted: begun_ns is 0 then */
+	u32 unused;
+	u64 begun_ns;
+	struct connection_key key;
 };
 
 struct segment {
@@ -140,6 +145,8 @@ struct segment {
 	u32 offset; /* of its payload in the packet */
 	u32 acknowledged; /* of a SYN with an ACK */
 	u8 flags;
+	u32 weight; /* how many it stands for */
+	u64 now_ns; /* when it passed, where that matters */
 };
 
 struct {
@@ -164,9 +171,9 @@ struct {
 } tap_connections SEC(".maps");
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MOST_HANDSHAKES);
-	__type(key, struct connection_key);
+	__type(key, u32);
 	__type(value, struct handshake);
 } tap_handshakes SEC(".maps");
 
@@ -216,27 +223,46 @@ static struct lost *lost(void)
 	return bpf_map_lookup_elem(&tap_lost, &only);
 }
 
-static u32 halvings(void)
+static struct settings *settings(void)
 {
 	u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tap_settings, &only);
 
-	if (!settings)
-		return 0;
-	return settings->halvings < MOST_HALVINGS ? (u32)settings->halvings : MOST_HALVINGS;
+	return bpf_map_lookup_elem(&tap_settings, &only);
 }
 
-/* Of a connection: by it those that are looked at are chosen. FNV-1a over words, murmur3's finaliser. */
-static u16 hash_of(const struct connection_key *key)
+static u32 halvings(void)
+{
+	struct settings *set = settings();
+
+	if (!set)
+		return 0;
+	return set->halvings < MOST_HALVINGS ? (u32)set->halvings : MOST_HALVINGS;
+}
+
+/* Of a connection: by it those that are looked at are chosen, and handshakes have their places. Nobody outside knows the
+ * seed, so that nobody can have another's place. Each step is murmur3's finaliser, in part.
+ */
+static u32 hash_of(const struct connection_key *key)
 {
 	const u32 *words = (const u32 *)key;
-	u32 hash = 2166136261u;
+	struct settings *set = settings();
+	u64 hash = set ? set->seed : 0;
 
-	for (u32 word = 0; word < sizeof(*key) / sizeof(u32); word++)
-		hash = (hash ^ words[word]) * 16777619u;
-	hash = (hash ^ hash >> 16) * 0x85ebca6bu;
-	hash = (hash ^ hash >> 13) * 0xc2b2ae35u;
-	return (u16)(hash ^ hash >> 16);
+	for (u32 word = 0; word < sizeof(*key) / sizeof(u32); word += 2) {
+		hash = (hash ^ words[word] ^ (u64)words[word + 1] << 32) * 0xff51afd7ed558ccdULL;
+		hash ^= hash >> 33;
+	}
+	return (u32)(hash * 0xc4ceb9fe1a85ec53ULL >> 32);
+}
+
+static bool is_same(const struct connection_key *one, const struct connection_key *other)
+{
+	const u32 *words = (const u32 *)one, *others = (const u32 *)other;
+	u32 differ = 0;
+
+	for (u32 word = 0; word < sizeof(*one) / sizeof(u32); word++)
+		differ |= words[word] ^ others[word];
+	return !differ;
 }
 
 static bool chosen(u16 hash, u32 halved)
@@ -246,7 +272,7 @@ static bool chosen(u16 hash, u32 halved)
 
 static bool looked_at(const struct connection_key *key, u32 halved)
 {
-	return !halved || chosen(hash_of(key), halved);
+	return !halved || chosen((u16)hash_of(key), halved);
 }
 
 /* The payload's place follows from the headers' lengths; Ethernet may pad what is shorter than 60 bytes. ``at``: TCP's. */
@@ -453,7 +479,7 @@ static bool is_error(const u8 head[HEAD_BYTES], u8 protocol)
 }
 
 /* The first bucket whose upper bound is not less. */
-__attribute__((noinline)) int bucket_of(u64 time_ns)
+static __always_inline u32 find_bucket(u64 time_ns)
 {
 	u32 low = 0, high = BUCKETS - 1;
 
@@ -467,7 +493,13 @@ __attribute__((noinline)) int bucket_of(u64 time_ns)
 		else
 			low = middle + 1;
 	}
-	return (int)(FIRST_BUCKET + low);
+	return FIRST_BUCKET + low;
+}
+
+/* The same. The verifier looks at it once. */
+__attribute__((noinline)) int bucket_of(u64 time_ns)
+{
+	return (int)find_bucket(time_ns);
 }
 
 /* Not static: the verifier looks at it once, and not for every way that leads here. */
@@ -476,7 +508,7 @@ __attribute__((noinline)) int count_in_bucket(u32 interface, u32 port, u64 time_
 	struct service_key key = {
 		.interface = interface,
 		.port = (u16)port,
-		.bucket = (u16)(kind | bucket_of(time_ns)),
+		.bucket = (u16)(kind | find_bucket(time_ns)),
 	};
 	u64 *count = bpf_map_lookup_elem(&tap_times, &key);
 
@@ -844,17 +876,33 @@ static bool is_silent(const struct connection *connection, u64 now_ns)
 	return connection->answered_ns && now_ns - connection->answered_ns > SILENT_S * NS_PER_S;
 }
 
+/* The place of a connection's handshake, if no other CPU looks at it; leave_handshake() must follow. */
+static struct handshake *hold_handshake(const struct connection_key *key)
+{
+	u32 place = hash_of(key) >> 16 & (MOST_HANDSHAKES - 1);
+	struct handshake *handshake = bpf_map_lookup_elem(&tap_handshakes, &place);
+
+	return handshake && !__sync_lock_test_and_set(&handshake->busy, 1) ? handshake : NULL;
+}
+
+static void leave_handshake(struct handshake *handshake)
+{
+	__sync_lock_test_and_set(&handshake->busy, 0);
+}
+
 /* Where the guest's next message begins, of a connection that is new, if its handshake was seen and nothing since. */
 static bool is_known(const struct segment *segment, u32 from, u32 *answers)
 {
-	struct handshake *accepted = bpf_map_lookup_elem(&tap_handshakes, &segment->key);
+	struct handshake *accepted = hold_handshake(&segment->key);
 	bool known;
 
 	if (!accepted)
 		return false;
-	known = !accepted->begun_ns && accepted->sequence + 1 == from;
+	known = is_same(&accepted->key, &segment->key) && !accepted->begun_ns && accepted->sequence + 1 == from;
 	*answers = accepted->answers;
-	bpf_map_delete_elem(&tap_handshakes, &segment->key);
+	if (known)
+		accepted->key.interface = 0;
+	leave_handshake(accepted);
 	return known;
 }
 
@@ -874,8 +922,7 @@ static __noinline void begin_in_order(const struct segment *segment, struct conn
 		    ? any_waits(connection) || !connection->pipelines || !is_silent(connection, now_ns)
 		    : !is_known(segment, from, &answers))
 		return;
-	if (!has_order(protocol) ||
-	    !begin_order(segment, answers, connection->hash, protocol == HTTP, connection->pipelines))
+	if (!has_order(protocol) || !begin_order(segment, connection, answers, protocol == HTTP))
 		return;
 	connection->protocol = protocol;
 	connection->matched = BY_ORDER;
@@ -883,39 +930,39 @@ static __noinline void begin_in_order(const struct segment *segment, struct conn
 
 /* Whether a segment of requests needs no more to be done. */
 static __always_inline bool ask_in_order(struct __sk_buff *skb, const struct segment *segment,
-					 struct connection *connection, u64 now_ns, u64 weight)
+					 struct connection *connection, struct service *service)
 {
-	int seen = follow(skb, segment, now_ns, weight, false);
+	int seen = follow(skb, segment, connection, service, false);
 
-	connection->requests[0].asked_ns = now_ns;
+	connection->requests[0].asked_ns = segment->now_ns;
 	if (seen & SEVERAL)
 		connection->pipelines = true;
 	if (seen & TAKES_TURNS) {
-		end_order(segment);
+		end_order(connection);
 		connection->matched = BY_TURNS;
 		return false;
 	}
 	if (!(seen & LOST_ITS_WAY))
 		return true;
-	lose_order(segment, weight);
+	lose_order(segment, connection, service);
 	return seen & BEGUN;
 }
 
 /* Whether a segment of answers needs no more to be done. */
 static __always_inline bool answer_in_order(struct __sk_buff *skb, const struct segment *segment,
-					    struct connection *connection, u64 now_ns, u64 weight)
+					    struct connection *connection, struct service *service)
 {
-	int seen = follow(skb, segment, now_ns, weight, true);
+	int seen = follow(skb, segment, connection, service, true);
 
 	if (!(seen & LOST_ITS_WAY))
 		return true;
-	lose_order(segment, weight);
+	lose_order(segment, connection, service);
 	return seen & BEGUN || connection->pipelines;
 }
 
 static __noinline struct connection *make_connection(const struct segment *segment)
 {
-	struct connection begun = { .hash = hash_of(&segment->key) };
+	struct connection begun = { .hash = (u16)hash_of(&segment->key) };
 
 	bpf_map_update_elem(&tap_connections, &segment->key, &begun, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&tap_connections, &segment->key);
@@ -937,13 +984,15 @@ static void ask(struct __sk_buff *skb, struct segment *segment, struct service *
 	if (connection->asked && (s32)(end - connection->asked_end) <= 0)
 		return; /* sent again */
 	now_ns = bpf_ktime_get_ns();
+	segment->now_ns = now_ns;
+	segment->weight = (u32)weight;
 	load_head(skb, segment, head);
 	follows = !connection->asked || connection->asked_end == from;
 	connection->asked = true;
 	connection->asked_end = end;
 	if (SELDOM(is_new || connection->matched == UNTIMED))
 		begin_in_order(segment, connection, from, head, now_ns);
-	if (SELDOM(connection->matched == BY_ORDER) && ask_in_order(skb, segment, connection, now_ns, weight))
+	if (SELDOM(connection->matched == BY_ORDER) && ask_in_order(skb, segment, connection, service))
 		return;
 	if (!any_waits(connection)) {
 		if (is_silent(connection, now_ns))
@@ -1034,12 +1083,14 @@ static void answer(struct __sk_buff *skb, struct segment *segment, struct servic
 	if (!connection->requests[0].waiting && connection->matched == BY_TURNS)
 		return; /* when it was, nobody asks */
 	now_ns = bpf_ktime_get_ns();
+	segment->now_ns = now_ns;
+	segment->weight = (u32)weight;
 	connection->answered_ns = now_ns;
 	if (connection->matched == BY_OPAQUE) {
 		answer_each(skb, segment, connection, service, now_ns, weight);
 		return;
 	}
-	if (SELDOM(connection->matched == BY_ORDER) && answer_in_order(skb, segment, connection, now_ns, weight))
+	if (SELDOM(connection->matched == BY_ORDER) && answer_in_order(skb, segment, connection, service))
 		return;
 	if (!connection->requests[0].waiting)
 		return;
@@ -1066,7 +1117,7 @@ static void forget(struct segment *segment, struct service *service, u64 weight)
 	if (!connection)
 		return;
 	if (connection->matched == BY_ORDER)
-		add(&service->unanswered, (u64)end_order(segment) * weight);
+		add(&service->unanswered, (u64)end_order(connection) * weight);
 	for (u32 place = 0; place < MOST_REQUESTS; place++)
 		if (take_back(&connection->requests[place]))
 			add(&service->unanswered, weight);
@@ -1076,11 +1127,16 @@ static void forget(struct segment *segment, struct service *service, u64 weight)
 /* The client opens a connection. */
 static void begin_handshake(const struct segment *segment)
 {
-	struct handshake *before = bpf_map_lookup_elem(&tap_handshakes, &segment->key);
-	struct handshake begun = { .begun_ns = bpf_ktime_get_ns(), .sequence = segment->sequence };
+	struct handshake *handshake = hold_handshake(&segment->key);
 
-	if (!before || before->sequence != segment->sequence)
-		bpf_map_update_elem(&tap_handshakes, &segment->key, &begun, BPF_ANY);
+	if (!handshake)
+		return;
+	if (!is_same(&handshake->key, &segment->key) || handshake->sequence != segment->sequence) {
+		handshake->key = segment->key;
+		handshake->sequence = segment->sequence;
+		handshake->begun_ns = bpf_ktime_get_ns();
+	}
+	leave_handshake(handshake);
 }
 
 /* The guest's kernel accepts one: no process of the guest has a part in it. Kept until the first request, which shows by it
@@ -1088,15 +1144,19 @@ static void begin_handshake(const struct segment *segment)
  */
 static void end_handshake(const struct segment *segment)
 {
-	struct handshake accepted = { .sequence = segment->acknowledged - 1, .answers = segment->sequence + 1 };
-	struct handshake *begun = bpf_map_lookup_elem(&tap_handshakes, &segment->key);
+	struct handshake *handshake = hold_handshake(&segment->key);
+	u64 begun_ns;
 
-	if (begun && begun->begun_ns)
-		count_time(segment, bpf_ktime_get_ns() - begun->begun_ns, HANDSHAKE, 1);
-	if (begun)
-		*begun = accepted;
-	else
-		bpf_map_update_elem(&tap_handshakes, &segment->key, &accepted, BPF_ANY);
+	if (!handshake)
+		return;
+	begun_ns = is_same(&handshake->key, &segment->key) ? handshake->begun_ns : 0;
+	handshake->key = segment->key;
+	handshake->sequence = segment->acknowledged - 1;
+	handshake->answers = segment->sequence + 1;
+	handshake->begun_ns = 0;
+	leave_handshake(handshake);
+	if (begun_ns)
+		count_time(segment, bpf_ktime_get_ns() - begun_ns, HANDSHAKE, 1);
 }
 
 /* An acknowledgement alone, as every second packet is. */
@@ -1249,22 +1309,27 @@ static void count_age(const struct connection_key *key, struct request *request,
 		bpf_map_update_elem(&tap_waiting, &place, &weight, BPF_NOEXIST);
 }
 
-/* Of one that another connection has taken the place of, none is waited for. */
-static long count_order(struct bpf_map *map, struct connection_key *key, struct order *order, struct look *look)
+/* Of one whose connection is forgotten, none is waited for. Where another one got it meanwhile, the next look counts. */
+static long count_order(struct bpf_map *map, u32 *place, struct order *order, struct look *look)
 {
+	u32 ticket = order->ticket;
 	struct connection *connection;
+	struct connection_key key;
 
-	if (order->first == order->next || !chosen((u16)order->hash, look->halved))
+	if (!ticket || order->first == order->next || !chosen(order->hash, look->halved))
 		return 0;
-	connection = bpf_map_lookup_elem(&tap_connections, key);
-	if (!connection || connection->matched != BY_ORDER) {
+	key = order->key;
+	connection = bpf_map_lookup_elem(&tap_connections, &key);
+	if (order->ticket != ticket)
+		return 0;
+	if (!connection || connection->matched != BY_ORDER || connection->order != ticket) {
 		take_all_back(order);
 		return 0;
 	}
 #pragma clang loop unroll(disable)
-	for (u32 place = 0; place < MOST_OUTSTANDING; place++)
-		if (order->places[place].waiting)
-			count_age(key, &order->places[place], look);
+	for (u32 request = 0; request < MOST_OUTSTANDING; request++)
+		if (order->places[request].waiting)
+			count_age(&key, &order->places[request], look);
 	return 0;
 }
 
@@ -1290,12 +1355,11 @@ SEC("syscall")
 int count_waiting(struct walk *found)
 {
 	struct look look = { .now_ns = bpf_ktime_get_ns(), .halved = halvings() };
-	u32 only = 0;
-	struct settings *settings = bpf_map_lookup_elem(&tap_settings, &only);
+	struct settings *set = settings();
 
-	if (!settings)
+	if (!set)
 		return 0;
-	look.given_up_ns = settings->given_up_ns;
+	look.given_up_ns = set->given_up_ns;
 	bpf_for_each_map_elem(&tap_connections, count_one, &look, 0);
 	bpf_for_each_map_elem(&tap_orders, count_order, &look, 0);
 	*found = look.found;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 */
 /* Where messages begin and end in what one side of a connection sends: HTTP/1, and memcached's text protocol.
  *
- * A segment is looked through from where the one before left off, in steps of a byte or of up to eight, and of 32 where
- * only the end of a line is looked for; content is passed over in one step, by its length. So a message may be cut
- * anywhere. Whatever is not as it should be has it lose its way.
+ * A segment is looked through from where the one before left off, in steps of a byte or of up to eight, and of up to 64
+ * where only ends of lines are looked for, and in a head, lines that matter; content is passed over in one step, by its
+ * length. So a message may be cut anywhere. Whatever is not as it should be has it lose its way.
  */
 #ifndef EQUIPOISE_MESSAGES_H
 #define EQUIPOISE_MESSAGES_H
@@ -11,8 +11,11 @@
 #define MOST_NUMBER (1u << 30)
 #define NO_NUMBER 0xffffffffu
 #define STEP_BYTES 8
-#define WORDS_LOADED 4 /* of that length, where only the end of a line is looked for */
+#define WORDS_PASSED 8 /* of that length, at most, where only ends of lines are looked for */
+#define WORDS_LOADED (WORDS_PASSED + 3) /* of a line that begins in those, enough is known to tell whether it matters */
+#define PASSED_BYTES (WORDS_PASSED * STEP_BYTES)
 #define LOADED_BYTES (WORDS_LOADED * STEP_BYTES)
+#define TOLD_BYTES (2 * STEP_BYTES) /* that is enough */
 #define MOST_WORD 20 /* an answer to incr has as many digits */
 #define METHOD_LETTERS 4 /* that are looked at */
 #define STATUS_LETTERS 12 /* "HTTP/1.1 200" */
@@ -229,36 +232,41 @@ static __always_inline void judge_status(struct scan *scan)
 		stream->lost = true; /* another protocol follows */
 }
 
-static __always_inline u32 take_status(struct scan *scan, u8 letter, u64 eight)
+static __always_inline u32 take_status(struct scan *scan, const u64 words[WORDS_LOADED], u32 left)
 {
 	struct stream *stream = scan->stream;
 	u32 taken = 1;
 
 	if (!stream->letters)
 		begin_answer(scan);
-	if (!stream->letters && eight) {
-		stream->word = eight >> 32;
-		stream->letters = taken = STEP_BYTES;
-	} else if (stream->letters == STEP_BYTES && eight) {
-		stream->word = eight >> 32;
-		stream->letters = STATUS_LETTERS;
-		taken = STATUS_LETTERS - STEP_BYTES;
+	if (!stream->letters && left >= STATUS_LETTERS) {
+		if ((u32)words[0] != bpf_htonl(FOUR('H', 'T', 'T', 'P')))
+			stream->lost = true;
+		stream->word = bpf_be64_to_cpu(words[0] >> 32 | words[1] << 32);
+		stream->letters = taken = STATUS_LETTERS;
 	} else {
-		take_letter(scan, letter);
+		take_letter(scan, (u8)words[0]);
+		if (stream->letters == 4 && (u32)stream->word != FOUR('H', 'T', 'T', 'P'))
+			stream->lost = true;
 	}
-	if ((stream->letters == 4 || taken == STEP_BYTES) && (u32)stream->word != FOUR('H', 'T', 'T', 'P'))
-		stream->lost = true;
-	else if (stream->letters == STATUS_LETTERS)
+	if (stream->letters == STATUS_LETTERS && !stream->lost)
 		judge_status(scan);
 	return taken;
 }
 
 #define LOWER 0x2020202020202020ULL
 
-/* A line of a head begins. Of a name only the first eight letters are looked at, unless it may be one that matters. */
-static u32 begin_line(struct scan *scan, u8 letter, u64 eight)
+#define CONTENT EIGHT('c', 'o', 'n', 't', 'e', 'n', 't', '-')
+#define LENGTH_OF_IT EIGHT(0, 'l', 'e', 'n', 'g', 't', 'h', ':')
+#define TRANSFER EIGHT('t', 'r', 'a', 'n', 's', 'f', 'e', 'r')
+
+/* A line of a head begins, with these letters, as far as there are so many. Of a name only the first eight are looked at,
+ * unless it may be one that matters.
+ */
+static __always_inline u32 begin_line(struct scan *scan, u64 eight, u64 further, u32 left)
 {
 	struct stream *stream = scan->stream;
+	u8 letter = (u8)(eight >> 56);
 
 	begin_word(scan);
 	if (eight >> 48 == ('\r' << 8 | '\n')) {
@@ -272,14 +280,18 @@ static u32 begin_line(struct scan *scan, u8 letter, u64 eight)
 	if (letter == '\r')
 		return 1;
 	stream->state = NAME;
-	if (!eight) {
+	if (left < STEP_BYTES) {
 		take_letter(scan, letter | 0x20);
 		return 1;
 	}
 	stream->word = eight | LOWER;
 	stream->letters = STEP_BYTES;
-	if (stream->word == EIGHT('c', 'o', 'n', 't', 'e', 'n', 't', '-') ||
-	    stream->word == EIGHT('t', 'r', 'a', 'n', 's', 'f', 'e', 'r'))
+	if (stream->word == CONTENT && left >= TOLD_BYTES && (further | LOWER) >> 8 == LENGTH_OF_IT) {
+		begin_word(scan);
+		stream->state = LENGTH;
+		return 2 * STEP_BYTES - 1;
+	}
+	if (stream->word == CONTENT || stream->word == TRANSFER)
 		return STEP_BYTES;
 	stream->state = REST;
 	return 0;
@@ -293,14 +305,12 @@ static u32 take_rest_of_name(struct scan *scan, u64 eight)
 	struct stream *stream = scan->stream;
 	u64 lower = eight | LOWER;
 
-	if (stream->word == EIGHT('c', 'o', 'n', 't', 'e', 'n', 't', '-') &&
-	    lower >> 8 == EIGHT(0, 'l', 'e', 'n', 'g', 't', 'h', ':')) {
+	if (stream->word == CONTENT && lower >> 8 == LENGTH_OF_IT) {
 		begin_word(scan);
 		stream->state = LENGTH;
 		return STEP_BYTES - 1;
 	}
-	if (stream->word == EIGHT('t', 'r', 'a', 'n', 's', 'f', 'e', 'r') &&
-	    lower == EIGHT('-', 'e', 'n', 'c', 'o', 'd', 'i', 'n')) {
+	if (stream->word == TRANSFER && lower == EIGHT('-', 'e', 'n', 'c', 'o', 'd', 'i', 'n')) {
 		stream->word = lower;
 		stream->letters = 2 * STEP_BYTES;
 		return STEP_BYTES;
@@ -321,8 +331,7 @@ static u32 take_name(struct scan *scan, u8 letter, u64 eight)
 	}
 	if (letter != ':') {
 		take_letter(scan, letter | 0x20);
-		if (stream->letters == STEP_BYTES && stream->word != EIGHT('c', 'o', 'n', 't', 'e', 'n', 't', '-') &&
-		    stream->word != EIGHT('t', 'r', 'a', 'n', 's', 'f', 'e', 'r'))
+		if (stream->letters == STEP_BYTES && stream->word != CONTENT && stream->word != TRANSFER)
 			stream->state = REST;
 		return 1;
 	}
@@ -415,15 +424,16 @@ static void take_chunk(struct scan *scan, u8 letter)
 	}
 }
 
-static __always_inline u32 take_http(struct scan *scan, u8 letter, u64 eight)
+static __always_inline u32 take_http(struct scan *scan, const u64 words[WORDS_LOADED], u64 eight, u32 left)
 {
 	struct stream *stream = scan->stream;
+	u8 letter = (u8)words[0];
 
 	switch (stream->state) {
 	case FIRST:
-		return scan->answers ? take_status(scan, letter, eight) : take_method(scan, letter, eight);
+		return scan->answers ? take_status(scan, words, left) : take_method(scan, letter, eight);
 	case LINE:
-		return begin_line(scan, letter, eight);
+		return begin_line(scan, bpf_be64_to_cpu(words[0]), bpf_be64_to_cpu(words[1]), left);
 	case NAME:
 		return take_name(scan, letter, eight);
 	case LENGTH:
@@ -703,65 +713,131 @@ static bool is_passing_over(const struct stream *stream)
 	return stream->state == REST || stream->state == CHUNK_REST || stream->state == TRAILER_REST;
 }
 
-/* Pass over what is left of a line, as far as these words of it go. */
-static void pass_over(struct scan *scan, const u64 words[WORDS_LOADED])
+/* Eight letters of two words from the place on that is so many bytes, 1 to 8, into the first one. */
+static u64 letters_from(const u64 *words, u32 bytes)
+{
+	return words[0] >> 8 * (bytes - 1) >> 8 | words[1] << (64 - 8 * bytes);
+}
+
+#define COLON_SPACE EIGHT('l', 'e', 'n', 'g', 't', 'h', ':', ' ')
+
+/* Whether a line with the length of the content is as most are, of which these are the second and third eight letters: it
+ * is known then, and the line passed over.
+ */
+static __noinline int take_short_length(struct stream *stream, u64 second, u64 third)
+{
+	u64 digits = bpf_be64_to_cpu(third);
+	u32 number = 0, digit = digits >> 56, taken = 0;
+
+	if ((second | LOWER) != bpf_cpu_to_be64(COLON_SPACE) || stream->traits & SIZED)
+		return false;
+#pragma clang loop unroll(disable)
+	while (taken < STEP_BYTES - 1 && digit - '0' < 10) {
+		number = number * 10 + (digit - '0');
+		digits <<= 8;
+		digit = digits >> 56;
+		taken++;
+	}
+	if (!taken || digit != '\r')
+		return false;
+	stream->size = number;
+	stream->traits |= SIZED;
+	return true;
+}
+
+/* Whether a line of a head, which begins so many bytes into these words, is passed over like others: it does not end the
+ * head, and its name is none that matters, for which so many letters as are left may be too few to tell.
+ */
+static __always_inline bool is_plain(struct stream *stream, const u64 *words, u32 bytes, u32 left)
+{
+	u64 lower = letters_from(words, bytes) | LOWER;
+	u8 first = (u8)lower;
+
+	if (first == ('\r' | 0x20) || first == ('\n' | 0x20))
+		return false;
+	if ((s32)left < TOLD_BYTES)
+		return (s32)left > 0 && first != 'c' && first != 't';
+	if (lower == bpf_cpu_to_be64(TRANSFER))
+		return false;
+	if (lower != bpf_cpu_to_be64(CONTENT) ||
+	    (letters_from(words + 1, bytes) | LOWER) << 8 != bpf_cpu_to_be64(LENGTH_OF_IT))
+		return true;
+	return take_short_length(stream, letters_from(words + 1, bytes), letters_from(words + 2, bytes));
+}
+
+/* A line of a head that is not passed over begins so many bytes into these words, to which the stream has come. */
+static __always_inline void stop_at(struct scan *scan, const u64 *words, u32 bytes)
 {
 	struct stream *stream = scan->stream;
 
-#pragma clang loop unroll(full)
-	for (u32 word = 0; word < WORDS_LOADED; word++) {
-		u64 ends = newlines(words[word]);
+	if ((u16)letters_from(words, bytes) != bpf_htons('\r' << 8 | '\n')) {
+		stream->state = LINE;
+		return;
+	}
+	stream->at += 2;
+	end_head(scan);
+}
 
-		if (ends) {
-			stream->at += word * STEP_BYTES + through(ends);
-			end_line(scan);
+/* Pass over what is left of a line as far as these words go, of a head also over lines that do not matter. */
+static __always_inline void pass_over(struct scan *scan, const u64 words[WORDS_LOADED], u32 left)
+{
+	struct stream *stream = scan->stream;
+	bool in_head = scan->http && stream->state == REST;
+
+#pragma clang loop unroll(disable)
+	for (u32 word = 0; word < WORDS_PASSED; word++) {
+		u64 ends = newlines(words[word]);
+		u32 bytes = through(ends), begins = word * STEP_BYTES + bytes;
+
+		if (!ends)
+			continue;
+		if (in_head && is_plain(stream, words + word, bytes, left - begins)) {
+			if (!(ends & (ends - 1)))
+				continue;
+			stream->at += begins; /* another line ends in this word */
 			return;
 		}
+		stream->at += begins;
+		if (in_head)
+			stop_at(scan, words + word, bytes);
+		else
+			end_line(scan);
+		return;
 	}
-	stream->at += LOADED_BYTES;
+	stream->at += left < PASSED_BYTES ? left : PASSED_BYTES;
 }
 
-/* The next bytes: as many words as there are of so many, else one, else a byte. How many were loaded. */
-static u32 load(struct scan *scan, u64 words[WORDS_LOADED], u32 left)
+/* The next bytes, as many as there are and fit; behind them are zeros. */
+static bool load(struct scan *scan, u64 words[WORDS_LOADED], u32 left)
 {
-	u32 at = scan->stream->at;
+	u32 less = (left < LOADED_BYTES ? left : LOADED_BYTES) - 1; /* by one: the verifier must see that it is not 0 */
 
-	if (left >= LOADED_BYTES)
-		return bpf_skb_load_bytes(scan->skb, at, words, LOADED_BYTES) ? 0 : LOADED_BYTES;
-	if (left >= STEP_BYTES)
-		return bpf_skb_load_bytes(scan->skb, at, words, STEP_BYTES) ? 0 : STEP_BYTES;
-	return !bpf_skb_load_bytes(scan->skb, at, words, 1);
+	asm volatile("" : "+r"(less)); /* and its range, where it is used */
+	return less < LOADED_BYTES && !bpf_skb_load_bytes(scan->skb, scan->stream->at, words, less + 1);
 }
 
-/* One step; bpf_loop ends with 1. */
+/* One step; bpf_loop ends with 1. What is taken before the rest of a line has no end of it, and is passed over with it. */
 static long look_on(u32 step, struct scan *scan)
 {
 	struct stream *stream = scan->stream;
-	u32 left = stream->end - stream->at, loaded, taken;
-	u64 words[WORDS_LOADED] = {}, eight, ends;
+	u32 left = stream->end - stream->at, taken;
+	u64 words[WORDS_LOADED] = {}, eight;
 
 	if ((s32)left <= 0 || stream->lost)
 		return 1;
-	loaded = load(scan, words, left);
-	if (!loaded) {
+	if (!load(scan, words, left)) {
 		stream->lost = true;
 		return 1;
 	}
-	eight = loaded >= STEP_BYTES ? bpf_be64_to_cpu(words[0]) : 0;
 	if (!is_passing_over(stream)) {
-		taken = scan->http ? take_http(scan, (u8)words[0], eight) : take_text(scan, (u8)words[0], eight);
-		stream->at += taken;
-		if (taken || !is_passing_over(stream))
+		eight = left >= STEP_BYTES ? bpf_be64_to_cpu(words[0]) : 0;
+		taken = scan->http ? take_http(scan, words, eight, left) : take_text(scan, (u8)words[0], eight);
+		if (!is_passing_over(stream)) {
+			stream->at += taken;
 			return 0;
+		}
 	}
-	if (loaded == LOADED_BYTES) {
-		pass_over(scan, words);
-		return 0;
-	}
-	ends = newlines(words[0]); /* zeros are none */
-	stream->at += ends ? through(ends) : loaded;
-	if (ends)
-		end_line(scan);
+	pass_over(scan, words, left);
 	return 0;
 }
 

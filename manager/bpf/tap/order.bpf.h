@@ -6,6 +6,10 @@
  * before the next, or for as long as the connection lasts. Where its way is lost, what waits is not timed.
  *
  * One CPU adds requests and one takes them away; where two come at once to do the same, the way is lost.
+ *
+ * Orders have a fixed number of places in an array. A connection knows its own by a ticket: the number of the place, and
+ * how many had it before. A place is taken from a connection that has not used it since the last time round, and only
+ * while no CPU looks at what either side sends.
  */
 #ifndef EQUIPOISE_ORDER_H
 #define EQUIPOISE_ORDER_H
@@ -20,15 +24,20 @@
 #define HAS_LOOP bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_loop)
 
 struct order {
-	u32 hash; /* of the connection */
-	u32 http; /* else memcached */
+	u32 ticket; /* of the connection whose it is; 0: it is free */
+	u32 busy[2]; /* a CPU looks at what the client sends, or at what the guest does */
+	u16 hash; /* of the connection */
+	u8 http; /* else memcached */
+	u8 used; /* since the hand came by */
+	u32 place; /* its own */
+	u32 earlier; /* connections that had it */
+	struct connection_key key;
 	u64 begun_ns; /* when the first byte of the answer passed that is being sent */
 	u32 first; /* that waits: counted on and on, as the next one */
 	u32 next;
 	u32 further; /* requests behind those, which are not timed */
 	u32 further_kind;
 	u32 arrived; /* the sequence number behind all that the client sent */
-	u32 busy[2]; /* a CPU looks at what the client sends, or at what the guest does */
 	u8 unfinished; /* the latest request was, and has a place */
 	u8 pipelines;
 	u16 segments; /* of requests */
@@ -37,19 +46,24 @@ struct order {
 };
 
 struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MOST_ORDERS);
-	__type(key, struct connection_key);
+	__type(key, u32);
 	__type(value, struct order);
 } tap_orders SEC(".maps");
 
-/* What an order is to begin with: it is too large for the stack. */
+/* Where to look for a place. */
+struct vacancies {
+	u32 hand; /* goes round */
+	u32 left; /* one more than the place that was left last, which is in a CPU's caches; or 0 */
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, u32);
-	__type(value, struct order);
-} tap_empty_order SEC(".maps");
+	__type(value, struct vacancies);
+} tap_vacancies SEC(".maps");
 
 static struct request *place_of(struct order *order, u32 number)
 {
@@ -117,11 +131,67 @@ static u32 pop(struct scan *scan)
 	return kind;
 }
 
-static __noinline struct order *order_of(const struct segment *segment)
+static struct order *order_at(u32 place)
 {
-	struct connection_key key = segment->key;
+	place &= MOST_ORDERS - 1;
+	return bpf_map_lookup_elem(&tap_orders, &place);
+}
 
-	return bpf_map_lookup_elem(&tap_orders, &key);
+/* A connection's, if it still has one. */
+static struct order *order_of(const struct connection *connection)
+{
+	struct order *order = order_at(connection->order);
+
+	return order && connection->order && order->ticket == connection->order ? order : NULL;
+}
+
+/* Whether this CPU alone looks at what one side sends; leave_side() must follow. */
+static bool hold_side(struct order *order, u32 side)
+{
+	return !__sync_lock_test_and_set(&order->busy[side], 1);
+}
+
+static void leave_side(struct order *order, u32 side)
+{
+	__sync_lock_test_and_set(&order->busy[side], 0);
+}
+
+/* A place that is free, or was not used since the hand came by, both sides held. */
+static struct order *hold_place(u32 place)
+{
+	struct order *order = order_at(place);
+
+	if (!order)
+		return NULL;
+	if (order->ticket && order->used) {
+		order->used = false;
+		return NULL;
+	}
+	if (!hold_side(order, 0))
+		return NULL;
+	if (!hold_side(order, 1)) {
+		leave_side(order, 0);
+		return NULL;
+	}
+	order->place = place & (MOST_ORDERS - 1);
+	return order;
+}
+
+static struct order *hold_any_place(void)
+{
+	u32 only = 0, left;
+	struct vacancies *vacancies = bpf_map_lookup_elem(&tap_vacancies, &only);
+	struct order *order = NULL;
+
+	if (!vacancies)
+		return NULL;
+	left = vacancies->left ? __sync_lock_test_and_set(&vacancies->left, 0) : 0;
+	if (left)
+		order = hold_place(left - 1);
+#pragma clang loop unroll(disable)
+	for (u32 tried = 0; !order && tried < MOST_PLACES_TRIED; tried++)
+		order = hold_place(__sync_fetch_and_add(&vacancies->hand, 1));
+	return order;
 }
 
 /* Go on where the segment before ended. */
@@ -147,59 +217,67 @@ static __always_inline void look_through(struct scan *scan, const struct segment
 }
 
 /* The rest of a request whose place is the latest one. */
-static void ask_on(struct order *order, const struct segment *segment, u32 begins, u64 now_ns)
+static void ask_on(struct order *order, const struct segment *segment, u32 begins)
 {
 	struct request *latest = place_of(order, order->next - 1);
 	u32 ends = begins + segment->length;
 
+	if (order->segments < MOST_YOUNG)
+		order->segments++;
 	if ((s32)(begins - order->arrived) > 0)
 		order->streams[0].lost = true; /* a segment is missing, or overtaken: a request may end in it */
 	if ((s32)(ends - order->arrived) > 0)
 		order->arrived = ends;
 	if (order->unfinished && (order->streams[0].next != begins || order->streams[0].state != FIRST) &&
 	    latest->waiting)
-		latest->asked_ns = now_ns;
+		latest->asked_ns = segment->now_ns;
 }
 
 /* Follow what one side sends in a segment. The verifier looks at it once. */
-__attribute__((noinline)) int follow(struct __sk_buff *skb, const struct segment *segment, u64 now_ns, u64 weight,
-				     u32 answers)
+__attribute__((noinline)) int follow(struct __sk_buff *skb, const struct segment *segment,
+				     const struct connection *connection, struct service *service, u32 answers)
 {
-	struct scan scan = { .skb = skb, .now_ns = now_ns, .weight = weight, .answers = answers };
-	u32 begins, begun, seen = 0, *busy;
+	struct scan scan = { .skb = skb, .answers = answers };
+	u32 begins, seen = 0;
+	struct order *order;
 
-	if (!segment)
+	if (!segment || !connection || !service)
 		return LOST_ITS_WAY;
 	begins = segment->sequence + !!(segment->flags & SYN);
-	scan.order = order_of(segment);
-	scan.service = service_of(segment);
-	if (!scan.order || !scan.service)
+	order = order_of(connection);
+	if (!order)
 		return LOST_ITS_WAY;
-	if (!scan.answers && !scan.order->pipelines && scan.order->segments++ >= MOST_YOUNG &&
-	    !any_outstanding(scan.order))
+	if (!answers && !order->pipelines && order->segments >= MOST_YOUNG && !any_outstanding(order))
 		return TAKES_TURNS;
 	asm volatile("" : "+r"(answers));
 	answers &= 1; /* the verifier must see its range where it is used */
-	busy = &scan.order->busy[answers];
-	scan.stream = &scan.order->streams[answers];
-	if (__sync_lock_test_and_set(busy, 1))
+	if (!hold_side(order, answers))
 		return LOST_ITS_WAY;
+	if (order->ticket != connection->order) { /* another connection has it meanwhile */
+		leave_side(order, answers);
+		return LOST_ITS_WAY;
+	}
+	order->used = true;
+	scan.order = order;
+	scan.stream = &order->streams[answers];
+	scan.service = service;
+	scan.now_ns = segment->now_ns;
+	scan.weight = segment->weight;
 	scan.interface = segment->key.interface;
 	scan.port = segment->key.guest_port;
-	scan.http = scan.order->http;
+	scan.http = order->http;
 	if (!scan.answers)
-		ask_on(scan.order, segment, begins, now_ns);
+		ask_on(order, segment, begins);
 	look_through(&scan, segment, begins);
-	if (scan.order->further || scan.order->next - scan.order->first > 1)
-		scan.order->pipelines = true;
-	if (scan.order->pipelines)
+	if (order->further || order->next - order->first > 1)
+		order->pipelines = true;
+	if (order->pipelines)
 		seen |= SEVERAL;
-	begun = scan.stream->begun;
-	__sync_lock_test_and_set(busy, 0);
-	if (scan.order->streams[0].lost || scan.order->streams[1].lost)
-		seen |= LOST_ITS_WAY;
-	if (begun)
+	if (scan.stream->begun)
 		seen |= BEGUN;
+	if (order->streams[0].lost || order->streams[1].lost)
+		seen |= LOST_ITS_WAY;
+	leave_side(order, answers);
 	return (int)seen;
 }
 
@@ -214,83 +292,110 @@ static u32 take_all_back(struct order *order)
 	return waited;
 }
 
+/* Its connection needs it no more; how many requests waited. A CPU may still look at it: until that has ended, nobody else
+ * gets the place.
+ */
+static u32 leave_order(struct order *order)
+{
+	u32 only = 0, ticket = order->ticket, waited = order->first != order->next ? take_all_back(order) : 0;
+	struct vacancies *vacancies = bpf_map_lookup_elem(&tap_vacancies, &only);
+
+	if (vacancies)
+		vacancies->left = (ticket & (MOST_ORDERS - 1)) + 1;
+	__sync_val_compare_and_swap(&order->ticket, ticket, 0);
+	return waited;
+}
+
 /* The order is known no more. The client takes turns again, unless it pipelined before: then what comes is not timed
  * until both were silent. The latest request waits on, to see that there is an answer.
  */
-__attribute__((noinline)) int lose_order(const struct segment *segment, u64 weight)
+__attribute__((noinline)) int lose_order(const struct segment *segment, struct connection *connection,
+					 struct service *service)
 {
-	struct connection *connection;
-	struct connection_key key;
-	struct service *service;
 	struct order *order;
 	u64 asked_ns;
 	u32 waited;
 
-	if (!segment)
-		return 0;
-	key = segment->key;
-	connection = bpf_map_lookup_elem(&tap_connections, &key);
-	service = service_of(segment);
-	if (!connection || !service)
+	if (!segment || !connection || !service)
 		return 0;
 	connection->matched = connection->pipelines ? UNTIMED : BY_TURNS;
-	order = order_of(segment);
+	order = order_of(connection);
 	if (!order)
 		return 0;
 	order->streams[0].lost = true;
 	asked_ns = place_of(order, order->next - 1)->asked_ns;
-	waited = take_all_back(order);
+	waited = leave_order(order);
 	if (waited) {
 		connection->latest = 0;
 		let_wait(&connection->requests[0], 0, asked_ns);
-		add(&service->untimed, (waited - 1) * weight);
+		add(&service->untimed, (waited - 1) * segment->weight);
 	}
-	bpf_map_delete_elem(&tap_orders, &key);
 	return 0;
 }
 
 /* The connection has ended; how many requests waited. */
-__attribute__((noinline)) int end_order(const struct segment *segment)
+__attribute__((noinline)) int end_order(const struct connection *connection)
 {
-	struct connection_key key;
-	struct order *order;
-	u32 waited;
+	struct order *order = connection ? order_of(connection) : NULL;
 
-	if (!segment)
-		return 0;
-	key = segment->key;
-	order = bpf_map_lookup_elem(&tap_orders, &key);
-	if (!order)
-		return 0;
-	waited = take_all_back(order);
-	bpf_map_delete_elem(&tap_orders, &key);
-	return (int)waited;
+	return order ? (int)leave_order(order) : 0;
+}
+
+/* Whoever had the place before goes on without. */
+static void clear_order(struct order *order, u64 weight)
+{
+	struct service_key key = { .interface = order->key.interface, .port = order->key.guest_port };
+	struct service *service;
+
+	__sync_lock_test_and_set(&order->ticket, 0);
+	if (order->first != order->next) {
+		service = bpf_map_lookup_elem(&tap_services, &key);
+		if (service)
+			add(&service->untimed, take_all_back(order) * weight);
+	}
+	order->begun_ns = 0;
+	order->first = 0;
+	order->next = 0;
+	order->further = 0;
+	order->unfinished = false;
+	order->segments = 0;
+	__builtin_memset(order->streams, 0, sizeof(order->streams));
+}
+
+static u32 give_ticket(struct order *order)
+{
+	u32 ticket = ++order->earlier * MOST_ORDERS + order->place;
+
+	ticket = ticket ? ticket : MOST_ORDERS;
+	__sync_lock_test_and_set(&order->ticket, ticket);
+	return ticket;
 }
 
 /* From this segment of the client on it is known what waits, which is nothing, and where the guest's next message begins.
  * Whether there is room for it.
  */
-__attribute__((noinline)) int begin_order(const struct segment *segment, u32 answers, u32 hash, u32 http, u32 pipelines)
+__attribute__((noinline)) int begin_order(const struct segment *segment, struct connection *connection, u32 answers,
+					  u32 http)
 {
-	struct order *order, *empty;
-	struct connection_key key;
-	u32 only = 0;
+	struct order *order;
 
-	if (!segment || !HAS_LOOP)
+	if (!segment || !connection || !HAS_LOOP)
 		return false;
-	key = segment->key;
-	empty = bpf_map_lookup_elem(&tap_empty_order, &only);
-	if (!empty || bpf_map_update_elem(&tap_orders, &key, empty, BPF_ANY))
-		return false;
-	order = bpf_map_lookup_elem(&tap_orders, &key);
+	order = hold_any_place();
 	if (!order)
 		return false;
-	order->hash = hash;
+	clear_order(order, segment->weight);
+	order->key = segment->key;
+	order->hash = connection->hash;
 	order->http = !!http;
-	order->pipelines = !!pipelines;
+	order->used = true;
+	order->pipelines = connection->pipelines;
 	order->streams[0].next = segment->sequence + !!(segment->flags & SYN);
 	order->arrived = order->streams[0].next;
 	order->streams[1].next = answers;
+	connection->order = give_ticket(order);
+	leave_side(order, 1);
+	leave_side(order, 0);
 	return true;
 }
 

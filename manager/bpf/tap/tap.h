@@ -8,13 +8,14 @@
 #define MOST_SERVICES 1024
 #define MOST_SERVICES_OF_ONE 64 /* of an interface: a guest that answers on every port gets no more */
 #define MOST_CONNECTIONS 65536 /* the least recently used one is forgotten for another */
-#define MOST_HANDSHAKES 4096 /* likewise: a flood of SYNs takes the places of other handshakes, not of connections */
+#define MOST_HANDSHAKES 16384 /* a power of two; a flood of SYNs takes the places of handshakes, not of connections */
 #define MOST_TIMES 131072
 #define MOST_WAITING 16384
 #define MOST_HALVINGS 10 /* of the connections that are looked at */
 #define MOST_REQUESTS 4 /* of a connection that wait and are timed */
 #define MOST_REQUESTS_IN_ONE 16 /* segment, of memcached's binary protocol */
-#define MOST_ORDERS 4096 /* connections whose requests wait in their order; likewise */
+#define MOST_ORDERS 4096 /* connections whose requests wait in their order; a power of two */
+#define MOST_PLACES_TRIED 8 /* of these, for another connection */
 #define MOST_OUTSTANDING 16 /* of their requests, with a time each; a power of two */
 #define MOST_FURTHER 1024 /* of their requests behind those */
 #define MOST_YOUNG 16 /* segments of requests, after which a client that took turns is taken to go on so */
@@ -68,6 +69,7 @@ struct lost {
 struct settings {
 	u64 halvings; /* of 2^n connections one is looked at */
 	u64 given_up_ns; /* a request that waits longer is unanswered */
+	u64 seed; /* of hashes, which nobody outside knows */
 };
 
 /* What set_late is told: what is late at a service; and whether there is such a service, which it tells. */
