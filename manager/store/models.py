@@ -20,6 +20,7 @@ from sqlalchemy import (
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     UniqueConstraint,
@@ -35,8 +36,10 @@ from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.fields import adapter_of, json_fields
+from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.law import Law
+from manager.model.packed_histogram import pack, unpack
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import CacheControl, Mode, Sharing, Sla, VmClass
 from manager.model.rules import DiskRules, MemoryRules, PlacementRules
@@ -116,6 +119,21 @@ class JsonOf(TypeDecorator[Any]):
         return self.default if value is None else adapter_of(self.kind).validate_python(value)
 
 
+class PackedHistogram(TypeDecorator[Histogram]):
+    """A histogram, stored as few bytes."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Histogram | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002
+        """To the database."""
+        return None if value is None else pack(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Histogram | None:  # noqa: ARG002
+        """From the database."""
+        return None if value is None else unpack(value)
+
+
 def _words(kind: type[StrEnum]) -> Enum:
     """A column of an enumeration as plain text, so that a new value needs no migration."""
     return Enum(kind, native_enum=False, length=32, values_callable=lambda members: [word.value for word in members])
@@ -147,7 +165,7 @@ class Base(DeclarativeBase):
         datetime: UtcDateTime(),
         Json: JSON(none_as_null=True),
         JsonList: JSON(none_as_null=True),
-        dict[str, int]: JSON(),
+        Histogram: PackedHistogram(),
         **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, Sharing, VmClass, WarpUse, CacheControl)},
     }
 
@@ -321,9 +339,8 @@ class WindowRow(Base):
 
     They outlive the application, see ``PastApplicationRow``; so do roll-ups.
     ``slot`` is the aligned start of the slot; ``start_at`` .. ``end_at`` is the time that the samples cover.
-    ``origin`` is the host whose agent counted them, empty for samples posted to the manager. ``buckets`` maps
-    bucket numbers (as text) of ``manager.model.histogram`` to counts, ``requests`` and ``ready`` are as in
-    ``manager.model.window``. ``ahead``: it was in the future when it arrived.
+    ``origin`` is the host whose agent counted them, empty for samples posted to the manager. ``histogram``,
+    ``requests`` and ``ready`` are as in ``manager.model.window``. ``ahead``: it was in the future when it arrived.
     """
 
     __tablename__ = "windows"
@@ -336,7 +353,7 @@ class WindowRow(Base):
     start_at: Mapped[datetime]
     end_at: Mapped[datetime]
     count: Mapped[int] = mapped_column(BigInteger)
-    buckets: Mapped[dict[str, int]]
+    histogram: Mapped[Histogram]
     requests: Mapped[float | None]
     ready: Mapped[Json | None]
     ahead: Mapped[bool] = mapped_column(default=False, server_default=false())
@@ -358,7 +375,7 @@ class RollupRow(Base):
     length_s: Mapped[int]
     start: Mapped[datetime]
     count: Mapped[int] = mapped_column(BigInteger)
-    buckets: Mapped[dict[str, int]]
+    histogram: Mapped[Histogram]
     requests: Mapped[float | None]
     ready: Mapped[Json | None]
     slots: Mapped[int]

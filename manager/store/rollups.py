@@ -20,7 +20,6 @@ from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from manager.control.budget import Period, Violation, judge, total
-from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
 from manager.store.applications import as_it_was
 from manager.store.arrivals import WINDOWS
@@ -141,9 +140,8 @@ class RollUps:
 def period_of(application: str, row: RollupRow) -> Period:
     """A row as a period."""
     start_s = row.start.timestamp()
-    histogram = Histogram({int(bucket): count for bucket, count in row.buckets.items()})
     ready = Ready(**row.ready) if row.ready else None
-    window = Window(application, start_s, start_s + row.length_s, histogram, row.requests, ready)
+    window = Window(application, start_s, start_s + row.length_s, row.histogram, row.requests, ready)
     spans = (
         Violation(start_s + run["start_s"], start_s + run["end_s"], run["violated"]) for run in row.violations or ()
     )
@@ -189,7 +187,7 @@ def _row(number: int, start: datetime, length: timedelta, periods: Sequence[Peri
         "application_id": number,
         "length_s": seconds(length),
         "start": start,
-        **{name: columns[name] for name in ("count", "buckets", "requests", "ready")},
+        **{name: columns[name] for name in ("count", "histogram", "requests", "ready")},
         "slots": whole.slots,
         "judged": whole.judged,
         "violated": whole.violated,

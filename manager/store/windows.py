@@ -20,7 +20,6 @@ from sqlalchemy import Row, func, or_, select
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
-from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
 from manager.store.database import upsert
 from manager.store.models import ApplicationRow, WindowRow
@@ -45,7 +44,7 @@ _COLUMNS = (  # read alone: making objects of rows takes longer than reading the
     WindowRow.slot,
     WindowRow.start_at,
     WindowRow.end_at,
-    WindowRow.buckets,
+    WindowRow.histogram,
     WindowRow.requests,
     WindowRow.ready,
 )
@@ -225,10 +224,9 @@ def windows_at(
 
 def window_of(application: str, row: WindowRow | Row[*tuple[Any, ...]]) -> Window:
     """What one origin knows of a slot, from its row or the columns of it."""
-    histogram = Histogram(dict(zip(map(int, row.buckets), row.buckets.values(), strict=True)))
     start_s, end_s = row.start_at.timestamp(), row.end_at.timestamp()
     ready = Ready(**row.ready) if row.ready else None
-    return Window(application, start_s, end_s, histogram, row.requests, ready)
+    return Window(application, start_s, end_s, row.histogram, row.requests, ready)
 
 
 def columns_of(window: Window) -> dict[str, Any]:
@@ -237,7 +235,7 @@ def columns_of(window: Window) -> dict[str, Any]:
         "start_at": _time(window.start_s),
         "end_at": _time(window.end_s),
         "count": window.histogram.count,
-        "buckets": {str(bucket): count for bucket, count in sorted(window.histogram.buckets.items())},
+        "histogram": window.histogram,
         "requests": window.requests,
         "ready": asdict(window.ready) if window.ready else None,
     }
