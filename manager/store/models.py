@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     DateTime,
     Double,
     Enum,
@@ -24,10 +23,7 @@ from sqlalchemy import (
     MetaData,
     String,
     UniqueConstraint,
-    cast,
     false,
-    func,
-    literal,
     text,
 )
 from sqlalchemy.engine import Dialect
@@ -195,6 +191,7 @@ class HostRow(Registered):
     ``silent`` and ``clock_off``: according to the latest event it does not report, or its clock is off; ``back_at``:
     when it last reported again after silence. ``clock_ahead_s``: its clock's lead at the last report; null: unknown.
     ``agent_instance`` to ``rival_boot``: see ``Tenure``; ``rival_at``: time of the last event about a rival.
+    ``shares``: what VMs used since, see ``manager.store.vm_shares``; read only where it is asked for.
     """
 
     __tablename__ = "hosts"
@@ -228,6 +225,7 @@ class HostRow(Registered):
     rival_at: Mapped[datetime | None]
     tick: Mapped[Json | None]
     capabilities: Mapped[Json | None]
+    shares: Mapped[str | None] = mapped_column(deferred=True)
 
 
 class VmRow(Registered):
@@ -254,7 +252,7 @@ class VmRow(Registered):
 class VmStatusRow(Base):
     """The last reported status of a VM: one row per VM, from the host that reported it last.
 
-    ``body`` is the status as JSON text, without the shares, which change all the time and have columns.
+    ``body`` is the status as JSON text, without the shares, which have columns; newer ones are in ``hosts``.
     """
 
     __tablename__ = "vm_status"
@@ -265,12 +263,6 @@ class VmStatusRow(Base):
     cpu_share: Mapped[float] = mapped_column(server_default="0")
     run_delay_share: Mapped[float] = mapped_column(server_default="0")
     body: Mapped[str]
-
-    @classmethod
-    def json_text(cls) -> ColumnElement[str]:
-        """The whole status as JSON text, ready to be answered; null where there is none."""
-        used, waited = cast(cls.cpu_share, String), cast(cls.run_delay_share, String)
-        return literal('{"cpu_share":') + used + ',"run_delay_share":' + waited + "," + func.substr(cls.body, 2)
 
 
 class ApplicationRow(Registered):

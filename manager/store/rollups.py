@@ -23,12 +23,13 @@ from manager.control.budget import Period, Violation, judge, total
 from manager.model.window import Ready, Window, merge
 from manager.store.applications import as_it_was
 from manager.store.arrivals import WINDOWS
-from manager.store.database import Database, upsert
+from manager.store.database import Database
 from manager.store.models import ApplicationRow, PastApplicationRow, RollupRow, WindowRow
 from manager.store.past_registrations import read_past
 from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, floor, is_noted, note_windows, seconds
+from manager.store.row_writes import upsert
 from manager.store.windows import columns_of, window_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
@@ -201,5 +202,10 @@ def _write(session: Session, rows: Sequence[dict[str, Any]]) -> int:
     storable = [row for row in rows if row["application_id"] in there]
     # Slots only grow: a row with fewer response times was made when some of its slots were removed already.
     keys = ["application_id", "length_s", "start"]
-    upsert(session, RollupRow, storable, keys, lambda new: RollupRow.count <= new["count"])
+    upsert(session, RollupRow, storable, keys, _is_as_full)
     return len(storable)
+
+
+def _is_as_full(new: Any) -> ColumnElement[bool]:
+    full: ColumnElement[bool] = RollupRow.count <= new["count"]
+    return full

@@ -14,17 +14,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, func, or_, select
+from sqlalchemy import ColumnElement, CompoundSelect, Integer, Row, String, bindparam, func, or_, select, union
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
 from manager.model.window import Ready, Window, merge
-from manager.store.database import upsert
-from manager.store.models import ApplicationRow, WindowRow
+from manager.store.models import ApplicationRow, UtcDateTime, WindowRow
 from manager.store.registrations import not_found
 from manager.store.rollup_queue import MINUTE, note_windows
+from manager.store.row_writes import upsert
 
 MAX_COUNT = 2**53
 """Most samples in a window: beyond it JSON readers that know only doubles lose count, and so would a BIGINT."""
@@ -111,9 +112,14 @@ def replace_windows(
             WindowRow,
             [rows[place] for place in sorted(rows)],
             ["application_id", "slot", "origin"],
-            lambda new: (WindowRow.count <= new["count"]) | (WindowRow.ahead & ~new["ahead"]),
+            _is_fuller,
         )
     return taken
+
+
+def _is_fuller(new: Any) -> ColumnElement[bool]:
+    fuller: ColumnElement[bool] = (WindowRow.count <= new["count"]) | (WindowRow.ahead & ~new["ahead"])
+    return fuller
 
 
 def slot_start(end: datetime, slot_length: timedelta) -> datetime:
@@ -140,6 +146,31 @@ def posted_to(session: Session, numbers: Collection[int], since: datetime) -> fr
         return frozenset()
     posted = WindowRow.application_id.in_(numbers) & (WindowRow.slot >= since) & (WindowRow.origin == PUSHED)
     return frozenset(session.scalars(select(WindowRow.application_id).where(posted).distinct()))
+
+
+def measured_by_others(
+    session: Session, numbers: Collection[int], host: str, since: datetime
+) -> dict[int, frozenset[str]]:
+    """The origins but ``host`` of windows that began from ``since`` on, of those of these applications that have any.
+
+    Applications by row number.
+    """
+    if not numbers:
+        return {}
+    found: dict[int, set[str]] = {}
+    for number, origin in session.execute(_others(), {"numbers": sorted(numbers), "host": host, "since": since}):
+        found.setdefault(number, set()).add(origin)
+    return {number: frozenset(origins) for number, origins in found.items()}
+
+
+@cache
+def _others() -> CompoundSelect[int, str]:
+    numbers = bindparam("numbers", expanding=True, type_=Integer())
+    host, since = bindparam("host", type_=String()), bindparam("since", type_=UtcDateTime())
+    late = select(WindowRow.application_id, WindowRow.origin)
+    late = late.where(WindowRow.application_id.in_(numbers), WindowRow.slot >= since)
+    # Not as !=, for which rows would be read in place of the index alone.
+    return union(late.where(WindowRow.origin < host), late.where(WindowRow.origin > host))
 
 
 def recent_windows(

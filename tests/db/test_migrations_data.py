@@ -51,6 +51,7 @@ GIVEN: dict[tuple[str, str], object] = {
     ("hosts", "disk"): DiskRules(),
     ("hosts", "tick"): None,
     ("hosts", "capabilities"): None,
+    ("hosts", "shares"): None,
     ("hosts", "cache"): "on",
     ("hosts", "warp"): "on",
     ("windows", "buckets"): {"500": 3},
