@@ -71,10 +71,10 @@ def _user() -> str | None:
 
 
 @contextmanager
-def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
+def postgres_server(*, durable: bool = False, preload: str = "") -> Iterator[PostgresServer]:
     """Start a server, and stop and remove it at the end. Raises FileNotFoundError where PostgreSQL is not installed.
 
-    ``durable``: it waits for the disk, as one that is not for tests does.
+    ``durable``: it waits for the disk, as one that is not for tests does. ``preload``: a library that it loads.
     """
     programs = _programs()
     user = _user()
@@ -100,6 +100,8 @@ def postgres_server(*, durable: bool = False) -> Iterator[PostgresServer]:
     try:
         run("initdb", "--username=tester", "--auth=trust", "--encoding=UTF8", "--no-locale", "--no-sync")
         options = f"-k {folder} -c listen_addresses= -c max_connections=60"
+        if preload:
+            options += f" -c shared_preload_libraries={preload}"
         if not durable:
             options += " -c fsync=off -c synchronous_commit=off"
         run("pg_ctl", "start", "--wait", "--silent", "-o", options, "-l", str(folder / "log"))

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import cache
 from http import HTTPStatus
@@ -16,13 +16,14 @@ from sqlalchemy.orm import Session
 from werkzeug.http import parse_etags
 
 from manager.api.acceptance import Accepted, read_report
-from manager.api.assignments import Assignments
+from manager.api.assignments import Assignments, ReportingHost
 from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER_OR_OWN_HOST
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer, json_body
 from manager.api.manager_metrics import Metrics
 from manager.api.queries import AssignmentConditions, NamePath
 from manager.api.validation import shown
+from manager.control.claim_rules import RegisteredVm
 from manager.control.dating import dated, latest_end
 from manager.control.tenure_rules import Who
 from manager.errors import Conflict, ProtocolRefused
@@ -52,7 +53,8 @@ from manager.store.registrations import get
 from manager.store.serving_hosts import served_until
 from manager.store.silent_hosts import note_clock
 from manager.store.source_rows import replace_source_statuses
-from manager.store.vm_claims import RefusedVm, Reported, take_statuses
+from manager.store.vm_claims import RefusedVm, Reported, TakenStatuses, take_statuses
+from manager.store.vm_shares import forget_shares
 from manager.store.windows import replace_windows
 
 _MOST_AHEAD_S = 1e10
@@ -87,16 +89,19 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
             host = reporting_host(session, HostSpec(path.name), now)
             rival = note_agent(session, host, _who(), now, context.silent)
             taken = None if rival else _take(session, context, assignments, host, accepted.body, now)
+            slots = None
+            if taken is not None and taken.reporter.registered is not None and accepted.body.wants_slots:
+                slots = assignments.slots(session, path.name, _has_taps(), taken.reporter, taken.measured)
         if taken is None:
             metrics.agent_refused()
             raise Conflict(rival)
-        stored, refused_vms = taken
+        stored = taken.stored
         stored.refused = accepted.refused
-        _count(metrics, accepted, stored, refused_vms)
-        revision = None
-        if accepted.body.wants_slots:
+        _count(metrics, accepted, stored, taken.refused_vms)
+        if slots is None and accepted.body.wants_slots:  # of one state of the database, as it is made anew
             with database.reading() as session:
-                stored.slots, revision = assignments.slots(session, path.name, _has_taps())
+                slots = assignments.slots(session, path.name, _has_taps())
+        stored.slots, revision = slots or (None, None)
         return _to_agent(answer(stored), context, revision)
 
     @api.at("GET /hosts/<name>/assignment", VIEWER_OR_OWN_HOST, AssignmentOut, 200, 304)
@@ -195,19 +200,34 @@ def _latest(context: ManagerContext, host: str) -> Callable[[datetime], datetime
     return lambda end: now + skew if end <= now + skew else ahead()
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """The answer to a report, and the VMs in it that belong to another host.
+
+    ``measured``: until when the host measured applications (row numbers).
+    """
+
+    stored: ReportOut
+    refused_vms: Sequence[RefusedVm]
+    reporter: ReportingHost
+    measured: Mapping[int, datetime]
+
+
 def _take(
     session: Session, context: ManagerContext, assignments: Assignments, row: HostRow, body: ReportIn, now: datetime
-) -> tuple[ReportOut, list[RefusedVm]]:
-    """Store a report; returns the answer, and the VMs that belong to another host."""
+) -> _Taken:
+    """Store a report."""
     name, ahead_s, skew = row.name, _clock_ahead_s(), timedelta(seconds=context.skew_s)
+    registered = assignments.reporter(session, name)
+    missing, refused_vms = _take_statuses(session, context, row, body, now, registered.vms)
+    # After that, so that one statement writes all of the host's row.
     row.last_seen_at = now
-    store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
     row.agent_version = body.agent_version
     if body.capabilities is not None:
         row.capabilities = adapter_of(Capabilities).dump_python(body.capabilities, mode="json")
     if body.tick is not None:
         row.tick = body.tick.model_dump(mode="json")
-    missing, refused_vms = _take_statuses(session, context, row, body, now)
+    store_new(session, EventRow, note_clock(row, ahead_s, context.clock_bound_s, now))
     if body.domains is not None:
         replace_domains(session, row, {domain.libvirt_uuid: domain.libvirt_name for domain in body.domains})
     if body.findings is not None:
@@ -216,7 +236,7 @@ def _take(
         put_services(session, row, json_of(body.services).decode(), now)
     here: dict[str, int] = {}
     if body.windows or body.sources:
-        here = keep_applications(session, assignments.applications(session, name))
+        here = keep_applications(session, registered.applications)
     if body.sources is not None:
         statuses = {
             (here[source.application], source.source): json_of(source).decode()
@@ -228,10 +248,18 @@ def _take(
     def date(items: Iterable[TickRecord | DecisionRecord | Event]) -> dict[datetime, datetime]:
         return dated([timestamp(item.time_s) for item in items], now, ahead_s, skew)
 
-    ends = served_until(session, name, here.values()) if body.windows else {}
+    ends: dict[int, datetime | None] = dict.fromkeys(registered.served)
+    others = {number for window in body.windows if (number := here.get(window.application)) is not None} - ends.keys()
+    if others:
+        ends |= served_until(session, name, others)
     windows = [
         window for window in body.windows if _serves(ends, here.get(window.application), timestamp(window.end_s))
     ]
+    measured: dict[int, datetime] = {}
+    for window in windows:
+        number, end = here[window.application], timestamp(window.end_s)
+        if end <= context.latest:
+            measured[number] = max(end, measured.get(number, end))
     stored = ReportOut(
         stored_decisions=store_new(session, DecisionRow, _rows(body.decisions, date)),
         stored_events=store_new(session, EventRow, _rows(body.events, date)),
@@ -239,7 +267,7 @@ def _take(
         stored_windows=replace_windows(session, name, here, windows, context.slot_length, now + skew),
         vms_missing=missing,
     )
-    return stored, refused_vms
+    return _Taken(stored, refused_vms, registered, measured)
 
 
 def _serves(ends: Mapping[int, datetime | None], application: int | None, end: datetime) -> bool:
@@ -251,18 +279,30 @@ def _serves(ends: Mapping[int, datetime | None], application: int | None, end: d
 
 
 def _take_statuses(
-    session: Session, context: ManagerContext, host: HostRow, body: ReportIn, now: datetime
-) -> tuple[bool, list[RefusedVm]]:
-    """Whether statuses of VMs in the newest tick are missing, or too many; and the VMs that belong to another host."""
-    refused: list[RefusedVm] = []
+    session: Session,
+    context: ManagerContext,
+    host: HostRow,
+    body: ReportIn,
+    now: datetime,
+    known: Mapping[str, RegisteredVm],
+) -> tuple[bool, Sequence[RefusedVm]]:
+    """Whether statuses of VMs in the newest tick are missing, or too many; and the VMs that belong to another host.
+
+    ``known``: how VMs are registered, as far as that is known.
+    """
+    taken: TakenStatuses | None = None
     if body.vms is not None:
         reported = [Reported(status.vm, status.libvirt_uuid, _status_columns(status)) for status in body.vms]
-        refused = take_statuses(session, host, reported, now, context.silent, whole=not body.vms_changed_only)
+        whole = not body.vms_changed_only
+        taken = take_statuses(session, host, reported, now, context.silent, whole=whole, known=known)
+    refused = taken.refused if taken else ()
     if not body.ticks:
+        if taken:
+            forget_shares(host, {status.vm for status in body.vms or ()})
         return False, refused
     newest = max(body.ticks, key=lambda tick: tick.time_s)
     shares = {vm.vm: (vm.cpu_share, vm.run_delay_share) for vm in newest.vms}
-    return not put_shares(session, host, shares, now), refused
+    return not put_shares(session, host, shares, now, taken.here if taken else None), refused
 
 
 def _status_columns(vm: VmStatus) -> dict[str, object]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, fields
 from datetime import datetime
+from functools import cache
 
-from sqlalchemy import delete, or_, select
+from sqlalchemy import Integer, Select, bindparam, delete, or_, select
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict, InvalidRequest
@@ -162,6 +163,11 @@ def applications_for_host(session: Session, host: str) -> Sequence[ApplicationRo
 
 def keep_applications(session: Session, numbers: Collection[int]) -> dict[str, int]:
     """Row numbers by name of those applications that still are there, and stay until the transaction's end."""
+    return {row.name: row.id for row in session.execute(_locked(), {"numbers": sorted(numbers)})}
+
+
+@cache
+def _locked() -> Select[str, int]:
+    numbers = bindparam("numbers", expanding=True, type_=Integer())
     query = select(ApplicationRow.name, ApplicationRow.id).where(ApplicationRow.id.in_(numbers))
-    locked = query.order_by(ApplicationRow.id).with_for_update(read=True, key_share=True)
-    return {row.name: row.id for row in session.execute(locked)}
+    return query.order_by(ApplicationRow.id).with_for_update(read=True, key_share=True)

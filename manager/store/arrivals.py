@@ -14,10 +14,11 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from manager.control.uptime import Boot, Mark, Noted, ahead_s, arrived, marked, uptime_s
 from manager.model.fields import MANAGER
 from manager.model.records import Severity
-from manager.store.database import Database, upsert
+from manager.store.database import Database
 from manager.store.decision_records import store_new
 from manager.store.models import EventRow
 from manager.store.progress_models import ArrivalRow, UptimeRow
+from manager.store.row_writes import upsert
 from manager.store.silent_hosts import host_event
 
 WINDOWS = "windows"

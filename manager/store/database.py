@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -22,7 +22,6 @@ from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import (
     URL,
-    ColumnElement,
     Connection,
     Engine,
     NullPool,
@@ -228,24 +227,6 @@ def registration_revision(session: Session) -> int:
 def insert_for(session: Session, table: type[Base]) -> sqlite.Insert | postgresql.Insert:
     """An INSERT into ``table`` that can say what to do ON CONFLICT, in the words of the session's database."""
     return postgresql.insert(table) if _is_postgresql(session) else sqlite.insert(table)
-
-
-def upsert(
-    session: Session,
-    table: type[Base],
-    rows: Sequence[Mapping[str, Any]],
-    keys: Sequence[str],
-    where: Callable[[Any], ColumnElement[bool]] | None = None,
-) -> None:
-    """Insert rows (columns by name, the same in all); those whose ``keys`` exist get the other columns of the new row.
-
-    ``where`` makes of the new row's columns the condition for that; a row that does not meet it is locked all the same.
-    """
-    if rows:
-        insert = insert_for(session, table)
-        changed = {name: insert.excluded[name] for name in rows[0] if name not in keys}
-        condition = where(insert.excluded) if where else None
-        session.execute(insert.on_conflict_do_update(index_elements=keys, set_=changed, where=condition), rows)
 
 
 def _is_postgresql(session: Session) -> bool:

@@ -13,9 +13,9 @@ from sqlalchemy.orm import Session
 
 from manager.model.fields import Moment
 from manager.model.records import DecisionRecord, Event
-from manager.store.database import insert_for
 from manager.store.models import DecisionRow, EventRow, TickRow, UtcDateTime
 from manager.store.rollup_queue import MINUTE, note_ticks
+from manager.store.row_writes import insert_new
 
 RecordRow = TypeVar("RecordRow", DecisionRow, EventRow)
 Record = TypeVar("Record", DecisionRecord, Event)
@@ -52,10 +52,7 @@ class Position:
 
 def store_new(session: Session, kind: type[RecordRow], rows: Sequence[dict[str, Any]]) -> int:
     """Store the rows (columns by name) whose ``record_id`` is new; returns how many were."""
-    if not rows:
-        return 0
-    insert = insert_for(session, kind).on_conflict_do_nothing(index_elements=["record_id"])
-    return len(session.scalars(insert.returning(kind.id), rows).all())
+    return insert_new(session, kind, rows, "record_id")
 
 
 def store_ticks(
@@ -67,11 +64,10 @@ def store_ticks(
     """
     if not ticks:
         return 0
-    insert = insert_for(session, TickRow).on_conflict_do_nothing()
     claims = claimed or {}
     rows = [{"host": host, "at": at, "body": body, "claimed_at": claims.get(at)} for at, body in sorted(ticks.items())]
     note_ticks(session, MINUTE, host, ticks)
-    return len(session.scalars(insert.returning(TickRow.id), rows).all())
+    return insert_new(session, TickRow, rows)
 
 
 def ranges(

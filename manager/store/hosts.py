@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import and_, bindparam, delete, func, literal, or_, select, tuple_, update
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import Select, String, and_, bindparam, delete, func, literal, or_, select, tuple_
+from sqlalchemy.orm import Session, aliased, defer
 
 from manager.model.fields import fields_of
 from manager.model.registration import HostIn, HostSpec
@@ -16,6 +17,8 @@ from manager.store.database import insert_for, lock_registrations
 from manager.store.host_models import DomainRow, FindingsRow, ServicesRow
 from manager.store.models import HostRow, VmRow, VmStatusRow
 from manager.store.registrations import Precondition, get, refuse_bad_host, replace, touch
+from manager.store.row_writes import upsert
+from manager.store.vm_shares import read_shares, set_shares
 
 
 def put_host(session: Session, spec: HostSpec, now: datetime, precondition: Precondition) -> tuple[HostRow, bool]:
@@ -34,14 +37,20 @@ def adopt_host(session: Session, name: str, now: datetime) -> HostRow:
 
 def reporting_host(session: Session, defaults: HostSpec, now: datetime) -> HostRow:
     """The host whose agent is reporting, its row locked; registered with ``defaults`` if it is new."""
-    query = select(HostRow).where(HostRow.name == defaults.name).with_for_update()
-    row = session.scalars(query).one_or_none()
+    query, wanted = _reporting_query(), {"name": defaults.name}
+    row = session.scalars(query, wanted).one_or_none()
     if row is None:
         lock_registrations(session)
-        row = session.scalars(query).one_or_none()  # another request may have registered it meanwhile
+        row = session.scalars(query, wanted).one_or_none()  # another request may have registered it meanwhile
     if row is None:
         row, _ = put_host(session, defaults, now, lambda _etag: None)
     return row
+
+
+@cache
+def _reporting_query() -> Select[HostRow]:
+    query = select(HostRow).where(HostRow.name == bindparam("name", type_=String())).with_for_update()
+    return query.options(defer(HostRow.tick), defer(HostRow.capabilities))  # these are reported anew
 
 
 def put_statuses(session: Session, host: HostRow, statuses: Iterable[Mapping[str, Any]], now: datetime) -> None:
@@ -51,32 +60,32 @@ def put_statuses(session: Session, host: HostRow, statuses: Iterable[Mapping[str
     """
     rows = [{"host_id": host.id, "at": now, **status} for status in sorted(statuses, key=itemgetter("vm"))]
     if rows:
-        insert = insert_for(session, VmStatusRow)
-        moved = {name: insert.excluded[name] for name in rows[0] if name != "vm"}
-        session.execute(insert.on_conflict_do_update(index_elements=[VmStatusRow.vm], set_=moved), rows)
+        upsert(session, VmStatusRow, rows, ["vm"])
 
 
-def put_shares(session: Session, host: HostRow, shares: Mapping[str, tuple[float, float]], now: datetime) -> bool:
+def put_shares(
+    session: Session,
+    host: HostRow,
+    shares: Mapping[str, tuple[float, float]],
+    now: datetime,
+    here: frozenset[str] | None = None,
+) -> bool:
     """Store the CPU shares and run-queue delays of the VMs on a host, by name.
 
-    False: the host has statuses of other VMs than these.
+    False: the host has statuses of other VMs than these. ``here``: those that it has; None: not known.
     """
-    reported = set(session.scalars(select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)))
-    rows = [
-        {"name": vm, "cpu_share": used, "run_delay_share": waited, "at": now}
-        for vm, (used, waited) in sorted(shares.items())
-        if vm in reported
-    ]
-    if rows:
-        here = (VmStatusRow.vm == bindparam("name"), VmStatusRow.host_id == host.id)
-        session.connection().execute(update(VmStatusRow).where(*here), rows)
-    return reported == shares.keys()
+    if here is None:
+        here = frozenset(session.scalars(select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)))
+    set_shares(host, shares, here - shares.keys(), now)
+    return here == shares.keys()
 
 
 def statuses_on(session: Session, host: HostRow) -> list[str]:
     """The statuses of the VMs on a host as JSON text, by name of the VM."""
-    query = select(VmStatusRow.json_text()).where(VmStatusRow.host_id == host.id).order_by(VmStatusRow.vm)
-    return list(session.scalars(query))
+    columns = VmStatusRow.vm, VmStatusRow.at, VmStatusRow.cpu_share, VmStatusRow.run_delay_share, VmStatusRow.body
+    rows = session.execute(select(*columns).where(VmStatusRow.host_id == host.id).order_by(VmStatusRow.vm))
+    shares = read_shares(host.shares)
+    return [shares.status(*row)[1] for row in rows]
 
 
 def replace_domains(session: Session, host: HostRow, names: Mapping[str, str]) -> None:

@@ -13,20 +13,17 @@ from typing import Any, ClassVar
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     DateTime,
     Double,
     Enum,
     ForeignKey,
     Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     UniqueConstraint,
-    cast,
     false,
-    func,
-    literal,
     text,
 )
 from sqlalchemy.engine import Dialect
@@ -35,8 +32,10 @@ from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.fields import adapter_of, json_fields
+from manager.model.histogram import Histogram
 from manager.model.knobs import Knob
 from manager.model.law import Law
+from manager.model.packed_histogram import pack, unpack
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import CacheControl, Mode, Sharing, Sla, VmClass
 from manager.model.rules import DiskRules, MemoryRules, PlacementRules
@@ -116,6 +115,21 @@ class JsonOf(TypeDecorator[Any]):
         return self.default if value is None else adapter_of(self.kind).validate_python(value)
 
 
+class PackedHistogram(TypeDecorator[Histogram]):
+    """A histogram, stored as few bytes."""
+
+    impl = LargeBinary
+    cache_ok = True
+
+    def process_bind_param(self, value: Histogram | None, dialect: Dialect) -> bytes | None:  # noqa: ARG002
+        """To the database."""
+        return None if value is None else pack(value)
+
+    def process_result_value(self, value: bytes | None, dialect: Dialect) -> Histogram | None:  # noqa: ARG002
+        """From the database."""
+        return None if value is None else unpack(value)
+
+
 def _words(kind: type[StrEnum]) -> Enum:
     """A column of an enumeration as plain text, so that a new value needs no migration."""
     return Enum(kind, native_enum=False, length=32, values_callable=lambda members: [word.value for word in members])
@@ -147,7 +161,7 @@ class Base(DeclarativeBase):
         datetime: UtcDateTime(),
         Json: JSON(none_as_null=True),
         JsonList: JSON(none_as_null=True),
-        dict[str, int]: JSON(),
+        Histogram: PackedHistogram(),
         **{kind: _words(kind) for kind in (Knob, OutcomeKind, Severity, Mode, Sharing, VmClass, WarpUse, CacheControl)},
     }
 
@@ -177,6 +191,7 @@ class HostRow(Registered):
     ``silent`` and ``clock_off``: according to the latest event it does not report, or its clock is off; ``back_at``:
     when it last reported again after silence. ``clock_ahead_s``: its clock's lead at the last report; null: unknown.
     ``agent_instance`` to ``rival_boot``: see ``Tenure``; ``rival_at``: time of the last event about a rival.
+    ``shares``: what VMs used since, see ``manager.store.vm_shares``; read only where it is asked for.
     """
 
     __tablename__ = "hosts"
@@ -210,6 +225,7 @@ class HostRow(Registered):
     rival_at: Mapped[datetime | None]
     tick: Mapped[Json | None]
     capabilities: Mapped[Json | None]
+    shares: Mapped[str | None] = mapped_column(deferred=True)
 
 
 class VmRow(Registered):
@@ -236,7 +252,7 @@ class VmRow(Registered):
 class VmStatusRow(Base):
     """The last reported status of a VM: one row per VM, from the host that reported it last.
 
-    ``body`` is the status as JSON text, without the shares, which change all the time and have columns.
+    ``body`` is the status as JSON text, without the shares, which have columns; newer ones are in ``hosts``.
     """
 
     __tablename__ = "vm_status"
@@ -247,12 +263,6 @@ class VmStatusRow(Base):
     cpu_share: Mapped[float] = mapped_column(server_default="0")
     run_delay_share: Mapped[float] = mapped_column(server_default="0")
     body: Mapped[str]
-
-    @classmethod
-    def json_text(cls) -> ColumnElement[str]:
-        """The whole status as JSON text, ready to be answered; null where there is none."""
-        used, waited = cast(cls.cpu_share, String), cast(cls.run_delay_share, String)
-        return literal('{"cpu_share":') + used + ',"run_delay_share":' + waited + "," + func.substr(cls.body, 2)
 
 
 class ApplicationRow(Registered):
@@ -321,9 +331,8 @@ class WindowRow(Base):
 
     They outlive the application, see ``PastApplicationRow``; so do roll-ups.
     ``slot`` is the aligned start of the slot; ``start_at`` .. ``end_at`` is the time that the samples cover.
-    ``origin`` is the host whose agent counted them, empty for samples posted to the manager. ``buckets`` maps
-    bucket numbers (as text) of ``manager.model.histogram`` to counts, ``requests`` and ``ready`` are as in
-    ``manager.model.window``. ``ahead``: it was in the future when it arrived.
+    ``origin`` is the host whose agent counted them, empty for samples posted to the manager. ``histogram``,
+    ``requests`` and ``ready`` are as in ``manager.model.window``. ``ahead``: it was in the future when it arrived.
     """
 
     __tablename__ = "windows"
@@ -336,7 +345,7 @@ class WindowRow(Base):
     start_at: Mapped[datetime]
     end_at: Mapped[datetime]
     count: Mapped[int] = mapped_column(BigInteger)
-    buckets: Mapped[dict[str, int]]
+    histogram: Mapped[Histogram]
     requests: Mapped[float | None]
     ready: Mapped[Json | None]
     ahead: Mapped[bool] = mapped_column(default=False, server_default=false())
@@ -358,7 +367,7 @@ class RollupRow(Base):
     length_s: Mapped[int]
     start: Mapped[datetime]
     count: Mapped[int] = mapped_column(BigInteger)
-    buckets: Mapped[dict[str, int]]
+    histogram: Mapped[Histogram]
     requests: Mapped[float | None]
     ready: Mapped[Json | None]
     slots: Mapped[int]

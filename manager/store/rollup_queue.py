@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from sqlalchemy import ColumnElement, exists
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from manager.control.budget import HOUR_S, MINUTE_S
-from manager.store.database import upsert
 from manager.store.progress_models import UnrolledTicksRow, UnrolledWindowsRow
+from manager.store.row_writes import upsert
 
 MINUTE, HOUR = timedelta(seconds=MINUTE_S), timedelta(seconds=HOUR_S)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -30,14 +31,14 @@ def note_windows(session: Session, length: timedelta, places: Iterable[tuple[int
     # A note that is there already is locked all the same: the roll-up sees what this transaction wrote, or leaves the
     # note.
     keys = ["application_id", "length_s", "start", "origin"]
-    upsert(session, UnrolledWindowsRow, rows, keys, lambda _new: UnrolledWindowsRow.taken.is_(True))
+    upsert(session, UnrolledWindowsRow, rows, keys, _is_taken)
 
 
 def note_ticks(session: Session, length: timedelta, host: str, moments: Iterable[datetime]) -> None:
     """Note the minutes or hours of a host that hold moments, in the order of time, and lock them as for windows."""
     rows = [{"host": host} | _span(start, length) for start in sorted({floor(moment, length) for moment in moments})]
     keys = ["host", "length_s", "start"]
-    upsert(session, UnrolledTicksRow, rows, keys, lambda new: UnrolledTicksRow.until != new["until"])
+    upsert(session, UnrolledTicksRow, rows, keys, _ends_elsewhere)
 
 
 def is_noted(
@@ -58,6 +59,15 @@ def floor(moment: datetime, length: timedelta) -> datetime:
 def seconds(length: timedelta) -> int:
     """A length in whole seconds."""
     return round(length.total_seconds())
+
+
+def _is_taken(_new: Any) -> ColumnElement[bool]:
+    return UnrolledWindowsRow.taken.is_(True)
+
+
+def _ends_elsewhere(new: Any) -> ColumnElement[bool]:
+    another: ColumnElement[bool] = UnrolledTicksRow.until != new["until"]
+    return another
 
 
 def _span(start: datetime, length: timedelta) -> dict[str, object]:

@@ -20,16 +20,16 @@ from sqlalchemy import ColumnElement, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from manager.control.budget import Period, Violation, judge, total
-from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
 from manager.store.applications import as_it_was
 from manager.store.arrivals import WINDOWS
-from manager.store.database import Database, upsert
+from manager.store.database import Database
 from manager.store.models import ApplicationRow, PastApplicationRow, RollupRow, WindowRow
 from manager.store.past_registrations import read_past
 from manager.store.progress_models import UnrolledWindowsRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, floor, is_noted, note_windows, seconds
+from manager.store.row_writes import upsert
 from manager.store.windows import columns_of, window_of
 
 _SETTLED_S = 300.0 + 60  # how late response times usually may be, and time for a report that is being written
@@ -141,9 +141,8 @@ class RollUps:
 def period_of(application: str, row: RollupRow) -> Period:
     """A row as a period."""
     start_s = row.start.timestamp()
-    histogram = Histogram({int(bucket): count for bucket, count in row.buckets.items()})
     ready = Ready(**row.ready) if row.ready else None
-    window = Window(application, start_s, start_s + row.length_s, histogram, row.requests, ready)
+    window = Window(application, start_s, start_s + row.length_s, row.histogram, row.requests, ready)
     spans = (
         Violation(start_s + run["start_s"], start_s + run["end_s"], run["violated"]) for run in row.violations or ()
     )
@@ -189,7 +188,7 @@ def _row(number: int, start: datetime, length: timedelta, periods: Sequence[Peri
         "application_id": number,
         "length_s": seconds(length),
         "start": start,
-        **{name: columns[name] for name in ("count", "buckets", "requests", "ready")},
+        **{name: columns[name] for name in ("count", "histogram", "requests", "ready")},
         "slots": whole.slots,
         "judged": whole.judged,
         "violated": whole.violated,
@@ -203,5 +202,10 @@ def _write(session: Session, rows: Sequence[dict[str, Any]]) -> int:
     storable = [row for row in rows if row["application_id"] in there]
     # Slots only grow: a row with fewer response times was made when some of its slots were removed already.
     keys = ["application_id", "length_s", "start"]
-    upsert(session, RollupRow, storable, keys, lambda new: RollupRow.count <= new["count"])
+    upsert(session, RollupRow, storable, keys, _is_as_full)
     return len(storable)
+
+
+def _is_as_full(new: Any) -> ColumnElement[bool]:
+    full: ColumnElement[bool] = RollupRow.count <= new["count"]
+    return full

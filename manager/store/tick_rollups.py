@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from typing import Any
 
-from sqlalchemy import delete, exists, func, select
+from sqlalchemy import ColumnElement, delete, exists, func, select
 from sqlalchemy.orm import Session, aliased
 
 from manager.control.tick_means import mean_tick
@@ -21,12 +22,13 @@ from manager.model.fields import json_fields
 from manager.model.records import TickRecord, VcpuTick, VmTick
 from manager.model.registration import Mode
 from manager.model.resource_use import resources_of
-from manager.store.database import Database, upsert
+from manager.store.database import Database
 from manager.store.host_models import TickRollupRow
 from manager.store.models import HostRow, TickRow
 from manager.store.progress_models import UnrolledTicksRow
 from manager.store.retention import Cleanup, Keep
 from manager.store.rollup_queue import HOUR, MINUTE, is_noted, note_ticks, seconds
+from manager.store.row_writes import upsert
 
 _LENGTHS = MINUTE, HOUR
 _AT_ONCE = {MINUTE: 30, HOUR: 24}  # rows of each length that are made by one transaction
@@ -189,5 +191,10 @@ def _write(session: Session, host: str, length: timedelta, starts: Sequence[date
         of = {"host": host, "length_s": seconds(length), "start": start}
         rows.append({**of, "at": at, "ticks": sum(count for _, count in parts), "body": body})
     # Of fewer ticks: some of them were removed already.
-    upsert(session, TickRollupRow, rows, ["host", "length_s", "start"], lambda new: TickRollupRow.ticks <= new["ticks"])
+    upsert(session, TickRollupRow, rows, ["host", "length_s", "start"], _has_as_many)
     return len(rows)
+
+
+def _has_as_many(new: Any) -> ColumnElement[bool]:
+    enough: ColumnElement[bool] = TickRollupRow.ticks <= new["ticks"]
+    return enough

@@ -9,8 +9,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import cache
 
-from sqlalchemy import select
+from sqlalchemy import Select, String, bindparam, select
 from sqlalchemy.orm import Session
 
 from manager.errors import Conflict, DatabaseUnavailable, InvalidRequest
@@ -144,17 +145,22 @@ def authenticate(database: Database, secret: str, now: datetime) -> Principal | 
 
     Notes the use, at most once a minute: reads must not all become writes, nor fail where nothing can be written.
     """
-    query = select(TokenRow).where(TokenRow.secret_hash == hash_secret(secret))
+    query, wanted = _by_secret(), {"secret_hash": hash_secret(secret)}
     with database.reading() as session:
-        row = session.scalars(query).one_or_none()
+        row = session.scalars(query, wanted).one_or_none()
     if row is None or has_expired(row, now):
         return None
     if row.last_used_at is None or now - row.last_used_at >= _LAST_USED_STEP:
         with suppress(DatabaseUnavailable), database.writing() as session:
-            used = session.scalars(query.with_for_update()).one_or_none()
+            used = session.scalars(query.with_for_update(), wanted).one_or_none()
             if used is not None:
                 used.last_used_at = now
     return Principal(row.name, Role(row.role), row.host, application=row.application)
+
+
+@cache
+def _by_secret() -> Select[TokenRow]:
+    return select(TokenRow).where(TokenRow.secret_hash == bindparam("secret_hash", type_=String()))
 
 
 def has_expired(row: TokenRow, now: datetime) -> bool:

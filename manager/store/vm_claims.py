@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from functools import cache
+from typing import Any, NamedTuple
 
-from sqlalchemy import delete, select
+from sqlalchemy import Integer, Select, String, bindparam, case, delete, or_, select
 from sqlalchemy.orm import Session
 
 from manager.control.claim_rules import Foul, HeldVm, RegisteredVm, claim_text, foul, is_alarm
@@ -51,16 +52,36 @@ class RefusedVm:
     migrates: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class TakenStatuses:
+    """The refused VMs; and the VMs of which a host now has a status."""
+
+    refused: Sequence[RefusedVm]
+    here: frozenset[str]
+
+
 def take_statuses(
-    session: Session, host: HostRow, reported: Sequence[Reported], now: datetime, live: timedelta, *, whole: bool
-) -> list[RefusedVm]:
-    """Store the statuses of the VMs that belong to this host; returns the others, for which events may follow.
+    session: Session,
+    host: HostRow,
+    reported: Sequence[Reported],
+    now: datetime,
+    live: timedelta,
+    *,
+    whole: bool,
+    known: Mapping[str, RegisteredVm] | None = None,
+) -> TakenStatuses:
+    """Store the statuses of the VMs that belong to this host; events may follow for the others, which are refused.
 
     ``whole``: the host runs no other VMs. A host that has not reported for ``live`` loses its VMs to another that
-    reports them. An unregistered VM counts as registered for no host: it may just have been removed.
+    reports them. An unregistered VM counts as registered for no host: it may just have been removed. ``known``: how VMs
+    are registered now, as far as the caller knows.
     """
-    registered, changed_at = _registered(session, {status.vm for status in reported})
-    holders = _holders(session, host, {status.vm for status in reported}, now, live)
+    names = frozenset(status.vm for status in reported)
+    registered = {**_registered(session, names - (known or {}).keys())[0], **(known or {})}
+    there = _statuses(session, host, names)
+    before = frozenset(status.vm for status in there if status.host_id == host.id)
+    elsewhere = {status.vm: status for status in there if status.host_id != host.id}
+    holders = {vm: (status.host, held_vm(status.body)) for vm, status in elsewhere.items() if status.lives(now, live)}
     refused: list[RefusedVm] = []
     taken: list[Reported] = []
     for status in reported:
@@ -74,52 +95,61 @@ def take_statuses(
             migrates = why is Foul.RUNS_ELSEWHERE and held is not None and held.migrates_to({status.uuid})
             refused.append(RefusedVm(status.vm, why, text, other, migrates))
     not_here = {status.vm for status in refused}
-    gone = select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id)
-    gone = gone.where(VmStatusRow.vm.not_in([status.vm for status in taken]) if whole else VmStatusRow.vm.in_(not_here))
-    left = session.scalars(gone).all()
+    accepted = {status.vm for status in taken}
+    left = sorted(before - accepted if whole else before & not_here)
     if left:
         session.execute(delete(VmStatusRow).where(VmStatusRow.host_id == host.id, VmStatusRow.vm.in_(left)))
-    names = {status.vm for status in taken}
-    moved = _holder_ids(session, host, names)
-    new = names - _on(session, host, names)
     put_statuses(session, host, [status.columns for status in taken], now)
+    moved = [(vm, status.host_id) for vm, status in elsewhere.items() if vm in accepted]
     note_left(session, [*((vm, host.id) for vm in left), *moved], now)
-    _tell_moved(session, host, new, now)
-    _forget(session, host, not_here if whole else None, {status.vm for status in taken})
+    _tell_moved(session, host, accepted - before, now)
+    _forget(session, host, lambda vm: vm not in not_here if whole else vm in accepted)
+    changed_at = _registered(session, not_here)[1] if not_here else {}
     _store_events(session, host, refused, changed_at, now)
-    return refused
+    return TakenStatuses(refused, before - set(left) | accepted)
 
 
 def _registered(session: Session, names: Collection[str]) -> tuple[dict[str, RegisteredVm], dict[str, datetime]]:
     """The registrations of the VMs, and when they changed."""
+    if not names:
+        return {}, {}
     query = select(VmRow.name, VmRow.host, VmRow.libvirt_uuid, VmRow.updated_at).where(VmRow.name.in_(names))
     rows = session.execute(query).all()
     return {row.name: RegisteredVm(row.host, row.libvirt_uuid) for row in rows}, {row.name: row[3] for row in rows}
 
 
-def _holders(
-    session: Session, host: HostRow, names: Collection[str], now: datetime, live: timedelta
-) -> dict[str, tuple[str, HeldVm]]:
-    """The other live hosts that report VMs of these names, each with what it reports, by VM."""
-    columns = VmStatusRow.vm, HostRow.name, HostRow.last_seen_at, VmStatusRow.body
+class _Status(NamedTuple):
+    """A status of a VM: its host, when that reported last, and the status itself where it is another host's."""
+
+    vm: str
+    host_id: int
+    host: str
+    seen_at: datetime | None
+    body: str
+
+    def lives(self, now: datetime, live: timedelta) -> bool:
+        return self.seen_at is not None and abs(now - self.seen_at) <= live
+
+
+def _statuses(session: Session, host: HostRow, names: Collection[str]) -> list[_Status]:
+    """The statuses of the VMs of a host, and of VMs of these names."""
+    rows = session.execute(_status_query(), {"here": host.id, "names": sorted(names)})
+    return [_Status(*row) for row in rows]
+
+
+@cache
+def _status_query() -> Select[*tuple[Any, ...]]:
+    here, names = bindparam("here", type_=Integer()), bindparam("names", expanding=True, type_=String())
+    body = case((VmStatusRow.host_id != here, VmStatusRow.body))
+    columns = VmStatusRow.vm, VmStatusRow.host_id, HostRow.name, HostRow.last_seen_at, body
     query = select(*columns).join(HostRow, HostRow.id == VmStatusRow.host_id)
-    rows = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
-    return {
-        vm: (name, held_vm(body))
-        for vm, name, seen_at, body in rows
-        if seen_at is not None and abs(now - seen_at) <= live
-    }
+    return query.where(or_(VmStatusRow.host_id == here, VmStatusRow.vm.in_(names)))
 
 
 def held_vm(body: str) -> HeldVm:
     """The VM of a stored status."""
     status = json.loads(body)
     return HeldVm(str(status["libvirt_uuid"]), status.get("migrating") is True)
-
-
-def _on(session: Session, host: HostRow, names: Collection[str]) -> set[str]:
-    query = select(VmStatusRow.vm).where(VmStatusRow.host_id == host.id, VmStatusRow.vm.in_(names))
-    return set(session.scalars(query))
 
 
 def _tell_moved(session: Session, host: HostRow, names: Collection[str], now: datetime) -> None:
@@ -137,17 +167,11 @@ def _tell_moved(session: Session, host: HostRow, names: Collection[str], now: da
     store_new(session, EventRow, events)
 
 
-def _holder_ids(session: Session, host: HostRow, names: Collection[str]) -> list[tuple[str, int]]:
-    query = select(VmStatusRow.vm, VmStatusRow.host_id)
-    rows = session.execute(query.where(VmStatusRow.vm.in_(names), VmStatusRow.host_id != host.id))
-    return [(vm, number) for vm, number in rows]
-
-
 def note_left(session: Session, places: Sequence[tuple[str, int]], now: datetime) -> None:
     """Record that VMs, by name and their host's row number, left their hosts. Unregistered VMs are left out."""
-    registered_names = (
-        set(session.scalars(select(VmRow.name).where(VmRow.name.in_([vm for vm, _ in places])))) if places else ()
-    )
+    if not places:
+        return
+    registered_names = set(session.scalars(select(VmRow.name).where(VmRow.name.in_([vm for vm, _ in places]))))
     rows = [{"vm": vm, "host_id": number, "left_at": now} for vm, number in sorted(places) if vm in registered_names]
     if rows:
         insert = insert_for(session, ClaimRow)
@@ -164,12 +188,17 @@ def drop_status_elsewhere(session: Session, vm: str, host: str, now: datetime) -
         note_left(session, [(vm, elsewhere)], now)
 
 
-def _forget(session: Session, host: HostRow, still: Collection[str] | None, taken: Collection[str]) -> None:
-    """End the claims of all VMs but ``still``; None: the claims of ``taken``."""
-    of_host = (ClaimRow.host_id == host.id, ClaimRow.refused_at.is_not(None))
-    over = ClaimRow.vm.in_(taken) if still is None else ClaimRow.vm.not_in(still)
-    for row in session.scalars(select(ClaimRow).where(*of_host, over)):
-        row.refused_at = None
+def _forget(session: Session, host: HostRow, over: Callable[[str], bool]) -> None:
+    """End the claims of a host to the VMs that ``over`` names."""
+    for row in session.scalars(_claims(), {"here": host.id}):
+        if over(row.vm):
+            row.refused_at = None
+
+
+@cache
+def _claims() -> Select[ClaimRow]:
+    of_host = ClaimRow.host_id == bindparam("here", type_=Integer())
+    return select(ClaimRow).where(of_host, ClaimRow.refused_at.is_not(None))
 
 
 def _store_events(

@@ -20,6 +20,7 @@ from manager.store.host_models import ClaimRow
 from manager.store.models import ApplicationRow, HostRow, TierRow, TierVmRow, VmRow, VmStatusRow
 from manager.store.registrations import Precondition, by_name, delete, get, not_found, replace, touch
 from manager.store.vm_claims import drop_status_elsewhere
+from manager.store.vm_shares import VmShares, read_shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,18 +126,24 @@ def _mappings(session: Session, query: Select[*tuple[Any, ...]]) -> list[dict[st
     result = session.execute(query)
     names = tuple(result.keys())
     found = [dict(zip(names, row, strict=True)) for row in result]
-    used = _resources(session, {vm["status_host"] for vm in found if vm["status_host"] is not None})
-    return [{**vm, "resources": used.get((vm["status_host"], vm["name"]))} for vm in found]
+    used, shares = _used(session, {vm["status_host"] for vm in found if vm["status_host"] is not None})
+    for vm in found:
+        host, status = vm["status_host"], [vm.pop(name) for name in _STATUS]
+        vm["status_at"], vm["status"] = shares[host].status(vm["name"], *status) if host is not None else (None, None)
+        vm["resources"] = used.get((host, vm["name"]))
+    return found
 
 
-def _resources(session: Session, hosts: Collection[str]) -> dict[tuple[str, str], VmResources]:
-    """What VMs use besides CPU time, by host and VM, as the last ticks of these hosts have it."""
-    reported = HostRow.tick["resources"]
-    rows = session.execute(select(HostRow.name, reported).where(HostRow.name.in_(hosts))) if hosts else ()
+def _used(session: Session, hosts: Collection[str]) -> tuple[dict[tuple[str, str], VmResources], dict[str, VmShares]]:
+    """What VMs use besides CPU time, by host and VM, as the last ticks of these hosts have it; and shares by host."""
+    columns = HostRow.name, HostRow.shares, HostRow.tick["resources"]
+    rows = session.execute(select(*columns).where(HostRow.name.in_(hosts))).all() if hosts else ()
     read = adapter_of(VmResources).validate_python
-    return {(host, vm["vm"]): read(vm) for host, resources in rows for vm in (resources or {}).get("vms", ())}
+    resources = {(host, vm["vm"]): read(vm) for host, _, found in rows for vm in (found or {}).get("vms", ())}
+    return resources, {host: read_shares(shares) for host, shares, _ in rows}
 
 
+_STATUS = ("status_at", "status_cpu_share", "status_run_delay_share", "status_body")
 _REGISTERED = (VmRow.name, *(getattr(VmRow, field.name) for field in fields(VmIn)))
 
 
@@ -148,8 +155,7 @@ def _details() -> Select[*tuple[Any, ...]]:
             VmRow.updated_at,
             ApplicationRow.name.label("application"),
             HostRow.name.label("status_host"),
-            VmStatusRow.at.label("status_at"),
-            VmStatusRow.json_text().label("status"),
+            *(getattr(VmStatusRow, name.removeprefix("status_")).label(name) for name in _STATUS),
         )
         .select_from(VmRow)
         .outerjoin(TierVmRow, TierVmRow.vm_id == VmRow.id)

@@ -14,18 +14,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, func, or_, select
+from sqlalchemy import ColumnElement, CompoundSelect, Integer, Row, String, bindparam, func, or_, select, union
 from sqlalchemy.orm import Session
 
 from manager.errors import InvalidRequest
-from manager.model.histogram import Histogram
 from manager.model.window import Ready, Window, merge
-from manager.store.database import upsert
-from manager.store.models import ApplicationRow, WindowRow
+from manager.store.models import ApplicationRow, UtcDateTime, WindowRow
 from manager.store.registrations import not_found
 from manager.store.rollup_queue import MINUTE, note_windows
+from manager.store.row_writes import upsert
 
 MAX_COUNT = 2**53
 """Most samples in a window: beyond it JSON readers that know only doubles lose count, and so would a BIGINT."""
@@ -45,7 +45,7 @@ _COLUMNS = (  # read alone: making objects of rows takes longer than reading the
     WindowRow.slot,
     WindowRow.start_at,
     WindowRow.end_at,
-    WindowRow.buckets,
+    WindowRow.histogram,
     WindowRow.requests,
     WindowRow.ready,
 )
@@ -112,9 +112,14 @@ def replace_windows(
             WindowRow,
             [rows[place] for place in sorted(rows)],
             ["application_id", "slot", "origin"],
-            lambda new: (WindowRow.count <= new["count"]) | (WindowRow.ahead & ~new["ahead"]),
+            _is_fuller,
         )
     return taken
+
+
+def _is_fuller(new: Any) -> ColumnElement[bool]:
+    fuller: ColumnElement[bool] = (WindowRow.count <= new["count"]) | (WindowRow.ahead & ~new["ahead"])
+    return fuller
 
 
 def slot_start(end: datetime, slot_length: timedelta) -> datetime:
@@ -141,6 +146,31 @@ def posted_to(session: Session, numbers: Collection[int], since: datetime) -> fr
         return frozenset()
     posted = WindowRow.application_id.in_(numbers) & (WindowRow.slot >= since) & (WindowRow.origin == PUSHED)
     return frozenset(session.scalars(select(WindowRow.application_id).where(posted).distinct()))
+
+
+def measured_by_others(
+    session: Session, numbers: Collection[int], host: str, since: datetime
+) -> dict[int, frozenset[str]]:
+    """The origins but ``host`` of windows that began from ``since`` on, of those of these applications that have any.
+
+    Applications by row number.
+    """
+    if not numbers:
+        return {}
+    found: dict[int, set[str]] = {}
+    for number, origin in session.execute(_others(), {"numbers": sorted(numbers), "host": host, "since": since}):
+        found.setdefault(number, set()).add(origin)
+    return {number: frozenset(origins) for number, origins in found.items()}
+
+
+@cache
+def _others() -> CompoundSelect[int, str]:
+    numbers = bindparam("numbers", expanding=True, type_=Integer())
+    host, since = bindparam("host", type_=String()), bindparam("since", type_=UtcDateTime())
+    late = select(WindowRow.application_id, WindowRow.origin)
+    late = late.where(WindowRow.application_id.in_(numbers), WindowRow.slot >= since)
+    # Not as !=, for which rows would be read in place of the index alone.
+    return union(late.where(WindowRow.origin < host), late.where(WindowRow.origin > host))
 
 
 def recent_windows(
@@ -225,10 +255,9 @@ def windows_at(
 
 def window_of(application: str, row: WindowRow | Row[*tuple[Any, ...]]) -> Window:
     """What one origin knows of a slot, from its row or the columns of it."""
-    histogram = Histogram(dict(zip(map(int, row.buckets), row.buckets.values(), strict=True)))
     start_s, end_s = row.start_at.timestamp(), row.end_at.timestamp()
     ready = Ready(**row.ready) if row.ready else None
-    return Window(application, start_s, end_s, histogram, row.requests, ready)
+    return Window(application, start_s, end_s, row.histogram, row.requests, ready)
 
 
 def columns_of(window: Window) -> dict[str, Any]:
@@ -237,7 +266,7 @@ def columns_of(window: Window) -> dict[str, Any]:
         "start_at": _time(window.start_s),
         "end_at": _time(window.end_s),
         "count": window.histogram.count,
-        "buckets": {str(bucket): count for bucket, count in sorted(window.histogram.buckets.items())},
+        "histogram": window.histogram,
         "requests": window.requests,
         "ready": asdict(window.ready) if window.ready else None,
     }

@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import select
 
+from manager.model.histogram import Histogram
 from manager.store.database import Database
 from manager.store.models import ApplicationRow, RollupRow
 from tests.api.conftest import HOST, START, Api, event, make_api, record, report, tick, tick_of, window
@@ -98,7 +99,7 @@ def rolled_minute(application_id: int, start: datetime, judged: int, violated: i
         length_s=60,
         start=start,
         count=100,
-        buckets={},
+        histogram=Histogram(),
         requests=None,
         ready=None,
         slots=judged,

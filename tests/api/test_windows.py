@@ -225,3 +225,44 @@ def test_an_application_may_be_removed_while_agents_report_of_it(hosts: Api) -> 
         jobs = [pool.submit(act, number) for number in range(40) for act in (register, tell, tell)]
         codes = set().union(*(job.result() for job in jobs))
     assert codes <= {200, 201, 204, 404}
+
+
+def slots_after(api: Api, host: str, **changes: Any) -> dict[str, Any]:
+    """The slots that answer a report, which must be what the route for them answers just after it."""
+    answered: dict[str, Any] = api.ok("POST", f"/hosts/{host}/report", report(wants_slots=True, **changes))["slots"]
+    assert answered == api.ok("GET", f"/hosts/{host}/slots")
+    return answered
+
+
+def counted(slots: dict[str, Any]) -> list[int]:
+    return [sum(one["buckets"].values()) for one in slots["windows"].get("shop", ())]
+
+
+def test_a_report_is_answered_with_the_slots_of_others_whatever_is_known_of_its_host(shop: Api) -> None:
+    for vm in ("web-1", "web-2", "db-1"):
+        shop.ok("PUT", f"/vms/{vm}", {"class": "critical", "host": HOST})
+    for count in (3, 4):  # the second one is answered from what the first one made known
+        alone = slots_after(shop, HOST, windows=[window(count=count)])
+        assert (counted(alone), alone["shared"]) == ([], False)
+    shop.ok("POST", "/applications/shop/samples", {"times_ms": [5.0] * 10})
+    assert counted(slots_after(shop, HOST, windows=[window(count=5)])) == [10]
+    shop.ok("PUT", f"/hosts/{OTHER}", {})
+    shop.ok("PUT", "/vms/web-2", {"class": "critical", "host": OTHER})
+    assert slots_after(shop, HOST)["shared"]
+    assert slots_after(shop, HOST, windows=[window(count=6)])["shared"]
+    assert counted(slots_after(shop, OTHER, windows=[window(count=2)])) == [16]
+    assert counted(slots_after(shop, HOST, windows=[window(count=7)])) == [12]
+
+
+def test_what_others_measured_before_a_long_silence_is_still_answered(hosts: Api) -> None:
+    send(hosts, OTHER, windows=[window(count=4)])
+    slots_after(hosts, HOST)
+    hosts.clock.now_s += 3600
+    assert counted(slots_after(hosts, HOST)) == [4], "it is of the newest slot"
+    assert counted(slots_after(hosts, HOST, windows=[window(end=3600, count=1)])) == []
+
+
+def test_a_vm_that_was_registered_for_another_host_meanwhile_is_refused_at_once(hosts: Api) -> None:
+    slots_after(hosts, HOST, windows=[window(count=1)])
+    hosts.ok("PUT", "/vms/web-1", {"class": "critical", "host": OTHER})
+    assert send(hosts, HOST, windows=[window(end=-5)], wants_slots=True)["stored_windows"] == 0

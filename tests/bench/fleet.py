@@ -1,11 +1,13 @@
 """What a fleet costs its manager: 300 agents on simulated hosts, over HTTP, with a real PostgreSQL.
 
-    python -m tests.bench.fleet [--hosts 300] [--vms 20] [--interval-s 5] [--seconds 120] [--json FILE]
+    python -m tests.bench.fleet [--hosts 300] [--vms 20] [--interval-s 5] [--seconds 120] [--reads-per-s 2]
+        [--statements] [--json FILE]
 
 The agents are the product's own, with a journal, an outbox and a connection each, on hosts in memory whose VMs use CPU
 time and answer requests at random; they live in processes of their own, as the manager and PostgreSQL (which syncs its
-log to disk) do. Beside them somebody reads lists. All share this machine, which is printed with the numbers. From
-these a fleet of 10,000 hosts is calculated: an estimate, that cost grows with the number of reports.
+log to disk) do. Beside them somebody reads lists; ``--reads-per-s 0``: nobody does, for the cost of reports alone. All
+share this machine, which is printed with the numbers. From these a fleet of 10,000 hosts is calculated: an estimate,
+that cost grows with the number of reports. ``--statements`` lists what PostgreSQL does for a report.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import contextlib
 import math
 import multiprocessing
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -37,6 +40,7 @@ DRIVERS = 2
 LARGE_FLEET = 10_000
 CORE_SHARE = 0.6
 """Of a core, that is what a manager process may be planned to use: requests come in bursts."""
+_MOST_STATEMENTS = 40
 READS = ("/vms?limit=1000", "/hosts?limit=1000", "/applications?limit=100", "/events?limit=100", "/decisions?limit=100")
 
 
@@ -49,6 +53,8 @@ class Options:
     interval_s: float
     seconds: float
     warm_up_s: float
+    reads_per_s: float
+    statements: bool
 
 
 def register(client: httpx.Client, hosts: Sequence[str], vms: int) -> None:
@@ -104,6 +110,34 @@ def grown_bytes(before: TableSize, after: TableSize) -> float:
 
 
 @dataclass(frozen=True)
+class Statement:
+    """A statement of SQL, how often PostgreSQL executed it per report, and for how many milliseconds."""
+
+    sql: str
+    calls: float
+    took_ms: float
+
+
+def forget_statements(url: str) -> None:
+    """Count statements from now on."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("CREATE EXTENSION IF NOT EXISTS pg_stat_statements")
+        connection.execute("SELECT pg_stat_statements_reset()")
+
+
+def read_statements(url: str, reports: int) -> list[Statement]:
+    """What was executed since ``forget_statements``, the longest in all first."""
+    query = "SELECT query, calls, total_exec_time FROM pg_stat_statements WHERE query NOT LIKE '%pg_stat_statements%'"
+    alike: dict[str, list[tuple[float, float]]] = {}
+    with psycopg.connect(url) as connection:
+        for sql, calls, took_ms in connection.execute(query):
+            shape = re.sub(r"\(\$\d+.*?\)", "(...)", " ".join(sql.split()))  # lists of parameters differ in length
+            alike.setdefault(shape, []).append((calls / reports, took_ms / reports))
+    statements = [Statement(shape, *map(sum, zip(*parts, strict=True))) for shape, parts in alike.items()]
+    return sorted(statements, key=lambda statement: -statement.took_ms)
+
+
+@dataclass(frozen=True)
 class Result:
     """Of the fleet in the time that counts. Shares are of one core."""
 
@@ -122,18 +156,30 @@ class Result:
     postgres_share: float
     growth_bytes_per_day: dict[str, float]
     busy_share: float
+    statements: list[Statement]
+
+    @property
+    def manager_ms(self) -> float:
+        """Manager CPU milliseconds per host and interval."""
+        return self.manager_share * self.interval_s / self.hosts * 1000
+
+    @property
+    def postgres_ms(self) -> float:
+        """PostgreSQL CPU milliseconds per host and interval."""
+        return self.postgres_share * self.interval_s / self.hosts * 1000
 
 
-def read(client: httpx.Client, until_s: float, took_s: dict[str, list[float]]) -> None:
-    """Lists, one after the other, twice a second."""
+def read(client: httpx.Client, until_s: float, per_s: float, took_s: dict[str, list[float]]) -> None:
+    """Lists, one after the other, ``per_s`` of them per second."""
     for turn in range(1_000_000):
-        path = READS[turn % len(READS)]
-        began_s = time.perf_counter()
-        client.get(path).raise_for_status()
-        took_s.setdefault(path, []).append((time.perf_counter() - began_s) * 1000)
+        if per_s:
+            path = READS[turn % len(READS)]
+            began_s = time.perf_counter()
+            client.get(path).raise_for_status()
+            took_s.setdefault(path, []).append((time.perf_counter() - began_s) * 1000)
         if time.monotonic() > until_s:
             return
-        time.sleep(0.5)
+        time.sleep(1 / per_s if per_s else 0.5)
 
 
 def measure(
@@ -144,15 +190,19 @@ def measure(
     for pipe in pipes:
         pipe.send("count")
     before: tuple[Usage, float, dict[str, TableSize], tuple[float, float]]
+    if options.statements:
+        forget_statements(url)
     before = usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
     began_s = time.monotonic()
     reads: dict[str, list[float]] = {}
-    read(client, began_s + options.seconds, reads)
+    read(client, began_s + options.seconds, options.reads_per_s, reads)
     spent_s = time.monotonic() - began_s
     after, after_s, after_bytes, after_cpu = usage(pid), postgres_cpu_s(server), sizes(url), host_cpu_s()
     for pipe in pipes:
         pipe.send("stop")
     driven: list[Driven] = [pipe.recv() for pipe in pipes]
+    reports = round(spent_s / options.interval_s * options.hosts)
+    statements = read_statements(url, reports) if options.statements else []
     grown = {name: grown_bytes(before[2][name], size) / spent_s * 86400 for name, size in after_bytes.items()}
     return Result(
         options.hosts,
@@ -170,6 +220,7 @@ def measure(
         (after_s - before[1]) / spent_s,
         {name: size for name, size in sorted(grown.items(), key=lambda item: -item[1]) if size > 0},
         (after_cpu[0] - before[3][0]) / (after_cpu[1] - before[3][1]),
+        statements,
     )
 
 
@@ -197,10 +248,21 @@ def show(result: Result) -> None:
         table.add_row(f"GET {path}", f"median {spread.median:.1f}, p99 {spread.p99:.1f} ms of {spread.count}")
     table.add_row("manager", f"{result.manager_share:.1%} of a core, {result.manager_mib:.0f} MiB at most")
     table.add_row("PostgreSQL", f"{result.postgres_share:.1%} of a core")
+    spent = f"manager {result.manager_ms:.2f}, PostgreSQL {result.postgres_ms:.2f} ms"
+    table.add_row("CPU per host and interval", spent)
     for name, size in result.growth_bytes_per_day.items():
         table.add_row(f"table {name} grows a day by", f"{size / 1e9:.2f} GB before retention")
+    table.add_row(
+        "all tables, a host and day", f"{sum(result.growth_bytes_per_day.values()) / result.hosts / 1e6:.1f} MB"
+    )
     console = Console(width=120)
     console.print(table)
+    if result.statements:
+        calls, took_ms = (sum(getattr(one, name) for one in result.statements) for name in ("calls", "took_ms"))
+        table = Table("statement", "calls", "ms", title=f"PostgreSQL per report: {calls:.1f} calls, {took_ms:.2f} ms")
+        for one in result.statements[:_MOST_STATEMENTS]:
+            table.add_row(one.sql[:90], f"{one.calls:.2f}", f"{one.took_ms:.3f}")
+        console.print(table)
     table = Table("", "", show_header=False, title=f"calculated: {LARGE_FLEET:,} hosts")
     for name, value in large(result):
         table.add_row(name, value)
@@ -212,7 +274,9 @@ def run(options: Options) -> Result:
     hosts = [f"kvm{number:04d}" for number in range(options.hosts)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eqp-fleet-")))
-        server = stack.enter_context(postgres_server(durable=True))
+        server = stack.enter_context(
+            postgres_server(durable=True, preload="pg_stat_statements" if options.statements else "")
+        )
         url = server.create("fleet")
         manager = stack.enter_context(running_manager(folder, url, options.interval_s))
         register(manager.client, hosts, options.vms)
@@ -246,9 +310,19 @@ def main() -> None:
     parser.add_argument("--interval-s", type=float, default=5.0)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--warm-up-s", type=float, default=20.0)
+    parser.add_argument("--reads-per-s", type=float, default=2.0)
+    parser.add_argument("--statements", action="store_true", help="list PostgreSQL's statements per report")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()
-    options = Options(given.hosts, given.vms, given.interval_s, given.seconds, given.warm_up_s)
+    options = Options(
+        given.hosts,
+        given.vms,
+        given.interval_s,
+        given.seconds,
+        given.warm_up_s,
+        given.reads_per_s,
+        given.statements,
+    )
     with undone_when_told_to_end():
         result = run(options)
     print(machine())

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import MetaData, Table, select
 
 from manager.model.fields import fields_of
+from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.registration import HostSpec
 from manager.model.rules import DiskRules, MemoryRules, PlacementRules
@@ -50,11 +51,14 @@ GIVEN: dict[tuple[str, str], object] = {
     ("hosts", "disk"): DiskRules(),
     ("hosts", "tick"): None,
     ("hosts", "capabilities"): None,
+    ("hosts", "shares"): None,
     ("hosts", "cache"): "on",
     ("hosts", "warp"): "on",
     ("windows", "buckets"): {"500": 3},
     ("windows", "ready"): {"percentile": 95.0, "percentile_ms": 2.5},
     ("rollups", "buckets"): {"500": 3},
+    ("windows", "histogram"): Histogram({500: 3}),
+    ("rollups", "histogram"): Histogram({500: 3}),
     ("rollups", "ready"): None,
     ("rollups", "violations"): None,
     ("sessions", "token_id"): None,

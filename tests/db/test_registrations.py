@@ -26,6 +26,7 @@ from manager.store.hosts import adopt_host, put_host, put_shares, put_statuses, 
 from manager.store.models import ApplicationRow, HostRow, TierVmRow, VmRow, VmStatusRow, WindowRow
 from manager.store.registrations import delete, get, page
 from manager.store.source_rows import hosts_of
+from manager.store.vm_shares import forget_shares
 from manager.store.vms import VmFilter, adopt_vm, delete_vm, get_vm, list_vms, put_vm, vms_for_host
 from manager.store.windows import add_samples
 
@@ -379,3 +380,26 @@ def test_lists_of_vms_are_filtered(database: Database) -> None:
         assert [vm.name for vm in vms_for_host(session, "h")] == ["a", "b"]
         assert [row.name for row in applications_for_host(session, "h")] == ["shop"]
         assert applications_for_host(session, "g") == []
+
+
+def test_shares_are_as_old_as_the_tick_they_came_with(database: Database) -> None:
+    register_vms(database, "a", "b")
+    report(database, "h", a='{"n":1}', b='{"n":2}')
+
+    def put(shares: dict[str, tuple[float, float]], after_s: int) -> None:
+        with database.writing() as session:
+            put_shares(session, get(session, HostRow, "h"), shares, NOW + timedelta(seconds=after_s))
+
+    def seen() -> list[tuple[float, int]]:
+        with database.reading() as session:
+            vms = list_vms(session, VmFilter(), None, 9)
+        return [(json.loads(vm["status"])["cpu_share"], (vm["status_at"] - NOW).seconds) for vm in vms]
+
+    assert seen() == [(0.25, 0), (0.25, 0)]
+    put({"a": (0.5, 0.0), "b": (0.75, 0.0)}, 5)
+    assert seen() == [(0.5, 5), (0.75, 5)]
+    put({"b": (1.0, 0.0)}, 10)
+    assert seen() == [(0.5, 5), (1.0, 10)], "of a nothing new was reported"
+    with database.writing() as session:
+        forget_shares(get(session, HostRow, "h"), {"b"})
+    assert seen() == [(0.5, 5), (0.25, 0)], "those of its status are newer"

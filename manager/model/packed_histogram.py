@@ -1,0 +1,113 @@
+"""Histograms as few bytes, as the database keeps them.
+
+    byte 0       the format: 1 plain, 2 compressed (raw DEFLATE, RFC 1951), whichever is shorter
+    bytes 1, 2   the first bucket, big-endian
+    bytes 3, 4   the number of buckets
+    then         the distances from each bucket to the next, and the count of each bucket, as variable-length integers:
+                 seven bits a byte, the lowest first, bit 7 set in all but the last byte
+
+A histogram without buckets is no bytes. Distances and counts come one after the other, not in pairs: that compresses
+better, and where all fit into one byte each, which is the rule, they are read without a loop. Formats are never reused.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable
+from itertools import accumulate, pairwise
+
+from manager.model.histogram import FIRST_BUCKET, LAST_BUCKET, Histogram
+
+_PLAIN, _COMPRESSED = 1, 2
+_HEAD = struct.Struct(">BHH")
+_RAW = -zlib.MAX_WBITS
+_MOST_BUCKETS = LAST_BUCKET - FIRST_BUCKET + 1
+_LONGEST = 9  # bytes of an integer: sums of counts have at most 63 bits
+_MOST_BYTES = 2 * _MOST_BUCKETS * _LONGEST
+_LEVEL = 6
+_SMALL_BYTES = 16  # what DEFLATE cannot make shorter
+
+
+def pack(histogram: Histogram) -> bytes:
+    """A histogram as bytes; ``unpack`` is the inverse. Raises ValueError for counts below 0 or from 2^63 on."""
+    buckets = sorted(histogram.buckets.items())
+    if not buckets:
+        return b""
+    numbers = [bucket for bucket, _ in buckets]
+    distances = [later - earlier for earlier, later in pairwise(numbers)]
+    plain = _written([*distances, *(count for _, count in buckets)])
+    squeezed = _compressed(plain) if len(plain) > _SMALL_BYTES else plain
+    body, form = (squeezed, _COMPRESSED) if len(squeezed) < len(plain) else (plain, _PLAIN)
+    return _HEAD.pack(form, numbers[0], len(numbers)) + body
+
+
+def unpack(packed: bytes) -> Histogram:
+    """The histogram that was packed. Raises ValueError for bytes that ``pack`` does not make."""
+    if not packed:
+        return Histogram()
+    try:
+        form, first, length = _HEAD.unpack_from(packed)
+        body = packed[_HEAD.size :]
+        if form == _COMPRESSED:
+            body = _decompressed(body)
+        elif form != _PLAIN:
+            raise ValueError(f"format {form} of a histogram is unknown")
+    except (struct.error, zlib.error) as error:
+        raise ValueError(f"not a packed histogram: {error}") from error
+    values = _read(body, 2 * length - 1)
+    numbers = list(accumulate(values[: length - 1], initial=first))
+    if not FIRST_BUCKET <= first <= numbers[-1] <= LAST_BUCKET or 0 in values[: length - 1]:
+        raise ValueError(f"not a packed histogram: buckets {first} to {numbers[-1]}")
+    return Histogram(dict(zip(numbers, values[length - 1 :], strict=True)))
+
+
+def _compressed(plain: bytes) -> bytes:
+    compressor = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW)
+    return compressor.compress(plain) + compressor.flush()
+
+
+def _decompressed(body: bytes) -> bytes:
+    decompressor = zlib.decompressobj(_RAW)
+    plain = decompressor.decompress(body, _MOST_BYTES)
+    if not decompressor.eof or decompressor.unused_data:
+        raise ValueError("not a packed histogram: it is cut off, or goes on")
+    return plain
+
+
+def _written(values: list[int]) -> bytes:
+    if min(values) < 0 or max(values) >= 1 << 7 * _LONGEST:
+        raise ValueError(f"counts from {min(values)} to {max(values)} cannot be packed")
+    if max(values) < 0x80:
+        return bytes(values)
+    written = bytearray()
+    for value in values:
+        rest = value
+        while rest >= 0x80:
+            written.append(rest & 0x7F | 0x80)
+            rest >>= 7
+        written.append(rest)
+    return bytes(written)
+
+
+def _read(body: bytes, length: int) -> list[int]:
+    """So many integers, which must be all that there is."""
+    values = list(body) if len(body) == length else list(_integers(body))
+    if length < 1 or len(values) != length or (values and max(body) >= 0x80 and len(body) == length):
+        raise ValueError(f"not a packed histogram: {len(values)} numbers in place of {length}")
+    return values
+
+
+def _integers(body: bytes) -> Iterable[int]:
+    value = shift = 0
+    for byte in body:
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            yield value
+            value = shift = 0
+            continue
+        shift += 7
+        if shift >= 7 * _LONGEST:
+            raise ValueError("not a packed histogram: a number is too long")
+    if shift:
+        raise ValueError("not a packed histogram: it is cut off")
