@@ -58,6 +58,7 @@ def _without(host: HostSpec) -> dict[Control, tuple[str, dict[str, Any]]]:
             {"memory": replace(host.memory, protect=False, ceilings=False)},
         ),
         Control.DISK: ("disk weights", {"disk": replace(host.disk, weights=False)}),
+        Control.NETWORK: ("shares of uplinks", {"network": replace(host.network, shares=False)}),
         Control.MOUNT: ("mounting resctrl", {"cache_mount": mount}),
     }
 

@@ -15,7 +15,7 @@ from sqlalchemy import MetaData, Table, select
 from manager.model.fields import fields_of
 from manager.model.law import Law
 from manager.model.registration import HostSpec
-from manager.model.rules import DiskRules, MemoryRules, PlacementRules
+from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
 from manager.store.access_models import UserRow
 from manager.store.applications import applications_of
 from manager.store.audit import AuditFilter, list_audit
@@ -48,6 +48,7 @@ GIVEN: dict[tuple[str, str], object] = {
     ("hosts", "placement"): PlacementRules(),
     ("hosts", "memory"): MemoryRules(),
     ("hosts", "disk"): DiskRules(),
+    ("hosts", "network"): NetworkRules(),
     ("hosts", "tick"): None,
     ("hosts", "capabilities"): None,
     ("hosts", "cache"): "on",
