@@ -66,15 +66,28 @@ class Wire:
     def round_trips_ms(self, seconds: float, *, flooded: bool) -> list[float]:
         """Those of the critical VM, sorted; ``flooded``: while the batch VM sends what it can."""
         with contextlib.ExitStack() as stack:
-            for place, *words in (("peer", "echo"), ("peer", "sink"), *([("batch", "flood")] if flooded else [])):
-                process = self.start(place, *words)
-                stack.callback(_end, process)
-                assert process.stdout is not None and process.stdout.readline() == "ready\n"
+            self._begin(stack, "peer", "echo")
+            if flooded:
+                self._begin(stack, "peer", "sink")
+                self._begin(stack, "batch", "flood")
             if flooded:
                 time.sleep(_WARM_UP_S)
             asking = self.start("critical", "ask", str(seconds))
             answer, _ = asking.communicate(timeout=seconds + 60)
         return sorted(json.loads(answer))
+
+    def flood(self, place: str, seconds: float) -> None:
+        """A VM sends what it can for so long."""
+        with contextlib.ExitStack() as stack:
+            self._begin(stack, "peer", "sink")
+            self._begin(stack, place, "flood")
+            time.sleep(seconds)
+
+    def _begin(self, stack: ExitStack, place: str, word: str) -> None:
+        """Until the block ends. Waits until it is ready."""
+        process = self.start(place, word)
+        stack.callback(_end, process)
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
 
 
 @contextmanager
