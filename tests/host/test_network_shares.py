@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from manager.errors import HostError, VmVanished
+from manager.host.doctor import network_check
+from manager.host.doctor.check import Subject
 from manager.host.knob_files import VmTarget
-from manager.host.network_shares import BATCH, CRITICAL, HANDLE, OTHERS, WHOLE, NetworkShares
+from manager.host.network_shares import BATCH, CRITICAL, HANDLE, OTHERS, WHOLE, NetworkShares, taps_with_qdiscs
 from manager.host.registry import HostPaths
 from manager.host.traffic_control import HtbClass, TrafficControl
+from manager.model.finding import FindingStatus
 from manager.model.knobs import HOST_UUID, UNLIMITED, Knob, KnobKey, KnobValue
 from manager.model.network import ANOTHER, INCOMPLETE, NO_RATE, EgressGroup
 from tests.host.conftest import REAL
@@ -282,6 +285,39 @@ def test_which_interfaces_may_be_uplinks(tmp_path: Path) -> None:
         "eth1": (None, True, False),
         "bond0": (20_000_000, False, True),
     }
+
+
+def subject(folder: Path, paths: HostPaths) -> Subject:
+    return Subject(paths, "", folder / "lock", folder, "journal.db")
+
+
+@pytest.mark.parametrize(
+    ("lacking", "status", "words"),
+    [
+        (set(), FindingStatus.WORKS, "uplinks can be divided: eth0"),
+        ({"fq_codel"}, FindingStatus.DEGRADED, "no fq_codel: flows of one VM wait for each other"),
+        ({"u32", "fq_codel"}, FindingStatus.MISSING, "this kernel has no u32"),
+        ({"HTB"}, FindingStatus.MISSING, "this kernel has no HTB"),
+    ],
+)
+def test_what_the_doctor_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacking: set[str], status: FindingStatus, words: str
+) -> None:
+    interface(tmp_path, "eth0", 900_001, "device", "brport", speed="25000")
+    monkeypatch.setattr(network_check, "_lacking", lambda: lacking)
+    found = network_check.shares(subject(tmp_path, HostPaths(tmp_path)))
+    assert found.status is status and words in found.detail
+
+
+def test_the_doctor_tries_it_and_names_taps_with_qdiscs(port: Port, tmp_path: Path) -> None:
+    before = port.qdisc()
+    found = network_check.shares(subject(tmp_path, REAL))
+    assert found.status in {FindingStatus.WORKS, FindingStatus.DEGRADED, FindingStatus.WARNING}, found
+    assert port.qdisc() == before
+    run(f"tc qdisc add dev {port.name} root handle 1: htb")
+    interface(tmp_path, "vnet7", port.index, "brport", tun_flags="0x1002")
+    assert taps_with_qdiscs(HostPaths(tmp_path)) == ["vnet7"]
+    assert "vnet7 keep qdiscs of their own" in network_check.shares(subject(tmp_path, HostPaths(tmp_path))).detail
 
 
 @pytest.fixture
