@@ -61,19 +61,23 @@ class NetworkShares(KnobFiles):
         self._names: tuple[str, ...] = ()
         self._candidates: dict[int, UplinkPort] = {}
         self._unexamined = LOOK_EVERY
+        self._listed = False
         self._qdiscs: dict[int, list[Qdisc]] | None = None
         self._classes: dict[int, dict[int, HtbClass]] = {}
         self._filters: dict[int, list[SourceFilter]] = {}
+        self._targets: dict[int, dict[bytes, list[int]]] = {}
 
     def look(self) -> None:
         """Before a round of readings: what was read before is read anew."""
         self._unexamined += 1
+        self._listed = False
         self._read_anew()
 
     def _read_anew(self) -> None:
         self._qdiscs = None
         self._classes.clear()
         self._filters.clear()
+        self._targets.clear()
 
     def uplinks(self) -> Mapping[int, UplinkPort]:
         """The interfaces that may be uplinks, by index. Raises HostError."""
@@ -226,7 +230,8 @@ class NetworkShares(KnobFiles):
         addresses = self._addresses(vm.uuid)
         if not addresses:
             return None
-        targets = [held.target for held in self._filters_of(index) if held.address in addresses]
+        by_address = self._targets_of(index)
+        targets = [target for address in addresses for target in by_address.get(address, ())]
         if not targets:
             return int(EgressGroup.OTHERS)
         handle = targets[0]
@@ -273,13 +278,25 @@ class NetworkShares(KnobFiles):
                 self._filters[index] = self._control.filters(index, HANDLE)
         return self._filters[index]
 
+    def _targets_of(self, index: int) -> dict[bytes, list[int]]:
+        """The classes that filters lead to, by address: mostly one."""
+        if index not in self._targets:
+            found: dict[bytes, list[int]] = {}
+            for held in self._filters_of(index):
+                found.setdefault(held.address, []).append(held.target)
+            self._targets[index] = found
+        return self._targets[index]
+
     def _examined(self) -> Mapping[int, UplinkPort]:
         """Interfaces that may be uplinks: hardware, and ports of bridges that are no taps. Raises HostError."""
+        if self._listed:
+            return self._candidates
         with refused("network interfaces"):
             names = tuple(names_in(self._paths.interfaces))
         if names != self._names or self._unexamined >= LOOK_EVERY:
             self._names, self._unexamined = names, 0
             self._candidates = dict(uplink for name in names if (uplink := _examine(self._paths.interfaces / name)))
+        self._listed = True
         return self._candidates
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
@@ -52,7 +53,7 @@ class Port:
 
     def qdisc(self) -> str:
         shown = subprocess.run(["tc", "qdisc", "show", "dev", self.name], check=True, capture_output=True, text=True)
-        return shown.stdout
+        return re.sub(r"direct_packets_stat \d+", "", shown.stdout)
 
     def divide(self) -> None:
         assert self.write(Knob.UPLINK_RATE, ENOUGH_KBIT) == ENOUGH_KBIT
