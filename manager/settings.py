@@ -138,7 +138,11 @@ AGENT_SETTINGS = (
     Setting("count_instructions", "off", "count instructions and cache misses of VMs by the PMU", choices=SWITCH),
     Setting("max_mode", "enforce", "the most that this agent does, whatever the manager says", choices=MODES),
     Setting("allow", "", "what this agent may do besides, with commas: real-time, scheduler, interrupts, mount"),
-    Setting("deny", "", "what it must not do, with commas: weight, pin, idle, quota, nice, warp, cache, memory, disk"),
+    Setting(
+        "deny",
+        "",
+        "what it must not do, with commas: weight, pin, idle, quota, nice, warp, cache, memory, disk, network",
+    ),
     Setting("min_pcpus", LEAST_PCPUS, "pCPUs whose time a VM is limited to at least, whatever was registered", 0, 1024),
     Setting("guard", "off", "batch VMs held at once when critical vCPUs wait; observe: only told", choices=GUARD_USES),
     Setting("guard_interval_ms", 50, "milliseconds between two of its samples of vCPU wait", 20, 50),

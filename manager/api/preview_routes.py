@@ -285,8 +285,8 @@ class _Preview:
                 self._add(vm.vm, Knob.WEIGHT, weight, str(vm.replayed), as_text(vm.reason))
         self._notes.append(
             f"estimated from {len(recording.ticks)} ticks of the last {recording.to_s - recording.from_s:.0f} s:"
-            " weights alone, without pins, idle class, limits, memory, disks, interrupts and the cache; what was"
-            " recorded does not react to other weights"
+            " weights alone, without pins, idle class, limits, memory, disks, uplinks, interrupts and the cache; what"
+            " was recorded does not react to other weights"
         )
         self._notes += [last.problem] if last.problem else []
         self._notes += replayed.notes

@@ -9,6 +9,7 @@ from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Goal, Owned, Plan
 from manager.model.knobs import (
     BATCH_GROUPS,
+    EGRESS,
     HOST_UUID,
     IDLE_CLASSES,
     MEMORIES,
@@ -30,6 +31,7 @@ _OBSERVE_REASON = "not enforced any more: back to the original"
 _GROUPS = KnobKey(HOST_UUID, Knob.RT_RUNTIME)
 """The root's, which is read together with those of all groups above VMs."""
 _KEEPS = "kept for later: it changes with another setting"
+_LEFT_OVER = "left over from us: it goes back when it is not wanted any more"
 _LET_GO = frozenset({Action.RESTORE, Action.FORGET})
 _OF_GROUPS = of_family(Family.CPU_GROUP, Family.BATCH_GROUP, Family.MEMORY, Family.DISK)
 
@@ -104,6 +106,8 @@ class _Diff:
         if goal is None or goal.value != value:
             return False
         if owned is None:
+            if key.knob.spec.made_here:  # left over from us
+                return value == key.knob.spec.value.usual
             # A pin may be inherited from the emulator's, and then be ours.
             return key.knob not in PINS or KnobKey(key.uuid, Knob.EMULATOR_PIN) not in self.ledger
         return goal.mode is Mode.ENFORCE and not owned.external and owned.original != owned.intended == value
@@ -184,7 +188,7 @@ class _Diff:
         idle = self.ledger.get(idle_key)
         unplugged = key.knob.spec.ends and KnobKey(key.uuid, Knob.EMULATOR_PIN) in self.host.values
         unplugged |= key[:2] == _GROUPS[:2] and _GROUPS in self.host.values
-        unplugged |= key.uuid == HOST_UUID and key.knob in MEMORIES and self.host.own_read
+        unplugged |= key.uuid == HOST_UUID and key.knob in MEMORIES | EGRESS and self.host.own_read
         unplugged |= key.knob in BATCH_GROUPS and self.host.no_batch_group
         weightless = key.knob in IDLE_CLASSES and idle is not None and idle.original == 1
         if owned and (unplugged or (weightless and self.host.values.get(idle_key) == 1)):
@@ -202,12 +206,14 @@ class _Diff:
     def _from(self, key: KnobKey, value: KnobValue, owned: Owned | None) -> Iterator[Change]:
         """From ``value``, which is as we left it or nobody's, to what is wanted."""
         goal = self.goals.get(key)
-        original = value if owned is None else owned.original
+        original = _found(key, value) if owned is None else owned.original
         if goal is not None and goal.mode is Mode.ENFORCE:
             # The second case corrects an intention that a crash kept from being written, or that names pCPUs which
             # went offline since: once they are back, the kernel may have taken them from the thread for good.
             if not self._alike(value, goal.value) or (owned is not None and owned.intended != goal.value):
                 yield Change(Action.WRITE, key, value, goal.value, goal.reason, original)
+            elif owned is None and value != original:
+                yield Change(Action.KEEP, key, value, value, _LEFT_OVER, original)
             elif owned is not None and value == original and not self._kept(key):
                 yield Change(Action.FORGET, key, value, value, goal.reason)
             return
@@ -319,6 +325,12 @@ class _Diff:
         if isinstance(value, int) or isinstance(other, int):
             return value == other
         return value == other or (self.host.online.isdisjoint(value ^ other) and not self.host.online.isdisjoint(value))
+
+
+def _found(key: KnobKey, value: KnobValue) -> KnobValue:
+    """The original of a knob that is not in the ledger and holds ``value``."""
+    spec = key.knob.spec
+    return spec.value.usual if spec.made_here and spec.value.usual is not None else value
 
 
 def _part_given_back(value: KnobValue, owned: Owned) -> bool:

@@ -61,6 +61,7 @@ def _without(host: HostSpec) -> dict[Control, tuple[str, dict[str, Any]]]:
             "weights and ceilings of disks",
             {"disk": replace(host.disk, weights=False, ceilings=False)},
         ),
+        Control.NETWORK: ("shares of uplinks", {"network": replace(host.network, shares=False)}),
         Control.MOUNT: ("mounting resctrl", {"cache_mount": mount}),
     }
 

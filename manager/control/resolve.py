@@ -55,6 +55,7 @@ class Wishes:
     decided: tuple[Confined, ...] = ()
     memory: tuple[Goal, ...] = ()
     disks: tuple[Goal, ...] = ()
+    network: tuple[Goal, ...] = ()
 
 
 def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Plan:
@@ -71,6 +72,7 @@ def resolve(wishes: Wishes, snapshot: Snapshot, uuids: Mapping[str, str]) -> Pla
         *wishes.scheduling,
         *wishes.memory,
         *wishes.disks,
+        *wishes.network,
         *_membership_goals(wishes.grouped, views, uuids),
     ]
     for placed in wishes.placement.vms:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -39,6 +39,7 @@ from manager.model.host import Discovery, VmInstance
 _KEEPALIVE_S = 5
 _KEEPALIVE_COUNT = 3
 _BACKOFF_S = (0.5, 1.0, 2.0, 5.0, 10.0)
+_ADDRESS_BYTES = 6
 _GATHER_S = 0.1
 """Events within so long a time lead to one listing: many VMs start at once after a reboot or a failover."""
 
@@ -54,7 +55,8 @@ class Domains:
     """The running domains as last listed, by UUID. ``generation`` grows with each listing; 0: never listed yet.
 
     ``addresses`` are the IP addresses that libvirt and the host's neighbour table know of each, ``contested`` those
-    that a domain shows although they are another's, ``taps`` the indexes of interfaces whose packets pass this kernel.
+    that a domain shows although they are another's, ``taps`` the indexes of interfaces whose packets pass this kernel,
+    ``hardware`` the MAC addresses of its interfaces.
     """
 
     instances: Mapping[str, VmInstance]
@@ -64,6 +66,7 @@ class Domains:
     addresses: Mapping[str, frozenset[str]] = field(default_factory=dict)
     contested: tuple[Contest, ...] = ()
     taps: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    hardware: Mapping[str, frozenset[bytes]] = field(default_factory=dict)
 
 
 class EventLoop:
@@ -317,7 +320,10 @@ class HypervisorWatch:
             self._book.update(before.addresses.keys() & now.keys(), seen, neighbours)
             contested = self._book.contested if wanted >= now.keys() else before.contested
             taps = {**before.taps, **{uuid: interfaces.taps for uuid, interfaces in seen.items()}}
-            self.domains = replace(before, addresses=self._book.addresses, contested=contested, taps=taps)
+            hardware = {**before.hardware, **{uuid: _packed(interfaces.hardware) for uuid, interfaces in seen.items()}}
+            self.domains = replace(
+                before, addresses=self._book.addresses, contested=contested, taps=taps, hardware=hardware
+            )
 
     def _oversee(self) -> None:
         """While libvirt does not answer, find domains by their files, and who keeps it; then try another connection."""
@@ -387,4 +393,17 @@ def _listed(before: Domains, instances: Mapping[str, VmInstance]) -> Domains:
     same = dict(instances.items() & before.instances.items())
     addresses = {uuid: addresses for uuid, addresses in before.addresses.items() if uuid in same}
     taps = {uuid: taps for uuid, taps in before.taps.items() if uuid in same}
-    return replace(before, instances=instances, generation=before.generation + 1, addresses=addresses, taps=taps)
+    hardware = {uuid: hardware for uuid, hardware in before.hardware.items() if uuid in same}
+    generation = before.generation + 1
+    return replace(
+        before, instances=instances, generation=generation, addresses=addresses, taps=taps, hardware=hardware
+    )
+
+
+def _packed(hardware: Iterable[str]) -> frozenset[bytes]:
+    """Addresses as frames have them, without what is none."""
+    packed: set[bytes] = set()
+    for address in hardware:
+        with contextlib.suppress(ValueError):
+            packed.add(bytes.fromhex(address.replace(":", "")))
+    return frozenset(address for address in packed if len(address) == _ADDRESS_BYTES)

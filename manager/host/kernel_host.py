@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import weakref
@@ -21,6 +22,7 @@ from manager.host.handle import VmHandle
 from manager.host.hypervisor import LATE_S, Domains, HypervisorWatch
 from manager.host.knob_files import Interrupts, KnobFiles, VmTarget
 from manager.host.memory_limits import MemoryLimits
+from manager.host.network_shares import NetworkShares
 from manager.host.registry import USER_HZ_NS, CgroupCpu, HostPaths
 from manager.host.replugs import Replugs
 from manager.host.resctrl.resctrl_cache import ResctrlCache
@@ -36,6 +38,7 @@ from manager.host.write_watch import WriteWatch
 from manager.model.cpus import CpuSet, parse_cpus
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, PcpuTimes, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
+from manager.model.network import UplinkPort
 
 _NO_DOMAINS = Domains({})
 _NO_DISCOVERY = Discovery(0.0, LATE_S)
@@ -90,6 +93,7 @@ class KernelHost:
         self._batch_groups = BatchGroups(paths, self._mounts, self._cpu)
         self._memory = MemoryLimits(self._mounts)
         self._disks = DiskKnobs(DiskWeights(self._mounts), DiskCeilings(paths, self._mounts))
+        self._network = NetworkShares(paths, self._addresses_of)
         self.needs_batch_group: bool | None = None
         """Whether wake-ups are late beside several batch VMs: what the doctor found, None before."""
         self.files: Mapping[Family, KnobFiles] = {
@@ -100,6 +104,7 @@ class KernelHost:
             Family.BATCH_GROUP: self._batch_groups,
             Family.MEMORY: self._memory,
             Family.DISK: self._disks,
+            Family.NETWORK: self._network,
         }
         self._topology = discover(paths)
         self.cache = ResctrlCache(ResctrlTree(paths), self._threads, lambda level: cache_domains(paths, level))
@@ -196,6 +201,12 @@ class KernelHost:
     def taps(self) -> Mapping[str, frozenset[int]]:
         return self._watch.domains.taps if self._watch else {}
 
+    def _addresses_of(self, uuid: str) -> frozenset[bytes]:
+        return self._watch.domains.hardware.get(uuid, frozenset()) if self._watch else frozenset()
+
+    def uplinks(self) -> Mapping[int, UplinkPort]:
+        return self._network.uplinks()
+
     def migrating(self) -> Collection[str]:
         """By the status files of the domains, which nobody keeps true while libvirtd is away."""
         return () if self.discovery.late else self._migrations.migrating(self.running().values())
@@ -215,6 +226,7 @@ class KernelHost:
 
     def look(self) -> None:
         self._generation_now()
+        self._network.look()
         self._writes.look()
         if self._times is not None:
             self._times.look()
@@ -269,6 +281,14 @@ class KernelHost:
                 self._batch_groups.ended(self._handles[instance][0].target.folder)
                 self._drop(instance)
         self._batch_groups.tidy()
+        self._tidy_network()
+
+    def _tidy_network(self) -> None:
+        """While libvirt is away, or has not said what addresses each domain has, nobody knows who ended."""
+        domains = self._watch.domains if self._watch else _NO_DOMAINS
+        if domains.connected and domains.hardware.keys() >= domains.instances.keys():
+            with contextlib.suppress(HostError):  # it is tried again at the next round
+                self._network.tidy(frozenset[bytes]().union(*domains.hardware.values()))
 
     def _drop(self, instance: VmInstance) -> None:
         handle, _ = self._handles.pop(instance)

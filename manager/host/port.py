@@ -9,6 +9,7 @@ from manager.model.cache import CacheUse, Group, Resctrl, Schemata
 from manager.model.cpus import CpuSet
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, Discovery, VmInstance, VmState
 from manager.model.knobs import Family, KnobKey, KnobValue
+from manager.model.network import UplinkPort
 from manager.model.resource_use import HostCounters, VmCounters
 
 
@@ -155,6 +156,9 @@ class HostPort(Protocol):
 
     def batch_group(self) -> BatchGroup:
         """The group that holds all batch VMs, as of the last readings of VMs. Raises HostError."""
+
+    def uplinks(self) -> Mapping[int, UplinkPort]:
+        """The interfaces that may be uplinks, by index, as of the last readings. Raises HostError."""
 
     def warp_counters(self) -> Mapping[str, int]:
         """What our sched_ext scheduler counted, by the names of docs/reference/metrics.md. Raises HostError."""

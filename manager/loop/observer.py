@@ -24,6 +24,7 @@ from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.host import NO_BATCH_GROUP, BatchGroup, Capabilities, CpuTimes, VcpuState, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, Knob, KnobKey, KnobValue
 from manager.model.limits import AgentLimits
+from manager.model.network import UplinkPort
 from manager.model.problem import Problem, ProblemKind
 from manager.model.registration import Application, Assignment, HostSpec, Mode, Tier, VmSpec
 from manager.model.resource_use import ResourceUse
@@ -87,6 +88,8 @@ class Reading:
     before: InitVar[Reading | None] = None
     batch_group: BatchGroup | None = None
     """None: it could not be read, or was not to be."""
+    uplinks: Mapping[int, UplinkPort] = field(default_factory=dict)
+    """The interfaces that may be uplinks, by index; empty where they could not be read, or were not to be."""
 
     def __post_init__(self, before: Reading | None) -> None:
         knobs: Mapping[str, Mapping[KnobKey, KnobValue]] = {uuid: state.knobs() for uuid, state in self.states.items()}
@@ -152,14 +155,19 @@ def read_host(
         times = None
         errors["host"] = str(error)
     batch_group: BatchGroup | None = None
+    uplinks: Mapping[int, UplinkPort] = {}
     try:
         for family in families.get(HOST_UUID, _NO_FAMILIES):
             own |= host.knobs(host.itself, family)
         if Family.BATCH_GROUP in families.get(HOST_UUID, ()):
             batch_group = host.batch_group()
+        if Family.NETWORK in families.get(HOST_UUID, ()):
+            uplinks = host.uplinks()
     except HostError as error:
         errors["host"] = str(error)
-    return Reading(monotonic_s, states, times, errors, own, apart, groups, memories, disks, before, batch_group)
+    return Reading(
+        monotonic_s, states, times, errors, own, apart, groups, memories, disks, before, batch_group, uplinks
+    )
 
 
 class Rates(NamedTuple):
@@ -423,11 +431,15 @@ class Observer:
             families[HOST_UUID].add(Family.SCHEDULER)
         if host.mode is not Mode.RELEASED and host.placement.irqs is not IrqSteering.OFF:
             families[HOST_UUID].add(Family.INTERRUPT)
+        if host.network.shares and host.mode is not Mode.RELEASED:
+            families[HOST_UUID].add(Family.NETWORK)
         for domain, spec in matched.items():
             if host.memory.in_use and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.MEMORY)
             if host.disk.in_use and host.mode is not Mode.RELEASED:
                 families[domain].add(Family.DISK)
+            if host.network.shares and host.mode is not Mode.RELEASED:
+                families[domain].add(Family.NETWORK)
             if spec.name in warped:
                 families[domain].add(Family.WARP)
             if spec.scheduling and host.mode is not Mode.RELEASED:

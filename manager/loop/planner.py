@@ -13,6 +13,7 @@ from manager.control.ceiling_plan import CeilingState, plan_disk_ceilings
 from manager.control.disk_plan import DiskState, plan_disks
 from manager.control.limit_decision import limit_decision
 from manager.control.memory_plan import MemoryGroups, MemoryState, plan_memory
+from manager.control.network_plan import NetworkState, UplinksSeen, plan_network
 from manager.control.placer import (
     Confined,
     Pinned,
@@ -41,7 +42,7 @@ from manager.model.decision import (
     Snapshot,
 )
 from manager.model.host import VmState
-from manager.model.knobs import HOST_UUID, MEMORIES, Family, Knob, KnobKey, KnobValue, of_family
+from manager.model.knobs import EGRESS, HOST_UUID, MEMORIES, Family, Knob, KnobKey, KnobValue, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
 from manager.model.records import Severity
@@ -114,7 +115,7 @@ class Planner:
         self._notes: tuple[Note, ...] = ()
         self._outside = ""
         self._ladder = NOTHING_YET
-        self._memory_state, self._disk_state = MemoryState(), DiskState()
+        self._memory_state, self._disk_state, self._network_state = MemoryState(), DiskState(), NetworkState()
         self._ceilings = CeilingState()
 
     @property
@@ -130,7 +131,7 @@ class Planner:
         self.warp, self._ladder = NO_WARPS, NOTHING_YET
         self.cache = NOTHING_DECIDED
         self.batch = BatchMemory()
-        self._memory_state, self._disk_state = MemoryState(), DiskState()
+        self._memory_state, self._disk_state, self._network_state = MemoryState(), DiskState(), NetworkState()
         self._ceilings = CeilingState()
 
     def plan(self, snapshot: Snapshot, specs: Mapping[str, VmSpec], reading: Reading, journal: Journal) -> Planned:
@@ -174,7 +175,11 @@ class Planner:
             self._ceilings,
             _set_before(journal, _DISK_KNOBS) if self._ceilings.seen is None else {},
         )
-        self._memory_state, self._disk_state, self._ceilings = memory.state, disks.state, ceilings.state
+        network = plan_network(
+            snapshot, uuids, _uplinks_seen(reading), self._network_state, _journalled(journal, EGRESS)
+        )
+        self._memory_state, self._disk_state, self._network_state = memory.state, disks.state, network.state
+        self._ceilings = ceilings.state
         entry = journal.entries.get(SCHEDULER)
         scheduler = SchedulerSeen(reading.own_knobs.get(SCHEDULER), entry.owned if entry else None)
         self.warp, self._ladder = plan_warps(snapshot, scheduler, self._ladder)
@@ -189,6 +194,7 @@ class Planner:
             decided,
             memory.goals,
             disks.goals + ceilings.goals,
+            network.goals,
         )
         problems = (
             *(Problem(ProblemKind.LIMITED, text) for text in limited),
@@ -196,6 +202,7 @@ class Planner:
             *(Problem(ProblemKind.PLACEMENT, f"{vm} {reason}") for vm, reason in placement.floating),
             *(Problem(ProblemKind.SCHEDULING, text) for text in scheduling.problems),
             *(Problem(ProblemKind.MEMORY, text) for text in memory.problems),
+            *(Problem(ProblemKind.NETWORK, text) for text in network.problems),
             *([Problem(ProblemKind.PLACEMENT, grouped.problem)] if grouped.problem else ()),
             *([Problem(ProblemKind.WARP, self.warp.problem)] if self.warp.problem else ()),
         )
@@ -239,6 +246,7 @@ class Planner:
             wishes.scheduling,
             wishes.memory,
             wishes.disks,
+            wishes.network,
             wishes.grouped and (wishes.grouped.vms, wishes.grouped.goals),
         )
 
@@ -323,6 +331,23 @@ def _set_before(journal: Journal, knobs: frozenset[Knob]) -> Mapping[KnobKey, in
         for key, entry in journal.entries.items()
         if key.knob in knobs and isinstance(entry.owned.intended, int) and entry.owned.differs
     }
+
+
+def _journalled(journal: Journal, knobs: frozenset[Knob]) -> Mapping[KnobKey, int]:
+    """What these were last given, or were found to be after another tool changed them."""
+    if not journal.runs.knobs & knobs:
+        return {}
+    return {
+        key: entry.owned.intended
+        for key, entry in journal.entries.items()
+        if key.knob in knobs and isinstance(entry.owned.intended, int)
+    }
+
+
+def _uplinks_seen(reading: Reading) -> UplinksSeen:
+    of_vms = (key for apart in reading.apart.values() for key in apart)
+    keys = frozenset(key for key in (*of_vms, *reading.own_knobs) if key.knob in EGRESS)
+    return UplinksSeen(reading.monotonic_s, reading.uplinks, keys)
 
 
 def _memory_groups(reading: Reading, journal: Journal) -> MemoryGroups:

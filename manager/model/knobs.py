@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
+from manager.model.network import ANOTHER, INCOMPLETE, MOST_KBIT, NO_RATE, EgressGroup
 from manager.model.resource_use import Weighing
 from manager.model.scheduling import LIMIT_PERIOD_US, is_real_time
 from manager.model.scheduling import in_words as scheduling_in_words
@@ -58,6 +59,9 @@ class Knob(StrEnum):
     BFQ_WEIGHT = "bfq_weight"
     IO_WEIGHT = "io_weight"
     DISK_CEILING = "disk_ceiling"
+    UPLINK_RATE = "uplink_rate"
+    BATCH_EGRESS = "batch_egress"
+    EGRESS_GROUP = "egress_group"
 
     @property
     def spec(self) -> KnobSpec:
@@ -85,6 +89,8 @@ class Scope(StrEnum):
     """By its number, as makedev(3) makes it of MAJOR and MINOR."""
     GROUP = "group"
     """A control group: of a VM, number 0 its own and 1 the one inside; of the host those above VMs, by their ids."""
+    UPLINK = "uplink"
+    """A network interface of the host's own, by its index: of the host, or what a VM has there."""
 
     @property
     def numbered(self) -> bool:
@@ -96,8 +102,8 @@ class Family(StrEnum):
     """Knobs that are read and written together, by one file of ``manager/host``.
 
     Those of the CPU cgroup, pins, and whether it is in the batch group are read of each VM in each tick; warps,
-    scheduling, memory and disks only of VMs that have, or are to have, them; interrupts where they are steered, the
-    batch group where there is to be one. The cache has a keeper and a port of its own.
+    scheduling, memory, disks and uplinks only of VMs that have, or are to have, them; interrupts where they are
+    steered, the batch group where there is to be one. The cache has a keeper and a port of its own.
     """
 
     CPU_GROUP = "cpu-group"
@@ -111,6 +117,7 @@ class Family(StrEnum):
     CACHE = "cache"
     MEMORY = "memory"
     DISK = "disk"
+    NETWORK = "network"
 
     @property
     def apart(self) -> bool:
@@ -134,6 +141,7 @@ class Control(StrEnum):
     CACHE = "cache"
     MEMORY = "memory"
     DISK = "disk"
+    NETWORK = "network"
     REAL_TIME = "real-time"
     SCHEDULER = "scheduler"
     INTERRUPTS = "interrupts"
@@ -159,6 +167,7 @@ class Undo(StrEnum):
     INHERITED = "the original is written, and to threads that came later that of the emulator"
     MOVED = "the VM's threads move back"
     REMOVED = "VMs move back, and the group is removed"
+    DELETED = "the qdisc is deleted with all its classes, and the kernel's default comes back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +265,8 @@ class KnobSpec:
     kernel's file or call, ``document`` where that is described, ``probe`` the check of the doctor that finds out
     whether it works here, empty where only a write does. ``resets`` are values that the kernel makes of ours: no
     external changes. ``control`` is what the agent's own settings allow or deny, ``control_of`` that where it depends
-    on the value.
+    on the value. ``made_here``: there is none but ours, so what is found without an entry in the journal was left over
+    from us, and its original is the usual value.
     """
 
     label: str
@@ -272,6 +282,7 @@ class KnobSpec:
     undo: Undo = Undo.WRITTEN
     resets: frozenset[int] = frozenset()
     control_of: Callable[[int], Control] | None = None
+    made_here: bool = False
 
     def control_for(self, value: KnobValue) -> Control:
         """What writing a value takes."""
@@ -280,7 +291,7 @@ class KnobSpec:
     @property
     def ends(self) -> bool:
         """Whether it may end while its VM runs, such as with a thread: then it is forgotten."""
-        return self.undo in {Undo.IF_THERE, Undo.INHERITED}
+        return self.undo in {Undo.IF_THERE, Undo.INHERITED, Undo.DELETED}
 
 
 _CGROUP = "Documentation/admin-guide/cgroup-v2.rst"
@@ -289,6 +300,24 @@ _SCHEDULER = {UNLOADED: "not loaded", LOADED: "loaded", EJECTED: "ejected", OUTD
 
 OUTSIDE, INSIDE, PARTLY = 0, 1, 2
 """Where a VM is: in the group that libvirt made for it, in the batch group, or some of its threads in either."""
+
+
+_EGRESS_GROUPS: Mapping[int, str] = {
+    EgressGroup.OTHERS: "with all other traffic",
+    EgressGroup.BATCH: "batch",
+    EgressGroup.CRITICAL: "critical",
+    EgressGroup.PARTLY: "partly",
+    EgressGroup.CHANGED: "changed",
+}
+
+
+def _kbit(value: int) -> str:
+    names = {NO_RATE: "not divided", ANOTHER: "another tool's", INCOMPLETE: "incomplete"}
+    return names.get(value) or f"{value / 1000:,.6g} Mbit/s"
+
+
+def _ceiling(value: int) -> str:
+    return "none" if value == UNLIMITED else _kbit(value)
 
 
 def _amount(value: int, unlimited: str) -> str:
@@ -334,6 +363,16 @@ _disk_weight = partial(
     family=Family.DISK,
     control=Control.DISK,
     probe="disk-weight",
+    undo=Undo.IF_THERE,
+)
+
+_egress = partial(
+    KnobSpec,
+    scope=Scope.UPLINK,
+    family=Family.NETWORK,
+    control=Control.NETWORK,
+    document="tc-htb(8)",
+    probe="network-shares",
     undo=Undo.IF_THERE,
 )
 
@@ -574,6 +613,32 @@ KNOBS: Mapping[Knob, KnobSpec] = {
         "disk-ceiling",
         undo=Undo.IF_THERE,
     ),
+    Knob.UPLINK_RATE: _egress(
+        "rate",
+        "Rate at which an uplink sends, by a queueing discipline of ours that divides it between VMs.",
+        value=Number("kbit/s", NO_RATE, MOST_KBIT, usual=NO_RATE, names={NO_RATE: "not divided"}, in_words=_kbit),
+        interface="an HTB qdisc at the root of the interface",
+        undo=Undo.DELETED,
+        resets=frozenset({INCOMPLETE}),  # a crash came between
+        made_here=True,
+    ),
+    Knob.BATCH_EGRESS: _egress(
+        "batch ceiling",
+        "What all batch VMs together may send on an uplink.",
+        value=Number("kbit/s", UNLIMITED, MOST_KBIT, usual=UNLIMITED, names={UNLIMITED: "none"}, in_words=_ceiling),
+        interface="ceil of a class of HTB",
+        resets=frozenset({UNLIMITED}),  # as a class is made: the qdisc went meanwhile
+        made_here=True,
+    ),
+    Knob.EGRESS_GROUP: _egress(
+        "share",
+        "Whose part of an uplink a VM's packets are sent from: that of critical VMs, of batch VMs, or of all others.",
+        value=Number("", EgressGroup.OTHERS, EgressGroup.CRITICAL, usual=EgressGroup.OTHERS, names=_EGRESS_GROUPS),
+        interface="a class of HTB, and u32 filters by source address",
+        # An interface was plugged, or a crash came between; the class went with the qdisc.
+        resets=frozenset({EgressGroup.PARTLY, EgressGroup.OTHERS}),
+        made_here=True,
+    ),
 }
 
 
@@ -589,6 +654,7 @@ IDLE_CLASSES = {Knob.WEIGHT: Knob.IDLE, Knob.BATCH_WEIGHT: Knob.BATCH_IDLE}
 WARPS = of_family(Family.WARP)
 SCHEDULINGS = of_family(Family.SCHEDULING)
 MEMORIES = of_family(Family.MEMORY)
+EGRESS = of_family(Family.NETWORK)
 DISK_WEIGHTS = {Weighing.BFQ: Knob.BFQ_WEIGHT, Weighing.COST: Knob.IO_WEIGHT}
 """By what makes them act."""
 

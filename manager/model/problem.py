@@ -18,6 +18,7 @@ class ProblemKind(StrEnum):
     WARP = "warp"
     CACHE = "cache"
     MEMORY = "memory"
+    NETWORK = "network"
     LIMITED = "limited"
     JOURNAL = "journal"
 
@@ -28,7 +29,14 @@ class ProblemKind(StrEnum):
 
 
 _MINOR = frozenset(
-    {ProblemKind.PLACEMENT, ProblemKind.SCHEDULING, ProblemKind.CACHE, ProblemKind.MEMORY, ProblemKind.LIMITED}
+    {
+        ProblemKind.PLACEMENT,
+        ProblemKind.SCHEDULING,
+        ProblemKind.CACHE,
+        ProblemKind.MEMORY,
+        ProblemKind.NETWORK,
+        ProblemKind.LIMITED,
+    }
 )
 
 

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from manager.model.cache import CachePart
 from manager.model.fields import CLOSED, WIRE, Count, DomainName, Name, Percentile, SomeCpus, Uuid, Weight
 from manager.model.law import Law
-from manager.model.rules import DiskRules, MemoryRules, PlacementRules
+from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.source import Source
 from manager.model.warp import DEFAULT_WARP_MAX_US, MOST_WARP_US, WarpUs, WarpUse
@@ -231,6 +231,7 @@ class HostIn:
     placement: PlacementRules = field(default_factory=PlacementRules)
     memory: MemoryRules = field(default_factory=MemoryRules)
     disk: DiskRules = field(default_factory=DiskRules)
+    network: NetworkRules = field(default_factory=NetworkRules)
     __pydantic_config__: ClassVar = CLOSED
 
 

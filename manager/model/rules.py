@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from manager.model.fields import CLOSED, Cpus
+from manager.model.network import BATCH_PART, MOST_KBIT
 
 
 class BatchPlacement(StrEnum):
@@ -140,6 +141,39 @@ class DiskRules:
     def in_use(self) -> bool:
         """Whether there is anything to do."""
         return self.weights or self.ceilings
+
+
+@dataclass(frozen=True, slots=True)
+class UplinkRules:
+    """An uplink of a host, by the name of its interface."""
+
+    interface: Annotated[
+        str,
+        Field(min_length=1, max_length=15, pattern=r"^[^\x00-\x20\x7f/:]+$", description="name of a network interface"),
+    ]
+    rate_mbit: Annotated[
+        int | None,
+        Field(ge=1, le=MOST_KBIT // 1000, description="rate to divide, in Mbit/s; null: 95 % of the link's speed"),
+    ] = None
+    __pydantic_config__: ClassVar = CLOSED
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkRules:
+    """How the rate of uplinks is divided between critical and batch VMs, see docs/concepts/network.md."""
+
+    shares: Annotated[
+        bool, Field(description="divide what uplinks send: critical VMs first, batch VMs what these leave")
+    ] = False
+    uplinks: Annotated[
+        tuple[UplinkRules, ...],
+        Field(max_length=64, description="which; none: all physical ports of bridges whose speed is known"),
+    ] = ()
+    batch_floor: Annotated[
+        float,
+        Field(ge=BATCH_PART, le=1, description="part of the rate below which the ceiling of batch VMs never goes"),
+    ] = 0.1
+    __pydantic_config__: ClassVar = CLOSED
 
 
 DEFAULT_RULES = PlacementRules()

@@ -21,6 +21,7 @@ from manager.model.host import (
     VmState,
 )
 from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, UNLIMITED, Family, Knob, KnobKey, KnobValue
+from manager.model.network import UplinkPort
 from manager.model.topology import Topology
 from manager.sim.cpu_quota import PERIOD_S
 from manager.sim.scenario import FaultKind, Scenario
@@ -208,6 +209,10 @@ class SimHost:
     def batch_group(self) -> BatchGroup:
         """The simulated scheduler has no need of one."""
         return NO_BATCH_GROUP
+
+    def uplinks(self) -> Mapping[int, UplinkPort]:
+        """None: as above."""
+        return {}
 
     def warp_counters(self) -> Mapping[str, int]:
         """None: there is no scheduler of ours."""

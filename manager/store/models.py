@@ -38,7 +38,7 @@ from manager.model.law import Law
 from manager.model.packed_histogram import pack, unpack
 from manager.model.records import OutcomeKind, Severity
 from manager.model.registration import CacheControl, Mode, Sharing, Sla, VmClass
-from manager.model.rules import DiskRules, MemoryRules, PlacementRules
+from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
 from manager.model.scheduling import Scheduling
 from manager.model.warp import WarpUse, WarpWish
 
@@ -210,6 +210,7 @@ class HostRow(Registered):
     placement: Mapped[PlacementRules] = mapped_column(JsonOf(PlacementRules, PlacementRules()), nullable=True)
     memory: Mapped[MemoryRules] = mapped_column(JsonOf(MemoryRules, MemoryRules()), nullable=True)
     disk: Mapped[DiskRules] = mapped_column(JsonOf(DiskRules, DiskRules()), nullable=True)
+    network: Mapped[NetworkRules] = mapped_column(JsonOf(NetworkRules, NetworkRules()), nullable=True)
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
     last_seen_at: Mapped[datetime | None]
     silent: Mapped[bool] = mapped_column(default=False, server_default=false())

@@ -15,7 +15,7 @@ from manager.api.app import create_app
 from manager.api.context import ManagerContext
 from manager.model.histogram import Histogram
 from manager.model.law import Law
-from manager.model.rules import DiskRules, MemoryRules, PlacementRules
+from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
 from manager.store.database import Database
 from manager.store.error_budgets import ErrorBudgets
 from manager.store.silent_hosts import SilenceWatch
@@ -168,6 +168,7 @@ def tick(**changes: Any) -> dict[str, Any]:
 LAW = asdict(Law())
 """The feedback law of a host that sets nothing of it."""
 DISK = asdict(DiskRules())
+NETWORK = asdict(NetworkRules()) | {"uplinks": []}
 MEMORY = asdict(MemoryRules())
 PLACEMENT = asdict(PlacementRules()) | {"reserved_cpus": ""}
 """Its placement."""

@@ -16,6 +16,7 @@ from tests.api.conftest import (
     HOST,
     LAW,
     MEMORY,
+    NETWORK,
     PLACEMENT,
     Api,
     event,
@@ -217,6 +218,7 @@ def test_an_assignment_holds_what_concerns_the_host(shop: Api) -> None:
         "placement": PLACEMENT,
         "memory": MEMORY,
         "disk": DISK,
+        "network": NETWORK,
         "adoptions": 0,
     }
     assert body["slot_s"] == 5

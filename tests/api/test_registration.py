@@ -84,7 +84,7 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         (
             {"colour": 1},
             "colour",
-            ["bandwidth_warning, batch_idle, cache, cache_mount, disk, law, memory, mode, pinning, placement"],
+            ["bandwidth_warning, batch_idle, cache, cache_mount, disk, law, memory, mode, network, pinning, placement"],
         ),
         ({"law": {"gain": 6}}, "law.gain", ["6", "at least 0.05 and at most 5"]),
         ({"law": {"min_samples": 1.5}}, "law.min_samples", ["1.5", "a whole number at least 1 and at most 100000"]),
@@ -95,6 +95,12 @@ def test_lists_come_in_parts(api: Api, kind: str) -> None:
         ({"placement": {"reserved_cpus": "3-1"}}, "placement.reserved_cpus", ["'3-1'", "ascending range"]),
         ({"memory": {"headroom": 0.01}}, "memory.headroom", ["0.01", "at least 0.02 and at most 1"]),
         ({"memory": {"most_protected": 1}}, "memory.most_protected", ["1", "at most 0.9"]),
+        ({"network": {"batch_floor": 0.01}}, "network.batch_floor", ["0.01", "at least 0.05 and at most 1"]),
+        (
+            {"network": {"uplinks": [{"interface": "a b"}]}},
+            "network.uplinks[0].interface",
+            ['"a b"', "network interface"],
+        ),
         ({"placement": {"min_gain": 11}}, "placement.min_gain", ["11", "at least 0 and at most 10"]),
     ],
 )
@@ -136,6 +142,16 @@ def test_placement_and_limits_are_kept_and_told_to_the_agent(api: Api) -> None:
     assert (vm["cpus"], vm["max_pcpus"], vm["mode"], vm["adoptions"]) == ("1-2", 1.5, "observe", 0)
     api.ok("PUT", "/hosts/kvm1", {})
     assert api.ok("GET", "/hosts/kvm1")["placement"] == PLACEMENT
+
+
+def test_uplinks_are_kept_and_told_to_the_agent(api: Api) -> None:
+    api.ok("PUT", "/hosts/kvm1", {"network": {"batch_floor": 0.2}})
+    api.ok("PATCH", "/hosts/kvm1", {"network": {"shares": True, "uplinks": [{"interface": "eth0", "rate_mbit": 900}]}})
+    divided = {"shares": True, "uplinks": [{"interface": "eth0", "rate_mbit": 900}], "batch_floor": 0.2}
+    assert api.ok("GET", "/hosts/kvm1")["network"] == divided
+    assert api.ok("GET", "/hosts/kvm1/assignment")["host"]["network"] == divided
+    api.ok("PATCH", "/hosts/kvm1", {"network": {"shares": False, "uplinks": [{"interface": "bond0"}]}})
+    assert api.ok("GET", "/hosts/kvm1")["network"]["uplinks"] == [{"interface": "bond0", "rate_mbit": None}]
 
 
 def test_warps_are_kept_and_told_to_the_agent(shop: Api) -> None:

@@ -32,13 +32,15 @@ from manager.errors import HostError
 from manager.host.kernel_host import KernelHost
 from manager.loop.journal import Entry, Journal
 from manager.model.decision import Owned
-from manager.model.knobs import UNLIMITED, Family, Knob, KnobKey, KnobValue
+from manager.model.knobs import HOST_UUID, UNLIMITED, Family, Knob, KnobKey, KnobValue
+from manager.model.network import EgressGroup
 from tests.bench.figures import Spread, machine, undone_when_told_to_end, verdict, write_json
 from tests.bench.vms import Listed, Vm, Vms, running_vms
+from tests.host.uplink_wire import lacks, slow_wire
 
 CPU_BAR_US, NETWORK_BAR_US = 50.0, 1000.0
 CPU_2017_US, NETWORK_2017_US = 6500.0, 2400.0
-LIBVIRT_TIMES, COMMITS = 1000, 2000
+LIBVIRT_TIMES, COMMITS, MOVES = 1000, 2000, 1000
 BATCHES = (1, 50, 400)
 URI = "qemu:///system"
 
@@ -134,6 +136,33 @@ def interrupt_row(host: KernelHost, times: int) -> Row:
     return Row(what, None, note="no interrupt of a network interface that may be moved")
 
 
+def uplink_rows(host: KernelHost, vms: Sequence[Vm], times: int) -> Iterator[Row]:
+    """The classes of an uplink, a veth pair of our own behind a bridge of our own, with one for each VM."""
+    names = ("batch ceiling of an uplink", "share of an uplink")
+    reason = lacks()
+    if reason:
+        yield from (Row(name, None, note=reason) for name in names)
+        return
+    with slow_wire() as wire:
+        rate, ceiling = (KnobKey(HOST_UUID, knob, wire.index) for knob in (Knob.UPLINK_RATE, Knob.BATCH_EGRESS))
+        host.look()
+        try:
+            host.write(host.itself, rate, 1_000_000)
+        except HostError as error:
+            yield from (Row(name, None, note=f"{error}") for name in names)
+            return
+        for vm in vms:
+            host.write(vm.instance, KnobKey(vm.uuid, Knob.EGRESS_GROUP, wire.index), EgressGroup.BATCH)
+        values = (400_000, 500_000)
+        us = timed(lambda number: host.write(host.itself, ceiling, values[number % 2]), times)
+        note = f"{len(vms)} VMs on it"
+        yield Row(names[0], us, NETWORK_BAR_US, NETWORK_2017_US, note)
+        groups = (EgressGroup.CRITICAL, EgressGroup.BATCH)
+        us = of_knob(host, vms, Knob.EGRESS_GROUP, wire.index, groups, min(times, MOVES))
+        note = "a class with its filter is made, and one removed"
+        yield Row(names[1], us, None, None, note)
+
+
 def journal_rows(host: KernelHost, vms: Sequence[Vm], folder: Path) -> Iterator[Row]:
     """A durable commit of intents, by how many knobs there are in it."""
     values = itertools.cycle((2000, 3000))
@@ -178,6 +207,7 @@ def measure(vms: Vms, started: Sequence[Vm], times: int, domain: str) -> Iterato
     try:
         yield from vm_rows(host, started, times)
         yield interrupt_row(host, times)
+        yield from uplink_rows(host, started, times)
     finally:
         host.forget(frozenset())
     with tempfile.TemporaryDirectory(dir=vms.folder) as folder:

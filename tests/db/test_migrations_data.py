@@ -16,7 +16,7 @@ from manager.model.fields import fields_of
 from manager.model.histogram import Histogram
 from manager.model.law import Law
 from manager.model.registration import HostSpec
-from manager.model.rules import DiskRules, MemoryRules, PlacementRules
+from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
 from manager.store.access_models import UserRow
 from manager.store.applications import applications_of
 from manager.store.audit import AuditFilter, list_audit
@@ -49,6 +49,7 @@ GIVEN: dict[tuple[str, str], object] = {
     ("hosts", "placement"): PlacementRules(),
     ("hosts", "memory"): MemoryRules(),
     ("hosts", "disk"): DiskRules(),
+    ("hosts", "network"): NetworkRules(),
     ("hosts", "tick"): None,
     ("hosts", "capabilities"): None,
     ("hosts", "shares"): None,

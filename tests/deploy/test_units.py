@@ -118,6 +118,12 @@ NEEDS = {
     ),
     # the packets of a tap, where there are no TCX links
     "net_raw": "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)",
+    # a qdisc of an interface, here of one that is not there: who may not is refused before
+    "net_admin": (
+        "import errno, sys; from manager.host.traffic_control import TrafficControl\n"
+        "try: TrafficControl().delete_root(2**30, 1)\n"
+        "except OSError as error: sys.exit(error.errno != errno.ENODEV)"
+    ),
     # a group of resctrl: the modes of its folder, as of those of control groups, let nobody write
     "dac_override": "import os, sys; open(sys.argv[3]).read(); os.mkdir(sys.argv[4] + '/' + sys.argv[5])",
 }

@@ -25,6 +25,7 @@ from manager.model.host import (
 from manager.model.knobs import (
     BATCH_GROUPS,
     DISK_WEIGHTS,
+    EGRESS,
     HOST_UUID,
     LEAST_QUOTA_US,
     MEMORIES,
@@ -37,6 +38,7 @@ from manager.model.knobs import (
     KnobKey,
     KnobValue,
 )
+from manager.model.network import ANOTHER, EgressGroup, UplinkPort
 from manager.model.scheduling import MOST_LIMIT_US, is_real_time
 from manager.model.topology import Topology
 from manager.model.warp import EJECTED, LOADED, OUTDATED, UNLOADED, Mechanism, Offer
@@ -80,6 +82,7 @@ class FakeVm:
     place: int = OUTSIDE
     memories: dict[tuple[Knob, int], int] = field(default_factory=dict)
     disks: dict[tuple[Knob, int], int] = field(default_factory=dict)
+    egress: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -132,6 +135,11 @@ class FakeHost:
     """VMs have weights on disks."""
     disks: tuple[int, ...] = ()
     """Numbers of those that VMs may have ceilings on."""
+    ports: dict[int, UplinkPort] = field(default_factory=dict)
+    """What may be an uplink, by index."""
+    divided: dict[int, int] = field(default_factory=dict)
+    """The rate of each uplink that is divided."""
+    batch_ceilings: dict[int, int] = field(default_factory=dict)
 
     @property
     def online(self) -> CpuSet:
@@ -173,6 +181,8 @@ class FakeHost:
         if family is Family.DISK:
             self._require(instance)
             return self._disks(instance.uuid)
+        if family is Family.NETWORK:
+            return self._egress(instance)
         return self._scheduling(instance) if family is Family.SCHEDULING else self._warp(instance)
 
     def _interrupts(self) -> dict[KnobKey, KnobValue]:
@@ -227,11 +237,11 @@ class FakeHost:
             own[SCHEDULER] = self.scheduler
         if self.limits:
             own[MACHINE] = self.machine_us
-        return own | self._batch() | self._above()
+        return own | self._batch() | self._above() | self._uplinks()
 
     def _of_vm(self, uuid: str) -> dict[KnobKey, KnobValue]:
         numbers = self._warps(uuid) | self._schedulings(uuid) | self._memories(uuid) | self._disks(uuid)
-        return {**self._state(uuid).knobs(), **numbers}
+        return {**self._state(uuid).knobs(), **numbers, **self._groups(uuid, self.ports)}
 
     def _memory(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
         if instance.uuid == HOST_UUID:
@@ -254,6 +264,53 @@ class FakeHost:
         knobs += [(Knob.DISK_CEILING, number) for number in self.disks]
         held = self.vms[uuid].disks
         return {KnobKey(uuid, *knob): held.get(knob, knob[0].spec.value.usual or 0) for knob in knobs}
+
+    def uplinks(self) -> dict[int, UplinkPort]:
+        return dict(self.ports)
+
+    def _uplinks(self) -> dict[KnobKey, KnobValue]:
+        """One that is not divided has no ceiling, which reads like none."""
+        other = {index for index, port in self.ports.items() if port.other_qdisc}
+        rates = {index: ANOTHER if index in other else self.divided.get(index, 0) for index in self.ports}
+        own: dict[KnobKey, KnobValue] = {
+            KnobKey(HOST_UUID, Knob.UPLINK_RATE, index): rate for index, rate in rates.items()
+        }
+        return own | self._batch_ceilings(self.ports)
+
+    def _batch_ceilings(self, uplinks: Iterable[int]) -> dict[KnobKey, KnobValue]:
+        held = self.batch_ceilings
+        return {KnobKey(HOST_UUID, Knob.BATCH_EGRESS, index): held.get(index, UNLIMITED) for index in uplinks}
+
+    def _egress(self, instance: VmInstance) -> dict[KnobKey, KnobValue]:
+        if instance.uuid == HOST_UUID:
+            gone = self._batch_ceilings(self.ports.keys() - self.divided.keys())
+            return {key: value for key, value in self._uplinks().items() if key not in gone}
+        self._require(instance)
+        return self._groups(instance.uuid, self.divided)
+
+    def _groups(self, uuid: str, uplinks: Iterable[int]) -> dict[KnobKey, KnobValue]:
+        held = self.vms[uuid].egress
+        return {KnobKey(uuid, Knob.EGRESS_GROUP, index): held.get(index, EgressGroup.OTHERS) for index in uplinks}
+
+    def _set_egress(self, key: KnobKey, value: int) -> None:
+        """Classes and filters go with the qdisc."""
+        index = key.index
+        if key.knob is Knob.UPLINK_RATE:
+            if self.ports[index].other_qdisc:
+                raise HostError("another tool's qdisc", errno.EBUSY)
+            if value > 0:
+                self.divided[index] = value
+                return
+            self.divided.pop(index, None)
+            self.batch_ceilings.pop(index, None)
+            for vm in self.vms.values():
+                vm.egress.pop(index, None)
+        elif index not in self.divided:
+            raise VmVanished("not divided", errno.ENOENT)
+        elif key.knob is Knob.BATCH_EGRESS:
+            self.batch_ceilings[index] = value
+        else:
+            self.vms[key.uuid].egress[index] = value
 
     def _set_disk(self, key: KnobKey, value: int) -> None:
         if key not in self._disks(key.uuid):
@@ -408,6 +465,8 @@ class FakeHost:
             self._set_memory(key, value)
         elif key.knob.spec.family is Family.DISK:
             self._set_disk(key, value)
+        elif key.knob in EGRESS:
+            self._set_egress(key, value)
         elif key.knob in BATCH_GROUPS:
             self._set_batch(key.knob, value)
         elif key.knob is Knob.BATCH_GROUP:

@@ -52,6 +52,7 @@ def ledger_of(walk: Walk) -> dict[KnobKey, Owned]:
 def violations(walk: Walk) -> list[str]:
     """What nobody accounts for on the host, whenever the agent may have died."""
     stage, ledger = walk.stage, ledger_of(walk)
+    stage.follow_uplinks()
     settings = stage.host.settings()
     default = stage.host.scale.default if stage.host.scale else None  # what whoever leaves the idle class gets anyway
     found: list[str] = []
@@ -172,6 +173,7 @@ def strayed(walk: Walk, calm: Moment, *, free: bool) -> list[str]:
 
 def left_behind(stage: Stage, walk: Walk) -> list[str]:
     """What a release did not undo."""
+    stage.follow_uplinks()
     settings = stage.host.settings()
     expected = {key: stage.others.get(key, original) for key, original in stage.originals.items()} | stage.others
     expected = {key: value for key, value in expected.items() if key.knob not in BATCH_GROUPS}  # of a group of ours

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from manager.model.cpus import CpuSet
 from manager.model.decision import CpusGoal, QuotaGoal
 from manager.model.host import CPU_WEIGHT_V2
 from manager.model.knobs import HOST_UUID, INSIDE, PARTLY, Knob, KnobKey
+from manager.model.network import EgressGroup, UplinkPort
 from manager.model.registration import Mode
 from manager.model.resource_use import DeviceUse, DiskUse, Weighing
-from manager.model.rules import BatchGroupUse, BatchPlacement, DiskRules, IrqSteering, MemoryRules
+from manager.model.rules import (
+    BatchGroupUse,
+    BatchPlacement,
+    DiskRules,
+    IrqSteering,
+    MemoryRules,
+    NetworkRules,
+    UplinkRules,
+)
 from manager.model.scheduling import Scheduling, SchedulingPolicy
 from manager.model.warp import LOADED, Mechanism, WarpUse
 from tests.fakes.host import domain_uuid
@@ -276,6 +286,32 @@ def _weigh(stage: Stage, vda: Weighing | None) -> None:
     stage.use = replace(stage.use, disks=devices)
 
 
+def _on_uplinks(stage: Stage) -> None:
+    """One whose speed is known, one that another tool has, and a port of a bridge that nobody named."""
+    eth0 = UplinkPort("eth0", 1_000_000, physical=True, bridged=True)
+    stage.host.ports = {
+        2: eth0,
+        3: replace(eth0, name="eth1", other_qdisc="tbf 1:"),
+        4: UplinkPort("veth0", bridged=True),
+    }
+    stage.boot("web")
+    stage.boot("red", "batch")
+    stage.boot("blue", "batch")
+    stage.control(policy="equal", pinning=False, network=NetworkRules(shares=True))
+
+
+def _sending(*orders: Order) -> tuple[Order, ...]:
+    """A round goes by before each, in which critical VMs send 200 MB."""
+
+    def send(stage: Stage, order: Order) -> None:
+        sent = (stage.host.ports[2].critical_bytes or 0) + 200_000_000
+        stage.host.ports[2] = replace(stage.host.ports[2], critical_bytes=sent)
+        stage.now_s += 5.0
+        order(stage)
+
+    return tuple(partial(send, order=order) for order in orders)
+
+
 def _confining(**cpus: CpuSet) -> tuple[CpusGoal, ...]:
     return tuple(CpusGoal(vm, held, "as told") for vm, held in cpus.items())
 
@@ -514,6 +550,30 @@ SCENARIOS = (
             lambda stage: stage.control(mode=Mode.OBSERVE),
             lambda stage: stage.control(mode=Mode.ENFORCE),
             lambda stage: stage.control(disk=DiskRules()),
+        ),
+    ),
+    Scenario(
+        "uplinks",
+        _on_uplinks,
+        _sending(
+            nothing,
+            nothing,
+            nothing,
+            nothing,
+            lambda stage: stage.meddle("red", Knob.EGRESS_GROUP, EgressGroup.CHANGED, 2),
+            lambda stage: stage.meddle("", Knob.BATCH_EGRESS, 70_000, 2),
+            nothing,
+            lambda stage: stage.adopt("red"),
+            lambda stage: stage.adopt(""),
+            nothing,
+            lambda stage: stage.control(mode=Mode.OBSERVE),
+            lambda stage: stage.control(mode=Mode.ENFORCE),
+            nothing,
+            nothing,
+            lambda stage: stage.control(network=NetworkRules(shares=True, uplinks=(UplinkRules("eth0", 500),))),
+            lambda stage: stage.boot("late", "batch"),
+            lambda stage: stage.stop("blue"),
+            lambda stage: stage.stop("web"),
         ),
     ),
     Scenario(

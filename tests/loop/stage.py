@@ -185,11 +185,21 @@ class Stage:
     def meddle(self, name: str, knob: Knob, value: KnobValue, index: int = 0) -> None:
         """Somebody else changes a knob, where it is there."""
         key = KnobKey(domain_uuid(name) if name else HOST_UUID, knob, index)
-        if key not in self.host.settings():
+        if key not in self.host.settings() or self._is_of_no_uplink(key):
             return
         self.host.change(key, value)
         self.meddled.add(key)
-        (self.others if key in self._owned else self.originals)[key] = value
+        elsewhere = self.narrowed if knob.spec.made_here else self.originals
+        (self.others if key in self._owned else elsewhere)[key] = value
+
+    def _is_of_no_uplink(self, key: KnobKey) -> bool:
+        return key.knob in {Knob.BATCH_EGRESS, Knob.EGRESS_GROUP} and key.index not in self.host.divided
+
+    def follow_uplinks(self) -> None:
+        """What others changed in classes of an uplink ends with these."""
+        for known in (self.others, self.narrowed):
+            for key in [key for key in known if self._is_of_no_uplink(key)]:
+                del known[key]
 
     def narrow(self, key: KnobKey, value: KnobValue) -> None:
         """Somebody gives a thread a smaller cpuset just when it goes back to its original."""
@@ -209,7 +219,8 @@ class Stage:
                 self.change(name, adoptions=spec.adoptions + 1)
         uuid = domain_uuid(name) if name else HOST_UUID
         for key in [key for key in self.others if key.uuid == uuid]:
-            self.originals[key] = self.others.pop(key)
+            # What only we make has no other original, and is as they left it until it is taken again.
+            (self.narrowed if key.knob.spec.made_here else self.originals)[key] = self.others.pop(key)
 
     def plug(self, name: str) -> None:
         """One vCPU more: without us it would run where the emulator would.

@@ -18,7 +18,7 @@ from manager.model.knobs import HOST_UUID, Control, Knob, KnobKey, KnobValue
 from manager.model.limits import DEFAULT_LIMITS, EVERYTHING, RISKY, AgentLimits
 from manager.model.records import OutcomeKind
 from manager.model.registration import Assignment, CacheControl, HostSpec, Mode, VmClass, VmSpec
-from manager.model.rules import BatchPlacement, DiskRules, IrqSteering, MemoryRules, PlacementRules
+from manager.model.rules import BatchPlacement, DiskRules, IrqSteering, MemoryRules, NetworkRules, PlacementRules
 from manager.model.scheduling import FIFO, OTHER, Scheduling, SchedulingPolicy, joined
 from manager.model.warp import WarpUse
 from manager.settings import load_settings
@@ -44,6 +44,7 @@ COMPROMISED = Assignment(
         cache_mount=True,
         memory=MemoryRules(protect=True, ceilings=True),
         disk=DiskRules(weights=True),
+        network=NetworkRules(shares=True),
     ),
     (
         VmSpec("web", VmClass.CRITICAL, scheduling=Scheduling(SchedulingPolicy.FIFO, limit=0.9), pin=True),
@@ -91,7 +92,7 @@ def test_all_that_can_be_denied_is() -> None:
     host, (_, hog, nice) = found.assignment.host, found.assignment.vms
     assert (host.mode, host.pinning, host.batch_idle, host.warp) == (Mode.OBSERVE, False, False, WarpUse.OFF)
     assert (host.cache, host.placement.batch) == (CacheControl.OFF, BatchPlacement.FLOAT)
-    assert not host.memory.in_use and not host.disk.weights
+    assert not host.memory.in_use and not host.disk.weights and not host.network.shares
     assert (hog.max_pcpus, hog.cpus, nice.scheduling) == (None, None, None)
     for text in ("mode enforce: max_mode = observe", "pins: deny has pin", "the limit of hog: deny has quota"):
         assert text in found.told

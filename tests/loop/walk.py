@@ -29,6 +29,7 @@ from manager.model.decision import Decision, Goal, Memory, Snapshot
 from manager.model.host import BatchGroup, Capabilities, CpuTimes, VmInstance, VmState
 from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue
 from manager.model.limits import EVERYTHING
+from manager.model.network import UplinkPort
 from manager.model.registration import Mode
 from manager.model.resource_use import ResourceUse
 from policies.equal import POLICY as EQUAL
@@ -261,6 +262,9 @@ class FaultyHost:
 
     def batch_group(self) -> BatchGroup:
         return self.real.batch_group()
+
+    def uplinks(self) -> Mapping[int, UplinkPort]:
+        return self.real.uplinks()
 
     def warp_counters(self) -> Mapping[str, int]:
         return self.real.warp_counters()

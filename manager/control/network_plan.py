@@ -1,0 +1,211 @@
+"""Shares of the host's uplinks: whose part each VM's packets are sent from, and how much all batch VMs may send.
+
+Critical VMs are guaranteed most of the rate, may have all of it, and go first. The ceiling of batch VMs is what
+Heracles leaves them (Lo et al., ISCA 2015): the rate, less what critical VMs send, less a reserve for what these may
+send next. It follows in rounds, and only by steps worth a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from manager.model.decision import Goal, Snapshot, VmView
+from manager.model.knobs import HOST_UUID, Knob, KnobKey
+from manager.model.network import MOST_KBIT, EgressGroup, UplinkPort
+from manager.model.registration import Mode
+from manager.model.rules import NetworkRules
+
+ROUND_S = 5.0
+"""Ceilings are computed every so many seconds."""
+RESERVED_PART, RESERVED_OF_USE = 0.05, 0.10
+"""Of the rate, or of what critical VMs send, whichever is more: what they may send beyond that at once."""
+QUIET_S = 60.0
+"""An uplink stays divided for so long after the last critical VM was seen: it may only be unreadable, or restarted."""
+STEP_PART = 0.05
+"""A ceiling changes by no less than this part of the rate."""
+PART_OF_SPEED = 0.95
+"""Where no rate is set: so that packets wait in our queues and not in the hardware's; frames have a preamble, too."""
+_BITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BatchCeiling:
+    """What batch VMs may send on an uplink, and why."""
+
+    kbit: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkState:
+    """What is remembered between ticks, by index of the uplink: as of the round that began at ``round_s``.
+
+    ``sent`` is how many bytes critical VMs had sent then, ``critical_s`` when one of these was last seen. None: there
+    was none yet.
+    """
+
+    critical_s: float | None = None
+    round_s: float | None = None
+    sent: Mapping[int, int] = field(default_factory=dict)
+    ceilings: Mapping[int, BatchCeiling] = field(default_factory=dict)
+    rates: Mapping[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class UplinksSeen:
+    """What was read of uplinks at ``monotonic_s``: the interfaces that may be some, by index, and all knobs there.
+
+    Without any interface they could not be read.
+    """
+
+    monotonic_s: float
+    uplinks: Mapping[int, UplinkPort] = field(default_factory=dict)
+    keys: Collection[KnobKey] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkPlan:
+    """The goals, what an operator should know, and what the next call is to be given."""
+
+    goals: tuple[Goal, ...] = ()
+    problems: tuple[str, ...] = ()
+    state: NetworkState = NetworkState()
+
+
+def plan_network(
+    snapshot: Snapshot,
+    uuids: Mapping[str, str],
+    seen: UplinksSeen,
+    state: NetworkState,
+    journalled: Mapping[KnobKey, int] = MappingProxyType({}),
+) -> NetworkPlan:
+    """The goals of a tick. ``journalled``: what these knobs were last given, by this agent or one before it.
+
+    Without a critical VM nothing is divided: batch VMs alone keep equal shares. What cannot be read stays as it is.
+    """
+    rules = snapshot.host.network
+    views = [view for view in snapshot.vms if view.mode is not Mode.RELEASED]
+    if not rules.shares:
+        return NetworkPlan()
+    divided = {key.index: kbit for key, kbit in journalled.items() if key.knob is Knob.UPLINK_RATE and kbit > 0}
+    if any(view.critical for view in views) or (state.critical_s is None and divided):
+        state = replace(state, critical_s=seen.monotonic_s)
+    if state.critical_s is None or not 0 <= seen.monotonic_s - state.critical_s < QUIET_S:
+        return NetworkPlan()
+    before = {**divided, **state.rates}
+    rates, problems = _rates(rules, seen, before, journalled) if seen.uplinks else (before, [])
+    state = _advance(state, rules, seen, rates, journalled)
+    goals = (*_uplink_goals(snapshot, seen, rates, state), *_vm_goals(views, uuids, seen, rates))
+    return NetworkPlan(goals, tuple(problems), state)
+
+
+def _rates(
+    rules: NetworkRules, seen: UplinksSeen, before: Mapping[int, int], journalled: Mapping[KnobKey, int]
+) -> tuple[dict[int, int], list[str]]:
+    """The rate to divide of each uplink, in kbit/s, and why some have none.
+
+    An uplink that says no speed at the moment, as when its link is down, keeps the rate it had.
+    """
+    wanted = {uplink.interface: uplink.rate_mbit for uplink in rules.uplinks}
+    rates: dict[int, int] = {}
+    missing = wanted.keys() - {uplink.name for uplink in seen.uplinks.values()}
+    problems = [
+        f"uplink {name}: no interface of that name is hardware or a port of a bridge" for name in sorted(missing)
+    ]
+    for index, uplink in sorted(seen.uplinks.items()):
+        if uplink.name not in wanted and (wanted or not (uplink.physical and uplink.bridged)):
+            continue
+        set_mbit = wanted.get(uplink.name)
+        if set_mbit is not None:
+            rate = set_mbit * 1000
+        elif uplink.speed_kbit is not None:
+            rate = min(int(uplink.speed_kbit * PART_OF_SPEED), MOST_KBIT)
+        else:
+            rate = before.get(index, 0)
+        if uplink.other_qdisc:
+            problems.append(
+                f"uplink {uplink.name} is not divided: another tool gave it the qdisc {uplink.other_qdisc}, which stays"
+            )
+            if KnobKey(HOST_UUID, Knob.UPLINK_RATE, index) not in journalled:
+                continue  # otherwise it was changed externally: it can be adopted
+        if rate > 0:
+            rates[index] = rate
+        else:
+            problems.append(f"uplink {uplink.name} is not divided: its speed is not known; set its rate_mbit")
+    return rates, problems
+
+
+def _advance(
+    state: NetworkState,
+    rules: NetworkRules,
+    seen: UplinksSeen,
+    rates: Mapping[int, int],
+    journalled: Mapping[KnobKey, int],
+) -> NetworkState:
+    """One round on, once it is time; between rounds ceilings stay, within what the settings allow."""
+    sent = {index: uplink.critical_bytes for index, uplink in seen.uplinks.items() if uplink.critical_bytes is not None}
+    elapsed_s = None if state.round_s is None else seen.monotonic_s - state.round_s
+    is_round = bool(seen.uplinks) and (elapsed_s is None or not 0 <= elapsed_s < ROUND_S)
+    ceilings: dict[int, BatchCeiling] = {}
+    for index, rate in rates.items():
+        now = state.ceilings.get(index)
+        if now is None and (held := journalled.get(KnobKey(HOST_UUID, Knob.BATCH_EGRESS, index))):
+            now = BatchCeiling(held, "as set before the agent began anew; not measured yet")
+        floor = floor_kbit(rate, rules.batch_floor)
+        past = state.sent.get(index)
+        if now is None:
+            now = _ceiling(rate, 0, floor)
+        elif is_round and elapsed_s and elapsed_s > 0 and past is not None and sent.get(index, -1) >= past:
+            use = round((sent[index] - past) * _BITS / elapsed_s / 1000)
+            wanted = _ceiling(rate, use, floor)
+            if abs(wanted.kbit - now.kbit) >= STEP_PART * rate:
+                now = wanted
+        if not floor <= now.kbit <= rate:
+            now = BatchCeiling(min(max(now.kbit, floor), rate), "as far as rate and batch_floor allow")
+        ceilings[index] = now
+    if not is_round:
+        return replace(state, ceilings=ceilings, rates=rates)
+    return NetworkState(state.critical_s, seen.monotonic_s, sent, ceilings, rates)
+
+
+def floor_kbit(rate_kbit: int, batch_floor: float) -> int:
+    """Below which the ceiling of batch VMs never goes."""
+    return min(max(round(rate_kbit * batch_floor), 1), rate_kbit)
+
+
+def batch_ceiling_kbit(rate_kbit: int, critical_kbit: int, floor: int) -> int:
+    """What batch VMs may send together while critical ones send so much: Heracles' formula, not below their floor."""
+    reserve = max(RESERVED_PART * rate_kbit, RESERVED_OF_USE * critical_kbit)
+    return min(max(int(rate_kbit - critical_kbit - reserve), floor), rate_kbit)
+
+
+def _ceiling(rate_kbit: int, critical_kbit: int, floor: int) -> BatchCeiling:
+    kbit = batch_ceiling_kbit(rate_kbit, critical_kbit, floor)
+    why = f"of {rate_kbit / 1000:.4g} Mbit/s critical VMs send {critical_kbit / 1000:.3g} and get a reserve"
+    return BatchCeiling(kbit, f"{why}; batch VMs keep their floor" if kbit == floor else why)
+
+
+def _uplink_goals(
+    snapshot: Snapshot, seen: UplinksSeen, rates: Mapping[int, int], state: NetworkState
+) -> Iterator[Goal]:
+    mode = snapshot.host.mode
+    for index, rate in rates.items():
+        yield Goal(
+            KnobKey(HOST_UUID, Knob.UPLINK_RATE, index), rate, "critical VMs first, batch VMs what is left", mode
+        )
+        key, ceiling = KnobKey(HOST_UUID, Knob.BATCH_EGRESS, index), state.ceilings.get(index)
+        if key in seen.keys and ceiling is not None:
+            yield Goal(key, ceiling.kbit, ceiling.reason, mode)
+
+
+def _vm_goals(
+    views: Sequence[VmView], uuids: Mapping[str, str], seen: UplinksSeen, rates: Mapping[int, int]
+) -> Iterator[Goal]:
+    for view in views:
+        group = EgressGroup.CRITICAL if view.critical else EgressGroup.BATCH
+        for index in rates:
+            key = KnobKey(uuids[view.name], Knob.EGRESS_GROUP, index)
+            if key in seen.keys:
+                yield Goal(key, int(group), f"{view.spec.vm_class} VM", view.mode)
