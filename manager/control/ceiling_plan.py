@@ -32,7 +32,7 @@ FIRST_PART, LESS, MORE = 0.1, 0.7, 1.25
 LEAST_CEILING_PER_S = 10.0
 """What every batch VM may do, whatever critical VMs see."""
 FULL_PART = 0.8
-"""They get more only while they use this part of what they have."""
+"""They get more only while one of them uses this part of what it has."""
 FORGETTING = 1.02
 """By this factor what a disk was seen to take when calm rises in each round: disks wear, and loads change."""
 
@@ -187,7 +187,7 @@ def _next(now: HeldCeiling | None, seen: _Round, calm_ms: float | None) -> HeldC
     if now.rounds and slow:
         less_per_s = max(LESS * now.each_per_s, LEAST_CEILING_PER_S)
         return HeldCeiling(less_per_s, f"{told}: less for batch VMs") if less_per_s < now.each_per_s else now
-    if now.rounds and fitting and seen.batch_per_s >= FULL_PART * now.each_per_s * len(seen.batch):
+    if now.rounds and fitting and max(seen.batch.values(), default=0.0) >= FULL_PART * now.each_per_s:
         return HeldCeiling(MORE * now.each_per_s, f"{told}: more for batch VMs")
     return replace(now, rounds=now.rounds + 1, quiet=0)
 

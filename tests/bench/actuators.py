@@ -2,7 +2,7 @@
 
     python -m tests.bench.actuators [--vms 50] [--times 10000] [--domain NAME] [--json FILE]
 
-Bars (design, section 9): 50 us a setting of CPU, cache and memory, 1 ms of network. The study of 2017 (isolation
+Bars (design, section 9): 50 us a setting of CPU, cache, memory and disk, 1 ms of network. The study of 2017 (isolation
 mechanisms for interactive services on big and small servers) gives means of 10,000 applications: CPU 6.5 ms, cache
 1.6 ms, memory 6.9 ms, network 2.4 ms. Measured is ``KernelHost.write`` as a tick calls it: the files are held open, and
 that a VM is still the same process is checked before its threads are pinned. Applications go round the VMs and
@@ -38,8 +38,8 @@ from tests.bench.figures import Spread, machine, undone_when_told_to_end, verdic
 from tests.bench.vms import Listed, Vm, Vms, running_vms
 from tests.host.uplink_wire import lacks, slow_wire
 
-CPU_BAR_US, NETWORK_BAR_US = 50.0, 1000.0
-CPU_2017_US, NETWORK_2017_US = 6500.0, 2400.0
+CPU_BAR_US, MEMORY_BAR_US, DISK_BAR_US, NETWORK_BAR_US = 50.0, 50.0, 50.0, 1000.0
+CPU_2017_US, MEMORY_2017_US, NETWORK_2017_US = 6500.0, 6900.0, 2400.0
 LIBVIRT_TIMES, COMMITS, MOVES = 1000, 2000, 1000
 BATCHES = (1, 50, 400)
 URI = "qemu:///system"
@@ -121,6 +121,24 @@ def vm_rows(host: KernelHost, vms: Sequence[Vm], times: int) -> Iterator[Row]:
     us = of_knob(host, vms, Knob.EMULATOR_PIN, 0, (first, last), times)
     note = f"{threads} threads of each VM, and looking for new ones"
     yield Row("emulator affinity", us, CPU_BAR_US, CPU_2017_US, note)
+
+
+def limit_rows(host: KernelHost, vms: Sequence[Vm], times: int) -> Iterator[Row]:
+    """Limits of memory and shares of disks, as far as this kernel has them; the first disk stands for all."""
+    there = host.knobs(vms[0].instance, Family.MEMORY).keys() | host.knobs(vms[0].instance, Family.DISK).keys()
+    indexes = {key.knob: key.index for key in sorted(there, reverse=True) if key.uuid != HOST_UUID}
+    for knob, values, bar_us, study_us in (
+        (Knob.MEMORY_PROTECTION, (1 << 28, 1 << 29), MEMORY_BAR_US, MEMORY_2017_US),
+        (Knob.MEMORY_CEILING, (1 << 30, 1 << 31), MEMORY_BAR_US, MEMORY_2017_US),
+        (Knob.BFQ_WEIGHT, (20, 1000), DISK_BAR_US, None),
+        (Knob.IO_WEIGHT, (20, 1000), DISK_BAR_US, None),
+        (Knob.DISK_CEILING, (100, 200), DISK_BAR_US, None),
+    ):
+        what = knob.replace("_", " ")
+        if knob not in indexes:
+            yield Row(what, None, note="this kernel has none for these VMs")
+            continue
+        yield Row(what, of_knob(host, vms, knob, indexes[knob], values, times), bar_us, study_us)
 
 
 def interrupt_row(host: KernelHost, times: int) -> Row:
@@ -206,6 +224,7 @@ def measure(vms: Vms, started: Sequence[Vm], times: int, domain: str) -> Iterato
     host = KernelHost(vms.paths, Listed.of(started))  # type: ignore[arg-type]
     try:
         yield from vm_rows(host, started, times)
+        yield from limit_rows(host, started, times)
         yield interrupt_row(host, times)
         yield from uplink_rows(host, started, times)
     finally:

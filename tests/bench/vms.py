@@ -79,7 +79,8 @@ class Vms:
         if cpu is None:
             raise BenchError("this machine has no cgroup hierarchy with a cpu controller")
         self.cpu: CgroupCpu = cpu
-        controllers = (cpu.controller, CGROUP_USAGE[0].controller) if cpu is CGROUP_V1 else (cpu.controller,)
+        of_v1 = (cpu.controller, CGROUP_USAGE[0].controller, "memory", "blkio")
+        controllers = of_v1 if cpu is CGROUP_V1 else (cpu.controller,)
         points = [mounts.by_controller[name][0] for name in controllers if name in mounts.by_controller]
         self._parents = [point / f"{_PREFIX}{os.getpid()}" for point in dict.fromkeys(points)]
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -229,6 +230,9 @@ def _make_parent(parent: Path, cpu: CgroupCpu) -> None:
     if cpu is not CGROUP_V1:  # which controllers the children have
         for group in (parent.parent, parent):
             (group / "cgroup.subtree_control").write_text("+cpu")
+            for controller in ("memory", "io"):
+                with contextlib.suppress(OSError):  # not every host has them
+                    (group / "cgroup.subtree_control").write_text(f"+{controller}")
 
 
 def _remove_leftovers(point: Path) -> None:

@@ -151,6 +151,15 @@ def test_a_disk_is_soon_nearly_as_quick_as_without_batch_and_batch_gets_what_tha
     assert min(done for _, done in seen[20:]) > 60
 
 
+def test_batch_gets_more_while_one_of_them_uses_what_it_has() -> None:
+    host = Host(WEB, HOG, OTHER)
+    host.round(SLOW)
+    rounds = [host.round(use_of(2.0 + number / 1000, web=100.0, hog=20.0, other=0.1)) for number in range(3)]
+    assert [wanted(plan)[ceiling("hog")] for plan in rounds] == [20, 25, 25]
+    resting = host.round(use_of(2.1, web=100.0, hog=3.0, other=0.1))
+    assert wanted(resting)[ceiling("hog")] == 25
+
+
 def test_a_disk_that_is_fast_enough_for_all_holds_nobody_back() -> None:
     assert not any(
         Host(WEB, HOG).round(use_of(latency_ms, web=150.0, hog=1000.0)).goals for latency_ms in (0.1, 0.5, 2.0, 5.0)

@@ -203,6 +203,7 @@ def measure(
 def _start_load(scene: Scene, service: Service, seconds: float) -> subprocess.Popen[bytes]:
     spec = to_json(service.load(seconds, scene.push_interval_s))
     command = [str(_LOADGROUP), "run", "--cpus", format_cpus(scene.load_cpus), "--"]
+    command += ["ip", "netns", "exec", scene.clients] if scene.clients else []
     command += [sys.executable, "-m", "deploy.lab.demo.load_process", spec]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

@@ -1,4 +1,4 @@
-"""Settings of the groups and threads of QEMU processes, read from the kernel without any of Equipoise's own code.
+"""Settings of QEMU processes (groups and threads) and of interfaces, read without any of Equipoise's own code.
 
 Taken before Equipoise starts and after it has stopped, they show whether it left everything as it was.
 """
@@ -9,6 +9,8 @@ import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from deploy.lab.commands import run
 
 _CPU_FILES = ("cpu.shares", "cpu.weight", "cpu.idle", "cpu.cfs_quota_us", "cpu.max", "cpu.rt_runtime_us")
 _MEMORY_FILES = ("memory.low", "memory.high", "memory.soft_limit_in_bytes")
@@ -49,8 +51,14 @@ def settings_of(name: str) -> dict[str, str]:
 
 
 def settings_of_all(names: Iterable[str]) -> dict[str, str]:
-    """The settings of several VMs."""
-    return {key: value for name in names for key, value in settings_of(name).items()}
+    """The settings of several VMs, and the queueing disciplines of the host's interfaces."""
+    return {key: value for name in names for key, value in settings_of(name).items()} | _qdiscs()
+
+
+def _qdiscs() -> dict[str, str]:
+    """Those at the roots, by interface."""
+    lines = (line.split() for line in run(["tc", "qdisc", "show"]).splitlines() if " root " in f"{line} ")
+    return {f"qdisc of {words[4]}": f"{words[1]} {words[2]}" for words in lines}
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:

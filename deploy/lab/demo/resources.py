@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -26,6 +26,7 @@ from deploy.lab.demo.resources_scene import (
     RESOURCES,
     SERVED_MIB,
     USED_MIB,
+    WIRE_MBIT,
     Resource,
     resource_scene,
     with_disks,
@@ -35,6 +36,7 @@ from deploy.lab.demo.stage import Stage, paused, progress_bar, set_up
 from deploy.lab.demo.stretches import stretches
 from deploy.lab.guest import DEFAULT_BASE
 from deploy.lab.slow_disk import slow_disk, why_no_slow_disk
+from deploy.lab.slow_wire import slow_wire
 from manager.model.histogram import Histogram
 
 DEFAULT_PHASE_S = 18.0
@@ -211,7 +213,12 @@ def _nothing(_stack: ExitStack, scene: Scene) -> Scene:
     return scene
 
 
-_PREPARATIONS = {"disk": _images}
+def _uplink(stack: ExitStack, scene: Scene) -> Scene:
+    """The scene with its load generators behind a slow wire."""
+    return replace(scene, clients=stack.enter_context(slow_wire(WIRE_MBIT)).clients)
+
+
+_PREPARATIONS = {"disk": _images, "network": _uplink}
 
 
 def _in_words(resource: Resource) -> str:
@@ -221,6 +228,7 @@ def _in_words(resource: Resource) -> str:
 
 ANTAGONISTS = {
     "disk": "the disk that all use: blocks of 4 KiB, half of them written, 16 at once",
+    "network": "the uplink: datagrams of 1,400 bytes through it, as many as it can send",
     "interrupts": "interrupts: datagrams of one byte to the host, as many as it can send",
     "cache": "the cache: 64 MiB walked through by each of two vCPUs",
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from deploy.lab.demo.scene import EQUAL, MANAGED_PCPUS, DemoPhase, Scene, Service
 from deploy.lab.lab_vms import PREFIX, GuestRole, LabVm
+from deploy.lab.slow_wire import CLIENTS_ADDRESS, UPLINK
 from manager.model.cpus import format_cpus
 from manager.model.knobs import Knob
 
@@ -17,8 +18,9 @@ DISK_REQUESTS_PER_S = 500
 DISK_MIB, SERVED_MIB, USED_MIB = 64, 8, 8
 """Of the slow disk, the image that NGINX serves a file of, and the one that an antagonist reads and writes."""
 DISK_FILE = "4k.txt"
-WIRE_MBIT = 50.0
-DISK_RATE_RPS, MEMCACHED_RATE_RPS = 150.0, 1000.0
+WIRE_MBIT, SHARED_MBIT = 50, 45
+"""What the wire behind the uplink carries, and what of that Equipoise divides: its queue is to be the only one."""
+DISK_RATE_RPS, WEB_RATE_RPS, MEMCACHED_RATE_RPS = 150.0, 100.0, 1000.0
 """Of files, each a request of the disk: more than an equal share beside ``DISK_ANTAGONISTS``. BFQ serves who takes less
 than that in time whatever the weights."""
 DISK_ANTAGONISTS = 4
@@ -65,6 +67,15 @@ RESOURCES = (
         antagonists=DISK_ANTAGONISTS,
         settings={"disk": {"weights": True, "ceilings": True}},
         knobs=frozenset({Knob.BFQ_WEIGHT, Knob.IO_WEIGHT, Knob.DISK_CEILING}),
+    ),
+    Resource(
+        "network",
+        "shares of the uplink",
+        GuestRole.NGINX,
+        {"kind": "network", "threads": 2, "bytes": 1400, "to": CLIENTS_ADDRESS},
+        WEB_RATE_RPS,
+        settings={"network": {"shares": True, "uplinks": [{"interface": UPLINK, "rate_mbit": SHARED_MBIT}]}},
+        knobs=frozenset({Knob.EGRESS_GROUP}),
     ),
     Resource(
         "interrupts",

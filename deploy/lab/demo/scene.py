@@ -90,7 +90,8 @@ class Scene:
 
     ``interval_s`` is the control interval, ``push_interval_s`` how often load generators tell of response times.
     ``late`` is a batch VM that is registered with the others, but started in the middle of a run. ``tapped``: response
-    times come from the VMs' taps, and not from the load generators.
+    times come from the VMs' taps, and not from the load generators. ``clients`` is the network namespace that load
+    generators run in; empty: the host's.
     """
 
     managed_cpus: frozenset[int]
@@ -101,6 +102,7 @@ class Scene:
     push_interval_s: float = 2.0
     late: LabVm | None = None
     tapped: bool = False
+    clients: str = ""
 
     @property
     def vms(self) -> tuple[LabVm, ...]:
