@@ -157,7 +157,8 @@ def _tell_moved(session: Session, host: HostRow, names: Collection[str], now: da
     if not names:
         return
     query = select(ClaimRow.vm, HostRow.name).join(HostRow, HostRow.id == ClaimRow.host_id)
-    query = query.where(ClaimRow.vm.in_(names), ClaimRow.left_at.is_not(None)).order_by(ClaimRow.left_at)
+    query = query.where(ClaimRow.vm.in_(names), ClaimRow.left_at.is_not(None))
+    query = query.order_by(ClaimRow.left_at, ClaimRow.host_id == host.id)  # at the same time: it has not moved
     left = {vm: name for vm, name in session.execute(query)}  # noqa: C416 - the last one counts
     events = [
         host_event(host.name, now, Severity.INFO, MOVED, f"{vm} moved from {name} to {host.name}") | {"vm": vm}

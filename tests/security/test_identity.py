@@ -291,18 +291,22 @@ def test_response_times_count_on_the_host_that_a_vm_migrates_to(api: Api) -> Non
 
 
 def test_a_vm_that_moves_is_an_event(api: Api) -> None:
+    def seconds_later(*of: str, **changes: Any) -> None:
+        api.clock.now_s += 1
+        claim(api, *of, **changes)
+
     register(api)
-    claim(api, "host")
-    claim(api)
-    claim(api, "host", vms=[])
-    claim(api, "host", vms=[])
-    claim(api)
-    claim(api)
-    claim(api, vms=[])
-    claim(api)
+    seconds_later("host")
+    seconds_later()
+    seconds_later("host", vms=[])
+    seconds_later("host", vms=[])
+    seconds_later()
+    seconds_later()
+    seconds_later(vms=[])
+    seconds_later()
     assert moves(api) == ["web moved from kvm1 to kvm2"], "not when it starts again where it was"
-    claim(api, vms=[])
-    claim(api, "host")
+    seconds_later(vms=[])
+    seconds_later("host")
     assert moves(api) == ["web moved from kvm2 to kvm1", "web moved from kvm1 to kvm2"]
 
 

@@ -1,4 +1,4 @@
-"""Disk weights on this kernel: what they change for a VM beside one that reads as much as it can, and undone.
+"""Weights and ceilings of disks on this kernel: what they change beside a VM that reads as much as it can, and undone.
 
 The disk answers each request a millisecond later, one at a time; its scheduler is BFQ.
 """
@@ -13,7 +13,7 @@ import pytest
 
 from manager.errors import HostError
 from manager.host.registry import HostPaths
-from manager.model.knobs import DISK_WEIGHTS, Family, Knob, KnobKey
+from manager.model.knobs import DISK_WEIGHTS, UNLIMITED, Family, Knob, KnobKey
 from manager.model.resource_use import Weighing
 from manager.model.rules import DiskRules
 from tests.kernel.inside.cgroup_v2.conftest import CGROUPS, Vm, open_host, scope_name, start_process
@@ -141,7 +141,7 @@ def test_each_weight_is_written_read_back_and_undone(vms: tuple[Vm, Vm]) -> None
         found = host.knobs(vm.instance, Family.DISK)
         key = KnobKey(vm.process.uuid, Knob.BFQ_WEIGHT)
         assert found[key] == 100
-        assert {key.knob for key in found} <= set(DISK_WEIGHTS.values())
+        assert {key.knob for key in found} <= {*DISK_WEIGHTS.values(), Knob.DISK_CEILING}
         for wanted in (1, 1000, 100):
             assert host.write(vm.instance, key, wanted) == wanted
         for refused in (0, 1001):
@@ -151,4 +151,24 @@ def test_each_weight_is_written_read_back_and_undone(vms: tuple[Vm, Vm]) -> None
             assert host.write(vm.instance, KnobKey(vm.process.uuid, Knob.IO_WEIGHT), 5000) == 5000
             assert host.write(vm.instance, KnobKey(vm.process.uuid, Knob.IO_WEIGHT), 100) == 100
     assert host.resources.host(()).weighings == {"nullb0": Weighing.BFQ}
+    host.forget(frozenset())
+
+
+def test_a_ceiling_holds_back_who_reads_as_much_as_it_can_with_any_scheduler(vms: tuple[Vm, Vm]) -> None:
+    SCHEDULER.write_text("none")
+    host = open_host(*vms)
+    shop, hog = vms
+    key = KnobKey(hog.process.uuid, Knob.DISK_CEILING, DISK.stat().st_rdev)
+    assert host.knobs(hog.instance, Family.DISK)[key] == UNLIMITED
+    assert host.write(hog.instance, key, 20) == 20
+    assert (hog.scope / "io.max").read_text().split()[1:] == ["rbps=max", "wbps=max", "riops=20", "wiops=20"]
+    time.sleep(0.5)
+    held = shares(shop, hog)
+    assert host.write(hog.instance, key, UNLIMITED) == UNLIMITED
+    assert (hog.scope / "io.max").read_text() == ""
+    time.sleep(0.5)
+    free = shares(shop, hog)
+    print(f"with a ceiling of 20 requests/s for the other: {held}, without: {free} requests/s")
+    assert held[1] < 30
+    assert free[1] > 2 * held[1]
     host.forget(frozenset())
