@@ -51,7 +51,7 @@ def test_a_comparison_in_which_static_weights_stood_the_spike_is_no_success(
     monkeypatch.setattr(spike, "_capacity_rps", lambda *_given: 88.0)
     monkeypatch.setattr(spike, "_run", lambda _stage, policy, *_given: seen[policy])
     monkeypatch.setattr(spike, "time", MagicMock())
-    monkeypatch.setattr("deploy.lab.demo.stage.settings_of_all", lambda _vms: {})
+    monkeypatch.setattr("deploy.lab.demo.stage.all_settings", lambda _vms: {})
     monkeypatch.setattr(command, "only_user", lambda *_given, **_named: nullcontext(), raising=False)
     for module in (command, picture):
         monkeypatch.setattr(module, "draw", lambda _result, _file: None, raising=False)

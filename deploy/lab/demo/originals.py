@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from deploy.lab.commands import run
@@ -29,12 +29,12 @@ def qemu_pid(name: str) -> int:
     return int(Path(f"/run/libvirt/qemu/{name}.pid").read_text())
 
 
-def settings_of(name: str) -> dict[str, str]:
+def settings_of(name: str, files: Sequence[str] = _CPU_FILES) -> dict[str, str]:
     """Settings of the VM's cgroups; affinity, policy and slice of each lasting thread; as text by what they are."""
     pid = qemu_pid(name)
     found = {}
     for folder in _group_folders(pid):
-        for file in _GROUP_FILES:
+        for file in files:
             if (folder / file).exists():
                 found[f"{name}: {folder / file}"] = (folder / file).read_text().strip()
     for thread in sorted(Path(f"/proc/{pid}/task").iterdir()):
@@ -51,8 +51,13 @@ def settings_of(name: str) -> dict[str, str]:
 
 
 def settings_of_all(names: Iterable[str]) -> dict[str, str]:
-    """The settings of several VMs, and the queueing disciplines of the host's interfaces."""
-    return {key: value for name in names for key, value in settings_of(name).items()} | _qdiscs()
+    """The settings of several VMs."""
+    return {key: value for name in names for key, value in settings_of(name).items()}
+
+
+def all_settings(names: Iterable[str]) -> dict[str, str]:
+    """Those of memory and disks besides, and the queueing disciplines of the host's interfaces."""
+    return {key: value for name in names for key, value in settings_of(name, _GROUP_FILES).items()} | _qdiscs()
 
 
 def _qdiscs() -> dict[str, str]:

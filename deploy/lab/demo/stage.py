@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from deploy.lab.accelerator import Chosen, decide
 from deploy.lab.demo.equipoise_service import Equipoise
 from deploy.lab.demo.measure import Meter, load_group
-from deploy.lab.demo.originals import differences, settings_of_all
+from deploy.lab.demo.originals import differences, all_settings
 from deploy.lab.demo.scene import Scene
 from deploy.lab.guest import DEFAULT_BASE, build
 from deploy.lab.lab_vms import LabHost, LabVm, connect
@@ -43,7 +43,7 @@ class Stage:
         self.console.print("== stopping Equipoise and comparing every setting with its original")
         decisions = self.service.decisions()
         self.service.stop()
-        changed = differences(self.before, settings_of_all([vm.name for vm in self.scene.vms]))
+        changed = differences(self.before, all_settings([vm.name for vm in self.scene.vms]))
         self.console.print(
             f"      {len(self.before)} settings compared, {len(changed)} differ, {decisions} decisions were recorded"
         )
@@ -78,7 +78,7 @@ def set_up(
         lab.start(vm)
     for vm in scene.vms:
         console.print(f"      {vm.name} at {vm.ip} is ready after {lab.wait_ready(vm):.1f} s", highlight=False)
-    before = settings_of_all([vm.name for vm in scene.vms])
+    before = all_settings([vm.name for vm in scene.vms])
 
     meter = Meter(scene, connection)
     scene = tune(scene, lab, meter)
