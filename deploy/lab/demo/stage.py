@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from deploy.lab.accelerator import Chosen, decide
 from deploy.lab.demo.equipoise_service import Equipoise
 from deploy.lab.demo.measure import Meter, load_group
-from deploy.lab.demo.originals import differences, all_settings
+from deploy.lab.demo.originals import all_settings, differences
 from deploy.lab.demo.scene import Scene
 from deploy.lab.guest import DEFAULT_BASE, build
 from deploy.lab.lab_vms import LabHost, LabVm, connect
