@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from manager.cli.options import Decorator, ManPage
 from manager.load.load_errors import SpecError
-from manager.load.spec import KEY_FIELD, RANGES, HttpOptions, MemcachedOptions, parse_target
+from manager.load.spec import KEY_FIELD, RANGES, HttpOptions, LoadSpec, MemcachedOptions, Phase, parse_target
 
 _MEMCACHED = MemcachedOptions()
 _CONNECTIONS = 64
@@ -138,6 +138,28 @@ def protocol_of(
     headers = tuple(_header(header) for header in options["headers"])
     asked = KEY_FIELD in path or (alone and context.get_parameter_source("keys") is ParameterSource.COMMANDLINE)
     return host, port, HttpOptions(path, headers, options["keys"] if asked else 1, options["zipf"])
+
+
+def driven_load(
+    context: click.Context, option: str, target: str, options: Mapping[str, Any], *, alone: bool
+) -> LoadSpec:
+    """What a profile sends to the TARGET of an ``option``, at a rate that is set for each load. Raises UsageError."""
+    try:
+        host, port, protocol = protocol_of(context, target, options, alone=alone)
+        return LoadSpec(
+            host,
+            port,
+            protocol,
+            (Phase(options["seconds"], 1.0),),
+            warmup_s=options["settle"],
+            connections=options["connections"],
+            seed=options["seed"],
+            timeout_s=options["timeout"],
+            connect_timeout_s=options["connect_timeout"],
+            pipeline=options["pipeline"],
+        )
+    except SpecError as error:
+        raise usage_error(error, option) from error
 
 
 def _header(text: str) -> tuple[str, str]:

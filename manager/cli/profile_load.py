@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from manager.cli.batch_hold import HELD_PCPUS, held, remedy
 from manager.cli.drive_record import DrivenLoad, DrivenPass, DriveRecord, read_record, write_record
-from manager.cli.load_options import GroupedCommand, load_options, protocol_of, usage_error
+from manager.cli.load_options import GroupedCommand, driven_load, load_options
 from manager.cli.load_profile import LoadProfile, draw, profile_json, remarks, tables
 from manager.cli.load_report import progress_line
 from manager.cli.options import CLIENT_SETTINGS, Failure, connect, json_option, read_token, stop_signal, with_settings
@@ -24,7 +24,7 @@ from manager.cli.sweep import Timing, fresh_host
 from manager.cli.times import time_s
 from manager.control.load_curve import MUCH_BATCH, LoadStep, by_batch, load_curve
 from manager.control.load_search import LoadVerdict, most_loads
-from manager.load import IntervalResult, LoadSpec, Phase, SpecError, run
+from manager.load import IntervalResult, run
 from manager.model.fields import timestamp
 from manager.model.units import per_second, percent
 from manager.model.window import SlaState
@@ -183,22 +183,7 @@ def driven(
     context: click.Context, settings: Settings, application: str, target_text: str, options: Mapping[str, Any]
 ) -> LoadProfile:
     """Make load, and measure. Raises UsageError, EquipoiseError and Failure for what keeps it from beginning."""
-    try:
-        host, port, protocol = protocol_of(context, target_text, options)
-        load = LoadSpec(
-            host,
-            port,
-            protocol,
-            (Phase(options["seconds"], 1.0),),
-            warmup_s=options["settle"],
-            connections=options["connections"],
-            seed=options["seed"],
-            timeout_s=options["timeout"],
-            connect_timeout_s=options["connect_timeout"],
-            pipeline=options["pipeline"],
-        )
-    except SpecError as error:
-        raise usage_error(error, "--drive") from error
+    load = driven_load(context, "--drive", target_text, options, alone=True)
     client = connect(settings)
     target = examine_drive(client, application, load, SlaState(options["stop_when"].replace("-", "_")))
     vms = batch_vms(client, target.hosts) if options["hold_batch"] else {}

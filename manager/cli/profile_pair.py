@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from manager.cli.load_options import GroupedCommand, load_options, number, protocol_of, usage_error
+from manager.cli.load_options import GroupedCommand, driven_load, load_options, number
 from manager.cli.load_processes import MadeLoad, run_loads
 from manager.cli.options import CLIENT_SETTINGS, Failure, connect, json_option, stop_signal, with_settings
 from manager.cli.pair_record import (
@@ -30,7 +30,7 @@ from manager.cli.sweep import needed
 from manager.control.load_search import LoadVerdict, judged
 from manager.control.pair_map import PAIR_LEVELS, next_pair, pair_map
 from manager.errors import EquipoiseError, SettingsError
-from manager.load import LoadSpec, Phase, SpecError
+from manager.load import LoadSpec, Phase
 from manager.model.units import per_second
 from manager.model.window import SlaState
 from manager.protocol.client import ManagerClient
@@ -126,7 +126,7 @@ def pair_command(
         raise click.UsageError("A and B are the same application: name two")
     if picture and picture.suffix not in _PICTURES:
         raise click.UsageError(f"--picture {picture} is refused: use a name that ends in {', '.join(_PICTURES)}")
-    specs = [_spec(context, options, side) for side in "ab"]
+    specs = [driven_load(context, f"--drive-{side}", options[f"drive_{side}"], options, alone=False) for side in "ab"]
     client, worst = connect(settings), SlaState(options["stop_when"].replace("-", "_"))
     targets = [examine_drive(client, name, spec, worst) for name, spec in zip((first, second), specs, strict=True)]
     _check(targets)
@@ -151,25 +151,6 @@ def pair_command(
     output(as_json, pair_json(record, ended), *report(record))
     if ended:
         raise Failure(f"it ended early: {ended}")
-
-
-def _spec(context: click.Context, options: Mapping[str, Any], side: str) -> LoadSpec:
-    try:
-        host, port, protocol = protocol_of(context, options[f"drive_{side}"], options, alone=False)
-        return LoadSpec(
-            host,
-            port,
-            protocol,
-            (Phase(options["seconds"], 1.0),),
-            warmup_s=options["settle"],
-            connections=options["connections"],
-            seed=options["seed"],
-            timeout_s=options["timeout"],
-            connect_timeout_s=options["connect_timeout"],
-            pipeline=options["pipeline"],
-        )
-    except SpecError as error:
-        raise usage_error(error, f"--drive-{side}") from error
 
 
 def _check(targets: Sequence[DriveTarget]) -> None:

@@ -225,3 +225,15 @@ def group() -> Iterator[VmGroup]:
             remove_groups(parent)
         if not delegated:
             delegating.write_text("-cpu")
+
+
+@pytest.fixture
+def disk_group_of_v1() -> Iterator[Path]:
+    """A group like a VM's that disks count and limit."""
+    mount = read_mounts(REAL).by_controller.get("blkio")
+    if mount is None or os.geteuid() != 0:
+        pytest.skip("NOT TESTED: no blkio controller of cgroup v1 here, or not root")
+    folder = mount[0] / f"qemu-1-equipoise-test-{os.getpid()}"
+    folder.mkdir()
+    yield folder
+    folder.rmdir()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import gc
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -125,19 +124,8 @@ def test_a_disk_is_named_by_its_numbers() -> None:
         assert knob_name(Knob.DISK_CEILING, number_of_disk(f"{number}\n")) == f"disk {number} ceiling"
 
 
-@pytest.fixture
-def v1_group() -> Iterator[Path]:
-    mount = read_mounts(REAL).by_controller.get("blkio")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("NOT TESTED: no blkio controller of cgroup v1 here, or not root")
-    folder = mount[0] / f"qemu-1-equipoise-test-{os.getpid()}"
-    folder.mkdir()
-    yield folder
-    folder.rmdir()
-
-
-def test_ceilings_on_the_kernel_of_this_machine(v1_group: Path) -> None:
-    ceilings, vm = DiskCeilings(REAL, read_mounts(REAL)), target(v1_group)
+def test_ceilings_on_the_kernel_of_this_machine(disk_group_of_v1: Path) -> None:
+    ceilings, vm = DiskCeilings(REAL, read_mounts(REAL)), target(disk_group_of_v1)
     found = ceilings.read(vm)
     if not found:
         pytest.skip("NOT TESTED: this kernel limits no disks, or there is none")

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import errno
 import gc
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -110,20 +108,9 @@ def test_the_doctor_names_the_disks(tmp_path: Path) -> None:
     assert (result.status, result.detail) == (FindingStatus.WORKS, "weights act on vda (bfq); not on sda")
 
 
-@pytest.fixture
-def v1_group() -> Iterator[Path]:
-    mount = read_mounts(REAL).by_controller.get("blkio")
-    if mount is None or os.geteuid() != 0:
-        pytest.skip("NOT TESTED: no blkio controller of cgroup v1 here, or not root")
-    folder = mount[0] / f"qemu-1-equipoise-test-{os.getpid()}"
-    folder.mkdir()
-    yield folder
-    folder.rmdir()
-
-
-def test_the_weight_of_bfq_on_v1(v1_group: Path) -> None:
-    weights, vm = DiskWeights(read_mounts(REAL)), target(v1_group)
-    if not (v1_group / "blkio.bfq.weight").exists():
+def test_the_weight_of_bfq_on_v1(disk_group_of_v1: Path) -> None:
+    weights, vm = DiskWeights(read_mounts(REAL)), target(disk_group_of_v1)
+    if not (disk_group_of_v1 / "blkio.bfq.weight").exists():
         pytest.skip("NOT TESTED: this kernel has no BFQ")
     assert weights.read(vm) == {BFQ: 100}
     for wanted in (1, 1000, 100):
