@@ -216,7 +216,8 @@ def test_vms_that_end_and_start_again(vms: dict[str, str], service: Service, lab
     until(lambda: weight(CACHE) == CRITICAL, "the new run of the VM to be controlled")
     errors = [event for event in service.client.items("/events") if event["severity"] == "error"]
     assert errors == []
-    assert {one["outcome"] for one in service.client.items("/decisions")} <= {"applied", "vanished"}
+    # Threads of a process that is killed take pins until the last of them is gone.
+    assert {one["outcome"] for one in service.client.items("/decisions")} <= {"applied", "vanished", "restored"}
     del vms
 
 

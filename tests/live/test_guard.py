@@ -5,6 +5,7 @@ Without the batch group, in which the kernel may need batch VMs to be and which 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -58,8 +59,8 @@ _LATE = re.compile(
 )
 _WAITS = re.compile(r"bound (\d+) %, then (\d+) %")
 LEARN_S, WATCH_S = 13.0, 16.0
+MOST_TIMES = 4  # so often is watched until there was an episode: the machine may be a busy one
 LATE_RPS, MEASURE_S = 300.0, 5.0
-LATE_TIMES = 3.0  # what the SLA is of p95 without batch VMs in the way
 HEAVY = 8  # times the weight of a VM: its emulator does not get by beside such batch VMs
 
 pytestmark = [pytest.mark.live, pytest.mark.alone]
@@ -184,7 +185,11 @@ def run(service: Service, guard: str, mode: str = "enforce") -> Seen:
     register(service, mode)
     with Load():
         time.sleep(LEARN_S)
-        return watch(WATCH_S)
+        for _ in range(MOST_TIMES):
+            seen = watch(WATCH_S)
+            if seen.held_at or (guard == "observe" and episodes(service)):
+                break
+    return seen
 
 
 def test_a_burst_is_held_at_once_and_all_is_given_back(guarded_vms: None, service: Service) -> None:
@@ -203,6 +208,7 @@ def test_a_burst_is_held_at_once_and_all_is_given_back(guarded_vms: None, servic
     service.__dict__.pop("client", None)
 
     with_guard = run(service, "on")
+    until(lambda: waits(service), "an episode to end")
     print("\n".join(one["message"] for one in episodes(service)))
     bound = min(bound for bound, _ in waits(service))
     pairs = [(with_guard.too_long_since(held_s, bound), held_s) for held_s in with_guard.held_at]
@@ -262,11 +268,13 @@ def test_a_service_that_is_late_while_its_vcpu_does_not_wait_is_seen_at_its_tap(
     before_weights = {vm.name: weight_file(vm).read_text() for vm in apart.batch}
     for vm in apart.batch:
         group_file(vm, "cpu.idle").write_text("1")
-    late_ms = LATE_TIMES * apart.p95_ms()
+    calm_ms = apart.p95_ms()
     for vm in apart.batch:
         group_file(vm, "cpu.idle").write_text("0")
         weight_file(vm).write_text(before_weights[vm.name])  # which the idle class has the kernel forget
-    print(f"p95 {late_ms / LATE_TIMES:.2f} ms beside batch VMs in the idle class, {apart.p95_ms():.2f} ms as they are")
+    disturbed_ms = apart.p95_ms()
+    late_ms = math.sqrt(calm_ms * disturbed_ms)  # as far from the one as from the other
+    print(f"p95 {calm_ms:.2f} ms beside batch VMs in the idle class, {disturbed_ms:.2f} ms as they are")
     service.extra = {"EQUIPOISE_GUARD": "on", "EQUIPOISE_INTERVAL_S": "1"}
     service.run()
     client = service.client
@@ -279,8 +287,11 @@ def test_a_service_that_is_late_while_its_vcpu_does_not_wait_is_seen_at_its_tap(
     sources = [{"name": "wire", "type": "tap", "port": MEMCACHED_PORT}]
     sla = {"response_time_ms": late_ms}
     client.request("PUT", "/applications/shop", body={"tiers": tiers, "sla": sla, "sources": sources})
-    run_load(apart.load(WATCH_S + LEARN_S))
-    until(lambda: any("too late" in one["message"] for one in episodes(service)), "an episode to end")
+    for _ in range(MOST_TIMES):
+        run_load(apart.load(WATCH_S + LEARN_S))
+        if any(_LATE.search(one["message"]) for one in episodes(service)):
+            break
+    until(lambda: any(_LATE.search(one["message"]) for one in episodes(service)), "an episode to end")
     messages = [one["message"] for one in episodes(service)]
     print(f"late: above {late_ms:.2f} ms", *messages, sep="\n")
     told = [found for message in messages if (found := _LATE.search(message))]
