@@ -122,6 +122,7 @@ def _is_fuller(new: Any) -> ColumnElement[bool]:
     other = (
         (WindowRow.end_at != new["end_at"])
         | WindowRow.requests.is_distinct_from(new["requests"])
+        | (WindowRow.histogram != new["histogram"])
         | new["ready"].is_not(None)
     )
     same = WindowRow.count == new["count"]
