@@ -112,6 +112,7 @@ MANAGER_SETTINGS = (
     Setting("minutes_days", 30.0, "days that response times and ticks are kept rolled up by minute", 1, 3650),
     Setting("hours_days", 730.0, "days that response times and ticks are kept rolled up by hour", 1, 3650),
     Setting("silent_intervals", 6, "intervals without a report after which a host counts as silent", 3, 10_000),
+    Setting("small_fleet", 20, "hosts up to which agents report all in each interval; 0: never", 0, 100_000),
     Setting("clock_bound_s", 1.0, "seconds by which a host's clock may differ without an event", 0.01, 3600),
 )
 AGENT_SETTINGS = (

@@ -18,6 +18,7 @@ from werkzeug.http import parse_etags
 from manager.api.acceptance import Accepted, read_report
 from manager.api.assignments import Assignments, ReportingHost
 from manager.api.auth import ADMIN_OR_OWN_HOST, VIEWER_OR_OWN_HOST
+from manager.api.cadences import Cadences
 from manager.api.context import ManagerContext
 from manager.api.endpoint import RouteGroup, answer, json_body
 from manager.api.manager_metrics import Metrics
@@ -67,7 +68,7 @@ Dating = Callable[[Iterable[TickRecord | DecisionRecord | Event]], Mapping[datet
 def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
     """The routes that agents use."""
     api = RouteGroup("agents", "Reports of agents, and their assignments.")
-    database, assignments = context.database, Assignments(context)
+    database, assignments, cadences = context.database, Assignments(context), Cadences(context)
 
     @api.at(
         "POST /hosts/<name>/report",
@@ -89,14 +90,14 @@ def agents_api(context: ManagerContext, metrics: Metrics) -> RouteGroup:
             host = reporting_host(session, HostSpec(path.name), now)
             rival = note_agent(session, host, _who(), now, context.silent)
             taken = None if rival else _take(session, context, assignments, host, accepted.body, now)
-            slots = None
+            slots, cadence = None, cadences.of(session, host, now)
             if taken is not None and taken.reporter.registered is not None and accepted.body.wants_slots:
                 slots = assignments.slots(session, path.name, _has_taps(), taken.reporter, taken.measured)
         if taken is None:
             metrics.agent_refused()
             raise Conflict(rival)
         stored = taken.stored
-        stored.refused = accepted.refused
+        stored.refused, stored.cadence = accepted.refused, cadence
         _count(metrics, accepted, stored, taken.refused_vms)
         if slots is None and accepted.body.wants_slots:  # of one state of the database, as it is made anew
             with database.reading() as session:

@@ -43,6 +43,7 @@ class ManagerContext:
     keep_minutes: timedelta = timedelta(days=30)
     clock_bound_s: float = 1.0
     silent: timedelta = timedelta(seconds=30)
+    small_fleet: int = 20
     clock: Callable[[], float] = time.time
     boot: Callable[[], Boot] = field(default_factory=boot_clock)
     requests: RateLimit = field(default_factory=lambda: RateLimit(0))

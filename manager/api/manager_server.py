@@ -106,6 +106,7 @@ def make_server(
         keep_minutes=timedelta(days=settings.number("minutes_days")),
         clock_bound_s=settings.number("clock_bound_s"),
         silent=timedelta(seconds=settings.number("interval_s")) * settings.whole("silent_intervals"),
+        small_fleet=settings.whole("small_fleet"),
         boot=boot_clock(boot),
         requests=RateLimit(settings.number("requests_per_s")),
         samples=RateLimit(settings.number("samples_per_s")),

@@ -35,6 +35,7 @@ from manager.store.history import StoryPlace, list_by_tick
 from manager.store.models import ApplicationRow, DecisionRow, EventRow, HostRow
 from manager.store.past_registrations import Past, read_past, serving
 from manager.store.registrations import get
+from manager.store.watched_hosts import look_at
 from manager.store.windows import windows_at
 
 _INTERVALS = 2
@@ -72,11 +73,16 @@ def records_api(context: ManagerContext) -> RouteGroup:
 
     @api.at("GET /hosts/<name>/ticks", VIEWER)
     def get_ticks(path: NamePath, query: TickQuery) -> Page[TickRecord]:
-        """The ticks of a host, newest first."""
+        """The ticks of a host, newest first.
+
+        Asking for the newest has its agent report all in each interval for a minute, see `small_fleet`.
+        """
         after = read_cursor(query, TIME)
         with database.reading() as session:
             get(session, HostRow, path.name)
             rows = list_ticks(session, path.name, query.since, query.until, query.limit + 1, after, context.latest)
+        if query.until is None:
+            look_at(database, context.now(), hosts=[path.name])
         read = adapter_of(TickRecord).validate_json
         return part(Page[TickRecord], query, rows, attrgetter("at"), lambda row: read(row.body))
 

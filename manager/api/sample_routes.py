@@ -28,6 +28,7 @@ from manager.store.models import ApplicationRow
 from manager.store.registrations import get
 from manager.store.serving_hosts import hosts_to_register, named_hosts, served_until
 from manager.store.source_rows import source_statuses, sources_of
+from manager.store.watched_hosts import look_at
 from manager.store.windows import MAX_COUNT, POSTED_LATELY, add_samples, list_windows, posted_to, slot_start
 
 _DEFAULT_INTERVAL = timedelta(seconds=1)
@@ -75,11 +76,16 @@ def samples_api(context: ManagerContext) -> RouteGroup:
 
     @api.at("GET /applications/<name>/windows", VIEWER)
     def get_windows(path: NamePath, query: WindowQuery) -> Page[WindowOut]:
-        """The windows of an application, newest first. Windows in the future, from a clock ahead, need `until`."""
+        """The windows of an application, newest first. Windows in the future, from a clock ahead, need `until`.
+
+        Asking for the newest has its hosts report all in each interval for a minute, see `small_fleet`.
+        """
         before = min(filter(None, (read_cursor(query, TIME), query.until or context.latest)))
         with database.reading() as session:
             application = application_with_past(session, path.name)
             windows = list_windows(session, application, query.since, before, query.limit + 1)
+        if query.until is None:
+            look_at(database, context.now(), applications=[path.name])
         return part(Page[WindowOut], query, windows, itemgetter(0), lambda slot: window_out(slot[1], query.buckets))
 
     @api.at("GET /applications/<name>/sources", VIEWER)

@@ -27,6 +27,7 @@ from manager.model.knobs import Family, knob_name
 from manager.model.records import Severity
 from manager.model.registration import Application, Assignment
 from manager.model.warp import EJECTED, UNLOADED, Mechanism
+from manager.model.window import SlaState
 from manager.telemetry.telemetry_port import Telemetry
 
 _SLOW_S = 10.0
@@ -190,7 +191,11 @@ class Agent:
         status = tick_status(
             result, self._schedule.overruns, owned, connected, assigned.revision, discovery.age_s, guard
         )
-        self.reporter.latest = Latest(status, self._statuses.of(result, self._journal, self._host.migrating()))
+        violated = frozenset(
+            view.application.name for view in result.snapshot.applications if view.sla_state is SlaState.VIOLATED
+        )
+        statuses = self._statuses.of(result, self._journal, self._host.migrating())
+        self.reporter.latest = Latest(status, statuses, violated)
 
     def _look_at_discovery(self) -> Discovery:
         """Report what changed of the discovery of domains since the last tick."""

@@ -22,7 +22,7 @@ from manager.errors import ManagerUnavailable
 from manager.loop.assigned import Assigned, Slots, read_assignment
 from manager.loop.delivery import Piece, Rejected, deliver, pieces_of, report_of
 from manager.loop.observer import system_clock
-from manager.loop.outbox import Outbox
+from manager.loop.outbox import Outbox, Waiting
 from manager.model.fields import adapter_of, fields_of
 from manager.model.finding import Findings
 from manager.model.host import Capabilities, VmInstance
@@ -31,7 +31,7 @@ from manager.model.source import SourceStatus
 from manager.model.traffic import HostServices
 from manager.model.window import Window
 from manager.private import replace_file
-from manager.protocol.assignment import RefusedItem, ReportOut, read_window
+from manager.protocol.assignment import Cadence, RefusedItem, ReportOut, read_window
 from manager.protocol.client import Answer, ManagerClient
 from manager.protocol.headers import (
     AHEAD_HEADER,
@@ -50,6 +50,7 @@ _BATCH = 500
 _BATCH_BYTES = 2_000_000
 _REMEMBERED_S = 300.0
 _EXACT_S = 2.0  # an exchange that took longer says too little of clocks
+_NOTHING = Waiting(0, True, {})
 _SCALARS = ("capabilities", "tick", "vms", "sources", "findings", "services")
 
 Body = TypeVar("Body")
@@ -81,7 +82,8 @@ class ManagerLink:
     """Exchanges with one manager. Belongs to one thread.
 
     ``shared``: other hosts may wait for what is reported here. ``vms_missing``: the next report needs all VMs.
-    ``clock_ahead_s``: how far this clock is ahead of the manager's, None while that is unknown.
+    ``clock_ahead_s``: how far this clock is ahead of the manager's, None while that is unknown. ``cadence``: how often
+    the manager wants reports, None: in each interval.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class ManagerLink:
         self._digest = ""
         self.shared, self.vms_missing = True, False
         self.clock_ahead_s: float | None = None
+        self.cadence: Cadence | None = None
         self._windows_read: dict[str, list[tuple[object, Window]]] = {}
         self._damages: list[Damage] = []
         self._rejected: list[Rejected] = []
@@ -215,8 +218,8 @@ class ManagerLink:
         read = [(body, read_window(application, body)) for body in fresh]
         return sorted([*again, *read], key=lambda pair: pair[1].end_s)
 
-    def send(self, report: Report, *, ask: bool = False) -> Assigned:
-        """Report the last tick and all that waits, oldest first, until nothing does.
+    def send(self, report: Report, *, ask: bool = False, history: bool = True) -> Assigned:
+        """Report the last tick, and with ``history`` all that waits, oldest first, until nothing does.
 
         With ``ask`` the assignment that is returned is the current one, as that of ``fetch``. Raises
         ManagerUnavailable; what was not acknowledged stays in the outbox.
@@ -226,7 +229,7 @@ class ManagerLink:
         if report.domains is not None:
             scalars.append(Piece("domains", _valid(report.domains, _domain)))
         while True:
-            waiting = self._outbox.peek(_BATCH, _BATCH_BYTES)
+            waiting = self._outbox.peek(_BATCH, _BATCH_BYTES) if history else _NOTHING
             now, windows = windows[:_BATCH], windows[_BATCH:]
             last = waiting.complete and not windows
             pieces, unsendable = pieces_of(waiting.fields, self._host)
@@ -234,8 +237,9 @@ class ManagerLink:
             pieces = [*scalars, *pieces, *(Piece("windows", window) for window in now)]
             post = partial(self._post, vms_changed_only=report.vms_changed_only, wants_slots=ask and last)
             response, slots, stored = deliver(pieces, post, self._reject)
-            self._outbox.drop_through(waiting.last)
-            self.vms_missing = stored.vms_missing
+            if waiting.last:
+                self._outbox.drop_through(waiting.last)
+            self.vms_missing, self.cadence = stored.vms_missing, stored.cadence
             if last:
                 done = not ask or (slots is not None and self._take_slots(response, slots))
                 return self._assigned if done else self.fetch()

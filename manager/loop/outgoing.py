@@ -12,7 +12,7 @@ from manager.loop.chronicle import new_event
 from manager.loop.delivery import Rejected
 from manager.loop.observer import system_clock
 from manager.loop.outbox import Item, Outbox
-from manager.model.records import Severity
+from manager.model.records import Event, Severity
 
 _AGAIN_S = 600.0
 _MOST_NAMED = 3
@@ -21,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Outgoing:
-    """Keeps records and events until they are reported, and reports what the manager does not accept."""
+    """Keeps records and events until they are reported, and reports what the manager does not accept.
+
+    ``urgent``: an event waits, which the manager is to get with the next exchange.
+    """
 
     def __init__(self, host_name: str, outbox: Outbox, metrics: AgentMetrics) -> None:
         self._host_name = host_name
@@ -30,6 +33,7 @@ class Outgoing:
         self._disk_refuses = False
         self._rejected_s: float | None = None
         self._second = False
+        self.urgent = False
 
     def say(self, severity: Severity, kind: str, message: str) -> None:
         """Report an event that is not part of a tick."""
@@ -37,11 +41,13 @@ class Outgoing:
 
     def keep(self, items: Iterable[Item]) -> None:
         """Keep for the manager. What the disk refuses waits in memory, which is reported once: control goes on."""
+        kept = list(items)
         try:
-            written, refusal = self.outbox.put(items), ""
+            written, refusal = self.outbox.put(kept), ""
         except JournalError as error:
             written, refusal = True, str(error)
             self.metrics.errors.labels("outbox").inc()
+        self.urgent = self.urgent or any(isinstance(item, Event) for item in kept)
         if not written or bool(refusal) is self._disk_refuses:
             return
         self._disk_refuses = bool(refusal)

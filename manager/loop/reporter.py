@@ -1,4 +1,9 @@
-"""Exchanges with the manager: what is new is reported, and assignments are fetched."""
+"""Exchanges with the manager: what is new is reported, and assignments are fetched.
+
+There are two planes. A *live* report says what is so now: the last tick, VMs that changed, the newest response times.
+It is due a few times a minute, and at once where something cannot wait. *History*, what waits in the outbox, comes with
+one report a minute. Where somebody looks at the host, and in a small fleet, each report has all.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from manager.loop.assigned import Assigned
 from manager.loop.link import ManagerLink, Report
 from manager.loop.observer import system_clock
 from manager.loop.outgoing import Outgoing
+from manager.loop.pace import Pace
 from manager.loop.schedule import AFTER_SLOT_S
 from manager.loop.tick import ControlLoop
 from manager.loop.watches import Background, FindingsWatch, Oversight
@@ -18,14 +24,18 @@ from manager.model.finding import Findings
 from manager.model.host import Capabilities, VmInstance
 from manager.model.source import SourceStatus
 from manager.model.traffic import HostServices
+from manager.model.window import Window
 from manager.protocol.report import TickStatus, VmStatus
 from manager.steady import next_boundary_s
 from manager.telemetry.telemetry_port import Telemetry
 
 _REPORT_AT, _FETCH_AT = 0.1, 0.6
 """When a report is sent, and the manager asked, in parts of the time between two exchanges, from when a tick is due:
-what one host's agent reports of a slot is known to all others before the next tick. Where no other waits for it, both
-are one request, at the later time."""
+what one host's agent reports of a slot is known to all others before the next tick."""
+_ALONE_FROM, _ALONE_TO = 0.2, 0.9
+"""Where no other waits for it, both are one request, between these times: of each host at another one."""
+_LIVE_SLOTS = 2
+"""The present state of an application is in so many slots, see ``manager.store.windows``."""
 _REPEAT_S = 60.0
 """What did not change of the host is reported again so often, for a manager that has forgotten the host."""
 _SERVICES_S = 10.0
@@ -38,10 +48,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """What the last tick left for the next report."""
+    """What the last tick left for the next report. ``violated``: the applications that violate their SLA."""
 
     tick: TickStatus
     vms: list[VmStatus]
+    violated: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +65,7 @@ class _HostFacts:
 
 
 class Reporter(Background):
-    """Exchanges with the manager every ``sync_s``, in a thread of its own: no tick waits for it.
+    """Exchanges with the manager, at most every ``sync_s``, in a thread of its own: no tick waits for it.
 
     A report follows each tick, and a question half an interval later: one host's response times are at all others by
     then.
@@ -78,6 +89,7 @@ class Reporter(Background):
         self._telemetry, self._findings, self._outgoing = telemetry, findings, outgoing
         self._sync_s = sync_s
         self._crashed = crashed
+        self._pace = Pace(loop.settings.host_name)
         self.assigned = Assigned()
         self.latest: Latest | None = None
         self._reported: Latest | None = None
@@ -93,25 +105,35 @@ class Reporter(Background):
         if self.report():
             self.fetch()
 
-    def exchange(self) -> None:
+    def turn(self) -> None:
+        """An exchange, if one is due by the manager's cadence, or something cannot wait."""
+        now_s = system_clock().monotonic_s
+        history = self._outgoing.urgent or self._pace.history_due(now_s)
+        if history or self._link.shared or self._pace.live_due(now_s) or self._is_urgent():
+            self.exchange(history=history)
+
+    def exchange(self, *, history: bool = True) -> None:
         """One exchange. Where other hosts wait for the report, it comes first, and the question after a pause.
 
-        Else it is one request, because each has its cost.
+        Else it is one request, because each has its cost. ``history``: with all that waits in the outbox.
         """
         if not self._link.shared:
-            self.report(ask=True)
+            self.report(ask=True, history=history)
             return
         begin_s = system_clock().monotonic_s
-        self.report()
+        self.report(history=history)
         rest_s = begin_s + (_FETCH_AT - _REPORT_AT) * self._sync_s - system_clock().monotonic_s
         if not self._stopping.wait(max(rest_s, 0.0)):
             self.fetch()
 
-    def report(self, *, ask: bool = False) -> bool:
+    def report(self, *, ask: bool = False, history: bool = True) -> bool:
         """Report what is new, and with ``ask`` take the assignment. False: the manager does not answer."""
         latest = self.latest
+        urgent = self._outgoing.urgent
+        if history:
+            self._outgoing.urgent = False
         sources, services = self._telemetry.statuses(), self._telemetry.services()
-        facts = _HostFacts(self._loop.host.capabilities, dict(self._loop.host.running()), self._findings.latest)
+        facts = self._facts()
         news, services_due = self._is_news(facts), self._are_due(services)
         self._outgoing.metrics.observe_sources(sources)
         try:
@@ -121,7 +143,7 @@ class Reporter(Background):
                 vms=vms,
                 vms_changed_only=changed_only,
                 sources=sources if sources != self._reported_sources else None,
-                windows=self._telemetry.recent(),
+                windows=self._live_windows(),
                 services=services if services_due else None,
             )
             if news:
@@ -131,15 +153,45 @@ class Reporter(Background):
                     domains=tuple(facts.domains.values()),
                     findings=facts.findings,
                 )
-            assigned = self._link.send(report, ask=ask)
+            assigned = self._link.send(report, ask=ask, history=history)
         except (ManagerUnavailable, JournalError) as error:
+            self._outgoing.urgent = urgent or self._outgoing.urgent
             return self._without_manager(error)
+        self._pace.reported(system_clock().monotonic_s, self._link.cadence, history=history)
         if news:
             self._reported_facts = facts, system_clock().monotonic_s
         if services_due:
             self._reported_services = services, system_clock().monotonic_s
         self._reported, self._reported_sources = latest, sources
         return self._obey(assigned) if ask else True
+
+    def _is_urgent(self) -> bool:
+        """Whether a report cannot wait until it is due: what runs here changed, an SLA is or was violated, ticks stand
+        still, or a new assignment was acted on for the first time.
+        """
+        latest, reported = self.latest, self._reported
+        if latest is None or reported is None or self._reported_facts is None:
+            return True
+        facts = self._facts()
+        return (
+            facts != self._reported_facts[0]
+            or bool(latest.violated or reported.violated)
+            or self._oversight.stalled_s is not None
+            or latest.tick.assignment_revision != reported.tick.assignment_revision
+        )
+
+    def _live_windows(self) -> tuple[Window, ...]:
+        """The slots that may still grow; only the newest of each application, where older ones come with history."""
+        windows = self._telemetry.recent()
+        if self._link.shared or self._pace.cadence is None:
+            return windows
+        newest: dict[str, list[Window]] = {}
+        for window in windows:  # the oldest first
+            newest.setdefault(window.application, []).append(window)
+        return tuple(window for slots in newest.values() for window in slots[-_LIVE_SLOTS:])
+
+    def _facts(self) -> _HostFacts:
+        return _HostFacts(self._loop.host.capabilities, dict(self._loop.host.running()), self._findings.latest)
 
     def _tick_news(self, latest: Latest | None) -> TickStatus | None:
         """The last tick where it is new; and while none comes, the same again with for how long."""
@@ -206,14 +258,15 @@ class Reporter(Background):
         return age_s > (_REPEAT_S if reported == services else _SERVICES_S)
 
     def _run(self) -> None:
-        """An exchange in every ``sync_s``, until it is stopped."""
+        """A turn in every ``sync_s``, until it is stopped."""
         while True:
             now_s = system_clock().epoch_s
-            due = _REPORT_AT if self._link.shared else _FETCH_AT
+            alone_at = _ALONE_FROM + (_ALONE_TO - _ALONE_FROM) * self._pace.phase
+            due = _REPORT_AT if self._link.shared else alone_at
             due_s = next_boundary_s(now_s, self._sync_s, AFTER_SLOT_S) + due * self._sync_s
             if self._stopping.wait(due_s - now_s):
                 return
             try:
-                self.exchange()
+                self.turn()
             except Exception as error:  # noqa: BLE001 - a mistake must not end the exchanges
                 self._crashed("the exchange with the manager", error)

@@ -71,6 +71,15 @@ class RefusedItem(Schema):
     id: Text = Field(default="", description="its id, or another field that names it")
 
 
+class Cadence(Schema):
+    """How often an agent reports, where nothing cannot wait: see docs/internals/architecture.md, Two planes."""
+
+    live_s: Annotated[float, Field(gt=0, le=3600, description="the host's state is reported so often, in seconds")]
+    history_s: Annotated[
+        float, Field(gt=0, le=3600, description="decisions, ticks and closed windows are sent so often, in seconds")
+    ]
+
+
 class ReportOut(Schema):
     """How many records, ticks and windows were stored (repeated records and ticks are not counted)."""
 
@@ -83,6 +92,7 @@ class ReportOut(Schema):
         description="whether the newest tick has other VMs than the host reported: its next report needs all",
     )
     slots: SlotsOut | None = Field(default=None, description="as they are now, if the report asked for them")
+    cadence: Cadence | None = Field(default=None, description="null: all in each interval, as earlier agents do")
     refused: list[RefusedItem] = Field(
         default_factory=list,
         description="what was left out because it cannot be accepted; agents of protocol 0 do not get it",

@@ -37,6 +37,7 @@ class Exchange:
 
     An application is called twice for a request with a body: first while ``undecided``, with an empty body, when it
     answers with an error or sets ``limit_bytes``; then, if it did, with the body, and answers a larger one with 413.
+    A small body that comes by a connection whose sender is known is there at the first and only call.
     What it keeps in ``kept`` at the first call is there at the second. It sets ``trusted`` where it knows the sender:
     the connection gives way to no other then and may be idle for longer. ``gone``: nobody reads the answer any more.
     """

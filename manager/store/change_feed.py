@@ -37,8 +37,11 @@ from manager.store.models import (
     VmStatusRow,
     WindowRow,
 )
+from manager.store.watched_hosts import look_at
 
 PERIOD_S = 0.5
+_MARKED_S = 5.0
+"""Hosts that a page shows are marked as watched so often, see ``manager.store.watched_hosts``."""
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +104,7 @@ class Changes:
         Raises Busy when too many follow already or it is closed, and DatabaseUnavailable.
         """
         first = self._ask([topic])  # before the wait, which is then for changes only
+        self._mark_watched([topic])
         with self._news:
             if self.closed or self._followed.total() >= self._most:
                 raise Busy(f"{self._most} pages are followed already: the setting live_streams allows no more")
@@ -132,6 +136,7 @@ class Changes:
             return self._marks[topic]
 
     def _watch(self) -> None:
+        marked_s = time.monotonic()
         while not self._stop.wait(self._period_s):
             with self._news:
                 topics = list(self._followed)
@@ -140,12 +145,21 @@ class Changes:
                     return
             try:
                 marks = self._ask(topics)
+                if time.monotonic() - marked_s >= _MARKED_S:
+                    marked_s = time.monotonic()
+                    self._mark_watched(topics)
             except DatabaseUnavailable as error:
                 log.warning("changes of pages are not noticed: %s", error)
                 continue
             with self._news:
                 self._marks |= {topic: mark for topic, mark in marks.items() if topic in self._followed}
                 self._news.notify_all()
+
+    def _mark_watched(self, topics: Sequence[Topic]) -> None:
+        """Have the agents of what these topics show report all in each interval."""
+        names = {kind: [topic.name for topic in topics if topic.kind is kind] for kind in TopicKind}
+        now = datetime.fromtimestamp(self._clock(), UTC)
+        look_at(self._database, now, hosts=names[TopicKind.HOST], applications=names[TopicKind.APPLICATION])
 
     def _ask(self, topics: Sequence[Topic]) -> dict[Topic, str]:
         with self._database.reading() as session:

@@ -6,6 +6,7 @@ write lock at the start of their transaction, so that a transaction never fails 
 
 from __future__ import annotations
 
+import math
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -33,9 +34,10 @@ from sqlalchemy import (
     select,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError, InvalidatePoolError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from manager.errors import DatabaseUnavailable, SettingsError
 from manager.private import make_file
@@ -47,6 +49,8 @@ from manager.store.recovery import mark, recover_database
 _IMMEDIATE = "equipoise_immediate"
 _TIMEOUT_S = 15  # how long a writer waits for another one
 _MIGRATION_TIMEOUT_S = 120
+_IDLE_S = 1.0
+"""A connection that was used so lately is not asked whether it still is one."""
 
 # Keys of PostgreSQL's advisory locks; the numbers only have to differ from those of other users of the database.
 _MIGRATION_LOCK = 0x65717569
@@ -64,12 +68,20 @@ class Database:
         # All statements of a reader see one state: SQLite's do anyway, PostgreSQL's at this isolation level.
         snapshot = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "REPEATABLE READ"}
         self._readers = sessionmaker(self._engine.execution_options(**snapshot), expire_on_commit=False)
+        alone = {} if url.get_backend_name() == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
+        self._askers = sessionmaker(self._engine.execution_options(**alone), expire_on_commit=False)
         self._writers = sessionmaker(_immediate(self._engine), expire_on_commit=False)
 
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """A session that sees one state of the database; nothing it does is kept. Raises DatabaseUnavailable."""
         with self._answering("read"), self._readers() as session:
+            yield session
+
+    @contextmanager
+    def asking(self) -> Iterator[Session]:
+        """A session for a single query, with no transaction around it where that costs. Raises DatabaseUnavailable."""
+        with self._answering("read"), self._askers() as session:
             yield session
 
     @contextmanager
@@ -255,7 +267,32 @@ def _make_engine(url: URL, pool_size: int | None) -> Engine:
         _prepare_sqlite(engine, foreign_keys=not migrating, timeout_s=timeout_s)
         return engine
     arguments = {"connect_timeout": 10, "options": f"-c timezone=utc -c lock_timeout={timeout_s}s"}
-    return create_engine(url, connect_args=arguments, pool_pre_ping=not migrating, pool_recycle=1800, **pool)
+    if not migrating:
+        pool |= {"pool_use_lifo": True, "pool_recycle": 1800}
+    engine = create_engine(url, connect_args=arguments, **pool)
+    if not migrating:
+        _check_idle_connections(engine)
+    return engine
+
+
+def _check_idle_connections(engine: Engine) -> None:
+    """Ask whether the server is still there before a connection is used that nobody used lately.
+
+    Asking each time, as ``pool_pre_ping`` does, costs as much as a short statement.
+    """
+
+    def returned(_connection: object, record: ConnectionPoolEntry) -> None:
+        record.info["used_s"] = time.monotonic()
+
+    def taken(connection: Any, record: ConnectionPoolEntry, _proxy: object) -> None:
+        if time.monotonic() - record.info.get("used_s", math.inf) > _IDLE_S:
+            try:
+                engine.dialect.do_ping(connection)
+            except engine.dialect.loaded_dbapi.Error as error:
+                raise InvalidatePoolError from error  # the pool connects anew
+
+    event.listen(engine, "checkin", returned)
+    event.listen(engine, "checkout", taken)
 
 
 def _use_wal(connection: Any, timeout_s: int) -> None:

@@ -192,6 +192,7 @@ class HostRow(Registered):
     when it last reported again after silence. ``clock_ahead_s``: its clock's lead at the last report; null: unknown.
     ``agent_instance`` to ``rival_boot``: see ``Tenure``; ``rival_at``: time of the last event about a rival.
     ``shares``: what VMs used since, see ``manager.store.vm_shares``; read only where it is asked for.
+    ``watched_until``: see ``manager.store.watched_hosts``; null: nobody ever looked.
     """
 
     __tablename__ = "hosts"
@@ -227,6 +228,7 @@ class HostRow(Registered):
     tick: Mapped[Json | None]
     capabilities: Mapped[Json | None]
     shares: Mapped[str | None] = mapped_column(deferred=True)
+    watched_until: Mapped[datetime | None]
 
 
 class VmRow(Registered):

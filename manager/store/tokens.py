@@ -146,7 +146,7 @@ def authenticate(database: Database, secret: str, now: datetime) -> Principal | 
     Notes the use, at most once a minute: reads must not all become writes, nor fail where nothing can be written.
     """
     query, wanted = _by_secret(), {"secret_hash": hash_secret(secret)}
-    with database.reading() as session:
+    with database.asking() as session:
         row = session.scalars(query, wanted).one_or_none()
     if row is None or has_expired(row, now):
         return None

@@ -118,7 +118,15 @@ def replace_windows(
 
 
 def _is_fuller(new: Any) -> ColumnElement[bool]:
-    fuller: ColumnElement[bool] = (WindowRow.count <= new["count"]) | (WindowRow.ahead & ~new["ahead"])
+    """Of as many response times it replaces the present one only where it says anything else."""
+    other = (
+        (WindowRow.end_at != new["end_at"])
+        | WindowRow.requests.is_distinct_from(new["requests"])
+        | (WindowRow.histogram != new["histogram"])
+        | new["ready"].is_not(None)
+    )
+    same = WindowRow.count == new["count"]
+    fuller: ColumnElement[bool] = (WindowRow.count < new["count"]) | (same & other) | (WindowRow.ahead & ~new["ahead"])
     return fuller
 
 

@@ -39,6 +39,7 @@ def test_the_first_report_registers_its_host(api: Api) -> None:
         "stored_windows": 0,
         "vms_missing": False,
         "slots": None,
+        "cadence": None,
         "refused": [],
     }
     host = api.ok("GET", f"/hosts/{HOST}")

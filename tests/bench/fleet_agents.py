@@ -29,6 +29,7 @@ from manager.model.traffic import Answered, HostServices
 from manager.model.window import Window
 from manager.protocol.client import Answer, ManagerClient
 from manager.protocol.client import Connection as HttpConnection
+from manager.telemetry.store import LATE_S
 from policies.installed import load_policies
 from tests.fakes.examiner import FakeExaminer
 from tests.fakes.host import FakeHost
@@ -42,12 +43,16 @@ KEPT_SLOTS = 60
 
 @dataclass
 class SyntheticTelemetry:
-    """Response times of a host's applications, log-normal about 10 ms. Slots are as long as the interval."""
+    """Response times of a host's applications, log-normal about 10 ms. Slots are as long as the interval.
+
+    They are open for as long as those of the product's own store.
+    """
 
     slot_s: float
     chance: random.Random
     applications: Sequence[Application] = ()
     _slots: dict[str, list[Window]] = field(default_factory=dict)
+    _open: list[Window] = field(default_factory=list)
     _closed: list[Window] = field(default_factory=list)
 
     def pass_slot(self, end_s: float) -> None:
@@ -57,7 +62,10 @@ class SyntheticTelemetry:
             window = Window(application.name, end_s - self.slot_s, end_s, Histogram.of(times_us), REQUESTS)
             self._slots.setdefault(application.name, []).append(window)
             del self._slots[application.name][:-KEPT_SLOTS]
-            self._closed.append(window)
+            self._open.append(window)
+        late = [window for window in self._open if window.end_s <= end_s - LATE_S]
+        self._closed += late
+        self._open = self._open[len(late) :]
 
     def configure(
         self,
@@ -82,7 +90,7 @@ class SyntheticTelemetry:
         return {name: tuple(windows) for name, windows in self._slots.items()}
 
     def recent(self) -> tuple[Window, ...]:
-        return ()
+        return tuple(sorted(self._open, key=lambda window: (window.application, window.end_s)))
 
     def closed(self) -> tuple[Window, ...]:
         found, self._closed = tuple(self._closed), []
@@ -192,7 +200,7 @@ def drive(
 
         def act(at_s: float, place: int, ticks: bool) -> None:
             late_s.append(time.monotonic() - at_s)
-            agents[place].tick() if ticks else agents[place].agent.reporter.exchange()
+            agents[place].tick() if ticks else agents[place].agent.reporter.turn()
 
         while True:
             at_s, place, ticks = due[0]

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psycopg
 import pytest
-from sqlalchemy import text
+from sqlalchemy import func, select, text
 
 from manager.errors import DatabaseUnavailable, SettingsError
 from manager.model.registration import HostSpec
+from manager.store import database as store_database
 from manager.store.database import Database, open_database
 from manager.store.hosts import put_host
 from manager.store.models import HostRow
@@ -103,3 +106,31 @@ def test_a_file_that_is_no_database_is_said_so(tmp_path: Path) -> None:
 def test_an_unknown_revision_is_said_so(database: Database, act: str) -> None:
     with pytest.raises(DatabaseUnavailable, match="nonsense"):
         getattr(database, act)("nonsense")
+
+
+def test_a_connection_that_the_server_ended_meanwhile_is_made_anew(
+    migrated: Callable[[str], Database], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = migrated("postgresql")
+
+    def number() -> int:
+        with database.asking() as session:
+            return int(session.scalar(select(func.pg_backend_pid())) or 0)
+
+    def end(number: int) -> None:
+        url = database.url.set(drivername="postgresql").render_as_string(hide_password=False)
+        with psycopg.connect(url, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(%s, 5000)", [number])
+
+    first = number()
+    assert number() == first, "the one that was used last"
+    end(first)
+    monkeypatch.setattr(store_database, "_IDLE_S", -1.0)
+    second = number()
+    assert second != first
+    monkeypatch.setattr(store_database, "_IDLE_S", 60.0)
+    assert number() == second
+    end(second)
+    with pytest.raises(DatabaseUnavailable):
+        number()
+    assert number() != second

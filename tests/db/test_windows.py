@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
 
 from manager.errors import InvalidRequest, NotFound
 from manager.model.histogram import Histogram
@@ -243,3 +243,24 @@ def test_many_agents_report_at_once(shop: Database) -> None:
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(send, range(6)))
     assert [count for _, _, count in windows(shop)] == [60] * 5
+
+
+def test_a_slot_that_is_reported_again_as_it_was_is_not_written_again(shop: Database) -> None:
+    first = window(0, 5, 3)
+    report(shop, "h", first)
+    version = {"sqlite": "SELECT total_changes()", "postgresql": "SELECT xmin::text FROM windows"}
+    with shop.writing() as session:
+        read = text(version[session.get_bind().dialect.name])
+        before = session.scalar(read)
+        numbers = {"shop": get(session, ApplicationRow, "shop").id}
+        replace_windows(session, "h", numbers, [first], SLOT)
+        assert session.scalar(read) == before
+
+
+def test_of_as_many_response_times_what_was_reported_last_stays(shop: Database) -> None:
+    first = window(0, 5, 3)
+    report(shop, "h", first)
+    ready = replace(first, requests=99.0, ready=Ready(95, 7.0))
+    for newer in (replace(first, requests=99.0), ready, replace(ready, ready=Ready(95, 8.0))):
+        report(shop, "h", newer)
+        assert recent(shop, 1) == [newer]

@@ -138,7 +138,9 @@ def slots(digest: str, buckets: dict[str, int], etag: str) -> httpx.Response:
 
 
 def stored(_: httpx.Request) -> httpx.Response:
-    return httpx.Response(200, json=dict.fromkeys(ReportOut.model_fields, 0) | {"slots": None, "refused": []})
+    return httpx.Response(
+        200, json=dict.fromkeys(ReportOut.model_fields, 0) | {"slots": None, "cadence": None, "refused": []}
+    )
 
 
 def down(request: httpx.Request) -> httpx.Response:

@@ -105,12 +105,21 @@ class Site:
     stack: ExitStack
     now_s: float = START_S
     up: bool = True
+    small_fleet: int = 20
     requests: list[str] = field(default_factory=list)
     bodies: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         policies = {policy.name: InstalledPolicy(policy, "equipoise") for policy in (EQUAL, PRIORITY)}
-        context = ManagerContext(self.database, policies, 30, 1, slot_s=SLOT_S, clock=lambda: self.now_s)
+        context = ManagerContext(
+            self.database,
+            policies,
+            30,
+            1,
+            slot_s=SLOT_S,
+            clock=lambda: self.now_s,
+            small_fleet=self.small_fleet,
+        )
         self.app = create_app(context)
         with self.database.registering() as session:
             _, self.secret = create_token(session, "admin", Role.ADMIN, None, context.now())

@@ -478,7 +478,8 @@ def test_a_mistake_in_an_exchange_is_counted_and_exchanges_go_on(
     exchanged = threading.Event()
     mistakes = iter([KeyError("a mistake")])
 
-    def exchange() -> None:
+    def exchange(*, history: bool) -> None:
+        assert history
         for mistake in mistakes:
             raise mistake
         exchanged.set()

@@ -198,6 +198,21 @@ def test_a_body_is_read_only_where_the_application_allows_it(start: StartServer,
     assert app.calls[-2:] == [("/allowed", True, 0), ("/allowed", False, 900)]
 
 
+def test_a_small_body_from_a_known_sender_is_read_at_once(start: StartServer, app: Asked) -> None:
+    port = start(at_once_bytes=900)
+    known, more = head("/allowed", "Content-Length: 3") + b"abc", head("/allowed", "Content-Length: 901") + b"x" * 901
+    last = head("/allowed", "Content-Length: 900", "Connection: close") + b"x" * 900
+    assert asked(port, known, known, more, last).count(b"200 OK") == 4
+    assert app.calls == [
+        ("/allowed", True, 0),
+        ("/allowed", False, 3),
+        ("/allowed", False, 3),
+        ("/allowed", True, 0),
+        ("/allowed", False, 901),
+        ("/allowed", False, 900),
+    ]
+
+
 def test_a_body_that_turns_out_too_large_is_refused_by_the_application(start: StartServer, app: Asked) -> None:
     chunks = b"3e8\r\n" + b"x" * 1000 + b"\r\n1\r\nx\r\n0\r\n\r\n"
     answer = asked(start(), head("/allowed", "Transfer-Encoding: chunked", "Connection: close") + chunks)

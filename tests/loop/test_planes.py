@@ -1,0 +1,145 @@
+"""Two planes: what is so now is reported a few times a minute, what happened once a minute, all where it matters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manager.loop import reporter as reporter_module
+from manager.loop.observer import Clock
+from manager.loop.pace import Pace
+from manager.model.records import Severity
+from manager.protocol.assignment import Cadence
+from manager.store.database import Database
+from tests.loop.site import SLOT_S, START_S, Site
+
+CADENCE = Cadence(live_s=2 * SLOT_S, history_s=60.0)
+ITEMS = ("ticks", "decisions", "events")
+
+
+@pytest.fixture
+def site(migrated: Callable[[str], Database], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    """A fleet that is large by its setting; host a serves its application alone, and has had a whole exchange."""
+    with ExitStack() as stack:
+        made = Site(migrated("sqlite"), tmp_path, stack, small_fleet=0)
+        monkeypatch.setattr(reporter_module, "system_clock", lambda: Clock(made.now_s, made.now_s))
+        [a, _] = made.machines
+        made.client.request("PUT", "/vms/web-a", body={"class": "critical", "host": "a"})
+        a.host.boot("web-a")
+        body = {"tiers": [{"name": "web", "vms": ["web-a"]}], "sla": {"response_time_ms": 10}}
+        made.client.request("PUT", "/applications/shop", body=body)
+        for _ in range(3):
+            interval(made)
+        assert a.agent.reporter._link.cadence == CADENCE
+        yield made
+
+
+def interval(site: Site, time_ms: float = 5.0) -> list[dict[str, Any]]:
+    """An interval of host a in which requests were answered; the reports of it."""
+    [a, _] = site.machines
+    site.now_s += SLOT_S
+    a.telemetry.finish()
+    a.telemetry.count("shop", site.now_s - 1, 30, time_ms=time_ms)
+    a.agent.tick()
+    site.requests.clear()
+    site.bodies.clear()
+    a.agent.reporter.turn()
+    bodies = zip(site.requests, site.bodies, strict=True)
+    return [json.loads(body) for request, body in bodies if request.endswith("/report")]
+
+
+def has_history(report: dict[str, Any]) -> bool:
+    return any(report[name] for name in ITEMS)
+
+
+def to_history(site: Site) -> None:
+    """Let time pass until a report with history has just been made."""
+    for _ in range(20):
+        if any(map(has_history, interval(site))):
+            return
+    raise AssertionError("there was no history for 100 s")
+
+
+def test_a_minute_has_six_small_reports_of_which_one_has_the_history(site: Site) -> None:
+    to_history(site)
+    reports = [interval(site) for _ in range(12)]
+    made = [report for turn in reports for report in turn]
+    assert [len(turn) for turn in reports].count(1) == 6
+    whole = [report for report in made if has_history(report)]
+    assert [len(report["ticks"]) for report in whole] == [12]
+    assert all(report["tick"] and len(report["windows"]) == 1 for report in made if not has_history(report))
+    ends_s = [end_s for end_s, _ in site.windows()]
+    assert ends_s == [ends_s[0] + SLOT_S * number for number in range(len(ends_s))], "each slot, once"
+    assert len(site.client.items("/hosts/a/ticks")) >= 13
+
+
+def test_the_present_state_is_known_meanwhile(site: Site) -> None:
+    to_history(site)
+    while not interval(site):
+        pass
+    assert site.client.get("/applications/shop")["sla_state"] == "met"
+    assert site.windows()[-1] == (site.now_s - START_S, 30)
+
+
+def test_an_event_is_not_kept_waiting(site: Site) -> None:
+    to_history(site)
+    interval(site)
+    site.machines[0].agent.say(Severity.WARNING, "something", "happened")
+    [report] = interval(site)
+    assert [event["kind"] for event in report["events"]] == ["something"]
+    site.machines[0].agent.say(Severity.WARNING, "something", "happened again")
+    site.up = False
+    interval(site)
+    site.up = True
+    [report] = interval(site)
+    assert [event["message"] for event in report["events"]] == ["happened again"]
+
+
+def test_violations_and_what_runs_here_are_reported_in_each_interval(site: Site) -> None:
+    to_history(site)
+    assert all(len(interval(site, time_ms=50)) == 1 for _ in range(3))
+    assert site.client.get("/applications/shop")["sla_state"] == "violated"
+    assert len(interval(site)) == 1, "also that it ended"
+    assert sum(len(interval(site)) for _ in range(4)) == 2
+    site.machines[0].host.boot("stranger")
+    assert len(interval(site)) == 1
+    assert {one["libvirt_name"] for one in site.client.items("/hosts/a/domains")} == {"web-a", "stranger"}
+
+
+@pytest.mark.parametrize("path", ["/applications/shop/windows", "/hosts/a/ticks"])
+def test_who_looks_gets_all_in_each_interval(site: Site, path: str) -> None:
+    to_history(site)
+    site.client.get(path)
+    while not interval(site):
+        pass
+    reports = [report for _ in range(5) for report in interval(site)]
+    assert [len(report["ticks"]) for report in reports[1:]] == [1, 1, 1, 1], "after the first, with what waited"
+    for _ in range(7):
+        interval(site)
+    assert sum(len(interval(site)) for _ in range(4)) == 2, "a minute after nobody looked any more"
+
+
+def test_a_manager_that_asks_for_nothing_gets_all_in_each_interval() -> None:
+    pace = Pace("a")
+    assert pace.live_due(0.0)
+    assert pace.history_due(0.0)
+    pace.reported(1.0, None, history=True)
+    assert pace.live_due(1.1)
+    assert pace.history_due(1.1)
+
+
+def test_hosts_take_turns_by_themselves() -> None:
+    paces = [Pace(f"kvm{number}") for number in range(1200)]
+    for pace in paces:  # after an hour without a manager, all at once
+        pace.reported(3600.0, CADENCE, history=True)
+    due = [0] * 12
+    for pace in paces:
+        first = next(turn for turn in range(12) if pace.history_due(3600.0 + SLOT_S * (turn + 1)))
+        due[first] += 1
+    assert min(due) > 60, "about 100 in each interval of the next minute"
+    assert sum(pace.live_due(3600.0 + SLOT_S) for pace in paces) in range(480, 720)
