@@ -44,7 +44,7 @@ class EditedKind:
 
 
 _SELDOM_OF_VMS = frozenset(
-    {"libvirt_name", "libvirt_uuid", "weight", "pin", "cpus", "max_pcpus", "warp_us", "scheduling"}
+    {"libvirt_name", "libvirt_uuid", "weight", "pin", "cpus", "max_pcpus", "warp_us", "scheduling", "job"}
 )
 KINDS: Mapping[str, EditedKind] = {
     kind.path: kind

@@ -15,6 +15,7 @@ from webui.cpu_map import USES, draw_map
 from webui.fleet_pages import cpu_split
 from webui.host_view import (
     Contact,
+    batch_lines,
     cache_lines,
     controls,
     grouped,
@@ -84,6 +85,7 @@ def host(name: str) -> Response:
         cache_lines=cache_lines(cache),
         traffic=traffic_lines(cache),
         resources=resources_shown(tick.get("resources")),
+        batch_lines=batch_lines(tick.get("batch_vms", ()), lines),
         findings=checks,
         groups=grouped(checks["findings"]) if checks else [],
         services=services,

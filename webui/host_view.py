@@ -242,6 +242,25 @@ def traffic_lines(cache: Json | None) -> list[tuple[str, Json, float | None]]:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchLine:
+    """How a batch VM fares, and what is agreed about its work; ``progress`` None: it has no work at present."""
+
+    fares: Json
+    job: Json | None
+
+    @property
+    def progress(self) -> float | None:
+        """Against running alone, 0 .. 1."""
+        return 1 / self.fares["slowdown"] if self.fares["slowdown"] else None
+
+
+def batch_lines(faring: Iterable[Json], lines: Iterable[VmTableRow]) -> list[BatchLine]:
+    """The batch VMs that an agent reported, in its order, with what is registered."""
+    jobs = {line.vm["name"]: line.vm["job"] for line in lines}
+    return [BatchLine(fares, jobs.get(fares["vm"])) for fares in faring]
+
+
+@dataclass(frozen=True, slots=True)
 class ResourceLine:
     """What a VM uses besides CPU time, and how it is held up. None: not measured."""
 

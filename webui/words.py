@@ -58,6 +58,13 @@ BADGES: Mapping[str, Mapping[str, Badge]] = {
         "failing": Badge("violated", "failing"),
         "unreported": Badge("no_data", "not reported"),
     },
+    "job": {
+        "missed": Badge("violated", "missed"),
+        "infeasible": Badge("violated", "cannot be met"),
+        "at_risk": Badge("at_risk", "at risk"),
+        "on_track": Badge("met", "on track"),
+        "done": Badge("info", "done"),
+    },
     "severity": {
         "error": Badge("violated", "error"),
         "warning": Badge("at_risk", "warning"),
@@ -73,7 +80,7 @@ BADGES: Mapping[str, Mapping[str, Badge]] = {
         "vanished": Badge("no_data", "VM ended"),
     },
 }
-"""All states that pages show: of an SLA, a burn rate, a host check, a source, an event and a decision.
+"""All states that pages show: of an SLA, a burn rate, a host check, a source, a job, an event and a decision.
 
 Each kind's worst comes first where pages list them in its order.
 """
@@ -235,6 +242,7 @@ def setting(one: Mapping[str, Any]) -> str:
 
 LABELS: Mapping[str, str] = {
     "allow": "Networks that may post",
+    "alone_pcpus": "Uses when alone (pCPUs)",
     "bandwidth_warning": "Warn above this share of the memory bandwidth",
     "batch": "Where batch VMs run",
     "batch_floor": "Batch VMs keep at least (part of the rate)",
@@ -244,16 +252,20 @@ LABELS: Mapping[str, str] = {
     "cache": "Last-level cache",
     "cache_mount": "Mount resctrl for it",
     "ceilings": "Hold back batch VMs that grow",
+    "cpu_seconds": "Work (CPU seconds)",
     "cpus": "pCPUs",
     "credential": "Credential on the host",
+    "deadline": "Deadline (such as 2027-01-31T12:00:00Z)",
     "every_s": "Interval (s)",
     "expires_at": "Expires at (such as 2027-01-31T12:00:00Z)",
     "irqs": "Network interrupts",
+    "job": "Job of a batch VM",
     "law": "Feedback law",
     "libvirt_name": "libvirt name",
     "libvirt_uuid": "libvirt UUID",
     "limit": "Limit (share of each pCPU)",
     "max_pcpus": "CPU limit (pCPUs)",
+    "max_slowdown": "Slowdown at most (times)",
     "max_rate_rps": "Agreed rate (req/s)",
     "most_protected": "Protected at most (part of the host's memory)",
     "pin": "Pin to pCPUs of its own",

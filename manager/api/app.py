@@ -8,6 +8,7 @@ from flask_openapi3.openapi import OpenAPI
 
 from manager import __version__
 from manager.api.access_routes import audit_api, joining_api, tokens_api, users_api
+from manager.api.admission_routes import admission_api
 from manager.api.agent_routes import agents_api
 from manager.api.application_routes import applications_api
 from manager.api.auth import install_auth
@@ -69,7 +70,7 @@ def create_app(context: ManagerContext, metrics: Metrics | None = None) -> OpenA
             routes_of(context)
             for routes_of in (
                 *(hosts_api, vms_api, applications_api, samples_api, fleet_api, policies_api, preview_api),
-                *(reported_api, records_api, history_api, evidence_api, what_if_api),
+                *(reported_api, records_api, history_api, evidence_api, what_if_api, admission_api),
                 *(tokens_api, joining_api, users_api, audit_api, health_api),
             )
         ),

@@ -31,6 +31,7 @@ _COMMANDS = {
     "doctor": "doctor_command",
     "load": "load_command",
     "profile": "profile_command",
+    "fits": "fits_command",
     "savings": "savings_command",
     "record": "record_command",
     "replay": "replay_command",

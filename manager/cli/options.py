@@ -20,7 +20,7 @@ from manager.logs import formatter
 from manager.loop.replicated import replica_of
 from manager.plain import plain
 from manager.private import claim_folder, make_file, replace_file
-from manager.protocol.client import ManagerClient
+from manager.protocol.client import ANSWER_S, ManagerClient
 from manager.settings import BY_NAME, DATABASE_FILE, DEFAULT_CONFIG_FILE, ENV_PREFIX, Setting, Settings, load_settings
 from manager.terminal import say
 from manager.tls import client_context
@@ -267,13 +267,13 @@ def write_secret(path: Path, secret: str) -> None:
     replace_file(path, f"{secret}\n".encode())
 
 
-def connect(settings: Settings) -> ManagerClient:
-    """A client for the manager that the settings name."""
-    return client_for(settings, read_token(settings))
+def connect(settings: Settings, *, answer_s: float = ANSWER_S) -> ManagerClient:
+    """A client for the manager that the settings name; it waits ``answer_s`` seconds for an answer."""
+    return client_for(settings, read_token(settings), answer_s=answer_s)
 
 
-def client_for(settings: Settings, token: str, url: str = "") -> ManagerClient:
+def client_for(settings: Settings, token: str, url: str = "", *, answer_s: float = ANSWER_S) -> ManagerClient:
     """A client with a token for the manager that the settings name, or the one at ``url``. Raises EquipoiseError."""
     url = url or settings.text("manager_url")
     authorities = client_context(settings.text("manager_ca_file")) if url.startswith("https:") else None
-    return ManagerClient(url, token, authorities=authorities)
+    return ManagerClient(url, token, authorities=authorities, answer_s=answer_s)

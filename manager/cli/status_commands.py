@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from manager.cli.batch_table import batch_table
 from manager.cli.options import CLIENT_SETTINGS, ManPage, connect, json_option, with_settings
 from manager.model.knobs import PINS, WARPS, Knob, knob_name, settings_shown, value_shown
 from manager.model.records import FULL_VCPU
@@ -29,7 +30,8 @@ _SLA_MARKS = {"met": "met", "at_risk": "AT RISK", "violated": "VIOLATED", "no_da
 _STATUS_EPILOG = """
 OUTPUT
   Tables of hosts, applications, and managed VMs with their settings and the originals of these. `externally modified`
-  marks a setting that another tool changed since, which is left alone. Then lines for what the policy of a host does
+  marks a setting that another tool changed since, which is left alone. Then a table of batch VMs: what they got and
+  would have used alone, in pCPUs, and how their jobs fare. Then lines for what the policy of a host does
   for an application, where it explains that; for the mechanism of each host's warps, the groups of divided caches,
   warnings of hosts, such as that one is simulated, reports of the last day with refused items or under another host
   name, and sources of response times with problems. With --json, an object with the lists hosts, applications, vms,
@@ -62,6 +64,7 @@ def status(settings: Settings, host: str, as_json: bool) -> None:
         as_json,
         {"hosts": hosts, "applications": applications, "vms": vms, "sources": sources, "events": events},
         *(_hosts_table(hosts), _applications_table(applications), _vms_table(vms)),
+        *filter(None, [batch_table(vms)]),
         *_explanations(applications, host),
         *filter(None, map(_warps, hosts)),
         *_caches(hosts),

@@ -15,6 +15,7 @@ from manager.loop.resource_metrics import FAMILIES, resource_samples
 from manager.loop.status import warps_in_force
 from manager.loop.tick import TickResult
 from manager.model.host import Discovery
+from manager.model.job import JobState
 from manager.model.knobs import UNLIMITED, Knob
 from manager.model.scheduling import is_real_time
 from manager.model.source import SourceState, SourceStatus
@@ -35,6 +36,13 @@ _PER_TICK = {
     "vm_vcpu_pinned_pcpu": ("pCPU a vCPU is pinned to; absent: it floats", ["vm", "vcpu"]),
     "vm_cpu_share": ("CPU time used, share of the host", ["vm"]),
     "vm_run_delay_share": ("Seconds its vCPUs waited for a pCPU per second", ["vm"]),
+    "batch_vm_got_pcpus": ("CPU seconds a second that a batch VM got, mean of a minute", ["vm"]),
+    "batch_vm_would_pcpus": ("CPU seconds a second that it would use if it were alone, mean of a minute", ["vm"]),
+    "batch_vm_slowdown": ("So many times slower than alone it runs; absent: it has no work", ["vm"]),
+    "batch_vm_too_slow": ("1 while a batch VM with a max_slowdown is slower than that", ["vm"]),
+    "job_done_cpu_seconds": ("CPU time of a job that is done", ["vm"]),
+    "job_needed_pcpus": ("CPU seconds a second that a job needs until its deadline", ["vm"]),
+    "job_state": ("1 for the state a job with a deadline is in", ["vm", "state"]),
     "vm_vcpu_use_max": ("CPU time that its busiest vCPU used, share of a pCPU", ["vm"]),
     "vm_vcpu_wait_max": ("Seconds per second that the vCPU waited which waited most", ["vm"]),
     "vm_real_time_vcpus": ("vCPU threads in SCHED_FIFO or SCHED_RR; absent: not read", ["vm"]),
@@ -163,6 +171,7 @@ def _of_tick(result: TickResult) -> Iterator[_Sample]:
         yield "vm_vcpu_wait_max", (vm.name,), max(vm.vcpu_waits, default=None)
         yield "vm_cpu_share", (vm.name,), vm.cpu_share
         yield "vm_run_delay_share", (vm.name,), vm.run_delay_share
+    yield from _of_batch(result)
     yield from _of_knobs(result)
     for mechanism in Mechanism:
         yield "agent_warp_mechanism", (mechanism,), mechanism is result.warp.mechanism
@@ -175,6 +184,19 @@ def _of_tick(result: TickResult) -> Iterator[_Sample]:
             yield "sched_ext_events_total", (name,), count
     yield from _of_cache(result)
     yield from _of_applications(result)
+
+
+def _of_batch(result: TickResult) -> Iterator[_Sample]:
+    for vm in result.batch_vms:
+        yield "batch_vm_got_pcpus", (vm.vm,), vm.got_pcpus
+        yield "batch_vm_would_pcpus", (vm.vm,), vm.would_pcpus
+        yield "batch_vm_slowdown", (vm.vm,), vm.slowdown
+        yield "batch_vm_too_slow", (vm.vm,), vm.too_slow
+        yield "job_done_cpu_seconds", (vm.vm,), vm.done_cpu_s
+        yield "job_needed_pcpus", (vm.vm,), vm.needed_pcpus
+        if vm.state is not None:
+            for state in JobState:
+                yield "job_state", (vm.vm, state), state is vm.state
 
 
 def _of_knobs(result: TickResult) -> Iterator[_Sample]:

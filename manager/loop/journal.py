@@ -46,11 +46,12 @@ CREATE TABLE IF NOT EXISTS bandwidth (
 ) STRICT
 """
 _CACHE_MEMORY = "CREATE TABLE IF NOT EXISTS cache_memory (boot_id TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT"
+_JOBS = "CREATE TABLE IF NOT EXISTS jobs (boot_id TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT"
 _POLICY_MEMORY = """
 CREATE TABLE IF NOT EXISTS policy_memory (policy TEXT PRIMARY KEY, kernel TEXT NOT NULL, text TEXT NOT NULL) STRICT
 """
 _SELECT_POLICY_MEMORY = "SELECT policy, kernel, text FROM policy_memory"
-_TABLES = {"owned": _OWNED, "cache": _CACHE, "bandwidth": _BANDWIDTH, "cache_memory": _CACHE_MEMORY}
+_TABLES = {"owned": _OWNED, "cache": _CACHE, "bandwidth": _BANDWIDTH, "cache_memory": _CACHE_MEMORY, "jobs": _JOBS}
 _UPSERT = "INSERT OR REPLACE INTO owned VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _COLUMNS = "uuid, knob, idx, vm, libvirt_name, pid, ticks, original, previous, intended, is_external, adoptions"
 _SELECT = f"SELECT {_COLUMNS} FROM owned WHERE boot_id = ?"  # noqa: S608 - constants, here and below
@@ -103,6 +104,7 @@ class Journal:
     To be read only: ``entries``, all journalled knobs, with another ``revision`` whenever they change; ``cache``, the
     note on resctrl, None: nothing of it is ours; ``maxima``, the most memory traffic measured since the host started,
     in bytes per second by domain of the cache; ``cache_memory``, the effect of each ``auto`` on response times;
+    ``jobs``, since when the work of batch VMs counts;
     ``policy_memories``, what policies keep, by their names, with the kernel it was learnt on: it outlasts a boot.
     """
 
@@ -120,6 +122,7 @@ class Journal:
         self.cache: CacheNote | None = None
         self.maxima: dict[int, float] = {}
         self.cache_memory = ""
+        self.jobs = ""
         self.policy_memories: dict[str, tuple[str, str]] = {}
         layout = Layout("FULL", self._prepare, _fits)
         try:
@@ -144,6 +147,7 @@ class Journal:
         self.cache = _note(database, self._boot_id)
         self.maxima = dict(database.execute("SELECT domain, maximum FROM bandwidth").fetchall())
         self.cache_memory = next(iter(database.execute("SELECT text FROM cache_memory").fetchall()), ("",))[0]
+        self.jobs = _jobs(database, self._boot_id)
         self.policy_memories = _policy_memories(database)
 
     def _fill(self, database: _Database) -> None:
@@ -151,6 +155,7 @@ class Journal:
         self._put_note(database, self.cache)
         self._put_maxima(database, self.maxima)
         self._put_memory(database, self.cache_memory)
+        self._put_jobs(database, self.jobs)
         for policy, (kernel, text) in self.policy_memories.items():
             _put_policy_memory(database, policy, kernel, text)
 
@@ -167,6 +172,8 @@ class Journal:
                     copy._entries[key] = entry
                 if source.execute("SELECT 1 FROM sqlite_master WHERE name = 'cache'").fetchone():
                     copy.cache = _note(source, boot_id)
+                if source.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchone():
+                    copy.jobs = _jobs(source, boot_id)
                 if source.execute("SELECT 1 FROM sqlite_master WHERE name = 'policy_memory'").fetchone():
                     copy.policy_memories = _policy_memories(source)
         except (sqlite3.Error, ValueError) as error:
@@ -198,6 +205,15 @@ class Journal:
 
     def _put_memory(self, database: _Database, text: str) -> None:
         database.execute("INSERT OR REPLACE INTO cache_memory VALUES (?, ?)", (self._boot_id, text))
+
+    def note_jobs(self, text: str) -> None:
+        """Keep it for the next start of the agent in this boot. Raises JournalError, and then it is as before."""
+        if text != self.jobs:
+            self._write(lambda database: self._put_jobs(database, text))
+            self.jobs = text
+
+    def _put_jobs(self, database: _Database, text: str) -> None:
+        database.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?)", (self._boot_id, text))
 
     def note_policy_memory(self, policy: str, kernel: str, text: str) -> None:
         """Keep it for the next start of the agent. Raises JournalError, and then it is as before."""
@@ -294,6 +310,10 @@ def _fits(table: str, row: Mapping[str, object]) -> bool:
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
     return True
+
+
+def _jobs(database: _Database, boot_id: str) -> str:
+    return next((text for (text,) in database.execute("SELECT text FROM jobs WHERE boot_id = ?", (boot_id,))), "")
 
 
 def _policy_memories(database: _Database) -> dict[str, tuple[str, str]]:

@@ -10,12 +10,14 @@ from manager.control.tick_means import busiest_vcpu, busy_vms
 from manager.loop.journal import Entry, Journal
 from manager.loop.tick import TickResult
 from manager.model.fields import as_text, timestamp
+from manager.model.job import BatchVm
 from manager.model.knobs import HOST_UUID, Knob, KnobValue, knob_text
 from manager.model.problem import ProblemKind
 from manager.model.records import OutcomeKind, TickRecord, VmTick
 from manager.model.registration import CacheControl
 from manager.model.warp import ABILITIES, WarpUse
 from manager.protocol.report import (
+    MOST_BATCH_VMS,
     MOST_BUSY_VMS,
     MOST_VCPUS,
     BatchStatus,
@@ -175,6 +177,7 @@ def tick_status(
         critical_cpu_share=min(shares[True], 1.0) if result.busy is not None else None,
         batch_cpu_share=min(shares[False], 1.0) if result.busy is not None else None,
         batch=_batch(result),
+        batch_vms=_batch_vms(result),
         guard=guard,
         observed=_observed(result).get(HOST_UUID, []),
         assignment_revision=assignment_revision,
@@ -278,6 +281,15 @@ def _batch(result: TickResult) -> BatchStatus | None:
         return None
     share = min(batch.measured_share, 1.0)
     return BatchStatus(cpu_share=share, floor=floor, window_s=batch.measured_s, raised=batch.raised)
+
+
+def _batch_vms(result: TickResult) -> list[BatchVm]:
+    """How batch VMs fare: those with a job first, then the slowest."""
+
+    def order(vm: BatchVm) -> tuple[bool, bool, float, str]:
+        return vm.state is None, not vm.too_slow, -(vm.slowdown or 0.0), vm.vm
+
+    return sorted(result.batch_vms, key=order)[:MOST_BATCH_VMS]
 
 
 def tick_record(result: TickResult) -> TickRecord:

@@ -22,6 +22,7 @@ from manager.loop.resource_keeper import ResourceKeeper
 from manager.model.cpus import CpuSet
 from manager.model.decision import Action, Change, Explanation, Goal, Owned, Plan, Snapshot
 from manager.model.host import VmInstance
+from manager.model.job import BatchVm
 from manager.model.knobs import HOST_UUID, Family, KnobKey, KnobValue, of_family
 from manager.model.limits import DEFAULT_LIMITS, AgentLimits
 from manager.model.problem import Problem, ProblemKind
@@ -55,6 +56,7 @@ class TickResult:
     problems: tuple[Problem, ...]
     written: Mapping[str, Mapping[KnobKey, KnobValue]]
     batch: BatchMemory
+    batch_vms: tuple[BatchVm, ...] = ()
     warp: WarpPlan = NO_WARPS
     warp_counters: Mapping[str, int] = field(default_factory=dict)
     cache: CacheResult = NOTHING
@@ -239,7 +241,12 @@ class ControlLoop:
 
     def _keep(self) -> tuple[Problem, ...]:
         """Before anything is written: a trial that kills the agent, or its host, is known of when it starts again."""
-        kept = self._planner.kept
+        kept, jobs = self._planner.kept, self._planner.jobs
+        try:
+            if jobs is not None:
+                self.journal.note_jobs(jobs)
+        except JournalError as error:
+            return (Problem(ProblemKind.JOURNAL, f"the work of batch VMs counts anew when the agent ends: {error}"),)
         if kept is None:
             return ()
         try:
@@ -286,6 +293,7 @@ class ControlLoop:
             problems=problems,
             written=applied.written,
             batch=self._planner.batch,
+            batch_vms=self._planner.progress.vms,
             warp=self._planner.warp,
             warp_counters=counters,
             cache=cache,

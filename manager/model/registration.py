@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from manager.model.cache import CachePart
 from manager.model.fields import CLOSED, WIRE, Count, DomainName, Name, Percentile, SomeCpus, Uuid, Weight
+from manager.model.job import BatchJob
 from manager.model.law import Law
 from manager.model.rules import DiskRules, MemoryRules, NetworkRules, PlacementRules
 from manager.model.scheduling import Scheduling, SchedulingPolicy
@@ -54,6 +55,12 @@ def _acts(scheduling: Scheduling | None, info: ValidationInfo) -> Scheduling | N
     return scheduling
 
 
+def _is_of_batch(job: BatchJob | None, info: ValidationInfo) -> BatchJob | None:
+    if job is not None and info.data.get("vm_class") is VmClass.CRITICAL:
+        raise ValueError("only batch VMs have one; critical VMs serve an application, which has an SLA")
+    return job
+
+
 @dataclass(frozen=True)
 class Named:
     """What has a name; it comes first among the fields."""
@@ -96,6 +103,11 @@ class VmIn:
         Scheduling | None,
         AfterValidator(_acts),
         Field(description="of the vCPU threads of a critical VM; null: left alone"),
+    ] = None
+    job: Annotated[
+        BatchJob | None,
+        AfterValidator(_is_of_batch),
+        Field(description="what is agreed about the work of a batch VM; null: nothing"),
     ] = None
     __pydantic_config__: ClassVar = WIRE
 

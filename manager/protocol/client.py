@@ -18,6 +18,8 @@ from urllib.parse import urlencode, urlsplit
 from manager.errors import ManagerRefused, ManagerUnavailable
 
 API = "/api/v1"
+ANSWER_S = 10.0
+"""An answer comes in this time, mostly at once."""
 
 MOST_BYTES = 16 * 1024 * 1024
 """What is read of an answer: several times a page of a thousand items. Nobody makes a client hold more."""
@@ -50,7 +52,7 @@ class Connection:
     """A connection to one manager, kept between requests. Safe to use from several threads, one after the other."""
 
     def __init__(
-        self, url: str, *, connect_s: float = 3.0, answer_s: float = 10.0, authorities: ssl.SSLContext | None = None
+        self, url: str, *, connect_s: float = 3.0, answer_s: float = ANSWER_S, authorities: ssl.SSLContext | None = None
     ) -> None:
         """Nothing is asked yet. Raises ManagerUnavailable for what is no http or https URL.
 
@@ -112,15 +114,20 @@ class ManagerClient:
     """Speaks JSON with a manager. Every failure is a ManagerUnavailable whose text says what to do."""
 
     def __init__(
-        self, url: str, token: str, network: Network | None = None, authorities: ssl.SSLContext | None = None
+        self,
+        url: str,
+        token: str,
+        network: Network | None = None,
+        authorities: ssl.SSLContext | None = None,
+        answer_s: float = ANSWER_S,
     ) -> None:
         """``url`` is the manager's, without the API's path. Raises ManagerUnavailable when it is none.
 
-        ``authorities`` as of ``Connection``.
+        ``authorities`` and ``answer_s`` as of ``Connection``.
         """
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._network = network or Connection(self._url, authorities=authorities)
+        self._network = network or Connection(self._url, authorities=authorities, answer_s=answer_s)
 
     def request(
         self,

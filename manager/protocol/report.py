@@ -18,6 +18,7 @@ from manager.model.fields import (
 )
 from manager.model.finding import Findings
 from manager.model.host import Capabilities
+from manager.model.job import BatchVm
 from manager.model.knobs import Knob
 from manager.model.records import DecisionRecord, Event, KnobIndex, TickRecord
 from manager.model.registration import Mode
@@ -173,6 +174,7 @@ class GuardStatus(Schema):
 
 MOST_BUSY_VMS = 32
 MOST_VCPUS = 256
+MOST_BATCH_VMS = 256
 MOST_PCPUS = 8192
 
 
@@ -214,6 +216,12 @@ class TickStatus(Schema):
     )
     batch_cpu_share: Share | None = Field(default=None, description="share used by batch VMs; null as above")
     batch: BatchStatus | None = Field(default=None, description="null: no batch VM is controlled")
+    batch_vms: list[BatchVm] = Field(
+        default_factory=list,
+        max_length=MOST_BATCH_VMS,
+        exclude_if=lambda vms: not vms,
+        description="how batch VMs fare, those with a job first, then the slowest; absent: none is known yet",
+    )
     guard: GuardStatus | None = Field(default=None, description="null: it is switched off")
     observed: list[KnobChange] = Field(
         default_factory=list, description="of the host itself: what is not written because of mode observe"

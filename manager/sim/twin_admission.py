@@ -104,6 +104,14 @@ def may_come(
     return Admission(vm, policy, verdict, tuple(reasons), tuple(apps), twin.refused, wants_pcpus, gets_pcpus)
 
 
+def models_of(twin: Twin) -> frozenset[str]:
+    """What a VM may be ``like``: applications that the twin predicts, those of one tier also without its name."""
+    predicted = {app.name for app in twin.predicted}
+    specs = [spec for spec in twin.scenario.applications if spec.name in predicted]
+    tiers = {f"{spec.name}/{tier.name}" for spec in specs for tier in spec.tiers}
+    return frozenset(tiers | {spec.name for spec in specs if len(spec.tiers) == 1})
+
+
 def with_vm(twin: Twin, vm: NewVm) -> tuple[Scenario, str, float]:
     """The twin's scenario with the VM, its name there, and how many pCPUs it wants. Raises SettingsError."""
     scenario = twin.scenario

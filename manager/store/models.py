@@ -33,6 +33,7 @@ from sqlalchemy.types import JSON, TypeDecorator, TypeEngine
 from manager.model.cpus import CpuSet, format_cpus, parse_cpus
 from manager.model.fields import adapter_of, json_fields
 from manager.model.histogram import Histogram
+from manager.model.job import BatchJob
 from manager.model.knobs import Knob
 from manager.model.law import Law
 from manager.model.packed_histogram import pack, unpack
@@ -248,6 +249,7 @@ class VmRow(Registered):
     max_pcpus: Mapped[float | None]
     warp_us: Mapped[WarpWish | None] = mapped_column(JSON(none_as_null=True))
     scheduling: Mapped[Scheduling | None] = mapped_column(JsonOf(Scheduling))
+    job: Mapped[BatchJob | None] = mapped_column(JsonOf(BatchJob))
     mode: Mapped[Mode | None]
     adoptions: Mapped[int] = mapped_column(default=0, server_default="0")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -12,8 +13,10 @@ from sqlalchemy import ColumnElement, Select, and_, or_, select
 from sqlalchemy import delete as remove
 from sqlalchemy.orm import Session
 
-from manager.errors import Conflict
+from manager.control.job_promise import objection
+from manager.errors import Conflict, InvalidRequest
 from manager.model.fields import adapter_of, fields_of
+from manager.model.job import BatchVm, JobState
 from manager.model.registration import VmClass, VmIn, VmSpec
 from manager.model.resource_use import VmResources
 from manager.store.host_models import ClaimRow
@@ -36,13 +39,14 @@ class VmFilter:
 def put_vm(session: Session, spec: VmSpec, now: datetime, precondition: Precondition) -> tuple[VmRow, bool]:
     """Register a VM; see ``registrations.replace``. Without UUID and libvirt name, its name is the libvirt name.
 
-    Raises Conflict if another VM may be the same domain.
+    Raises Conflict if another VM may be the same domain, and InvalidRequest for a new job that cannot be done in time.
     """
     vm = spec if spec.libvirt_name or spec.libvirt_uuid else dataclasses.replace(spec, libvirt_name=spec.name)
 
     def unclaimed(etag: str | None) -> None:
         precondition(etag)
         _refuse_rivals(session, vm)
+        _refuse_bad_job(session, vm, now)
 
     row, created = replace(session, VmRow, vm.name, fields_of(VmIn, vm), now, unclaimed)
     if vm.host is not None:
@@ -63,6 +67,30 @@ def _refuse_rivals(session: Session, vm: VmSpec) -> None:
     what = f"libvirt_uuid {vm.libvirt_uuid}" if by_uuid else f"libvirt_name {vm.libvirt_name!r}"
     where = rival.host or "any host"
     raise Conflict(f"{what} belongs to VM {rival.name!r} already (registered for {where})")
+
+
+def _refuse_bad_job(session: Session, vm: VmSpec, now: datetime) -> None:
+    """A job that stays as it was is not judged again: its deadline may have passed."""
+    registered = session.scalars(select(VmRow).where(VmRow.name == vm.name)).one_or_none()
+    if vm.job is None or (registered is not None and registered.job == vm.job):
+        return
+    body = session.scalars(select(VmStatusRow.body).where(VmStatusRow.vm == vm.name)).one_or_none()
+    most = [limit for limit in (json.loads(body)["vcpus"] if body else None, vm.max_pcpus) if limit is not None]
+    done_cpu_s = 0.0
+    if registered is not None and registered.job is not None and registered.job.cpu_seconds == vm.job.cpu_seconds:
+        done_cpu_s = _done_cpu_s(session, vm.name)
+    found = objection(vm.job, min(most, default=None), now.timestamp(), done_cpu_s)
+    if found is not None:
+        raise InvalidRequest(f"job.{found[0]}", found[1])
+
+
+def _done_cpu_s(session: Session, name: str) -> float:
+    """Of the work that is not done yet, what is; work that is done counts anew with a new deadline."""
+    for found in _mappings(session, _details().where(VmRow.name == name)):
+        batch: BatchVm | None = found["batch"]
+        if batch is not None and batch.done_cpu_s is not None and batch.state is not JobState.DONE:
+            return batch.done_cpu_s
+    return 0.0
 
 
 def delete_vm(session: Session, name: str, precondition: Precondition) -> None:
@@ -126,21 +154,30 @@ def _mappings(session: Session, query: Select[*tuple[Any, ...]]) -> list[dict[st
     result = session.execute(query)
     names = tuple(result.keys())
     found = [dict(zip(names, row, strict=True)) for row in result]
-    used, shares = _used(session, {vm["status_host"] for vm in found if vm["status_host"] is not None})
+    hosts = {vm["status_host"] for vm in found if vm["status_host"] is not None}
+    used, faring, shares = _used(session, hosts)
     for vm in found:
         host, status = vm["status_host"], [vm.pop(name) for name in _STATUS]
         vm["status_at"], vm["status"] = shares[host].status(vm["name"], *status) if host is not None else (None, None)
         vm["resources"] = used.get((host, vm["name"]))
+        vm["batch"] = faring.get((host, vm["name"]))
     return found
 
 
-def _used(session: Session, hosts: Collection[str]) -> tuple[dict[tuple[str, str], VmResources], dict[str, VmShares]]:
-    """What VMs use besides CPU time, by host and VM, as the last ticks of these hosts have it; and shares by host."""
-    columns = HostRow.name, HostRow.shares, HostRow.tick["resources"]
+def _used(
+    session: Session, hosts: Collection[str]
+) -> tuple[dict[tuple[str, str], VmResources], dict[tuple[str, str], BatchVm], dict[str, VmShares]]:
+    """What VMs use besides CPU time, and how batch VMs fare, by host and VM, as the last ticks of these hosts have it.
+
+    And shares by host.
+    """
+    columns = HostRow.name, HostRow.shares, HostRow.tick["resources"], HostRow.tick["batch_vms"]
     rows = session.execute(select(*columns).where(HostRow.name.in_(hosts))).all() if hosts else ()
     read = adapter_of(VmResources).validate_python
-    resources = {(host, vm["vm"]): read(vm) for host, _, found in rows for vm in (found or {}).get("vms", ())}
-    return resources, {host: read_shares(shares) for host, shares, _ in rows}
+    resources = {(host, vm["vm"]): read(vm) for host, _, found, _ in rows for vm in (found or {}).get("vms", ())}
+    read_batch = adapter_of(BatchVm).validate_python
+    faring = {(host, vm["vm"]): read_batch(vm) for host, _, _, found in rows for vm in found or ()}
+    return resources, faring, {host: read_shares(shares) for host, shares, _, _ in rows}
 
 
 _STATUS = ("status_at", "status_cpu_share", "status_run_delay_share", "status_body")

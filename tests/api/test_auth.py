@@ -74,6 +74,7 @@ ROUTES = [
     Route("GET /api/v1/applications/<name>/budget", VIEWER, "/applications/shop/budget"),
     Route("GET /api/v1/applications/<name>/evidence", VIEWER, "/applications/shop/evidence"),
     Route("GET /api/v1/hosts/<name>/history", VIEWER, "/hosts/kvm1/history"),
+    Route("POST /api/v1/hosts/<name>/admission", VIEWER, "/hosts/kvm1/admission", {"class": "batch", "vcpus": 1}),
     Route("GET /api/v1/hosts/<name>/what-if", VIEWER, "/hosts/kvm1/what-if?policy=equal"),
     Route("GET /api/v1/fleet", VIEWER, "/fleet"),
     Route("GET /api/v1/decisions/story", VIEWER, "/decisions/story"),

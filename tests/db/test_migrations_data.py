@@ -40,6 +40,7 @@ GIVEN: dict[tuple[str, str], object] = {
     ("decisions", "knob"): "weight",
     ("vms", "cpus"): frozenset({0, 1}),
     ("vms", "scheduling"): None,
+    ("vms", "job"): None,
     ("vms", "warp_us"): 1000,
     ("applications", "warp_us"): "auto",
     ("applications", "cache"): "auto",

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from manager.cli import main, status_commands
+from manager.cli.batch_table import batch_table
 from manager.protocol.client import ManagerClient
 from tests.fakes.manager import Wire
 
@@ -269,3 +270,25 @@ def test_what_was_refused_of_reports_is_shown_once_a_host(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(("value", "shown"), [(0.1234, "0.123"), (12.34, "12.3"), (999.6, "1,000"), (7512.0, "7,512")])
 def test_numbers_are_no_powers_of_ten(value: float, shown: str) -> None:
     assert status_commands._rounded(value) == shown
+
+
+def test_batch_vms_have_a_table_of_their_own() -> None:
+    fares = {"got_pcpus": 0.5, "would_pcpus": 1.0, "alone_by": "learnt", "slowdown": 2.0, "too_slow": False}
+    job = {"deadline": "2026-03-01T13:00:00Z", "cpu_seconds": 900.0, "max_slowdown": 3.0}
+    due = fares | {"state": "at_risk", "done_cpu_s": 90.0, "needed_pcpus": 0.75}
+    idle = fares | {"slowdown": None, "state": None, "too_slow": True}
+    table = batch_table(
+        [
+            {"name": "render", "status_host": "kvm1", "batch": due, "job": job},
+            {"name": "idle", "status_host": "kvm1", "batch": idle, "job": None},
+            {"name": "web", "status_host": "kvm1", "batch": None},
+        ]
+    )
+    assert table is not None
+    assert [[str(cell) for cell in column.cells] for column in table.columns][3:] == [
+        ["1.00 (learnt)", "1.00 (learnt)"],
+        ["50 %", "no work"],
+        ["2.00 of 3", "- TOO SLOW"],
+        ["2026-03-01T13:00:00Z AT RISK: 90 of 900 CPU seconds, needs 0.75 pCPUs", "-"],
+    ]
+    assert batch_table([{"name": "web", "batch": None}]) is None

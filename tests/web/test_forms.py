@@ -72,6 +72,7 @@ VM: dict[str, Any] = {
     "mode": None,
     "warp_us": "auto",
     "scheduling": {"policy": "other", "priority": None, "nice": -5, "limit": None},
+    "job": None,
 }
 
 

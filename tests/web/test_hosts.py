@@ -376,3 +376,27 @@ def test_a_vm_has_its_part_of_it(desk: Desk) -> None:
     listed = {vm["name"]: vm["resources"] for vm in desk.api.ok("GET", "/vms")["items"]}
     assert (listed["crunch"], listed["web-1"]) == (USE["vms"][0], USE["vms"][1])
     assert desk.api.ok("GET", f"/hosts/{HOST}")["tick"]["resources"] == USE
+
+
+def test_a_host_shows_how_batch_vms_fare_and_their_jobs(desk: Desk) -> None:
+    seen(desk)
+    job = {"deadline": "2026-03-01T13:00:00Z", "cpu_seconds": 900, "max_slowdown": 1.5}
+    desk.api.ok("PUT", "/vms/crunch", {"class": "batch", "job": job})
+    fares = {
+        "vm": "crunch",
+        "got_pcpus": 0.5,
+        "wants_pcpus": 2.0,
+        "would_pcpus": 1.0,
+        "slowdown": 2.0,
+        "alone_by": "learnt",
+        "state": "at_risk",
+        "done_cpu_s": 90.0,
+        "needed_pcpus": 0.75,
+        "too_slow": True,
+    }
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(tick=tick(batch_vms=[fares])), role="host")
+    row = " ".join(desk.browser(Role.VIEWER).get(f"/hosts/{HOST}").by_id("batch-progress").text.split())
+    assert "50 %" in row
+    assert "2.00 of 1.5 ▲ too slow" in row
+    assert "▲ at risk" in row
+    assert "90 of 900 CPU seconds done; needs 0.75 pCPUs" in row

@@ -9,6 +9,7 @@ from pydantic import AwareDatetime, Field, JsonValue, RootModel
 
 from manager.model.fields import Buckets, DomainName, Name, Schema, Text
 from manager.model.host import Capabilities
+from manager.model.job import BatchVm
 from manager.model.registration import Application, HostIn, Named, VmIn
 from manager.model.resource_use import VmResources
 from manager.model.source import SourceKind, SourceStatus
@@ -30,6 +31,9 @@ class VmOut(VmIn, Named):
     resources: Annotated[
         VmResources | None,
         Field(description="what it uses besides CPU time, as of its host's last round of readings; null: little"),
+    ] = None
+    batch: Annotated[
+        BatchVm | None, Field(description="how a batch VM fares against running alone; null: not known")
     ] = None
 
 

@@ -1,0 +1,272 @@
+"""How batch VMs fare: progress against running alone, and whether their jobs will be done in time. Pure.
+
+What a VM would use alone is registered, or learnt while it hardly waits. While it waits it would use what it wants, but
+no more than that: a vCPU that waits also wants to run for longer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from manager.control.feedback_law import average, wanted_pcpus
+from manager.model.decision import Snapshot, VmView
+from manager.model.fields import timestamp
+from manager.model.host import VmInstance
+from manager.model.job import MOST_SLOWDOWN, AloneBy, BatchJob, BatchVm, JobState
+from manager.model.records import Severity
+
+WINDOW_S = 60.0
+"""Rates are averages over so long."""
+LEARN_S = 600.0
+"""What a VM uses alone is an average over so much calm time."""
+LEAST_CALM_S = 30.0
+"""It is believed after so much of that."""
+CALM_SHARE = 0.05
+"""A VM is calm while it waits for less than this part of what it wants."""
+LEAST_PCPUS = 0.02
+"""A VM that wants less has no work at present."""
+JUDGED_S = 30.0
+"""Before a VM was seen for so long nothing is said against it."""
+HYSTERESIS = 0.05
+
+
+class CpuUsed(NamedTuple):
+    """CPU time that a run of a VM used since it started, in seconds."""
+
+    instance: VmInstance
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Since when the work of a job counts: ``begun_cpu_s`` is what that run of the VM had used then."""
+
+    deadline_s: float
+    cpu_seconds: float
+    instance: VmInstance
+    begun_cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """What is remembered of a batch VM; averages are None before it was seen for an interval."""
+
+    got_pcpus: float | None = None
+    wants_pcpus: float | None = None
+    would_pcpus: float | None = None
+    seen_s: float = 0.0
+    alone_pcpus: float | None = None
+    calm_s: float = 0.0
+    state: JobState | None = None
+    state_text: str = ""
+    too_slow: bool = False
+    slow_text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchProgress:
+    """How the batch VMs of a host fare, by name, what is remembered of them, and the accounts of their jobs."""
+
+    vms: tuple[BatchVm, ...] = ()
+    followed: Mapping[str, Followed] = field(default_factory=dict)
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+
+    @property
+    def notes(self) -> tuple[tuple[Severity, str, str], ...]:
+        """What an operator should know: severity and kind of the event, and a text that lasts as its reason does."""
+        return tuple(note for _, each in sorted(self.followed.items()) for note in _notes(each))
+
+
+def _notes(each: Followed) -> Iterator[tuple[Severity, str, str]]:
+    text = each.state_text
+    notes = {
+        JobState.AT_RISK: (Severity.WARNING, "job-at-risk", text),
+        JobState.INFEASIBLE: (Severity.WARNING, "job-infeasible", text),
+        JobState.MISSED: (Severity.ERROR, "job-missed", text),
+        JobState.DONE: (Severity.INFO, "job-done", text),
+    }
+    if each.state in notes:
+        yield notes[each.state]
+    if each.too_slow:
+        yield (Severity.WARNING, "job-too-slow", each.slow_text)
+
+
+def follow(snapshot: Snapshot, used: Mapping[str, CpuUsed], before: BatchProgress) -> BatchProgress:
+    """The progress after one more interval. ``used`` is by name of the VM. Deterministic and pure."""
+    followed: dict[str, Followed] = {}
+    accounts = dict(
+        before.accounts
+    )  # also of VMs that cannot be read now, or are off: the next run has another instance
+    vms: list[BatchVm] = []
+    pcpus = len(snapshot.capabilities.online_cpus)
+    for view in snapshot.vms:
+        if view.critical or view.name not in used:
+            continue
+        job, cpu = view.spec.job or BatchJob(), used[view.name]
+        account = _account(job, cpu, before.accounts.get(view.name))
+        if account is not None:
+            accounts[view.name] = account
+        else:
+            accounts.pop(view.name, None)
+        then = before.followed.get(view.name)
+        if then is None:  # what it did since the tick before is not known
+            followed[view.name] = Followed()
+            continue
+        now = _averaged(view, job, pcpus, snapshot.interval_s, then)
+        status = _status(view, job, now, account, cpu, snapshot.now_s)
+        followed[view.name] = _announced(status, view, job, now, snapshot.now_s)
+        vms.append(status)
+    return BatchProgress(tuple(vms), followed, accounts)
+
+
+def accounts_text(accounts: Mapping[str, Account]) -> str:
+    """The accounts as text, to be read by ``read_accounts``; empty for none."""
+    rows = {
+        vm: [each.deadline_s, each.cpu_seconds, list(each.instance), each.begun_cpu_s]
+        for vm, each in sorted(accounts.items())
+    }
+    return json.dumps(rows, separators=(",", ":")) if rows else ""
+
+
+def read_accounts(text: str) -> dict[str, Account]:
+    """The inverse. Raises ValueError, TypeError or KeyError for other text."""
+    accounts = {}
+    for vm, (deadline_s, cpu_seconds, (uuid, libvirt_name, pid, ticks), begun_cpu_s) in json.loads(
+        text or "{}"
+    ).items():
+        instance = VmInstance(str(uuid), str(libvirt_name), int(pid), int(ticks))
+        accounts[str(vm)] = Account(float(deadline_s), float(cpu_seconds), instance, float(begun_cpu_s))
+    return accounts
+
+
+def most_pcpus(view: VmView) -> float:
+    """CPU seconds a second that a VM can use at most."""
+    return min(view.vcpus, view.spec.max_pcpus or view.vcpus)
+
+
+def _account(job: BatchJob, cpu: CpuUsed, before: Account | None) -> Account | None:
+    """A VM that started again begins its work anew; a deadline that moved does not, unless the work was done."""
+    if job.deadline_s is None or job.cpu_seconds is None:
+        return None
+    if before is None or before.cpu_seconds != job.cpu_seconds:
+        return Account(job.deadline_s, job.cpu_seconds, cpu.instance, cpu.cpu_s)
+    if before.instance != cpu.instance:
+        return Account(job.deadline_s, job.cpu_seconds, cpu.instance, 0.0)
+    if before.deadline_s == job.deadline_s:
+        return before
+    done = cpu.cpu_s - before.begun_cpu_s >= job.cpu_seconds
+    return replace(before, deadline_s=job.deadline_s, begun_cpu_s=cpu.cpu_s if done else before.begun_cpu_s)
+
+
+def _averaged(view: VmView, job: BatchJob, pcpus: int, interval_s: float, then: Followed) -> Followed:
+    got, wants = view.cpu_share * pcpus, wanted_pcpus(view, pcpus)
+    alone_pcpus, calm_s = then.alone_pcpus, then.calm_s
+    if got >= LEAST_PCPUS and wants - got <= CALM_SHARE * wants:
+        calm_s = min(calm_s + interval_s, max(LEARN_S, interval_s))
+        alone_pcpus = average(alone_pcpus, got, interval_s / calm_s)
+    known, _ = _alone(job, replace(then, alone_pcpus=alone_pcpus, calm_s=calm_s))
+    would = wants if known is None else min(wants, max(known, got))
+    seen_s = min(then.seen_s + interval_s, max(WINDOW_S, interval_s))
+    smoothing = interval_s / seen_s
+    return replace(
+        then,
+        got_pcpus=average(then.got_pcpus, got, smoothing),
+        wants_pcpus=average(then.wants_pcpus, wants, smoothing),
+        would_pcpus=average(then.would_pcpus, would, smoothing),
+        seen_s=seen_s,
+        alone_pcpus=alone_pcpus,
+        calm_s=calm_s,
+    )
+
+
+def _alone(job: BatchJob, followed: Followed) -> tuple[float | None, AloneBy]:
+    if job.alone_pcpus is not None:
+        return job.alone_pcpus, AloneBy.REGISTERED
+    if followed.alone_pcpus is not None and followed.calm_s >= LEAST_CALM_S:
+        return followed.alone_pcpus, AloneBy.LEARNT
+    return None, AloneBy.UNKNOWN
+
+
+def _status(view: VmView, job: BatchJob, now: Followed, account: Account | None, cpu: CpuUsed, now_s: float) -> BatchVm:
+    got, would = now.got_pcpus or 0.0, now.would_pcpus or 0.0
+    slowdown = None
+    if would >= LEAST_PCPUS:
+        slowdown = min(max(would / got, 1.0), MOST_SLOWDOWN) if got > 0 else MOST_SLOWDOWN
+    alone_pcpus, alone_by = _alone(job, now)
+    status = BatchVm(
+        view.name,
+        round(got, 3),
+        round(now.wants_pcpus or 0.0, 3),
+        round(would, 3),
+        None if slowdown is None else round(slowdown, 3),
+        alone_by,
+        None if alone_pcpus is None else round(alone_pcpus, 3),
+        too_slow=_too_slow(job, slowdown, now),
+    )
+    if account is None:
+        return status
+    done_cpu_s = min(max(cpu.cpu_s - account.begun_cpu_s, 0.0), account.cpu_seconds)
+    left_cpu_s, left_s = account.cpu_seconds - done_cpu_s, account.deadline_s - now_s
+    needed = left_cpu_s / left_s if left_s > 0 else None
+    return replace(
+        status,
+        state=_state(view, now, left_cpu_s, needed),
+        done_cpu_s=round(done_cpu_s, 1),
+        needed_pcpus=round(needed, 3) if needed is not None and left_cpu_s > 0 else None,
+    )
+
+
+def _too_slow(job: BatchJob, slowdown: float | None, now: Followed) -> bool:
+    if job.max_slowdown is None or slowdown is None or now.seen_s < JUDGED_S:
+        return False
+    return slowdown > job.max_slowdown * (1 - HYSTERESIS * now.too_slow)
+
+
+def _state(view: VmView, now: Followed, left_cpu_s: float, needed_pcpus: float | None) -> JobState:
+    if left_cpu_s <= 0 and not (needed_pcpus is None and now.state is JobState.MISSED):
+        return JobState.DONE
+    if needed_pcpus is None:
+        return JobState.MISSED
+    if needed_pcpus > most_pcpus(view):
+        return JobState.INFEASIBLE
+    if now.seen_s < JUDGED_S:
+        return JobState.ON_TRACK
+    risky = now.state in {JobState.AT_RISK, JobState.INFEASIBLE}
+    enough = needed_pcpus * (1 + HYSTERESIS if risky else 1 - HYSTERESIS)
+    return JobState.AT_RISK if (now.got_pcpus or 0.0) < enough else JobState.ON_TRACK
+
+
+def _announced(status: BatchVm, view: VmView, job: BatchJob, now: Followed, now_s: float) -> Followed:
+    """With texts for what is new: they keep the numbers that they began with, so that they are reported once."""
+    if status.state != now.state:
+        now = replace(now, state=status.state, state_text=_text(status, view, job, now_s))
+    if status.too_slow != now.too_slow:
+        slow = (
+            f"{status.vm} runs {status.slowdown or 1:.2f} times slower than alone, agreed are {job.max_slowdown or 1:g}"
+        )
+        text = f"{slow}: it gets {status.got_pcpus:.2f} of the {status.would_pcpus:.2f} pCPUs that it would use"
+        now = replace(now, too_slow=status.too_slow, slow_text=text if status.too_slow else "")
+    return now
+
+
+def _text(status: BatchVm, view: VmView, job: BatchJob, now_s: float) -> str:
+    if job.deadline_s is None or job.cpu_seconds is None or status.done_cpu_s is None:
+        return ""
+    left_cpu_s, left_s = job.cpu_seconds - status.done_cpu_s, job.deadline_s - now_s
+    by = timestamp(job.deadline_s).isoformat(timespec="seconds").replace("+00:00", "Z")
+    done = f"{status.done_cpu_s:.0f} of {job.cpu_seconds:.0f} CPU seconds are done"
+    rate = left_cpu_s / left_s if left_s > 0 else 0.0
+    needs = f"{status.vm} needs {left_cpu_s:.0f} CPU seconds until {by}, {rate:.2f} pCPUs"
+    if status.state is JobState.AT_RISK:
+        late = max(left_cpu_s - status.got_pcpus * left_s, 0.0)
+        return f"{needs}, but gets {status.got_pcpus:.2f}: {late:.0f} CPU seconds would be missing; {done}"
+    if status.state is JobState.INFEASIBLE:
+        return f"{needs}, but can use {most_pcpus(view):g} at most: the deadline cannot be met; {done}"
+    if status.state is JobState.MISSED:
+        return f"{status.vm} missed its deadline {by}: {done}"
+    if status.state is JobState.DONE:
+        return f"{status.vm} has done its {job.cpu_seconds:.0f} CPU seconds; its deadline is {by}"
+    return ""

@@ -1,0 +1,23 @@
+"""What is agreed about the work of batch VMs.
+
+Revision ID: 0008
+Revises: 0007
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    op.add_column("vms", sa.Column("job", sa.JSON()))
+
+
+def downgrade() -> None:
+    op.drop_column("vms", "job")
