@@ -17,7 +17,7 @@ from manager.api.endpoint import RouteGroup
 from manager.api.host_routes import refuse_unknown_policy
 from manager.api.queries import NamePath
 from manager.api.schemas.admission_shapes import AdmissionFactors, AdmissionIn, AdmissionOut, AdmissionVm
-from manager.api.what_if_routes import MAX_TWIN_REQUESTS, MAX_TWIN_S, TWIN_EFFORT, recorded
+from manager.api.what_if_routes import MAX_TWIN_S, TWIN_EFFORT, recorded
 from manager.control.consolidation import Consolidation, consolidation, overfull
 from manager.errors import InvalidRequest, NotFound, TwinRefused
 from manager.model.cpus import parse_cpus
@@ -25,7 +25,7 @@ from manager.model.registration import VmClass
 from manager.protocol.report import VmStatus
 from manager.replay.recording import Recording
 from manager.sim.parallel import one_by_one
-from manager.sim.twin import Twin, affordable, calibrate
+from manager.sim.twin import Twin, calibrate
 from manager.sim.twin_admission import Admission, FitVerdict, NewVm, may_come, models_of
 from manager.sim.twin_report import admission_json
 from manager.store.applications import applications_of
@@ -216,7 +216,7 @@ class _Judged:
                     f"it takes longer than {MAX_TWIN_S:g} s: use `equipoise record` and `equipoise sim fits`"
                 )
 
-        twin = calibrate(affordable(recording, MAX_TWIN_REQUESTS), TWIN_EFFORT, one_by_one, in_time)
+        twin = calibrate(recording, TWIN_EFFORT, one_by_one, in_time)
         new, like = self.newcomer, self.newcomer.like
         if like and like not in models_of(twin):
             missing.append(f"response times of the VM itself: {self.host} has no predicted application or tier {like}")

@@ -38,7 +38,8 @@ from manager.replay.policy_replay import (
 )
 from manager.replay.recording import RecordedVm, Recording
 from manager.sim.parallel import one_by_one
-from manager.sim.twin import Effort, affordable, calibrate
+from manager.sim.twin import calibrate
+from manager.sim.twin_effort import Effort
 from manager.sim.twin_prediction import predict
 from manager.sim.twin_report import closed_loop_json
 from manager.store.decision_records import RecordFilter, list_records, record_of
@@ -50,11 +51,9 @@ from manager.store.windows import list_windows
 
 MAX_TICKS = 3600
 """Most replayed ticks: 60 minutes at an interval of 1 s."""
-MAX_TWIN_REQUESTS = 30_000
-"""Most requests in the time that is simulated, of all applications: it is run some ten times."""
 MAX_TWIN_S = 10.0
 """Longest time that a simulation may have taken when another of its runs begins."""
-TWIN_EFFORT = Effort(requests=5000, seeds=3)
+TWIN_EFFORT = Effort(requests=8000, seeds=3, most=40_000)
 MAX_POINTS = 300
 MAX_CHANGES = 500
 _RETRY_AFTER_S = 5
@@ -111,6 +110,7 @@ class ClosedLoopOut(Schema):
     since: AwareDatetime
     until: AwareDatetime
     seeds: Count
+    simulated_share: float = Field(description="part of the requests that were simulated, each as much slower")
     applications: list[ClosedLoopApplication]
     refused: list[ClosedLoopRefusal]
     batch_pcpus_in_force: float = Field(description="pCPUs that batch VMs use under the policy in force, simulated")
@@ -220,7 +220,7 @@ def _closed_loop(recording: Recording, policy: str, law: Law) -> tuple[ClosedLoo
             raise TwinRefused(f"it takes longer than {MAX_TWIN_S:g} s: use `equipoise record` and `equipoise replay`")
 
     try:
-        twin = calibrate(affordable(recording, MAX_TWIN_REQUESTS), TWIN_EFFORT, one_by_one, in_time)
+        twin = calibrate(recording, TWIN_EFFORT, one_by_one, in_time)
         found = predict(twin, policy, law, one_by_one, in_time)
     except TwinRefused as error:
         return None, str(error)

@@ -16,8 +16,9 @@ from manager.replay.recording import Recording
 from manager.sim.compare import check_policy
 from manager.sim.oracle import ORACLE
 from manager.sim.scenario_text import scenario_text
-from manager.sim.twin import Effort, Twin, calibrate, steps
+from manager.sim.twin import Twin, calibrate, steps
 from manager.sim.twin_admission import NewVm, may_come
+from manager.sim.twin_effort import Effort
 from manager.sim.twin_report import admission_json, admission_table, refusal_lines, twin_json, twin_tables
 from manager.terminal import output, progress, say
 

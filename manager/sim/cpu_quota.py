@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from manager.sim.cpu_sharing import SchedulingGroup, SimCpus
 
-PERIOD_S = 0.1
-"""The kernel's default period: kernel/sched/fair.c, default_cfs_period."""
 _FINEST_S = 1e-4
 _USED_UP_S = 1e-12
 
@@ -36,8 +34,11 @@ class _Limit:
 class CpuQuotas:
     """The limits of all groups of some processors; groups without one cost nothing."""
 
-    def __init__(self, cpus: SimCpus, call_at: Callable[[float, Callable[[float], None]], None]) -> None:
+    def __init__(
+        self, cpus: SimCpus, call_at: Callable[[float, Callable[[float], None]], None], period_s: float
+    ) -> None:
         """``call_at`` has a function called at a time, which it is given."""
+        self._period_s = period_s
         self._cpus = cpus
         self._call_at = call_at
         self._limits: dict[SchedulingGroup, _Limit] = {}
@@ -49,7 +50,7 @@ class CpuQuotas:
             self._cpus.unthrottle(group, now_s)
         if pcpus is None or pcpus >= len(group.vcpus):
             return
-        quota_s = pcpus * PERIOD_S
+        quota_s = pcpus * self._period_s
         limit = _Limit(group, quota_s, quota_s, self._used_s(group, now_s), now_s)
         self._limits[group] = limit
         self._begin_period(limit, now_s)
@@ -90,4 +91,4 @@ class CpuQuotas:
             self._call_at(next_s, lambda at_s: self._check(limit, number, at_s))
 
     def _end_s(self, limit: _Limit) -> float:
-        return limit.began_s + limit.periods * PERIOD_S
+        return limit.began_s + limit.periods * self._period_s

@@ -291,11 +291,12 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Scheduler:
-    """The scheduler's times: see ``manager.sim.cpu_sharing``."""
+    """The scheduler's times: see ``manager.sim.cpu_sharing``, and ``cpu_quota`` for ``quota_ms``."""
 
     slice_ms: Annotated[float, Field(ge=0, le=1000)] = 3.0
     tick_ms: Annotated[float, Field(ge=0, le=100)] = 4.0
     balance_ms: Annotated[float, Field(ge=1, le=10_000)] = 100.0
+    quota_ms: Annotated[float, Field(ge=1, le=10_000)] = 100.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,14 +23,13 @@ from manager.model.host import (
 from manager.model.knobs import HOST_UUID, LEAST_QUOTA_US, UNLIMITED, Family, Knob, KnobKey, KnobValue
 from manager.model.network import UplinkPort
 from manager.model.topology import Topology
-from manager.sim.cpu_quota import PERIOD_S
 from manager.sim.scenario import FaultKind, Scenario
 from manager.sim.services import SimVm
 from manager.sim.sim_cache import SimCache
 from manager.sim.world import World, in_step
 
 BOOT_ID = "simulated-boot"
-PERIOD_US = round(PERIOD_S * 1e6)
+PERIOD_US = 100_000
 _IDLE_WEIGHT = 3 / 1024
 """Of a group in the idle class, in terms of the default weight: kernel/sched/sched.h, WEIGHT_IDLEPRIO."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import exp, log
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from manager.errors import TwinRefused
 from manager.model.histogram import Histogram
@@ -14,8 +14,9 @@ from manager.replay.recording import Recording
 from manager.sim.compare import installed
 from manager.sim.parallel import on_all_cores
 from manager.sim.scenario import Scenario
+from manager.sim.twin_effort import USUAL_EFFORT, Effort, thinned_to
 from manager.sim.twin_fit import ROUNDS, WAKEUP_ROUNDS, fit
-from manager.sim.twin_observation import HostObservation, least_s, observe, part
+from manager.sim.twin_observation import HostObservation, observe, part
 from manager.sim.twin_play import Played, TwinJob, play
 from manager.sim.twin_scenario import Fitted, refusals, service_ms, twin_scenario
 
@@ -26,16 +27,6 @@ BLOCK_S, BLOCK_ANSWERS = 30.0, 200
 LEAST_BLOCKS = 3
 MEDIAN_BOUND, P90_BOUND = 0.25, 0.75
 """Errors up to which an application is predicted; see docs/internals/simulator.md, "The twin of a host"."""
-
-
-class Effort(NamedTuple):
-    """How much is simulated: ``requests`` in a run of the fit, about, and ``seeds`` of each run of the whole time."""
-
-    requests: float = 30_000.0
-    seeds: int = 5
-
-
-USUAL_EFFORT = Effort()
 
 
 class PlayAll(Protocol):
@@ -83,13 +74,17 @@ class AppTwin:
 
 @dataclass(frozen=True, slots=True)
 class Twin:
-    """What was made of a recording. ``runs`` are those under the policy in force, a seed each."""
+    """What was made of a recording. ``runs`` are those under the policy in force, a seed each.
+
+    ``thinning``: one of so many requests is simulated.
+    """
 
     observed: HostObservation
     fitted: Fitted
     scenario: Scenario
     apps: tuple[AppTwin, ...]
     runs: tuple[Played, ...]
+    thinning: float
 
     @property
     def predicted(self) -> tuple[AppTwin, ...]:
@@ -103,7 +98,7 @@ class Twin:
 
     def job(self, scenario: Scenario, policy: str, seed: int) -> TwinJob:
         """A run of the whole time."""
-        return TwinJob(scenario, policy, self.observed.interval_s, seed)
+        return TwinJob(scenario, policy, self.observed.interval_s, seed, self.thinning)
 
 
 def steps(effort: Effort) -> int:
@@ -118,7 +113,7 @@ def calibrate(
     on_step: Callable[[], None] = lambda: None,
 ) -> Twin:
     """Make a twin. Raises TwinRefused where a recording is too short, or no application can be simulated."""
-    observed = observe(recording)
+    observed, thinning = thinned_to(observe(recording), effort.most)
     if observed.policy not in installed():
         raise TwinRefused(f"policy {observed.policy}, which was in force, is not installed here")
     length_s = observed.end_s - observed.start_s
@@ -132,7 +127,7 @@ def calibrate(
         raise TwinRefused(
             "; ".join(f"{name}: {reason}" for name, reason in refused.items()) or "no application is known"
         )
-    fitted = fit(first, effort.requests, on_round=on_step)
+    fitted = fit(first, effort.requests, thinning, on_round=on_step)
     unusable = refusals(first) | refusals(observed)
     services = {
         application.name: service_ms(first, application)
@@ -141,7 +136,8 @@ def calibrate(
     }
     scenario = twin_scenario(observed, fitted, observed.assignment.host.name, services)
     jobs = [
-        TwinJob(scenario, observed.policy, observed.interval_s, scenario.seed + more) for more in range(effort.seeds)
+        TwinJob(scenario, observed.policy, observed.interval_s, scenario.seed + more, thinning)
+        for more in range(effort.seeds)
     ]
     runs = run_all(play, jobs, on_step)
     apps = tuple(
@@ -155,29 +151,7 @@ def calibrate(
         )
         for application in observed.assignment.applications
     )
-    return Twin(observed, fitted, scenario, apps, tuple(runs))
-
-
-def affordable(recording: Recording, requests: float) -> Recording:
-    """The latest part of a recording in which no more requests came than that. Raises TwinRefused where none is left.
-
-    Ticks count; windows and decisions stay as they are.
-    """
-    left, from_s = requests, recording.ticks[-1].time_s
-    for window in reversed(recording.windows):
-        left -= max(window.requests or 0.0, window.histogram.count)
-        if left < 0:
-            break
-        from_s = min(from_s, window.start_s)
-    else:
-        return recording
-    ticks = tuple(tick for tick in recording.ticks if tick.time_s > from_s)
-    if not ticks or ticks[-1].time_s - ticks[0].time_s < least_s(recording):
-        raise TwinRefused(
-            f"there were more requests than can be simulated here, {requests:.0f} in {least_s(recording):.0f} s: use"
-            " `equipoise record` and `equipoise replay`"
-        )
-    return replace(recording, from_s=ticks[0].time_s, ticks=ticks)
+    return Twin(observed, fitted, scenario, apps, tuple(runs), thinning)
 
 
 def merged(runs: Sequence[Played], application: str, from_s: float, to_s: float) -> Histogram:

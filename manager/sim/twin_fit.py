@@ -36,22 +36,26 @@ _COMPARED = (25.0, 50.0, 75.0, 90.0, 95.0, 99.0)
 
 
 def fit(
-    observed: HostObservation, requests: float, seed: int = 1, on_round: Callable[[], None] = lambda: None
+    observed: HostObservation,
+    requests: float,
+    thinning: float = 1.0,
+    seed: int = 1,
+    on_round: Callable[[], None] = lambda: None,
 ) -> Fitted:
-    """Parameters from the end of what was observed, in which about so many ``requests`` came, at most.
+    """Parameters from a part of what was observed, of which about so many ``requests`` are simulated, at most.
 
-    ``on_round`` is called ROUNDS + WAKEUP_ROUNDS + 2 times at most.
+    That is one of ``thinning`` of those that came. ``on_round`` is called ROUNDS + WAKEUP_ROUNDS + 2 times at most.
     """
-    chosen = _affordable(observed, requests)
+    chosen = _affordable(observed, requests * thinning)
     services = _services(observed, chosen)
     names = list(services)
-    calm = {name: _calm(chosen, name) for name in names}
+    calm = {name: _calm(chosen, name, LEAST_ANSWERS * thinning) for name in names}
     recorded = {name: _recorded(chosen, name, calm[name]) for name in names}
 
     def run(fitted: Fitted) -> Played:
         scenario = twin_scenario(chosen, fitted, "fit", services)
         on_round()
-        return play(TwinJob(scenario, chosen.policy, chosen.interval_s, seed))
+        return play(TwinJob(scenario, chosen.policy, chosen.interval_s, seed, thinning))
 
     fitted = _fit_wakeup(chosen, Fitted(dict.fromkeys(names, FittedApp())), run)
     fitted = _fit_spread(fitted, recorded, calm, run)
@@ -89,12 +93,12 @@ def _services(observed: HostObservation, chosen: HostObservation) -> dict[str, S
     return {application.name: service_ms(observed, application) for application in applications}
 
 
-def _calm(observed: HostObservation, application: str) -> list[tuple[float, float]]:
-    """The times, after the beginning, of its lowest rates: such as have enough requests, and what is hardly higher."""
+def _calm(observed: HostObservation, application: str, least: float) -> list[tuple[float, float]]:
+    """The times, after the beginning, of its lowest rates: ``least`` requests, and what is hardly higher."""
     steps = arrival_steps(observed.windows_of(application), observed.start_s, observed.end_s)
     limit_rps = requests = 0.0
     for step in sorted(steps, key=lambda step: step.rate_rps):
-        if requests >= LEAST_ANSWERS:
+        if requests >= least:
             break
         limit_rps, requests = step.rate_rps, requests + step.rate_rps * (step.end_s - step.start_s)
     begin_s = observed.start_s

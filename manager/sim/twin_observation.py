@@ -105,9 +105,9 @@ class HostObservation:
         return [[by_name[name] for name in tier.vms if name in by_name] for tier in application.tiers]
 
 
-def least_s(recording: Recording) -> float:
-    """How much of a recording must be under one policy, in seconds."""
-    return max(LEAST_S, LEAST_INTERVALS * recording.assignment.slot_s)
+def least_s(slot_s: float) -> float:
+    """How much of a recording must be under one policy, in seconds; ``slot_s`` between ends of intervals."""
+    return max(LEAST_S, LEAST_INTERVALS * slot_s)
 
 
 def observe(recording: Recording) -> HostObservation:
@@ -118,10 +118,10 @@ def observe(recording: Recording) -> HostObservation:
     interval_s = median(gaps) if gaps else slot_s
     start_s = math.floor(ticks[0].time_s / slot_s + 1e-6) * slot_s
     end_s = math.floor(ticks[-1].time_s / slot_s + 1e-6) * slot_s
-    if end_s - start_s < least_s(recording):
+    if end_s - start_s < least_s(slot_s):
         raise TwinRefused(
             f"the recording has {max(end_s - start_s, 0):.0f} s under policy {ticks[-1].policy}: record"
-            f" {least_s(recording):.0f} s or more under one policy"
+            f" {least_s(slot_s):.0f} s or more under one policy"
         )
     return _cut(recording, ticks, start_s, end_s, interval_s, notes)
 

@@ -2,7 +2,9 @@
 
 The interval holds what differs between seeds and the twin's own error. With s the standard deviation of ln p over the
 seeds, t Student's 90 % for as many, and e the larger of the twin's median error and its overall one, it reaches from
-p exp(-w) to p exp(w), w = sqrt((t s)^2 + e^2).
+p exp(-w) to p exp(w), w = sqrt((t s)^2 + e^2). Of a busy host one of k requests is simulated, see
+``manager.sim.thinning``: fewer response times differ more between seeds, and from the part held back, so that s and e
+are larger. Where a queue grew in so many intervals that the percentile is theirs, the interval begins at p exp(-w) / k.
 """
 
 from __future__ import annotations
@@ -59,7 +61,10 @@ class PredictedApp:
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """What would have been under a policy. ``refused``: applications of which nothing is predicted, and why."""
+    """What would have been under a policy. ``refused``: applications of which nothing is predicted, and why.
+
+    ``thinning``: one of so many requests was simulated.
+    """
 
     policy: str
     law: Law
@@ -70,6 +75,7 @@ class ClosedLoop:
     refused: Mapping[str, str]
     batch_measured: float
     batch: float
+    thinning: float
 
 
 def predict(
@@ -96,6 +102,7 @@ def predict(
         twin.refused,
         fmean(run.batch_pcpus for run in twin.runs),
         fmean(run.batch_pcpus for run in runs),
+        twin.thinning,
     )
 
 
@@ -124,7 +131,9 @@ def span(app: AppTwin, runs: Sequence[Played], name: str, from_s: float, to_s: f
         return None
     spread = student(len(logs)) * stdev(logs) if len(logs) > 1 else 0.0
     wide = sqrt(spread**2 + max(log1p(app.error.median), abs(app.error.overall)) ** 2)
-    return PercentileSpan(together, together * exp(-wide), together * exp(wide))
+    late = fmean(run.late_share(name, from_s, to_s) for run in runs)
+    shortest = together / runs[0].thinning if late > 1 - app.percentile / 100 else together
+    return PercentileSpan(together, shortest * exp(-wide), together * exp(wide))
 
 
 def student(runs: int) -> float:

@@ -30,6 +30,7 @@ def twin_json(twin: Twin) -> dict[str, Any]:
         "mode": str(observed.mode),
         "pcpus": observed.pcpus,
         "seeds": len(twin.runs),
+        "simulated_share": round(1 / twin.thinning, 4),
         "bounds": {"median": MEDIAN_BOUND, "p90": P90_BOUND},
         "scheduler": {"slice_ms": twin.scenario.scheduler.slice_ms, "tick_ms": twin.scenario.scheduler.tick_ms},
         "applications": [_app_json(twin, app) for app in twin.apps],
@@ -51,7 +52,8 @@ def twin_tables(twin: Twin) -> list[Table]:
         "predicted",
         title=f"Simulated: the twin of {observed.assignment.host.name}, {observed.end_s - observed.start_s:g} s"
         f" under {observed.policy}",
-        caption="error: of the SLA's percentile, simulated against measured, in the part that was held back",
+        caption="error: of the SLA's percentile, simulated against measured, in the part that was held back"
+        f"{share_text(twin.thinning)}",
     )
     for app in twin.apps:
         values = twin.fitted.of(app.name)
@@ -69,6 +71,11 @@ def twin_tables(twin: Twin) -> list[Table]:
     return [fitted]
 
 
+def share_text(thinning: float) -> str:
+    """Which part of the requests was simulated, to be added to a caption; nothing where it was all."""
+    return f"; {1 / thinning:.1%} of the requests were simulated" if thinning > 1 else ""
+
+
 def refusal_lines(refused: Mapping[str, str]) -> list[str]:
     """Of which applications nothing is predicted, and why."""
     return [f"{name} is not predicted: {reason}" for name, reason in refused.items()]
@@ -81,6 +88,7 @@ def closed_loop_json(found: ClosedLoop) -> dict[str, Any]:
         "since": found.start_s,
         "until": found.end_s,
         "seeds": found.seeds,
+        "simulated_share": round(1 / found.thinning, 4),
         "applications": [
             {
                 "application": app.name,
@@ -111,8 +119,8 @@ def closed_loop_table(found: ClosedLoop, policies: str) -> Table:
         "violated, measured",
         "violated, predicted",
         title=f"Simulated, closed loop: response times under {found.policy}",
-        caption=f"interval: {found.seeds} seeds, and the twin's own error. Batch VMs, simulated:"
-        f" {found.batch_measured:.2f} pCPUs under {policies}, {found.batch:.2f} under {found.policy}",
+        caption=f"interval: {found.seeds} seeds, and the twin's own error{share_text(found.thinning)}. Batch VMs,"
+        f" simulated: {found.batch_measured:.2f} pCPUs under {policies}, {found.batch:.2f} under {found.policy}",
     )
     for app in found.apps:
         table.add_row(
@@ -171,7 +179,7 @@ def admission_table(found: Admission, twin: Twin) -> Table:
         "violated with",
         title=f"Simulated: {twin.observed.assignment.host.name} under {found.policy} with a {vm.vm_class} VM of"
         f" {vm.vcpus} vCPU{'s' if vm.vcpus > 1 else ''} more",
-        caption=f"interval: {len(twin.runs)} seeds, and the twin's own error. The VM wants"
+        caption=f"interval: {len(twin.runs)} seeds, and the twin's own error{share_text(twin.thinning)}. The VM wants"
         f" {found.wants_pcpus:.2f} pCPUs and gets {found.gets_pcpus:.2f}",
     )
     for app in found.apps:

@@ -33,7 +33,7 @@ LEAST_COVERAGE = 0.9
 FULL = 0.95
 """vCPUs that want to run for more of the time are overloaded, and how many requests came is not known."""
 _CRITICAL_PERIOD_MS = 50.0
-_ALWAYS, _NEVER = 0.9, 0.02
+ALWAYS, _NEVER = 0.9, 0.02
 _STEP = 0.1
 _LEAST_OTHER = 0.01
 _LONG_MS, _SHORT_MS = 1e7, 1.0
@@ -212,7 +212,7 @@ def _phases(observed: HostObservation, vm: ObservedVm) -> tuple[BatchPhase, ...]
     for end_s, _ in observed.seen:
         use = uses.get(end_s)
         wanted = min((use.used + use.waited) / vm.vcpus, 1.0) if use else 0.0
-        duty = 1.0 if wanted >= _ALWAYS else 0.0 if wanted < _NEVER else max(round(wanted / _STEP) * _STEP, _NEVER)
+        duty = 1.0 if wanted >= ALWAYS else 0.0 if wanted < _NEVER else max(round(wanted / _STEP) * _STEP, _NEVER)
         if end_s > at_s:  # since the tick before, also where nothing is known of a part of it
             steps.append((round(duty, 3), end_s - at_s))
             at_s = end_s

@@ -60,7 +60,7 @@ class World:
         self._forward: list[tuple[Request, App, int]] = []
         self._pid = _FIRST_PID
         self.cpus = SimCpus(scenario.pcpus, scenario.scheduler, random_stream(f"{self.seed}/scheduler"), self._when)
-        self.quotas = CpuQuotas(self.cpus, self._schedule)
+        self.quotas = CpuQuotas(self.cpus, self._schedule, scenario.scheduler.quota_ms / 1000)
         self.apps = {spec.name: App(spec, self.seed) for spec in scenario.applications}
         self._apps = tuple(self.apps.values())
         self.vms: dict[str, SimVm] = {}

@@ -12,6 +12,7 @@ from manager.api import what_if_routes
 from manager.api.app import create_app
 from manager.api.context import ManagerContext
 from manager.model.decision import Decision, Memory, Snapshot, WeightGoal
+from manager.sim.twin_effort import Effort
 from manager.store.database import Database
 from policies.equal import POLICY as EQUAL
 from policies.installed import InstalledPolicy
@@ -152,7 +153,7 @@ def test_what_would_have_been_is_simulated_beside_what_was_measured(simulated: A
     found = simulated.ok("GET", f"/hosts/{HOST}/what-if?policy=equal", role="viewer")
     assert found["closed_loop_refused"] is None
     closed = found["closed_loop"]
-    assert (closed["simulated"], closed["seeds"], closed["refused"]) == (True, 3, [])
+    assert (closed["simulated"], closed["seeds"], closed["simulated_share"], closed["refused"]) == (True, 3, 1, [])
     [shop] = closed["applications"]
     assert shop["low_ms"] < shop["predicted_ms"] < shop["high_ms"]
     assert shop["measured_ms"] < shop["predicted_ms"]
@@ -171,13 +172,13 @@ def test_the_open_loop_stays_where_the_twin_refuses(site: Api) -> None:
 @pytest.mark.parametrize(
     ("limit", "value", "query", "says"),
     [
-        ("MAX_TWIN_REQUESTS", 1000, "", "more requests than can be simulated here"),
+        ("TWIN_EFFORT", Effort(500, 2, most=1000), "", "more requests came than can be simulated here"),
         ("MAX_TWIN_S", -1.0, "", "it takes longer than -1 s"),
         ("MAX_TWIN_S", 10.0, "&closed_loop=false", "not asked for"),
     ],
 )
 def test_a_simulation_is_bounded(
-    simulated: Api, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, query: str, says: str
+    simulated: Api, monkeypatch: pytest.MonkeyPatch, limit: str, value: object, query: str, says: str
 ) -> None:
     monkeypatch.setattr(what_if_routes, limit, value)
     found = simulated.ok("GET", f"/hosts/{HOST}/what-if?policy=equal{query}")

@@ -34,7 +34,8 @@ from manager.sim.scenario import (
 )
 from manager.sim.scenario_files import load_scenario, parse_scenario, shipped
 from manager.sim.scenario_text import scenario_text
-from manager.sim.twin import Effort, Twin, calibrate
+from manager.sim.twin import Twin, calibrate
+from manager.sim.twin_effort import Effort
 from manager.sim.twin_fit import fit
 from manager.sim.twin_observation import observe
 from manager.sim.twin_scenario import Fitted, refusals, twin_scenario

@@ -15,7 +15,9 @@ from manager.model.law import Law
 from manager.model.registration import Mode
 from manager.sim.parallel import one_by_one
 from manager.sim.scenario import BatchSpec, Constant, Scenario
-from manager.sim.twin import affordable, calibrate
+from manager.sim.twin import calibrate
+from manager.sim.twin_effort import Effort, thinned_to
+from manager.sim.twin_observation import observe
 from manager.sim.twin_play import TwinJob, play
 from manager.sim.twin_prediction import ms_text, predict, student
 from tests.sim.test_twin import QUICK, recording, shop, short, truth, twin_of, write
@@ -60,14 +62,35 @@ def test_nothing_is_predicted_where_no_error_is_within_bounds() -> None:
         predict(refused, "equal", Law(), one_by_one)
 
 
-def test_the_latest_part_that_can_be_afforded() -> None:
-    made = recording(truth())
-    assert affordable(made, 1e9) is made
-    part = affordable(made, 10_000)
-    assert 10_000 / 30 - 30 < part.ticks[-1].time_s - part.ticks[0].time_s < 10_000 / 30 + 30
-    assert part.ticks[-1] == made.ticks[-1]
-    with pytest.raises(TwinRefused, match="more requests than can be simulated here, 1000 in 240 s"):
-        affordable(made, 1000)
+def busy() -> Scenario:
+    """A pCPU that serves 300 requests per second beside a batch VM, two thirds of what it can."""
+    made = replace(shop(300, mean_ms=2, cv=0.8), load=(Constant(300, 600),))
+    return truth(made, batch=(BatchSpec("hog", vms=2),), duration_s=270.0)
+
+
+@pytest.mark.parametrize("policy", ["priority", "equal"])
+def test_one_of_several_requests_tells_what_all_of_them_do(policy: str) -> None:
+    """Within the interval that is stated, of a full run with other random numbers."""
+    twin = calibrate(recording(busy()), Effort(4000, 2, most=12_000), one_by_one)
+    assert 6 < twin.thinning < 8
+    found = predict(twin, policy, Law(), one_by_one)
+    assert found.thinning == twin.thinning
+    [app] = found.apps
+    then = play(TwinJob(busy(), policy, 5.0, seed=7))
+    true_ms = (then.between("shop", twin.scenario.settle_s, twin.scenario.duration_s).percentile_us(95) or 0) / 1000
+    assert app.predicted.low_ms / 1.1 < true_ms < app.predicted.high_ms * 1.1
+    assert (app.violated > 0.5) == (policy == "equal")
+
+
+def test_the_latest_part_of_which_so_few_requests_tell_enough() -> None:
+    observed = observe(recording(truth()))
+    assert thinned_to(observed, 1e9) == (observed, 1.0)
+    latest, thinning = thinned_to(observed, 3000)
+    assert 3.5 < thinning < 4
+    assert 3000 * thinning / 30 - 30 < latest.end_s - latest.start_s < 3000 * thinning / 30 + 30
+    assert latest.end_s == observed.end_s
+    with pytest.raises(TwinRefused, match=r"in 240 s, and no fewer than one of 3\.\d+ tells as much"):
+        thinned_to(observed, 1000)
 
 
 @pytest.mark.parametrize(("runs", "factor"), [(1, 3.08), (2, 3.08), (5, 1.53), (10, 1.38), (100, 1.38)])
