@@ -221,6 +221,7 @@ def _take(
     name, ahead_s, skew = row.name, _clock_ahead_s(), timedelta(seconds=context.skew_s)
     registered = assignments.reporter(session, name)
     missing, refused_vms = _take_statuses(session, context, row, body, now, registered.vms)
+    missing = missing or (row.last_seen_at is None and body.capabilities is None)  # it was forgotten meanwhile
     # After that, so that one statement writes all of the host's row.
     row.last_seen_at = now
     row.agent_version = body.agent_version

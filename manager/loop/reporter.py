@@ -1,8 +1,8 @@
 """Exchanges with the manager: what is new is reported, and assignments are fetched.
 
-There are two planes. A *live* report says what is so now: the last tick, VMs that changed, the newest response times.
-It is due a few times a minute, and at once where something cannot wait. *History*, what waits in the outbox, comes with
-one report a minute. Where somebody looks at the host, and in a small fleet, each report has all.
+There are two planes. A *live* report says what is so now: the last tick, and the newest response times. It is due a few
+times a minute, and at once where something cannot wait. *History*, what waits in the outbox and how VMs changed, comes
+with one report a minute. Where somebody looks at the host, and in a small fleet, each report has all.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ _LIVE_SLOTS = 2
 """The present state of an application is in so many slots, see ``manager.store.windows``."""
 _REPEAT_S = 60.0
 """What did not change of the host is reported again so often, for a manager that has forgotten the host."""
+_SPARING_REPEAT_S = 300.0
+"""The same where the manager asks for few reports."""
 _SERVICES_S = 10.0
 """Figures of services are reported so often at most: they change all the time."""
 _UNANSWERED_S = 10.0
@@ -93,6 +95,7 @@ class Reporter(Background):
         self.assigned = Assigned()
         self.latest: Latest | None = None
         self._reported: Latest | None = None
+        self._reported_vms: list[VmStatus] = []
         self._reported_sources: tuple[SourceStatus, ...] | None = None
         self._reported_facts: tuple[_HostFacts, float] | None = None
         self._reported_services: tuple[HostServices, float] | None = None
@@ -137,7 +140,8 @@ class Reporter(Background):
         news, services_due = self._is_news(facts), self._are_due(services)
         self._outgoing.metrics.observe_sources(sources)
         try:
-            vms, changed_only = self._vms(latest, afresh=news)
+            told = history or news or self._link.shared or self._is_urgent()
+            vms, changed_only = self._vms(latest, afresh=news) if told else (None, False)
             report = Report(
                 tick=self._tick_news(latest),
                 vms=vms,
@@ -163,11 +167,13 @@ class Reporter(Background):
         if services_due:
             self._reported_services = services, system_clock().monotonic_s
         self._reported, self._reported_sources = latest, sources
+        if told and latest is not None:
+            self._reported_vms = latest.vms
         return self._obey(assigned) if ask else True
 
     def _is_urgent(self) -> bool:
         """Whether a report cannot wait until it is due: what runs here changed, an SLA is or was violated, ticks stand
-        still, or a new assignment was acted on for the first time.
+        still, a VM migrates, or a new assignment was acted on for the first time.
         """
         latest, reported = self.latest, self._reported
         if latest is None or reported is None or self._reported_facts is None:
@@ -176,6 +182,7 @@ class Reporter(Background):
         return (
             facts != self._reported_facts[0]
             or bool(latest.violated or reported.violated)
+            or any(vm.migrating for vm in latest.vms)
             or self._oversight.stalled_s is not None
             or latest.tick.assignment_revision != reported.tick.assignment_revision
         )
@@ -207,8 +214,8 @@ class Reporter(Background):
         """
         if latest is None:
             return None, False
-        before = self._reported.vms if self._reported is not None else []
-        if not before or afresh or self._link.vms_missing or [vm.vm for vm in before] != [vm.vm for vm in latest.vms]:
+        before = self._reported_vms
+        if not before or afresh or [vm.vm for vm in before] != [vm.vm for vm in latest.vms]:
             return latest.vms, False
         return [now for now, then in zip(latest.vms, before, strict=True) if now is not then] or None, True
 
@@ -247,7 +254,8 @@ class Reporter(Background):
         if self._reported_facts is None:
             return True
         reported, reported_s = self._reported_facts
-        return reported != facts or system_clock().monotonic_s - reported_s > _REPEAT_S
+        repeat_s = _REPEAT_S if self._pace.cadence is None else _SPARING_REPEAT_S
+        return reported != facts or self._link.vms_missing or system_clock().monotonic_s - reported_s > repeat_s
 
     def _are_due(self, services: HostServices) -> bool:
         """Whether the services of the domains are to be reported; also now and then where they did not change."""

@@ -89,7 +89,8 @@ class ReportOut(Schema):
     stored_windows: Count
     vms_missing: bool = Field(
         default=False,
-        description="whether the newest tick has other VMs than the host reported: its next report needs all",
+        description="whether the newest tick has other VMs than the host reported, or the host was not known: its next"
+        " report needs all",
     )
     slots: SlotsOut | None = Field(default=None, description="as they are now, if the report asked for them")
     cadence: Cadence | None = Field(default=None, description="null: all in each interval, as earlier agents do")

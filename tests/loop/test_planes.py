@@ -100,6 +100,15 @@ def test_an_event_is_not_kept_waiting(site: Site) -> None:
     assert [event["message"] for event in report["events"]] == ["happened again"]
 
 
+def test_settings_of_vms_come_with_history_or_where_they_cannot_wait(site: Site) -> None:
+    to_history(site)
+    site.client.request("PATCH", "/vms/web-a", body={"weight": 4000})
+    reports = [report for _ in range(4) for report in interval(site)]
+    changed = [report for report in reports if report["vms"]]
+    assert [[vm["vm"] for vm in report["vms"]] for report in changed] == [["web-a"]], "with a new assignment, at once"
+    assert not any(map(has_history, changed))
+
+
 def test_violations_and_what_runs_here_are_reported_in_each_interval(site: Site) -> None:
     to_history(site)
     assert all(len(interval(site, time_ms=50)) == 1 for _ in range(3))
@@ -143,3 +152,11 @@ def test_hosts_take_turns_by_themselves() -> None:
         due[first] += 1
     assert min(due) > 60, "about 100 in each interval of the next minute"
     assert sum(pace.live_due(3600.0 + SLOT_S) for pace in paces) in range(480, 720)
+
+
+def test_a_manager_that_forgot_the_host_is_told_all_at_once(site: Site) -> None:
+    to_history(site)
+    site.client.request("DELETE", "/hosts/a")
+    reports = [report for _ in range(5) for report in interval(site)]
+    assert [report["capabilities"] is not None for report in reports] == [False, True, False][: len(reports)]
+    assert site.client.get("/hosts/a/capabilities")["cgroup_version"] == 1
