@@ -158,10 +158,10 @@ def calibrate(
     return Twin(observed, fitted, scenario, apps, tuple(runs))
 
 
-def affordable(recording: Recording, requests: float) -> Recording:
+def affordable(recording: Recording, requests: float, instead: str = "equipoise replay") -> Recording:
     """The latest part of a recording in which no more requests came than that. Raises TwinRefused where none is left.
 
-    Ticks count; windows and decisions stay as they are.
+    Ticks count; windows and decisions stay as they are. ``instead``: the command that can simulate more.
     """
     left, from_s = requests, recording.ticks[-1].time_s
     for window in reversed(recording.windows):
@@ -175,7 +175,7 @@ def affordable(recording: Recording, requests: float) -> Recording:
     if not ticks or ticks[-1].time_s - ticks[0].time_s < least_s(recording):
         raise TwinRefused(
             f"there were more requests than can be simulated here, {requests:.0f} in {least_s(recording):.0f} s: use"
-            " `equipoise record` and `equipoise replay`"
+            f" `equipoise record` and `{instead}`"
         )
     return replace(recording, from_s=ticks[0].time_s, ticks=ticks)
 
