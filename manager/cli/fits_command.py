@@ -194,7 +194,8 @@ def _lines(answer: dict[str, Any]) -> Iterator[str | Table]:
     if answer["applications"]:
         yield _table(answer)
     yield from (f"{each['application']} is not predicted: {each['reason']}" for each in answer["refused"])
-    yield from (f"missing: {text}" for text in answer["missing"])
+    if answer["verdict"] != "unsure":  # else it is among the reasons
+        yield from (f"missing: {text}" for text in answer["missing"])
 
 
 def _factor(value: float | None) -> str:
