@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from manager.api import admission_routes
 from manager.cli import fits_command, main
 from manager.protocol.client import ManagerClient
+from manager.sim.twin import Effort
 from tests.api.conftest import HOST, Api, report, status, tick, tick_of
 from tests.api.sweeping import InProcess
 from tests.sim.test_twin import recording, truth
@@ -52,7 +53,8 @@ def site(shop: Api) -> Api:
 @pytest.fixture
 def simulated(site: Api, monkeypatch: pytest.MonkeyPatch) -> Api:
     monkeypatch.setattr(admission_routes, "recorded", lambda *_: recording(truth()))
-    monkeypatch.setattr(admission_routes, "MAX_TWIN_S", 3600.0)
+    monkeypatch.setattr(admission_routes, "MAX_ADMISSION_S", 3600.0)
+    monkeypatch.setattr(admission_routes, "TWIN_EFFORT", Effort(requests=3000, seeds=2))
     return site
 
 
