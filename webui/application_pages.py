@@ -108,9 +108,9 @@ def report(name: str) -> Response:
     """
     path = rest.at("applications", name)
     now = datetime.fromtimestamp(now_s(), UTC)
-    until = _moment("until") or now
+    until = moment_given("until") or now
     budget = rest.get(f"{path}/budget")
-    since = _moment("since") or _begin(budget["first_at"], until)
+    since = moment_given("since") or _begin(budget["first_at"], until)
     history = rest.get(f"{path}/history", since=since.isoformat(), until=until.isoformat(), points=_POINTS)
     sla, steps = history["sla"], history["steps"]
     values = [step["percentile_ms"] if sla else step["p95_ms"] for step in steps]
@@ -178,8 +178,8 @@ def _begin(first_at: str | None, until: datetime) -> datetime:
     return begin if earliest < begin < until else earliest
 
 
-def _moment(name: str) -> datetime | None:
-    """A time of the URL; a day begins at midnight, UTC. Raises Refused."""
+def moment_given(name: str) -> datetime | None:
+    """A time of the URL; a day begins at midnight, UTC; None: it has none. Raises RequestRefused."""
     text = request.args.get(name, "")
     if not text:
         return None

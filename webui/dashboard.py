@@ -27,6 +27,7 @@ from webui import (  # noqa: F401 - each adds its pages
     live_feed,
     people_pages,
     record_pages,
+    savings_pages,
     sign_in_pages,
 )
 from webui.assets import ASSETS, inlined, source_of

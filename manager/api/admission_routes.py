@@ -17,7 +17,7 @@ from manager.api.endpoint import RouteGroup
 from manager.api.host_routes import refuse_unknown_policy
 from manager.api.queries import NamePath
 from manager.api.schemas.admission_shapes import AdmissionFactors, AdmissionIn, AdmissionOut, AdmissionVm
-from manager.api.what_if_routes import MAX_TWIN_S, TWIN_EFFORT, recorded
+from manager.api.what_if_routes import TWIN_EFFORT, recorded
 from manager.control.consolidation import Consolidation, consolidation, overfull
 from manager.errors import InvalidRequest, NotFound, TwinRefused
 from manager.model.cpus import parse_cpus
@@ -33,12 +33,17 @@ from manager.store.models import ApplicationRow, HostRow
 from manager.store.registrations import get
 from manager.store.vms import get_vm
 
+MAX_ADMISSION_S = 30.0
+"""Longest time that a simulation may have taken when another of its runs begins: nobody looks at a page meanwhile."""
 _RETRY_AFTER_S = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Newcomer:
-    """The VM that may come, as far as it is known; ``demand_pcpus`` None: all its vCPUs."""
+    """The VM that may come, as far as it is known.
+
+    ``demand_pcpus`` None: all its vCPUs, or what the requests of those that it is ``like`` take.
+    """
 
     name: str | None
     vm_class: VmClass
@@ -48,9 +53,11 @@ class Newcomer:
     rate_rps: float | None
 
     @property
-    def wants_pcpus(self) -> float:
-        """CPU seconds a second."""
-        return self.vcpus if self.demand_pcpus is None else self.demand_pcpus
+    def wants_pcpus(self) -> float | None:
+        """CPU seconds a second; None: only a simulation knows."""
+        if self.demand_pcpus is None and not self.like:
+            return self.vcpus
+        return self.demand_pcpus
 
 
 def admission_api(context: ManagerContext) -> RouteGroup:
@@ -171,7 +178,9 @@ class _Judged:
         if self.newcomer.like and not like and verdict is FitVerdict.YES:
             verdict, reasons = FitVerdict.UNSURE, []
         wants_pcpus = found["vm"]["wants_pcpus"] if "vm" in found else self.newcomer.wants_pcpus
-        after = before.with_vm(self.newcomer.vm_class is VmClass.CRITICAL, wants_pcpus) if before else None
+        after = None
+        if before is not None and wants_pcpus is not None:
+            after = before.with_vm(self.newcomer.vm_class is VmClass.CRITICAL, wants_pcpus)
         if after is not None and (full := overfull(after)) and verdict is not FitVerdict.NO:
             verdict, reasons = FitVerdict.NO, [full]
         if verdict is FitVerdict.UNSURE:
@@ -184,7 +193,7 @@ class _Judged:
                     "class": self.newcomer.vm_class,
                     "vcpus": self.newcomer.vcpus,
                     "like": like or None,
-                    "wants_pcpus": round(wants_pcpus, 3),
+                    "wants_pcpus": None if wants_pcpus is None else round(wants_pcpus, 3),
                     "gets_pcpus": None if gets_pcpus is None else round(gets_pcpus, 3),
                 }
             ),
@@ -193,7 +202,7 @@ class _Judged:
             reasons=reasons,
             simulated=gets_pcpus is not None,
             seeds=found["seeds"],
-            consolidation=_factors(before, after) if before and after else None,
+            consolidation=_factors(before, after) if before is not None else None,
             applications=found["applications"],
             refused=found["refused"],
             missing=missing,
@@ -208,12 +217,12 @@ class _Judged:
 
     def _simulated(self, recording: Recording, missing: list[str]) -> tuple[Twin, Admission, str]:
         """The twin, its answer, and after whom the VM serves. Raises TwinRefused. Takes some seconds."""
-        until_s = monotonic() + MAX_TWIN_S
+        until_s = monotonic() + MAX_ADMISSION_S
 
         def in_time() -> None:
             if monotonic() > until_s:
                 raise TwinRefused(
-                    f"it takes longer than {MAX_TWIN_S:g} s: use `equipoise record` and `equipoise sim fits`"
+                    f"it takes longer than {MAX_ADMISSION_S:g} s: use `equipoise record` and `equipoise sim fits`"
                 )
 
         twin = calibrate(recording, TWIN_EFFORT, one_by_one, in_time)
@@ -226,11 +235,11 @@ class _Judged:
         return twin, may_come(twin, vm, self.policy, one_by_one, in_time), like
 
 
-def _factors(before: Consolidation, after: Consolidation) -> AdmissionFactors:
+def _factors(before: Consolidation, after: Consolidation | None) -> AdmissionFactors:
     return AdmissionFactors(
         pcpus=before.pcpus,
         critical_without=round(before.critical, 3),
-        critical_with=round(after.critical, 3),
+        critical_with=None if after is None else round(after.critical, 3),
         total_without=round(before.total, 3),
-        total_with=round(after.total, 3),
+        total_with=None if after is None else round(after.total, 3),
     )

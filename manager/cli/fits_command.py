@@ -102,7 +102,8 @@ def best_first(answers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _rank(answer: dict[str, Any]) -> tuple[int, float, float, str]:
     verdict = _ORDER.index(answer.get("verdict", "error"))
     factors = answer.get("consolidation")
-    return verdict, _worst(answer), factors["total_with"] if factors else float("inf"), answer["host"]
+    total = factors["total_with"] if factors else None
+    return verdict, _worst(answer), float("inf") if total is None else total, answer["host"]
 
 
 def _worst(answer: dict[str, Any]) -> float:
@@ -169,8 +170,8 @@ def _fleet(client: ManagerClient, vm: str, body: dict[str, Any], as_json: bool) 
             answer["host"],
             answer.get("verdict", "error"),
             f"{worst:.2f}" if worst < float("inf") else "-",
-            f"{factors['critical_with']:.2f}" if factors else "-",
-            f"{factors['total_with']:.2f}" if factors else "-",
+            _factor(factors and factors["critical_with"]),
+            _factor(factors and factors["total_with"]),
             answer.get("error") or "; ".join(answer["reasons"]),
         )
     shown = f"{vm} fits best on {best}." if best else f"No host is known to have room for {vm}."
@@ -183,7 +184,7 @@ def _lines(answer: dict[str, Any]) -> Iterator[str | Table]:
     factors = answer["consolidation"]
     if factors:
         critical, total = (
-            f"{name} {factors[f'{name}_without']:.2f}, with it {factors[f'{name}_with']:.2f}"
+            f"{name} {_factor(factors[f'{name}_without'])}, with it {_factor(factors[f'{name}_with'])}"
             for name in ("critical", "total")
         )
         yield f"  consolidation factor: {critical}; {total} (of {factors['pcpus']} pCPUs)"
@@ -193,7 +194,12 @@ def _lines(answer: dict[str, Any]) -> Iterator[str | Table]:
     if answer["applications"]:
         yield _table(answer)
     yield from (f"{each['application']} is not predicted: {each['reason']}" for each in answer["refused"])
-    yield from (f"missing: {text}" for text in answer["missing"])
+    if answer["verdict"] != "unsure":  # else it is among the reasons
+        yield from (f"missing: {text}" for text in answer["missing"])
+
+
+def _factor(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def _table(answer: dict[str, Any]) -> Table:

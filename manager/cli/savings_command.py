@@ -13,14 +13,22 @@ import click
 
 from manager.cli.options import CLIENT_SETTINGS, Failure, ManPage, connect, json_option, with_settings
 from manager.cli.times import time_s
-from manager.control.savings import CostModel, HostUse, Savings, saved_by
+from manager.control.savings import (
+    COST_RANGES,
+    STUDY_COSTS,
+    CostModel,
+    HostUse,
+    Savings,
+    model_of,
+    saved_by,
+    use_of_history,
+)
 from manager.model.fields import timestamp
 from manager.model.units import percent
 from manager.protocol.client import ManagerClient
 from manager.settings import Settings
 from manager.terminal import Table, output, progress, say
 
-_MODEL = CostModel()
 _POINTS = "1000"
 _FLEET = "all hosts"
 _EPILOG = """
@@ -64,32 +72,36 @@ class SavedPart:
 @click.option("--until", default="", metavar="TIME", help="End before this. [default: now]")
 @click.option(
     "--server-usd",
-    type=click.FloatRange(0, 1e7),
-    default=_MODEL.server_usd,
+    type=click.FloatRange(*COST_RANGES["server_usd"]),
+    default=STUDY_COSTS["server_usd"],
     show_default=True,
     help="Price of a server.",
 )
 @click.option(
-    "--years", type=click.FloatRange(0.1, 20), default=_MODEL.years, show_default=True, help="It serves so long."
+    "--years",
+    type=click.FloatRange(*COST_RANGES["years"]),
+    default=STUDY_COSTS["years"],
+    show_default=True,
+    help="It serves so long.",
 )
 @click.option(
     "--usd-per-kwh",
-    type=click.FloatRange(0, 100),
-    default=_MODEL.usd_per_kwh,
+    type=click.FloatRange(*COST_RANGES["usd_per_kwh"]),
+    default=STUDY_COSTS["usd_per_kwh"],
     show_default=True,
     help="Price of electricity.",
 )
 @click.option(
     "--peak-watts",
-    type=click.FloatRange(1, 1e5),
-    default=1000 * _MODEL.peak_kw,
+    type=click.FloatRange(*COST_RANGES["peak_watts"]),
+    default=STUDY_COSTS["peak_watts"],
     show_default=True,
     help="Its power when all CPUs are used.",
 )
 @click.option(
     "--idle-percent",
-    type=click.FloatRange(0, 100),
-    default=100 * _MODEL.idle_part,
+    type=click.FloatRange(*COST_RANGES["idle_percent"]),
+    default=STUDY_COSTS["idle_percent"],
     show_default=True,
     help="Of that, its power when idle.",
 )
@@ -111,7 +123,7 @@ def savings(
     since_s, until_s = time_s("--since", since, now_s), time_s("--until", until, now_s) if until else now_s
     if since_s >= until_s:
         raise click.UsageError("--since is not before --until")
-    model = CostModel(peak_kw=costs.pop("peak_watts") / 1000, idle_part=costs.pop("idle_percent") / 100, **costs)
+    model = model_of(costs)
     client = connect(settings)
     query = {"since": timestamp(max(since_s, 0.0)).isoformat(), "until": timestamp(until_s).isoformat()}
     names = hosts or [host["name"] for host in client.items("/hosts")]
@@ -135,14 +147,7 @@ def savings(
 
 def use_of(client: ManagerClient, host: str, query: Mapping[str, str]) -> HostUse:
     """Means over what was measured of a host in a range of time. Raises ManagerUnavailable."""
-    history = client.get(f"/hosts/{host}/history", **query, points=_POINTS)
-    steps = [step for step in history["steps"] if step["host_cpu_share"] is not None]
-
-    def mean(name: str) -> float:
-        return sum(step[name] or 0.0 for step in steps) / len(steps) if steps else 0.0
-
-    hours = len(steps) * history["step_s"] / 3600
-    return HostUse(host, mean("critical_share"), mean("batch_share"), mean("other_share"), hours)
+    return use_of_history(host, client.get(f"/hosts/{host}/history", **query, points=_POINTS))
 
 
 def _table(parts: Sequence[SavedPart]) -> Table:

@@ -29,7 +29,7 @@ CALM_SHARE = 0.05
 LEAST_PCPUS = 0.02
 """A VM that wants less has no work at present."""
 JUDGED_S = 30.0
-"""Before a VM was seen for so long nothing is said against it."""
+"""Before a VM was seen for so long it is not called slow."""
 HYSTERESIS = 0.05
 
 
@@ -52,7 +52,10 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """What is remembered of a batch VM; averages are None before it was seen for an interval."""
+    """What is remembered of a batch VM; averages are None before it was seen for an interval.
+
+    ``job_s``: how long its work has counted while it was seen.
+    """
 
     got_pcpus: float | None = None
     wants_pcpus: float | None = None
@@ -60,6 +63,7 @@ class Followed:
     seen_s: float = 0.0
     alone_pcpus: float | None = None
     calm_s: float = 0.0
+    job_s: float = 0.0
     state: JobState | None = None
     state_text: str = ""
     too_slow: bool = False
@@ -115,7 +119,9 @@ def follow(snapshot: Snapshot, used: Mapping[str, CpuUsed], before: BatchProgres
         if then is None:  # what it did since the tick before is not known
             followed[view.name] = Followed()
             continue
+        same = account is not None and account == before.accounts.get(view.name)
         now = _averaged(view, job, pcpus, snapshot.interval_s, then)
+        now = replace(now, job_s=then.job_s + snapshot.interval_s if same else 0.0)
         status = _status(view, job, now, account, cpu, snapshot.now_s)
         followed[view.name] = _announced(status, view, job, now, snapshot.now_s)
         vms.append(status)
@@ -232,7 +238,7 @@ def _state(view: VmView, now: Followed, left_cpu_s: float, needed_pcpus: float |
         return JobState.MISSED
     if needed_pcpus > most_pcpus(view):
         return JobState.INFEASIBLE
-    if now.seen_s < JUDGED_S:
+    if now.job_s < WINDOW_S:  # its weight is new, and the mean is still that of before
         return JobState.ON_TRACK
     risky = now.state in {JobState.AT_RISK, JobState.INFEASIBLE}
     enough = needed_pcpus * (1 + HYSTERESIS if risky else 1 - HYSTERESIS)

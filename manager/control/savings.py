@@ -9,8 +9,9 @@ other in the caches is not in it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 HOURS_PER_YEAR = 24 * 365
 
@@ -45,6 +46,35 @@ class CostModel:
         return self.server_usd + self.burden * self.usd_per_kwh * energy_kwh
 
 
+COST_RANGES: Mapping[str, tuple[float, float]] = {
+    "server_usd": (0, 1e7),
+    "years": (0.1, 20),
+    "usd_per_kwh": (0, 100),
+    "peak_watts": (1, 1e5),
+    "idle_percent": (0, 100),
+}
+"""Least and largest value of each cost, as people give them."""
+_STUDY = CostModel()
+STUDY_COSTS: Mapping[str, float] = {
+    "server_usd": _STUDY.server_usd,
+    "years": _STUDY.years,
+    "usd_per_kwh": _STUDY.usd_per_kwh,
+    "peak_watts": 1000 * _STUDY.peak_kw,
+    "idle_percent": 100 * _STUDY.idle_part,
+}
+
+
+def model_of(costs: Mapping[str, float]) -> CostModel:
+    """The model with these costs, all of ``COST_RANGES``."""
+    return CostModel(
+        server_usd=costs["server_usd"],
+        years=costs["years"],
+        usd_per_kwh=costs["usd_per_kwh"],
+        peak_kw=costs["peak_watts"] / 1000,
+        idle_part=costs["idle_percent"] / 100,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class HostUse:
     """Mean shares of a host's CPU time, 0 .. 1, over ``hours`` that were measured. ``other``: of no registered VM."""
@@ -59,6 +89,17 @@ class HostUse:
     def total(self) -> float:
         """Of all CPU time, what was used."""
         return min(self.critical + self.batch + self.other, 1.0)
+
+
+def use_of_history(host: str, history: Mapping[str, Any]) -> HostUse:
+    """Means over what was measured, of a host's history as the interface answers it."""
+    steps = [step for step in history["steps"] if step["host_cpu_share"] is not None]
+
+    def mean(name: str) -> float:
+        return sum(step[name] or 0.0 for step in steps) / len(steps) if steps else 0.0
+
+    hours = len(steps) * history["step_s"] / 3600
+    return HostUse(host, mean("critical_share"), mean("batch_share"), mean("other_share"), hours)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 from manager.api import admission_routes
 from manager.cli import fits_command, main
 from manager.protocol.client import ManagerClient
+from manager.sim.twin import Effort
 from tests.api.conftest import HOST, Api, report, status, tick, tick_of
 from tests.api.sweeping import InProcess
 from tests.sim.test_twin import recording, truth
@@ -52,7 +53,8 @@ def site(shop: Api) -> Api:
 @pytest.fixture
 def simulated(site: Api, monkeypatch: pytest.MonkeyPatch) -> Api:
     monkeypatch.setattr(admission_routes, "recorded", lambda *_: recording(truth()))
-    monkeypatch.setattr(admission_routes, "MAX_TWIN_S", 3600.0)
+    monkeypatch.setattr(admission_routes, "MAX_ADMISSION_S", 3600.0)
+    monkeypatch.setattr(admission_routes, "TWIN_EFFORT", Effort(requests=3000, seeds=2))
     return site
 
 
@@ -75,6 +77,20 @@ def test_critical_vms_that_want_more_than_there_is_do_not_fit(site: Api) -> None
     found = site.ok("POST", PATH, {"class": "critical", "vcpus": 4})
     assert found["verdict"] == "no"
     assert "critical VMs would want 4.80 of 4 pCPUs" in found["reasons"][0]
+
+
+def test_what_a_vm_wants_that_serves_like_others_is_not_guessed(site: Api) -> None:
+    found = site.ok("POST", PATH, {"class": "critical", "vcpus": 4, "like": "shop", "rate_rps": 5})
+    assert (found["verdict"], found["vm"]["wants_pcpus"]) == ("unsure", None)
+    assert (found["consolidation"]["critical_without"], found["consolidation"]["critical_with"]) == (0.2, None)
+
+
+def test_more_requests_than_can_be_simulated_are_for_the_command(
+    simulated: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission_routes, "MAX_TWIN_REQUESTS", 1000)
+    [missing] = simulated.ok("POST", PATH, BATCH)["missing"]
+    assert missing.endswith("use `equipoise record` and `equipoise sim fits`")
 
 
 def test_a_host_without_history_is_unsure(site: Api) -> None:

@@ -111,7 +111,7 @@ def test_one_that_waits_and_gets_nothing_is_as_slow_as_can_be() -> None:
     [
         (due(1000, 900), 1.0, 20, JobState.ON_TRACK),
         (due(1000, 900), 0.5, 20, JobState.AT_RISK),
-        (due(1000, 900), 0.5, 3, JobState.ON_TRACK),  # too early to tell
+        (due(1000, 900), 0.5, 11, JobState.ON_TRACK),  # too early to tell
         (due(400, 900), 0.5, 2, JobState.INFEASIBLE),
         (due(1000, 50), 1.0, 20, JobState.DONE),
         (due(50, 90), 1.0, 15, JobState.MISSED),
@@ -126,7 +126,9 @@ def test_states_of_a_job(job: BatchJob, got: float, intervals: int, state: JobSt
 
 def test_a_risk_is_announced_once_with_numbers_until_it_is_over() -> None:
     life = Life(due(1000, 900))
-    life.go(12, 0.5)
+    life.go(11, 0.5)
+    assert life.events == [], "its weight is new"
+    life.go(4, 0.5)
     [(severity, kind, text)] = life.progress.notes
     assert (severity, kind) == (Severity.WARNING, "job-at-risk")
     assert text.startswith("render needs 8")

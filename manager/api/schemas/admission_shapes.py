@@ -42,7 +42,7 @@ class AdmissionVm(Schema):
     vm_class: VmClass = Field(alias="class")
     vcpus: Count
     like: str | None = Field(description="application and tier after which it is simulated; null: it serves none")
-    wants_pcpus: float = Field(description="CPU seconds a second")
+    wants_pcpus: float | None = Field(description="CPU seconds a second; null: only a simulation would tell")
     gets_pcpus: float | None = Field(description="simulated; null: not simulated")
 
 
@@ -51,9 +51,9 @@ class AdmissionFactors(Schema):
 
     pcpus: Count
     critical_without: Factor
-    critical_with: Factor
+    critical_with: Factor | None = Field(description="null: it is not known what the VM wants")
     total_without: Factor
-    total_with: Factor
+    total_with: Factor | None = Field(description="null as above")
 
 
 class SpanOut(Schema):

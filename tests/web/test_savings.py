@@ -1,0 +1,69 @@
+"""What sharing hosts saved, as a report to print and as a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from manager.control.savings import CostModel, HostUse, saved_by
+from manager.store.tokens import Role
+from tests.api.conftest import HOST, report, status, tick_of
+from tests.web.desk import Desk
+
+
+@pytest.fixture
+def used(desk: Desk) -> Desk:
+    """A host that critical VMs use by a tenth and batch VMs by 80 %, for 500 s."""
+    shares = {"web-1": 0.1, "hog": 0.8}
+    for name, vm_class in (("web-1", "critical"), ("hog", "batch")):
+        desk.api.ok("PUT", f"/vms/{name}", {"class": vm_class})
+    vms = [
+        {"vm": name, "cpu_share": share, "run_delay_share": 0.0, "weight": 100, "mode": "enforce"}
+        for name, share in shares.items()
+    ]
+    ticks = [tick_of(-5 * number, vms=vms, host_cpu_share=0.95) for number in range(100)][::-1]
+    desk.api.ok("POST", f"/hosts/{HOST}/report", report(vms=[status(name) for name in shares], ticks=ticks))
+    return desk
+
+
+def test_the_report_says_what_was_saved_and_that_it_is_a_model(used: Desk) -> None:
+    browser = used.browser(Role.VIEWER)
+    page = browser.get("/savings")
+    text = " ".join(page.text.split())
+    assert "Servers saved0.80" in text
+    assert "Gained by batch VMs80 %" in text
+    assert "calculated from CPU use by a model, not measured" in text
+    assert page.by_id("server_usd")["value"] == "2000"
+    assert HOST in page.by_id("savings").text
+    assert browser.get("/hosts").all("a", href="/savings")
+
+
+def test_the_file_counts_with_the_costs_of_the_url(used: Desk) -> None:
+    source = used.browser(Role.VIEWER).get("/savings.csv?server_usd=6500&peak_watts=550").source
+    [row] = csv.DictReader(io.StringIO(source))
+    expected = saved_by([HostUse(HOST, 0.1, 0.8, 0.05, 1.0)], CostModel(server_usd=6500, peak_kw=0.55))
+    assert expected is not None
+    assert float(row["gain"]) == pytest.approx(expected.gain, rel=0.01)
+    assert (row["host"], float(row["saved_servers"])) == (HOST, pytest.approx(0.8, rel=0.01))
+
+
+def test_without_measurements_it_says_so(desk: Desk) -> None:
+    assert "No CPU use was measured in this period" in desk.browser(Role.VIEWER).get("/savings").text
+
+
+@pytest.mark.parametrize(
+    ("query", "says"),
+    [
+        ("years=0", "years: '0' is refused; use 0.1 to 20"),
+        ("idle_percent=much", "idle_percent: 'much' is refused; use 0 to 100"),
+        ("server_usd=nan", "server_usd: 'nan' is refused"),
+        ("since=2026-03-01&until=2026-02-01", "since: it is not before until"),
+        ("since=yesterday", "'yesterday' is no time"),
+    ],
+)
+def test_bad_periods_and_costs_are_refused(used: Desk, query: str, says: str) -> None:
+    page = used.browser(Role.VIEWER).get(f"/savings?{query}")
+    assert page.status == 422
+    assert says in page.text
