@@ -95,12 +95,12 @@ class Auto:
             notes=(*_notes(now), *migration_notes(now.ladder, snapshot.steady_s)),
             idle=steps.idle,
             cpus=cpus,
-            quotas=steps.quotas,
+            quotas=(*steps.quotas, *now.experiments.goals),
             ways=steps.ways,
             pinning=False if crowd else steps.pinning,
             explanations=tuple(explain(snapshot, decided)),
             bandwidths=steps.bandwidths if snapshot.memory_limits else None,
-            on_trial=now.trial is not None or now.ladder.trial is not None,
+            on_trial=now.trial is not None or now.ladder.trial is not None or now.experiments.running is not None,
         )
 
     def keep(self, memory: Memory) -> str:
@@ -116,7 +116,7 @@ def _room(model: HostModel, snapshot: Snapshot, before: AutoMemory, *, may: bool
     """Room as of now: as it is while a step is on trial, so that nothing else changes meanwhile."""
     at_risk = any(app.at_risk for app in model.applications)
     violated = any(app.at_risk and app.log_miss > 0 for app in model.applications)
-    on_trial = before.ladder.trial is not None
+    on_trial = before.ladder.trial is not None or before.experiments.running is not None
     return next_room(before.room, snapshot, at_risk=at_risk, violated=violated, may=may, stays=on_trial)
 
 

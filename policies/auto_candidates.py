@@ -1,6 +1,7 @@
 """Which steps may help an application at risk: who is suspected, what each is predicted to bring, and what it costs.
 
-Two causes can be seen from outside. Its vCPUs wait for pCPUs: then work takes 1 / (1 - vCPU wait) times as long, and
+A third may have been shown by experiment (``auto_experiment``): then there is no suspicion, and the gain is known. Two
+causes can be seen from outside. Its vCPUs wait for pCPUs: then work takes 1 / (1 - vCPU wait) times as long, and
 who uses most of the CPU time beside it is suspected of that part. Or a batch VM moves most of the memory traffic: how
 much slower that makes it cannot be seen, so that a usual effect is taken until a trial has shown one.
 """
@@ -11,6 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from manager.control.hold_experiment import HoldFinding
 from manager.control.placer import usable_cpus, wants_pins
 from manager.model.decision import ApplicationView, Snapshot, VmView
 from manager.model.registration import LEAST_LIMIT_PCPUS, Mode
@@ -20,6 +22,8 @@ from policies.auto_model import AppModel, VmUse
 from policies.auto_steps import LadderStep, StepCandidate, StepInForce, StepKind
 from policies.cores import batch_vms, enforced
 
+HELD_TO = 0.1
+"""A suspect that is held back in an experiment has this part of the CPU time that it used."""
 LEAST_WAIT = 0.1
 """Below this part of runnable time vCPU wait is nobody's fault."""
 NOISY = 0.4
@@ -49,6 +53,7 @@ class _Case:
     wait: float
     snapshot: Snapshot
     in_force: Mapping[tuple[StepKind, str], StepInForce]
+    finding: HoldFinding | None
 
     @property
     def by_wait(self) -> float:
@@ -64,9 +69,13 @@ class _Case:
 
 
 def candidates(
-    snapshot: Snapshot, applications: Sequence[AppModel], uses: Mapping[str, VmUse], in_force: Sequence[StepInForce]
+    snapshot: Snapshot,
+    applications: Sequence[AppModel],
+    uses: Mapping[str, VmUse],
+    in_force: Sequence[StepInForce],
+    findings: Mapping[str, HoldFinding],
 ) -> Iterator[StepCandidate]:
-    """The next step on each knob for each application at risk."""
+    """The next step on each knob for each application at risk. ``findings``: who was shown to slow which."""
     views = {view.application.name: view for view in snapshot.applications}
     present = {each.step.knob: each for each in in_force}
     acts = enforced(snapshot.vms)
@@ -77,10 +86,12 @@ def candidates(
         worst, wait = most_waiting(snapshot, uses, app.name)
         if worst is None or (acts and not enforced(vms)):
             continue
-        case = _Case(app, views[app.name], vms, worst, wait, snapshot, present)
+        case = _Case(app, views[app.name], vms, worst, wait, snapshot, present, findings.get(app.name))
         if case.by_wait:
             yield from _idle(case)
+        if case.by_wait or case.finding:
             yield from _quota(case)
+        if case.by_wait:
             yield from _placement(case)
         yield from _memory(case)
 
@@ -100,15 +111,18 @@ def most_waiting(snapshot: Snapshot, uses: Mapping[str, VmUse], application: str
 
 def _idle(case: _Case) -> Iterator[StepCandidate]:
     """The idle class for batch VMs, where the host's registration does not give it to them anyhow."""
-    may = [vm for vm in _driven(case.snapshot) if vm.idle is not None and vm.spec.weight is None]
+    may = [vm for vm in driven(case.snapshot) if vm.idle is not None and vm.spec.weight is None]
     if may and not case.snapshot.host.batch_idle and (StepKind.IDLE, "") not in case.in_force:
         gain = IDLE_PART * case.by_wait * _part(may, case)
         yield StepCandidate(case.step(StepKind.IDLE), gain, IDLE_COST, 0.0, f"{case.waits}, beside batch VMs")
 
 
 def _quota(case: _Case) -> Iterator[StepCandidate]:
-    """Less CPU time for the batch VM that uses most of it."""
-    may = [vm for vm in _driven(case.snapshot) if vm.quota_period_us is not None]
+    """Less CPU time for the batch VM that was shown to slow it, else for the one that uses most of it."""
+    may = [vm for vm in driven(case.snapshot) if vm.quota_period_us is not None]
+    finding = case.finding if case.finding and case.finding.neighbour in {vm.name for vm in may} else None
+    if finding:
+        may = [vm for vm in may if vm.name == finding.neighbour]
     noisy = max(may, key=lambda vm: (vm.cpu_share, vm.name), default=None)
     if noisy is None:
         return
@@ -116,16 +130,20 @@ def _quota(case: _Case) -> Iterator[StepCandidate]:
     used_pcpus = noisy.cpu_share * len(case.snapshot.capabilities.online_cpus)
     in_force = case.in_force.get((StepKind.QUOTA, noisy.name))
     level = _next_level(in_force)
-    if level is None or (in_force is None and part < NOISY):
+    if level is None or (in_force is None and part < NOISY and not finding):
         return
     of = in_force.candidate.of if in_force else used_pcpus
     of_batch = noisy.cpu_share / max(sum(vm.cpu_share for vm in batch_vms(case.snapshot)), 1e-9)
     if in_force:
         of_batch = in_force.candidate.batch_cost / (1 - in_force.step.level)
     before = in_force.step.level if in_force else 1.0
+    gain = case.by_wait * part * (before - level) / before
     why = f"{case.waits}, and {noisy.name} uses {percent(part)} of the CPU time beside it"
+    if finding:
+        gain = finding.fall * (before - level) / (1 - HELD_TO)
+        why = f"{noisy.name} is shown by experiment to slow it (confidence {percent(finding.confidence, 1)})"
     step = case.step(StepKind.QUOTA, noisy.name, max(level * of, LEAST_LIMIT_PCPUS), level)
-    yield StepCandidate(step, case.by_wait * part * (before - level) / before, of_batch * (1 - level), 0.0, why, of)
+    yield StepCandidate(step, gain, of_batch * (1 - level), 0.0, why, of)
 
 
 def _placement(case: _Case) -> Iterator[StepCandidate]:
@@ -151,7 +169,7 @@ def _memory(case: _Case) -> Iterator[StepCandidate]:
         return
     known = {vm.name: vm.memory_bytes_per_s for vm in snapshot.vms if vm.memory_bytes_per_s is not None}
     total = sum(known.values())
-    batch = {vm.name: known[vm.name] for vm in _driven(snapshot) if vm.name in known}
+    batch = {vm.name: known[vm.name] for vm in driven(snapshot) if vm.name in known}
     noisy = max(batch, key=lambda name: (batch[name], name), default=None)
     part = batch[noisy] / total if noisy and total else 0.0
     if noisy and snapshot.memory_limits:
@@ -202,7 +220,7 @@ def _next_level(in_force: StepInForce | None) -> float | None:
     return next((level for level in LEVELS if level < in_force.step.level), None)
 
 
-def _driven(snapshot: Snapshot) -> list[VmView]:
+def driven(snapshot: Snapshot) -> list[VmView]:
     """The batch VMs for which decisions are written."""
     return [vm for vm in batch_vms(snapshot) if vm.mode is Mode.ENFORCE] or list(batch_vms(snapshot))
 

@@ -15,6 +15,7 @@ from manager.model.host import WeightScale
 from manager.model.numbers import digits, duration
 from manager.model.registration import Application, Mode
 from manager.model.units import percent
+from policies.auto_experiment_told import told_experiments
 from policies.auto_memory import HOLD_S, TRIAL_S, AutoMemory, Courses
 from policies.auto_model import AT_RISK, AppModel, weight_at
 from policies.auto_room import AVERAGED_S, LASTING_S, MOST_LOST
@@ -98,6 +99,8 @@ def _sentences(host: _Host, application: Application) -> Iterator[str]:
     if not (host.decided.now.levels or host.leaving):
         yield from _nothing(host, app, besides=bool(steps or ladder.steps))
     yield from told_steps(ladder, app.name, _label(app, app), host.steady_s, acts=host.acts)
+    experiments = host.decided.now.experiments
+    yield from told_experiments(experiments, app.name, _label(app, app), host.steady_s, acts=host.acts)
 
 
 def _lowering(host: _Host, app: AppModel) -> Iterator[str]:

@@ -1,7 +1,8 @@
 """What `auto` keeps when the agent ends: steps in force, verdicts, and how much of the error budget is spent.
 
 What is measured anew within minutes, such as averages and samples, is not kept. A trial that the end of the agent cut
-off counts as one that made things worse: an agent that is killed in each of its trials soon begins none.
+off counts as one that made things worse: an agent that is killed in each of its trials soon begins none. An experiment
+that was cut off is over; the next for its application waits as long as after a whole one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from pydantic import TypeAdapter
 
+from manager.control.hold_experiment import HoldFinding
+from policies.auto_experiment import Experiments
 from policies.auto_memory import AutoMemory, Cooling, TakenBack
 from policies.auto_steps import StepCooling, StepInForce, StepsMemory, StepTakenBack, StepTrial
 from policies.auto_trials import INTERRUPTED_S, LONGEST_COOL_DOWN_S, LONGEST_TRIAL_S
@@ -31,6 +34,8 @@ class AutoKept:
     no_room_s: float | None = None
     levels_cooling: Mapping[str, Cooling] = field(default_factory=dict)
     levels_taken_back: TakenBack | None = None
+    findings: Mapping[str, HoldFinding] = field(default_factory=dict)
+    experiments_cooling: Mapping[str, StepCooling] = field(default_factory=dict)
 
 
 _KEPT = TypeAdapter(AutoKept)
@@ -51,6 +56,8 @@ def kept_text(memory: AutoMemory) -> str:
         ladder.no_room_s if math.isfinite(ladder.no_room_s) else None,
         memory.cooling,
         memory.taken_back,
+        memory.experiments.findings,
+        memory.experiments.cooling,
     )
     return _KEPT.dump_json(kept, exclude_defaults=True).decode()
 
@@ -85,6 +92,13 @@ def recalled(text: str, now_s: float) -> AutoMemory:
         cooling=levels_cooling,
         taken_back=taken_back and replace(taken_back, at_s=min(taken_back.at_s, now_s)),
         ladder=ladder,
+        experiments=Experiments(
+            findings={name: replace(each, at_s=min(each.at_s, now_s)) for name, each in kept.findings.items()},
+            cooling={
+                name: replace(each, until_s=min(each.until_s, latest_s))
+                for name, each in kept.experiments_cooling.items()
+            },
+        ),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from manager.model.decision import Note, Snapshot
 from policies.auto_candidates import LEAST_WAIT, candidates, most_waiting
+from policies.auto_experiment import next_experiments
 from policies.auto_memory import AutoMemory
 from policies.auto_model import HostModel
 from policies.auto_steps import LadderStep, StepCandidate, StepKind, StepsMemory, StepsMoment
@@ -27,7 +28,7 @@ def climbed(snapshot: Snapshot, model: HostModel, before: AutoMemory, now: AutoM
     settled = now.levels == before.levels and bool(now.room.pcpus) == bool(before.room.pcpus)
     samplings, samples = _sampled(snapshot, before.samplings)
     counting = {app.name for app in model.applications if not app.over}
-    ladder = before.ladder
+    ladder, running = before.ladder, before.experiments.running is not None
     moment = StepsMoment(
         snapshot.steady_s,
         {name: value for name, value in samples.items() if name in counting},
@@ -35,8 +36,8 @@ def climbed(snapshot: Snapshot, model: HostModel, before: AutoMemory, now: AutoM
         {app.name: app.log_miss for app in model.applications if app.at_risk},
         tuple(_candidates(snapshot, model, now)),
         frozenset(vm.name for vm in managed(snapshot)) | {view.application.name for view in snapshot.applications},
-        may_begin=now.trial is None and settled and not snapshot.ways_trial,
-        settled=settled,
+        may_begin=now.trial is None and settled and not snapshot.ways_trial and not running,
+        settled=settled and not running,
         interrupts=now.levels != before.levels,
         acts=enforced(snapshot.vms),
     )
@@ -46,12 +47,14 @@ def climbed(snapshot: Snapshot, model: HostModel, before: AutoMemory, now: AutoM
         after = with_room_trial(after, moment, room)
     if after.changed_s != ladder.changed_s or not (settled or after.trial):
         samplings = {name: each.restarted(snapshot.steady_s + SETTLE_S) for name, each in samplings.items()}
-    return replace(now, ladder=after, samplings=samplings)
+    experiments = next_experiments(before.experiments, after, moment, snapshot, settled=settled)
+    return replace(now, ladder=after, samplings=samplings, experiments=experiments)
 
 
 def _candidates(snapshot: Snapshot, model: HostModel, now: AutoMemory) -> Iterator[StepCandidate]:
     """What may be tried; no pins while there are levels, which VMs must share pCPUs for."""
-    for each in candidates(snapshot, model.applications, now.fits.uses, now.ladder.in_force):
+    findings = now.experiments.shown
+    for each in candidates(snapshot, model.applications, now.fits.uses, now.ladder.in_force, findings):
         if each.step.kind is not StepKind.PIN or not now.levels:
             yield each
 

@@ -78,7 +78,7 @@ def _next(ladder: StepsMemory, application: str, now_s: float) -> Iterator[str]:
         yield f"If that stays so, it is tried next whether it helps that {_words(upcoming.step)}, {_why(upcoming)}."
     elif exhausted is not None and now_s - exhausted.since_s >= PROPOSED_S:
         yield f"Nothing is left to try on this host ({exhausted.why}): migrate one of the VMs."
-    elif application in ladder.uncaused:
+    elif application in ladder.uncaused and not any(kept.step.application == application for kept in ladder.in_force):
         yield (
             "No cause is seen on this host: its VMs wait little for pCPUs, and no batch VM is known to move most of the"
             " memory traffic. Look at the application itself."

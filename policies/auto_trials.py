@@ -81,7 +81,7 @@ def next_steps(memory: StepsMemory, moment: StepsMoment) -> StepsMemory:
     rested = moment.now_s - now.changed_s >= REST_S
     if not (rested and moment.acts and moment.may_begin and _has_budget(now, moment)):
         return now
-    best = _best([each for each in open_ if _is_firm(now, each.step.application)])
+    best = _best([each for each in open_ if is_firm(now, each.step.application)])
     if best is not None:
         replaces = next((each for each in now.in_force if each.step.knob == best.step.knob), None)
         return _changed(now, moment, StepTrial(best, moment.now_s, now.samples, now.rates_rps, replaces))
@@ -97,7 +97,7 @@ def with_room_trial(memory: StepsMemory, moment: StepsMoment, candidate: StepCan
     """Take room off on trial, where nothing else is left to try and it does not suffice."""
     rested = moment.now_s - memory.changed_s >= REST_S and memory.trial is None and memory.upcoming is None
     ready = rested and moment.acts and moment.may_begin and _has_budget(memory, moment)
-    if not ready or not _is_firm(memory, candidate.step.application) or _is_cooling(memory, candidate, moment):
+    if not ready or not is_firm(memory, candidate.step.application) or _is_cooling(memory, candidate, moment):
         return memory
     return _changed(memory, moment, StepTrial(candidate, moment.now_s, memory.samples, memory.rates_rps, off=True))
 
@@ -147,7 +147,7 @@ def _with_newest(samples: Samples, newest: Mapping[str, float], most: int) -> Sa
     return {**samples, **{name: (*samples.get(name, ()), value)[-most:] for name, value in newest.items()}}
 
 
-def _is_firm(memory: StepsMemory, application: str) -> bool:
+def is_firm(memory: StepsMemory, application: str) -> bool:
     """Whether its SLA stayed violated or at risk, by as many samples as a trial needs of before."""
     samples = memory.samples.get(application, ())
     return len(samples) >= BEFORE_SAMPLES and fmean(samples) > math.log(AT_RISK) and samples[-1] > math.log(AT_RISK)
@@ -202,7 +202,7 @@ def _exhausted(memory: StepsMemory, moment: StepsMoment, open_: Sequence[StepCan
     for each in reversed(moment.candidates):
         name, samples = each.step.application, memory.samples.get(each.step.application, ())
         since_s = memory.exhausted[name].since_s if name in memory.exhausted else moment.now_s
-        if name not in helped and _is_firm(memory, name) and fmean(samples) > 0:
+        if name not in helped and is_firm(memory, name) and fmean(samples) > 0:
             found[name] = Exhausted(each.why, since_s)
     for name, before in memory.exhausted.items():
         samples = memory.samples.get(name, ())

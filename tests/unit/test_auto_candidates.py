@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from manager.control.hold_experiment import HoldFinding
 from manager.control.resolve import validate
 from manager.model.decision import Decision, Snapshot, VmView
 from manager.model.registration import LEAST_LIMIT_PCPUS, HostSpec, Mode, VmClass
@@ -38,12 +39,17 @@ def seen(*vms: VmView, **fields: object) -> Snapshot:
 
 
 def offered(
-    snapshot: Snapshot, wait: float, in_force: tuple[StepInForce, ...] = (), model: AppModel | None = None
+    snapshot: Snapshot,
+    wait: float,
+    in_force: tuple[StepInForce, ...] = (),
+    model: AppModel | None = None,
+    finding: HoldFinding | None = None,
 ) -> dict[StepKind, StepCandidate]:
     """By kind, where the shop waits for this part of its runnable time."""
     uses = {"shop": VmUse(0.4, 0.4 * wait / (1 - wait))}
     apps = [model or app_model("shop", 0, 150.0)]
-    return {each.step.kind: each for each in candidates(snapshot, apps, uses, in_force)}
+    findings = {"shop": finding} if finding else {}
+    return {each.step.kind: each for each in candidates(snapshot, apps, uses, in_force, findings)}
 
 
 def kept(candidate: StepCandidate) -> StepInForce:
@@ -65,6 +71,16 @@ def test_one_that_waits_suspects_who_uses_most_of_what_it_does_not_use_itself() 
 def test_where_none_of_many_uses_most_no_quota_is_tried() -> None:
     many = [batch(f"batch{number}", 0.1) for number in range(8)]
     assert StepKind.QUOTA not in offered(seen(shop(), *many), 0.5)
+
+
+def test_who_was_shown_to_slow_it_is_limited_however_little_it_uses() -> None:
+    host = seen(shop(), batch("small", 0.1), batch("large", 0.8))
+    finding = HoldFinding("shop", "small", 0.9, 0.992, NOW_S)
+    found = offered(host, 0.0, finding=finding)[StepKind.QUOTA]
+    assert (found.step.target, found.gain) == ("small", pytest.approx(0.5))
+    assert found.why == "small is shown by experiment to slow it (confidence 99.2 %)"
+    gone = replace(finding, neighbour="gone")
+    assert offered(host, 0.5, finding=gone)[StepKind.QUOTA].step.target == "large"
 
 
 def test_one_that_neither_waits_nor_shares_memory_has_no_candidates() -> None:
