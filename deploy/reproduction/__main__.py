@@ -25,7 +25,9 @@ INTERRUPTED = 130
 
 @click.command(context_settings={"show_default": True, "max_content_width": 100})
 @click.option(
-    "--quick", is_flag=True, help="Coarser, within a minute: without VMs, booted kernels and long benchmarks."
+    "--quick",
+    is_flag=True,
+    help="Coarser, within a minute: without VMs, booted kernels and long benchmarks, unless --only names them.",
 )
 @click.option(
     "--list", "only_list", is_flag=True, help="List the experiments and what is not reproduced, and run nothing."
@@ -69,7 +71,7 @@ def main(
             raise click.UsageError("--only and --without leave no experiment")
         folder = ResultFolder(out)
         console = Console(stderr=True, highlight=False)
-        run = ReproductionRun(folder, RunSetting(quick, seed), code_digest(), console.print, again)
+        run = ReproductionRun(folder, RunSetting(quick, seed), code_digest(), console.print, again, bool(only))
         interrupted = _play(run, experiments)
         report = report_json([run.runs[one.name] for one in experiments if one.name in run.runs], run.setting, run.code)
         folder.write("report.json", report_text(report))

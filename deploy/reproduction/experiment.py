@@ -102,7 +102,7 @@ class Experiment:
     """A figure or table. ``theirs`` are its lines as far as the study's text has their numbers.
 
     ``setup``: how ours differs from theirs. ``quick_s`` and ``full_s``: about how long it takes on two cores; quick_s
-    0: it is left out of the quick form. ``lacks`` says what this machine lacks for it; empty: nothing.
+    0: the quick form leaves it out unless it is named. ``lacks`` says what this machine lacks for it; empty: nothing.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Experiment:
 
     def estimate_s(self, quick: bool) -> float:
         """About how long it takes, in seconds."""
-        return self.quick_s if quick else self.full_s
+        return self.quick_s or self.full_s if quick else self.full_s
 
 
 def line(name: str, *points: tuple[float, float]) -> PlotLine:

@@ -40,13 +40,17 @@ class ExperimentRun:
 
 @dataclass(slots=True)
 class ReproductionRun:
-    """A run over experiments; ``runs`` grows, so that what is done is there when it is interrupted."""
+    """A run over experiments; ``runs`` grows, so that what is done is there when it is interrupted.
+
+    ``chosen``: they were named one by one, so that a quick run leaves none of them out.
+    """
 
     folder: ResultFolder
     setting: RunSetting
     code: str
     say: Callable[[str], None]
     again: bool = False
+    chosen: bool = False
     clock: Callable[[], float] = time.monotonic
     runs: dict[str, ExperimentRun] = field(default_factory=dict)
 
@@ -77,7 +81,7 @@ class ReproductionRun:
         """What is known without running it; None: it is to be run."""
         if stored is not None and not self.again and stored.answers(self.setting, self.code):
             return ExperimentRun(experiment, RunState.KEPT, stored)
-        if self.setting.quick and not experiment.quick_s:
+        if self.setting.quick and not experiment.quick_s and not self.chosen:
             return _with_older(experiment, RunState.NOT_QUICK, stored, "left out of the quick form")
         if lacks := experiment.lacks():
             return _with_older(experiment, RunState.LACKING, stored, lacks)

@@ -28,7 +28,7 @@ _EMULATED = (
 
 
 def _demonstration(scenario: str, duration_s: float) -> dict[str, Any]:
-    result = json_of_module("deploy.lab.demo", ["--scenario", scenario, "--duration", f"{duration_s:g}"])
+    result = json_of_module("deploy.lab.demo", ["--scenario", scenario, "--duration", f"{duration_s:g}", "--no-wait"])
     if not result.get("calibrated", True):
         raise BenchmarkError(
             "no load spike was found that static weights do not bear: run it again on a quieter machine"

@@ -300,6 +300,13 @@ def test_the_time_left_follows_the_pace(tmp_path: Path) -> None:
     ]
 
 
+def test_an_experiment_that_is_named_is_in_the_quick_form_too(tmp_path: Path) -> None:
+    run = a_run(tmp_path, RunSetting(quick=True))
+    run.chosen = True
+    run.play([an_experiment("long", quick_s=0)])
+    assert states(run) == {"long": RunState.RAN}
+
+
 # The report.
 
 
