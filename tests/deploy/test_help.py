@@ -31,6 +31,7 @@ MODULES = (
     "deploy.lab.demo",
     "deploy.lab.guest",
     "deploy.reference",
+    "deploy.reproduction",
     "tests.kernel.experiments",
 )
 FORBIDDEN = (
