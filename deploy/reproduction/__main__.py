@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from deploy.reproduction.catalogue import NOT_HERE, select
+from deploy.reproduction.catalogue import CATALOGUE, NOT_HERE, select
 from deploy.reproduction.experiment import Experiment, ExperimentKind, RunSetting
 from deploy.reproduction.reproduction_report import COMMAND, report_html, report_json, report_text
 from deploy.reproduction.reproduction_run import ReproductionRun, duration_text
@@ -47,7 +47,7 @@ INTERRUPTED = 130
     default=DEFAULT_FOLDER,
     metavar="FOLDER",
     show_default="build/reproduction",
-    help="Where results and report go; what is there already is not run again.",
+    help="Where results and report go; what is there already is shown, and not run again.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the report, or with --list the list.")
 def main(
@@ -72,8 +72,8 @@ def main(
         folder = ResultFolder(out)
         console = Console(stderr=True, highlight=False)
         run = ReproductionRun(folder, RunSetting(quick, seed), code_digest(), console.print, again, bool(only))
-        interrupted = _play(run, experiments)
-        report = report_json([run.runs[one.name] for one in experiments if one.name in run.runs], run.setting, run.code)
+        interrupted = _play(run, experiments, [one for one in CATALOGUE if one not in experiments])
+        report = report_json([run.runs[name] for name in _ordered(run.runs)], run.setting, run.code)
         folder.write("report.json", report_text(report))
         page = folder.write("report.html", report_html(report))
     except EquipoiseError as error:
@@ -91,10 +91,16 @@ def main(
         raise SystemExit(f"{COMMAND}: failed: {', '.join(run.failed)}; the report says why")
 
 
-def _play(run: ReproductionRun, experiments: Sequence[Experiment]) -> bool:
+def _ordered(names: Collection[str]) -> list[str]:
+    """In the order of the catalogue; others last."""
+    known = [experiment.name for experiment in CATALOGUE]
+    return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
+
+
+def _play(run: ReproductionRun, experiments: Sequence[Experiment], left_out: Sequence[Experiment]) -> bool:
     """Whether it was interrupted."""
     try:
-        run.play(experiments)
+        run.play(experiments, left_out)
     except KeyboardInterrupt:
         return True
     return False

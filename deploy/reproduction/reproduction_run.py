@@ -25,6 +25,7 @@ class RunState(StrEnum):
     NOT_QUICK = "not in --quick"
     LACKING = "cannot run on this machine"
     FAILED = "failed"
+    LEFT_OUT = "left out of this run"
     PENDING = "not run: interrupted"
 
 
@@ -54,8 +55,17 @@ class ReproductionRun:
     clock: Callable[[], float] = time.monotonic
     runs: dict[str, ExperimentRun] = field(default_factory=dict)
 
-    def play(self, experiments: Sequence[Experiment]) -> None:
-        """All of them. KeyboardInterrupt passes, with everything that is done in ``runs``."""
+    def play(self, experiments: Sequence[Experiment], left_out: Sequence[Experiment] = ()) -> None:
+        """All of them; of those ``left_out`` only what is stored is shown.
+
+        KeyboardInterrupt passes, with everything that is done in ``runs``.
+        """
+        for experiment in left_out:
+            result = self.folder.load(experiment.name)
+            if result is not None and result.answers(self.setting, self.code):
+                self.runs[experiment.name] = ExperimentRun(experiment, RunState.KEPT, result)
+            else:
+                self.runs[experiment.name] = _with_older(experiment, RunState.LEFT_OUT, result, "")
         stored = {experiment.name: self.folder.load(experiment.name) for experiment in experiments}
         waiting: list[Experiment] = []
         for experiment in experiments:

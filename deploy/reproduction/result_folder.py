@@ -14,7 +14,12 @@ from deploy.reproduction.experiment import FigureNumbers, PlotLine, RunSetting
 from manager.errors import SettingsError
 
 TOP = Path(__file__).parents[2]
-_CODE = ("manager", "policies", "deploy/reproduction")
+_CODE = (
+    "manager/**/*.py",
+    "manager/**/*.toml",
+    "policies/*.py",
+    *(f"deploy/reproduction/{name}" for name in ("*_figures.py", "*_tables.py", "simulated_host.py")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,10 @@ class StoredResult:
 
 
 def code_digest(top: Path = TOP) -> str:
-    """The same for the same sources of the product and of the experiments."""
+    """The same for the same sources of the product and of the experiments, not of how results are kept and shown."""
     digest = sha256()
-    for folder in _CODE:
-        for file in sorted((top / folder).rglob("*.py")) + sorted((top / folder).rglob("*.toml")):
+    for pattern in _CODE:
+        for file in sorted(top.glob(pattern)):
             digest.update(str(file.relative_to(top)).encode() + b"\0" + file.read_bytes() + b"\0")
     return digest.hexdigest()[:12]
 

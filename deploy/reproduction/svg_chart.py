@@ -14,6 +14,8 @@ from deploy.reproduction.experiment import PlotAxes, PlotLine
 WIDTH, HEIGHT = 420, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 10, 22, 40
 COLOURS = 6
+ASIDE = 8.0
+"""By how much points of another line stand aside where points are not connected: they may be the same."""
 _TICKS = 5
 
 
@@ -58,7 +60,7 @@ def nice_step(about: float) -> float:
 
 
 def line_chart(title: str, axes: PlotAxes, lines: Sequence[PlotLine], connected: bool = True) -> Markup:
-    """A chart of these lines, at least one point in all."""
+    """A chart of these lines, at least one point in all; not ``connected``: a map of points."""
     points = [point for each in lines for point in each.points]
     across = axis_scale([x for x, _ in points], logarithmic_x(x for x, _ in points), LEFT, WIDTH - RIGHT)
     up = axis_scale([y for _, y in points], axes.logarithmic, HEIGHT - BOTTOM, TOP)
@@ -81,7 +83,8 @@ def line_chart(title: str, axes: PlotAxes, lines: Sequence[PlotLine], connected:
     )
     for number, each in enumerate(lines):
         colour = f"c{number % COLOURS}"
-        places = [(across.place(x), up.place(y)) for x, y in each.points]
+        aside = 0.0 if connected else ASIDE * (number - (len(lines) - 1) / 2)
+        places = [(across.place(x) + aside, up.place(y)) for x, y in each.points]
         if connected and len(places) > 1:
             path = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
             parts.append(Markup('<path class="line {}" d="M{}"/>').format(colour, path))

@@ -33,8 +33,9 @@ def claim(report: dict[str, Any], name: str, number: int) -> dict[str, Any]:
 
 
 def test_every_figure_has_a_result_and_every_deviation_an_explanation(report: dict[str, Any]) -> None:
-    assert len(report["experiments"]) >= 14
-    for body in report["experiments"]:
+    ran = [body for body in report["experiments"] if body["kind"] not in OTHER_KINDS]
+    assert len(ran) >= 14
+    for body in ran:
         assert body["state"] == "ran", body["name"]
         assert any(each["points"] for each in body["ours"])
         for each in body["claims"]:
@@ -61,6 +62,4 @@ def test_what_the_studies_found_first_is_found_here(report: dict[str, Any], name
 
 def test_the_same_seed_gives_the_same_numbers(tmp_path: Path, report: dict[str, Any]) -> None:
     done = CliRunner().invoke(main, ["--quick", "--json", "--out", str(tmp_path), "--only", "w-fig3"])
-    (again,) = json.loads(done.stdout)["experiments"]
-    before = next(each for each in report["experiments"] if each["name"] == "w-fig3")
-    assert again["claims"] == before["claims"]
+    assert claim(json.loads(done.stdout), "w-fig3", 0) == claim(report, "w-fig3", 0)

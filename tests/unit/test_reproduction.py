@@ -300,6 +300,16 @@ def test_the_time_left_follows_the_pace(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_left_out_shows_what_is_stored(tmp_path: Path) -> None:
+    a_run(tmp_path).play([an_experiment("one")])
+    run = a_run(tmp_path)
+    run.play([], [an_experiment("one"), an_experiment("two")])
+    assert states(run) == {"one": RunState.KEPT, "two": RunState.LEFT_OUT}
+    run = a_run(tmp_path, code="two")
+    run.play([], [an_experiment("one")])
+    assert states(run) == {"one": RunState.OLDER}
+
+
 def test_an_experiment_that_is_named_is_in_the_quick_form_too(tmp_path: Path) -> None:
     run = a_run(tmp_path, RunSetting(quick=True))
     run.chosen = True
@@ -440,7 +450,8 @@ def test_an_interruption_leaves_a_report(tmp_path: Path, monkeypatch: pytest.Mon
     assert result.exit_code == command.INTERRUPTED
     assert "the same command goes on from there" in result.output
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [body["state"] for body in report["experiments"]] == ["ran", "not run: interrupted"]
+    seen = {body["name"]: body["state"] for body in report["experiments"]}
+    assert (seen["done"], seen["rest"], seen["w-fig1a"]) == ("ran", "not run: interrupted", "left out of this run")
     assert "<svg" in (tmp_path / "report.html").read_text()
 
 
